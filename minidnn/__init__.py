@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from minidnn.layers import Input, Layer, Model, Sequential
     from minidnn.layers.calibration import calibrate
     from minidnn.loading import load
+    from minidnn.quantization.quantize import quantize
     from minidnn.runtime.store import Store
     from minidnn.saving import save_graph, save_onnx
     from minidnn.storage import load_graph
@@ -85,6 +86,7 @@ _LAZY = {
     "models": "minidnn.models",
     "optim": "minidnn.training.optim",
     "optimize": "minidnn.acceleration.optimize:optimize",
+    "quantize": "minidnn.quantization.quantize:quantize",
     "save_graph": "minidnn.saving:save_graph",
     "save_onnx": "minidnn.saving:save_onnx",
     "save_weights": "minidnn.weights:save_weights",
@@ -126,6 +128,7 @@ __all__ = [
     "models",
     "optim",
     "optimize",
+    "quantize",
     "save_graph",
     "save_onnx",
     "save_weights",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from minidnn.comparison import quantized
 from minidnn.comparison.original import Original
 from minidnn.comparison.report import ComparedValue, Comparison, compared
 from minidnn.compiler import compile as compile_network
@@ -29,13 +30,17 @@ def compare(
     constants: Mapping[str, Any] | None = None,
     tolerance: float = DEFAULT_TOLERANCE,
     seed: int = 0,
+    original: Any = None,
     **options: Any,
 ) -> Comparison:
     """Runs a model in its original engine and in minidnn and compares every layer.
 
+    Or a quantized network, beside the one that it was made of.
+
     Args:
         model: an ONNX model (path, bytes or ``ModelProto``), which ONNX Runtime runs as it is,
-            without rewrites of its own; or a ``torch.nn.Module``, which PyTorch runs.
+            without rewrites of its own; a ``torch.nn.Module``, which PyTorch runs; or a graph that
+            ``quantize`` made.
         inputs: an array, a sequence of them or a dict of them by name (a module's by the names of
             ``forward``'s parameters); None: random ones (by ``seed``), for a module of ``shape``.
         shape, constants: as for ``load_onnx``, with the inputs' shapes where they are given; for a
@@ -43,6 +48,8 @@ def compare(
         tolerance: the largest difference of a layer, as a part of its largest number, that counts
             as equal.
         seed: of random inputs.
+        original: of a graph that ``quantize`` made: the network that it was made of, which the
+            reference computes in float32. For other models None.
         options: ``device``, ``precision`` and others, as ``compile`` takes them.
 
     Returns:
@@ -61,16 +68,21 @@ def compare(
     if type(seed) is not int or seed < 0:
         raise GraphError(f"seed={seed!r}; valid is an int of at least 0")
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(model, torch.nn.Module):
-        from minidnn.comparison.torch import original
+    if original is not None or isinstance(model, Graph):
+        made = quantized.original(model, original, inputs, seed)
+    elif torch is not None and isinstance(model, torch.nn.Module):
+        from minidnn.comparison import torch as by_torch
+
+        made = by_torch.original(model, inputs, shape, constants, seed)
     elif is_model(model):
-        from minidnn.comparison.onnx import original
+        from minidnn.comparison import onnx as by_onnx
+
+        made = by_onnx.original(model, inputs, shape, constants, seed)
     else:
         raise GraphError(
             f"model={model!r:.80} is a {type(model).__name__}; valid are ONNX models and PyTorch "
             "modules"
         )
-    made = original(model, inputs, shape, constants, seed)
     if not made.layers:
         raise GraphError("the model computes nothing of its inputs: there is no layer to compare")
     usual = compile_network(made.graph, **options)

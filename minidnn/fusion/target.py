@@ -34,6 +34,11 @@ class Target:
         """Whether inputs and outputs stay float32 wherever float32 values are kept otherwise."""
         return False
 
+    @property
+    def multiplies_bytes(self) -> bool:
+        """Whether contractions of bytes are computed, and faster than those of floats."""
+        return False
+
     def seconds(self, operations: float, bytes: int, contraction: bool = False) -> float:
         """A region's predicted time: the larger of arithmetic and memory, and the overhead."""
         device = self.device

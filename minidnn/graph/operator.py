@@ -237,7 +237,10 @@ class Activation(Elementwise):
 
 
 class Windowed(Operator):
-    """Computes every element from windows over the rows and columns of its own channel."""
+    """Computes every element from windows over the rows and columns of its own channel.
+
+    Plain maxima take int8 and uint8, too; one of padding alone is then the least number.
+    """
 
     kind = "window"
 
@@ -248,7 +251,8 @@ class Windowed(Operator):
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         window, names = self.window(), self.operand_names
         x, *others = self.operands(inputs)
-        self.require_float(*inputs)
+        if not (x.dtype in BYTES and window.chooses and window.join == "max"):
+            self.require_float(*inputs)
         self.require_rank("input", x, 4)
         batch, channels, *extent = x.shape
         self.require(

@@ -67,6 +67,12 @@ def dequantized(whole: Expression, scale: Operand, zero: Operand) -> Expression:
     return (whole - zero) * scale
 
 
+#: The operator of bytes, scales and zeros that broadcast, as those of a weight do.
+PER_CHANNEL = Formula(
+    dequantized(argument(0), argument(1), argument(2)), 3, title=DEQUANTIZE, compute="float32"
+)
+
+
 def quantization_of(op: Operator) -> Steps | None:
     """The numbers to which an operator rounds all elements alike; None if it does not."""
     if not isinstance(op, Formula) or op.dtype not in BYTES:

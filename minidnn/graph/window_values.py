@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.graph import expression as scalar
+from minidnn.graph.types import saturated
 from minidnn.graph.window import JOINS, LONG, Axis, Join, Window
 
 #: Elements of an operand under the window at the crossings of rows and columns inside the plane.
@@ -84,7 +85,10 @@ def pool(window: Window, *operands: np.ndarray) -> np.ndarray:
 
     dtype = np.result_type(x.dtype, np.float32)
     evaluation = Evaluation(window, extent, read, (x.shape[0], x.shape[1]), dtype)
-    return evaluation.at(rows, columns, operands[window.under :]).astype(x.dtype, copy=False)
+    found = evaluation.at(rows, columns, operands[window.under :])
+    if x.dtype.itemsize == 1:
+        return saturated(str(x.dtype), found)
+    return found.astype(x.dtype, copy=False)
 
 
 def join_taps(join: Join, taps: np.ndarray) -> np.ndarray:

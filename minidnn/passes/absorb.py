@@ -18,6 +18,7 @@ from minidnn.fusion.target import Target
 from minidnn.graph.ir import Constant, Graph, Node
 from minidnn.graph.operator import Contraction, Elementwise
 from minidnn.graph.operators import Concat
+from minidnn.graph.types import BYTES
 from minidnn.passes.contract import contract
 from minidnn.passes.infrastructure import Context, Pass
 
@@ -49,6 +50,8 @@ def _epilogue(
     while (node := graph.only_reader(last.output)) is not None:
         if not isinstance(node.op, Elementwise) or node in taken:
             break
+        if chain and last.output.dtype in BYTES:
+            break  # it was rounded to whole numbers, which are computed with otherwise
         reason = target.refuse_epilogue(contraction, node)
         others = [v for v in node.tensors if v is not last.output]
         if reason is None and not groups.can_merge([contraction, node]):

@@ -15,6 +15,7 @@ from minidnn.passes.freeze import FREEZE
 from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
 from minidnn.passes.layout import LAYOUT
 from minidnn.passes.mix_precision import MIX_PRECISION
+from minidnn.passes.multiply_bytes import MULTIPLY_BYTES
 from minidnn.passes.place_concat import PLACE_CONCAT
 from minidnn.passes.place_updates import PLACE_UPDATES
 from minidnn.passes.pool_first import POOL_FIRST
@@ -32,6 +33,7 @@ from minidnn.passes.turn_linear import TURN_LINEAR
 
 PIPELINE: tuple[Pass, ...] = (
     FREEZE,
+    MULTIPLY_BYTES,
     COMPOSE_GRADIENTS,
     COMPOSE_VARIANCE,
     REPEAT_INSIDE,

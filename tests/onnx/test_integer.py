@@ -15,7 +15,7 @@ from minidnn.graph.evaluate import evaluate
 from .models import model, node
 
 TYPES = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int32": TensorProto.INT32}
-DEVICES = ["reference"]
+DEVICES = ["reference", "cpu"]
 
 
 def drawn(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -75,10 +75,10 @@ CONVOLUTIONS = [
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("signed", ["uint8", "int8"])
 @pytest.mark.parametrize("shape", CONVOLUTIONS, ids=str)
-def test_convolutions(shape: Any, signed: str, device: str, warm_cache: Any) -> None:
+def test_convolutions(shape: Any, device: str, warm_cache: Any) -> None:
     """QLinearConv, a scale and a zero for each channel, and ConvInteger."""
+    signed = ["uint8", "int8"][CONVOLUTIONS.index(shape) % 2]
     inputs, outputs, kernel, pads, stride, groups, size = shape
     random = np.random.default_rng([inputs, outputs])
     x = drawn(random, (2, inputs, *size), signed)

@@ -105,8 +105,10 @@ ALLOWED: dict[str, set[str]] = {
     "distributed": {"runtime"},
     # It saves whatever can be compiled.
     "saving": {"graph", "layers", "frontends", "executable", "compiler", "storage"},
+    # It rewrites graphs after some passes, and compiles them to see which values they have.
+    "quantization": {"graph", "layers", "passes", "compiler"},
     # What joins front ends and the compiler: it runs parts of networks that others run.
-    "comparison": {"graph", "frontends", "runtime", "executable", "compiler"},
+    "comparison": {"graph", "frontends", "runtime", "executable", "compiler", "quantization"},
     "acceleration": {
         *("graph", "frontends", "executable", "compiler", "cache", "gradients"),
         *("backends.backend", "backends.cpu", "backends.cuda"),

@@ -28,8 +28,16 @@ from . import sequence
 from .bind import bind
 from .buffers import AlignedMemory, Array, Guard
 from .constants import PackedConstants
-from .contraction import refusals, why_unsupported
-from .isa import Isa, best_isa, bfloat16_isa, isa_named, usable_isa, why_no_bfloat16
+from .contraction import multiplies_bytes, refusals, why_unsupported
+from .isa import (
+    Isa,
+    best_isa,
+    bfloat16_isa,
+    isa_named,
+    usable_isa,
+    why_no_bfloat16,
+    with_bytes,
+)
 from .kernels import compile_kernels
 from .library import NativeFunction
 from .lower import Task, lower_plan
@@ -51,6 +59,8 @@ _ANY = (
     *(Elementwise, Reshaping, Indexed),
     *(ops.ArgMax, ops.Concat, ops.Gather, ops.MatMul, ops.RandomDrop, ops.Reduce, ops.TakeChannels),
 )
+#: What computes with whole numbers, too, and says itself what it takes.
+_WITH_BYTES = (Contraction, FusedContraction, Windowed)
 _OTHERS = ("int32", "int64", *BYTES, "bool")
 
 
@@ -89,7 +99,7 @@ class CpuBackend:
         if not isinstance(node.op, (*_FLOAT, *_ANY)):
             return f"there is no kernel for {node.op.name}"
         floats = tuple(dict.fromkeys(("float32", precision)))
-        valid = (*floats, *_OTHERS) if isinstance(node.op, _ANY) else floats
+        valid = (*floats, *_OTHERS) if isinstance(node.op, (*_ANY, *_WITH_BYTES)) else floats
         for value in (*node.inputs, *node.outputs):
             if value.dtype not in valid:
                 return f"{value!r} is none of {', '.join(valid)}"
@@ -109,6 +119,8 @@ class CpuBackend:
         isa, threads = _isa(options, usable_isa), _threads(options)
         if precision == "bfloat16":
             isa = bfloat16_isa(isa)
+        if multiplies_bytes(plan.graph):
+            isa = with_bytes(isa)
         tune = tune_option(options, "heuristic")
         plan.check_limit(memory_limit_option(options))
         plan.check_fits(memory_bytes(), "this machine")
@@ -251,7 +263,7 @@ class CpuProgram(TableProgram):
         """
         machine, rates = describe_machine(), measured_rates()
         threads = min(self.threads, machine.cores)
-        peak = rates.peak(self.isa.name, threads) / (1 if contraction else 2)
+        peak = rates.peak(self.isa.extends or self.isa.name, threads) / (1 if contraction else 2)
         near = bytes <= machine.caches.l2 * threads
         rate = rates.l2 * threads / machine.cores if near else rates.copy
         return max(operations / peak, bytes / rate)

@@ -6,11 +6,10 @@ kernel without sizes, which one compilation serves in every shape.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ...graph.expression import Expression, argument, linearize
+from ...graph.expression import Expression, argument
 from ...graph.ir import Graph, Value
 from ...graph.operator import Elementwise
+from ...graph.substitution import substituted
 from ...graph.types import TensorType
 from .broadcast import Shaped, print_elementwise
 
@@ -48,7 +47,7 @@ def print_flat(body: Graph) -> tuple[Shaped, list[Value]]:
                 given.append(found[value])
             else:
                 given.append(argument(operands.setdefault((value, i >= split), len(operands))))
-        found[node.output] = _with_arguments(op.expression(), given)
+        found[node.output] = substituted(op.expression(), dict(enumerate(given)))
     out = body.outputs[0]
     types = [_aligned(value.type, vector, out.type.rank) for value, vector in operands]
     values = [value for value, _ in operands]
@@ -57,14 +56,3 @@ def print_flat(body: Graph) -> tuple[Shaped, list[Value]]:
 
 def _aligned(type: TensorType, vector: bool, rank: int) -> TensorType:
     return type.with_shape(type.shape + (1,) * (rank - 2)) if vector else type
-
-
-def _with_arguments(expression: Expression, given: Sequence[Expression]) -> Expression:
-    """The expression with others in the places of its arguments."""
-    made: list[Expression] = []
-    for line in linearize(expression):
-        if line.op == "argument":
-            made.append(given[int(line.value or 0)])
-        else:
-            made.append(Expression(line.op, tuple(made[i] for i in line.operands), line.value))
-    return made[-1]

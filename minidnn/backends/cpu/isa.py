@@ -27,6 +27,7 @@ class Isa:
         lanes: fp32 lanes of a gang (ISPC's ``programCount``), one vector register.
         registers: vector registers that a kernel may use.
         flags: what Linux calls the features that a processor must have.
+        extends: the name of the one that it is, with further instructions.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Isa:
     flags: tuple[str, ...]
     #: How it multiplies values in bfloat16: "vectors" or "tiles" of pairs; "" for not at all.
     products: str = ""
+    extends: str = ""
 
 
 AVX512 = Isa(
@@ -52,6 +54,28 @@ AMX_BF16 = replace(
     flags=(*AVX512_BF16.flags, "amx_tile", "amx_bf16"),
     products="tiles",
 )
+
+AVX512_VNNI = replace(
+    AVX512,
+    name="avx512_vnni",
+    target="avx512icl-x16",
+    flags=(
+        *AVX512.flags,
+        *("avx512_vnni", "avx512ifma", "avx512vbmi", "avx512_vbmi2", "avx512_bitalg"),
+        *("avx512_vpopcntdq", "gfni", "vaes", "vpclmulqdq"),
+    ),
+    extends="avx512",
+)
+AVX2_VNNI = replace(
+    AVX2,
+    name="avx2_vnni",
+    target="avx2vnni-i32x8",
+    flags=(*AVX2.flags, "avx_vnni"),
+    extends="avx2",
+)
+
+VNNI: Mapping[str, Isa] = MappingProxyType({i.extends: i for i in (AVX512_VNNI, AVX2_VNNI)})
+"""By the name of an instruction set, the one that also multiplies bytes."""
 
 ISAS: Mapping[str, Isa] = MappingProxyType({isa.name: isa for isa in (AVX512, AVX2)})
 """Those for float32, the best first."""
@@ -84,9 +108,10 @@ def isa_named(name: str) -> Isa:
 
 
 def any_isa_named(name: str) -> Isa:
-    """The ISA of that name, those for bfloat16 included."""
+    """The ISA of that name, those with further instructions included."""
     extended = (isa for found in BFLOAT16_ISAS.values() for isa in found)
-    return {isa.name: isa for isa in (*ISAS.values(), *extended)}[name]
+    every = (*ISAS.values(), *VNNI.values(), *extended)
+    return {isa.name: isa for isa in every}[name]
 
 
 def usable_isa(name: str) -> Isa:
@@ -145,6 +170,14 @@ def why_no_bfloat16(isa: Isa) -> str | None:
     if missing:
         return f"this processor lacks {', '.join(missing)}, and nothing imitates it unasked"
     return None
+
+
+def with_bytes(isa: Isa) -> Isa:
+    """An ISA with the instructions that multiply bytes, if this processor has them; itself if not,
+    whose kernels give the same numbers."""
+    extended = VNNI.get(isa.name)
+    there = extended is not None and processor_flags().issuperset(extended.flags)
+    return extended if extended is not None and there else isa
 
 
 def usable_isas() -> tuple[Isa, ...]:

@@ -12,7 +12,7 @@ from ...fusion.contraction import parts_of
 from ...fusion.region import FusedContraction, FusedSequence, FusedSums, window_alone
 from ...graph.index_map import Indexed
 from ...graph.ir import Constant, Node, Value
-from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
+from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed, is_whole_product
 from ...graph.operators import (
     AdaptiveAvgPool2d,
     ArgMax,
@@ -30,7 +30,7 @@ from ...graph.operators import (
     Softmax,
     TakeChannels,
 )
-from ...graph.types import ITEMSIZE, TensorType
+from ...graph.types import BYTES, ITEMSIZE, TensorType
 from ...memory.annotations import ALIGNMENT, Annotations
 from ...runtime.bits import to_bits
 from ...runtime.plan import Plan
@@ -38,13 +38,16 @@ from ..codegen.kernel import KernelSource
 from .adaptive import print_adaptive
 from .argmax import print_argmax
 from .broadcast import Shaped, print_broadcast
+from .byte_window import print_byte_window
 from .contraction import (
     Choice,
     Choose,
+    PrintedContraction,
     Question,
     Workspace,
     choose_by_price,
     print_choice,
+    print_whole,
     question_of,
 )
 from .contraction.weight_gradient import print_weight_gradient
@@ -66,6 +69,9 @@ from .staged import Staged
 from .sums import print_sums
 from .tensor import Tensor, tensor_of
 from .widened import needs_copies, print_conversion, widened
+
+_WINDOW_BYTES = 1 << 12
+"""Bytes that a call of a kernel for windows over bytes reads."""
 
 #: What a kernel's pointer points to: a value, the workspace that the kernels of a node share, or
 #: a constant that is packed for it.
@@ -162,6 +168,8 @@ class _Lowering:
             return (self._flat(node, op),) if flat else self._sequence(node, op)
         if isinstance(op, FusedSums):
             return self._sums(node, op)
+        if isinstance(op, Windowed) and node.output.dtype in BYTES:
+            return (self._byte_window(node, op),)
         if isinstance(op, Windowed):  # alone where the passes had no fuel
             return self._sequence(node, window_alone(node))
         if reads_weight_as_it_lies(node, self.accuracy):
@@ -228,6 +236,13 @@ class _Lowering:
         after = [converted(value, False) for value in wide.copied(node.outputs)]
         return [replace(t, workspace_bytes=end) for t in (*before, *inner, *after)]
 
+    def _byte_window(self, node: Node, op: Windowed) -> Task:
+        x, y = node.inputs[0], node.output
+        window = print_byte_window(op, x.type, y.type)
+        grain = max(1, _WINDOW_BYTES // (x.shape[3] * op.window().rows.kernel))
+        pointers = (_pointer(x), y, lambda: window.sizes)
+        return Task(node, window.source, pointers, window.tasks, grain, window.scratch_bytes)
+
     def _is_dense(self, value: Value) -> bool:
         """Whether a value lies as NCHW, and by itself."""
         placed = value in self.plan.annotations.placements
@@ -272,6 +287,9 @@ class _Lowering:
             outer |= dict(zip(node.op.body.inputs, node.inputs, strict=True))
         source, result = outer.get(parts.source, parts.source), node.output
         others = [outer.get(value, value) for value in parts.others]
+        if is_whole_product(source.type, parts.node.inputs[1].type):
+            printed = print_whole(parts, self.isa)
+            return _stages(node, printed, [_pointer(v) for v in (source, *others, result)])
         batch = source.type.plane[0]
         tensors = [self.tensor(value) for value in (source, *others, result)]
         if isinstance(parts.node.op, Linear):
@@ -292,18 +310,8 @@ class _Lowering:
         printed = print_choice(parts, choice, self.threads)
         values = [_pointer(value) for value in (source, *others, result)]
         tasks = [
-            Task(
-                node,
-                stage.source,
-                tuple(values[p] if isinstance(p, int) else p for p in stage.pointers),
-                stage.tasks,
-                stage.grain,
-                stage.scratch_bytes,
-                printed.workspace_bytes,
-                question=question,
-                choice=choice,
-            )
-            for stage in printed.stages
+            replace(task, question=question, choice=choice)
+            for task in _stages(node, printed, values)
         ]
         return _packing(tasks, outer)
 
@@ -382,7 +390,13 @@ def _staged(node: Node, isa: Isa) -> Staged | None:
 
 def _tasks(node: Node, staged: Staged, given: Sequence[Pointer] = ()) -> list[Task]:
     """The kernels for the pointers ``given``, which by default are the operands and the output."""
-    values = given or (*map(_pointer, node.inputs), node.output)
+    return _stages(node, staged, given or (*map(_pointer, node.inputs), node.output))
+
+
+def _stages(
+    node: Node, staged: Staged | PrintedContraction, values: Sequence[Pointer]
+) -> list[Task]:
+    """The tasks of stages whose pointers that are numbers point to ``values``."""
     return [
         Task(
             node,

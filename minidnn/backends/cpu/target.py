@@ -11,7 +11,7 @@ from ...fusion.stacks import reads_otherwise
 from ...fusion.target import Target
 from ...graph.ir import Constant, Node, Value
 from ...graph.layout import PLANAR, Layout, blocked
-from ...graph.operator import Contraction, Reshaping, Windowed
+from ...graph.operator import Contraction, Reshaping, Windowed, is_whole_product
 from ...graph.operators import (
     AdaptiveAvgPool2d,
     Concat,
@@ -21,7 +21,7 @@ from ...graph.operators import (
     Reorder,
     Variance,
 )
-from .contraction import NominalWork, work_of
+from .contraction import NominalWork, why_not_behind, work_of
 from .contraction.price import nominal_speed
 from .contraction.weight_gradient import why_not as why_no_weight_gradient
 from .element import ELEMENTS
@@ -50,6 +50,10 @@ class CpuTarget(Target):
     def keeps_interface(self) -> bool:
         """NumPy has no bfloat16."""
         return True
+
+    @property
+    def multiplies_bytes(self) -> bool:
+        return self.precision == "float32"
 
     def layouts(self, node: Node) -> tuple[Layout, ...]:
         lanes = blocked(self.lanes)
@@ -104,6 +108,8 @@ class CpuTarget(Target):
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         if isinstance(contraction.op, Linear):
             return "a linear layer reads its input as it is"
+        if is_whole(contraction):
+            return "bytes are packed as they are"
         return super().refuse_prologue(contraction, node)
 
     def refuse_epilogue(self, contraction: Node, node: Node) -> str | None:
@@ -111,6 +117,8 @@ class CpuTarget(Target):
             return "its weight is read as it lies, and its result turned"
         if isinstance(contraction.op, Linear) and contraction.output.type.rank != 2:
             return f"its values have rank {contraction.output.type.rank}"
+        if is_whole(contraction):
+            return why_not_behind(contraction, node)
         return reads_otherwise(node) or super().refuse_epilogue(contraction, node)
 
     def compute_seconds(self, node: Node) -> float:
@@ -144,6 +152,8 @@ class CpuTarget(Target):
 
     def refuse_by_image(self, node: Node) -> str | None:
         kinds = (Region, Conv2d, Concat, Reorder, AdaptiveAvgPool2d)
+        if any(value.dtype != "float32" for value in (*node.inputs, *node.outputs)):
+            return "whole numbers are packed for all images at once"
         if _weight(node) is not None:
             return "its weights would be packed for every image"
         if isinstance(node.op, FusedSums):
@@ -181,7 +191,13 @@ def _averages_long(node: Node) -> bool:
 def _convolutions(node: Node) -> list[Node]:
     """The convolutions of images in a node."""
     inner = node.op.body.nodes if isinstance(node.op, Region) else (node,)
-    return [n for n in inner if isinstance(n.op, Conv2d) and n.output.type.rank == 4]
+    convolutions = [n for n in inner if isinstance(n.op, Conv2d) and n.output.type.rank == 4]
+    return [n for n in convolutions if not is_whole(n)]
+
+
+def is_whole(node: Node) -> bool:
+    """Whether a contraction is one of whole numbers."""
+    return is_whole_product(*(value.type for value in node.inputs))
 
 
 def _joins_elsewhere(node: Node) -> bool:

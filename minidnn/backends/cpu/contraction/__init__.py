@@ -14,6 +14,7 @@ from .algorithms import (
 )
 from .problem import why_unsupported
 from .stage import PrintedContraction, Stage, Workspace
+from .whole import multiplies_bytes, print_whole, why_not_behind
 
 __all__ = [
     "Choice",
@@ -24,10 +25,13 @@ __all__ = [
     "Stage",
     "Workspace",
     "choose_by_price",
+    "multiplies_bytes",
     "print_choice",
     "print_contraction",
+    "print_whole",
     "question_of",
     "refusals",
+    "why_not_behind",
     "why_unsupported",
     "work_of",
 ]

@@ -11,10 +11,12 @@ from math import prod
 
 from ....fusion.contraction import Parts
 from ....graph.ir import Constant, Value
+from ....graph.operator import is_whole_product
 from ....graph.operators import Conv2d, Linear
 from ....graph.types import TensorType
 from ..element import ELEMENTS, Element
 from ..tensor import Tensor
+from .whole import why_not_whole
 
 Pair = tuple[int, int]
 
@@ -247,6 +249,8 @@ def _linear(
 
 def why_unsupported(parts: Parts) -> str | None:
     """Why no kernel here computes these parts; None if one does."""
+    if is_whole_product(*(value.type for value in parts.node.inputs)):
+        return why_not_whole(parts)
     if not isinstance(parts.node.op, (Conv2d, Linear)):
         return f"{parts.node.op.name} is no convolution or linear layer"
     types = [value.type for value in (*parts.node.inputs, *parts.others, *parts.vectors)]

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from minidnn.frontends.onnx.export.writer import DATA_TYPES, Writer, Writers
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import linearize
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.operator import Elementwise
-from minidnn.graph.types import FLOATS, INTEGERS
+from minidnn.graph.quantization import (
+    DEQUANTIZE,
+    PER_CHANNEL,
+    QUANTIZE,
+    dequantization_of,
+    quantization_of,
+)
+from minidnn.graph.types import BYTES, FLOATS, INTEGERS
 
 writers = Writers()
 
@@ -61,6 +70,27 @@ def _batch_norm(writer: Writer, node: Node, inputs: list[str]) -> str:
     return writer.add("BatchNormalization", inputs, node.name, epsilon=float(node.op.eps))
 
 
+@writers(ops.Formula)
+def _formula(writer: Writer, node: Node, inputs: list[str]) -> str:
+    op, given = node.op, node.inputs[0].dtype
+    steps, kind = quantization_of(op), QUANTIZE
+    if steps is None or given != "float32":
+        steps, kind = dequantization_of(op, given), DEQUANTIZE
+    if steps is not None and writer.opset >= _QUANTIZES_SINCE:
+        scale = writer.number(steps.scale, "float32")
+        return writer.add(kind, [*inputs, scale, writer.number(steps.zero, steps.dtype)], node.name)
+    if op == PER_CHANNEL and writer.opset >= _QUANTIZES_BY_AXIS:
+        whole, scales, zeros = node.inputs
+        if isinstance(scales, Constant) and isinstance(zeros, Constant):
+            along = (whole.shape[0], *(1,) * (whole.type.rank - 1))
+            if scales.shape == zeros.shape == along:
+                numbers = scales.data.reshape(-1), zeros.data.reshape(-1).astype(whole.dtype)
+                named = map(writer.constant, numbers, (scales.name, zeros.name))
+                return writer.add(DEQUANTIZE, [inputs[0], *named], node.name, axis=0)
+    return write_expression(writer, node, inputs)
+
+
+_QUANTIZES_SINCE, _QUANTIZES_BY_AXIS = 10, 13
 _OPERATIONS = {
     **{"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "neg": "Neg", "abs": "Abs"},
     **{"maximum": "Max", "minimum": "Min", "floor": "Floor", "round": "Round", "sqrt": "Sqrt"},
@@ -96,6 +126,10 @@ def write_expression(writer: Writer, node: Node, inputs: list[str]) -> str:
         else:
             found.append(_operation(writer, line.op, given, computed))
     result = found[-1]
+    if node.output.dtype in BYTES:  # which saturate, and a cast in ONNX need not
+        bounds = np.iinfo(node.output.dtype)
+        limits = [writer.number(bound, computed) for bound in (bounds.min, bounds.max)]
+        result = writer.add("Clip", [result, *limits])
     if node.output.dtype != computed:
         return writer.add("Cast", [result], node.name, to=DATA_TYPES[node.output.dtype])
     return writer.add("Identity", [result], node.name)

@@ -10,8 +10,8 @@ import numpy as np
 from minidnn.frontends.onnx.export.writer import DATA_TYPES, Writer, Writers
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Node
-from minidnn.graph.operator import Windowed
-from minidnn.graph.types import TensorType, numpy_dtype
+from minidnn.graph.operator import Windowed, is_whole_product
+from minidnn.graph.types import BYTES, TensorType, numpy_dtype
 from minidnn.graph.window import WindowAxis
 
 writers = Writers()
@@ -24,8 +24,13 @@ def _conv(writer: Writer, node: Node, inputs: list[str]) -> str:
     op = node.op
     assert isinstance(op, ops.Conv2d)
     (top, bottom), (left, right) = op.padding
-    return writer.add(
-        "Conv",
+    kind, bias = "Conv", None
+    if is_whole_product(*(value.type for value in node.inputs)):
+        kind, (x, weight, *bias) = "ConvInteger", inputs
+        _require_bytes(writer, node)
+        inputs = [x, weight, writer.number(op.zero, node.inputs[0].dtype)]
+    made = writer.add(
+        kind,
         inputs,
         node.name,
         kernel_shape=list(node.inputs[1].shape[2:]),
@@ -34,24 +39,42 @@ def _conv(writer: Writer, node: Node, inputs: list[str]) -> str:
         dilations=list(op.dilation),
         group=op.groups,
     )
+    if not bias:
+        return made
+    return writer.add("Add", [made, writer.reshape(bias[0], (-1, 1, 1))])
+
+
+def _require_bytes(writer: Writer, node: Node) -> None:
+    if any(value.dtype not in BYTES for value in node.inputs[:2]):
+        raise writer.refuse(node, "ONNX multiplies int8 and uint8, and no int32")
 
 
 @writers(ops.Linear)
 def _linear(writer: Writer, node: Node, inputs: list[str]) -> str:
-    if node.inputs[0].type.rank == 2:
+    whole = is_whole_product(*(value.type for value in node.inputs))
+    if node.inputs[0].type.rank == 2 and not whole:
         return writer.add("Gemm", inputs, node.name, transB=1)
     weight = node.inputs[1]
     if isinstance(weight, Constant):
         turned = writer.constant(weight.data.T, weight.name)
     else:
         turned = writer.add("Transpose", [inputs[1]], perm=[1, 0])
-    product = writer.add("MatMul", [inputs[0], turned], node.name)
+    kind, operands = "MatMul", [inputs[0], turned]
+    if whole:
+        assert isinstance(node.op, ops.Linear)
+        _require_bytes(writer, node)
+        kind = "MatMulInteger"
+        operands.append(writer.number(node.op.zero, node.inputs[0].dtype))
+    product = writer.add(kind, operands, node.name)
     return writer.add("Add", [product, inputs[2]]) if len(inputs) > 2 else product
 
 
 @writers(ops.MatMul)
 def _matmul(writer: Writer, node: Node, inputs: list[str]) -> str:
-    return writer.add("MatMul", inputs, node.name)
+    whole = is_whole_product(*(value.type for value in node.inputs))
+    if whole:
+        _require_bytes(writer, node)
+    return writer.add("MatMulInteger" if whole else "MatMul", inputs, node.name)
 
 
 @writers(ops.MaxPool2d, ops.AvgPool2d, ops.Pool2d)

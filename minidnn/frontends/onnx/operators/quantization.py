@@ -21,9 +21,9 @@ from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.frontends.onnx.operators.windows import spatial_axes
 from minidnn.frontends.onnx.tensors import dtype_of
 from minidnn.graph import operators as ops
-from minidnn.graph.expression import argument, maximum, minimum, rint, where
+from minidnn.graph.expression import maximum, minimum, rint, where
 from minidnn.graph.ir import Constant, Value
-from minidnn.graph.quantization import DEQUANTIZE, QUANTIZE, dequantized, quantized
+from minidnn.graph.quantization import DEQUANTIZE, PER_CHANNEL, QUANTIZE, dequantized, quantized
 from minidnn.graph.types import BYTES, numpy_dtype
 
 _family = Family("quantization")
@@ -69,9 +69,7 @@ def _known_numbers(
         for each in (scale, zero)
         if isinstance(each, Constant)
     ]
-    body = dequantized(argument(0), argument(1), argument(2))
-    op = ops.Formula(body, 3, title=DEQUANTIZE, compute="float32")
-    return build.keep(value, op, x, *operands)
+    return build.keep(value, PER_CHANNEL, x, *operands)
 
 
 @_family("QuantizeLinear")

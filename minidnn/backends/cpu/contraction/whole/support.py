@@ -1,0 +1,59 @@
+"""What contractions of whole numbers take and absorb, and which kernels compute them."""
+
+from __future__ import annotations
+
+from .....fusion.contraction import Parts, parts_of
+from .....fusion.region import FusedContraction
+from .....fusion.stacks import reads_otherwise
+from .....graph.ir import Constant, Graph, Node
+from .....graph.operator import Contraction, Elementwise, is_whole_product
+from .....graph.operators import Conv2d, Linear
+from .....graph.types import BYTES
+from ...broadcast import STORED
+from ...isa import Isa
+from ..stage import PrintedContraction
+from .convolution import WholeConvolution
+from .linear import WholeLinear
+
+
+def why_not_whole(parts: Parts) -> str | None:
+    """Why there is no kernel for a contraction of whole numbers; None if there is."""
+    if not isinstance(parts.node.op, (Conv2d, Linear)):
+        return f"{parts.node.op.name} is no convolution or linear layer"
+    if not all(isinstance(value, Constant) for value in (*parts.node.inputs[1:], *parts.vectors)):
+        return "its weights are computed, and bytes must be known"
+    if parts.prologue:
+        return "its input is packed as it is"
+    return None
+
+
+def why_not_behind(contraction: Node, node: Node) -> str | None:
+    """Why ``node`` cannot be computed on sums of whole numbers; None if it can."""
+    if not isinstance(node.op, Elementwise):
+        return f"{node.op.name} is a {node.op.kind} operator"
+    if node.output.shape != contraction.output.shape:
+        return "it changes the shape"
+    if node.op.computed_in([value.dtype for value in node.inputs]) != "float32":
+        return "it does not compute in float32"
+    if node.output.dtype not in ("float32", *BYTES):
+        return f"it gives {node.output.dtype}"
+    if any(value.dtype not in STORED for value in node.inputs):
+        return "it reads what no kernel reads"
+    if not all(isinstance(value, Constant) for value in node.inputs[len(node.tensors) :]):
+        return "its vectors are computed"
+    return reads_otherwise(node)
+
+
+def multiplies_bytes(graph: Graph) -> bool:
+    """Whether a graph has contractions of whole numbers, which have instructions of their own."""
+    contractions = (n for n in graph.nodes if isinstance(n.op, (Contraction, FusedContraction)))
+    found = (parts_of(node).node for node in contractions)
+    return any(is_whole_product(*(value.type for value in node.inputs)) for node in found)
+
+
+def print_whole(parts: Parts, isa: Isa) -> PrintedContraction:
+    """The kernels for a contraction of whole numbers by a constant weight, whose values lie as
+    NCHW, each by itself."""
+    if isinstance(parts.node.op, Linear):
+        return WholeLinear(parts, isa).print()
+    return WholeConvolution(parts, isa).print()

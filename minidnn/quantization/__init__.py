@@ -1,0 +1,1 @@
+"""Quantization after training: which values and weights become bytes, and by which scales."""

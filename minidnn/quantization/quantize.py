@@ -1,0 +1,219 @@
+"""quantize: from a trained network to one whose contractions multiply bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minidnn.compiler import graph_of
+from minidnn.errors import GraphError
+from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
+from minidnn.graph.operators import Conv2d, Linear
+from minidnn.graph.quantization import PER_CHANNEL, Steps
+from minidnn.graph.types import BYTES, TensorType
+from minidnn.layers.inputs import Shapes
+from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
+from minidnn.passes.freeze import FREEZE
+from minidnn.passes.infrastructure import Context, run_passes
+from minidnn.passes.simplify import SIMPLIFY
+from minidnn.quantization.measure import MeasuredValue, batches_of, measure
+from minidnn.quantization.ranges import RANGES, Choose, steps_of
+
+
+def quantize(
+    network: Any,
+    data: Any,
+    *,
+    shape: Shapes | None = None,
+    ranges: str = "error",
+    percentile: float = 99.99,
+    dtype: str = "uint8",
+    per_channel: bool = True,
+    first: bool = True,
+    last: bool = True,
+    keep: Collection[str] = (),
+    correct_bias: bool = True,
+    device: str | None = None,
+) -> Graph:
+    """A network whose convolutions and linear layers compute with bytes.
+
+    Normalizations go into weights first.  Then each input of a convolution or linear layer is
+    rounded to 256 numbers, by a scale and a zero that follow from its values on ``data``; so is
+    each weight, by scales that follow from the weight itself.  The result is a graph with QDQ: it
+    says where numbers are rounded, and computes in float32 by itself.  Compiled for the CPU its
+    layers multiply bytes; ``save_graph`` keeps it, ``save_onnx`` exports it, and ``compare`` with
+    ``original=network`` tells what each layer lost.
+
+    Args:
+        network: what ``compile`` takes, in float32.
+        data: an array, or batches of them (tuples for several inputs), of the network's size: some
+            hundred samples like those that it will see.
+        shape: as for ``compile``; that of the data where it is None and the network has none.
+        ranges: how the range of a value is chosen: "minmax" takes all of it, "percentile" the
+            ``percentile`` of its numbers, "entropy" what changes its distribution least, "error"
+            what changes its numbers least, in the sum of their squares.
+        percentile: in percent, for ``ranges="percentile"``.
+        dtype: of values: "uint8" from the least to the largest, or "int8" around 0.  Weights are
+            int8 around 0.
+        per_channel: whether a weight has a scale for each output, or one for all.
+        first, last: whether the first and the last layer are quantized, too.
+        keep: names of layers (nodes of the graph) that stay as they are.
+        correct_bias: whether a bias makes up for what rounding the weight changes on average.
+        device: on which values are measured; the default as for ``compile``.
+
+    Returns:
+        The graph of the quantized network.
+
+    Raises:
+        GraphError: an argument is not valid, or values are not finite.
+        UnsupportedError: the network has no layers that could be quantized, or cannot be run.
+
+    >>> small = md.quantize(net, x, ranges="entropy")
+    >>> exe = md.compile(small, device="cpu")
+    """
+    choose = _checked(ranges, percentile, dtype)
+    graph = folded(network, _shape_of(data) if shape is None else shape)
+    batches = batches_of(graph, data)
+    layers = _chosen(graph, first, last, keep)
+    inputs = list(dict.fromkeys(node.inputs[0] for node in layers))
+    measured = measure(graph, inputs, batches, device)
+    steps: dict[Value, Steps] = {}
+    for value, found in measured.items():
+        low, high = choose(found.histogram, percentile)
+        steps[value] = steps_of(low, high, dtype)
+    return _Quantized(graph, steps, measured, per_channel, correct_bias).graph(layers)
+
+
+def folded(network: Any, shape: Shapes | None = None) -> Graph:
+    """A network's graph as it is quantized: states are constants, and normalizations weights."""
+    graph = graph_of(network, None if isinstance(network, Graph) else shape)
+    return run_passes(graph, (FREEZE, SIMPLIFY, FOLD_BATCH_NORM, SIMPLIFY), Context())
+
+
+def _checked(ranges: str, percentile: float, dtype: str) -> Choose:
+    if ranges not in RANGES:
+        raise GraphError(f"ranges={ranges!r}; valid are {', '.join(map(repr, RANGES))}")
+    if not isinstance(percentile, (int, float)) or not 50 < percentile <= 100:
+        raise GraphError(f"percentile={percentile!r}; valid is a number above 50, at most 100")
+    if dtype not in BYTES:
+        raise GraphError(f"dtype={dtype!r}; valid are 'uint8' and 'int8'")
+    return RANGES[ranges]
+
+
+def _shape_of(data: Any) -> Any:
+    """The shapes of the first batch, if data are a list or an array."""
+    if isinstance(data, np.ndarray):
+        return data.shape
+    if not isinstance(data, (list, tuple)) or not data:
+        return None
+    batch = data[0]
+    if isinstance(batch, (list, tuple)):
+        return [np.shape(array) for array in batch]
+    return np.shape(batch)
+
+
+def _chosen(graph: Graph, first: bool, last: bool, keep: Collection[str]) -> list[Node]:
+    """The layers that are quantized, in order."""
+    known = [node for node in graph.nodes if _is_layer(node)]
+    names = {node.name for node in known}
+    if isinstance(keep, str) or not set(keep) <= names:
+        unknown = [keep] if isinstance(keep, str) else sorted(set(keep) - names)
+        raise GraphError(
+            f"keep names {', '.join(map(repr, unknown))}; valid is a collection of "
+            f"{', '.join(map(repr, sorted(names)))}"
+        )
+    found = known[0 if first else 1 : None if last else -1]
+    found = [node for node in found if node.name not in keep]
+    if not found:
+        raise GraphError(
+            f"graph {graph.name!r} has {len(known)} convolutions and linear layers with known "
+            "weights in float32, of which none is to be quantized; valid is at least one"
+        )
+    return found
+
+
+def _is_layer(node: Node) -> bool:
+    known = all(isinstance(value, Constant) for value in node.inputs[1:])
+    return isinstance(node.op, (Conv2d, Linear)) and known and node.output.dtype == "float32"
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    """Writes the nodes that round."""
+
+    source: Graph
+    steps: dict[Value, Steps]
+    measured: dict[Value, MeasuredValue]
+    per_channel: bool
+    correct_bias: bool
+
+    def graph(self, layers: Collection[Node]) -> Graph:
+        rewriter = Rewriter(self.source)
+        rounded: dict[Value, Value] = {}
+        weights: dict[Value, tuple[Value, np.ndarray]] = {}
+        for value in self.source.inputs:
+            self._round(rewriter, value, rounded)
+        for node in self.source.nodes:
+            # Whoever reads a value that is rounded for one reader gets the rounded one.
+            inputs = [rounded.get(value, rewriter.value(value)) for value in node.inputs]
+            if node in layers:
+                weight = node.inputs[1]
+                if weight not in weights:
+                    assert isinstance(weight, Constant)
+                    weights[weight] = self._weight(rewriter, weight)
+                inputs[1], lost = weights[weight]
+                if self.correct_bias and np.any(lost):
+                    inputs[2:] = [self._bias(node, lost)]
+            if inputs == list(node.inputs):
+                rewriter.keep(node)
+            else:
+                new = rewriter.add(node.op, inputs, node.name, node.source)
+                rewriter.replace(node.output, new.output)
+            for value in node.outputs:
+                self._round(rewriter, value, rounded)
+        return rewriter.finish()
+
+    def _round(self, rewriter: Rewriter, value: Value, rounded: dict[Value, Value]) -> None:
+        steps = self.steps.get(value)
+        if steps is None:
+            return
+        given, name = rewriter.value(value), value.name
+        whole = rewriter.add(steps.quantize(), [given], rewriter.fresh(f"{name}.bytes"), name)
+        number = rewriter.fresh(f"{name}.rounded")
+        made = rewriter.add(steps.dequantize(), [whole.output], number, name)
+        rounded[value] = made.output
+
+    def _weight(self, rewriter: Rewriter, weight: Constant) -> tuple[Value, np.ndarray]:
+        """A weight as it is computed of bytes, and what rounding took off it."""
+        data = weight.data
+        axes = tuple(range(1, data.ndim)) if self.per_channel else None
+        largest = np.asarray(np.abs(data).max(axis=axes, keepdims=True), np.float32)
+        scale = np.maximum(largest / np.float32(127), np.finfo(np.float32).tiny)
+        whole = np.clip(np.rint(data / scale), -127, 127).astype(np.int8)
+        operands = [
+            Constant(TensorType(array.shape, str(array.dtype)), f"{weight.name}.{what}", array)
+            for what, array in (
+                ("bytes", whole),
+                ("scale", scale.astype(np.float32)),
+                ("zero", np.zeros_like(scale)),
+            )
+        ]
+        name = rewriter.fresh(f"{weight.name}.rounded")
+        node = rewriter.add(PER_CHANNEL, operands, name, weight.name)
+        return node.output, data.astype(np.float64) - whole * scale.astype(np.float64)
+
+    def _bias(self, node: Node, lost: np.ndarray) -> Constant:
+        """The bias, with what the lost part of the weight gives on average."""
+        outputs = lost.shape[0]
+        groups = node.op.groups if isinstance(node.op, Conv2d) else 1
+        means = self.measured[node.inputs[0]].means.reshape(groups, 1, -1)
+        taps = lost.reshape(groups, outputs // groups, means.shape[2], -1).sum(-1)
+        bias = (taps * means).sum(-1).reshape(outputs)
+        for given in node.inputs[2:]:
+            assert isinstance(given, Constant)
+            bias = bias + given.data
+        type = TensorType((outputs,))
+        return Constant(type, f"{node.name}.bias.corrected", bias.astype(np.float32))

@@ -1,0 +1,235 @@
+"""quantize: what becomes of a network, how exact it is, and that other engines read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn import models
+from minidnn.errors import GraphError
+from minidnn.graph import operators as ops
+from minidnn.graph.evaluate import evaluate
+from minidnn.graph.ir import Constant, Graph
+from minidnn.graph.quantization import PER_CHANNEL, dequantization_of, quantization_of
+from minidnn.graph.trace import apply, tracing
+from minidnn.graph.types import TensorType
+from minidnn.layers.build import to_graph
+
+RANDOM = np.random.default_rng(1)
+SHAPE = (4, 3, 12, 10)
+
+
+def network() -> md.Sequential:
+    net = md.Sequential(
+        L.Conv2d(3, 8, 3, padding=1),
+        L.BatchNorm2d(8),
+        L.ReLU(),
+        L.Conv2d(8, 8, 3, padding=1, groups=2, bias=False),
+        L.MaxPool2d(2),
+        L.Conv2d(8, 12, 1),
+        L.AdaptiveAvgPool2d(1),
+        L.Flatten(),
+        L.Linear(12, 5),
+    )
+    return md.calibrate(net, images())  # type: ignore[return-value]
+
+
+def images(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(SHAPE).astype(np.float32)
+
+
+def quantized(**more: Any) -> Graph:
+    return md.quantize(network(), [images(0), images(1)], device="reference", **more)
+
+
+def layers_of(graph: Graph) -> dict[str, bool]:
+    """Its layers, and whether they read what was rounded, by a weight that was."""
+    return {
+        node.name: all(
+            value.producer is not None
+            and (
+                value.producer.op == PER_CHANNEL
+                or dequantization_of(value.producer.op, value.producer.inputs[0].dtype) is not None
+            )
+            for value in node.inputs[:2]
+        )
+        for node in graph.nodes
+        if isinstance(node.op, (ops.Conv2d, ops.Linear))
+    }
+
+
+@pytest.mark.parametrize("ranges", ["minmax", "percentile", "entropy", "error"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_every_layer_is_quantized(ranges: str, dtype: str) -> None:
+    graph = quantized(ranges=ranges, dtype=dtype)
+    assert len(layers_of(graph)) == 4 and all(layers_of(graph).values())
+    rounds = [steps for node in graph.nodes if (steps := quantization_of(node.op))]
+    assert len(rounds) == 4 and {steps.dtype for steps in rounds} == {dtype}
+    assert not any(isinstance(node.op, ops.BatchNorm) for node in graph.nodes)
+    x = images(2)
+    (wanted,) = evaluate(to_graph(network(), SHAPE), [x])
+    (found,) = evaluate(graph, [x])
+    assert np.abs(found - wanted).max() < 0.1 * np.abs(wanted).max()
+
+
+def test_layers_that_stay() -> None:
+    graph = quantized(first=False, last=False)
+    assert list(layers_of(graph).values()) == [False, True, True, False]
+    name = list(layers_of(graph))[1]
+    assert list(layers_of(quantized(keep=[name])).values()) == [True, False, True, True]
+
+
+def test_weights_have_a_scale_for_each_output_or_one() -> None:
+    for per_channel, sizes in ((True, {8, 12, 5}), (False, {1})):
+        made = [n for n in quantized(per_channel=per_channel).nodes if n.op == PER_CHANNEL]
+        assert {node.inputs[1].type.size for node in made} == sizes
+        for node in made:
+            whole = node.inputs[0]
+            assert isinstance(whole, Constant) and np.abs(whole.data.astype(int)).max() == 127
+
+
+def test_a_corrected_bias_keeps_the_average() -> None:
+    """On the data that were measured, of a layer without padding."""
+    net = md.Sequential(L.Conv2d(3, 40, 3, bias=False))
+    x = np.abs(images()) + 1
+    (wanted,) = evaluate(to_graph(net, x.shape), [x])
+    away = {}
+    for correct in (False, True):
+        graph = md.quantize(net, x, correct_bias=correct, per_channel=False, device="reference")
+        (found,) = evaluate(graph, [x])
+        away[correct] = np.abs((found - wanted).mean((0, 2, 3))).mean()
+    assert away[True] < 0.5 * away[False]
+
+
+def test_data_of_several_inputs() -> None:
+    with tracing("two") as trace:
+        a, b = (trace.input(TensorType((2, 6)), name) for name in "ab")
+        weight = RANDOM.standard_normal((4, 6)).astype(np.float32)
+        w = trace.constant(object(), "w", TensorType((4, 6)), lambda: weight)
+        graph = trace.graph([apply(ops.Linear(), apply(ops.Add(), a, b), w)])
+    pairs = [tuple(RANDOM.standard_normal((2, 2, 6)).astype(np.float32)) for _ in range(3)]
+    made = md.quantize(graph, pairs, device="reference")
+    (wanted,), (found,) = evaluate(graph, pairs[0]), evaluate(made, pairs[0])
+    assert np.abs(found - wanted).max() < 0.05 * np.abs(wanted).max()
+
+
+def test_onnx_runtime_reads_it(tmp_path: Path) -> None:
+    graph = quantized()
+    md.save_onnx(graph, tmp_path / "net.onnx")
+    x = images(2)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx", options)
+    (theirs,) = session.run(None, {session.get_inputs()[0].name: x})
+    (ours,) = evaluate(graph, [x])
+    # A number on the edge of two may be rounded to the other.
+    np.testing.assert_allclose(theirs, ours, atol=0.02 * np.abs(ours).max())
+    again = md.load_onnx(tmp_path / "net.onnx")
+    np.testing.assert_allclose(evaluate(again, [x])[0], ours, atol=0.02 * np.abs(ours).max())
+    assert sum(layers_of(again).values()) == 4
+
+
+def test_sums_of_bytes_are_exported(tmp_path: Path) -> None:
+    """What was read of QLinearConv and MatMulInteger: ONNX Runtime computes the same bits."""
+    with tracing("whole") as trace:
+        x = trace.input(TensorType((2, 3, 5, 6), "uint8"), "x")
+        known = {
+            name: RANDOM.integers(-128, 128, shape).astype(dtype)
+            for name, shape, dtype in (
+                *(("w", (4, 3, 3, 3), np.int8), ("b", (4,), np.int32)),
+                ("v", (7, 6), np.int8),
+            )
+        }
+        w, b, v = (
+            trace.constant(object(), n, TensorType(a.shape, str(a.dtype)), partial(np.asarray, a))
+            for n, a in known.items()
+        )
+        sums = apply(ops.Conv2d(padding=((1, 1), (1, 1)), zero=7), x, w, b)
+        body = ops.Formula(ops.Sub().expression(), 2, dtype="int8", compute="float32")
+        graph = trace.graph([apply(body, sums, sums), apply(ops.Linear(zero=3), x, v)])
+    md.save_onnx(graph, tmp_path / "whole.onnx")
+    given = RANDOM.integers(0, 256, (2, 3, 5, 6)).astype(np.uint8)
+    session = onnxruntime.InferenceSession(tmp_path / "whole.onnx")
+    for theirs, ours in zip(session.run(None, {"x": given}), evaluate(graph, [given]), strict=True):
+        np.testing.assert_array_equal(theirs, ours)
+
+
+def test_layers_beside_the_original() -> None:
+    graph, net = quantized(), network()
+    found = md.compare(graph, images(3), original=net, device="reference", tolerance=0.5)
+    assert "float32" in str(found)
+    names = [layer.name for layer in found.layers]
+    assert set(layers_of(graph)) <= set(names)
+    assert 0 < max(layer.deviation for layer in found.layers) < 0.2
+    with pytest.raises(GraphError, match="the network that it was made of"):
+        md.compare(graph, images(3))
+
+
+def test_digits(warm_cache: Path) -> None:
+    """Accuracy on the held-out digits, on the CPU, with all choices' defaults."""
+    train, held_out = md.data.digits(train=True), md.data.digits(train=False)
+    net = models.digits(weights="DEFAULT")
+    graph = md.quantize(net, np.asarray(train.x[:360], np.float32), device="cpu")
+    x = np.asarray(held_out.x, np.float32)
+    usual, small = (md.compile(each, device="cpu") for each in (to_graph(net, x.shape), graph))
+    right = [float((np.asarray(exe(x)).argmax(1) == held_out.y).mean()) for exe in (usual, small)]
+    assert abs(right[1] - right[0]) <= 0.003
+
+
+WRONG: list[tuple[type[Exception], Callable[[], Any], str]] = [
+    (GraphError, lambda: quantized(ranges="best"), "ranges='best'; valid are 'minmax', "),
+    (GraphError, lambda: quantized(dtype="int4"), "dtype='int4'; valid are 'uint8' and 'int8'"),
+    (
+        GraphError,
+        lambda: quantized(ranges="percentile", percentile=0.99),
+        "percentile=0.99; valid is a number above 50, at most 100",
+    ),
+    (
+        GraphError,
+        lambda: quantized(keep=["conv9"]),
+        "keep names 'conv9'; valid is a collection of '",
+    ),
+    (
+        GraphError,
+        lambda: md.quantize(md.Sequential(L.ReLU()), images(), device="reference"),
+        "has 0 convolutions and linear layers with known weights in float32",
+    ),
+    (GraphError, lambda: md.quantize(network(), [], shape=SHAPE), "data has no batches"),
+    (
+        GraphError,
+        lambda: md.quantize(network(), [images(), images()[:2]], device="reference"),
+        "data: batch 1 has arrays of shapes [(2, 3, 12, 10)]; valid are [(4, 3, 12, 10)]",
+    ),
+    (
+        GraphError,
+        lambda: md.quantize(network(), 3, shape=SHAPE),
+        "data=3 is a int; valid are an array",
+    ),
+    (
+        GraphError,
+        lambda: md.quantize(network(), np.full(SHAPE, np.nan, np.float32), device="reference"),
+        "is not finite on them",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "wrong", "text"), WRONG, ids=[text[:30] for *_, text in WRONG])
+def test_errors(kind: type[Exception], wrong: Callable[[], Any], text: str) -> None:
+    with pytest.raises(kind) as caught:
+        wrong()
+    assert text in str(caught.value)
+
+
+def test_cuda_refuses_it() -> None:
+    from minidnn.backends.cuda.backend import CudaBackend
+
+    reasons = [CudaBackend().unsupported(node, "float32") for node in quantized().nodes]
+    assert any(reason and "is quantized, which the CPU" in reason for reason in reasons)
