@@ -88,7 +88,10 @@ class _Places:
             powers = range(floor(self._low), ceil(self._high) + 1)
             digits = (1, 2, 5) if self._high - self._low < 2 else (1,)
             found = [digit * 10.0**power for power in powers for digit in digits]
-            return [(v, f"{v:g}") for v in found if self._low <= log10(v) <= self._high]
+            shown = [v for v in found if self._low <= log10(v) <= self._high]
+            # Between two numbers that are close there may be none of these.
+            ends = [10.0**self._low, 10.0**self._high]
+            return [(v, f"{v:.3g}") for v in shown or ends]
         raw = (self._high - self._low) / 5
         power = 10.0 ** floor(log10(raw))
         step = next(digit * power for digit in (1, 2, 5, 10) if digit * power >= raw * 0.999)

@@ -89,3 +89,11 @@ def test_graphs_are_calculated_where_nothing_was_counted() -> None:
     assert "Missing:" not in text
     for number in (2, 5, 6, 8, 9, 14, 15):
         assert re.search(rf"<figcaption>{number}\. [^<]*, calculated</figcaption>", text), number
+
+
+def test_an_axis_between_close_numbers_has_its_ends() -> None:
+    from minidnn.pages.charts import Dot, Scale, points
+
+    close = {"one": [Dot(3.1e-3, 1.0)], "two": [Dot(3.2e-3, 2.0)]}
+    picture = points(close, Scale("time, ms", log=True), Scale("GB/s"))
+    assert ">0.00276<" in picture and ">0.00359<" in picture

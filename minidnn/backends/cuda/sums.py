@@ -4,8 +4,8 @@ Blocks add parts, each for some channels; a second kernel joins the parts, if th
 How a sum is parted depends on shapes and layouts alone, so that every run gives the same bits.
 
 A variance and its mean come of one sweep.  Distances from the mean are not known yet, so each block
-takes those from the first element that it meets, whose sum and squares give the mean of its part
-and the squares of distances from that.
+takes those from the mean of a few elements; their sum and their squares give the mean of its part
+and the squares of distances from that.  An element alone may lie so far off that they lose digits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...graph.operator import Elementwise
 from ...graph.operators import Reduce, Variance
 from ...graph.types import ITEMSIZE
 from ..codegen.code import Code
-from ..codegen.dialect import CUDA
+from ..codegen.dialect import CUDA, literal
 from .kernels import Launch
 from .prelude import TYPES
 from .sum_parts import MeanAndVariance, SumParts, Total, join_parts
@@ -35,6 +35,8 @@ _BLOCKS = 1024
 """So many blocks keep every card busy."""
 _LEAST, _MOST = 4, 64
 """Elements of a channel that a thread adds, in packs."""
+_AROUND = 4
+"""Elements of a channel, of whose mean a block adds distances."""
 _UNROLLED = 4
 """Packs of each tensor that a thread has under way."""
 _COLUMNS = (1, 2, 4, 8, 16, 32)
@@ -182,11 +184,13 @@ class _Printer:
         code, lanes = self.code, self.lanes
         moments = [each for each in self.found if isinstance(each, MeanAndVariance)]
         if moments:
-            code.line("unsigned r = begin;")
-            with self._elements(places):
-                values = self._computed(vector)
-                for i, each in enumerate(moments):
-                    code.line(f"first{i}[j] = {values[each.variance.inputs[0]]};")
+            with code.block(f"for (unsigned k = 0; k < {_AROUND}u; k++)"):
+                code.line(f"const unsigned r = begin + k * (end - begin) / {_AROUND}u;")
+                with self._elements(places):
+                    values = self._computed(vector)
+                    for i, each in enumerate(moments):
+                        value = values[each.variance.inputs[0]]
+                        code.line(f"first{i}[j] += {value} * {literal(1 / _AROUND)};")
             if alike:
                 for i, _ in enumerate(moments):
                     code.line(f"for (int j = 1; j < {lanes}; j++) first{i}[j] = first{i}[0];")
