@@ -51,6 +51,15 @@ MD_KERNEL(@) {{
         }}
         continue;
       }}
+      if (stride == 2) {{
+        // Pairs of bytes lie side by side, and a gather would read byte by byte.
+        const uniform int16 * uniform pairs = (const uniform int16 * uniform)(rows + shift);
+        foreach (i = begin ... end) {{
+          const {type} a = y[i], b = ({type})pairs[i];
+          y[i] = a > b ? a : b;
+        }}
+        continue;
+      }}
       foreach (i = begin ... end) {{
         // Lanes that are not wanted read the first byte, which must be there.
         const {type} a = y[i], b = rows[max(i * stride + shift, 0)];
@@ -81,4 +90,4 @@ def print_byte_window(op: Windowed, x: TensorType, y: TensorType) -> ByteWindow:
         sizes += [axis.kernel, axis.stride, axis.dilation, axis.padding[0]]
     tasks = y.shape[0] * y.shape[1] * y.shape[2]
     source = KernelSource.named("byte_window", text)
-    return ByteWindow(source, np.array(sizes, np.int32), tasks, x.shape[3])
+    return ByteWindow(source, np.array(sizes, np.int32), tasks, x.shape[3] + 1)
