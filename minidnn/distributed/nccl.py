@@ -33,8 +33,7 @@ class NcclGroup:
     def __init__(self, place: RankPlace) -> None:
         try:
             import cupy
-
-            nccl = cupy.cuda.nccl
+            from cupy.cuda import nccl  # no attribute before it is imported
         except ImportError as error:
             raise DistributedError(
                 "distributed=True on a GPU needs CuPy: pip install 'minidnn[cuda]'"

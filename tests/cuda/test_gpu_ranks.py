@@ -24,7 +24,8 @@ def _two_gpus() -> None:
     cupy = pytest.importorskip("cupy")
     if (count := cupy.cuda.runtime.getDeviceCount()) < 2:
         pytest.skip(f"two GPUs are needed, and there are {count}")
-    if not cupy.cuda.nccl.available:
+    nccl = pytest.importorskip("cupy.cuda.nccl")
+    if not nccl.available:
         pytest.skip("CuPy finds no NCCL (pip install nvidia-nccl-cu13)")
 
 
