@@ -57,7 +57,8 @@ class NcclGroup:
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._numbers = cupy
-            self._ranks = nccl.NcclCommunicator(place.size, tuple(self.watch.told), place.rank)
+            unique_id = bytes(self.watch.told)
+            self._ranks = nccl.NcclCommunicator(place.size, unique_id, place.rank)
 
     def add_up(self, store: Store, names: Sequence[str]) -> None:
         with self._enqueued(store, names) as states:

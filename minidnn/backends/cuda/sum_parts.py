@@ -32,7 +32,7 @@ class Total:
     node: Node
     number: int
 
-    sums = 1
+    sums = kept = 1
 
     @property
     def added(self) -> Value:
@@ -52,7 +52,7 @@ class MeanAndVariance:
     number: int
     mean: int | None
 
-    sums = 2
+    sums, kept = 2, 3
 
     @property
     def added(self) -> Value:
@@ -63,7 +63,8 @@ class MeanAndVariance:
 class SumParts:
     """What blocks leave: for each sum, part and channel a number.
 
-    Of moments these are the mean of a part, and the squares of distances from it.
+    Of a mean and a variance these are what distances were taken from, the distances' mean, whose
+    digits would be lost in their sum, and the squares of distances from that.
 
     Attributes:
         dtypes: of the results.
@@ -87,6 +88,10 @@ class SumParts:
     def stride(self) -> int:
         """Numbers of one sum."""
         return self.count * self.channels
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.kept for each in self.found) * self.stride * 4
 
     @property
     def elements(self) -> int:
@@ -132,15 +137,15 @@ class SumParts:
                 code.line(f"float {squares} = {two} - {one} * {mean};")
                 code.line(f"if ({squares} < 0.0f) {squares} = 0.0f;")  # by rounding
                 code.line(f"if ({two} > {_LARGEST}) {squares} = {two};")  # not infinity - infinity
-                whole = f"{next(first)} + {mean}"
+                origin = next(first)
                 if self.count == 1:
                     if each.mean is not None:
-                        code.line(self.result(each.mean, whole))
+                        code.line(self.result(each.mean, f"{origin} + {mean}"))
                     code.line(self.result(each.number, f"{squares} / {many}"))
                 else:
-                    code.line(f"part[{self._place(place)}] = {whole};")
-                    code.line(f"part[{self._place(place + 1)}] = {squares};")
-            place += each.sums
+                    for i, value in enumerate((origin, mean, squares)):
+                        code.line(f"part[{self._place(place + i)}] = {value};")
+            place += each.kept
 
     def _place(self, sum: int) -> str:
         return f"({sum * self.count}ll + p) * {self.channels} + c"
@@ -166,24 +171,27 @@ def join_parts(parts: SumParts) -> Launch:
                     code.line(f"if (down == 0 && c < {parts.channels}) {parts.total(each, 'all')}")
                 else:
                     _join_moments(code, parts, each)
-            first += each.sums
+            first += each.kept
     return Launch.named("sum_parts", code, len(parts.found) * columns, _THREADS, _THREADS * 4)
 
 
 def _join_moments(code: Code, parts: SumParts, each: MeanAndVariance) -> None:
-    """The mean of parts' means, and the squares of distances from it."""
-    at = f"r * {parts.channels}ll"
+    """The mean of parts' means, and the squares of distances from it; all by distances from what
+    those of the first part are taken from."""
     full, last = (float(n * parts.each) for n in (parts.size, _last(parts)))
     many = f"(r == {parts.count - 1} ? {literal(last)} : {literal(full)})"
+    origin, mean, squares = (
+        f"from[{i * parts.stride}ll + r * {parts.channels}ll]" for i in range(3)
+    )
     code.line(f"const float base = c < {parts.channels} ? from[0] : 0.0f;")
-    _add(code, parts, f"{many} * (from[{at}] - base)")
-    code.line(f"const float mean = base + all / {literal(float(parts.elements))};")
+    _add(code, parts, f"{many} * (({origin} - base) + {mean})")
+    code.line(f"const float mean = all / {literal(float(parts.elements))};")
     writes = f"if (down == 0 && c < {parts.channels})"
     if each.mean is not None:
-        code.line(f"{writes} {parts.result(each.mean, 'mean')}")
+        code.line(f"{writes} {parts.result(each.mean, 'base + mean')}")
     with code.block(""):
-        apart = f"(from[{at}] - mean)"
-        _add(code, parts, f"from[{parts.stride}ll + {at}] + {many} * {apart} * {apart}")
+        apart = f"((({origin} - base) + {mean}) - mean)"
+        _add(code, parts, f"{squares} + {many} * {apart} * {apart}")
         variance = f"all / {literal(float(parts.elements))}"
         code.line(f"{writes} {parts.result(each.number, variance)}")
 

@@ -119,7 +119,7 @@ class _Printer:
         operands = (*self.tensors, *self.vectors)
         if parts.count == 1:
             return SumsLaunches(first, operands)
-        return SumsLaunches(first, operands, join_parts(parts), self.many * parts.stride * 4)
+        return SumsLaunches(first, operands, join_parts(parts), parts.bytes)
 
     @property
     def _firsts(self) -> int:
