@@ -26,10 +26,13 @@ from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import make_plan
+from minidnn.training.losses import CrossEntropy
+from minidnn.training.optim import SGD
+from minidnn.training.step import Objective, step_graph
 from tests.cuda.cards import A100, H200
 
 from .contractions import HALO, TILE, WINDOW, dense, residual
-from .lowered import problems_of
+from .lowered import planned_graph, problems_of
 
 REGISTERS = 65536
 SPILLS = 0
@@ -91,6 +94,30 @@ def test_kernels_of_the_zoo_keep_to_the_budget(
     assert sum(name.startswith("seq_") for name, _, _ in found) > 20
     step = 1 if precision == "float32" else 3
     check([found[key] for key in sorted(found)[::step]], machine)
+
+
+@pytest.mark.parametrize(
+    ("precision", "machine"),
+    [("bfloat16", H200), pytest.param("float32", A100, marks=pytest.mark.full)],
+)
+def test_kernels_of_a_training_step_keep_to_the_budget(
+    precision: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of statistics and of gradients, what is element-wise on parameters, and sequences whose
+    vectors are computed."""
+    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+    net = L.Sequential(
+        *(L.Conv2d(3, 160, 3, bias=False), L.BatchNorm2d(160), L.ReLU(), L.MaxPool2d(3, 2)),
+        *(L.Conv2d(160, 64, 3, bias=False), L.BatchNorm2d(64), L.ReLU()),
+        *(L.AdaptiveAvgPool2d((1, 1)), L.Flatten(), L.Linear(64, 10)),
+    ).initialize(0)
+    objective = Objective(CrossEntropy(), {})
+    graph = step_graph(net, ((64, 3, 40, 40),), objective, SGD(0.1, momentum=0.9))
+    tasks = lower_plan(planned_graph(graph, precision, True), machine, False)
+    launches = {task.work.source: task.work for task in tasks if isinstance(task.work, Launch)}
+    names = " ".join(source.name for source in launches)
+    assert all(f"{kind}_" in names for kind in ("sums", "sum_parts", "elements", "seq"))
+    check(list(launches.values()), machine)
 
 
 #: What the zoo has after a contraction, or before it.
