@@ -194,7 +194,7 @@ def check(name: str, device: str, seeds: int) -> None:
 
 @pytest.mark.parametrize("name", ["custom layer", "two losses", "moving average"])
 def test_program_briefly(name: str) -> None:
-    check(name, "reference", 1)
+    check(name, "reference", 3)
 
 
 @pytest.mark.full
