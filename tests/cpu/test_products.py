@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -64,8 +66,9 @@ def test_a_weight_read_as_it_lies_changes_no_bit(
     net.initialize(1)
     x = np.random.default_rng(0).standard_normal((rows, features), np.float32)
     x[0, features // 2] = np.nan
-    given = {"device": "cpu", "isa": isa.name}
+    given: dict[str, Any] = {"device": "cpu", "isa": isa.name}
     stored = md.compile(net, x.shape, store=md.Store(), **given)
-    names = [getattr(task.source, "name", task.source) for task in stored.program.tasks]
+    program: Any = stored.program
+    names = [getattr(task.source, "name", task.source) for task in program.tasks]
     assert not any("pack" in name for name in names)
     np.testing.assert_array_equal(stored(x), md.compile(net, x.shape, **given)(x))
