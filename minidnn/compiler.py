@@ -304,7 +304,7 @@ def _computed(backend: Backend, graph: Graph, precision: str, told: bool) -> Gra
             f"{lost}all between them is float32; precision='float32' says that this is meant, "
             "device='reference' computes in the network's own dtype",
             MiniDNNWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return in_dtype(graph, others, "float32")
 

@@ -74,10 +74,12 @@ def test_passes_are_printed_before_and_after(capsys: pytest.CaptureFixture[str])
     out = explain(capsys, "digits", "--passes")
     graph = to_graph(models.digits(), (1, 1, 8, 8))
     headings = [line for line in out.splitlines() if line.startswith("== ")]
-    assert headings[:9] == [
+    assert headings[:11] == [
         "== before freeze ==",
         "== after freeze ==",
+        "== after multiply_bytes ==",
         "== after compose_gradients ==",
+        "== after compose_variance ==",
         "== after repeat_inside ==",
         "== after simplify ==",
         "== after take_channels ==",

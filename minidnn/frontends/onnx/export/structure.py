@@ -181,6 +181,19 @@ def _argmax(writer: Writer, node: Node, inputs: list[str]) -> str:
     )
 
 
+@writers(ops.Variance)
+def _variance(writer: Writer, node: Node, inputs: list[str]) -> str:
+    op, x = node.op, node.inputs[0].type
+    assert isinstance(op, ops.Variance)
+    if op.dtype is not None and op.dtype != x.dtype:
+        inputs = [writer.add("Cast", inputs[:1], to=DATA_TYPES[op.dtype]), inputs[1]]
+    mean = writer.reshape(inputs[1], (1, x.shape[1], *(1 for _ in x.shape[2:])))
+    apart = writer.add("Sub", [inputs[0], mean])
+    squares = writer.add("Mul", [apart, apart])
+    axes = writer.integers((0, *range(2, x.rank)))
+    return writer.add("ReduceMean", [squares, axes], node.name, keepdims=0)
+
+
 @writers(ops.LayerNorm)
 def _layer_norm(writer: Writer, node: Node, inputs: list[str]) -> str:
     op, x = node.op, node.inputs[0].type
