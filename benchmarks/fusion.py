@@ -32,6 +32,7 @@ import numpy as np
 
 import minidnn as md
 from minidnn import models
+from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu.isa import best_isa
 from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.lower import lower_plan
@@ -68,7 +69,7 @@ def fill_cache(name: str, batch: int, threads: int | None) -> None:
         context = Context(CpuTarget(device_for(isa, count), isa.lanes), check_strategy(strategy))
         plan = make_plan(optimize(graph, context), context)
         texts = (task.source for task in lower_plan(plan, isa, count))
-        sources += [text for text in texts if not isinstance(text, str)]
+        sources += [text for text in texts if isinstance(text, KernelSource)]
     compile_kernels(sources, isa)
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of a training add up: states of their stores, and numbers."""
+"""The ranks of a training: what they add up, and what they tell each other."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Protocol
 
 import numpy as np
 
+from minidnn.distributed.agreed import Agreed
 from minidnn.distributed.faults import DistributedError
 from minidnn.distributed.place import RankPlace, find_place
 from minidnn.distributed.watch import RankWatch
+from minidnn.graph.meeting import meet_in
 from minidnn.runtime.store import Store
 
 #: Arrays are sent together up to so many bytes.
@@ -21,13 +23,17 @@ _SECONDS_TO_BE_TOLD = 3.0
 
 
 class RankGroup(Protocol):
-    """The ranks that train together.  All call the same functions in the same order."""
+    """The ranks that train together.  All call the same functions in the same order, and run the
+    same programs between them."""
 
     place: RankPlace
 
-    def add_up(self, store: Store, names: Sequence[str]) -> None:
-        """Each of these states becomes the sum of all ranks' states of that name, added in an order
-        that depends on the ranks alone."""
+    @property
+    def size(self) -> int:
+        """How many they are."""
+
+    def enter(self) -> None:
+        """Something begins for which all ranks are needed; DistributedError if one has left."""
 
     def take_over(self, store: Store, names: Sequence[str]) -> None:
         """Each of these states becomes that of rank 0."""
@@ -35,25 +41,44 @@ class RankGroup(Protocol):
     def sum_of(self, numbers: Sequence[float]) -> list[float]:
         """The sums over all ranks, of numbers of the host; it waits for all ranks."""
 
+    def add(self, arrays: Sequence[np.ndarray]) -> None:
+        """See :class:`minidnn.graph.meeting.Meeting`."""
+
+    def agree(self, text: str) -> None:
+        """DistributedError unless all ranks say the same; a text is asked about once."""
+
+    def describe(self) -> str:
+        """The library that adds up, its version, and this rank's device."""
+
+
+_joined: dict[str, RankGroup] = {}
+
 
 def connect(device: str | None) -> RankGroup:
     """Finds the other ranks and joins them: by NCCL if ``device`` is a GPU, else by Gloo.
 
-    DistributedError if nobody said which rank this is, the others do not come, or the library is
-    not there.
+    They stay joined: another trainer of this process meets the same ranks.  DistributedError if
+    nobody said which rank this is, the others do not come, or the library is not there.
     """
-    place = find_place()
-    if device is not None and device.startswith("cuda"):
-        from minidnn.distributed.nccl import NcclGroup
+    kind = "cuda" if device is not None and device.startswith("cuda") else "cpu"
+    group = _joined.get(kind)
+    if group is None:
+        place = find_place()
+        if kind == "cuda":
+            from minidnn.distributed.nccl import NcclGroup
 
-        return NcclGroup(place)
-    return GlooGroup(place)
+            group = _joined[kind] = NcclGroup(place)
+        else:
+            group = _joined[kind] = GlooGroup(place)
+    meet_in(group)
+    return group
 
 
-class GlooGroup:
+class GlooGroup(Agreed):
     """Ranks on CPUs, over the sockets of Gloo, which comes with PyTorch."""
 
     def __init__(self, place: RankPlace) -> None:
+        super().__init__()
         try:
             import torch.distributed as dist
         except ImportError as error:
@@ -71,14 +96,22 @@ class GlooGroup:
             dist.init_process_group("gloo", store=found, rank=place.rank, world_size=place.size)
         self._dist = dist
 
-    def add_up(self, store: Store, names: Sequence[str]) -> None:
-        with store.lock:
-            for arrays in _buckets([store[name] for name in names]):
-                flat = np.concatenate([array.reshape(-1) for array in arrays])
-                self._together(self._dist.all_reduce, flat)
-                _spread(flat, arrays)
+    @property
+    def size(self) -> int:
+        return self.place.size
+
+    def enter(self) -> None:
+        self.watch.enter()
+
+    def add(self, arrays: Sequence[np.ndarray]) -> None:
+        """See :class:`minidnn.graph.meeting.Meeting`."""
+        for some in _buckets(arrays):
+            flat = np.concatenate([array.reshape(-1) for array in some])
+            self._together(self._dist.all_reduce, flat)
+            _spread(flat, some)
 
     def take_over(self, store: Store, names: Sequence[str]) -> None:
+        self.enter()
         with store.lock:
             for arrays in _buckets([store[name] for name in names]):
                 flat = np.concatenate([array.reshape(-1) for array in arrays])
@@ -86,10 +119,16 @@ class GlooGroup:
                 _spread(flat, arrays)
 
     def sum_of(self, numbers: Sequence[float]) -> list[float]:
+        self.enter()
         # Without any number, too, all ranks wait.
         flat = np.array([0.0, *numbers], np.float64)
         self._together(self._dist.all_reduce, flat)
         return [float(number) for number in flat[1:]]
+
+    def describe(self) -> str:
+        import torch
+
+        return f"Gloo of PyTorch {torch.__version__}"
 
     def _together(self, operation: Callable[..., object], flat: np.ndarray, *more: int) -> None:
         import torch

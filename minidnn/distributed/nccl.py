@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from minidnn.distributed.agreed import Agreed
 from minidnn.distributed.faults import DistributedError
 from minidnn.distributed.place import RankPlace
 from minidnn.distributed.watch import RankWatch
@@ -23,14 +23,16 @@ _NCCL_TYPES = {
 }
 
 
-class NcclGroup:
-    """Ranks that add up in their GPUs' memory, on a stream behind the runs that made the states.
+class NcclGroup(Agreed):
+    """Ranks that add up in their GPUs' memory.
 
-    No rank waits for a collective operation on the host: the next run waits on the GPU.  They are
-    not part of the captured graphs, so that a rank's end cannot leave a graph that waits for ever.
+    Every operation is on one stream, so that all ranks have them in the same order.  What programs
+    begin there becomes part of their captured graphs.  No rank waits for another on the host, so
+    that the watch can end a process whose GPU waits for ever.
     """
 
     def __init__(self, place: RankPlace) -> None:
+        super().__init__()
         try:
             import cupy
             from cupy.cuda import nccl  # no attribute before it is imported
@@ -50,49 +52,86 @@ class NcclGroup:
                 "process for each"
             )
         self.place = place
+        self._cupy = cupy
         self._nccl = nccl
         self._device = cupy.cuda.Device(place.local_rank)
-        unique = [int(each) for each in nccl.get_unique_id()] if place.rank == 0 else None
+        unique = nccl.get_unique_id().hex() if place.rank == 0 else None
         self.watch = RankWatch(place, unique)
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
-            self._numbers = cupy
-            unique_id = bytes(self.watch.told)
-            self._ranks = nccl.NcclCommunicator(place.size, unique_id, place.rank)
+            unique_id = bytes.fromhex(self.watch.told)
+            try:
+                self._ranks = nccl.NcclCommunicator(place.size, unique_id, place.rank)
+            except nccl.NcclError as error:
+                raise DistributedError(
+                    f"rank {place.rank}: NCCL {self._version} joins no {place.size} ranks: {error}"
+                ) from error
+        # Else the end of the process would wait for what this rank has begun.
+        self.watch.released = self._ranks.abort
 
-    def add_up(self, store: Store, names: Sequence[str]) -> None:
-        with self._enqueued(store, names) as states:
-            for address, count, kind in states:
-                self._ranks.allReduce(
-                    address, address, count, kind, self._nccl.NCCL_SUM, self._stream.ptr
-                )
+    @property
+    def size(self) -> int:
+        return self.place.size
+
+    @property
+    def _version(self) -> str:
+        number = self._nccl.get_version()
+        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+    def enter(self) -> None:
+        self.watch.enter()
+
+    def begin(self, sums: Sequence[tuple[int, int, int, str]], ready: Any, done: Any) -> None:
+        """See :class:`minidnn.backends.cuda.rank_sums.DeviceMeeting`."""
+        ready.record(self._cupy.cuda.get_current_stream())
+        self._stream.wait_event(ready)
+        stream = self._stream.ptr
+        self._nccl.groupStart()  # they become one launch
+        try:
+            for source, to, count, dtype in sums:
+                kind = getattr(self._nccl, _NCCL_TYPES[dtype])
+                self._ranks.allReduce(source, to, count, kind, self._nccl.NCCL_SUM, stream)
+        finally:
+            self._nccl.groupEnd()
+        done.record(self._stream)
+
+    def add(self, arrays: Sequence[np.ndarray]) -> None:
+        """See :class:`minidnn.graph.meeting.Meeting`."""
+        with self._device, self._stream:
+            for array in arrays:
+                held = self._cupy.asarray(array)
+                kind = getattr(self._nccl, _NCCL_TYPES[array.dtype.name])
+                at, stream = held.data.ptr, self._stream.ptr
+                self._ranks.allReduce(at, at, held.size, kind, self._nccl.NCCL_SUM, stream)
+                array[...] = held.get()
 
     def take_over(self, store: Store, names: Sequence[str]) -> None:
-        with self._enqueued(store, names) as states:
-            for address, count, kind in states:
-                self._ranks.broadcast(address, address, count, kind, 0, self._stream.ptr)
-
-    def sum_of(self, numbers: Sequence[float]) -> list[float]:
-        with self._device, self._stream:
-            held = self._numbers.asarray(np.array([0.0, *numbers], np.float64))
-            self._ranks.allReduce(
-                *(held.data.ptr, held.data.ptr, held.size),
-                *(self._nccl.NCCL_FLOAT64, self._nccl.NCCL_SUM, self._stream.ptr),
-            )
-            return [float(number) for number in held.get()[1:]]
-
-    @contextmanager
-    def _enqueued(self, store: Store, names: Sequence[str]) -> Iterator[list[tuple[int, int, int]]]:
-        """Addresses, counts and types of states, behind the runs so far and before later ones; what
-        is called meanwhile becomes one launch."""
+        self.enter()
         memory: Any = store.memory
-        with store.lock, self._device, memory.turn(self._stream.ptr):
-            states = []
-            for held in store.kept(names):
-                kind = getattr(self._nccl, _NCCL_TYPES[held.dtype])
-                states.append((held.address, int(np.prod(held.shape, dtype=np.int64)), kind))
+        stream = self._stream.ptr
+        with store.lock, self._device, memory.turn(stream):
             self._nccl.groupStart()
             try:
-                yield states
+                for held in store.kept(names):
+                    kind = getattr(self._nccl, _NCCL_TYPES[held.dtype])
+                    count = int(np.prod(held.shape, dtype=np.int64))
+                    self._ranks.broadcast(held.address, held.address, count, kind, 0, stream)
             finally:
                 self._nccl.groupEnd()
+
+    def sum_of(self, numbers: Sequence[float]) -> list[float]:
+        self.enter()
+        found = np.array([0.0, *numbers], np.float64)  # without any, too, all ranks wait
+        self.add([found])
+        return [float(number) for number in found[1:]]
+
+    def describe(self) -> str:
+        runtime = self._cupy.cuda.runtime
+        name = runtime.getDeviceProperties(self._device.id)["name"].decode()
+        bus = runtime.deviceGetPCIBusId(self._device.id)
+        peers = sum(
+            runtime.deviceCanAccessPeer(self._device.id, other)
+            for other in range(runtime.getDeviceCount())
+            if other != self._device.id
+        )
+        return f"NCCL {self._version}, {name} at {bus}, which reaches {peers} others of its machine"

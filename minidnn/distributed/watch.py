@@ -3,7 +3,8 @@
 A collective operation whose partner is gone may wait for ever, in a library that cannot be
 interrupted.  So every rank holds a connection to rank 0, which nothing else uses, and a thread that
 waits for what comes over it.  Whoever ends well says so first.  An exception is told before the
-process ends; a process that was killed is known by its connection's end.
+process ends; a process that was killed is known by its connection's end, and one that hangs, or
+that the network has lost, by its silence.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeGuard
@@ -26,18 +28,27 @@ from minidnn.distributed.place import RankPlace
 _CONNECT_SECONDS = 120.0
 _MOST_TEXT = 2000
 
+#: Each rank lets hear of itself so often, and is lost when nothing was heard of it for so long.
+ALIVE_SECONDS = 2.0
+SILENT_SECONDS = 20.0
+
+
+_KILLED = "it ended without a word: it was killed, or crashed"
+_LEFT = (
+    "rank {rank} has ended its training, while others go on, which need it; valid is that all take "
+    "as many steps"
+)
+
 
 class _Line:
     """A connection over which JSON goes, an object a line."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        # A machine that vanishes says nothing: ask after 5 seconds, five times.
-        for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 5)):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._connection = connection
         self._file = connection.makefile("rb")
+        #: Why there is nothing more to receive.
+        self.ended = _KILLED
         self._lock = threading.Lock()
 
     def send(self, message: dict[str, Any]) -> None:
@@ -46,13 +57,22 @@ class _Line:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message; None if the other side is gone."""
+        """The next message; None if the other side is gone, or silent for too long."""
         try:
             line = self._file.readline()
             found = json.loads(line) if line.endswith(b"\n") else None
+        except TimeoutError:
+            self.ended = (
+                f"nothing was heard of it for {SILENT_SECONDS:g} s: it hangs, or the network does"
+            )
+            return None
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
+
+    def listen(self) -> None:
+        """From now on silence is an end; and sending waits no longer for one that reads nothing."""
+        self._connection.settimeout(SILENT_SECONDS)
 
     def close(self) -> None:
         self._file.close()
@@ -75,8 +95,14 @@ class RankWatch:
 
     def __init__(self, place: RankPlace, shared: Any = None) -> None:
         self.place = place
+        #: Called before this process ends by an error of its own: what would wait for others.
+        self.released: Callable[[], object] = lambda: None
         self._leaving = threading.Event()
         self._lines: dict[int, _Line] = {}
+        #: How often all ranks were needed, and of ranks that have left how often until then.
+        self._entered = 0
+        self._left: dict[int, int] = {}
+        self._counting = threading.Lock()
         self.told = shared
         if place.rank == 0:
             self._listen(shared)
@@ -86,15 +112,28 @@ class RankWatch:
             threading.Thread(
                 target=self._wait, args=(rank, line), name="minidnn-watch", daemon=True
             ).start()
+        threading.Thread(target=self._breathe, name="minidnn-alive", daemon=True).start()
         self._hook = sys.excepthook
         sys.excepthook = self._raised
         atexit.register(self.leave)
+
+    def enter(self) -> None:
+        """Something begins for which all ranks are needed; DistributedError if one has left."""
+        with self._counting:
+            self._entered += 1
+            gone = self._gone()
+        if gone is not None:
+            raise DistributedError(_LEFT.format(rank=gone))
+
+    def _gone(self) -> int | None:
+        """A rank that has left before what this one has begun."""
+        return next((rank for rank, count in self._left.items() if count < self._entered), None)
 
     def leave(self) -> None:
         """Tells the others that this rank ends well."""
         if not self._leaving.is_set():
             self._leaving.set()
-            self._tell({"ends": True})
+            self._tell({"ends": self.place.rank, "entered": self._entered})
 
     def fail(self, text: str) -> None:
         """Tells the others why this rank ends."""
@@ -129,9 +168,9 @@ class RankWatch:
                 if hello.get("size") != place.size or not self._is_missing(rank):
                     line.close()  # somebody else's
                     continue
-                connection.settimeout(None)
                 self._lines[rank] = line
         for line in self._lines.values():
+            line.listen()
             line.send({"shared": shared})
 
     def _is_missing(self, rank: object) -> TypeGuard[int]:
@@ -159,26 +198,48 @@ class RankWatch:
                     f"{_CONNECT_SECONDS:.0f} s: {reason}"
                 )
             time.sleep(0.05)
-        connection.settimeout(None)
+        line.listen()
         self.told = answer["shared"]
         self._lines[0] = line
 
     def _wait(self, rank: int, line: _Line) -> None:
-        message = line.receive()
-        if message is not None and "ends" in message:
-            return
+        while (message := line.receive()) is not None and "failed" not in message:
+            if "ends" in message and self._has_left(message, rank):
+                return
         if self._leaving.is_set():
             return
         if message is None:
-            message = {"rank": rank, "failed": "it ended without a word: it was killed, or crashed"}
+            message = {"rank": rank, "failed": line.ended}
+        self._fail(message)
+
+    def _has_left(self, message: dict[str, Any], rank: int) -> bool:
+        """Notes that a rank ends well; whether it is the one at the other end of the line."""
+        other = int(message["ends"])
+        with self._counting:
+            self._left[other] = int(message["entered"])
+            gone = self._gone()
+        if self._leaving.is_set():
+            return other == rank
+        if self.place.rank == 0:
+            self._tell(message, but=other)
+        if gone is not None:  # it waits for that rank already
+            self._fail({"rank": self.place.rank, "failed": _LEFT.format(rank=gone)})
+        return other == rank
+
+    def _breathe(self) -> None:
+        while not self._leaving.wait(ALIVE_SECONDS):
+            self._tell({"alive": True})
+
+    def _fail(self, message: dict[str, Any]) -> None:
         self._leaving.set()
         self._tell(message)  # by rank 0 to all others
         self._end(message)
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        for line in self._lines.values():
-            with suppress(OSError):  # it is gone, which is known or soon will be
-                line.send(message)
+    def _tell(self, message: dict[str, Any], but: int | None = None) -> None:
+        for rank, line in self._lines.items():
+            if rank != but:
+                with suppress(OSError):  # it is gone, which is known or soon will be
+                    line.send(message)
 
     def _end(self, message: dict[str, Any]) -> None:
         print(
@@ -195,3 +256,5 @@ class RankWatch:
         """Told before anything is printed: others may wait for this rank."""
         self.fail("".join(traceback.format_exception_only(kind, error)).strip())
         self._hook(kind, error, trace)
+        with suppress(Exception):
+            self.released()

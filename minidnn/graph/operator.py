@@ -75,6 +75,12 @@ class Operator(ABC):
         return False
 
     @property
+    def lasts(self) -> bool:
+        """Whether it may still read its operands while nodes behind it are computed, until one of
+        them reads a result."""
+        return False
+
+    @property
     def name(self) -> str:
         return type(self).__name__
 

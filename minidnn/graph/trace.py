@@ -30,6 +30,8 @@ class Trace:
         self.name = name
         #: Whether layers do what they do in training alone.
         self.training = training
+        #: Over the batches of how many ranks statistics are taken.
+        self.ranks = 1
         #: Whether parameters become states instead of constants.
         self.states = states
         #: Whether only shapes are wanted: parameters then stay unbound and have no data.

@@ -17,12 +17,14 @@ def to_graph(
     *,
     mode: str = "eval",
     states: bool | None = None,
+    ranks: int = 1,
 ) -> Graph:
     """The graph of a network for inputs of these shapes.
 
     In the mode "train" normalizations take the statistics of the batch, and update those that they
     store, and dropout drops.  ``states`` makes the parameters states, which a store holds, instead
-    of constants; by default if the network trains.
+    of constants; by default if the network trains.  ``ranks``: over the batches of how many
+    processes normalizations take statistics in training.
 
     GraphError names the layer where shapes or dtypes do not fit.
     """
@@ -31,4 +33,5 @@ def to_graph(
     if mode not in _MODES:
         raise GraphError(f"mode={mode!r:.80}; valid are {' and '.join(map(repr, _MODES))}")
     training = mode == "train"
-    return network._to_graph(shapes, dtype, training if states is None else states, training)
+    own = training if states is None else states
+    return network._to_graph(shapes, dtype, own, training, ranks)

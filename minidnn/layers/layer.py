@@ -139,10 +139,12 @@ class Layer:
         dtype: str = "float32",
         states: bool = False,
         training: bool = False,
+        ranks: int = 1,
     ) -> Graph:
         """What :func:`minidnn.layers.build.to_graph` gives."""
         label = type(self).__name__
         with tracing(label, states=states, training=training) as trace:
+            trace.ranks = ranks
             self._name_in(trace)
             types = named_types(label, self._declared_inputs(), shapes, dtype)
             inputs = [trace.input(type, name) for name, type in types]

@@ -80,15 +80,22 @@ class _PerChannel(Layer):
 
     def _statistics(self, x: Any) -> tuple[Value, Value, float]:
         """Mean and variance of each channel, and by what the variance is multiplied to be that of
-        the population."""
+        the population; over the batches of all ranks that the trace is for."""
         axes = (0, *range(2, x.type.rank))
-        more = self._unbiased(x, axes)
-        mean = apply(ops.Reduce("mean", axes), x)
-        return mean, apply(ops.Variance(), x, mean), more
+        ranks = current_trace().ranks
+        more = self._unbiased(x, axes, ranks)
+        mean: Any = apply(ops.Reduce("mean", axes), x)
+        var: Any = apply(ops.Variance(), x, mean)
+        if ranks > 1:
+            own, total = mean, ops.SumOverRanks(ranks)
+            mean = apply(total, own) / float(ranks)
+            apart = own - mean
+            var = apply(total, var + apart * apart) / float(ranks)
+        return mean, var, more
 
-    def _unbiased(self, x: Any, axes: tuple[int, ...]) -> float:
+    def _unbiased(self, x: Any, axes: tuple[int, ...], ranks: int = 1) -> float:
         """By what a variance over axes is multiplied to be that of the population."""
-        count = prod(x.shape[d] for d in axes)
+        count = ranks * prod(x.shape[d] for d in axes)
         if count == 1:
             raise misfit(
                 type(self).__name__,

@@ -47,7 +47,7 @@ def updates_in_place(
     kept = {roots.get(value, value) for value in graph.outputs}
     becomes = Counter(roots.get(value, value) for value in graph.updates.values())
     buffers = {place.buffer for place in annotations.placements.values()}
-    last = {roots[v]: i for i, node in enumerate(graph.nodes) for v in node.tensors}
+    last = last_reads(graph, roots)
     grouped = {node for group in annotations.groups for node in group}
     found: dict[Value, State] = {}
     for state, value in graph.updates.items():
@@ -135,12 +135,36 @@ def touched(
             root = roots[value]
             if root not in outside:
                 found[root] = (found.get(root, (i, i))[0], i)
-    last = {roots[v]: i for i, node in enumerate(graph.nodes) for v in node.tensors}
+    last = last_reads(graph, roots)
+    for root, (begin, end) in found.items():
+        found[root] = (begin, max(end, last.get(root, begin)))
     for state, kept in graph.updates.items():
         root = roots.get(kept, kept)
         if root in found:
             begin, end = found[root]
             found[root] = (begin, max(end, last.get(state, begin)))
+    return found
+
+
+def last_reads(graph: Graph, roots: Mapping[Value, Value]) -> dict[Value, int]:
+    """Where each storage is read for the last time: by a node, or by one that lasts until another
+    is computed."""
+    last = {roots[v]: i for i, node in enumerate(graph.nodes) for v in node.tensors if v in roots}
+    for place, nodes in awaited(graph).items():
+        end = min(place, len(graph.nodes) - 1)
+        for value in (v for node in nodes for v in node.tensors if v in roots):
+            last[roots[value]] = max(last[roots[value]], end)
+    return last
+
+
+def awaited(graph: Graph) -> dict[int, list[Node]]:
+    """For positions of nodes those before them that last, and of which a result is read there.
+    What nobody reads is waited for behind the last node."""
+    found: dict[int, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op.lasts:
+            readers = [graph.position[r] for value in node.outputs for r in graph.readers[value]]
+            found.setdefault(min(readers, default=len(graph.nodes)), []).append(node)
     return found
 
 

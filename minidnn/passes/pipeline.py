@@ -17,6 +17,7 @@ from minidnn.passes.layout import LAYOUT
 from minidnn.passes.mix_precision import MIX_PRECISION
 from minidnn.passes.multiply_bytes import MULTIPLY_BYTES
 from minidnn.passes.place_concat import PLACE_CONCAT
+from minidnn.passes.place_sums import PLACE_SUMS
 from minidnn.passes.place_updates import PLACE_UPDATES
 from minidnn.passes.pool_first import POOL_FIRST
 from minidnn.passes.pool_last import POOL_LAST
@@ -55,6 +56,7 @@ PIPELINE: tuple[Pass, ...] = (
     LAYOUT,
     PLACE_CONCAT,
     SCHEDULE,
+    PLACE_SUMS,
     RECOMPUTE,
     BY_IMAGE,
     PLACE_UPDATES,

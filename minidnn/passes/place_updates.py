@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from minidnn.graph.ir import Graph, Node, Rewriter, State, Value
 from minidnn.graph.operators import Identity
 from minidnn.memory.annotations import Annotations
-from minidnn.memory.liveness import storage_roots
+from minidnn.memory.liveness import last_reads, storage_roots
 from minidnn.passes.infrastructure import Context, Pass
 
 
@@ -51,7 +51,7 @@ def _places(graph: Graph, annotations: Annotations, left: list[State]) -> dict[S
     """Behind which node each state is written: once its new value is computed and the state was
     read for the last time, or behind the last node if that value lies in a state."""
     roots = storage_roots(graph, annotations)
-    last = {roots[v]: i for i, node in enumerate(graph.nodes) for v in node.tensors if v in roots}
+    last = last_reads(graph, roots)
     ends = list(range(len(graph.nodes)))
     for group in annotations.groups:
         first = graph.position[group[0]]

@@ -25,6 +25,7 @@ from minidnn.fusion.region import Region, constants
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Graph, Node, State, Value
 from minidnn.graph.operator import Contraction
+from minidnn.graph.operators import SumOverRanks
 from minidnn.memory.annotations import Annotations, Placement
 from minidnn.memory.arena import plan_groups, plan_memory
 from minidnn.memory.liveness import storage_roots, touched
@@ -144,6 +145,8 @@ def _candidates(use: _Use, context: Context, prices: _Prices) -> Iterator[_Candi
         if first < use.at < last and node is not None and root not in fixed:
             kept.setdefault(node, []).append(root)
     for node, roots in kept.items():
+        if isinstance(node.op, SumOverRanks):
+            continue
         if fixed.intersection(use.roots[value] for value in node.outputs):
             continue
         begins = [_next(use, root) for root in roots]
@@ -230,6 +233,8 @@ def _with_needed(
         for root in _gone(use, pending.pop(), position):
             made = root.producer
             if made is None or root in fixed or isinstance(root, State):
+                return None
+            if isinstance(made.op, SumOverRanks):  # all ranks would have to
                 return None
             if made not in found:
                 found |= dict.fromkeys(_views(use, made))

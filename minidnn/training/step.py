@@ -19,6 +19,7 @@ from minidnn.errors import GraphError
 from minidnn.gradients.reverse import gradient
 from minidnn.graph.expression import Expression, constant
 from minidnn.graph.ir import Graph, Rewriter, State, Value
+from minidnn.graph.operators import SumOverRanks
 from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import Trace, tracing
 from minidnn.graph.types import TensorType, numpy_dtype
@@ -40,10 +41,10 @@ class Objective:
     #: Types of the targets; None for what the loss says, or for that of the output.
     targets: Sequence[TensorType] | None = None
 
-    def applied(self, network: Layer, shapes: Shapes, mode: str) -> Graph:
+    def applied(self, network: Layer, shapes: Shapes, mode: str, ranks: int = 1) -> Graph:
         """The graph of a network with targets as further inputs, whose outputs are the loss and
-        the measures, by name."""
-        graph = to_graph(network, shapes, mode=mode, states=True)
+        the measures, by name; with statistics over the batches of so many ranks."""
+        graph = to_graph(network, shapes, mode=mode, states=True, ranks=ranks)
         types = self.target_types(graph)
         with _behind(graph, mode == "train", described=True) as trace:
             many = len(types) > 1
@@ -102,6 +103,26 @@ def _behind(graph: Graph, training: bool = True, described: bool = False) -> Ite
         yield trace
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """Processes that take each step together.
+
+    Attributes:
+        count: how many they are.
+        synchronized: whether normalizations take their statistics over the batches of all.
+    """
+
+    count: int = 1
+    synchronized: bool = False
+
+    @property
+    def of_statistics(self) -> int:
+        return self.count if self.synchronized else 1
+
+
+ALONE = Ranks()
+
+
 def step_graph(
     network: Layer,
     shapes: Shapes,
@@ -112,6 +133,7 @@ def step_graph(
     last: bool = True,
     average: float | None = None,
     scaling: LossScale | None = None,
+    ranks: Ranks = ALONE,
 ) -> Graph:
     """The graph of a step.
 
@@ -124,12 +146,17 @@ def step_graph(
         last: whether this is the last one of them, after which parameters change.
         average: by what the moving average of each parameter decays; None for no average.
         scaling: how the loss is scaled before it is differentiated; None for not at all.
+        ranks: who takes the step.  After the last batch gradients, loss, measures, and what layers'
+            states become are the means of all.  Until then what they become waits under
+            :data:`PENDING`, since every rank must know whether the losses of all are finite.
 
     Raises:
         GraphError: the loss is no single number; there is nothing to train, or a parameter that
             the loss does not reach, which is named; the optimizer's groups fit nothing.
     """
-    graph = objective.applied(network, shapes, "train")
+    graph = objective.applied(network, shapes, "train", ranks.of_statistics)
+    if ranks.count > 1 and share > 1:
+        graph = _pending(graph)
     names = _trained(network, graph)
     optimizer.check_groups(names)
     outputs = len(graph.outputs)
@@ -138,151 +165,108 @@ def step_graph(
         graph, target = _scaled(graph, scaling)
     whole = gradient(graph, target, of=names)
     gradients: Sequence[Value] = whole.outputs[outputs:]
+    measures: Sequence[Value] = whole.outputs[:outputs]
     states = {state.name: state for state in whole.states}
     with _behind(whole) as trace:
-        loss = whole.outputs[0]
         numbers = {
             name: trace.input(TensorType(()), name)
             for name in (optimizer.numbers(0) if last else ())
         }
-        _guard(trace, graph, loss)
         parameters = [states[name] for name in names]
         made = gradients
         if scaling is not None:
             gradients = unscaled(trace, gradients, scaling.state(trace))
-        if share > 1:
-            made = gradients = _shared(trace, parameters, gradients, loss, share, last)
+        if ranks.count > 1 and last:
+            if share > 1:
+                gradients = _summed(trace, parameters, gradients, share)
+            measures = _means_over_ranks(trace, graph, measures, ranks.count)
+            gradients = made = _mean_gradients(trace, parameters, gradients, ranks.count)
+            if share > 1:
+                _begin_anew(trace, parameters, measures[0])
+        else:
+            _guard(trace, graph, measures[0])
+            if share > 1:
+                made = gradients = _shared(trace, parameters, gradients, measures[0], share, last)
         if last:
-            good = loss
+            good = loss = measures[0]
             if scaling is not None:
                 good = if_all_finite(trace, loss, made)
                 scaling.settle(trace, good)
             _optimized(trace, parameters, optimizer.clipped(gradients), optimizer, numbers, good)
             if average is not None:
                 _averaged(trace, parameters, good, average)
-    return trace.graph(whole.outputs[:outputs], graph.output_names)
+    return trace.graph(measures, graph.output_names)
 
 
-#: What ranks add up, and what layers' states become once that is known to be finite.
-SHARED, PENDING = "shared.", "pending."
+#: What layers' states become once it is known that the losses of all ranks are finite.
+PENDING = "pending."
+
+#: Gradients are added up together up to so many bytes.
+_BUCKET = 25 << 20
 
 
-def gradient_graph(
-    network: Layer,
-    shapes: Shapes,
-    objective: Objective,
-    *,
-    share: int = 1,
-    last: bool = True,
-    scaling: LossScale | None = None,
-) -> Graph:
-    """The first part of a step that ranks take together: after it, states named :data:`SHARED` have
-    this rank's gradients, loss and measures, which all ranks add up.
-
-    What layers' own states become, such as the statistics of normalizations, waits under
-    :data:`PENDING` for :func:`update_graph`: only there is it known whether the loss of all ranks
-    is finite.  Arguments and errors are those of :func:`step_graph`.
-    """
-    graph = _pending(objective.applied(network, shapes, "train"))
-    names = _trained(network, graph)
-    outputs = len(graph.outputs)
-    target = graph.outputs[0]
-    if scaling is not None:
-        graph, target = _scaled(graph, scaling)
-    whole = gradient(graph, target, of=names)
-    gradients: Sequence[Value] = whole.outputs[outputs:]
-    states = {state.name: state for state in whole.states}
-    parameters = [states[name] for name in names]
-    with _behind(whole) as trace:
-        if scaling is not None:
-            gradients = unscaled(trace, gradients, scaling.state(trace))
-        if not last:
-            _guard(trace, graph, whole.outputs[0])
-            _shared(trace, parameters, gradients, whole.outputs[0], share, last)
-        else:
-            if share > 1:
-                gradients = _summed(trace, parameters, gradients, share)
-            for parameter, each in zip(parameters, gradients, strict=True):
-                trace.update(_slot(trace, SHARED[:-1], parameter), each)
-            for name, each in zip(graph.output_names or (), whole.outputs, strict=False):
-                trace.update(_measure(trace, name), each)
-    return trace.graph(whole.outputs[:outputs], graph.output_names)
+def _means_over_ranks(
+    trace: Trace, graph: Graph, measures: Sequence[Value], ranks: int
+) -> list[Value]:
+    """The means of loss and measures over all ranks, to which also states of layers are set."""
+    moved = [state for state in graph.updates if "float" in state.dtype]
+    given = [*measures, *map(trace.latest, moved)]
+    means = _means(trace, "measures", given, ranks)
+    found, news = means[: len(measures)], iter(means[len(measures) :])
+    finite: Any = np.isfinite(found[0])
+    for state in graph.updates:
+        new = next(news) if "float" in state.dtype else trace.latest(state)
+        name = state.name.removeprefix(PENDING)
+        with trace.scope(f"{name}.update", leaf=True):
+            chosen: Any = np.where(finite, new, trace.state(name, name, state.type, _data(state)))
+            trace.update_again(state, chosen)
+            if name != state.name:
+                trace.update(trace.state(name, name, state.type, _data(state)), chosen)
+    return found
 
 
-def update_graph(
-    network: Layer,
-    first: Graph,
-    optimizer: Optimizer,
-    ranks: int,
-    *,
-    share: int = 1,
-    average: float | None = None,
-    scaling: LossScale | None = None,
-) -> Graph:
-    """The second part of a step that ranks take together, once the states named :data:`SHARED` are
-    the sums of all ranks': parameters become what the means of the gradients make of them.
+def _mean_gradients(
+    trace: Trace, parameters: Sequence[State], gradients: Sequence[Value], ranks: int
+) -> list[Value]:
+    """The means of gradients over all ranks, added up in buckets, in the order in which they are
+    computed, so that one is on its way while the next is computed."""
+    place = {node: i for i, node in enumerate(trace.nodes)}
+    ready = [place[g.producer] if g.producer is not None else -1 for g in gradients]
+    found: list[Value] = list(gradients)
+    bucket: list[int] = []
+    size = count = 0
 
-    Args:
-        network: that of the first part.
-        first: the first part, for any shape.
-        ranks: how many there are.
-        optimizer, share, average, scaling: as for :func:`step_graph`.
+    def add_up() -> None:
+        means = _means(trace, f"bucket{count}", [gradients[i] for i in bucket], ranks)
+        for i, mean in zip(bucket, means, strict=True):
+            found[i] = mean
 
-    Its first input is the loss of this rank, which is not used: results are given where it lies.
-    Its outputs are the means of loss and measures over all ranks.  GraphError if the optimizer's
-    groups fit nothing.
-    """
-    names = _trained(network, first)
-    optimizer.check_groups(names)
-    known = {state.name: state for state in first.states}
+    for i in sorted(range(len(gradients)), key=ready.__getitem__):
+        if bucket and size + gradients[i].type.bytes > _BUCKET:
+            add_up()
+            bucket, size, count = [], 0, count + 1
+        bucket.append(i)
+        size += gradients[i].type.bytes
+    add_up()
+    return found
+
+
+def _means(trace: Trace, name: str, values: Sequence[Value], ranks: int) -> list[Value]:
     part = 1.0 / ranks
-
-    def mean(total: Any) -> Any:
-        return pointwise("Mean", lambda x: part * x, total)
-
-    with tracing(first.name, states=True, training=True) as trace:
-        trace.input(TensorType(()), "own_loss")
-        numbers = {name: trace.input(TensorType(()), name) for name in optimizer.numbers(0)}
-        measured = {name: mean(_measure(trace, name)) for name in first.output_names or ()}
-        loss = measured["loss"]
-        parameters = [_same(trace, known[name]) for name in names]
-        gradients = [mean(_slot(trace, SHARED[:-1], each)) for each in parameters]
-        for pending in first.updates:
-            if pending.name.startswith(PENDING):
-                _settle(trace, pending, loss, mean)
-        good = loss
-        if scaling is not None:
-            good = if_all_finite(trace, loss, gradients)
-            scaling.settle(trace, good)
-        if share > 1:
-            for parameter in parameters:
-                total = _slot(trace, "sum", parameter)
-                trace.update(total, if_finite(loss, total, lambda: constant(0.0)))
-        _optimized(trace, parameters, optimizer.clipped(gradients), optimizer, numbers, good)
-        if average is not None:
-            _averaged(trace, parameters, good, average)
-    return trace.graph(list(measured.values()), list(measured))
+    with trace.scope(f"ranks.{name}", leaf=True):
+        sums = trace.apply(SumOverRanks(ranks, beside=True), *values)
+        return [pointwise("Mean", lambda x: part * x, each) for each in sums]
 
 
-def summed_states(graph: Graph) -> list[str]:
-    """Which states all ranks add up after the first part of a step: gradients, measures, and the
-    statistics that its layers made, whose means are taken."""
-    return [
-        state.name
-        for state in graph.updates
-        if state.name.startswith(SHARED)
-        or (state.name.startswith(PENDING) and "float" in state.dtype)
-    ]
+def _begin_anew(trace: Trace, parameters: Sequence[State], loss: Value) -> None:
+    """Sums of gradients over batches are zero, if the loss is finite."""
+    for parameter in parameters:
+        total = _slot(trace, "sum", parameter)
+        trace.update(total, if_finite(loss, total, lambda: constant(0.0)))
 
 
-def _same(trace: Trace, state: State) -> State:
-    """A state of another graph, under its name."""
-    return trace.state(state.name, state.name, state.type, partial(getattr, state, "data"))
-
-
-def _measure(trace: Trace, name: str) -> State:
-    full = f"{SHARED}measures.{name}"
-    return trace.state(full, full, TensorType(()), partial(np.zeros, (), np.float32))
+def _data(state: State) -> Callable[[], np.ndarray]:
+    return partial(getattr, state, "data")
 
 
 def _pending(graph: Graph) -> Graph:
@@ -301,20 +285,6 @@ def _pending(graph: Graph) -> Graph:
     return Graph(
         found.inputs, found.outputs, found.nodes, found.name, found.output_names, updates=updates
     )
-
-
-def _settle(trace: Trace, pending: State, loss: Value, mean: Callable[[Any], Any]) -> None:
-    """A layer's state becomes what waits for it, the mean of all ranks, if the loss is finite; what
-    waits becomes the same."""
-    waiting = _same(trace, pending)
-    name = pending.name.removeprefix(PENDING)
-    state = trace.state(name, name, pending.type, partial(getattr, pending, "data"))
-    with trace.scope(f"{name}.update", leaf=True):
-        finite: Any = np.isfinite(loss)
-        new = mean(waiting) if "float" in pending.dtype else waiting
-        chosen: Any = np.where(finite, new, state)
-        trace.update(state, chosen)
-        trace.update(waiting, chosen)
 
 
 def _summed(

@@ -33,11 +33,10 @@ from minidnn.training.not_finite import first_not_finite
 from minidnn.training.optim.optimizer import Optimizer
 from minidnn.training.optim.scaling import LossScale
 from minidnn.training.step import (
+    ALONE,
     Objective,
-    gradient_graph,
+    Ranks,
     step_graph,
-    summed_states,
-    update_graph,
     with_averages,
 )
 
@@ -91,6 +90,8 @@ class Trainer:
             ``minidnn launch``, torchrun, mpirun or srun.  Each takes its own batches of this shape;
             gradients, statistics, losses and measures are the means of all.  On a GPU each has one
             of its own.
+        synchronized: whether batch normalization takes its statistics over the batches of all
+            ranks, which are of one size, as ``torch.nn.SyncBatchNorm`` does, and not of its own.
         loss_scale: how the loss is scaled, a :class:`minidnn.optim.LossScale`; by default only with
             ``precision="float16"``, whose gradients would vanish or overflow else.
         device, precision, options: as for :func:`minidnn.compile`.  Under ``memory_limit``, a
@@ -116,6 +117,7 @@ class Trainer:
         accumulate: int = 1,
         average: float | None = None,
         distributed: bool = False,
+        synchronized: bool = False,
         loss_scale: LossScale | None = None,
         device: str | None = None,
         precision: str | None = None,
@@ -134,6 +136,11 @@ class Trainer:
         if loss_scale is not None and not isinstance(loss_scale, LossScale):
             raise GraphError(
                 f"loss_scale={loss_scale!r:.80}; valid is a minidnn.optim.LossScale, or None"
+            )
+        if type(synchronized) is not bool or synchronized > bool(distributed):
+            raise GraphError(
+                f"synchronized={synchronized!r:.80}, distributed={distributed!r:.80}; valid is "
+                "True with distributed=True, or False"
             )
         types = None if targets is None else [TensorType(tuple(s), d) for s, d in targets]
         suggested = loss.metrics if isinstance(loss, Loss) and targets is None else {}
@@ -163,6 +170,7 @@ class Trainer:
             device = default_device()[0] if device is None else device
             self.group = connect(device)
             device = f"cuda:{self.group.place.local_rank}" if device == "cuda" else device
+        self._ranks = ALONE if self.group is None else Ranks(self.group.size, synchronized)
         self._options: dict[str, Any] = {"device": device, "precision": precision, **options}
         self._programs: dict[Any, tuple[Graph, Executable]] = {}
         self._output_type: TensorType | None = None
@@ -170,8 +178,6 @@ class Trainer:
         named = named_types(type(network).__name__, declared, plain(shape), "float32")
         self._shapes = tuple(type.shape for _, type in named)
         self._program("step", self._shapes)
-        if self.group is not None:
-            self._program("update", self._shapes)
         if "random.seed" in self.store:
             self.store["random.seed"] = np.array(seed)
         self._agree()
@@ -192,7 +198,7 @@ class Trainer:
 
     @property
     def step_program(self) -> Executable:
-        """The compiled step; of several ranks, the part before gradients are added up."""
+        """The compiled step."""
         return self._program("step", self._shapes)[1]
 
     @property
@@ -227,15 +233,10 @@ class Trainer:
         is_last = (self.progress.batches + 1) % self.accumulate == 0
         graph, program = self._program("step" if is_last else "part", shapes)
         numbers = self.optimizer.numbers(self.progress.steps) if is_last else {}
-        given = [np.asarray(number) for number in numbers.values()]
-        if self.group is None:
-            targets = self._targets(graph, target, len(inputs), len(numbers))
-            found = program(*inputs, *targets, *given)
-        else:
-            found = program(*inputs, *self._targets(graph, target, len(inputs), 0))
-            if is_last:
-                self.group.add_up(self.store, summed_states(graph))
-                found = self._program("update", self._shapes)[1](found["loss"], *given)
+        targets = self._targets(graph, target, len(inputs), len(numbers))
+        if self.group is not None:
+            self.group.enter()
+        found = program(*inputs, *targets, *(np.asarray(number) for number in numbers.values()))
         self.progress.batches += 1
         self.progress.steps += is_last
         self.last = found
@@ -263,48 +264,25 @@ class Trainer:
         """A graph and its program, compiled when they are first asked for."""
         found = self._programs.get((kind, shapes))
         if found is None:
-            if kind == "update":
-                graph = self._update_graph()
-            elif kind == "evaluate":
+            if kind == "evaluate":
                 graph = self.objective.applied(self.network, list(shapes), "eval")
                 graph = graph if self.average is None else with_averages(graph, self.store)
-            elif self.group is not None:
-                graph = gradient_graph(
-                    self.network,
-                    list(shapes),
-                    self.objective,
-                    share=self.accumulate,
-                    last=kind == "step",
-                    scaling=self.scaling,
-                )
             else:
-                is_last = kind == "step"
                 graph = step_graph(
                     self.network,
                     list(shapes),
                     self.objective,
                     self.optimizer,
                     share=self.accumulate,
-                    last=is_last,
+                    last=kind == "step",
                     average=self.average,
                     scaling=self.scaling,
+                    ranks=self._ranks,
                 )
             store = self.store if graph.states else None
             found = graph, compile(graph, store=store, **self._options)
             self._programs[kind, shapes] = found
         return found
-
-    def _update_graph(self) -> Graph:
-        assert self.group is not None
-        return update_graph(
-            self.network,
-            self._program("step", self._shapes)[0],
-            self.optimizer,
-            self.group.place.size,
-            share=self.accumulate,
-            average=self.average,
-            scaling=self.scaling,
-        )
 
     def _inputs(self, x: Any) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
         inputs = list(x) if isinstance(x, (tuple, list)) else [x]

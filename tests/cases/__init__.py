@@ -15,6 +15,7 @@ from tests.cases import (
     normalization,
     pooling,
     random,
+    ranks,
     reduction,
 )
 from tests.cases.check import Run, assert_close, check, reference
@@ -22,7 +23,7 @@ from tests.cases.record import Case, like_torch
 
 FAMILIES = (
     *(activations, arithmetic, mixed, contraction, movement, indexing),
-    *(normalization, pooling, reduction),
+    *(normalization, pooling, ranks, reduction),
 )
 CASES: tuple[Case, ...] = tuple(case for family in FAMILIES for case in family.CASES)
 #: Of operators that not every device computes; ``CASES`` are every device's.

@@ -156,6 +156,7 @@ class EmulatedProgram:
             self._emulated.launch(task.work, pointers, backwards)
             return
         problem = task.work
+        assert isinstance(problem, ContractionProblem)
         (_, launch, sizes), before = self.kernels[problem]
         x, w, y, *rest = pointers
         if before is not None:

@@ -52,9 +52,9 @@ def launches_of(
     plan = make_plan(optimize(graph, context), context)
     launches: list[Launch] = []
     for task in lower_plan(plan, machine, precision == "tf32"):
-        if not isinstance(task.work, ContractionProblem):
+        if isinstance(task.work, Launch):
             launches.append(task.work)
-        elif contractions:
+        elif contractions and isinstance(task.work, ContractionProblem):
             launches += contraction_launches(task.work, machine)
     return list({launch.source: launch for launch in launches}.values())
 

@@ -4,6 +4,7 @@ otherwise than its readers think, or is written over too early, is seen."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,16 @@ from minidnn.backends.cuda.constants import Data
 from minidnn.backends.cuda.contraction.problem import Address
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import InWorkspace, Pointer, Task, lower_plan
+from minidnn.backends.cuda.rank_sums import RankSum
+from minidnn.graph import meeting
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.graph.operators import SumOverRanks
 from minidnn.runtime.bits import from_bits, to_bits
 from minidnn.runtime.operand import Operand
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.slots import Slots
-from minidnn.training.step import Objective, gradient_graph, step_graph, update_graph
+from minidnn.training.step import Objective, Ranks, step_graph
 from tests.cuda.arrays import STORED
 from tests.cuda.cards import H200
 
@@ -112,14 +116,38 @@ def test_a_step(precision: str, tmp_path: Path) -> None:
     check_values(planned_graph(graph, precision, True), given, precision, tmp_path)
 
 
-def test_the_second_part_of_ranks_steps(tmp_path: Path) -> None:
-    """It has an input that is not used, and one value for two states."""
+class Twins:
+    """A meeting with a rank that has the same values."""
+
+    size = 2
+
+    def add(self, arrays: Sequence[np.ndarray]) -> None:
+        for array in arrays:
+            array *= 2
+
+    def agree(self, text: str) -> None:
+        assert "SumOverRanks" in text
+
+
+@pytest.mark.parametrize("synchronized", [False, True])
+def test_a_step_of_two_ranks(
+    synchronized: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each sum over ranks is computed as late as it can be: where a result is read."""
+    monkeypatch.setattr(meeting, "_now", [Twins()])
     network, scaling = Network().initialize(0), md.optim.LossScale(8.0)
-    objective = Objective(md.losses.CrossEntropy(), {})
-    first = gradient_graph(network, (SHAPE,), objective, scaling=scaling)
-    graph = update_graph(network, first, md.optim.Adam(0.02), 2, scaling=scaling)
+    graph = step_graph(
+        network,
+        (SHAPE,),
+        Objective(md.losses.CrossEntropy(), {}),
+        md.optim.Adam(0.02),
+        scaling=scaling,
+        ranks=Ranks(2, synchronized),
+    )
+    random = np.random.default_rng(0)
+    given = [random.standard_normal(SHAPE, np.float32), np.array([0, 3, 1, 4])]
     numbers = md.optim.Adam(0.02).numbers(0)
-    given = [np.array(number, np.float32) for number in (0.5, *numbers.values())]
+    given += [np.array(number, np.float32) for number in numbers.values()]
     check_values(planned_graph(graph, "float16", True), given, "float16", tmp_path)
 
 
@@ -138,13 +166,18 @@ def check_values(plan: Plan, given: list[np.ndarray], precision: str, folder: Pa
     error = {"float16": 2e-2, "bfloat16": 1e-1}.get(precision, 1e-4)
     for i, task in enumerate(tasks):
         node = task.node
+        if isinstance(task.work, RankSum) and task.work.begins:
+            for value in node.outputs:  # from now on it may write there
+                memory.write(node, value, np.full(value.shape, np.nan))
+            continue
         if isinstance(task.work, Launch):
             emulated.launch(task.work, [memory.at(node, pointer) for pointer in task.pointers])
         else:
             made = node.op.reference(*(memory.read(node, value) for value in node.inputs))
             for value, array in zip(node.outputs, made, strict=True):
                 memory.write(node, value, array)
-        if i + 1 < len(tasks) and tasks[i + 1].node is node:
+        follows = i + 1 < len(tasks) and tasks[i + 1].node is node
+        if follows and not isinstance(node.op, SumOverRanks):
             continue
         for value in node.outputs:
             wanted = np.asarray(expected[value], np.float64)

@@ -76,6 +76,21 @@ def test_losses_are_those_of_both_ranks_batches(
     assert np.isfinite(losses).all()
 
 
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-3), ("bfloat16", 0.05)])
+def test_synchronized_statistics_are_those_of_one_batch(
+    found: Callable[[str], list[States]], precision: str, bound: float
+) -> None:
+    """The loss of the first step, and statistics behind it that no parameter has changed."""
+    one, other = found(f"synchronized {precision}")
+    equal(one, other)
+    both = zip(*(ranks.batches(rank, 1) for rank in (0, 1)), strict=True)
+    whole = [tuple(np.concatenate(pair) for pair in zip(*each, strict=True)) for each in both]
+    shape = (2 * ranks.SHAPE[0], *ranks.SHAPE[1:])
+    alone = ranks.trainer("normed", False, shape=shape)
+    expected = ranks.trained(alone, whole)  # type: ignore[arg-type]
+    np.testing.assert_allclose(one["losses"][0], expected["losses"][0], rtol=bound)
+
+
 def test_training_goes_on_with_the_same_bits(found: Callable[[str], list[States]]) -> None:
     for before, resumed in zip(found("went on"), found("resumed"), strict=True):
         equal(before, resumed)

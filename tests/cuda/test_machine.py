@@ -16,6 +16,7 @@ from minidnn.backends.cuda.contraction.tune import launches_of
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.machine import Machine, machine_of
+from minidnn.backends.cuda.rank_sums import RankSum
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
@@ -32,6 +33,7 @@ def chosen(net: md.Layer, shape: tuple[int, ...], precision: str, machine: Machi
     launches: list[Launch] = []
     for task in lower_plan(plan, machine, precision == "tf32"):
         work = task.work
+        assert not isinstance(work, RankSum)
         launches += [work] if isinstance(work, Launch) else launches_of(work, machine)
     return launches
 

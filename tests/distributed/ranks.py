@@ -76,6 +76,13 @@ def scenarios(rank: int, folder: Path) -> dict[str, dict[str, Any]]:
         "scaled": trained(trainer("plain", loss_scale=md.optim.LossScale(64.0)), own),
         "fast": trained(trainer("normed", device=sys.argv[2]), own),
     }
+    for name, device in (("synchronized", "reference"), ("synchronized fast", sys.argv[2])):
+        more: dict[str, Any] = {"precision": "float64"} if device == "reference" else {}
+        ours = trainer("normed", synchronized=True, device=device, **more)
+        found[name] = trained(ours, own)
+    found["synchronized parts"] = trained(
+        trainer("normed", synchronized=True, accumulate=2, precision="float64"), own
+    )
     ours = trainer("dropped")
     trained(ours, own[:2])
     ours.save(folder / "checkpoint")
@@ -103,6 +110,9 @@ def on_gpus(rank: int, folder: Path) -> dict[str, dict[str, Any]]:
     for precision in ("float32", "bfloat16", "float16"):
         for name in (precision, f"{precision} again"):
             found[name] = trained(trainer("normed", device="cuda", precision=precision), own)
+    for precision in ("float32", "bfloat16"):
+        ours = trainer("normed", device="cuda", precision=precision, synchronized=True)
+        found[f"synchronized {precision}"] = trained(ours, own)
     ours = trainer("dropped", device="cuda", precision="float32")
     trained(ours, own[:2])
     ours.save(folder / "checkpoint")

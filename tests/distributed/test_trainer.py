@@ -50,11 +50,14 @@ def equal(one: States, other: States, but: tuple[str, ...] = ()) -> None:
 
 
 def parameters(states: States) -> States:
-    left = ("losses", "pending.", "shared.", "sum.")
+    left = ("losses", "pending.", "sum.")
     return {name: array for name, array in states.items() if not name.startswith(left)}
 
 
-SCENARIOS = ["plain", "normed", "same", "parts", "clipped", "scaled", "fast", "NaN", "fit"]
+SCENARIOS = [
+    *("plain", "normed", "same", "parts", "clipped", "scaled", "fast", "NaN", "fit"),
+    *("synchronized", "synchronized fast"),
+]
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -64,20 +67,65 @@ def test_ranks_have_the_same_states(found: Callable[[str], list[States]], name: 
     equal(one, other)
 
 
+def ranks_as_one() -> tuple[list[tuple[np.ndarray, np.ndarray]], tuple[int, ...]]:
+    """The batches of both ranks as one batch each, and their shape."""
+    both = zip(*(ranks.batches(rank) for rank in (0, 1)), strict=True)
+    whole: Any = [tuple(np.concatenate(pair) for pair in zip(*each, strict=True)) for each in both]
+    return whole, (2 * ranks.SHAPE[0], *ranks.SHAPE[1:])
+
+
 def test_two_halves_are_one_batch(found: Callable[[str], list[States]]) -> None:
     """In float64, within its rounding: gradients are means, also for momentum and decay."""
-    both = zip(*(ranks.batches(rank) for rank in (0, 1)), strict=True)
-    whole = [tuple(np.concatenate(pair) for pair in zip(*each, strict=True)) for each in both]
-    shape = (2 * ranks.SHAPE[0], *ranks.SHAPE[1:])
+    whole, shape = ranks_as_one()
     for name, more in (
         ("plain", {}),
         ("clipped", {"optimizer": ranks.md.optim.Adam(0.1, clip_norm=0.01)}),
     ):
         alone: Any = ranks.trainer("plain", False, shape=shape, precision="float64", **more)
-        expected = ranks.trained(alone, whole)  # type: ignore[arg-type]
+        expected = ranks.trained(alone, whole)
         one, _ = found(name)
         for state in expected:
             np.testing.assert_allclose(one[state], expected[state], rtol=1e-9, atol=1e-12)
+
+
+def test_synchronized_statistics_are_those_of_one_batch(
+    found: Callable[[str], list[States]],
+) -> None:
+    """In float64, forwards and backwards: parameters, momenta and stored statistics of four steps
+    are those of one process with the whole batch.  Without synchronizing they are not."""
+    whole, shape = ranks_as_one()
+    alone: Any = ranks.trainer("normed", False, shape=shape, precision="float64")
+    expected = ranks.trained(alone, whole)
+    one, fast = found("synchronized")[0], found("synchronized fast")[0]
+    for name, array in expected.items():
+        np.testing.assert_allclose(one[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(fast[name], array, rtol=2e-4, atol=1e-5, err_msg=name)
+    apart = found("normed")[0]["1.running_var"] - expected["1.running_var"]
+    assert np.abs(apart).max() > 1e-4
+
+
+def test_synchronized_statistics_beside_sums_over_batches(
+    found: Callable[[str], list[States]],
+) -> None:
+    whole, shape = ranks_as_one()
+    alone: Any = ranks.trainer("normed", False, shape=shape, precision="float64", accumulate=2)
+    expected = parameters(ranks.trained(alone, whole))
+    one, other = found("synchronized parts")
+    for name, array in expected.items():
+        np.testing.assert_array_equal(one[name], other[name], name)
+        np.testing.assert_allclose(one[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_states_of_several_ranks_are_those_of_one(found: Callable[[str], list[States]]) -> None:
+    """So that a checkpoint goes on with any number of ranks."""
+    alone = ranks.trainer("normed", False)
+    assert {*found("normed")[0]} == {*alone.store, "losses"}
+
+
+@pytest.mark.parametrize("given", [True, 1, "yes"])
+def test_what_to_synchronize_is_checked(given: Any) -> None:
+    with pytest.raises(MiniDNNError, match=rf"synchronized={given!r}, distributed=False; valid is"):
+        ranks.trainer("normed", False, synchronized=given)
 
 
 @pytest.mark.parametrize(

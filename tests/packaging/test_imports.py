@@ -102,7 +102,7 @@ ALLOWED: dict[str, set[str]] = {
         *("report", "distributed", "backends.backend"),
     },
     # It adds up what a store has, and knows no networks.
-    "distributed": {"runtime"},
+    "distributed": {"graph", "runtime"},
     # It saves whatever can be compiled.
     "saving": {"graph", "layers", "frontends", "executable", "compiler", "storage"},
     # It rewrites graphs after some passes, and compiles them to see which values they have.

@@ -74,6 +74,7 @@ def test_the_pipelines_own_order_is_legal() -> None:
         "layout",
         "place_concat",
         "schedule",
+        "place_sums",
         "recompute",
         "by_image",
         "place_updates",

@@ -18,6 +18,7 @@ from ...graph.index_map import Indexed
 from ...graph.ir import Node
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...graph.types import BYTES
+from ...runtime.agreement import WHY_NO_TIMES, agree_on_sums, sums_over_ranks
 from ...runtime.cores import usable_cores
 from ...runtime.plan import Plan
 from ...runtime.program import WHY_NO_STATES, StoredProgram
@@ -43,6 +44,7 @@ from .library import NativeFunction
 from .lower import Task, lower_plan
 from .machine import describe_machine, memory_bytes
 from .native import runner_kernel, why_not_there
+from .rank_sums import HostSum
 from .rates import measured_rates
 from .stored import store
 from .table import TableProgram
@@ -53,7 +55,7 @@ from .tuning import Build, tuned_tasks
 #: What computes in floats alone, and what takes every dtype of which values may be, with these.
 _FLOAT: tuple[type, ...] = (
     *(FusedRegion, Contraction, Windowed, ops.Softmax, ops.LogSoftmax, ops.AdaptiveAvgPool2d),
-    *(ops.Conv2dWeightGradient, ops.GroupNorm, ops.LayerNorm, ops.Reorder),
+    *(ops.Conv2dWeightGradient, ops.GroupNorm, ops.LayerNorm, ops.Reorder, ops.SumOverRanks),
 )
 _ANY = (
     *(Elementwise, Reshaping, Indexed),
@@ -125,6 +127,12 @@ class CpuBackend:
         plan.check_limit(memory_limit_option(options))
         plan.check_fits(memory_bytes(), "this machine")
 
+        if tune != "heuristic" and sums_over_ranks(plan.graph):
+            raise UnsupportedError(
+                f"tune={tune!r}: to time programs, each rank would run its own, and they wait for "
+                "each other; valid with sums over ranks is 'heuristic'"
+            )
+        agree_on_sums(plan.graph)
         if tune == "heuristic":
             tasks = lower_plan(plan, isa, threads, accuracy)
         else:
@@ -141,10 +149,14 @@ def builder(
     def build(tasks: Sequence[Task], other: CpuProgram | None = None) -> CpuProgram:
         texts = [task.source for task in tasks if isinstance(task.source, KernelSource)]
         compiled = iter(compile_kernels(texts, isa))
-        kernels = [
-            runner_kernel(task.source) if isinstance(task.source, str) else next(compiled)
-            for task in tasks
-        ]
+        kernels: list[NativeFunction] = []
+        for task in tasks:
+            if isinstance(task.source, str):
+                kernels.append(runner_kernel(task.source))
+            elif isinstance(task.source, HostSum):
+                kernels.append(task.source.function())
+            else:
+                kernels.append(next(compiled))
         program = CpuProgram(plan, tasks, kernels, isa, threads, guarded, other)
         if store is not None:
             program.attach(store)
@@ -227,6 +239,8 @@ class CpuProgram(TableProgram):
         self, inputs: Sequence[Array], outputs: Sequence[Array]
     ) -> dict[Node, float]:
         """Computes the outputs; the seconds of each node, of all its kernels together."""
+        if sums_over_ranks(self.plan.graph):
+            raise UnsupportedError(WHY_NO_TIMES)
         total: dict[Node, float] = {}
         for task, seconds in zip(self.tasks, self.seconds(inputs, outputs), strict=True):
             total[task.node] = total.get(task.node, 0.0) + float(seconds)

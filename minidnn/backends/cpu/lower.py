@@ -28,6 +28,7 @@ from ...graph.operators import (
     Reduce,
     Reorder,
     Softmax,
+    SumOverRanks,
     TakeChannels,
 )
 from ...graph.types import BYTES, ITEMSIZE, TensorType
@@ -62,6 +63,7 @@ from .movement import print_copy, print_join
 from .one_image import one_image
 from .packing import Packed, PackedVectors, data_of
 from .random import print_random_drop
+from .rank_sums import HostSum
 from .reduce import print_reduce
 from .sequence import print_sequence
 from .softmax import print_softmax
@@ -83,8 +85,8 @@ class Task:
     """One kernel over its tasks, for a node."""
 
     node: Node
-    #: Its text, or the name of a function of the runner.
-    source: KernelSource | str
+    #: Its text, the name of a function of the runner, or what calls back into Python.
+    source: KernelSource | str | HostSum
     pointers: tuple[Pointer, ...]
     tasks: int
     grain: int = 1
@@ -176,6 +178,10 @@ class _Lowering:
             return _tasks(node, print_linear(node, self.isa))
         if isinstance(op, (FusedContraction, Contraction)):
             return self._contraction(node)
+        if isinstance(op, SumOverRanks):
+            assert all(map(self._is_dense, node.inputs)), node
+            work = HostSum(op, tuple(value.type for value in node.inputs))
+            return (Task(node, work, (*map(_pointer, node.inputs), *node.outputs), 1),)
         if isinstance(op, Concat):
             return self._join(node, op)
         if (staged := _staged(node, self.isa)) is not None:

@@ -17,6 +17,7 @@ from ...runtime.cores import usable_cores
 from ...runtime.operand import Operand
 from .library import NativeFunction
 from .native import MAX_OPERANDS, OperandStruct, ProgramStruct, RegionStruct, runner
+from .rank_sums import HostFunction
 
 SPIN_MICROSECONDS = 100.0
 """How long a thread without work polls before it sleeps (waking it costs about 30)."""
@@ -173,6 +174,12 @@ class NativeProgram:
         # could be held by another thread while this process forks.
         self._idle: collections.deque[_Context] = collections.deque()
         self._bases = ctypes.c_void_p * slots
+        #: Of functions of Python among the regions what they raised.
+        self._raised = [
+            region.kernel.raised
+            for region in self.regions
+            if isinstance(region, BoundKernel) and isinstance(region.kernel, HostFunction)
+        ]
         self._row_of = _row_numbers(self.regions)
 
     def run(self, bases: Sequence[int]) -> None:
@@ -210,6 +217,9 @@ class NativeProgram:
             )
         finally:
             self._idle.append(context)
+        for raised in self._raised:
+            if raised:
+                raise raised.pop()
 
 
 class _Context:

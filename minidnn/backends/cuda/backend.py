@@ -16,6 +16,7 @@ from ...graph.index_map import Indexed
 from ...graph.ir import Node, Value
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...graph.types import FLOATS
+from ...runtime.agreement import agree_on_sums
 from ...runtime.plan import Plan
 from ...runtime.program import Program
 from ..options import accuracy_option, check_options, tune_option
@@ -48,6 +49,7 @@ _KNOWN = (
 _OF_ANY_DTYPE = (
     *(Elementwise, FusedElements, Indexed, Reshaping),
     *(ops.ArgMax, ops.Concat, ops.Gather, ops.RandomDrop, ops.Reduce, ops.TakeChannels),
+    ops.SumOverRanks,
 )
 
 
@@ -104,6 +106,7 @@ class CudaBackend:
             _, memory = cupy().cuda.runtime.memGetInfo()
             plan.check_fits(memory, machine.name)
             others = tune == "exhaustive"
+            agree_on_sums(plan.graph)
             tasks = lower_plan(plan, machine, precision == "tf32", accuracy, others, deterministic)
             return CudaProgram(plan, tasks, self.index, machine, tune, limit)
 

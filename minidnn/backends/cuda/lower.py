@@ -37,10 +37,12 @@ from ...graph.operators import (
     Reduce,
     Reorder,
     Softmax,
+    SumOverRanks,
     TakeChannels,
     Variance,
 )
 from ...graph.types import ITEMSIZE
+from ...memory.liveness import awaited
 from ...runtime.plan import Plan
 from .channels import print_take_channels
 from .constants import Data
@@ -61,6 +63,7 @@ from .machine import Machine
 from .matmul import print_matmul
 from .prelude import TYPES
 from .random import print_random_drop
+from .rank_sums import RankSum
 from .reduce import print_argmax, print_reduce
 from .reduction import averages_planes, print_adaptive, print_plane_average
 from .sequence import are_apart, print_region, print_variants, print_vectors
@@ -87,11 +90,12 @@ class Task:
     """What computes a node, or a part of one.
 
     A launch takes ``pointers`` in its kernel's order; a contraction image, filter, result, then
-    the other tensors, the vectors of what follows, then those of what comes before.
+    the other tensors, the vectors of what follows, then those of what comes before; sums over ranks
+    all operands, then all results.
     """
 
     node: Node
-    work: Launch | ContractionProblem
+    work: Launch | ContractionProblem | RankSum
     pointers: tuple[Pointer, ...]
     #: Launches that may take the place of ``work``: they give the same bits.
     others: tuple[Launch, ...] = ()
@@ -114,7 +118,11 @@ def lower_plan(
     UnsupportedError names a node that no kernel computes as it stands in this graph.
     """
     lowering = _Lowering(plan, machine, tf32, accuracy, others, deterministic)
-    return [task for node in plan.graph.nodes for task in lowering.node(node)]
+    waited, nodes, tasks = awaited(plan.graph), plan.graph.nodes, list[Task]()
+    for place in range(len(nodes) + 1):
+        tasks += map(_wait, waited.get(place, ()))
+        tasks += lowering.node(nodes[place]) if place < len(nodes) else ()
+    return tasks
 
 
 class _Lowering:
@@ -160,6 +168,8 @@ class _Lowering:
             return self._contraction(node)
         if isinstance(op, (Conv2dInputGradient, Conv2dWeightGradient)):
             return (self._gradient(node),)
+        if isinstance(op, SumOverRanks):
+            return self._sum_over_ranks(node, op)
         if isinstance(op, Concat):
             return self._join(node, op)
         if isinstance(op, TakeChannels):
@@ -213,6 +223,13 @@ class _Lowering:
                 f"node {node.name!r}: {node.op.name} cannot read {placed[0]!r}, which lies in a "
                 "slice of a join"
             )
+
+    def _sum_over_ranks(self, node: Node, op: SumOverRanks) -> Sequence[Task]:
+        self._check_dense(node, *node.inputs)
+        types = tuple(value.type for value in node.inputs)
+        work = RankSum(op, types, node.name, begins=True)
+        begin = Task(node, work, (*map(_pointer, node.inputs), *node.outputs))
+        return (begin,) if op.lasts else (begin, _wait(node))
 
     def _averages_planes(self, node: Node, op: FusedSequence) -> bool:
         """Whether a region is one average of whole planes, of which threads share the rows."""
@@ -358,6 +375,12 @@ class _Lowering:
     def _copy(self, node: Node, value: Value, target: Tensor) -> Task:
         launch = print_copy(value.type.plane[0], self.tensor(value), target)
         return Task(node, launch, (_pointer(value), node.output))
+
+
+def _wait(node: Node) -> Task:
+    """What waits for the sums over ranks that a node has begun."""
+    assert isinstance(node.op, SumOverRanks)
+    return Task(node, RankSum(node.op, (), node.name, begins=False), ())
 
 
 def data_of(constant: Constant) -> Data:

@@ -23,6 +23,7 @@ from .kernels import Launch
 from .lower import InWorkspace, Pointer, Task, data_of
 from .machine import Machine
 from .memory import Limit, aligned, release_unused
+from .rank_sums import RankSum, RankSums
 from .table import CudaTable, KernelRow, Row
 
 MOST_WORKSPACE = 1 << 30
@@ -98,11 +99,26 @@ class ContractionWork:
 
 
 @dataclass(frozen=True)
+class RankWork:
+    """Sums over ranks."""
+
+    work: RankSum
+    sums: RankSums
+
+    def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
+        """What it starts on its operands."""
+        return [self.sums.row(self.work, list(map(operands, pointers)))]
+
+    def describe(self) -> str:
+        return f"NCCL, {len(self.work.types)} values" if self.work.begins else "waited for"
+
+
+@dataclass(frozen=True)
 class Done:
     """A task that can run."""
 
     node: Node
-    work: KernelWork | ContractionWork
+    work: KernelWork | ContractionWork | RankWork
 
 
 @dataclass(frozen=True)
@@ -165,10 +181,12 @@ def prepare(
             constants.lay_down()
         fastest.measure(load, constants)
     slots = Slots(plan, {value: Operand(0, at) for value, at in plan.arena.offsets.items()}, 1)
-    done, rows = [], []
+    done, rows, sums = [], [], RankSums()
     for task in tasks:
-        work: KernelWork | ContractionWork
-        if isinstance(task.work, Launch):
+        work: KernelWork | ContractionWork | RankWork
+        if isinstance(task.work, RankSum):
+            work = RankWork(task.work, sums)
+        elif isinstance(task.work, Launch):
             measured = 1 + len(task.others) if task.others else 0
             work = KernelWork(load([fastest(task)])[0], measured)
         else:

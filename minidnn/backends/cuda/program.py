@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import UnsupportedError
 from ...graph.ir import Node
+from ...runtime.agreement import WHY_NO_TIMES, sums_over_ranks
 from ...runtime.plan import Plan
 from ...runtime.program import WHY_NO_STATES, StoredProgram
 from ...runtime.store import Store
@@ -95,6 +96,8 @@ class CudaProgram(CapturedProgram):
     def seconds_of_nodes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[Node, float]:
         """Computes the outputs; the seconds of each node, by events around its kernels, which run
         once more for that and leave states as they are."""
+        if sums_over_ranks(self.plan.graph):
+            raise UnsupportedError(WHY_NO_TIMES)
         from .timing import seconds_of_tasks
 
         instance, _ = self._computed(inputs, None, in_place=False)

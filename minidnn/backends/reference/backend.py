@@ -24,6 +24,7 @@ from minidnn.fusion.target import Target
 from minidnn.graph.ir import Constant, Node, State, Value
 from minidnn.graph.types import ITEMSIZE, numpy_dtype, rounded_to
 from minidnn.memory.liveness import lifetimes
+from minidnn.runtime.agreement import agree_on_sums
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.store import Store
 
@@ -51,6 +52,7 @@ class ReferenceBackend:
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> ReferenceProgram:
         check_options("reference", options, ("interpret", "memory_limit"))
         plan.check_limit(memory_limit_option(options))
+        agree_on_sums(plan.graph)
         return ReferenceProgram(plan, precision == "float64", bool(options.get("interpret")))
 
 

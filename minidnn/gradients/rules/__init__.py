@@ -7,6 +7,7 @@ from minidnn.gradients.rules import (
     normalization,
     pooling,
     random,
+    ranks,
     reduction,
 )
 
@@ -17,5 +18,6 @@ __all__ = [
     "normalization",
     "pooling",
     "random",
+    "ranks",
     "reduction",
 ]

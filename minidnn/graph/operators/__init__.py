@@ -12,4 +12,5 @@ from minidnn.graph.operators.movement import *
 from minidnn.graph.operators.normalization import *
 from minidnn.graph.operators.pooling import *
 from minidnn.graph.operators.random import *
+from minidnn.graph.operators.ranks import *
 from minidnn.graph.operators.reduction import *

@@ -1,0 +1,84 @@
+"""Sums over ranks on GPUs: begun on a stream of their own, and waited for where they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from ...cudnn._cupy import cupy
+from ...graph.meeting import meeting_of
+from ...graph.operators import SumOverRanks
+from ...graph.types import TensorType
+from .arrays import DEVICE_TO_DEVICE
+from .functions import Run
+from .table import LibraryRow, Row
+
+
+class DeviceMeeting(Protocol):
+    """Ranks with a GPU each."""
+
+    def begin(self, sums: Sequence[tuple[int, int, int, str]], ready: Any, done: Any) -> None:
+        """Starts adding up, behind what CuPy's current stream has so far: of each sum the addresses
+        of operand and result, how many elements, and their dtype.  ``ready`` and ``done`` are
+        events, to be recorded in front of the sums and behind them."""
+
+
+@dataclass(frozen=True)
+class RankSum:
+    """The sums of a node begin, or are waited for."""
+
+    op: SumOverRanks
+    types: tuple[TensorType, ...]
+    #: The name of the node, which both share.
+    name: str
+    begins: bool
+
+
+class RankSums:
+    """What the rows of a table's sums are: a beginning and an end share events."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, tuple[Any, Any]] = {}
+
+    def row(self, work: RankSum, arguments: Sequence[Any]) -> Row:
+        events = self._events.get(work.name)
+        if events is None:
+            ready, done = (cupy().cuda.Event(disable_timing=True) for _ in range(2))
+            events = self._events[work.name] = ready, done
+        if work.begins:
+            return LibraryRow(_Begin(work.op.ranks, work.types, *events), tuple(arguments))
+        return LibraryRow(_Wait(events[1]), ())
+
+
+@dataclass(frozen=True, eq=False)
+class _Begin:
+    ranks: int
+    types: tuple[TensorType, ...]
+    ready: Any
+    done: Any
+
+    def bind(self, addresses: Sequence[int]) -> Run:
+        count = len(self.types)
+        ends = zip(addresses[:count], addresses[count:], self.types, strict=True)
+        if self.ranks == 1:
+            copies = [(source, to, type.bytes) for source, to, type in ends]
+            return lambda: self._copy(copies)
+        sums = [(source, to, type.size, type.dtype) for source, to, type in ends]
+        meeting = cast(DeviceMeeting, meeting_of(self.ranks))
+        return lambda: meeting.begin(sums, self.ready, self.done)
+
+    def _copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        cuda = cupy().cuda
+        stream = cuda.get_current_stream()
+        for source, to, size in copies:
+            cuda.runtime.memcpyAsync(to, source, size, DEVICE_TO_DEVICE, stream.ptr)
+        self.done.record(stream)
+
+
+@dataclass(frozen=True, eq=False)
+class _Wait:
+    done: Any
+
+    def bind(self, addresses: Sequence[int]) -> Run:
+        return lambda: cupy().cuda.get_current_stream().wait_event(self.done)
