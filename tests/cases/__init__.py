@@ -26,8 +26,8 @@ FAMILIES = (
     *(normalization, pooling, ranks, reduction),
 )
 CASES: tuple[Case, ...] = tuple(case for family in FAMILIES for case in family.CASES)
-#: Of operators that not every device computes; ``CASES`` are every device's.
-REFERENCE_CASES: tuple[Case, ...] = (*gradients.CASES, *random.CASES)
+#: Of operators that not every device computes, or files of ONNX have not; ``CASES`` are everyone's.
+REFERENCE_CASES: tuple[Case, ...] = (*gradients.CASES, *random.CASES, *indexing.SUMS)
 
 __all__ = [
     "CASES",

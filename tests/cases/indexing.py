@@ -40,16 +40,16 @@ def _permuted(*dims: int) -> Callable[..., Any]:
     return lambda x: x.permute(dims)
 
 
-class _Picked(L.Layer):
-    """Picks by indices that the second input gives as floating-point numbers."""
+class _At(L.Layer):
+    """An operator at indices that the second input gives as floating-point numbers."""
 
-    def __init__(self, axis: int, dtype: str) -> None:
-        self.axis = axis
+    def __init__(self, op: Operator, dtype: str) -> None:
+        self.op = op
         self.dtype = dtype
 
     def forward(self, x: Any, places: Any) -> Any:
         whole = apply(ops.Formula(argument(0), dtype=self.dtype), places)
-        return apply(ops.Gather(self.axis), x, whole)
+        return apply(self.op, x, whole)
 
 
 def _gather(axis: int, dtype: str, *shapes: tuple[Shape, Shape]) -> Case:
@@ -59,11 +59,80 @@ def _gather(axis: int, dtype: str, *shapes: tuple[Shape, Shape]) -> Case:
         at = axis % x.ndim
         return picked.reshape(*x.shape[:at], *places.shape, *x.shape[at + 1 :])
 
+    return _at(
+        f"gather-{axis}-{dtype}",
+        *(ops.Gather(axis), dtype, by_torch),
+        lambda x, places: np.take(x, places.astype(int), axis),
+        *shapes,
+    )
+
+
+def _gather_in_batches(axis: int, *shapes: tuple[Shape, Shape]) -> Case:
+    """Each of the first axis has indices of its own."""
+
+    def by_torch(x: Any, places: Any) -> Any:
+        import torch
+
+        pairs = zip(x, places.long() % x.shape[axis], strict=True)
+        one = [each.index_select(axis - 1, at.flatten()) for each, at in pairs]
+        return torch.stack(one).reshape(*x.shape[:axis], *places.shape[1:], *x.shape[axis + 1 :])
+
+    def by_numpy(x: np.ndarray, places: np.ndarray) -> np.ndarray:
+        pairs = zip(x, places.astype(int), strict=True)
+        return np.stack([np.take(each, at, axis - 1) for each, at in pairs])
+
+    op = ops.Gather(axis, 1)
+    return _at(f"gather-{axis}-in-batches", op, "int64", by_torch, by_numpy, *shapes)
+
+
+def _scatter_add(
+    size: int, axis: int, batch: int, dtype: str, *shapes: tuple[Shape, Shape]
+) -> Case:
+    """Sums are of small whole numbers, which every dtype has all digits of."""
+
+    def shape_of(x: Any, places: Any) -> tuple[int, ...]:
+        return (*x.shape[:axis], size, *x.shape[axis + places.ndim - batch :])
+
+    def by_torch(x: Any, places: Any) -> Any:
+        import torch
+
+        shape = shape_of(x, places)
+        found = torch.zeros(shape, dtype=x.dtype)
+        whole = places.long() % size
+        if not batch:
+            flat = x.reshape(*shape[:axis], -1, *shape[axis + 1 :])
+            return found.index_add(axis, whole.flatten(), flat)
+        flat = x.reshape(*shape[:axis], -1, *shape[axis + 1 :])
+        parts = zip(found, whole.flatten(1), flat, strict=True)
+        return torch.stack([zero.index_add(axis - 1, at, one) for zero, at, one in parts])
+
+    def by_numpy(x: np.ndarray, places: np.ndarray) -> np.ndarray:
+        shape = shape_of(x, places)
+        flat = x.reshape(*shape[:axis], -1, *shape[axis + 1 :])
+        whole = places.astype(int) % size
+        chosen = np.arange(size)[:, None] == whole.reshape(*whole.shape[:batch], 1, -1)
+        first = np.moveaxis(flat, axis, batch)  # the batch, what is added up, all else
+        kept = first.shape[batch + 1 :]
+        sums = chosen.astype(float) @ first.reshape(*first.shape[: batch + 1], -1)
+        return np.moveaxis(sums.reshape(*sums.shape[: batch + 1], *kept), batch, axis)
+
+    op = ops.ScatterAdd(size, axis, batch)
+    return _at(f"scatter_add-{axis}-{batch}-{dtype}", op, dtype, by_torch, by_numpy, *shapes)
+
+
+def _at(
+    name: str,
+    op: Operator,
+    dtype: str,
+    torch: Callable[..., Any],
+    numpy: Callable[..., np.ndarray],
+    *shapes: tuple[Shape, Shape],
+) -> Case:
     return Case(
-        name=f"gather-{axis}-{dtype}",
-        layer=lambda: _Picked(axis, dtype),
-        torch=lambda: by_torch,
-        formula=lambda x, places: np.take(x, places.astype(int), axis),
+        name=name,
+        layer=lambda: _At(op, dtype),
+        torch=lambda: torch,
+        formula=numpy,
         shapes=shapes,
         ulps=0,
         special=False,
@@ -159,4 +228,14 @@ CASES: tuple[Case, ...] = (
     ),
     _gather(1, "int64", ((2, 3, 5, 7), (2, 2))),
     _gather(-1, "int32", ((2, 5, 3), (4,)), ((1, 3), (1,))),
+    _gather(1, "int32", ((2, 3, 19), (4,))),
+    _gather_in_batches(2, ((2, 3, 5), (2, 4)), ((3, 1, 4, 17), (3, 2, 3))),
+    _gather_in_batches(1, ((1, 3, 2), (1, 1)), ((2, 6), (2, 5))),
+)
+
+#: Of what training alone takes, and files of ONNX have not.
+SUMS: tuple[Case, ...] = (
+    _scatter_add(3, 0, 0, "int64", ((2, 3, 5), (2,)), ((7, 70), (7,)), ((4, 3, 2), (4, 3))),
+    _scatter_add(5, 2, 1, "int32", ((2, 3, 4), (2, 4)), ((1, 1, 2, 3, 2), (1, 2, 3))),
+    _scatter_add(4, 1, 1, "int64", ((3, 5, 9), (3, 5))),
 )

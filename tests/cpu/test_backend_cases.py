@@ -27,7 +27,7 @@ from tests.cases.record import Shape
 
 from .warming import warm
 
-CASES = (*cases.CASES, *cases.random.CASES)
+CASES = (*cases.CASES, *cases.random.CASES, *cases.indexing.SUMS)
 SINGLE = tuple(case for case in CASES if len(case.shapes[0]) == 1)
 
 

@@ -13,13 +13,15 @@ from minidnn import layers as L
 from minidnn.errors import UnsupportedError
 from minidnn.graph.ir import Graph
 from minidnn.layers.build import to_graph
-from tests.cases import CASES, Case
+from tests import cases
+from tests.cases import Case
 from tests.cases.record import Shape
 
 from .precisions import PRODUCTS, assert_near, contracts, rounded, storage, tolerance
 
 pytestmark = pytest.mark.gpu
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
+CASES = (*cases.CASES, *cases.indexing.SUMS)
 SINGLE = tuple(case for case in CASES if len(case.shapes[0]) == 1)
 
 

@@ -28,6 +28,7 @@ from minidnn.graph.operators import (
     MatMul,
     RandomDrop,
     Reduce,
+    ScatterAdd,
     Slice,
     Softmax,
 )
@@ -45,7 +46,7 @@ from tests.cuda.cards import H200
 from .emulator.run import Emulated
 
 KINDS = (
-    *(Windowed, Indexed, Gather, RandomDrop, Reduce, ArgMax),
+    *(Windowed, Indexed, Gather, ScatterAdd, RandomDrop, Reduce, ArgMax),
     *(GroupNorm, LayerNorm, MatMul, Softmax, Formula),
 )
 
@@ -62,7 +63,7 @@ def is_supported(case: Case) -> bool:
 
 CHOSEN = tuple(
     case
-    for case in (*cases.CASES, *cases.random.CASES)
+    for case in (*cases.CASES, *cases.random.CASES, *cases.indexing.SUMS)
     if any(issubclass(kind, KINDS) for kind in kinds_of(case)) and is_supported(case)
 )
 

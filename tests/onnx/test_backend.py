@@ -81,7 +81,7 @@ PROMISED = """
     Sign Erf Concat Split Slice Reshape Flatten Transpose Squeeze Unsqueeze Expand Pad Gather
     ReduceMean ReduceMax ReduceMin ReduceSum ArgMax Softmax LogSoftmax Clip Resize DepthToSpace
     SpaceToDepth Dropout Constant ConstantOfShape Identity Cast Where Equal Greater Less
-    GreaterOrEqual LessOrEqual Shape
+    GreaterOrEqual LessOrEqual Shape GridSample
 """
 
 

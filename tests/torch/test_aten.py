@@ -280,6 +280,23 @@ ONE: dict[str, Function] = {
     "upsample_bicubic2d by factors": lambda m, x: F.interpolate(
         x, scale_factor=(2.3, 0.7), mode="bicubic"
     ),
+    "grid_sample": lambda m, x: (
+        F.grid_sample(x, x.view(2, 8, 16, 2), "bilinear", "zeros", False),
+        F.grid_sample(x, x.view(2, 16, 8, 2), "nearest", "border", True),
+        F.grid_sample(x, x.view(2, 8, 16, 2), "bicubic", "reflection", False),
+    ),
+    "grid_sample of volumes": lambda m, x: F.grid_sample(
+        x.view(2, 2, 2, 8, 8), x[:, :3].reshape(2, 4, 4, 4, 3), align_corners=True
+    ),
+    "grid_sampler_2d": lambda m, x: aten.grid_sampler_2d(x, x.view(2, 8, 16, 2), 0, 2, True),
+    "grid_sampler_3d": lambda m, x: aten.grid_sampler_3d(
+        x.view(2, 2, 2, 8, 8), x[:, :3].reshape(2, 4, 4, 4, 3), 1, 1, False
+    ),
+    "affine_grid": lambda m, x: (
+        F.affine_grid(x[:, 0, 0, :6].reshape(2, 2, 3), [2, 3, 5, 7], align_corners=False),
+        F.affine_grid(x[:, 0, 0, :6].reshape(2, 2, 3), [2, 3, 5, 4], align_corners=True),
+        F.affine_grid(x[:, 0, :2, :6].reshape(2, 3, 4), [2, 3, 3, 4, 2], align_corners=False),
+    ),
     "upsample_nearest2d": lambda m, x: F.interpolate(x, (5, 19)).abs(),
     "upsample_nearest2d by factors": lambda m, x: F.interpolate(x, scale_factor=(2.3, 0.7)).abs(),
     "upsample_nearest2d as many": lambda m, x: F.interpolate(x, scale_factor=(2.1, 1.1)).abs(),

@@ -65,6 +65,12 @@ def across_channels(block: Any, x: Any) -> Any:
     return found.permute(0, 3, 1, 2).reshape(batch, tokens, channels)
 
 
+def transformer(block: Any, x: Any, theta: Any) -> Any:
+    """A spatial transformer, at places within and beyond the image."""
+    grid = F.affine_grid(theta.view(2, 2, 3), [2, 4, 6, 3], align_corners=False)
+    return F.grid_sample(x * block.w, grid, padding_mode="reflection", align_corners=False)
+
+
 HEADS: Shapes = [(2, 2, 5, 4)] * 3
 IMAGE: Shapes = [(2, 4, 5, 7)]
 CASES: dict[str, tuple[Callable[[], nn.Module], Shapes]] = {
@@ -82,6 +88,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Shapes]] = {
     "transposed convolution": (lambda: nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, groups=2), IMAGE),
     "dilated transposed convolution": (lambda: nn.ConvTranspose2d(4, 6, 3, dilation=2), IMAGE),
     "transposed convolution of rows": (lambda: nn.ConvTranspose1d(4, 6, 4, 2, 1), [(2, 4, 5)]),
+    "spatial transformer": (lambda: Block(transformer, w=(4, 1, 1)), [*IMAGE, (2, 6)]),
     "encoder layer": (
         lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
         [(2, 5, 8)],
@@ -89,7 +96,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Shapes]] = {
 }
 FEW = (
     *("attention with a mask", "response normalization", "attention of channels"),
-    "transposed convolution",
+    *("transposed convolution", "spatial transformer"),
 )
 
 

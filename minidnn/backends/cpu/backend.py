@@ -64,6 +64,8 @@ _ANY = (
 #: What computes with whole numbers, too, and says itself what it takes.
 _WITH_BYTES = (Contraction, FusedContraction, Windowed)
 _OTHERS = ("int32", "int64", *BYTES, "bool")
+#: What sums one number after the other: of halves, sums would lose their digits.
+_IN_FULL = (ops.ScatterAdd,)
 
 
 class CpuBackend:
@@ -98,10 +100,11 @@ class CpuBackend:
         return CpuTarget(device, isa.lanes, accuracy_option(options), precision)
 
     def unsupported(self, node: Node, precision: str) -> str | None:
-        if not isinstance(node.op, (*_FLOAT, *_ANY)):
+        if not isinstance(node.op, (*_FLOAT, *_ANY, *_IN_FULL)):
             return f"there is no kernel for {node.op.name}"
         floats = tuple(dict.fromkeys(("float32", precision)))
         valid = (*floats, *_OTHERS) if isinstance(node.op, (*_ANY, *_WITH_BYTES)) else floats
+        valid = ("float32", *_OTHERS) if isinstance(node.op, _IN_FULL) else valid
         for value in (*node.inputs, *node.outputs):
             if value.dtype not in valid:
                 return f"{value!r} is none of {', '.join(valid)}"

@@ -12,7 +12,8 @@ from math import prod
 import numpy as np
 
 from ...graph.index_map import OUTSIDE, IndexMap
-from ...graph.operators import Gather, TakeChannels
+from ...graph.operators import Gather, ScatterAdd, TakeChannels
+from ...graph.operators.indexing import split_axes
 from ...graph.types import ITEMSIZE, TensorType
 from ...runtime.bits import to_bits
 from ..codegen.kernel import KernelSource
@@ -22,6 +23,8 @@ from .movement import RAW
 #: Rows that take in the axis before them, if they are neighbours and if they are not, and what they
 #: become at most.
 _SHORT_RUN, _SHORT, _LONGEST = 16, 64, 4096
+#: Of so many neighbours a task makes sums.
+_LANES = 64
 
 # Sizes: length, chunks a row, base, fill, the inner axis's lead, run and stride (run kernels), the
 # number of outer axes, for each its size and where its offsets begin; then all offsets.
@@ -175,17 +178,65 @@ def print_take_channels(op: TakeChannels, types: Sequence[TensorType]) -> Shaped
     return Shaped(KernelSource.named("channels", text), sizes, tasks, grain)
 
 
+# Sizes: inner, indices, size of the axis, outer axes that share indices.
 _GATHER = """\
 MD_KERNEL(@) {{
-  // Sizes: inner, indices, size of the axis.
   const uniform int64 * uniform n = MD_IN(int64, 3);
   for (uniform int64 t = md_begin; t < md_end; t++) {{
-    uniform int64 at = MD_IN({index}, 1)[t % n[1]];
+    const uniform int64 row = t / n[1];
+    uniform int64 at = MD_IN({index}, 1)[row / n[3] * n[1] + t % n[1]];
     at = at < 0 ? at + n[2] : at;
     at = at < 0 ? 0 : (at >= n[2] ? n[2] - 1 : at);
-    const uniform {raw} * uniform x = MD_IN({raw}, 0) + (t / n[1] * n[2] + at) * n[0];
+    const uniform {raw} * uniform x = MD_IN({raw}, 0) + (row * n[2] + at) * n[0];
     uniform {raw} * uniform y = MD_OUT({raw}, 2) + t * n[0];
     foreach (i = 0 ... (uniform int)n[0]) {{ y[i] = x[i]; }}
+  }}
+}}
+"""
+
+# The same where few elements have the same index: lanes are elements of a chunk of a row's.
+_GATHER_EACH = """\
+MD_KERNEL(@) {{
+  const uniform int64 * uniform n = MD_IN(int64, 3);
+  const uniform int64 length = n[1] * n[0];
+  for (uniform int64 t = md_begin; t < md_end; t++) {{
+    const uniform int64 row = t / n[4], first = t % n[4] * {chunk};
+    const uniform {index} * uniform indices = MD_IN({index}, 1) + row / n[3] * n[1];
+    const uniform {raw} * uniform x = MD_IN({raw}, 0) + row * n[2] * n[0];
+    uniform {raw} * uniform y = MD_OUT({raw}, 2) + row * length + first;
+    const uniform int64 left = length - first, most = {chunk};
+    const uniform int inner = (uniform int)n[0];
+    foreach (i = 0 ... (uniform int)(left < most ? left : most)) {{
+      const int64 element = first + i;
+      int64 at = indices[element / inner];
+      at = at < 0 ? at + n[2] : at;
+      at = at < 0 ? 0 : (at >= n[2] ? n[2] - 1 : at);
+      y[i] = x[at * inner + element % inner];
+    }}
+  }}
+}}
+"""
+
+# Sizes: inner, indices, size of the axis, outer axes that share indices, chunks of inner.
+_SCATTER = """\
+MD_KERNEL(@) {{
+  const uniform int64 * uniform n = MD_IN(int64, 3);
+  for (uniform int64 t = md_begin; t < md_end; t++) {{
+    const uniform int64 row = t / n[4], first = t % n[4] * {chunk};
+    const uniform {index} * uniform indices = MD_IN({index}, 1) + row / n[3] * n[1];
+    const uniform float * uniform x = MD_IN(float, 0) + row * n[1] * n[0] + first;
+    uniform float * uniform y = MD_OUT(float, 2) + row * n[2] * n[0] + first;
+    const uniform int64 left = n[0] - first, most = {chunk};
+    const uniform int count = (uniform int)(left < most ? left : most);
+    for (uniform int64 at = 0; at < n[2]; at++) {{
+      foreach (i = 0 ... count) {{ y[at * n[0] + i] = 0; }}
+    }}
+    for (uniform int64 k = 0; k < n[1]; k++) {{
+      uniform int64 at = indices[k];
+      at = at < 0 ? at + n[2] : at;
+      at = at < 0 ? 0 : (at >= n[2] ? n[2] - 1 : at);
+      foreach (i = 0 ... count) {{ y[at * n[0] + i] += x[k * n[0] + i]; }}
+    }}
   }}
 }}
 """
@@ -193,10 +244,30 @@ MD_KERNEL(@) {{
 
 def print_gather(op: Gather, x: TensorType, indices: TensorType) -> Shaped:
     """The kernel of picking by computed indices; its pointers are both, the output, the sizes."""
-    axis = op.axis % x.rank
-    inner = prod(x.shape[axis + 1 :])
-    text = _GATHER.format(raw=RAW[ITEMSIZE[x.dtype]], index=STORED[indices.dtype])
-    sizes = np.array([inner, indices.size, x.shape[axis]], np.int64)
-    tasks = prod(x.shape[:axis]) * indices.size
+    images, outer, size, inner = split_axes(x.shape, op.axis % x.rank, op.batch)
+    count = prod(indices.shape[op.batch :])
+    names = {"raw": RAW[ITEMSIZE[x.dtype]], "index": STORED[indices.dtype], "chunk": CHUNK}
+    if inner < _SHORT_RUN:
+        chunks = -(-count * inner // CHUNK)
+        sizes = np.array([inner, count, size, max(outer, 1), max(chunks, 1)], np.int64)
+        source = KernelSource.named("gather_each", _GATHER_EACH.format(**names))
+        return Shaped(source, sizes, images * outer * chunks)
+    sizes = np.array([inner, count, size, max(outer, 1)], np.int64)
+    tasks = images * outer * count
     grain = max(1, min(WORTH // max(inner, 1), tasks // 8))
-    return Shaped(KernelSource.named("gather", text), sizes, tasks, grain)
+    return Shaped(KernelSource.named("gather", _GATHER.format(**names)), sizes, tasks, grain)
+
+
+def print_scatter_add(op: ScatterAdd, x: TensorType, indices: TensorType) -> Shaped:
+    """The kernel of sums at computed indices; its pointers are values, indices, the output, the
+    sizes.  A task makes a chunk of the elements behind the axis, at all places of it."""
+    count = prod(indices.shape[op.batch :])
+    behind = x.shape[op.axis + indices.rank - op.batch :]
+    shape = (*x.shape[: op.axis], op.size, *behind)
+    images, outer, size, inner = split_axes(shape, op.axis, op.batch)
+    chunks = -(-inner // _LANES)
+    text = _SCATTER.format(index=STORED[indices.dtype], chunk=_LANES)
+    sizes = np.array([inner, count, size, max(outer, 1), max(chunks, 1)], np.int64)
+    tasks = images * outer * chunks
+    grain = max(1, min(WORTH // (count + size), tasks // 8))
+    return Shaped(KernelSource.named("scatter_add", text), sizes, tasks, grain)

@@ -27,6 +27,7 @@ from ...graph.operators import (
     RandomDrop,
     Reduce,
     Reorder,
+    ScatterAdd,
     Softmax,
     SumOverRanks,
     TakeChannels,
@@ -53,7 +54,7 @@ from .contraction import (
 )
 from .contraction.weight_gradient import print_weight_gradient
 from .flat import is_flat, print_flat
-from .indexing import print_gather, print_move, print_take_channels
+from .indexing import print_gather, print_move, print_scatter_add, print_take_channels
 from .isa import Isa
 from .layer_norm import print_layer_norm
 from .linear import print_linear, reads_weight_as_it_lies
@@ -428,6 +429,8 @@ def _shaped(node: Node) -> Shaped:
         return print_take_channels(op, types)
     if isinstance(op, Gather):
         return print_gather(op, types[0], types[1])
+    if isinstance(op, ScatterAdd):
+        return print_scatter_add(op, types[0], types[1])
     if isinstance(op, RandomDrop):
         return print_random_drop(op, types[0])
     assert isinstance(op, MatMul), op

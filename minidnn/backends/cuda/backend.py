@@ -51,6 +51,8 @@ _OF_ANY_DTYPE = (
     *(ops.ArgMax, ops.Concat, ops.Gather, ops.RandomDrop, ops.Reduce, ops.TakeChannels),
     ops.SumOverRanks,
 )
+#: What sums one number after the other: of halves, sums would lose their digits.
+_IN_FULL = (ops.ScatterAdd,)
 
 
 class CudaBackend:
@@ -83,11 +85,12 @@ class CudaBackend:
         return CudaTarget(machine_of(self.index).device(precision), precision)
 
     def unsupported(self, node: Node, precision: str) -> str | None:
-        if not isinstance(node.op, (*_KNOWN, *_OF_ANY_DTYPE)):
+        if not isinstance(node.op, (*_KNOWN, *_OF_ANY_DTYPE, *_IN_FULL)):
             return f"there is no kernel for {node.op.name}"
         if (value := _quantized(node)) is not None:
             return f"{value!r} is quantized, which the CPU and the reference compute"
-        valid = STORED if isinstance(node.op, _OF_ANY_DTYPE) else TYPES
+        valid = tuple(STORED if isinstance(node.op, _OF_ANY_DTYPE) else TYPES)
+        valid = ("float32", "int32", "int64") if isinstance(node.op, _IN_FULL) else valid
         for value in (*node.inputs, *node.outputs):
             if value.dtype not in valid:
                 return f"{value!r} is none of {', '.join(valid)}"

@@ -36,6 +36,7 @@ from ...graph.operators import (
     RandomDrop,
     Reduce,
     Reorder,
+    ScatterAdd,
     Softmax,
     SumOverRanks,
     TakeChannels,
@@ -56,7 +57,7 @@ from .contraction.problem import (
 )
 from .copy import print_copy
 from .elements import print_elements
-from .indexing import print_gather, print_move, print_pick
+from .indexing import print_gather, print_move, print_pick, print_scatter_add
 from .kernels import Launch
 from .layer_norm import print_layer_norm
 from .machine import Machine
@@ -205,6 +206,8 @@ class _Lowering:
             table.append(_table(make()))
         elif isinstance(op, Gather):
             launch = print_gather(op, x.type, lies, node.inputs[1].type)
+        elif isinstance(op, ScatterAdd):
+            launch = print_scatter_add(op, x.type, lies, node.inputs[1].type)
         elif isinstance(op, Reduce):
             launch = print_reduce(op, x.type, lies)
         elif isinstance(op, ArgMax):

@@ -10,7 +10,6 @@ import numpy as np
 from minidnn.gradients.places import readers_of, summed_at, summed_to, viewed
 from minidnn.gradients.table import Backward, rule
 from minidnn.graph import operators as ops
-from minidnn.graph.expression import argument, where
 from minidnn.graph.index_map import OUTSIDE, strides_of
 from minidnn.graph.ir import Value
 from minidnn.graph.operator import Reshaping
@@ -73,20 +72,13 @@ def take_channels(call: Backward) -> Sequence[Value | None]:
 
 @rule(ops.Gather)
 def gather(call: Backward) -> Sequence[Value | None]:
-    """Chooses for every element of the axis among all that were picked, and adds: as many
-    choices as the axis has elements, times indices."""
     x, indices = call.inputs
     axis = call.op.axis % x.type.rank
-    size, count = x.shape[axis], indices.type.size
-    before, behind = x.shape[:axis], x.shape[axis + 1 :]
-    picked = viewed(call.gradient, (*before, 1, count, *behind))
-    chosen = viewed(indices, (1, count, *(1 for _ in behind)))
-    places = x._constant(np.arange(size).reshape(size, 1, *(1 for _ in behind)), indices.dtype)
-    index, place = argument(0), argument(1)
-    index = where(index < 0, index + float(size), index)
-    index = where(index < 0, 0.0, where(index >= float(size), size - 1.0, index))
-    same = where(index < place, 0.0, where(index > place, 0.0, 1.0))
-    met = apply(ops.Formula(same, 2, title="Equal", dtype="bool"), chosen, places)
-    choice = where(argument(0) > 0, argument(1), 0.0)
-    spread = apply(ops.Formula(choice, 2, title="Where"), met, picked)
-    return [apply(ops.Reduce("sum", (axis + 1,)), spread), None]
+    back = ops.ScatterAdd(x.shape[axis], axis, call.op.batch)
+    return [apply(back, call.gradient, indices), None]
+
+
+@rule(ops.ScatterAdd)
+def scatter_add(call: Backward) -> Sequence[Value | None]:
+    back = ops.Gather(call.op.axis, call.op.batch)
+    return [apply(back, call.gradient, call.inputs[1]), None]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, prod
 
 import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.graph.index_map import OUTSIDE, Indexed, IndexMap, strides_of
-from minidnn.graph.operator import Movement, is_ints
+from minidnn.graph.operator import Movement, Reduction, is_ints
 from minidnn.graph.types import INTEGERS, TensorType
 
-__all__ = ["Expand", "Gather", "Pad", "Slice", "Take", "Transpose", "Unfold2d"]
+__all__ = ["Expand", "Gather", "Pad", "ScatterAdd", "Slice", "Take", "Transpose", "Unfold2d"]
 
 Pair = tuple[int, int]
 
@@ -274,37 +274,118 @@ class Unfold2d(Indexed):
 class Gather(Movement):
     """Elements of ``axis`` by indices, which take that axis's place.
 
-    Negative indices count from the end; an index that is still beyond the axis means its first
-    or last element.
+    The first ``batch`` axes of the input and of the indices are the same ones: each has indices of
+    its own.  Negative indices count from the end; an index that is still beyond the axis means its
+    first or last element.
     """
 
     axis: int = 0
+    batch: int = 0
 
     operand_names = ("input", "indices")
 
     def __post_init__(self) -> None:
         self.require_int("axis", self.axis)
+        self.require_int("batch", self.batch)
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, indices = self.operands(inputs)
-        self.require(
-            -x.rank <= self.axis < x.rank,
-            f"axis={self.axis} is not an axis of the input {x.shape}; "
-            f"valid are {-x.rank} to {x.rank - 1}",
-        )
-        self.require(
-            indices.dtype in INTEGERS,
-            f"indices have dtype {indices.dtype}; valid are {', '.join(INTEGERS)}",
-        )
-        axis = self.axis % x.rank
+        axis = _axis_with_indices(self, x, indices)
         self.require(
             x.shape[axis] > 0 or indices.size == 0,
             f"axis {axis} of the input {x.shape} has no elements to take",
         )
-        return (x.with_shape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])),)
+        own = indices.shape[self.batch :]
+        return (x.with_shape((*x.shape[:axis], *own, *x.shape[axis + 1 :])),)
 
     def move(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices = inputs
-        size = x.shape[self.axis]
-        places = np.clip(np.where(indices < 0, indices + size, indices), 0, max(size - 1, 0))
-        return np.take(x, places, axis=self.axis)
+        if not self.batch:
+            return np.take(x, _inside(indices, x.shape[self.axis]), axis=self.axis)
+        axis = self.axis % x.ndim
+        (images, outer, size, inner) = split_axes(x.shape, axis, self.batch)
+        places = _inside(indices, size).reshape(images, 1, -1, 1)
+        found = np.take_along_axis(x.reshape(images, outer, size, inner), places, axis=2)
+        own = indices.shape[self.batch :]
+        return found.reshape(*x.shape[:axis], *own, *x.shape[axis + 1 :])
+
+
+@dataclass(frozen=True)
+class ScatterAdd(Reduction):
+    """Sums at the places of indices: the gradient of :class:`Gather`.
+
+    ``axis`` gets ``size`` elements, each the sum of the elements whose index it is, added one after
+    the other in the order of the indices.
+    """
+
+    size: int
+    axis: int = 0
+    batch: int = 0
+
+    operand_names = ("input", "indices")
+
+    def __post_init__(self) -> None:
+        for name in ("size", "axis", "batch"):
+            self.require_int(name, getattr(self, name))
+        self.require(self.size >= 1, f"size={self.size}; valid is at least 1")
+        self.require(self.axis >= 0, f"axis={self.axis}; valid is an int of at least 0")
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        x, indices = self.operands(inputs)
+        self.require_float(x)
+        own = indices.shape[self.batch :]
+        behind = self.axis + len(own)
+        self.require(
+            x.shape[self.axis : behind] == own and behind <= x.rank,
+            f"indices have shape {indices.shape}; valid are those of the input {x.shape} from "
+            f"axis {self.axis} on, after the batch",
+        )
+        made = x.with_shape((*x.shape[: self.axis], self.size, *x.shape[behind:]))
+        _axis_with_indices(self, made, indices)
+        return (made,)
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        x, indices = inputs
+        own = indices.shape[self.batch :]
+        shape = (*x.shape[: self.axis], self.size, *x.shape[self.axis + len(own) :])
+        (images, outer, size, inner) = split_axes(shape, self.axis, self.batch)
+        found = np.zeros((images, size, outer, inner), x.dtype)
+        given = x.reshape(images, outer, prod(own), inner).swapaxes(1, 2)
+        places = _inside(indices, size).reshape(images, -1)
+        for image in range(images):
+            np.add.at(found[image], places[image], given[image])
+        return (found.swapaxes(1, 2).reshape(shape),)
+
+    def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
+        return inputs[0].size
+
+
+def split_axes(shape: tuple[int, ...], axis: int, batch: int) -> tuple[int, int, int, int]:
+    """The sizes of the axes that have indices of their own, of those after them, of ``axis``, and
+    of all behind it."""
+    return prod(shape[:batch]), prod(shape[batch:axis]), shape[axis], prod(shape[axis + 1 :])
+
+
+def _axis_with_indices(op: Gather | ScatterAdd, x: TensorType, indices: TensorType) -> int:
+    """The axis, counted from 0, if the indices fit it."""
+    op.require(
+        -x.rank <= op.axis < x.rank,
+        f"axis={op.axis} is not an axis of the input {x.shape}; valid are {-x.rank} to "
+        f"{x.rank - 1}",
+    )
+    op.require(
+        indices.dtype in INTEGERS,
+        f"indices have dtype {indices.dtype}; valid are {', '.join(INTEGERS)}",
+    )
+    axis = op.axis % x.rank
+    op.require(0 <= op.batch <= axis, f"batch={op.batch}; valid are 0 to axis {axis}")
+    op.require(
+        x.shape[: op.batch] == indices.shape[: op.batch],
+        f"indices have shape {indices.shape}; valid begins with {x.shape[: op.batch]}",
+    )
+    return axis
+
+
+def _inside(indices: np.ndarray, size: int) -> np.ndarray:
+    """Indices counted from the beginning, and moved inside an axis."""
+    return np.clip(np.where(indices < 0, indices + size, indices), 0, max(size - 1, 0))

@@ -319,4 +319,30 @@ def _unfold(writer: Writer, node: Node, inputs: list[str]) -> str:
 @writers(ops.Gather)
 def _gather(writer: Writer, node: Node, inputs: list[str]) -> str:
     assert isinstance(node.op, ops.Gather)
-    return writer.add("Gather", inputs, node.name, axis=node.op.axis)
+    if not node.op.batch:
+        return writer.add("Gather", inputs, node.name, axis=node.op.axis)
+    return _gather_in_batches(writer, node, inputs)
+
+
+def _gather_in_batches(writer: Writer, node: Node, inputs: list[str]) -> str:
+    """Of all images one after the other, with indices that count through them."""
+    op, (x, indices) = node.op, [value.type for value in node.inputs]
+    assert isinstance(op, ops.Gather)
+    axis, batch, size = op.axis % x.rank, op.batch, x.shape[op.axis]
+    images, own = int(np.prod(x.shape[:batch])), indices.rank - batch
+    order = [*range(batch), axis, *(d for d in range(batch, x.rank) if d != axis)]
+    ordered = [x.shape[d] for d in order]
+    flat = writer.add("Transpose", inputs[:1], perm=order)
+    flat = writer.reshape(flat, [images * size, *ordered[batch + 1 :]])
+    dtype = numpy_dtype(indices.dtype)
+    first = np.arange(images, dtype=dtype) * size
+    inside = writer.add("Mod", [inputs[1], writer.constant(np.array(size, dtype))])
+    starts = first.reshape(*indices.shape[:batch], *(1,) * own).astype(dtype)
+    places = writer.add("Add", [inside, writer.constant(starts)])
+    found = writer.add("Gather", [flat, places], axis=0)
+    # Now there are the batch, the indices' own axes, those before the axis, and those behind it.
+    outer = axis - batch
+    before = range(batch + own, batch + own + outer)
+    behind = range(batch + own + outer, x.rank - 1 + own)
+    perm = [*range(batch), *before, *range(batch, batch + own), *behind]
+    return writer.add("Transpose", [found], node.name, perm=perm)

@@ -1,4 +1,4 @@
-"""Resize: each axis by itself, every output a weighted sum of a few inputs.
+"""Resize: each axis by itself, every output a weighted sum of a few inputs; and reading by a grid.
 
 Positions and weights follow the definition of ONNX's Resize (opset 19) and are computed here, in
 float64; what runs is picking, and sums of products.
@@ -20,6 +20,7 @@ from minidnn.frontends.onnx.limits import LONGEST_TABLE, check_shape
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import fma
+from minidnn.graph.grid_sample import PADDINGS, grid_sample
 from minidnn.graph.ir import Value
 from minidnn.graph.types import FLOATS
 
@@ -107,6 +108,22 @@ def _resize(call: OnnxCall) -> Value:
         fill = beyond & (positions == "tf_crop_and_resize")
         x = _taken(call.build, x, axis, np.clip(indices, 0, how.size - 1), weights, fill, outside)
     return x
+
+
+#: ONNX's names of the modes, those of before opset 20 included.
+_SAMPLING = {"linear": "bilinear", "bilinear": "bilinear", "nearest": "nearest"}
+_SAMPLING |= {"cubic": "bicubic", "bicubic": "bicubic"}
+
+
+@_family("GridSample")
+def _grid_sample(call: OnnxCall) -> Value:
+    """Images, and volumes but in cubic mode."""
+    mode = call.choice("mode", "bilinear", *_SAMPLING)
+    padding = call.choice("padding_mode", "zeros", *PADDINGS)
+    x, grid = call.operand(0), call.operand(1)
+    if x.dtype not in FLOATS:
+        raise call.refuse(f"its operand is {x.dtype}")
+    return grid_sample(x, grid, _SAMPLING[mode], padding, call.flag("align_corners"))
 
 
 def _resized_axes(call: OnnxCall, x: Value) -> dict[int, _Axis]:

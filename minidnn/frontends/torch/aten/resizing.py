@@ -1,13 +1,21 @@
-"""Images of another size, as minidnn/graph/resize.py has them."""
+"""Images of another size, as minidnn/graph/resize.py has them, and read along a grid."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from minidnn.frontends.torch.aten.call import AtenCall, leaves, takes
+from minidnn.frontends.torch.aten.contraction import product
+from minidnn.graph import operators as ops
 from minidnn.graph import resize
-from minidnn.graph.ir import Value
+from minidnn.graph.grid_sample import MODES, PADDINGS, grid_sample
+from minidnn.graph.ir import Constant, Value
+from minidnn.graph.trace import apply
+from minidnn.graph.types import TensorType, numpy_dtype
 
 
 @takes(
@@ -40,6 +48,38 @@ def upsample_linear(call: AtenCall) -> Any:
 def upsample_bicubic(call: AtenCall) -> Any:
     x = call.tensor("input")
     return resize.cubic(x, _axes(call, x), bool(call["align_corners"]))
+
+
+@takes("grid_sampler.default", "grid_sampler_2d.default", "grid_sampler_3d.default")
+def grid_sampler(call: AtenCall) -> Any:
+    mode, padding = MODES[call["interpolation_mode"]], PADDINGS[call["padding_mode"]]
+    x, grid = call.tensor("input"), call.tensor("grid")
+    return grid_sample(x, grid, mode, padding, bool(call["align_corners"]))
+
+
+@takes("affine_grid_generator.default")
+def affine_grid(call: AtenCall) -> Any:
+    """The coordinates of all elements, by a matrix for each image."""
+    theta, size = call.tensor("theta"), [int(each) for each in call["size"]]
+    axes = [_coordinates(each, bool(call["align_corners"])) for each in size[2:]]
+    dtype = numpy_dtype(theta.dtype)
+
+    def base() -> np.ndarray:
+        mesh = np.meshgrid(*axes, indexing="ij")
+        rows = [each.ravel() for each in reversed(mesh)]
+        return np.stack([*rows, np.ones_like(rows[0])], 1)[None].astype(dtype)
+
+    shape = (1, math.prod(size[2:]), len(axes) + 1)
+    places = Constant(TensorType(shape, theta.dtype), f"{call.node.name}.places", base)
+    found = product(places, apply(ops.Transpose((0, 2, 1)), theta))
+    return apply(ops.View(call.result.shape), found)
+
+
+def _coordinates(size: int, corners: bool) -> np.ndarray:
+    """Where the elements of an axis lie, from -1 to 1."""
+    if corners:
+        return np.linspace(-1, 1, size) if size > 1 else np.zeros(1)
+    return (2 * np.arange(size) + 1) / size - 1
 
 
 leaves(
