@@ -26,8 +26,9 @@ from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.frontends.frontend import ask
 from minidnn.frontends.zoo import advice
-from minidnn.fusion.collapse import check_strategy
+from minidnn.fusion.collapse import Strategy, check_strategy
 from minidnn.fusion.region import Region, constants
+from minidnn.fusion.target import Target
 from minidnn.graph.checker import check, check_own_shape
 from minidnn.graph.ir import Constant, Graph
 from minidnn.graph.operators import Reorder
@@ -75,7 +76,8 @@ def compile(
             ``precision="float32"`` is given.
         strategy: how stacks are collapsed: "model" (by predicted time), or the paper's "one",
             "five" and "unrestricted"; "contractions" lets only convolutions and linear layers take
-            what is point-wise around them, "layers" computes layer by layer.
+            what is point-wise around them, "layers" computes layer by layer, and so does "cudnn",
+            by cuDNN's function for a layer wherever it has one (on GPUs).
         fuel: how many rewrites the passes may make; all by default.
         observe: called with every pass and the graphs before and after it.
         store: where the graph's states live, shared with other programs; a layer's parameters are
@@ -142,7 +144,7 @@ def _compile(
         raise GraphError(f"store={store!r}, but graph {graph.name!r} has no states to keep there")
     chosen = _precision(backend, precision, graph)
     context = Context(
-        backend.target(chosen, options),
+        _target(backend, chosen, options, method),
         method,
         limit,
         stored=store is not None,
@@ -194,8 +196,19 @@ def unsupported_nodes(
     """
     backend = get_backend(device)
     chosen = _precision(backend, precision, graph)
-    context = Context(backend.target(chosen, options), check_strategy(strategy))
+    method = check_strategy(strategy)
+    context = Context(_target(backend, chosen, options, method), method)
     return _reasons(backend, optimize(_checked(graph), context), chosen)
+
+
+def _target(
+    backend: Backend, precision: str, options: Mapping[str, Any], strategy: Strategy
+) -> Target:
+    """What passes ask the backend; UnsupportedError if it cannot compile under a strategy."""
+    target = backend.target(precision, options)
+    if (reason := target.refuse_strategy(strategy)) is not None:
+        raise UnsupportedError(f"strategy={strategy!r} on device {backend.name!r}; {reason}")
+    return target
 
 
 def _default_device() -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import GraphError
+from minidnn.fusion.functions import LayerFunction
 from minidnn.fusion.region import FusedContraction, FusedElements, FusedSequence, FusedSums
 from minidnn.graph.attributes import brief
 from minidnn.graph.ir import Graph
@@ -33,6 +34,7 @@ register(FusedSequence)
 register(FusedContraction)
 register(FusedElements)
 register(FusedSums)
+register(LayerFunction)
 
 
 def write_graph(graph: Graph, path: str | os.PathLike[str]) -> None:

@@ -101,5 +101,6 @@ def add_strategy(parser: argparse.ArgumentParser) -> None:
         "--strategy",
         default="model",
         help="how stacks are collapsed: model (by predicted time); one, five, unrestricted (the "
-        "paper's); contractions (only into convolutions and linear layers); layers (not at all)",
+        "paper's); contractions (only into convolutions and linear layers); layers (not at all); "
+        "cudnn (not at all: by cuDNN's function for each layer)",
     )

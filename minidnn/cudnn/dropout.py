@@ -144,6 +144,11 @@ class Dropout:
         handle, size = current_handle(), self._states.nbytes
         self._descriptor.restore(handle, self.ratio, self._states.data.ptr, size, self.seed)
 
+    @property
+    def descriptor(self) -> int:
+        """The address of the descriptor, for calls that are made by hand."""
+        return self._descriptor.value
+
     def info(self) -> DropoutInfo:
         """Return what the descriptor holds."""
         return self._descriptor.get(current_handle())

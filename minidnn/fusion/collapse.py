@@ -21,8 +21,9 @@ from minidnn.graph.ir import Value
 
 #: "model": by predicted time.  "one", "five", "unrestricted": the paper's strategies of figure
 #: 10, at most that many steps a sequence, as many as fit.  "contractions": only convolutions and
-#: linear layers take what is point-wise around them.  "layers": no fusion at all.
-Strategy = Literal["model", "one", "five", "unrestricted", "contractions", "layers"]
+#: linear layers take what is point-wise around them.  "layers": no fusion at all.  "cudnn": none
+#: either, and every layer that cuDNN has a function for is computed by that.
+Strategy = Literal["model", "one", "five", "unrestricted", "contractions", "layers", "cudnn"]
 STRATEGIES: tuple[Strategy, ...] = (
     "model",
     "one",
@@ -30,9 +31,12 @@ STRATEGIES: tuple[Strategy, ...] = (
     "unrestricted",
     "contractions",
     "layers",
+    "cudnn",
 )
+#: Strategies under which nothing is fused.
+UNFUSED: tuple[Strategy, ...] = ("layers", "cudnn")
 #: Strategies under which nothing but contractions is fused: no stacks, joins are copied.
-APART: tuple[Strategy, ...] = ("contractions", "layers")
+APART: tuple[Strategy, ...] = ("contractions", *UNFUSED)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minidnn.fusion.device import TWO_CORES, Device
+from minidnn.fusion.functions import LibraryFunction, LibraryFunctions
 from minidnn.fusion.region import Region
 from minidnn.fusion.stacks import computes_in_several
 from minidnn.graph.ir import Constant, Node, Value
@@ -38,6 +39,19 @@ class Target:
     def multiplies_bytes(self) -> bool:
         """Whether contractions of bytes are computed, and faster than those of floats."""
         return False
+
+    def layer_functions(self, node: Node) -> LibraryFunctions | str:
+        """What a library has for a node, or why it has nothing."""
+        return "this device has no library of layers"
+
+    def product_gradient(self, node: Node, operand: int) -> LibraryFunction | None:
+        """What a library has for the gradient of a convolution or linear layer for an operand,
+        where that is no node that it has a function for."""
+        return None
+
+    def refuse_strategy(self, strategy: str) -> str | None:
+        """Why nothing can be compiled under a strategy; None if it can."""
+        return "valid is device='cuda'" if strategy == "cudnn" else None
 
     def seconds(self, operations: float, bytes: int, contraction: bool = False) -> float:
         """A region's predicted time: the larger of arithmetic and memory, and the overhead."""

@@ -7,11 +7,12 @@ predicts for it inside the contraction, against its own memory traffic outside, 
 if the stack in front of a prologue takes it along for free.  An epilogue that a stack reads is
 absorbed at any price.
 Refuses: whatever the target refuses (noted with its reason), shapes that change, operands that
-depend on the contraction by another path; everything under the strategy "layers".
+depend on the contraction by another path; everything under the strategies "layers" and "cudnn".
 """
 
 from __future__ import annotations
 
+from minidnn.fusion.collapse import UNFUSED
 from minidnn.fusion.region import FusedContraction
 from minidnn.fusion.stacks import Groups, is_tensor_operand, why_not_fusable
 from minidnn.fusion.target import Target
@@ -25,7 +26,7 @@ from minidnn.passes.infrastructure import Context, Pass
 
 def absorb(graph: Graph, context: Context) -> Graph:
     """See the module."""
-    if context.strategy == "layers":
+    if context.strategy in UNFUSED:
         return graph
     groups = Groups(graph)
     taken: dict[Node, None] = {}

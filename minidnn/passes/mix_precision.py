@@ -5,7 +5,8 @@ precision.  Contractions read and give halves: a state is rounded once a run, ho
 read.  So do windows and moves of such values.  Element-wise nodes between contractions compute in
 float32, of halves and float32 values alike; what they give is a half where something else than one
 element-wise node reads it.  All else stays float32: sums and statistics, softmax and normalizations
-by it, losses, what becomes of gradients of parameters, inputs, outputs and states.
+by it, losses, what becomes of gradients of parameters, inputs, outputs and states.  Functions of a
+library say themselves what they take.
 Refuses: graphs without states, which reduce_precision handles, and targets that keep float32.
 """
 
@@ -16,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from minidnn.fusion.functions import LayerFunction
 from minidnn.fusion.stacks import why_not_fusable
 from minidnn.graph.expression import argument, linearize
 from minidnn.graph.ir import Constant, Graph, Node, Value
@@ -51,7 +53,7 @@ def mix_precision(graph: Graph, context: Context) -> Graph:
     dtype = context.target.storage
     if dtype not in _HALVES or not graph.states:
         return graph
-    if not any(isinstance(node.op, _PRODUCTS) for node in graph.nodes):
+    if not any(map(_is_product, graph.nodes)):
         return graph
     if not context.allow(f"compute in {dtype} between states in float32"):
         return graph
@@ -127,6 +129,8 @@ class _Mixing:
             self._keep(node, op, [self._in_half(value) for value in node.inputs], self.half)
         elif isinstance(op, Elementwise):
             self._elementwise(node, op)
+        elif isinstance(op, LayerFunction):
+            self._function(node, op)
         elif isinstance(op, Reduce) and self._is_half(node.inputs[0]):
             self._keep(node, replace(op, dtype="float32"), [self.half[node.inputs[0]]], self.full)
         elif isinstance(op, Variance) and self._is_half(node.inputs[0]):
@@ -180,6 +184,19 @@ class _Mixing:
             operands,
             self.half if gives_half else self.full,
         )
+
+    def _function(self, node: Node, op: LayerFunction) -> None:
+        """A function of a library, whose tensors are all of one dtype."""
+        narrow = [v for v in node.inputs if op.narrows(v.type)]
+        half = op.precision == "half" or (bool(narrow) and all(map(self._is_half, narrow)))
+        operands = [
+            self._in_half(v) if half and v in narrow else self._in_full(v, node.name)
+            for v in node.inputs
+        ]
+        new = Node(op, operands, node.name, node.source)
+        self.nodes.append(new)
+        for old, made in zip(node.outputs, new.outputs, strict=True):
+            (self.half if made.dtype == self.dtype else self.full)[old] = made
 
     def _is_stored(self, node: Node) -> bool:
         """Whether a value is likely to be written to memory: more than one element-wise node reads
@@ -251,6 +268,13 @@ def _computing_in_float32(op: Elementwise, dtype: str) -> Formula:
     return Formula(op.expression(), tensors, op.channel_count, op.name, dtype, "float32")
 
 
+def _is_product(node: Node) -> bool:
+    op = node.op
+    if isinstance(op, LayerFunction):
+        return op.precision == "half"
+    return isinstance(op, _PRODUCTS)
+
+
 def _between_products(
     graph: Graph, given: Iterable[Value], passed_on: Iterable[Value]
 ) -> set[Value]:
@@ -259,16 +283,16 @@ def _between_products(
     gradients.  Products elsewhere make what is ``given`` and read what is ``passed_on``."""
     made = {value for value in given if value.type.rank >= _LEAST_RANK}
     for node in graph.nodes:
-        if isinstance(node.op, _PRODUCTS):
+        if _is_product(node):
             made.update(node.outputs)
-        elif isinstance(node.op, (Elementwise, *_FOLLOWS)):
+        elif isinstance(node.op, (Elementwise, LayerFunction, *_FOLLOWS)):
             count = node.op.channel_count if isinstance(node.op, Elementwise) else 0
             if any(value in made for value in node.inputs[: len(node.inputs) - count]):
                 made.update(node.outputs)
     read = set(passed_on)
     for node in reversed(graph.nodes):
-        passes = isinstance(node.op, (*_PRODUCTS, *_WINDOWS))
-        if isinstance(node.op, (Elementwise, *_FOLLOWS)):
+        passes = _is_product(node) or isinstance(node.op, _WINDOWS)
+        if isinstance(node.op, (Elementwise, LayerFunction, *_FOLLOWS)):
             passes |= any(value in read for value in node.outputs)
         if passes:
             read.update(value for value in node.inputs if value.dtype == "float32")

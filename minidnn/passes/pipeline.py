@@ -13,6 +13,7 @@ from minidnn.passes.depth_first import DEPTH_FIRST
 from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.freeze import FREEZE
 from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
+from minidnn.passes.keep_layers import KEEP_LAYERS
 from minidnn.passes.layout import LAYOUT
 from minidnn.passes.mix_precision import MIX_PRECISION
 from minidnn.passes.multiply_bytes import MULTIPLY_BYTES
@@ -34,6 +35,7 @@ from minidnn.passes.turn_linear import TURN_LINEAR
 
 PIPELINE: tuple[Pass, ...] = (
     FREEZE,
+    KEEP_LAYERS,
     MULTIPLY_BYTES,
     COMPOSE_GRADIENTS,
     COMPOSE_VARIANCE,

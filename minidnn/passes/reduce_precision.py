@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from minidnn.fusion.functions import LayerFunction
 from minidnn.graph.expression import argument
 from minidnn.graph.ir import Constant, Graph, Node, State, Stored, Value
 from minidnn.graph.operators import Formula
@@ -70,13 +71,25 @@ def in_dtype(
     else:
         inputs = [convert(value) for value in graph.inputs]
     for node in graph.nodes:
-        operands = [convert(value) for value in node.inputs]
         op = node.op
+        if isinstance(op, LayerFunction):
+            operands = [
+                convert(value)
+                if op.narrows(value.type) or value.dtype not in given
+                else value
+                if isinstance(value, Constant)
+                else cast(convert(value), value.dtype, node.name)
+                for value in node.inputs
+            ]
+        else:
+            operands = [convert(value) for value in node.inputs]
         if isinstance(op, Formula) and op.dtype is not None and op.dtype in given:
             op = replace(op, dtype=dtype)
         new = Node(op, operands, node.name, node.source)
-        known.update(zip(node.outputs, new.outputs, strict=True))
         nodes.append(new)
+        for value, made in zip(node.outputs, new.outputs, strict=True):
+            wide = value.dtype in given and made.dtype == value.dtype
+            known[value] = cast(made, dtype, node.name) if wide and dtype != made.dtype else made
     outputs = [convert(value) for value in graph.outputs]
     if keeps_interface:
         outputs = [

@@ -9,7 +9,7 @@ are read, or the value itself where that has these channels.  What is picked of 
 move made, so that a value that passes through several units unchanged is not copied in each.
 Refuses: joins that anything else reads (place_concat has their operands written in place), picks
 of more values than TakeChannels takes, moves of other axes, constants, whole numbers; everything
-under the strategy "layers".
+under the strategies "layers" and "cudnn".
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from minidnn.fusion.collapse import UNFUSED
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Reshaping
 from minidnn.graph.operators import Concat, Slice, Take, TakeChannels, Transpose
@@ -30,7 +31,7 @@ Picks = tuple[tuple[Value, int], ...]
 
 def take_channels(graph: Graph, context: Context) -> Graph:
     """See the module."""
-    if context.strategy == "layers":
+    if context.strategy in UNFUSED:
         return graph
     moves = _moves(graph, context)
     rewriter = Rewriter(graph)

@@ -17,6 +17,7 @@ from minidnn.backends.cuda.contraction.recipe import Form, prepare_of, room
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import InWorkspace, Pointer, Task, lower_plan
 from minidnn.backends.cuda.target import CudaTarget
+from minidnn.fusion.collapse import Strategy
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Node, State
 from minidnn.graph.types import rounded_to
@@ -47,8 +48,10 @@ def planned(
     return planned_graph(to_graph(network, shape, states=states), precision, states)
 
 
-def planned_graph(graph: Graph, precision: str, states: bool = False) -> Plan:
-    context = Context(CudaTarget(H200.device(precision), precision), stored=states)
+def planned_graph(
+    graph: Graph, precision: str, states: bool = False, strategy: Strategy = "model"
+) -> Plan:
+    context = Context(CudaTarget(H200.device(precision), precision), strategy, stored=states)
     return make_plan(optimize(graph, context, verify=True), context)
 
 

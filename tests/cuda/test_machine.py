@@ -12,11 +12,11 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn import models
 from minidnn.backends.cuda import machine as cuda_machine
+from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.tune import launches_of
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.machine import Machine, machine_of
-from minidnn.backends.cuda.rank_sums import RankSum
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
@@ -33,8 +33,11 @@ def chosen(net: md.Layer, shape: tuple[int, ...], precision: str, machine: Machi
     launches: list[Launch] = []
     for task in lower_plan(plan, machine, precision == "tf32"):
         work = task.work
-        assert not isinstance(work, RankSum)
-        launches += [work] if isinstance(work, Launch) else launches_of(work, machine)
+        if isinstance(work, Launch):
+            launches.append(work)
+        else:
+            assert isinstance(work, ContractionProblem)
+            launches += launches_of(work, machine)
     return launches
 
 

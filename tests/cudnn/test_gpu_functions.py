@@ -129,7 +129,7 @@ def test_pooling(real_cupy: Any, oracles: Any, rank: int, dtype: str) -> None:
         for mode, truth in references.items():
             dy = draw(oracles, seed, tuple(truth.shape), dtype)
             (slope,) = torch.autograd.grad(truth, x, torch.from_numpy(dy), retain_graph=True)
-            given = {"mode": mode, "window": window, "stride": stride, "padding": padding}
+            given: Any = {"mode": mode, "window": window, "stride": stride, "padding": padding}
             out = nan(oracles, real_cupy, tuple(truth.shape), dtype, last)
             y = cudnn.pooling.forward(gx, out, **given)
             close(y, truth.detach().numpy(), dtype, 4)

@@ -210,7 +210,7 @@ BAD: dict[str, tuple[Any, str]] = {
         r"padding=\(1.5, 1\) must be an integer or 2 integers",
     ),
     "pooling stride": (
-        lambda m: cudnn.pooling.forward(m.empty(X), window=2, stride=2.0),
+        lambda m: cudnn.pooling.forward(m.empty(X), window=2, stride=2.0),  # type: ignore[arg-type]
         r"stride=2.0 must be an integer or 2 integers",
     ),
     "pooling windows": (

@@ -298,5 +298,6 @@ def test_unknown_strategies_are_named() -> None:
     with pytest.raises(GraphError) as caught:
         check_strategy("two")
     assert str(caught.value) == (
-        "strategy='two'; valid are 'model', 'one', 'five', 'unrestricted', 'contractions', 'layers'"
+        "strategy='two'; valid are 'model', 'one', 'five', 'unrestricted', 'contractions', "
+        "'layers', 'cudnn'"
     )

@@ -18,13 +18,14 @@ ALLOWED: dict[str, set[str]] = {
     "cache": set(),
     "third_parties": set(),
     "graph": set(),
-    # Passes and devices take what it gives like any other graph, and it knows none of them.
+    # Passes take what it gives like any other graph, and it knows none of them.
     "gradients": {"graph"},
     "layers": {"graph"},
     "fusion": {"graph"},
     # How values lie, which passes choose, plans carry and backends obey.
     "memory": {"graph"},
-    "passes": {"graph", "fusion", "memory"},
+    # Passes find the gradients of layers by the rules that made them.
+    "passes": {"graph", "fusion", "memory", "gradients"},
     "runtime": {"graph", "fusion", "memory", "passes", "cache"},
     # What a backend is, and the built-in ones, which do not know each other.
     "backends": set(),

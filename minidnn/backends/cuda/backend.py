@@ -8,6 +8,7 @@ from typing import Any
 
 from ...cudnn._cupy import cupy
 from ...errors import DeviceError, GraphError
+from ...fusion.functions import LayerFunction
 from ...fusion.region import FusedElements
 from ...fusion.region import Region as FusedRegion
 from ...fusion.target import Target
@@ -33,6 +34,7 @@ OLDEST = (8, 0)
 
 _KNOWN = (
     FusedRegion,
+    LayerFunction,
     Contraction,
     ops.Conv2dInputGradient,
     ops.Conv2dWeightGradient,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import UnsupportedError
+from ...fusion.functions import LayerFunction
 from ...fusion.region import (
     FusedContraction,
     FusedElements,
@@ -60,6 +61,9 @@ from .elements import print_elements
 from .indexing import print_gather, print_move, print_pick, print_scatter_add
 from .kernels import Launch
 from .layer_norm import print_layer_norm
+from .library.call import FunctionCall
+from .library.convolution import LayerConvolution
+from .library.lower import Lowering, Reserve
 from .machine import Machine
 from .matmul import print_matmul
 from .prelude import TYPES
@@ -92,11 +96,11 @@ class Task:
 
     A launch takes ``pointers`` in its kernel's order; a contraction image, filter, result, then
     the other tensors, the vectors of what follows, then those of what comes before; sums over ranks
-    all operands, then all results.
+    all operands, then all results, and so does a function of cuDNN's.
     """
 
     node: Node
-    work: Launch | ContractionProblem | RankSum
+    work: Launch | ContractionProblem | RankSum | FunctionCall | LayerConvolution
     pointers: tuple[Pointer, ...]
     #: Launches that may take the place of ``work``: they give the same bits.
     others: tuple[Launch, ...] = ()
@@ -157,6 +161,8 @@ class _Lowering:
             return (self._plane_average(node),) if averages else self._sequence(node, op)
         if isinstance(op, FusedSums):
             return self._sums(node, op)
+        if isinstance(op, LayerFunction):
+            return self._functions(node)
         if isinstance(op, FusedElements):
             launch = print_elements(annotations, node)
             given = (*node.inputs, *op.body.constants)
@@ -278,6 +284,20 @@ class _Lowering:
             Task(node, packing, (*map(_pointer, vectors), packed), (), size),
             Task(node, suited.kernel.launch, (*pointers, packed), tuple(others), size),
         )
+
+    def _functions(self, node: Node) -> Sequence[Task]:
+        exactly = self.accuracy == "high"
+        lowering = Lowering(self._is_planar, self.tf32, exactly, self.deterministic)
+        return [
+            Task(
+                node,
+                step.work,
+                tuple(InWorkspace(0) if isinstance(p, Reserve) else p for p in step.given),
+                (),
+                step.workspace_bytes,
+            )
+            for step in lowering.steps(node)
+        ]
 
     def _sums(self, node: Node, op: FusedSums) -> Sequence[Task]:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from ...cudnn.errors import NoAlgorithmError
 from ...errors import OutOfMemoryError, UnsupportedError
 from ...graph.ir import Constant, Node, Value
 from ...runtime.operand import Operand
@@ -14,17 +15,20 @@ from ...runtime.slots import Slots
 from .block import Block, lay_out, spare
 from .constants import Constants, Data
 from .contraction.choice import Choice, threads
+from .contraction.fixed import FixedConvolution
 from .contraction.problem import Address, ContractionProblem
 from .contraction.recipe import Addresses, Built
 from .contraction.tune import Tuning
 from .fastest import Fastest
 from .functions import LaunchLoader, Loaded
 from .kernels import Launch
+from .library.call import FunctionCall
+from .library.convolution import LayerConvolution, chosen
 from .lower import InWorkspace, Pointer, Task, data_of
 from .machine import Machine
 from .memory import Limit, aligned, release_unused
 from .rank_sums import RankSum, RankSums
-from .table import CudaTable, KernelRow, Row
+from .table import CudaTable, KernelRow, LibraryRow, Row
 
 MOST_WORKSPACE = 1 << 30
 """Bytes that algorithms may take beside their tensors, unless ``memory_limit`` leaves less, or more
@@ -114,11 +118,47 @@ class RankWork:
 
 
 @dataclass(frozen=True)
+class FunctionWork:
+    """A function of cuDNN's."""
+
+    call: FunctionCall
+
+    def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
+        """What it starts on its operands."""
+        return [LibraryRow(self.call, tuple(map(operands, pointers)))]
+
+    def describe(self) -> str:
+        return self.call.describe()
+
+
+@dataclass(frozen=True)
+class ConvolutionWork:
+    """A convolution of cuDNN's, or a gradient of one, with its algorithm."""
+
+    layer: LayerConvolution
+    call: FixedConvolution
+
+    def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
+        """What it starts on its operands."""
+        x, w, y = (operands(pointers[i]) for i in self.layer.order)
+        room = operands(InWorkspace(0)) if self.call.workspace else 0
+        return [LibraryRow(self.call, (x, w, y, 0, 0, room))]
+
+    def describe(self) -> str:
+        problem = self.call.descriptors
+        name = problem.functions.algorithm(self.call.algorithm).name
+        return f"{problem.functions.run}, {name}, {self.call.workspace / 1e6:.1f} MB of workspace"
+
+
+Work = KernelWork | ContractionWork | RankWork | FunctionWork | ConvolutionWork
+
+
+@dataclass(frozen=True)
 class Done:
     """A task that can run."""
 
     node: Node
-    work: KernelWork | ContractionWork | RankWork
+    work: Work
 
 
 @dataclass(frozen=True)
@@ -165,16 +205,18 @@ def prepare(
         if not short:
             constants.lay_down()  # while cuDNN builds, before anything is measured
         built = choice.made()
-        block = lay_out(plan, _workspaces(tasks, built))
+        convolutions = _chosen(tasks, tune, workspace_limit)
+        block = lay_out(plan, _workspaces(tasks, built, convolutions))
         if limit is not None and constants.bytes + block.own_bytes > limit.bytes:
             # Each workspace is within the limit, but where one lies no input or output can; or an
             # image has to be gathered, whatever that takes.
             tuning = replace(tuning, workspace_limit=0, spare={})
             choice = Choice(list(problems), tuning, building)
             load(choice.launches())
-            with suppress(UnsupportedError):  # a contraction has no way without a workspace
-                built = choice.made()
-                block = lay_out(plan, _workspaces(tasks, built))
+            # A contraction may have no way without a workspace.
+            with suppress(UnsupportedError, NoAlgorithmError):
+                built, convolutions = choice.made(), _chosen(tasks, tune, 0)
+                block = lay_out(plan, _workspaces(tasks, built, convolutions))
             _left(limit, block, constants)
         if short:
             release_unused()
@@ -183,12 +225,16 @@ def prepare(
     slots = Slots(plan, {value: Operand(0, at) for value, at in plan.arena.offsets.items()}, 1)
     done, rows, sums = [], [], RankSums()
     for task in tasks:
-        work: KernelWork | ContractionWork | RankWork
+        work: Work
         if isinstance(task.work, RankSum):
             work = RankWork(task.work, sums)
         elif isinstance(task.work, Launch):
             measured = 1 + len(task.others) if task.others else 0
             work = KernelWork(load([fastest(task)])[0], measured)
+        elif isinstance(task.work, FunctionCall):
+            work = FunctionWork(task.work)
+        elif isinstance(task.work, LayerConvolution):
+            work = ConvolutionWork(task.work, convolutions[task.work])
         else:
             work = ContractionWork(built[task.work], aligned(task.workspace_bytes))
         operands = NodeOperands(slots, constants, block.workspaces.get(task.node, 0))
@@ -227,8 +273,18 @@ def _power_of_two(size: int) -> int:
     return 1 << size.bit_length() >> 1
 
 
+def _chosen(
+    tasks: Sequence[Task], tune: str, workspace_limit: int
+) -> dict[LayerConvolution, FixedConvolution]:
+    """The algorithms of convolutions that are layers of their own."""
+    layers = dict.fromkeys(t.work for t in tasks if isinstance(t.work, LayerConvolution))
+    return {layer: chosen(layer, tune, workspace_limit) for layer in layers}
+
+
 def _workspaces(
-    tasks: Sequence[Task], built: Mapping[ContractionProblem, Built]
+    tasks: Sequence[Task],
+    built: Mapping[ContractionProblem, Built],
+    convolutions: Mapping[LayerConvolution, FixedConvolution],
 ) -> dict[Node, int]:
     """Bytes that each node takes beside its values."""
     found: dict[Node, int] = {}
@@ -236,6 +292,8 @@ def _workspaces(
         size = task.workspace_bytes
         if isinstance(task.work, ContractionProblem):
             size = aligned(size) + built[task.work].workspace
+        elif isinstance(task.work, LayerConvolution):
+            size = convolutions[task.work].workspace
         found[task.node] = max(found.get(task.node, 0), size)
     return found
 

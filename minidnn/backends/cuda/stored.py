@@ -22,6 +22,7 @@ from .contraction.fixed import FixedConvolution
 from .contraction.plan_call import PlanCall
 from .functions import load_compiled
 from .kernels import Launch
+from .library.call import FunctionCall
 from .machine import Machine, machine_of
 from .memory import told
 from .nvrtc import UNKNOWN
@@ -52,6 +53,8 @@ def store(table: CudaTable, constants: np.ndarray, machine: Machine) -> StoredPr
         if isinstance(each.call, PlanCall):
             number = plans.setdefault(each.call.plan, len(plans))
             return ["plan", arguments, number, each.call.settled]
+        if isinstance(each.call, FunctionCall):
+            return ["function", arguments, each.call.stored()]
         assert isinstance(each.call, FixedConvolution)
         return ["fixed", arguments, each.call.stored()]
 
@@ -132,6 +135,8 @@ def _table(document: dict[str, Any], code: Callable[[str], memoryview], index: i
             return KernelRow(next(loaded), arguments)
         if kind == "plan":
             return LibraryRow(PlanCall(plans[rest[0]], tuple(rest[1])), arguments)
+        if kind == "function":
+            return LibraryRow(FunctionCall.restored(*rest), arguments)
         return LibraryRow(FixedConvolution.restored(*rest), arguments)
 
     tasks = tuple(tuple(map(row, task)) for task in document["tasks"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...fusion.functions import LayerFunction, LibraryFunction, LibraryFunctions
 from ...fusion.region import FusedContraction, FusedSequence, FusedSums
 from ...fusion.stacks import reads_otherwise
 from ...fusion.target import Target
@@ -24,6 +25,7 @@ from ...graph.operators import (
 from .channels import MOST_SIDE_BY_SIDE
 from .contraction.chunks import LANES
 from .contraction.problem import lies_one_way, wants_gather
+from .library.support import PRODUCTS, layer_functions, product_gradient, takes_layouts
 from .prelude import TYPES
 
 _GRADIENTS = (Conv2dInputGradient, Conv2dWeightGradient)
@@ -63,6 +65,15 @@ class CudaTarget(Target):
         they never are, whatever was asked for."""
         return self.precision != "tf32" and node.inputs[0].dtype not in HALVES
 
+    def layer_functions(self, node: Node) -> LibraryFunctions | str:
+        return layer_functions(node, self.storage)
+
+    def product_gradient(self, node: Node, operand: int) -> LibraryFunction | None:
+        return product_gradient(node, operand, self.storage)
+
+    def refuse_strategy(self, strategy: str) -> str | None:
+        return None
+
     def layouts(self, node: Node) -> tuple[Layout, ...]:
         op = node.op
         if isinstance(op, Reshaping):
@@ -74,6 +85,8 @@ class CudaTarget(Target):
             return (PLANAR,)
         exact = self.is_exact(node)
         if isinstance(op, _GRADIENTS):
+            return (PLANAR,) if exact else (CHANNELS_LAST,)
+        if isinstance(op, LayerFunction) and op.function in PRODUCTS:
             return (PLANAR,) if exact else (CHANNELS_LAST,)
         if isinstance(op, (Contraction, FusedContraction)) and not exact:
             return (CHANNELS_LAST,)
@@ -88,6 +101,8 @@ class CudaTarget(Target):
     def reads_any(self, node: Node, value: Value) -> bool:
         """An image of few channels is gathered, wherever its pixels lie, and so is its filter; one
         of one pixel or one channel lies the same way in all layouts."""
+        if isinstance(node.op, LayerFunction):
+            return node.op.function in PRODUCTS and value.type.rank == 4 and lies_one_way(value)
         inner = _contraction(node)
         is_weight = isinstance(inner.op, Conv2d) and value is _weight(node)
         if is_weight and lies_one_way(value):
@@ -162,6 +177,8 @@ def _takes_layouts(node: Node) -> bool:
         return not _joins_elsewhere(node)
     if isinstance(node.op, (Contraction, FusedContraction)):
         return not _is_linear(node)
+    if isinstance(node.op, LayerFunction):
+        return takes_layouts(node)
     if isinstance(node.op, _GRADIENTS):
         return True
     if isinstance(node.op, TakeChannels):

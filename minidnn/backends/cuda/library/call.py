@@ -1,0 +1,234 @@
+"""Calls of cuDNN's functions on addresses: descriptors are made once, when a call is bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ....cudnn import library
+from ....cudnn._cupy import cupy
+from ....cudnn.activation import ActivationDescriptor
+from ....cudnn.batch_norm import SPATIAL, derived_descriptor
+from ....cudnn.convolution.key import TensorKey
+from ....cudnn.enums import (
+    ActivationMode,
+    DataType,
+    OpTensorOp,
+    PoolingMode,
+    SoftmaxAlgorithm,
+    SoftmaxMode,
+)
+from ....cudnn.errors import check
+from ....cudnn.handle import current_handle
+from ....cudnn.op_tensor import OpTensorDescriptor
+from ....cudnn.pooling import PoolingDescriptor
+from ....cudnn.scalars import ONE, ZERO
+from ....cudnn.tensor import TensorDescriptor
+from ..arrays import DEVICE_TO_DEVICE
+from .dropout import bind_dropout
+from .support import (
+    ACTIVATION,
+    ACTIVATION_GRADIENT,
+    BATCH_NORM,
+    BATCH_NORM_GRADIENT,
+    BIAS_GRADIENT,
+    DROPOUT,
+    OP_TENSOR,
+    POOLING,
+    POOLING_GRADIENT,
+    SOFTMAX,
+    SOFTMAX_GRADIENT,
+    STORED_NORM,
+)
+
+Run = Callable[[], None]
+ADD_TENSOR = "cudnnAddTensor"
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """A function of cuDNN's on the current device.
+
+    Attributes:
+        function: its name.
+        tensors: how tensors lie, in the order of the addresses; vectors have no place here.
+        numbers: what it is told besides.
+    """
+
+    function: str
+    tensors: tuple[TensorKey, ...]
+    numbers: tuple[float, ...]
+
+    def bind(self, addresses: Sequence[int]) -> Run:
+        """Runs on CuPy's current stream; it allocates nothing and waits for nothing.
+
+        Args:
+            addresses: of operands and results, in the order of the graph's node.
+        """
+        return _BINDERS[self.function](self, addresses)
+
+    def described(self) -> dict[str, Any]:
+        """What an error tells about it."""
+        return {
+            **{f"tensor {i}": str(each) for i, each in enumerate(self.tensors)},
+            "numbers": self.numbers,
+        }
+
+    def describe(self) -> str:
+        """The function, and how its first tensor lies."""
+        first = self.tensors[0]
+        last = first.strides[1] == 1 and first.shape[1] > 1
+        order = "NHWC" if last and first.shape[2] * first.shape[3] > 1 else "NCHW"
+        return f"{self.function} in {order}"
+
+    def stored(self) -> tuple[Any, ...]:
+        """It as a file has it."""
+        return self.function, self.tensors, self.numbers
+
+    @classmethod
+    def restored(cls, stored: Sequence[Any]) -> FunctionCall:
+        """What :meth:`stored` gave, as JSON has it."""
+        function, tensors, numbers = stored
+        keys = tuple(TensorKey(DataType(d), tuple(s), tuple(t)) for d, s, t in tensors)
+        return cls(function, keys, tuple(numbers))
+
+
+def _started(call: FunctionCall, name: str, kept: object, *arguments: Any) -> Run:
+    """The function on arguments behind its handle; ``kept`` are the descriptors among them."""
+    function = getattr(library.load(), name)
+
+    def run(kept: object = kept) -> None:
+        check(function(current_handle(), *arguments), name, call.described)
+
+    return run
+
+
+def _described(call: FunctionCall) -> list[TensorDescriptor]:
+    return [TensorDescriptor.strided(*key) for key in call.tensors]
+
+
+def _activation(call: FunctionCall, at: Sequence[int]) -> Run:
+    mode, coefficient = call.numbers
+    kind = ActivationDescriptor.of(ActivationMode(int(mode)), coefficient)
+    return _on_tensors(call, at, kind.value, kind)
+
+
+def _pooling(call: FunctionCall, at: Sequence[int]) -> Run:
+    mode, *sizes = map(int, call.numbers)
+    window, padding, stride = ((sizes[i], sizes[i + 1]) for i in (0, 2, 4))
+    kind = PoolingDescriptor.of(PoolingMode(mode), window, padding, stride)
+    return _on_tensors(call, at, kind.value, kind)
+
+
+def _softmax(call: FunctionCall, at: Sequence[int]) -> Run:
+    kind = SoftmaxAlgorithm(int(call.numbers[0]))
+    return _on_tensors(call, at, kind, None, SoftmaxMode.CUDNN_SOFTMAX_MODE_CHANNEL)
+
+
+def _on_tensors(
+    call: FunctionCall, at: Sequence[int], kind: object, kept: object, *more: object
+) -> Run:
+    """A function that takes tensors, each behind its descriptor, and gives the last one."""
+    tensors = _described(call)
+    pairs = [(each.value, address) for each, address in zip(tensors, at, strict=True)]
+    given = [part for pair in pairs[:-1] for part in pair]
+    everything = (kind, *more, ONE, *given, ZERO, *pairs[-1])
+    return _started(call, call.function, (kept, tensors), *everything)
+
+
+def _stored_norm(call: FunctionCall, at: Sequence[int]) -> Run:
+    x, y = _described(call)
+    vector = derived_descriptor(x, SPATIAL)
+    source, scale, bias, mean, var, result = at
+    return _started(
+        call, STORED_NORM, (x, y, vector), SPATIAL, ONE, ZERO, x.value, source, y.value, result,
+        vector.value, scale, bias, mean, var, call.numbers[0],
+    )  # fmt: skip
+
+
+def _batch_norm(call: FunctionCall, at: Sequence[int]) -> Run:
+    """The stored statistics are copied to where they are moved."""
+    x, y = _described(call)
+    vector = derived_descriptor(x, SPATIAL)
+    eps, *factor = call.numbers
+    if not factor:
+        source, scale, bias, result, mean, inverse = at
+        moved: tuple[int | None, int | None] = (None, None)
+        copies: list[tuple[int, int]] = []
+    else:
+        source, scale, bias, *old, result, mean, inverse, new_mean, new_var = at
+        moved = (new_mean, new_var)
+        copies = list(zip((new_mean, new_var), old, strict=True))
+    size = 4 * x.get().shape[1]
+    normalize = _started(
+        call, BATCH_NORM, (x, y, vector), SPATIAL, ONE, ZERO, x.value, source, y.value, result,
+        vector.value, scale, bias, factor[0] if factor else 1.0, *moved, eps, mean, inverse,
+    )  # fmt: skip
+    copies = [(to, of) for to, of in copies if to != of]
+    if not copies:
+        return normalize
+    cuda = cupy().cuda
+
+    def run() -> None:
+        stream = cuda.get_current_stream().ptr
+        for to, of in copies:
+            cuda.runtime.memcpyAsync(to, of, size, DEVICE_TO_DEVICE, stream)
+        normalize()
+
+    return run
+
+
+def _batch_norm_gradient(call: FunctionCall, at: Sequence[int]) -> Run:
+    x, dy, dx = _described(call)
+    vector = derived_descriptor(x, SPATIAL)
+    source, gradient, scale, mean, inverse, result, by_scale, by_bias = at
+    return _started(
+        call, BATCH_NORM_GRADIENT, (x, dy, dx, vector), SPATIAL, ONE, ZERO, ONE, ZERO, x.value,
+        source, dy.value, gradient, dx.value, result, vector.value, scale, by_scale, by_bias,
+        call.numbers[0], mean, inverse,
+    )  # fmt: skip
+
+
+def _op_tensor(call: FunctionCall, at: Sequence[int]) -> Run:
+    a, b, c = _described(call)
+    one, other, result = at
+    kind = OpTensorDescriptor.of(OpTensorOp(int(call.numbers[0])), DataType.CUDNN_DATA_FLOAT)
+    return _started(
+        call, OP_TENSOR, (a, b, c, kind), kind.value, ONE, a.value, one, ONE, b.value, other, ZERO,
+        c.value, result,
+    )  # fmt: skip
+
+
+def _bias_gradient(call: FunctionCall, at: Sequence[int]) -> Run:
+    dy, db = _described(call)
+    pairs = (ONE, dy.value, at[0], ZERO, db.value, at[1])
+    return _started(call, BIAS_GRADIENT, (dy, db), *pairs)
+
+
+def _add_tensor(call: FunctionCall, at: Sequence[int]) -> Run:
+    """The first one is added to the second one, along whose channels it lies."""
+    bias, y = _described(call)
+    pairs = (ONE, bias.value, at[0], ONE, y.value, at[1])
+    return _started(call, ADD_TENSOR, (bias, y), *pairs)
+
+
+def _dropout(call: FunctionCall, at: Sequence[int]) -> Run:
+    return bind_dropout(call.tensors[0], call.numbers[0], at, call.described)
+
+
+_BINDERS: dict[str, Callable[[FunctionCall, Sequence[int]], Run]] = {
+    ACTIVATION: _activation,
+    ACTIVATION_GRADIENT: _activation,
+    POOLING: _pooling,
+    POOLING_GRADIENT: _pooling,
+    SOFTMAX: _softmax,
+    SOFTMAX_GRADIENT: _softmax,
+    STORED_NORM: _stored_norm,
+    BATCH_NORM: _batch_norm,
+    BATCH_NORM_GRADIENT: _batch_norm_gradient,
+    OP_TENSOR: _op_tensor,
+    BIAS_GRADIENT: _bias_gradient,
+    ADD_TENSOR: _add_tensor,
+    DROPOUT: _dropout,
+}

@@ -1,0 +1,190 @@
+"""From nodes that are functions of cuDNN's to calls, and what these are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from ....cudnn.arrays import packed_strides
+from ....cudnn.convolution.key import ConvolutionKey, FilterKey, TensorKey, exact_math
+from ....cudnn.dtypes import BY_NAME
+from ....cudnn.enums import ConvolutionMode, DataType, MathType, TensorFormat
+from ....fusion.functions import LEAST_RANK, LayerFunction
+from ....graph.ir import Constant, Node, Value
+from ..constants import Data
+from ..kernels import Launch
+from .call import ADD_TENSOR, FunctionCall
+from .convolution import ORDERS, LayerConvolution
+from .dropout import print_mask, reserve_bytes
+from .support import (
+    BIAS_GRADIENT,
+    CONVOLUTION,
+    DROPOUT,
+    INPUT_GRADIENT,
+    PRODUCTS,
+    SOFTMAX,
+    SOFTMAX_GRADIENT,
+    WEIGHT_GRADIENT,
+)
+
+_OPERATIONS = {
+    CONVOLUTION: "forward",
+    INPUT_GRADIENT: "backward_data",
+    WEIGHT_GRADIENT: "backward_filter",
+}
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Where a node's workspace begins."""
+
+
+@dataclass(frozen=True)
+class LibraryStep:
+    """What a node starts: on what, and bytes of its workspace that are used."""
+
+    work: FunctionCall | LayerConvolution | Launch
+    given: tuple[Value | Data | Reserve, ...]
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """What calls depend on beside their nodes.
+
+    Attributes:
+        is_planar: whether a value lies as NCHW.
+        tf32: whether products of float32 may be those of tf32.
+        exactly: whether no algorithm may go through Winograd or FFT.
+        deterministic: whether every run must give the same bits.
+    """
+
+    is_planar: Callable[[Value], bool]
+    tf32: bool
+    exactly: bool
+    deterministic: bool
+
+    def steps(self, node: Node) -> Sequence[LibraryStep]:
+        """What a node starts, in order."""
+        op = node.op
+        assert isinstance(op, LayerFunction)
+        if op.function in PRODUCTS:
+            return self._product(node, op)
+        planar = self._lies_planar(node)
+        values = (*node.inputs, *node.outputs)
+        given = tuple(_given(value, planar) for value in values)
+        if op.function == DROPOUT:
+            return self._dropout(node, op)
+        keys: tuple[TensorKey, ...]
+        if op.function == BIAS_GRADIENT:
+            (dy,), db = node.inputs, node.output
+            channels = db.type.size
+            vector = TensorKey(BY_NAME[db.dtype], (1, channels, 1, 1), (channels, 1, 1, 1))
+            keys = (_rows(dy) if op.numbers[0] else _tensor(dy, planar), vector)
+        elif op.function in (SOFTMAX, SOFTMAX_GRADIENT):
+            keys = tuple(_along(value, int(op.numbers[1])) for value in values)
+        else:
+            tensors = [value for value in values if value.type.rank >= LEAST_RANK]
+            keys = tuple(_tensor(value, planar) for value in tensors)
+        return (LibraryStep(FunctionCall(op.function, keys, op.numbers), given),)
+
+    def _lies_planar(self, node: Node) -> bool:
+        return all(
+            self.is_planar(value)
+            for value in (*node.inputs, *node.outputs)
+            if value.type.rank == 4 and not isinstance(value, Constant)
+        )
+
+    def _product(self, node: Node, op: LayerFunction) -> Sequence[LibraryStep]:
+        *operands, bias = (*node.inputs, None) if len(node.inputs) == 2 else node.inputs
+        values = [*(value for value in operands if value is not None), node.output]
+        planar = self._lies_planar(node)
+        operation = _OPERATIONS[op.function]
+        layer = self._convolution(op, operation, values, planar)
+        steps = [LibraryStep(layer, tuple(_given(value, planar) for value in values))]
+        if bias is not None:
+            channels = bias.type.size
+            vector = TensorKey(layer.key.y.dtype, (1, channels, 1, 1), (channels, 1, 1, 1))
+            call = FunctionCall(ADD_TENSOR, (vector, layer.key.y), ())
+            steps.append(LibraryStep(call, (_given(bias, planar), node.output)))
+        return steps
+
+    def _convolution(
+        self, op: LayerFunction, operation: str, values: Sequence[Value], planar: bool
+    ) -> LayerConvolution:
+        x, w, y = (values[i] for i in ORDERS[operation])
+        dtype = BY_NAME[x.dtype]
+        numbers = [int(number) for number in op.numbers]
+        linear = w.type.rank == 2
+        layout = TensorFormat.CUDNN_TENSOR_NCHW if planar else TensorFormat.CUDNN_TENSOR_NHWC
+        exact = exact_math(dtype)
+        key = ConvolutionKey(
+            operation=operation,  # type: ignore[arg-type]
+            x=_rows(x) if linear else _tensor(x, planar),
+            w=FilterKey(dtype, layout, (*w.shape, 1, 1) if linear else w.shape),
+            y=_rows(y) if linear else _tensor(y, planar),
+            stride=tuple(numbers[:2]),
+            padding=tuple(numbers[2:4]),
+            dilation=tuple(numbers[4:6]),
+            groups=numbers[6],
+            mode=ConvolutionMode.CUDNN_CROSS_CORRELATION,
+            compute=DataType.CUDNN_DATA_FLOAT,
+            math=MathType.CUDNN_DEFAULT_MATH if self.tf32 else exact,
+            search="heuristic",
+            deterministic=self.deterministic,
+            workspace_limit=0,
+            aligned=True,
+            fused=False,
+            device=0,
+        )
+        return LayerConvolution(key, self.exactly)
+
+    def _dropout(self, node: Node, op: LayerFunction) -> Sequence[LibraryStep]:
+        x, kept = node.inputs
+        size = x.type.size
+        pack = LibraryStep(print_mask(size), (_given(kept, True), Reserve()), reserve_bytes(size))
+        call = FunctionCall(DROPOUT, (_flat(x),), op.numbers)
+        return pack, LibraryStep(
+            call, (_given(x, True), node.output, Reserve()), reserve_bytes(size)
+        )
+
+
+def _given(value: Value, planar: bool) -> Value | Data:
+    """A value, or a constant's numbers in the order of the others."""
+    if not isinstance(value, Constant):
+        return value
+    if planar or value.type.rank != 4:
+        return Data(lambda: value.data, value.dtype, (id(value), "as it is"))
+    return Data(
+        lambda: np.ascontiguousarray(value.data.transpose(0, 2, 3, 1)),
+        value.dtype,
+        (id(value), "channels last"),
+    )
+
+
+def _key(dtype: str, shape: Shape, last: bool = False) -> TensorKey:
+    return TensorKey(BY_NAME[dtype], shape, packed_strides(shape, last))
+
+
+def _tensor(value: Value, planar: bool) -> TensorKey:
+    return _key(value.dtype, value.type.plane, value.type.rank == 4 and not planar)
+
+
+def _rows(value: Value) -> TensorKey:
+    """Rows of features, each an image of one pixel."""
+    features = value.shape[-1]
+    return _key(value.dtype, (value.type.size // features, features, 1, 1))
+
+
+def _along(value: Value, axis: int) -> TensorKey:
+    """An axis as the channels."""
+    shape = value.shape
+    return _key(value.dtype, (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]), 1))
+
+
+def _flat(value: Value) -> TensorKey:
+    return _key(value.dtype, (1, value.type.size, 1, 1))
