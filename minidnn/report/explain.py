@@ -87,6 +87,15 @@ def work(node: Node) -> tuple[int, int]:
     return cost.operations, cost.bytes + weights
 
 
+def predicted(plan: Plan) -> float:
+    """The seconds that all of a plan's nodes are predicted to take."""
+    return sum(
+        predicted_seconds(plan, node)
+        for node in plan.graph.nodes
+        if kind_of(plan, node) not in ("view", "in place")
+    )
+
+
 def predicted_seconds(plan: Plan, node: Node) -> float:
     operations, moved = work(node)
     return plan.target.seconds(operations, moved, contracts(node))

@@ -117,7 +117,7 @@ def test_observing_and_fuel() -> None:
 
 def test_an_observer_is_a_function() -> None:
     with pytest.raises(GraphError, match=r"^observe=3; valid is a function of a pass and two gra"):
-        md.compile(network(), SHAPE, device="reference", observe=3)  # type: ignore[arg-type]
+        md.compile(network(), SHAPE, device="reference", observe=3)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("interpret", [False, True])
