@@ -28,9 +28,9 @@ from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.frontends.frontend import ask, open_model
 from minidnn.frontends.zoo import advice
-from minidnn.fusion.collapse import Strategy, check_strategy
+from minidnn.fusion.collapse import check_strategy
 from minidnn.fusion.region import Region, constants
-from minidnn.fusion.target import Target
+from minidnn.fusion.target import check_target
 from minidnn.graph.checker import check, check_own_shape
 from minidnn.graph.ir import Constant, Graph
 from minidnn.graph.operators import Reorder
@@ -249,7 +249,7 @@ def _compile(
         raise GraphError(f"store={store!r}, but graph {graph.name!r} has no states to keep there")
     chosen = _precision(backend, precision, graph)
     context = Context(
-        _target(backend, chosen, options, method),
+        check_target(backend.target(chosen, options), backend.name, method),
         method,
         limit,
         stored=store is not None,
@@ -303,18 +303,8 @@ def unsupported_nodes(
     backend = get_backend(device)
     chosen = _precision(backend, precision, graph)
     method = check_strategy(strategy)
-    context = Context(_target(backend, chosen, options, method), method)
+    context = Context(check_target(backend.target(chosen, options), backend.name, method), method)
     return _reasons(backend, optimize(_checked(graph), context), chosen)
-
-
-def _target(
-    backend: Backend, precision: str, options: Mapping[str, Any], strategy: Strategy
-) -> Target:
-    """What passes ask the backend; UnsupportedError if it cannot compile under a strategy."""
-    target = backend.target(precision, options)
-    if (reason := target.refuse_strategy(strategy)) is not None:
-        raise UnsupportedError(f"strategy={strategy!r} on device {backend.name!r}; {reason}")
-    return target
 
 
 def _default_device() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minidnn.fusion.functions import LayerFunction
 from minidnn.fusion.region import FusedContraction, FusedSequence, Region
 from minidnn.graph.ir import Constant, Node
 from minidnn.graph.types import FLOATS
@@ -103,7 +104,7 @@ def predicted_seconds(plan: Plan, node: Node) -> float:
 
 def inner_nodes(node: Node) -> Sequence[Node]:
     """The nodes that a node of an optimized graph computes."""
-    return node.op.body.nodes if isinstance(node.op, Region) else (node,)
+    return node.op.body.nodes if isinstance(node.op, (Region, LayerFunction)) else (node,)
 
 
 def contracts(node: Node) -> bool:
