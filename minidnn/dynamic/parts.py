@@ -42,13 +42,13 @@ def parts_of(total: int, seconds: Mapping[int, float]) -> tuple[BatchPart, ...] 
 
 def _least(total: int, costs: Mapping[int, float]) -> list[int]:
     """The programs that compute at least so many rows in the least time."""
+    #: For each number of rows the seconds, and the rows of one program, of several the largest.
     cheapest: list[tuple[float, int]] = [(0.0, 0)]
     for rows in range(1, total + 1):
-        cheapest.append(
-            min((cheapest[max(0, rows - one)][0] + cost, one) for one, cost in costs.items())
-        )
+        ways = ((cheapest[max(0, rows - one)][0] + cost, -one) for one, cost in costs.items())
+        cheapest.append(min(ways))
     found, left = [], total
     while left > 0:
-        found.append(cheapest[left][1])
-        left -= cheapest[left][1]
+        found.append(-cheapest[left][1])
+        left -= found[-1]
     return found
