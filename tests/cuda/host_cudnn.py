@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -50,6 +50,7 @@ class HostCuDNN:
         self.told: dict[int, tuple[Any, ...]] = {}
         self.live: set[int] = set()
         self.names: list[str] = []
+        self.bitorder: Literal["little", "big"] = "little"
         self._next = 0x1000
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -248,7 +249,7 @@ class HostCuDNN:
         ratio = self._last(state, "cudnnSetDropoutDescriptor")[1]
         gradient = self._tensor(dy, pdy).read()
         mask = np.frombuffer((ctypes.c_char * size).from_address(reserve), np.uint8)
-        kept = np.unpackbits(mask, bitorder="little")[: gradient.size].reshape(gradient.shape)
+        kept = np.unpackbits(mask, bitorder=self.bitorder)[: gradient.size].reshape(gradient.shape)
         self._tensor(dx, pdx).write(gradient * kept / (1 - ratio))
 
     def _cudnnOpTensor(self, _: int, kind: int, *rest: Any) -> None:

@@ -18,7 +18,10 @@ from minidnn.backends.cuda.library.call import FunctionCall
 from minidnn.backends.cuda.library.convolution import LayerConvolution
 from minidnn.backends.cuda.lower import Task
 from minidnn.cudnn import _cupy, handle, library
+from minidnn.cudnn.convolution.key import TensorKey
 from minidnn.cudnn.convolution.plan import Problem
+from minidnn.cudnn.enums import DataType
+from minidnn.errors import UnsupportedError
 from minidnn.graph.ir import Graph
 from minidnn.layers.build import to_graph
 from minidnn.training.step import Objective, step_graph
@@ -131,3 +134,16 @@ def test_inference(precision: str, cudnn: HostCuDNN, tmp_path: Path) -> None:
     plan = planned_graph(graph, precision, False, "cudnn")
     check_values(plan, arrays_of(graph), precision, tmp_path, call)
     assert cudnn.names.count("cudnnBatchNormalizationForwardInference") == 2 * 3
+
+
+def test_dropout_is_refused_where_masks_lie_otherwise(cudnn: HostCuDNN) -> None:
+    """The message tells how, as far as masks show it."""
+    x = np.zeros(8, np.float32)
+    mask = np.zeros(16, np.uint8)
+    key = TensorKey(DataType.CUDNN_DATA_FLOAT, (1, 8, 1, 1), (8, 1, 1, 1))
+    call = FunctionCall("cudnnDropoutBackward", (key,), (0.5,))
+    addresses = (x.ctypes.data, x.ctypes.data, mask.ctypes.data)
+    call.bind(addresses)
+    cudnn.bitorder = "big"
+    with pytest.raises(UnsupportedError, match="for the first ones bits 7, 6, 5, 4, 3, 2, 1, 0;"):
+        call.bind(addresses)

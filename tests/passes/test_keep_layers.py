@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.keep_layers import keep_layers
 from minidnn.passes.pipeline import optimize
+from minidnn.report.explain import explain
+from minidnn.runtime.plan import make_plan
+from minidnn.storage import load_graph, write_graph
 from minidnn.training.step import Objective, step_graph
 from tests.cuda.cards import H200
 
@@ -153,6 +157,24 @@ def test_other_strategies_and_devices_have_none() -> None:
             md.compile(L.ReLU(), SHAPE, device=device, strategy="cudnn")
         text = f"strategy='cudnn' on device '{device}'; valid is device='cuda'"
         assert str(caught.value) == text
+
+
+def test_a_trainer_of_another_device_refuses_it() -> None:
+    net = L.Sequential(L.Flatten(), L.Linear(192, 4))
+    with pytest.raises(UnsupportedError, match=r"^strategy='cudnn' on device 'reference'; valid"):
+        md.Trainer(
+            net, SHAPE, md.losses.CrossEntropy(), md.optim.SGD(0.1), device="reference",
+            strategy="cudnn",
+        )  # fmt: skip
+
+
+def test_it_is_explained_and_saved(tmp_path: Path) -> None:
+    about = context()
+    plan = make_plan(optimize(to_graph(Joined(), SHAPE), about), about)
+    text = explain(plan, "cuda", "float32")
+    assert "one: cudnnBatchNormalizationForwardInference" in text
+    write_graph(plan.graph, tmp_path / "graph.safetensors")
+    assert str(load_graph(tmp_path / "graph.safetensors")) == str(plan.graph)
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])

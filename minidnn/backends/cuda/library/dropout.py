@@ -87,21 +87,36 @@ def bind_dropout(
         pairs = (x.value, source, x.value, result, reserve, size)
         check(call(current_handle(), state.descriptor, *pairs), DROPOUT, described)
 
-    _check_order(key, elements, run)
+    _check_order(key, elements, size, run)
     source, result, reserve = at
     return lambda: run(source, result, reserve)
 
 
-def _check_order(key: TensorKey, elements: int, run: Callable[[int, int, int], None]) -> None:
+def _check_order(
+    key: TensorKey, elements: int, size: int, run: Callable[[int, int, int], None]
+) -> None:
     """UnsupportedError unless the bits of a mask are what elements are multiplied by."""
     cupy_ = cupy()
     dtype, one = _ONE_BITS[key.dtype]
-    kept = np.random.default_rng(0).integers(0, 2, elements)
     ones = cupy_.asarray(np.full(elements, one, dtype))
-    mask, found = cupy_.asarray(packed(kept)), cupy_.empty_like(ones)
-    run(ones.data.ptr, found.data.ptr, mask.data.ptr)
-    if not np.array_equal(found.get() != 0, kept != 0):
-        raise UnsupportedError(
-            f"dropout of {elements} elements: cuDNN does not read its mask as one bit an element, "
-            "the lowest first; strategy='layers' takes none"
-        )
+    found = cupy_.empty_like(ones)
+
+    def kept_by(bits: np.ndarray) -> np.ndarray:
+        mask = cupy_.asarray(bits)
+        run(ones.data.ptr, found.data.ptr, mask.data.ptr)
+        return np.asarray(found.get() != 0)
+
+    kept = np.random.default_rng(0).integers(0, 2, elements)
+    if np.array_equal(kept_by(packed(kept)), kept != 0):
+        return
+    # Which bit each element goes by: its digits, from masks of all bits whose number has one.
+    numbers = np.arange(8 * reserve_bytes(elements))
+    order = np.zeros(elements, np.int64)
+    for digit in range(int(numbers.size).bit_length()):
+        bits = np.packbits((numbers >> digit) & 1, bitorder="little")
+        order += kept_by(bits).astype(np.int64) << digit
+    raise UnsupportedError(
+        f"dropout of {elements} elements: cuDNN, whose mask takes {size} bytes, does not read one "
+        f"bit an element in order, but for the first ones bits {', '.join(map(str, order[:40]))}; "
+        "strategy='layers' takes none"
+    )
