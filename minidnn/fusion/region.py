@@ -15,6 +15,7 @@ from minidnn.fusion.sequence import Schedule
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Operator
+from minidnn.graph.operators import Reduce, Variance
 from minidnn.graph.types import TensorType
 
 __all__ = [
@@ -126,34 +127,59 @@ class FusedContraction(Region):
 
 @dataclass(frozen=True, eq=False)
 class FusedElements(Region):
-    """Element-wise operators whose results have one shape: each element of all of them is computed
-    together.  Operands have that shape, or one element."""
+    """Element-wise operators in one launch.  Those that read each other's results, or the same
+    values, are a member, and have one shape: each element of all of them is computed together.
+    Operands have that shape, or one element."""
 
     @property
     def in_place(self) -> bool:
         return True
 
     @cached_property
-    def shape(self) -> tuple[int, ...]:
-        """Of the results."""
-        return self.body.outputs[0].shape
+    def members(self) -> tuple[tuple[Node, ...], ...]:
+        """The members' nodes, in the body's order."""
+        home: dict[Value, list[Node]] = {}
+        found: list[list[Node]] = []
+        for node in self.body.nodes:
+            joined = [node]
+            near = {id(home[value]): home[value] for value in _elements(node) if value in home}
+            for nodes in near.values():
+                found.remove(nodes)
+                joined = nodes + joined
+            found.append(joined)
+            home |= {value: joined for each in joined for value in _elements(each)}
+        position = self.body.position
+        return tuple(tuple(sorted(nodes, key=position.__getitem__)) for nodes in found)
+
+
+def _elements(node: Node) -> list[Value]:
+    """What has an element for each of a node's result."""
+    return [value for value in (*node.inputs, node.output) if value.shape == node.output.shape]
 
 
 @dataclass(frozen=True, eq=False)
 class FusedSums(Region):
     """Sums, means and variances over all axes but that of channels, of what point-wise operators
-    make of the operands; all of them in one sweep.  Each result has the shape (C,)."""
+    make of the operands; all of them in one sweep.  Each of them has the shape (C,); the other
+    results are made by point-wise operators and stored on the way."""
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """Of what is added up."""
-        return self.reductions[0].inputs[0].shape
+        return next(iter(self.reductions.values())).inputs[0].shape
 
     @cached_property
-    def reductions(self) -> tuple[Node, ...]:
-        """The body's sums, means and variances, in the order of the results."""
+    def reductions(self) -> dict[int, Node]:
+        """The body's sums, means and variances, by the numbers of their results."""
         made = {node.output: node for node in self.body.nodes}
-        return tuple(made[value] for value in self.body.outputs)
+        found = {i: made[value] for i, value in enumerate(self.body.outputs)}
+        return {i: node for i, node in found.items() if isinstance(node.op, (Reduce, Variance))}
+
+    @cached_property
+    def stored(self) -> dict[int, Value]:
+        """The other results, by their numbers."""
+        results = enumerate(self.body.outputs)
+        return {i: value for i, value in results if i not in self.reductions}
 
 
 def sum_alone(node: Node) -> FusedSums:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minidnn.errors import UnsupportedError
 from minidnn.fusion.device import TWO_CORES, Device
 from minidnn.fusion.functions import LibraryFunction, LibraryFunctions
 from minidnn.fusion.region import Region
@@ -105,6 +104,11 @@ class Target:
         return "this device adds up stored values"
 
     @property
+    def stores_summed(self) -> bool:
+        """Whether sums can store what they compute on the way."""
+        return False
+
+    @property
     def computes_together(self) -> bool:
         """Whether what is element-wise and no part of a stack is computed by one kernel with what
         has the same shape: where each kernel takes some time to start."""
@@ -147,13 +151,6 @@ class Target:
         """Why a node cannot write ``value`` into a wider buffer, from ``channel`` on; None if it
         can."""
         return None
-
-
-def check_target(target: Target, device: str, strategy: str) -> Target:
-    """The target; UnsupportedError if nothing can be compiled for it under a strategy."""
-    if (reason := target.refuse_strategy(strategy)) is not None:
-        raise UnsupportedError(f"strategy={strategy!r} on device {device!r}; {reason}")
-    return target
 
 
 def _operations(nodes: Sequence[Node]) -> int:

@@ -22,7 +22,7 @@ from minidnn.passes.contract import contract
 from minidnn.passes.infrastructure import Context, Pass
 
 MOST_POINTERS = 128
-"""A launch hands over 4 KiB of arguments."""
+"""Regions of more would be long to compile."""
 
 
 def compute_together(graph: Graph, context: Context) -> Graph:
@@ -41,7 +41,7 @@ def compute_together(graph: Graph, context: Context) -> Graph:
 def _groups(graph: Graph) -> list[list[Node]]:
     """The operators to compute together, each in the graph's order."""
     groups = Groups(graph)
-    taken = [node for node in graph.nodes if _is_taken(node)]
+    taken = [node for node in graph.nodes if is_taken(node)]
     #: The last operator of a shape that read a value, or what a node made.
     readers: dict[tuple[Value | Node, tuple[int, ...]], Node] = {}
     for node in taken:
@@ -51,7 +51,7 @@ def _groups(graph: Graph) -> list[list[Node]]:
                 continue
             for source in (value, *((value.producer,) if value.producer is not None else ())):
                 for other in (readers.get((source, shape)), source):
-                    if isinstance(other, Node) and _is_taken(other):
+                    if isinstance(other, Node) and is_taken(other):
                         _try_join(groups, other, node)
                 readers[source, shape] = node
     found: dict[int, list[Node]] = {}
@@ -71,7 +71,8 @@ def _try_join(groups: Groups, one: Node, other: Node) -> None:
         groups.merge([one, other])
 
 
-def _is_taken(node: Node) -> bool:
+def is_taken(node: Node) -> bool:
+    """Whether it is computed element by element, of values of its result's shape or one element."""
     if not isinstance(node.op, Elementwise) or node.op.channel_count:
         return False
     shape = node.output.shape

@@ -1,4 +1,4 @@
-"""Contracting groups of nodes into regions: what absorb and depth_first share."""
+"""Contracting groups of nodes into regions: what passes that fuse share."""
 
 from __future__ import annotations
 
@@ -31,6 +31,24 @@ def contract(graph: Graph, groups: Sequence[tuple[Sequence[Node], MakeRegion]]) 
         node = rewriter.add(region, operands, unit[-1].name, _source(unit))
         for old, new in zip(outputs, node.outputs, strict=True):
             rewriter.replace(old, new)
+    return rewriter.finish()
+
+
+def flat(body: Graph) -> Graph:
+    """A body in which the nodes of regions stand themselves."""
+    rewriter = Rewriter(body)
+    for node in body.nodes:
+        if not isinstance(node.op, Region):
+            rewriter.keep(node)
+            continue
+        inner = node.op.body
+        values = dict(zip(inner.inputs, map(rewriter.value, node.inputs), strict=True))
+        for each in inner.nodes:
+            given = [values.get(value, value) for value in each.inputs]
+            new = rewriter.add(each.op, given, rewriter.fresh(each.name), each.source)
+            values |= dict(zip(each.outputs, new.outputs, strict=True))
+        for old, made in zip(node.outputs, inner.outputs, strict=True):
+            rewriter.replace(old, values[made])
     return rewriter.finish()
 
 

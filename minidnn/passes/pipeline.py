@@ -14,6 +14,7 @@ from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.freeze import FREEZE
 from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
 from minidnn.passes.keep_layers import KEEP_LAYERS
+from minidnn.passes.launch_together import LAUNCH_TOGETHER
 from minidnn.passes.layout import LAYOUT
 from minidnn.passes.mix_precision import MIX_PRECISION
 from minidnn.passes.multiply_bytes import MULTIPLY_BYTES
@@ -29,6 +30,7 @@ from minidnn.passes.repeat_inside import REPEAT_INSIDE
 from minidnn.passes.schedule import SCHEDULE
 from minidnn.passes.share_joins import SHARE_JOINS
 from minidnn.passes.simplify import SIMPLIFY
+from minidnn.passes.store_summed import STORE_SUMMED
 from minidnn.passes.sum_together import SUM_TOGETHER
 from minidnn.passes.take_channels import TAKE_CHANNELS
 from minidnn.passes.turn_linear import TURN_LINEAR
@@ -53,8 +55,10 @@ PIPELINE: tuple[Pass, ...] = (
     ABSORB,
     COMPOSE_VECTORS,
     SUM_TOGETHER,
+    STORE_SUMMED,
     DEPTH_FIRST,
     COMPUTE_TOGETHER,
+    LAUNCH_TOGETHER,
     LAYOUT,
     PLACE_CONCAT,
     SCHEDULE,

@@ -18,7 +18,7 @@ gradient, as the places of maxima, is computed with the forward pass, which keep
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from minidnn.fusion.collapse import APART
 from minidnn.fusion.stacks import why_not_fusable
@@ -38,7 +38,7 @@ def rederive(graph: Graph, context: Context) -> Graph:
         return graph
     forward = forward_nodes(graph)
     forward |= _windows_of(graph, forward)
-    chains = _chains(graph, forward, context)
+    chains, beside = _chains(graph, forward, context)
     if not chains:
         return graph
     rewriter = Rewriter(graph)
@@ -55,10 +55,11 @@ def rederive(graph: Graph, context: Context) -> Graph:
         return copies[value, reader.source]
 
     for node in graph.nodes:
-        if node in forward or chains.keys().isdisjoint(node.inputs):
+        there = {v for v in node.inputs if v in chains and (v not in beside or node in beside[v])}
+        if node in forward or not there:
             rewriter.keep(node)
             continue
-        inputs = [again(v, node) if v in chains else rewriter.value(v) for v in node.inputs]
+        inputs = [again(v, node) if v in there else rewriter.value(v) for v in node.inputs]
         new = rewriter.add(node.op, inputs, node.name, node.source)
         for old, value in zip(node.outputs, new.outputs, strict=True):
             rewriter.replace(old, value)
@@ -85,9 +86,13 @@ def _windows_of(graph: Graph, forward: set[Node]) -> set[Node]:
     return found - forward
 
 
-def _chains(graph: Graph, forward: set[Node], context: Context) -> dict[Value, list[Node]]:
-    """The values that are computed again, and by which nodes each of them is, in order."""
+def _chains(
+    graph: Graph, forward: set[Node], context: Context
+) -> tuple[dict[Value, list[Node]], dict[Value, set[Node]]]:
+    """The values that are computed again, by which nodes each of them is, in order; and, of those
+    that are kept all the same, for which readers."""
     found: dict[Value, list[Node]] = {}
+    beside: dict[Value, set[Node]] = {}
     kept = {*graph.inputs, *graph.states}
     for node in graph.nodes:
         if node not in forward:
@@ -96,41 +101,61 @@ def _chains(graph: Graph, forward: set[Node], context: Context) -> dict[Value, l
             readers = [reader for reader in graph.readers[value] if reader not in forward]
             if not readers:
                 continue
-            chain = _chain(graph, value, readers, kept, context)
-            if chain and context.allow(f"compute {value.name} again where it is read"):
+            chain, read = _chain(graph, value, kept, context)
+            whole = value in graph.results or any(map(why_not_fusable, readers))
+            which = set(readers)
+            if whole:
+                which = {reader for reader in readers if _reads_too(graph, reader, read)}
+            if chain and which and context.allow(f"compute {value.name} again where it is read"):
                 found[value] = chain
-            else:
+                if whole:
+                    beside[value] = which
+            if value not in found or whole:
                 kept.add(value)
-    return found
+    return found, beside
+
+
+def _reads_too(graph: Graph, reader: Node, read: Collection[Value]) -> bool:
+    """Whether a reader of a value, or what reads its result element by element, reads what the
+    value is computed of, too: then the value need not be read for it."""
+    missing, pending, seen = set(read), [reader], set[Node]()
+    while pending and len(seen) <= MOST_NODES:
+        node = pending.pop()
+        if node in seen or why_not_fusable(node) or not isinstance(node.op, Elementwise):
+            continue
+        seen.add(node)
+        missing.difference_update(node.inputs)
+        pending += graph.readers[node.output]
+    return reader in seen and not missing
 
 
 def _chain(
-    graph: Graph, value: Value, readers: Iterable[Node], kept: set[Value], context: Context
-) -> list[Node] | None:
-    """The nodes that compute a value of values that are kept; None if it is kept itself."""
-    if value in graph.results or any(why_not_fusable(reader) for reader in readers):
-        return None
+    graph: Graph, value: Value, kept: set[Value], context: Context
+) -> tuple[list[Node], dict[Value, None]]:
+    """The nodes that compute a value of values that are kept, and these; none if that would take
+    longer than to read it."""
     found: dict[Node, None] = {}
-    read: set[Value] = set()
+    read: dict[Value, None] = {}
     pending = [value]
     while pending:
         node = pending.pop().producer
         if node is None or not isinstance(node.op, Elementwise) or why_not_fusable(node):
-            return None
+            return [], {}
         found[node] = None
         if len(found) > MOST_NODES:
-            return None
+            return [], {}
         for operand in node.tensors:
-            if operand in kept:
-                read.add(operand)
-            elif operand.type.bytes > SMALL * value.type.bytes:
-                pending.append(operand)
+            if operand.type.bytes > SMALL * value.type.bytes:
+                if operand in kept:
+                    read[operand] = None
+                else:
+                    pending.append(operand)
     device = context.target.device
     reading = sum(operand.type.bytes for operand in read) / device.bandwidth
     computing = sum(_operations(node) for node in found) / device.operations
     if max(reading, computing) > 2 * value.type.bytes / device.bandwidth:
-        return None
-    return sorted(found, key=graph.position.__getitem__)
+        return [], {}
+    return sorted(found, key=graph.position.__getitem__), read
 
 
 def _operations(node: Node) -> int:

@@ -115,7 +115,7 @@ def _reach(graph: Graph) -> dict[Value, _Reach]:
     are computed in a sweep."""
     found: dict[Value, _Reach] = {}
     for node in graph.nodes:
-        if not _is_pointwise(node):
+        if not is_pointwise(node):
             continue
         parts: dict[Value, _Reach] = {}
         inner: dict[Node, None] = {}
@@ -133,6 +133,8 @@ def _reach(graph: Graph) -> dict[Value, _Reach]:
             for _, nodes in parts.values():
                 inner = nodes | inner
             found[node.output] = (tensors, {**inner, node: None})
+            if len(tensors) > 1 and _is_stored(graph, node.output):
+                found[node.output] = ({node.output: None}, {})
     return found
 
 
@@ -161,7 +163,7 @@ def _is_sum(node: Node) -> bool:
     return isinstance(op, (Reduce, Variance)) and x.type.rank in (2, 4)
 
 
-def _is_pointwise(node: Node) -> bool:
+def is_pointwise(node: Node) -> bool:
     """Whether an operator makes a tensor of tensors of its shape and of vectors over channels."""
     if not isinstance(node.op, Elementwise):
         return False

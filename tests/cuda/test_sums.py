@@ -74,38 +74,62 @@ def test_sums_of_the_same_tensors_are_one_region() -> None:
 
 def laid_out(array: np.ndarray, tensor: Tensor, dtype: str) -> np.ndarray:
     """Memory, NaN but for the value, in which it lies as ``tensor`` says."""
-    n, c, h, w = array.shape
-    places = (
+    memory = np.full(array.shape[0] * tensor.image + 64, np.nan, np.float32)
+    memory[places_of(array.shape, tensor).ravel()] = array.ravel()
+    return to_bits(memory, dtype)
+
+
+def places_of(shape: tuple[int, ...], tensor: Tensor) -> np.ndarray:
+    """Where the elements of a value lie."""
+    n, c, h, w = shape
+    return (
         tensor.offset
         + np.arange(n).reshape(-1, 1, 1, 1) * tensor.image
         + np.arange(c).reshape(-1, 1, 1) * tensor.channel
         + np.arange(h).reshape(-1, 1) * tensor.row
         + np.arange(w) * tensor.pixel
     )
-    memory = np.full(n * tensor.image + 64, np.nan, np.float32)
-    memory[places.ravel()] = array.ravel()
-    return to_bits(memory, dtype)
 
 
 def launched(
-    sums: SumsLaunches, emulated: Emulated, given: Sequence[np.ndarray], op: FusedSums
+    sums: SumsLaunches,
+    emulated: Emulated,
+    given: Sequence[np.ndarray],
+    op: FusedSums,
+    places: dict[Value, Tensor],
 ) -> list[np.ndarray]:
-    outputs = [np.full(v.type.size + 4, -77, STORED[v.dtype]) for v in op.body.outputs]
+    """The results; whatever lies around those that are stored stays as it was."""
+    results = {i: np.full(v.type.size + 4, -77, STORED[v.dtype]) for i, v in sums_of(op).items()}
+    stored = {
+        i: laid_out(np.full(v.shape, 5.0, np.float32), places[v], v.dtype)
+        for i, v in op.stored.items()
+    }
+    before = {i: array.copy() for i, array in stored.items()}
+    given = [*given, *stored.values()]
     if sums.parts is None:
-        emulated.launch(sums.first, [*given, *outputs])
+        emulated.launch(sums.first, [*given, *results.values()])
     else:
         room = np.full(sums.bytes // 4, np.float32(np.nan))
         emulated.launch(sums.first, [*given, room])
-        emulated.launch(sums.parts, [room, *outputs])
-    return [
-        from_bits(array[:-4], v.dtype) for array, v in zip(outputs, op.body.outputs, strict=True)
-    ]
+        emulated.launch(sums.parts, [room, *results.values()])
+    found = {i: from_bits(a[:-4], op.body.outputs[i].dtype) for i, a in results.items()}
+    for i, value in op.stored.items():
+        where = places_of(value.shape, places[value])
+        found[i] = from_bits(stored[i], value.dtype)[where]
+        outside = np.ones(len(stored[i]), bool)
+        outside[where.ravel()] = False
+        np.testing.assert_array_equal(stored[i][outside], before[i][outside])
+    return [found[i] for i in range(len(found))]
+
+
+def sums_of(op: FusedSums) -> dict[int, Value]:
+    return {i: node.output for i, node in op.reductions.items()}
 
 
 def tensors(op: FusedSums, layout: Layout, before: int, behind: int) -> dict[Value, Tensor]:
     """Where tensors lie: in the middle of wider values."""
     found = {}
-    for value in op.body.inputs:
+    for value in (*op.body.inputs, *op.body.outputs):
         if value.shape == op.shape:
             n, c, *plane = value.shape
             buffer = TensorType((n, before + c + behind, *plane), value.dtype)
@@ -114,10 +138,10 @@ def tensors(op: FusedSums, layout: Layout, before: int, behind: int) -> dict[Val
 
 
 def mixed(dtype: str) -> list[FusedSums]:
-    """The regions of a training step in half precision: halves and float32 in one."""
+    """The regions of a training step: halves and float32 in one, gradients that are stored."""
     net = L.Sequential(
         *(L.Conv2d(8, 16, 3, padding=1, bias=False), L.BatchNorm2d(16), L.ReLU()),
-        *(L.Conv2d(16, 8, 3, bias=False), L.BatchNorm2d(8), L.ReLU(), L.AdaptiveAvgPool2d(1)),
+        *(L.Conv2d(16, 8, 3), L.BatchNorm2d(8), L.ReLU(), L.AdaptiveAvgPool2d(1)),
         *(L.Flatten(), L.Linear(8, 3)),
     ).initialize(0)
     objective = Objective(md.losses.CrossEntropy(), {})
@@ -132,7 +156,7 @@ def mixed(dtype: str) -> list[FusedSums]:
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Every region in both layouts, dense and in slices, all kernels compiled at once."""
     found = []
-    sources = [*(regions(shape)[1] for shape in SHAPES), *map(mixed, HALVES)]
+    sources = [*(regions(shape)[1] for shape in SHAPES), *map(mixed, ("float32", *HALVES))]
     for source in sources:
         for op in source:
             for layout in (PLANAR, CHANNELS_LAST):
@@ -148,6 +172,7 @@ def test_numbers(cases: Any) -> None:
     found, emulated = cases
     assert any(sums.parts is None for *_, sums in found)
     assert any(sums.parts is not None for *_, sums in found)
+    assert {len(op.stored) for op, *_ in found} == {0, 1}
     random = np.random.default_rng(0)
     for op, places, sums in found:
         arrays = {
@@ -165,9 +190,11 @@ def test_numbers(cases: Any) -> None:
             if v in places
             else to_bits(arrays[v].ravel(), v.dtype)
             for v in sums.operands
+            if v in arrays
         ]
         halves = any(v.dtype in HALVES for v in op.body.values)
         error = 2e-2 if halves else 3e-6
         expected = evaluate(op.body, list(arrays.values()), "float64")
-        for got, wanted in zip(launched(sums, emulated, given, op), expected, strict=True):
+        results = launched(sums, emulated, given, op, places)
+        for got, wanted in zip(results, expected, strict=True):
             np.testing.assert_allclose(got, wanted, error, error * np.abs(wanted).max() + 1e-6)

@@ -160,7 +160,7 @@ class _Printer:
                     names[node.output] = result
                 else:
                     names[node.output] = given[0]  # a vector that is repeated
-            for i, node in enumerate(self.op.reductions):
+            for i, node in self.op.reductions.items():
                 code.line(f"s{i}_{number} += {added[node]};")
 
     def _finish(self, code: Code, whole: bool, sizes: int) -> None:

@@ -301,14 +301,16 @@ class _Lowering:
 
     def _sums(self, node: Node, op: FusedSums) -> Sequence[Task]:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
+        outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
         sums = print_sums(op, lambda value: self.tensor(outer.get(value, value)))
         given = [_pointer(outer.get(value, value)) for value in sums.operands]
+        results = [node.outputs[i] for i in sums.sums]
         if sums.parts is None:
-            return (Task(node, sums.first, (*given, *node.outputs)),)
+            return (Task(node, sums.first, (*given, *results)),)
         parts = InWorkspace(0)
         return (
             Task(node, sums.first, (*given, parts), (), sums.bytes),
-            Task(node, sums.parts, (parts, *node.outputs), (), sums.bytes),
+            Task(node, sums.parts, (parts, *results), (), sums.bytes),
         )
 
     def _contraction(self, node: Node) -> Sequence[Task]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,14 +67,14 @@ class SumParts:
     digits would be lost in their sum, and the squares of distances from that.
 
     Attributes:
-        dtypes: of the results.
+        dtypes: of the results that are sums, by their numbers.
         size: packs of a part, but for the last.
         packs: of all of them.
         each: elements of a channel in a pack.
     """
 
     found: tuple[Total | MeanAndVariance, ...]
-    dtypes: tuple[str, ...]
+    dtypes: Mapping[int, str]
     channels: int
     size: int
     packs: int
@@ -101,7 +101,7 @@ class SumParts:
     @property
     def results(self) -> list[str]:
         """The parameters of a kernel that writes the results."""
-        return [f"{TYPES[dtype]} *y{i}" for i, dtype in enumerate(self.dtypes)]
+        return [f"{TYPES[dtype]} *y{i}" for i, dtype in self.dtypes.items()]
 
     def result(self, number: int, value: str) -> str:
         """The line that writes a result of channel ``c``."""
@@ -205,7 +205,7 @@ def _add(code: Code, parts: SumParts, value: str) -> None:
     """Prints ``all``, the sum of a value of the parts ``r`` of channel ``c``, which every thread of
     the channel then has."""
     code.line("float total = 0.0f;")
-    code.line("#pragma unroll 4")
+    code.line("#pragma unroll 16")
     code.line(
         f"for (int r = c < {parts.channels} ? down : {parts.count}; r < {parts.count}; "
         f"r += {_ROWS}) total += {value};"

@@ -31,8 +31,8 @@ from .tensor import Tensor
 
 _THREADS = 256
 _ACCESS = 16  # bytes
-_BLOCKS = 1024
-"""So many blocks keep every card busy."""
+_BLOCKS = 512
+"""So many blocks keep every card busy, and run all at once where each has 64 registers a thread."""
 _LEAST, _MOST = 4, 64
 """Elements of a channel that a thread adds, in packs."""
 _AROUND = 4
@@ -50,14 +50,17 @@ class SumsLaunches:
     """The kernels of a sweep.
 
     Attributes:
-        operands: the tensors, then the vectors that the first takes, before where it writes.
-        parts: what adds parts; it takes the workspace behind its operands.  None: the first kernel
-            writes the results.
+        operands: the tensors, then the vectors that the first takes, and behind them the values
+            that it stores, before where it writes sums.
+        sums: the numbers of the results that are sums.
+        parts: what adds parts; it takes the workspace before where it writes sums.  None: the
+            first kernel writes them.
         bytes: of the workspace.
     """
 
     first: Launch
     operands: tuple[Value, ...]
+    sums: tuple[int, ...]
     parts: Launch | None = None
     bytes: int = 0
 
@@ -66,7 +69,7 @@ def print_sums(op: FusedSums, lies: Callable[[Value], Tensor]) -> SumsLaunches:
     """The kernels of a region.
 
     Args:
-        lies: how a value of the body, which one of the inputs or constants is, lies in memory.
+        lies: how a value of the body lies in memory: an input, a constant, or a result.
     """
     return _Printer(op, lies).print()
 
@@ -79,12 +82,13 @@ class _Printer:
         operands = (*op.body.inputs, *op.body.constants)
         self.tensors = {v: lies(v) for v in operands if v.shape == op.shape}
         self.vectors = tuple(v for v in operands if v not in self.tensors)
+        self.stored = {v: lies(v) for v in op.stored.values()}
         self.found = _found(op)
         self.many = sum(each.sums for each in self.found)
         self.code = Code()
 
     def print(self) -> SumsLaunches:
-        by_columns = all(t.channel == 1 for t in self.tensors.values())
+        by_columns = all(t.channel == 1 for t in self._moved)
         self.lanes = self._lanes(by_columns)
         if by_columns:
             packs = self.channels // self.lanes
@@ -95,12 +99,11 @@ class _Printer:
             wide, beside, step = 1, self.channels, _THREADS
             count, each = self.batch * self.plane // self.lanes, self.lanes
         part = step * max(_LEAST, min(_MOST, -(-count * beside // (step * _BLOCKS))))
-        outputs = self.op.body.outputs
-        parts = SumParts(
-            self.found, tuple(v.dtype for v in outputs), self.channels, part, count, each
-        )
+        dtypes = {i: node.output.dtype for i, node in self.op.reductions.items()}
+        parts = SumParts(self.found, dtypes, self.channels, part, count, each)
         given = [f"const {TYPES[v.dtype]} *x{i}" for i, v in enumerate(self.tensors)]
         given += [f"const {TYPES[v.dtype]} *v{i}" for i, v in enumerate(self.vectors)]
+        given += [f"{TYPES[v.dtype]} *__restrict__ z{i}" for i, v in enumerate(self.stored)]
         to = parts.results if parts.count == 1 else ["float *part"]
         head = f"void __launch_bounds__({_THREADS}) @({', '.join((*given, *to))})"
         code = self.code
@@ -116,10 +119,15 @@ class _Printer:
         width = wide * self.lanes if by_columns else 1
         shared = self.many * _THREADS * (self.lanes if by_columns else 1) + self._firsts * width
         first = Launch.named("sums", code, beside * parts.count, _THREADS, shared * 4)
-        operands = (*self.tensors, *self.vectors)
+        operands, sums = (*self.tensors, *self.vectors, *self.stored), tuple(dtypes)
         if parts.count == 1:
-            return SumsLaunches(first, operands)
-        return SumsLaunches(first, operands, join_parts(parts), parts.bytes)
+            return SumsLaunches(first, operands, sums)
+        return SumsLaunches(first, operands, sums, join_parts(parts), parts.bytes)
+
+    @property
+    def _moved(self) -> tuple[Tensor, ...]:
+        """The tensors that are read or written."""
+        return (*self.tensors.values(), *self.stored.values())
 
     @property
     def _firsts(self) -> int:
@@ -128,7 +136,7 @@ class _Printer:
 
     def _lanes(self, by_columns: bool) -> int:
         """Neighbours that an access moves: channels, or pixels of a plane."""
-        tensors = self.tensors.values()
+        tensors = self._moved
         lanes = _ACCESS // max(t.itemsize for t in tensors)
         if by_columns:
             steps = [s for t in tensors for s in (t.offset, t.pixel, t.row, t.image)]
@@ -137,7 +145,7 @@ class _Printer:
 
     def _wide(self, packs: int) -> int:
         """How many packs side by side leave the fewest threads without one; rather more."""
-        bytes = self.lanes * min(t.itemsize for t in self.tensors.values())
+        bytes = self.lanes * min(t.itemsize for t in self._moved)
         enough = [wide for wide in _COLUMNS if wide >= packs or wide * bytes >= _ROW]
         return min(enough or _COLUMNS[-1:], key=lambda wide: (-(-packs // wide) * wide, -wide))
 
@@ -154,7 +162,7 @@ class _Printer:
                 load = "md_load_floats" if broad else f"md_load<{lanes}>"
                 code.line(f"{load}(w{i}, v{i} + first);")
                 assert vector.type.size == self.channels, vector
-            places = [_pixel(tensor, self.plane) for tensor in self.tensors.values()]
+            places = [_pixel(tensor, self.plane) for tensor in self._moved]
             self._sweep(step, "down", [f"first + {place}" for place in places], "w{}[j]")
 
     def _planes(self, wide: int, step: int) -> None:
@@ -167,7 +175,7 @@ class _Printer:
         places = [
             f"column * {t.channel}ll + r / {packs}u * {t.image}ll + r % {packs}u * {self.lanes}"
             + (f" + {t.offset}" if t.offset else "")
-            for t in self.tensors.values()
+            for t in self._moved
         ]
         self._sweep(step, "threadIdx.x", places, "w{}", alike=True)
 
@@ -195,17 +203,22 @@ class _Printer:
                 for i, _ in enumerate(moments):
                     code.line(f"for (int j = 1; j < {lanes}; j++) first{i}[j] = first{i}[0];")
         code.line(f"#pragma unroll {_UNROLLED}")
-        with (
-            code.block(f"for (unsigned r = begin + {own}; r < end; r += {step}u)"),
-            self._elements(places),
-        ):
-            self._add(self._computed(vector))
+        with code.block(f"for (unsigned r = begin + {own}; r < end; r += {step}u)"):
+            for i, _ in enumerate(self.stored):
+                code.line(f"float b{i}[{lanes}];")
+            with self._elements(places):
+                values = self._computed(vector)
+                self._add(values)
+                for i, made in enumerate(self.stored):
+                    code.line(f"b{i}[j] = {values[made]};")
+            for i, place in enumerate(places[len(self.tensors) :]):
+                code.line(f"md_store<{lanes}>(z{i} + ({place}), b{i});")
 
     @contextmanager
     def _elements(self, places: Sequence[str]) -> Iterator[None]:
         """A loop over the elements of a pack."""
         code, lanes = self.code, self.lanes
-        for i, place in enumerate(places):
+        for i, place in enumerate(places[: len(self.tensors)]):
             code.line(f"float a{i}[{lanes}];")
             code.line(f"md_load<{lanes}>(a{i}, x{i} + ({place}));")
         code.line("#pragma unroll")
@@ -286,13 +299,13 @@ class _Printer:
 def _found(op: FusedSums) -> tuple[Total | MeanAndVariance, ...]:
     """What is added up: a sum, or a variance with its mean, whether that is a result or not, which
     changes no bit."""
-    numbers: dict[Node | None, int] = {node: i for i, node in enumerate(op.reductions)}
-    means = {n: n.inputs[1].producer for n in op.reductions if isinstance(n.op, Variance)}
+    numbers: dict[Node | None, int] = {node: i for i, node in op.reductions.items()}
+    means = {n: n.inputs[1].producer for n in numbers if n and isinstance(n.op, Variance)}
     return tuple(
         MeanAndVariance(node, numbers[node], numbers.get(means[node]))
         if node in means
         else Total(node, numbers[node])
-        for node in op.reductions
+        for node in op.reductions.values()
         if node not in means.values()
     )
 

@@ -135,6 +135,10 @@ class CudaTarget(Target):
         return None if rank in (2, 4) else f"its values have rank {rank}"
 
     @property
+    def stores_summed(self) -> bool:
+        return True
+
+    @property
     def computes_together(self) -> bool:
         return True
 
