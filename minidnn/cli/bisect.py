@@ -50,7 +50,6 @@ def run(options: argparse.Namespace) -> int:
     from minidnn.backends.backend import get_backend
     from minidnn.cli.networks import noise
     from minidnn.fusion.collapse import check_strategy
-    from minidnn.fusion.target import check_target
     from minidnn.passes.bisect import bisect
     from minidnn.passes.infrastructure import Context
 
@@ -73,8 +72,7 @@ def run(options: argparse.Namespace) -> int:
     ]
     # Sequences are computed patch by patch, as their kernel plans say.
     extras = {"interpret": True} if name == "reference" else {}
-    strategy = check_strategy(options.strategy)
-    context = Context(check_target(backend.target(precision, extras), name, strategy), strategy)
+    context = Context(backend.target(precision, extras), check_strategy(options.strategy))
     found = bisect(
         graph,
         inputs,

@@ -13,7 +13,7 @@ from minidnn.errors import GraphError
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.operator import Reshaping
-from minidnn.graph.operators import Concat, Transpose
+from minidnn.graph.operators import Concat, Reorder, Transpose
 
 #: Storage begins at multiples of this many bytes: a cache line, an AVX-512 vector.
 ALIGNMENT = 64
@@ -59,13 +59,18 @@ class Annotations:
             first += value.shape[axis]
 
     def is_view(self, node: Node) -> bool:
-        """Whether a node only gives another shape to storage that it shares with its operand."""
-        if not isinstance(node.op, (Transpose, Reshaping)):
+        """Whether a node only gives another shape or layout to storage that it shares with its
+        operand."""
+        if not isinstance(node.op, (Reorder, Transpose, Reshaping)):
             return False
         (value,) = node.inputs
         if isinstance(value, Constant):
             return False
         given = self.layout(value)
+        if isinstance(node.op, Reorder):  # whether there is but one channel, or one pixel
+            _, channels, rows, columns = value.type.plane
+            blocks = given.block, node.op.layout.block
+            return max(blocks) <= 1 and 1 in (channels, rows * columns)
         if isinstance(node.op, Transpose):  # whether moving channels is what layouts differ in
             both = given, self.layout(node.output)
             if node.op.dims == (0, 2, 3, 1):

@@ -31,7 +31,7 @@ from .host_cudnn import HostCuDNN
 from .lowered import planned_graph
 from .test_emulated_step import check_values
 
-FULL = pytest.mark.full
+PRECISIONS = ["float32", "tf32", "float16", "bfloat16"]
 SHAPE = (4, 3, 13, 12)
 
 
@@ -103,10 +103,7 @@ def call(task: Task, addresses: list[int]) -> None:
         run()
 
 
-@pytest.mark.parametrize(
-    "precision",
-    ["float32", "bfloat16", *(pytest.param(each, marks=FULL) for each in ("tf32", "float16"))],
-)
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_step(precision: str, cudnn: HostCuDNN, tmp_path: Path) -> None:
     graph = step()
     plan = planned_graph(graph, precision, True, "cudnn")
@@ -125,10 +122,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    "precision",
-    ["float16", *(pytest.param(each, marks=FULL) for each in ("float32", "tf32", "bfloat16"))],
-)
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_inference(precision: str, cudnn: HostCuDNN, tmp_path: Path) -> None:
     graph = to_graph(Everything().initialize(0), SHAPE)
     plan = planned_graph(graph, precision, False, "cudnn")

@@ -139,6 +139,23 @@ def test_a_view_keeps_the_order_of_elements(shape, layout, view: bool) -> None:
     assert found.is_view(graph.nodes[1]) is view
 
 
+@pytest.mark.parametrize(
+    ("shape", "layout", "view"),
+    [
+        ((4, 8, 1, 1), CHANNELS_LAST, True),
+        ((4, 1, 3, 3), CHANNELS_LAST, True),
+        ((4, 8, 3, 1), CHANNELS_LAST, False),
+        ((4, 8, 1, 1), blocked(8), False),
+    ],
+)
+def test_a_reorder_that_moves_nothing_is_a_view(shape, layout, view: bool) -> None:
+    graph = graph_of(lambda t, x: relu(apply(ops.Reorder(layout), x)), shape)
+    found = Annotations({graph.nodes[0].output: layout})
+    assert found.is_view(graph.nodes[0]) is view
+    root = storage_roots(graph, found)[graph.nodes[0].output]
+    assert root is (graph.inputs[0] if view else graph.nodes[0].output)
+
+
 def test_reshaped_constants_are_no_views() -> None:
     def build(t, x):
         c = t.constant(object(), "c", x.type, lambda: np.zeros(x.shape, np.float32))

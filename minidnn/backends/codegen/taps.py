@@ -147,21 +147,38 @@ class TapPrinter:
     def _place(self, name: str, axis: Axis, output: str, k: str, size: int) -> str:
         """Declares the position of a tap along an axis, and goes on with the next if there is
         none; its number."""
-        code, const = self.loop.code, f"const {self.loop.index}"
-        at, number = f"s{name}", f"t{name}"
-        if isinstance(axis, WindowAxis):
-            place = f"({output}) * {axis.stride} - {axis.padding[0]} + {k} * {axis.dilation}"
-            code.line(f"{const} {at} = {place};")
-            last = axis.tap(axis.output_size(size) - 1, axis.kernel - 1)
-            if axis.first(0) < 0 or last >= size:
-                code.line(f"if ({at} < 0 || {at} >= {size}) continue;")
-            return k
-        of, before = axis.of, axis.of.padding[0]
-        # So many windows further on, numbers that are divided are not negative.
-        first = axis.first(0) - 1
-        shift = before - of.reach + of.stride - first * of.stride
-        code.line(f"{const} {at} = (({output}) + {shift}) / {of.stride} - {-first} + {k};")
-        code.line(f"{const} {number} = ({output}) + {before} - {at} * {of.stride};")
-        known = f" || {number} % {of.dilation} != 0" if of.dilation > 1 else ""
-        code.line(f"if ({at} < 0 || {at} >= {size} || {number} < 0{known}) continue;")
-        return f"{number} / {of.dilation}" if of.dilation > 1 else number
+        declared, number, outside = tap_place(name, axis, output, k, size)
+        for variable, text in declared.items():
+            self.loop.code.line(f"const {self.loop.index} {variable} = {text};")
+        if outside:
+            self.loop.code.line(f"if ({' || '.join(outside)}) continue;")
+        return number
+
+
+def tap_place(
+    name: str, axis: Axis, output: str, k: str, size: int
+) -> tuple[dict[str, str], str, list[str]]:
+    """Where tap ``k`` of an output lies along an axis of that size.
+
+    Returns:
+        What is declared, first ``s`` and the name, the position; the tap's number; and the
+        conditions under which there is none.
+    """
+    at, number = f"s{name}", f"t{name}"
+    if isinstance(axis, WindowAxis):
+        place = f"({output}) * {axis.stride} - {axis.padding[0]} + {k} * {axis.dilation}"
+        last = axis.tap(axis.output_size(size) - 1, axis.kernel - 1)
+        reaches_out = axis.first(0) < 0 or last >= size
+        return {at: place}, k, [f"{at} < 0", f"{at} >= {size}"] if reaches_out else []
+    of, before = axis.of, axis.of.padding[0]
+    # So many windows further on, numbers that are divided are not negative.
+    first = axis.first(0) - 1
+    shift = before - of.reach + of.stride - first * of.stride
+    declared = {
+        at: f"(({output}) + {shift}) / {of.stride} - {-first} + {k}",
+        number: f"({output}) + {before} - {at} * {of.stride}",
+    }
+    outside = [f"{at} < 0", f"{at} >= {size}", f"{number} < 0"]
+    if of.dilation > 1:
+        outside.append(f"{number} % {of.dilation} != 0")
+    return declared, f"{number} / {of.dilation}" if of.dilation > 1 else number, outside

@@ -19,6 +19,8 @@ from .whole import STORED, is_whole, read, stored
 BLOCK = 128
 _FEW = 32
 """Up to that many elements a thread joins by itself."""
+_MANY, _MOST = 8192, 1024
+"""Of so many elements a block has so many threads."""
 
 _JOIN = {
     "sum": "{0} + {1}",
@@ -48,10 +50,11 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
     whole = is_whole(type.dtype)
     joins, first = (_JOIN_WHOLE, _FIRST_WHOLE) if whole else (_JOIN, _FIRST)
     wide = count > _FEW and not whole
+    threads = _MOST if count >= _MANY else BLOCK
     result_type = op.dtype or type.dtype
     head = f"const {STORED[type.dtype]} *x, {STORED[result_type]} *y"
     code = Code()
-    with code.block(f'extern "C" __global__ void @({head})'):
+    with code.block(f'extern "C" __global__ void __launch_bounds__({threads}) @({head})'):
         if wide:
             code.line("const long long o = blockIdx.x;")
         else:
@@ -59,22 +62,23 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
             code.line(f"if (o >= {outputs}) return;")
         code.line(f"const long long first = {_place('o', shape, kept)};")
         kind = "long long" if whole else "float"
-        blocks = Blocks(code, kind, first[op.how], joins[op.how], count, BLOCK if wide else 1)
+        blocks = Blocks(code, kind, first[op.how], joins[op.how], count, threads if wide else 1)
         with blocks.each("value", "r"):
             code.line(f"const long long from = first + {_place('r', shape, op.dims)};")
             one = read(f"x[{element_of('from', shape, x)}]", type.dtype, whole)
             blocks.add(one)
         if wide:
-            join_block(code, "value", _JOIN[op.how])
+            join_block(code, "value", _JOIN[op.how], threads=threads)
             code.line("if (threadIdx.x) return;")
         result = f"value / {literal(float(count))}" if op.how == "mean" else "value"
         code.line(f"y[o] = {stored(result, result_type)};")
-    grid = outputs if wide else -(-outputs // BLOCK)
-    return Launch.named("reduce", code, grid, BLOCK, BLOCK // 32 * 4 if wide else 0)
+    if wide:
+        return Launch.named("reduce", code, outputs, threads, threads // 32 * 4)
+    return Launch.named("reduce", code, -(-outputs // BLOCK), BLOCK)
 
 
 def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
-    """The kernel of the place of the largest element; a thread makes one.
+    """The kernel of the place of the largest element; a thread makes one, or a warp of many.
 
     NaN counts as the largest; of several the first counts, or the last.
     """
@@ -84,27 +88,40 @@ def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
     code = Code()
     whole = is_whole(type.dtype)
     kind = "long long" if whole else "float"
+    lanes = 32 if length > _FEW else 1
+    threads = outer * inner * lanes
     head = f"const {STORED[type.dtype]} *x, long long *y"
+    equal = "one == best || (one != one && best != best)"
+    more = "one > best || (one != one && best == best)"
     with code.block(f'extern "C" __global__ void @({head})'):
-        code.line(f"const long long t = blockIdx.x * {BLOCK}ll + threadIdx.x;")
+        code.line(f"const long long t = (blockIdx.x * {BLOCK}ll + threadIdx.x) / {lanes};")
         code.line(f"if (t >= {outer * inner}) return;")
         code.line(f"const long long first = t / {inner} * {length * inner} + t % {inner};")
         code.line(f"{kind} best = 0;")
         code.line("long long place = -1;")
-        with code.block(f"for (long long i = 0; i < {length}; i++)"):
+        begin = f"threadIdx.x % {lanes}"
+        code.line("#pragma unroll 4")
+        with code.block(f"for (long long i = {begin}; i < {length}; i += {lanes})"):
             code.line(f"const long long from = first + i * {inner};")
             one = read(f"x[{element_of('from', type.shape, x)}]", type.dtype, whole)
             code.line(f"const {kind} one = {one};")
-            code.line("const bool more = one > best || (one != one && best == best);")
-            again = " || one == best || (one != one && best != best)" if op.last else ""
-            with code.block(f"if (place < 0 || more{again})"):
+            with code.block(f"if (place < 0 || {f'{more} || {equal}' if op.last else more})"):
                 code.line("best = one;")
                 code.line("place = i;")
-        code.line("y[t] = place;")
-    return Launch.named("argmax", code, -(-outer * inner // BLOCK), BLOCK)
+        with code.block(f"for (int s = {lanes // 2}; s; s >>= 1)"):
+            code.line(f"const {kind} one = __shfl_down_sync(0xffffffffu, best, s);")
+            code.line("const long long i = __shfl_down_sync(0xffffffffu, place, s);")
+            nearer = f"i {'>' if op.last else '<'} place"
+            with code.block(f"if ({more} || (({equal}) && {nearer}))"):
+                code.line("best = one;")
+                code.line("place = i;")
+        code.line(f"if (threadIdx.x % {lanes} == 0) y[t] = place;")
+    return Launch.named("argmax", code, -(-threads // BLOCK), BLOCK)
 
 
-def join_block(code: Code, value: str, join: str, declared: bool = False) -> None:
+def join_block(
+    code: Code, value: str, join: str, declared: bool = False, threads: int = BLOCK
+) -> None:
     """All threads of the block end with the same joined value, in a fixed order."""
     if not declared:
         code.line("MD_SHARED;")
@@ -114,7 +131,9 @@ def join_block(code: Code, value: str, join: str, declared: bool = False) -> Non
     code.line(f"if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = {value};")
     code.line("__syncthreads();")
     code.line(f"{value} = part[0];")
-    code.line(f"for (int w = 1; w < {BLOCK // 32}; w++) {value} = {join.format(value, 'part[w]')};")
+    code.line(
+        f"for (int w = 1; w < {threads // 32}; w++) {value} = {join.format(value, 'part[w]')};"
+    )
     code.line("__syncthreads();")
 
 
@@ -164,6 +183,7 @@ class Blocks:
                 )
                 code.line(f"{kind} block = {self.start};")
                 loop = f"long long {index} = b; {index} < past; {index} += {self.step}"
+                code.line(f"#pragma unroll {LONG}")
                 with code.block(f"for ({loop})"):
                     yield
                 code.line(f"level[0] = {self.join.format('level[0]', 'block')};")

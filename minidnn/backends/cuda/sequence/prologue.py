@@ -1,7 +1,8 @@
 """Point-wise steps that a window can compute on what it reads.
 
 Where the taps of neighbouring outputs do not overlap, each element is read once: then what comes
-before the window is computed on the way to it, and the plane between them needs no buffer.
+before the window is computed on the way to it, and the plane between them needs no buffer.  So it
+is where each output has few taps, as those of windows that lead back.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import replace
 
 from ....fusion.plan import KernelPlan, PlanStep
 from ...codegen.taps import is_looped
+
+FEW_TAPS = 4
 
 
 def absorb_prologues(plan: KernelPlan) -> KernelPlan:
@@ -37,10 +40,11 @@ def _between(plan: KernelPlan, steps: list[PlanStep], i: int) -> int | None:
     for first, second in zip(steps[i].segments, steps[i + 1].segments, strict=True):
         if not first or not second:
             return None
-        window, source = second[0].window, second[0].operands[0]
-        if window is None or is_looped(window) or first[-1].result != source:
+        window, source = second[0].window, first[-1].result
+        if window is None or source not in second[0].operands[: window.under]:
             return None
-        if any(axis.stride < axis.reach for axis in window.axes):
+        few = is_looped(window) and window.taps <= FEW_TAPS
+        if not few and (is_looped(window) or any(a.stride < a.reach for a in window.axes)):
             return None
         if any(o.window is not None for o in first):
             return None

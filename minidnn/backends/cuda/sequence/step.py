@@ -7,19 +7,22 @@ from dataclasses import dataclass, field
 from math import ceil, gcd
 
 from minidnn.graph.expression import linearize
-from minidnn.graph.window import Window
+from minidnn.graph.window import Axis, Window
 
 from ....fusion.plan import Plane, PlanOperation
 from ....fusion.rounding import roundings
 from ...codegen.code import Code
 from ...codegen.dialect import CUDA
-from ...codegen.taps import TapLoop, TapPrinter, is_looped
+from ...codegen.taps import TapLoop, TapPrinter, is_looped, tap_place
 from .lanes import Lanes
 from .mapping import ThreadTile
 from .pack import Pack, Pairs, unit_pack
 from .taps import Taps
 from .view import PlaneView, Span, minus, plus, times
-from .window import Finish, WindowPrinter, identity_text
+from .window import Finish, WindowPrinter, identity_text, join_text
+
+FEW_TAPS = 16
+"""So many are all loaded before they are joined: a loop would wait for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,21 +165,53 @@ class StepPrinter:
         """Joins the taps of one output, each by itself; the result's name."""
         pack, under = self.pack, operation.operands[: window.under]
         own = [pack.at(self._operand(n, 0, 0)) for n in operation.operands[window.under :]]
-        names = [f"e{k}" for k in range(len(under))]
+        before = {o.result for o in self.prologue}
+        wanted = (*under, *(n for o in self.prologue for n in o.operands))
+        read = [n for n in dict.fromkeys(wanted) if n not in before]
 
         def assign(name: str, text: str) -> None:
             pack.each(f"{pack.at(name)} = {text};")
 
-        def one(number: str) -> str:
-            for name, plane in zip(names, under, strict=True):
-                pack.load(name, self.sources[plane].address("sy", "sx", self.lanes))
-            arguments = [*map(pack.at, names), *own, f"(float)({number})"]
-            pack.compute("tap", linearize(window.tap), arguments, "float32")
-            return "tap"
+        def one(
+            number: str, at: tuple[str, str] = ("sy", "sx"), tag: str = "", test: str = ""
+        ) -> str:
+            names = {plane: f"e{k}{tag}" for k, plane in enumerate(read)}
+            for plane, name in names.items():
+                pack.load(name, self.sources[plane].address(*at, self.lanes), test)
+            self._before(names, tag)
+            arguments = [*(pack.at(names[n]) for n in under), *own, f"(float)({number})"]
+            pack.compute(f"tap{tag}", linearize(window.tap), arguments, "float32")
+            return f"tap{tag}"
 
-        loop = TapLoop(self.code, "int", pack.declare, assign, pack.at, CUDA, window.joins)
         extent = self.planes[under[0]].extent
-        return TapPrinter(loop, window, extent, lambda: None, one).print("y", "x")
+        loop = TapLoop(self.code, "int", pack.declare, assign, pack.at, CUDA, window.joins)
+        if window.taps > FEW_TAPS:
+            return TapPrinter(loop, window, extent, lambda: None, one).print("y", "x")
+        rows, columns = (
+            [self._tap_at(name, axis, k, size) for k in range(axis.kernel)]
+            for name, axis, size in zip("yx", window.axes, extent, strict=True)
+        )
+        pack.declare("total", identity_text(pack, window))
+        for k, (y, down, above) in enumerate(rows):
+            pack.declare(f"part{k}", identity_text(pack, window))
+            for i, (x, across, beside) in enumerate(columns):
+                test = " && ".join(each for each in (above, beside) if each)
+                number = f"({down}) * {window.columns.numbers} + {across}"
+                tap = one(number, (y, x), f"{k}_{i}", test)
+                joined = join_text(pack, window, pack.at(f"part{k}"), pack.at(tap), False)
+                assign(f"part{k}", f"{test} ? {joined} : {pack.at(f'part{k}')}" if test else joined)
+            assign("total", join_text(pack, window, pack.at("total"), pack.at(f"part{k}"), False))
+        return "total"
+
+    def _tap_at(self, name: str, axis: Axis, k: int, size: int) -> tuple[str, str, str]:
+        """Declares where a tap of the output lies along an axis: the position, the tap's number,
+        and the condition for it to be there; empty if it always is."""
+        declared, number, outside = tap_place(f"{name}{k}", axis, name, str(k), size)
+        for variable, text in declared.items():
+            self.code.line(f"const int {variable} = {text};")
+        if outside:
+            self.code.line(f"const bool k{name}{k} = !({' || '.join(outside)});")
+        return f"s{name}{k}", number, f"k{name}{k}" if outside else ""
 
     def _pack_of(self, window: Window, source: int) -> Pack:
         """How the elements under a window are held: as they lie, if they are halves of which the
@@ -206,12 +241,8 @@ class StepPrinter:
         loaded = {number: each.load(row, column) for number, each in taps.items()}
         if not self.prologue:
             return next(iter(loaded.values()))
-        for operation in self.prologue:
-            arguments = [self.pack.at(loaded[n]) for n in operation.operands]
-            arguments += [self.pack.at(f"v{n}") for n in operation.vectors]
-            name = f"r{operation.result}_{row}_{column}"
-            self.pack.compute(name, operation.code, arguments, self.dtypes[operation.result])
-            loaded[operation.result] = name
+        self._before(loaded, f"_{row}_{column}")
+        name = loaded[self.prologue[-1].result]
         test = next(iter(taps.values())).test(row, column)
         if not test:
             return name
@@ -219,6 +250,15 @@ class StepPrinter:
         outside = identity_text(self.pack, window)
         self.pack.declare(fresh, f"{test} ? {self.pack.at(name)} : {outside}")
         return fresh
+
+    def _before(self, loaded: dict[int, str], tag: str = "") -> None:
+        """Computes what stands before the window of what is loaded of a tap."""
+        for operation in self.prologue:
+            arguments = [self.pack.at(loaded[n]) for n in operation.operands]
+            arguments += [self.pack.at(f"v{n}") for n in operation.vectors]
+            name = f"r{operation.result}{tag}"
+            self.pack.compute(name, operation.code, arguments, self.dtypes[operation.result])
+            loaded[operation.result] = name
 
     def row(self, row: int, totals: Sequence[str]) -> None:
         """Computes what stands behind the window for one row of the tile, and stores it;

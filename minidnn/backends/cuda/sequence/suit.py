@@ -88,7 +88,9 @@ class LaidSequence:
         # The cost model's choice may be to copy what a lone window reads; here caches do better.
         schedule = replace(region.schedule, stage=False)
         direct = region if schedule == region.schedule else replace(region, schedule=schedule)
-        lone = len(sequence.steps) <= 2 and len(absorb_prologues(direct.kernel[0]).steps) == 1
+        plan = absorb_prologues(direct.kernel[0])
+        lone = len(plan.steps) == 1 or (not self.is_planar and _reads_tensors(plan))
+        lone &= len(sequence.steps) <= 2
         resident = self.is_planar and sequence.stays_in_registers
         if resident and lone:
             whole = replace(region, schedule=Schedule(rows, columns)).kernel[0]
@@ -130,6 +132,12 @@ class LaidSequence:
         itemsize = min(ITEMSIZE[value.dtype] for value in self.sequence.outputs)
         lanes = min(SECTOR_BYTES // itemsize, self.sequence.channels)
         return replace(device, lanes=lanes, register_bytes=1)
+
+
+def _reads_tensors(plan: KernelPlan) -> bool:
+    """Whether windows read inputs alone."""
+    read = {n for o in plan.operations for n, window in o.reads if window is not None}
+    return all(plan.planes[number].buffer is None for number in read)
 
 
 def _reach(sequence: Sequence) -> int:

@@ -1,1 +1,0 @@
-"""Networks of named sizes: one executable for all sizes in their ranges."""
