@@ -55,7 +55,7 @@ def convolution(net: md.Layer, shape: tuple[int, ...]) -> tuple[ContractionProbl
 
 
 @dataclass(frozen=True)
-class _Emulated:
+class EmulatedLaunch:
     """What :class:`Loaded` is on a device."""
 
     launch: Launch
@@ -104,7 +104,7 @@ def emulated(
     launches = kernel.launches(problem, choice, H200)
     kernels = Emulated([launch.source for launch in launches], folder)
     arrays: list[np.ndarray] = []
-    loaded = [_Emulated(launch, kernels, backwards, arrays) for launch in launches]
+    loaded = [EmulatedLaunch(launch, kernels, backwards, arrays) for launch in launches]
     computed = LoadedContraction(problem, kernel, choice, H200, cast(Sequence[Loaded], loaded))
     _, image = guarded(x.size, np.dtype("f"))
     image[:] = x.ravel()

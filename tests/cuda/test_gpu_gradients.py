@@ -21,8 +21,7 @@ from minidnn.backends.cuda.contraction.problem import (
     weight_strides,
 )
 from minidnn.backends.cuda.contraction.recipe import Built, build
-from minidnn.backends.cuda.functions import Loaded
-from minidnn.backends.cuda.kernels import Launch
+from minidnn.backends.cuda.functions import LaunchLoader
 from minidnn.backends.cuda.machine import machine_of
 from minidnn.cudnn.errors import CuDNNError
 from minidnn.errors import UnsupportedError
@@ -139,11 +138,7 @@ def test_asymmetric_padding_is_composed(which: str, precision: str) -> None:
 def candidates(problem: ContractionProblem) -> list[Built]:
     """All that may ever be chosen."""
     machine = machine_of(0)
-
-    def load(launches: Sequence[Launch]) -> list[Loaded]:
-        assert not launches
-        return []
-
+    load = LaunchLoader(machine.arch)
     tuning = tune.Tuning(machine, "exhaustive", 1 << 30, load)
     return [
         build(problem, recipe, core, load)

@@ -83,6 +83,23 @@ static inline void fragments(unsigned int (&r)[4], unsigned int at) {
   __syncwarp();
 }
 
+// The same of matrices that are turned: rows become columns.
+static inline void fragments_turned(unsigned int (&r)[4], unsigned int at) {
+  const unsigned int me = emulator.current;
+  emulator.exchanged[me] = at;
+  __syncwarp();
+  for (int i = 0; i < 4; i++) {
+    unsigned short halves[2];
+    for (int k = 0; k < 2; k++) {
+      const unsigned int row = emulator.exchanged[(me & ~31u) + i * 8 + me % 4 * 2 + k];
+      if (row % 16) abort();
+      memcpy(&halves[k], emulated_shared(row + (me & 31) / 4 * 2), 2);
+    }
+    r[i] = (unsigned int)halves[1] << 16 | halves[0];
+  }
+  __syncwarp();
+}
+
 // Element (row, k) of a matrix in shared memory, by its descriptor.
 static inline unsigned short emulated_element(unsigned long long matrix, int row, int k) {
   const unsigned int start = (matrix & 0x3fff) << 4, mode = (unsigned int)(matrix >> 62);

@@ -15,6 +15,7 @@ from .halo import HaloKernel
 from .kernel import ContractionKernel
 from .problem import Addresses, ContractionProblem
 from .rows import RowsKernel
+from .stem_gradient import StemGradientKernel
 from .stream import StreamKernel
 from .tile import TileKernel
 from .window import WindowKernel
@@ -27,6 +28,7 @@ _ENTRIES: tuple[ContractionKernel, ...] = (
     DirectKernel(),
     HaloKernel(),
     RowsKernel(),
+    StemGradientKernel(),
     StreamKernel(),
     TileKernel(),
     WindowKernel(),

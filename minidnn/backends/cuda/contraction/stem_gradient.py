@@ -1,0 +1,178 @@
+"""Gradients of filters of few input channels by tensor cores: a network's first convolution.
+
+A gradient of a filter is a matrix product, filters by pixels times pixels by taps.  With three
+channels a library either gathers a matrix of windows, which is many times as large as the image,
+or leaves most of a tensor core empty.  Here a block reads each gradient and each row of the image
+once, windows overlap in shared memory (:mod:`.stem_shape`), and sums stay in registers until all
+pixels of a block are done.  Each block leaves one part of the sums; a second kernel adds the parts
+in a fixed order, so that every run gives the same bits.
+
+The least time is that of reading both tensors once.  A 7x7 convolution of stride 2 from 3 to 64
+channels on 128 images of 224 x 224 reads 244 MB: 0.08 ms at 3 TB/s, which is 11 cycles of a
+multiprocessor for each pixel of its part.  Its 30 GFLOP become 35, as the 21 numbers that a window
+takes of a row have 24 places: 9 cycles of tensor cores.  Each of a block's 8 warps makes 32 filters
+by 11 chunks of 8 taps, 88 sums a thread, and reads 960 bytes of shared memory for each pixel with
+its neighbours: 8 cycles.  The three are so close to each other that about twice the least time is
+to be expected.  For a 3x3 window memory alone counts.
+
+A block takes at most half the shared memory, so that a multiprocessor has two, of 16 warps
+together; there is room for the gradients of four steps, of which three are on their way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd, prod
+
+from ....runtime.operand import KernelArgument
+from ..kernels import Launch
+from ..machine import Machine
+from ..memory import aligned
+from ..prelude import TYPES
+from .kernel import ContractionKernel
+from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
+from .stem_shape import MOST_CHANNELS, MOST_TAPS, WARPS, StemShape, shape_of
+from .text import source_of
+
+_NAMES = ("filters", "rows", "columns", "segments", "steps", "parts", "height", "width")
+_STRIDES = ("top", "left", "image", "row", "pixel", "dy_image", "dy_row", "dy_pixel")
+_TOTAL_THREADS = 256
+_LANES = 8
+"""Numbers of a copy of 16 bytes."""
+
+
+class StemGradientKernel(ContractionKernel):
+    """A choice is into how many parts the sums are divided."""
+
+    name = "stem gradient"
+    directions = (FILTER_GRADIENT,)
+
+    def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
+        if problem.x.dtype not in ("float16", "bfloat16"):
+            return f"it is in {problem.x.dtype}"
+        if problem.planar or problem.groups != 1:
+            return "its images are planar" if problem.planar else f"it has {problem.groups} groups"
+        if problem.x.channel != 1 or problem.y.channel != 1:
+            return "its channels do not lie side by side"
+        _, channels, *window = problem.w.shape
+        if channels > MOST_CHANNELS:
+            return f"it has more than {MOST_CHANNELS} input channels"
+        if max(window) > MOST_TAPS or problem.dilation != (1, 1):
+            return f"its window is dilated or larger than {MOST_TAPS} x {MOST_TAPS}"
+        shape = shape_of(problem, machine)
+        if shape is None:
+            return f"rows of its image do not fit the shared memory of {machine.arch}"
+        sizes = (_steps(problem, shape), prod(problem.w.shape), *_reaches(problem))
+        return "its images do not fit 32 bits" if max(sizes) >= 1 << 30 else None
+
+    def price(self, problem: ContractionProblem) -> float:
+        return 0.5
+
+    def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
+        """One wave of blocks, or two."""
+        shape = _shape(problem, machine)
+        groups = -(-problem.w.shape[0] // shape.filters)
+        wave = max(1, machine.multiprocessors * shape.blocks(machine) // groups)
+        steps = _steps(problem, shape)
+        return list(dict.fromkeys(min(steps, parts) for parts in (wave, 2 * wave)))
+
+    def launches(
+        self, problem: ContractionProblem, choice: int, machine: Machine
+    ) -> Sequence[Launch]:
+        """The kernel of the parts, which takes image, gradient and parts, then the numbers of
+        :meth:`numbers`; and the one that adds them up, which takes parts and result, then the size
+        of a part and how many there are."""
+        shape = _shape(problem, machine)
+        groups = -(-problem.w.shape[0] // shape.filters)
+        first = source_of("stem_gradient.cu", _text(problem, shape, machine))
+        last = source_of("stem_total.cu", {"T": TYPES[problem.w.dtype]})
+        across = -(-prod(problem.w.shape) // 32)
+        return [
+            Launch(first, (choice, groups, 1), (32 * WARPS, 1, 1), shape.shared_bytes),
+            Launch(last, (across, 1, 1), (_TOTAL_THREADS, 1, 1), 4 * _TOTAL_THREADS),
+        ]
+
+    def arguments(
+        self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
+    ) -> list[list[KernelArgument]]:
+        y = at.y + problem.y.offset * problem.y.itemsize
+        numbers = self.numbers(problem, choice, machine)
+        total: list[KernelArgument] = [at.workspace, at.w, prod(problem.w.shape), choice]
+        return [[at.x, y, at.workspace, *numbers], total]
+
+    def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
+        x, y = problem.x, problem.y
+        shape = _shape(problem, machine)
+        return [
+            *(problem.w.shape[0], y.rows, y.columns, _segments(problem, shape)),
+            *(_steps(problem, shape), choice, x.rows, x.columns),
+            *(before for before, _ in problem.padding),
+            *(x.image, x.row, x.pixel, y.image, y.row, y.pixel),
+        ]
+
+    def workspace(self, problem: ContractionProblem, choice: int) -> int:
+        return aligned(choice * prod(problem.w.shape) * 4)
+
+    def shape(self, choice: int) -> str:
+        return f"in {choice} part{'s' * (choice != 1)}"
+
+
+def _shape(problem: ContractionProblem, machine: Machine) -> StemShape:
+    found = shape_of(problem, machine)
+    assert found is not None, problem.describe()
+    return found
+
+
+def _segments(problem: ContractionProblem, shape: StemShape) -> int:
+    """Into how many steps a row of the result falls."""
+    return -(-problem.y.columns // shape.across)
+
+
+def _steps(problem: ContractionProblem, shape: StemShape) -> int:
+    return problem.batch * _segments(problem, shape) * -(-problem.y.rows // shape.down)
+
+
+def _reaches(problem: ContractionProblem) -> list[int]:
+    """What is counted in 32 bits: within an image."""
+    return [t.rows * t.row + t.columns * t.pixel for t in (problem.x, problem.y)]
+
+
+def _text(problem: ContractionProblem, shape: StemShape, machine: Machine) -> dict[str, object]:
+    _, channels, rows, columns = problem.w.shape
+    element = TYPES[problem.x.dtype]
+    lanes = _lanes(problem)
+    pointers = f"const {element} *__restrict__ x, const {element} *__restrict__ dy, float *parts"
+    numbers = (f"const long long P_{name}" for name in (*_NAMES, *_STRIDES))
+    return {
+        "T": element,
+        "FILTERS": shape.filters,
+        "BY_FILTER": shape.filter_groups,
+        "BY_TAP": shape.tap_groups,
+        "BY_PIXEL": shape.pixel_groups,
+        "STAGES": shape.stages,
+        "LANES": lanes,
+        "DOWN": shape.down,
+        "ACROSS": shape.across,
+        "R": rows,
+        "S": columns,
+        "C": channels,
+        "SY": problem.stride[0],
+        "SX": problem.stride[1],
+        "WIDE": shape.rows.channels,
+        "CHUNKS": shape.rows.chunks,
+        "COPIES": shape.rows.copies,
+        "PITCH": shape.rows.pitch(shape.across),
+        "BLOCKS": shape.blocks(machine),
+        "PTX": "f16" if problem.x.dtype == "float16" else "bf16",
+        "COPY": "md_copy_if<LANES * 2>(to, from, inside);"
+        if lanes > 1
+        else "((T *)to)->bits = inside ? from->bits : (unsigned short)0;",
+        "PARAMETERS": ", ".join((pointers, *numbers)),
+    }
+
+
+def _lanes(problem: ContractionProblem) -> int:
+    """How many filters' gradients are always copied at once: as they are aligned."""
+    y = problem.y
+    steps = (y.offset, y.pixel, y.row, *((y.image,) if problem.batch > 1 else ()))
+    return gcd(_LANES, problem.w.shape[0], *steps)
