@@ -34,7 +34,7 @@ from minidnn.bench.torchvision_models import models as torchs
 from minidnn.compiler import compile
 from minidnn.measure.turns import in_turn
 from minidnn.runtime.store import Store
-from minidnn.training.step import Objective, gradient_graph
+from minidnn.training.step import Objective
 
 MODES = ("eager", "default", "reduce-overhead", "max-autotune")
 CLASSES = 1000
@@ -94,11 +94,10 @@ def by_torch(mode: str, name: str, given: argparse.Namespace) -> Step:
 def by_trainer(name: str, given: argparse.Namespace) -> Step:
     """What of a trainer's step comes before the optimizer."""
     x, target = batch_of(given)
-    graph = gradient_graph(
-        getattr(models, name)(num_classes=CLASSES),
-        [tuple(x.shape)],
-        Objective(md.losses.CrossEntropy(), {}),
-    )
+    network = getattr(models, name)(num_classes=CLASSES)
+    graph = Objective(md.losses.CrossEntropy(), {}).applied(network, [tuple(x.shape)], "train")
+    trained = [name for name, _ in network.trainable_parameters()]
+    graph = md.gradient(graph, graph.outputs[0], of=trained)
     program = compile(
         graph,
         store=Store(),

@@ -89,6 +89,7 @@ def main() -> None:
             "network": given.network,
             "precision": given.precision,
             "ranks": ranks,
+            "library": together.group.describe(),
             "batch": given.batch,
             "ms_alone": 1e3 * one,
             "ms_together": 1e3 * both,

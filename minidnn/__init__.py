@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from minidnn.acceleration.optimize import optimize
     from minidnn.comparison.compare import compare
     from minidnn.compiler import compile
+    from minidnn.dynamic.dim import Dim
     from minidnn.frontends.onnx.convert import load_onnx
     from minidnn.gradients.reverse import gradient
     from minidnn.layers import Input, Layer, Model, Sequential
@@ -63,6 +64,7 @@ __version__ = "0.1.0"
 # Public name -> where it is: "module" for a module itself, "module:attribute" for something in it.
 # The block above and __all__ tell the same to type checkers; tests/packaging holds them together.
 _LAZY = {
+    "Dim": "minidnn.dynamic.dim:Dim",
     "Input": "minidnn.layers:Input",
     "Layer": "minidnn.layers:Layer",
     "Model": "minidnn.layers:Model",
@@ -96,6 +98,7 @@ _LAZY = {
 __all__ = [
     "CompileError",
     "DeviceError",
+    "Dim",
     "DownloadError",
     "GraphError",
     "Input",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, overload
 from weakref import ref
 
 from minidnn._habits import instead_of_layer
@@ -20,15 +20,17 @@ from minidnn.backends.backend import (
     why_no_states,
     why_not_in,
 )
-from minidnn.backends.options import memory_limit_option
+from minidnn.backends.options import memory_limit_option, tune_option
 from minidnn.compiled_file import ALREADY, is_compiled
+from minidnn.dynamic.dim import Dim, NamedShapes, dims_of
+from minidnn.dynamic.executable import DynamicExecutable, NetworkSource
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
 from minidnn.executable import Executable
-from minidnn.frontends.frontend import ask
+from minidnn.frontends.frontend import ask, open_model
 from minidnn.frontends.zoo import advice
-from minidnn.fusion.collapse import Strategy, check_strategy
+from minidnn.fusion.collapse import check_strategy
 from minidnn.fusion.region import Region, constants
-from minidnn.fusion.target import Target
+from minidnn.fusion.target import check_target
 from minidnn.graph.checker import check, check_own_shape
 from minidnn.graph.ir import Constant, Graph
 from minidnn.graph.operators import Reorder
@@ -48,6 +50,7 @@ from minidnn.runtime.store import Store
 log = logging.getLogger(__name__)
 
 
+@overload
 def compile(
     network: Layer | Graph | Any,
     shape: Shapes | None = None,
@@ -59,15 +62,48 @@ def compile(
     observe: Observer | None = None,
     store: Store | None = None,
     **options: Any,
-) -> Executable:
-    """Compiles a network for inputs of one size.
+) -> Executable: ...
+
+
+@overload
+def compile(
+    network: Layer | Graph | Any,
+    shape: NamedShapes,
+    *,
+    device: str | None = None,
+    precision: str | None = None,
+    strategy: str = "model",
+    fuel: int | None = None,
+    observe: Observer | None = None,
+    store: Store | None = None,
+    keep: int = 8,
+    keep_bytes: int | None = None,
+    background: bool | None = None,
+    **options: Any,
+) -> Executable | DynamicExecutable: ...
+
+
+def compile(
+    network: Layer | Graph | Any,
+    shape: NamedShapes | None = None,
+    *,
+    device: str | None = None,
+    precision: str | None = None,
+    strategy: str = "model",
+    fuel: int | None = None,
+    observe: Observer | None = None,
+    store: Store | None = None,
+    **options: Any,
+) -> Executable | DynamicExecutable:
+    """Compiles a network for inputs of one size, or of named sizes.
 
     Args:
         network: a layer, a graph (which has its size already), or what a front end accepts: a
             PyTorch module; a file (ONNX, or one that save_graph wrote); a name of the zoo,
             "resnet18" with random weights or "resnet18.DEFAULT" with published ones.
         shape: the input's shape with the batch, (16, 3, 224, 224); a sequence or a dict of shapes
-            for several inputs. Files that say their size need none, nor do names: one image.
+            for several inputs. Files that say their size need none, nor do names: one image. A
+            :class:`minidnn.Dim` in a size's place names it, and gives its range.
         device: "cuda", "cpu", "reference"; by default the first of these that can be used here.
         precision: one of the backend's precisions; by default the dtype of all floating-point
             values of the network, if that is one of them, else its first, "float32". The CPU
@@ -83,10 +119,13 @@ def compile(
         store: where the graph's states live, shared with other programs; a layer's parameters are
             states then. Without one, states that the graph does not update are constants, and the
             others live in a store of the executable's own.
-        options: what the backend takes besides.
+        options: what the backend takes besides. With named sizes also ``keep``, for how many sizes
+            programs are kept (8), ``keep_bytes``, in how many bytes, weights included (any), and
+            ``background``, whether calls may go on while programs are made (by default on the
+            CPU): see :class:`minidnn.dynamic.executable.DynamicExecutable`.
 
     Returns:
-        What computes when it is called with arrays.
+        What computes when it is called with arrays: with named sizes a DynamicExecutable.
 
     Raises:
         GraphError: the network or an argument is not legal.
@@ -97,9 +136,23 @@ def compile(
     >>> exe = md.compile(net, (2, 3, 32, 32))
     >>> y = exe(x)
     """
+    given: Any = shape
+    if dims := dims_of(given):
+        return _compile_named(
+            network,
+            given,
+            dims,
+            device=device,
+            precision=precision,
+            strategy=strategy,
+            fuel=fuel,
+            observe=observe,
+            store=store,
+            options=plain(options),
+        )
     return _compile(
         network,
-        shape,
+        given,
         device=device,
         precision=precision,
         strategy=strategy,
@@ -108,6 +161,56 @@ def compile(
         store=store,
         options=options,
     )
+
+
+def _compile_named(
+    network: Any,
+    shapes: Any,
+    dims: Sequence[Dim],
+    *,
+    store: Store | None,
+    options: dict[str, Any],
+    device: str | None,
+    **given: Any,
+) -> DynamicExecutable:
+    """Compiles a network for named sizes."""
+    keep, most_bytes = options.pop("keep", 8), options.pop("keep_bytes", None)
+    if type(keep) is not int or keep < 1:
+        raise GraphError(f"keep={keep!r:.80}; valid is an int of at least 1")
+    if most_bytes is not None and (type(most_bytes) is not int or most_bytes < 0):
+        raise GraphError(f"keep_bytes={most_bytes!r:.80}; valid is a number of bytes, or None")
+    device = _default_device() if device is None else device
+    background = options.pop("background", None)
+    if background is None:
+        background = device in ("cpu", "reference")
+    if type(background) is not bool:
+        raise GraphError(f"background={background!r:.80}; valid are True, False and None")
+    if isinstance(network, Graph):
+        raise GraphError(
+            f"shape={shapes!r:.100} names sizes, and graph {network.name!r} has its own; valid is "
+            "the network or the file that the graph was made of"
+        )
+    _check_store(store)
+    opened = network if isinstance(network, Layer) else open_model(network)
+    kept = {"store": store}
+
+    def trace(shape: Any) -> Graph:
+        return graph_of(opened, shape, states=store is not None)
+
+    def made(graph: Graph, tunes: bool) -> Executable:
+        own = options if tunes else {**options, "tune": False} if "tune" in options else options
+        found = _compile(
+            graph, None, device=device, options=own, is_ours=True, **given, store=kept["store"]
+        )
+        if graph.states and kept["store"] is None:
+            kept["store"] = found.store  # states are those of all programs
+        return found
+
+    tunes = tune_option(options, "heuristic") != "heuristic"
+    source = NetworkSource(
+        shapes, trace, made, tunes, is_code=isinstance(opened, Layer) or opened is network
+    )
+    return DynamicExecutable(source, dims, keep=keep, keep_bytes=most_bytes, background=background)
 
 
 def compile_mixed(graph: Graph, *, device: str, precision: str, **options: Any) -> Executable:
@@ -131,7 +234,9 @@ def _compile(
     observe: Observer | None = None,
     store: Store | None = None,
     mixed: bool = False,
+    is_ours: bool = False,
 ) -> Executable:
+    """``is_ours``: the network is a graph that nobody else has."""
     method, limit, options = check_strategy(strategy), _check_fuel(plain(fuel)), plain(options)
     if observe is not None and not callable(observe):
         raise GraphError(f"observe={observe!r:.80}; valid is a function of a pass and two graphs")
@@ -144,7 +249,7 @@ def _compile(
         raise GraphError(f"store={store!r}, but graph {graph.name!r} has no states to keep there")
     chosen = _precision(backend, precision, graph)
     context = Context(
-        _target(backend, chosen, options, method),
+        check_target(backend.target(chosen, options), backend.name, method),
         method,
         limit,
         stored=store is not None,
@@ -157,7 +262,7 @@ def _compile(
     program = backend.compile(plan, chosen, options)
     if isinstance(program, PackedProgram):
         if observe is None:
-            _forget_constants(plan.graph, graph, kept=isinstance(network, Graph))
+            _forget_constants(plan.graph, graph, kept=graph is network and not is_ours)
             if computed is not graph:
                 _forget_constants(plan.graph, computed, kept=False)
         program.release_memory()
@@ -169,7 +274,8 @@ def _compile(
         # Nodes run in another order than those of the graph.
         store.arrange(state.name for state in graph.states if state.name not in known)
     # A graph of the caller's is not kept alive: its arrays were not let go, and may be large.
-    source = ref(graph) if graph is network else partial(_itself, graph)
+    kept = graph is network and not is_ours
+    source = ref(graph) if kept else partial(_itself, graph)
     rounded = computed is not graph and chosen != "float64"
     results = [value.dtype for value in graph.outputs] if rounded else None
     interface = interface_of(plan.graph)
@@ -197,18 +303,8 @@ def unsupported_nodes(
     backend = get_backend(device)
     chosen = _precision(backend, precision, graph)
     method = check_strategy(strategy)
-    context = Context(_target(backend, chosen, options, method), method)
+    context = Context(check_target(backend.target(chosen, options), backend.name, method), method)
     return _reasons(backend, optimize(_checked(graph), context), chosen)
-
-
-def _target(
-    backend: Backend, precision: str, options: Mapping[str, Any], strategy: Strategy
-) -> Target:
-    """What passes ask the backend; UnsupportedError if it cannot compile under a strategy."""
-    target = backend.target(precision, options)
-    if (reason := target.refuse_strategy(strategy)) is not None:
-        raise UnsupportedError(f"strategy={strategy!r} on device {backend.name!r}; {reason}")
-    return target
 
 
 def _default_device() -> str:

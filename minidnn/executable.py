@@ -12,7 +12,7 @@ import numpy as np
 from minidnn._habits import EXECUTABLE, absent, check_mode
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.graph.types import numpy_dtype
-from minidnn.runtime.arrays import Wrap, check_shape, empty, random_array, to_numpy
+from minidnn.runtime.arrays import Wrap, apart, check_shape, empty, random_array, to_numpy
 from minidnn.runtime.interface import Endpoint, Interface
 from minidnn.runtime.program import (
     AddressedProgram,
@@ -199,19 +199,19 @@ class Executable:
         or as many as there are outputs).  GraphError if something does not fit.
         """
         if self._call is not None:
-            results = self._call(self._ordered(inputs, named), out)
-            return out if out is not None else self._packed(results)
+            results = self._call(self.ordered(inputs, named), out)
+            return out if out is not None else self.packed(results)
         arrays, wrap = self._inputs(inputs, named)
-        outputs = self._outputs(out)
+        outputs = self.outputs_for(out)
         if out is not None:
-            arrays = [_apart(array, outputs) for array in arrays]
+            arrays = [apart(array, outputs) for array in arrays]
         if self.result_dtypes is None:
             self.program.run(arrays, outputs)
         else:
             self._run_in_float32(arrays, outputs)
         if out is not None:
             return out
-        return self._packed([wrap(array) for array in outputs])
+        return self.packed([wrap(array) for array in outputs])
 
     def _run_in_float32(self, arrays: list[np.ndarray], outputs: list[np.ndarray]) -> None:
         """Runs the program, and rounds its results to the dtypes of those of the network."""
@@ -234,9 +234,9 @@ class Executable:
         """
         if not isinstance(self.program, DeviceProgram):
             raise UnsupportedError(f"device {self.device!r} does not bind arrays; 'cuda' does")
-        return self.program.bind(self._ordered(inputs, named), out)
+        return self.program.bind(self.ordered(inputs, named), out)
 
-    def _packed(self, results: Sequence[Any]) -> Any:
+    def packed(self, results: Sequence[Any]) -> Any:
         """Results as the network defines them: one, a tuple, or a dict."""
         if self.interface.output_names is not None:
             return dict(zip(self.interface.output_names, results, strict=True))
@@ -266,7 +266,7 @@ class Executable:
 
         plan = self.plan
         if isinstance(self.program, DeviceProgram):
-            arrays, outputs = list(self._ordered(inputs, named)), []
+            arrays, outputs = list(self.ordered(inputs, named)), []
         else:
             arrays, outputs = self._inputs(inputs, named)[0], self._computed()
         updated = [state.name for state in plan.graph.updates]
@@ -275,10 +275,13 @@ class Executable:
 
     def random_inputs(self) -> list[np.ndarray]:
         """Random inputs of the right shapes and dtypes, always the same."""
+        return self.random_arrays([value.shape for value in self.interface.inputs])
+
+    def random_arrays(self, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+        """Random inputs of the right dtypes, but of these shapes, always the same."""
         random = np.random.default_rng(0)
-        return [
-            random_array(random, value.shape, self._dtype(value)) for value in self.interface.inputs
-        ]
+        dtypes = map(self._dtype, self.interface.inputs)
+        return [random_array(random, *each) for each in zip(shapes, dtypes, strict=True)]
 
     def _dtype(self, value: Endpoint) -> np.dtype:
         if self.precision == "float64" and "float" in value.dtype:
@@ -290,14 +293,14 @@ class Executable:
     ) -> tuple[list[np.ndarray], Wrap]:
         arrays: list[np.ndarray] = []
         wraps: list[Wrap] = []
-        ordered = self._ordered(given, named)
+        ordered = self.ordered(given, named)
         for value, array in zip(self.interface.inputs, ordered, strict=True):
             view, wrap = to_numpy(f"input {value.name!r}", array)
             arrays.append(self._checked(value, view))
             wraps.append(wrap)
         return arrays, wraps[0] if wraps else lambda result: result
 
-    def _ordered(self, given: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+    def ordered(self, given: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         """The inputs in order, whether they were given by position or by name."""
         expected = self.interface.inputs
         if named:
@@ -330,11 +333,19 @@ class Executable:
         with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
             return np.ascontiguousarray(array, dtype)
 
-    def _outputs(self, out: Any) -> list[np.ndarray]:
+    def outputs_for(
+        self, out: Any, shapes: Sequence[tuple[int, ...]] | None = None
+    ) -> list[np.ndarray]:
+        """The arrays that results are written to: those of ``out``, or new ones.
+
+        ``shapes``: instead of those of its own results.  GraphError if an array does not fit.
+        """
         values = self.interface.outputs
         dtypes = self.result_dtypes or [self._dtype(value) for value in values]
+        if shapes is None:
+            shapes = [value.shape for value in values]
         if out is None:
-            return [empty(v.shape, dtype) for v, dtype in zip(values, dtypes, strict=True)]
+            return [empty(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
         if not isinstance(out, (np.ndarray, list, tuple)):
             raise GraphError(
                 f"out is a {type(out).__name__}; valid is a NumPy array, or a tuple or list of "
@@ -343,11 +354,11 @@ class Executable:
         given = [out] if isinstance(out, np.ndarray) else list(out)
         if len(given) != len(values):
             raise GraphError(f"out gives {len(given)} arrays; valid are {len(values)}")
-        for i, (value, array) in enumerate(zip(values, given, strict=True)):
+        for i, (shape, array) in enumerate(zip(shapes, given, strict=True)):
             dtype = dtypes[i]
             if (
                 not isinstance(array, np.ndarray)
-                or array.shape != value.shape
+                or array.shape != shape
                 or array.dtype != dtype
                 or not array.flags.c_contiguous
                 or not array.flags.writeable
@@ -363,7 +374,7 @@ class Executable:
                     described += ", not C-contiguous"
                 raise GraphError(
                     f"out[{i}] is {described}; valid is a writable, C-contiguous NumPy array "
-                    f"{dtype}{list(value.shape)}"
+                    f"{dtype}{list(shape)}"
                 )
             for j, other in enumerate(given[:i]):
                 if np.may_share_memory(array, other):
@@ -379,10 +390,3 @@ def _stored(value: Endpoint) -> list[Any]:
 
 def _types(values: Sequence[Endpoint]) -> str:
     return ", ".join(str(value.type) for value in values)
-
-
-def _apart(array: np.ndarray, outputs: Sequence[np.ndarray]) -> np.ndarray:
-    """An input that no output overlaps: results may be written before all of it was read."""
-    if any(np.may_share_memory(array, output) for output in outputs):
-        return array.copy()
-    return array

@@ -14,6 +14,7 @@ from typing import Any
 MODULES = {
     "minidnn": "What a program begins with. The modules below are its attributes, too.",
     "minidnn.executable": "What `md.compile` and `md.load` return.",
+    "minidnn.dynamic.executable": "What `md.compile` returns for named sizes.",
     "minidnn.layers": "What networks are composed of. Names and arguments are PyTorch's.",
     "minidnn.models": "The zoo. Each network is a function of the arguments of `resnet50`.",
     "minidnn.losses": "What training makes small.",

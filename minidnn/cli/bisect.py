@@ -50,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
     from minidnn.backends.backend import get_backend
     from minidnn.cli.networks import noise
     from minidnn.fusion.collapse import check_strategy
+    from minidnn.fusion.target import check_target
     from minidnn.passes.bisect import bisect
     from minidnn.passes.infrastructure import Context
 
@@ -72,7 +73,8 @@ def run(options: argparse.Namespace) -> int:
     ]
     # Sequences are computed patch by patch, as their kernel plans say.
     extras = {"interpret": True} if name == "reference" else {}
-    context = Context(backend.target(precision, extras), check_strategy(options.strategy))
+    strategy = check_strategy(options.strategy)
+    context = Context(check_target(backend.target(precision, extras), name, strategy), strategy)
     found = bisect(
         graph,
         inputs,

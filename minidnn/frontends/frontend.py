@@ -37,6 +37,23 @@ class FrontEnd(Protocol):
         """
 
 
+@runtime_checkable
+class OpeningFrontEnd(FrontEnd, Protocol):
+    """A front end that can read a model once, for graphs of several sizes."""
+
+    def open(self, network: Any) -> Any:
+        """What it takes in place of ``network``, and what does not change when a file does.
+
+        Raises what ``to_graph`` raises, and GraphError if the model has but one size.
+        """
+
+
+def open_model(network: Any) -> Any:
+    """A model that was read once, or ``network`` itself if that needs no reading."""
+    found = ask(network).found
+    return found.open(network) if isinstance(found, OpeningFrontEnd) else network
+
+
 def _onnx() -> FrontEnd:
     found: FrontEnd = import_module("minidnn.frontends.onnx.frontend").OnnxFrontEnd()
     return found

@@ -6,6 +6,7 @@ import os
 import stat
 from typing import Any
 
+from minidnn.errors import GraphError
 from minidnn.graph.checker import check_own_shape
 from minidnn.graph.ir import Graph
 
@@ -22,6 +23,15 @@ class SavedFrontEnd:
             return False
         path = os.fsdecode(network)
         return path.lower().endswith(".safetensors") or _begins_like_one(path)
+
+    def open(self, network: Any) -> Graph:
+        from minidnn.storage import load_graph
+
+        graph = load_graph(network)
+        raise GraphError(
+            f"graph {graph.name!r} in {os.fsdecode(network)!r} has its own sizes, so that none can "
+            "be named; valid is the network that was saved, or an ONNX file with open sizes"
+        )
 
     def to_graph(self, network: Any, shape: Any) -> Graph:
         from minidnn.storage import load_graph

@@ -9,6 +9,7 @@ from typing import Any
 from minidnn.errors import WeightsError, did_you_mean
 from minidnn.graph.ir import Graph
 from minidnn.layers.build import to_graph
+from minidnn.layers.layer import Layer
 from minidnn.models import get_model, list_models
 from minidnn.weights import KNOWN_WEIGHTS, find_known
 
@@ -23,6 +24,10 @@ class ZooFrontEnd:
     def accepts(self, network: object) -> bool:
         """Whether it is the name of a network, with or without its published weights."""
         return isinstance(network, str) and _is_known(network) and not is_path(network)
+
+    def open(self, network: Any) -> Layer:
+        found: Layer = network_of(network)
+        return found
 
     def to_graph(self, network: Any, shape: Any) -> Graph:
         made = network_of(network)

@@ -33,6 +33,8 @@ STRATEGIES: tuple[Strategy, ...] = (
     "layers",
     "cudnn",
 )
+#: Those that every device has.
+EVERYWHERE: tuple[Strategy, ...] = tuple(each for each in STRATEGIES if each != "cudnn")
 #: Strategies under which nothing is fused.
 UNFUSED: tuple[Strategy, ...] = ("layers", "cudnn")
 #: Strategies under which nothing but contractions is fused: no stacks, joins are copied.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from minidnn.errors import UnsupportedError
 from minidnn.fusion.device import TWO_CORES, Device
 from minidnn.fusion.functions import LibraryFunction, LibraryFunctions
 from minidnn.fusion.region import Region
@@ -151,6 +152,13 @@ class Target:
         """Why a node cannot write ``value`` into a wider buffer, from ``channel`` on; None if it
         can."""
         return None
+
+
+def check_target(target: Target, device: str, strategy: str) -> Target:
+    """The target; UnsupportedError if nothing can be compiled for it under a strategy."""
+    if (reason := target.refuse_strategy(strategy)) is not None:
+        raise UnsupportedError(f"strategy={strategy!r} on device {device!r}; {reason}")
+    return target
 
 
 def _operations(nodes: Sequence[Node]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minidnn.fusion.functions import LayerFunction
 from minidnn.fusion.region import FusedContraction, FusedSequence, Region
 from minidnn.graph.ir import Constant, Node
 from minidnn.graph.types import FLOATS
@@ -87,6 +88,15 @@ def work(node: Node) -> tuple[int, int]:
     return cost.operations, cost.bytes + weights
 
 
+def predicted(plan: Plan) -> float:
+    """The seconds that all of a plan's nodes are predicted to take."""
+    return sum(
+        predicted_seconds(plan, node)
+        for node in plan.graph.nodes
+        if kind_of(plan, node) not in ("view", "in place")
+    )
+
+
 def predicted_seconds(plan: Plan, node: Node) -> float:
     operations, moved = work(node)
     return plan.target.seconds(operations, moved, contracts(node))
@@ -94,7 +104,7 @@ def predicted_seconds(plan: Plan, node: Node) -> float:
 
 def inner_nodes(node: Node) -> Sequence[Node]:
     """The nodes that a node of an optimized graph computes."""
-    return node.op.body.nodes if isinstance(node.op, Region) else (node,)
+    return node.op.body.nodes if isinstance(node.op, (Region, LayerFunction)) else (node,)
 
 
 def contracts(node: Node) -> bool:

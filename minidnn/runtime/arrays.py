@@ -7,7 +7,7 @@ example) is viewed without a copy.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,13 @@ def to_numpy(what: str, array: Any) -> tuple[np.ndarray, Wrap]:
         f"{what} is a {type(array).__name__}; valid are NumPy arrays, PyTorch tensors and "
         "other arrays with __dlpack__"
     )
+
+
+def apart(array: np.ndarray, outputs: Sequence[np.ndarray]) -> np.ndarray:
+    """An input that no output overlaps: results may be written before all of it was read."""
+    if any(np.may_share_memory(array, output) for output in outputs):
+        return array.copy()
+    return array
 
 
 def random_array(

@@ -57,6 +57,15 @@ class PackedProgram(Program, Protocol):
 
 
 @runtime_checkable
+class SharingProgram(PackedProgram, Protocol):
+    """A program whose packed constants others may use, too."""
+
+    @property
+    def shared_constants(self) -> Mapping[Any, int]:
+        """The bytes of each; programs that share one have it by the same key."""
+
+
+@runtime_checkable
 class DeviceProgram(Program, Protocol):
     """A program that takes arrays of its own device, and decides how results are given back."""
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from minidnn.dynamic.parts import BatchPart, parts_of
 from minidnn.errors import UnsupportedError
 from minidnn.executable import Executable
 from minidnn.runtime.arrays import random_array
 from minidnn.serving.tensors import DATATYPES, Spec
+
+_RUNS = 3
+"""By how many runs executables of several sizes are compared."""
 
 
 @dataclass(frozen=True)
@@ -48,31 +53,33 @@ class ServedModel:
         self,
         source: Source,
         executables: dict[int, Executable],
+        seconds: Mapping[int, float],
         inputs: Sequence[Spec],
         outputs: Sequence[Spec],
     ) -> None:
+        """``seconds``: what the executable for so many rows takes."""
         self.source = source
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self._executables = executables
+        self._seconds = seconds
         self.sizes = sorted(executables)
         self.max_rows = self.sizes[-1]
-        #: What batches of each size are gathered in; batches run one after another.
-        self._gathered: dict[int, list[np.ndarray]] = {}
+        #: How batches of each number of rows are computed.
+        self._parts: dict[int, tuple[BatchPart, ...]] = {}
+        #: What batches are gathered in; they run one after another.
+        self._gathered: list[np.ndarray] = []
 
     def run(
         self, requests: Sequence[Sequence[np.ndarray]], rows: Sequence[int]
     ) -> list[list[np.ndarray]]:
-        """The outputs of each request, of ``rows`` rows each: all are computed in one batch,
-        which is padded up to the next size there is."""
+        """The outputs of each request, of ``rows`` rows each: all are computed in one batch."""
         total = sum(rows)
-        size = self.sizes[bisect_left(self.sizes, total)]
-        if len(requests) == 1 and total == size:
-            inputs = list(requests[0])
-        else:
-            inputs = self._gather(size, requests, rows)
-        results = results_of(self._executables[size], inputs)
-        if len(requests) == 1 and total == size:
+        parts = self.parts_of(total)
+        is_whole = len(requests) == 1 and max(part.end for part in parts) == total
+        inputs = requests[0] if is_whole else self._gather(total, requests, rows)
+        results = self._compute(parts, inputs)
+        if is_whole:
             return [results]
         found, begin = [], 0
         for count in rows:
@@ -80,21 +87,52 @@ class ServedModel:
             begin += count
         return found
 
-    def _gather(
-        self, size: int, requests: Sequence[Sequence[np.ndarray]], rows: Sequence[int]
+    def parts_of(self, total: int) -> tuple[BatchPart, ...]:
+        """How a batch of so many rows is computed: in parts, or padded up to the next size there
+        is, whichever takes less time."""
+        if total not in self._parts:
+            size = self.sizes[bisect_left(self.sizes, total)]
+            parts = parts_of(total, self._seconds)
+            split = sum(self._seconds[part.rows] for part in parts or ())
+            if parts is None or self._seconds[size] <= split:
+                parts = (BatchPart(0, size),)
+            self._parts[total] = parts
+        return self._parts[total]
+
+    def _compute(
+        self, parts: Sequence[BatchPart], inputs: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        if size not in self._gathered:
-            self._gathered[size] = [
-                np.zeros((size, *spec.shape), spec.dtype) for spec in self.inputs
+        pieces = [
+            results_of(
+                self._executables[part.rows], [array[part.begin : part.end] for array in inputs]
+            )
+            for part in parts
+        ]
+        if len(pieces) == 1:
+            return pieces[0]
+        rows = max(part.end for part in parts)
+        found = [np.empty((rows, *each.shape[1:]), each.dtype) for each in pieces[0]]
+        for part, piece in zip(parts, pieces, strict=True):
+            for result, each in zip(found, piece, strict=True):
+                result[part.begin : part.end] = each
+        return found
+
+    def _gather(
+        self, total: int, requests: Sequence[Sequence[np.ndarray]], rows: Sequence[int]
+    ) -> list[np.ndarray]:
+        if not self._gathered:
+            shapes = [(self.max_rows, *spec.shape) for spec in self.inputs]
+            self._gathered = [
+                np.zeros(shape, spec.dtype) for shape, spec in zip(shapes, self.inputs, strict=True)
             ]
-        gathered, begin = self._gathered[size], 0
+        begin = 0
         for request, count in zip(requests, rows, strict=True):
-            for target, array in zip(gathered, request, strict=True):
+            for target, array in zip(self._gathered, request, strict=True):
                 target[begin : begin + count] = array
             begin += count
-        for target in gathered:
-            target[begin:] = 0  # rows of somebody else's are not computed again
-        return gathered
+        for target in self._gathered:
+            target[total:] = 0  # rows of somebody else's are not computed again
+        return self._gathered
 
 
 def results_of(executable: Executable, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -129,7 +167,8 @@ def load(source: Source, max_batch: int) -> ServedModel:
             f"model {source.name!r}: {reason}, so requests cannot share a batch; valid is "
             "--max-batch 1"
         )
-    return _model(source, executables, *tried[sizes[-1]], batched=True)
+    seconds = {size: _seconds(each) for size, each in executables.items()}
+    return _model(source, executables, seconds, *tried[sizes[-1]], batched=True)
 
 
 def sizes_of(most: int) -> list[int]:
@@ -144,12 +183,13 @@ def _of_own_size(source: Source, executable: Executable) -> ServedModel:
     first = {array.shape[:1] for array in (*inputs, *outputs)}
     batched = len(first) == 1 and () not in first and _mixes_rows(executable) is None
     size = inputs[0].shape[0] if batched else 1
-    return _model(source, {size: executable}, inputs, outputs, batched)
+    return _model(source, {size: executable}, {size: 0.0}, inputs, outputs, batched)
 
 
 def _model(
     source: Source,
     executables: dict[int, Executable],
+    seconds: Mapping[int, float],
     inputs: Sequence[np.ndarray],
     outputs: Sequence[np.ndarray],
     batched: bool,
@@ -170,7 +210,7 @@ def _model(
                 f"model {source.name!r}: {spec.name!r} is {spec.dtype}; served are "
                 f"{', '.join(DATATYPES)}"
             )
-    return ServedModel(source, executables, taken, given)
+    return ServedModel(source, executables, seconds, taken, given)
 
 
 def _output_names(outputs: Sequence[object], inputs: Sequence[Spec]) -> list[str]:
@@ -182,6 +222,16 @@ def _output_names(outputs: Sequence[object], inputs: Sequence[Spec]) -> list[str
 def _try(executable: Executable) -> tuple[list[np.ndarray], list[np.ndarray]]:
     inputs = executable.random_inputs()
     return inputs, results_of(executable, inputs)
+
+
+def _seconds(executable: Executable) -> float:
+    """What a run takes: the least of a few."""
+    inputs, found = executable.random_inputs(), []
+    for _ in range(_RUNS):
+        begin = time.perf_counter()
+        results_of(executable, inputs)
+        found.append(time.perf_counter() - begin)
+    return min(found)
 
 
 def _mixes_rows(executable: Executable) -> str | None:

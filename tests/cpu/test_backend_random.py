@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import minidnn as md
 from minidnn.backends.cpu.isa import Isa
-from minidnn.fusion.collapse import STRATEGIES
+from minidnn.fusion.collapse import EVERYWHERE
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph
@@ -54,7 +54,7 @@ def draw(count: int, most: int, derandomize: bool = True) -> list[Drawn]:
     )
     @given(graphs(most=most), st.booleans())
     def collect(graph: Graph, special: bool) -> None:
-        drawn.append(Drawn(graph, STRATEGIES[len(drawn) % len(STRATEGIES)], special))
+        drawn.append(Drawn(graph, EVERYWHERE[len(drawn) % len(EVERYWHERE)], special))
 
     collect()
     return drawn
@@ -104,7 +104,7 @@ def test_random_graphs(isa: Isa) -> None:
     for seed, example in enumerate(drawn):
         check(example, seed, isa)
     exact = [e for e in drawn if not e.contains(Contraction, ops.SiLU)]
-    assert len({e.strategy for e in exact}) == len(STRATEGIES)
+    assert len({e.strategy for e in exact}) == len(EVERYWHERE)
 
 
 @pytest.mark.full

@@ -31,7 +31,7 @@ from .host_cudnn import HostCuDNN
 from .lowered import planned_graph
 from .test_emulated_step import check_values
 
-PRECISIONS = ["float32", "tf32", "float16", "bfloat16"]
+FULL = pytest.mark.full
 SHAPE = (4, 3, 13, 12)
 
 
@@ -103,7 +103,10 @@ def call(task: Task, addresses: list[int]) -> None:
         run()
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    "precision",
+    ["float32", "bfloat16", *(pytest.param(each, marks=FULL) for each in ("tf32", "float16"))],
+)
 def test_a_step(precision: str, cudnn: HostCuDNN, tmp_path: Path) -> None:
     graph = step()
     plan = planned_graph(graph, precision, True, "cudnn")
@@ -122,7 +125,10 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    "precision",
+    ["float16", *(pytest.param(each, marks=FULL) for each in ("float32", "tf32", "bfloat16"))],
+)
 def test_inference(precision: str, cudnn: HostCuDNN, tmp_path: Path) -> None:
     graph = to_graph(Everything().initialize(0), SHAPE)
     plan = planned_graph(graph, precision, False, "cudnn")

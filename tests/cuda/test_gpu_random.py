@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import minidnn as md
-from minidnn.fusion.collapse import STRATEGIES
+from minidnn.fusion.collapse import EVERYWHERE
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph
@@ -20,7 +20,7 @@ from tests.fusion.graphs import graphs, inputs_for
 pytestmark = pytest.mark.gpu
 
 
-ARGUMENTS = (st.sampled_from(STRATEGIES), st.booleans(), st.sampled_from(("float32", "tf32")))
+ARGUMENTS = (st.sampled_from(EVERYWHERE), st.booleans(), st.sampled_from(("float32", "tf32")))
 SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from minidnn.fusion.collapse import STRATEGIES, Strategy
+from minidnn.fusion.collapse import EVERYWHERE, Strategy
 from minidnn.fusion.device import TWO_CORES
 from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
@@ -96,7 +96,7 @@ def collect(examples: int, most: int) -> list[Case]:
 
     @given(
         graph=graphs(most=most),
-        strategy=st.sampled_from(STRATEGIES),
+        strategy=st.sampled_from(EVERYWHERE),
         seed=st.integers(0, 1000),
         data=st.data(),
     )

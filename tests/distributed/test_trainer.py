@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 
 from minidnn.backends.cpu.backend import CpuBackend
+from minidnn.distributed import DistributedError, RankPlace
+from minidnn.distributed.agreed import Agreed
 from minidnn.errors import MiniDNNError
 
 from . import ranks
@@ -238,3 +241,65 @@ def test_a_rank_that_dies_ends_the_training(root: Path, tmp_path: Path) -> None:
     assert done.returncode in (1, 137)
     assert "came to its end" not in done.stdout
     assert "minidnn: rank 0 ends, since rank 1 failed: it ended without a word" in done.stderr
+
+
+FULL_DISK = """
+import os, resource, sys
+sys.path.insert(0, os.getcwd())
+from tests.distributed import ranks
+ours = ranks.trainer("plain")
+data = ranks.batches(ours.rank)
+ranks.trained(ours, data[:1])
+ours.save(sys.argv[1])
+ranks.trained(ours, data[1:])
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+ours.save(sys.argv[1])
+print("came to its end")
+"""
+
+
+def test_a_full_disk_ends_all_and_leaves_the_checkpoint_before(root: Path, tmp_path: Path) -> None:
+    """A limit on the size of files refuses to write as a full disk does."""
+    script, kept = tmp_path / "full.py", tmp_path / "kept.checkpoint"
+    script.write_text(FULL_DISK)
+    command = [sys.executable, "-m", "minidnn", "launch", "--processes", "2", str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(kept)], cwd=root, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1, done.stderr
+    assert "came to its end" not in done.stdout
+    assert "minidnn: rank 1 ends, since rank 0 failed: OSError" in done.stderr, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full.py", "kept.checkpoint"]
+    alone = ranks.trainer("plain", False)  # any number of ranks goes on from it
+    alone.restore(kept)
+    assert alone.progress.steps == 1
+
+
+class Asked(Agreed):
+    """Ranks that add up what each of them says."""
+
+    def __init__(self, place: RankPlace, texts: list[str]) -> None:
+        super().__init__()
+        self.place = place
+        self.others = [text for rank, text in enumerate(texts) if rank != place.rank]
+        self.asked = 0
+
+    def sum_of(self, numbers: Sequence[float]) -> list[float]:
+        self.asked += 1
+        said = [hashlib.sha256(text.encode()).digest() for text in self.others]
+        parts = [[int.from_bytes(each[i : i + 3]) for i in range(0, 30, 3)] for each in said]
+        return [float(sum(each)) for each in zip(numbers, *parts, strict=True)]
+
+
+def test_ranks_of_other_programs_are_told_apart() -> None:
+    texts = ["sum of a", "sum of a", "sum of b"]
+    for rank, text in enumerate(texts):
+        group = Asked(RankPlace(rank, 3, 0, "", 0), texts)
+        with pytest.raises(DistributedError, match=rf"rank {rank} trains by another program"):
+            group.agree(text)
+    same = Asked(RankPlace(0, 3, 0, "", 0), texts[:2])
+    same.place = RankPlace(0, 2, 0, "", 0)
+    for _ in range(3):
+        same.agree("sum of a")
+    assert same.asked == 1

@@ -34,7 +34,7 @@ ERRORS = {
     n for n, value in NAMES.items() if inspect.isclass(value) and issubclass(value, Exception)
 }
 #: What :func:`minidnn.compile` makes takes no arguments of a user's.
-MADE = {"minidnn.executable.Executable"}
+MADE = {"minidnn.dynamic.executable.DynamicExecutable", "minidnn.executable.Executable"}
 ELSEWHERE = re.compile(r"arguments\s+are\s+those\s+of\s+:\w+:`([\w.]+)`")
 #: What these need is not there when tests run: an extra, a GPU.
 NOT_RUN = {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.fusion.collapse import STRATEGIES, Strategy
+from minidnn.fusion.collapse import EVERYWHERE, Strategy
 from minidnn.fusion.device import H200, TWO_CORES, Device
 from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
@@ -93,7 +93,7 @@ SETTINGS = settings(
 
 DRAWN: dict[str, Any] = {
     "graph": graphs(),
-    "strategy": st.sampled_from(STRATEGIES),
+    "strategy": st.sampled_from(EVERYWHERE),
     "device": st.sampled_from(DEVICES),
     "seed": st.integers(0, 1000),
     "special": st.booleans(),

@@ -74,7 +74,7 @@ def test_gradients_go_through_statistics(frozen: bool) -> None:
     graph = md.gradient(graph, graph.outputs[0], of=["input", "0.weight", "0.bias"])
     x = np.random.default_rng(3).standard_normal((2, 3, 4, 5)) * 2 + 5
     options = {"precision": "float64", "store": md.Store()}
-    found = md.compile(graph, device="reference", **options)(x)[1:]  # type: ignore[arg-type]
+    found = md.compile(graph, device="reference", **options)(x)[1:]  # type: ignore[call-overload]
     theirs = torch.nn.BatchNorm2d(3).double().train(not frozen)
     given = torch.from_numpy(x).requires_grad_()
     weight = torch.from_numpy(net.state_dict()["3.weight"]).double()

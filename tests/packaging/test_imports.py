@@ -81,6 +81,8 @@ ALLOWED: dict[str, set[str]] = {
     "storage": {"graph", "fusion", "weights"},
     "compiled_file": {FACE, "runtime"},
     "executable": {"graph", "report", "runtime", "compiled_file"},
+    # It holds executables, and is given what makes them.
+    "dynamic": {"graph", "report", "runtime", "executable"},
     "loading": {
         *("graph", "runtime", "compiled_file", "executable"),
         *("backends.backend", "backends.cpu", "backends.cuda"),
@@ -95,6 +97,7 @@ ALLOWED: dict[str, set[str]] = {
         "backends.backend",
         "backends.options",
         "executable",
+        "dynamic",
         "compiled_file",
     },
     # A step is a graph, which is compiled, and explained, like any other.
@@ -117,7 +120,7 @@ ALLOWED: dict[str, set[str]] = {
         "passes",
     },
     # It is given executables, and knows no files.
-    "serving": {FACE, "runtime", "executable", "pages"},
+    "serving": {FACE, "runtime", "executable", "dynamic", "pages"},
     # It is given networks, or what opens them, and knows no options.
     "batch": {FACE, "graph", "executable", "pictures", "backends.backend"},
     # The zoo stands above: its scripts use the face, as a user does.

@@ -73,3 +73,24 @@ def test_sizes_of_batches(known: Weights, most: int, sizes: list[int]) -> None:
         found = model.run([[part] for part in parts], [1] * total)
         for part, (y,) in zip(parts, found, strict=True):
             np.testing.assert_allclose(y, known(part), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}, [(0, 4), (4, 2), (6, 1)]),
+        ({1: 1.0, 2: 1.1, 4: 1.2, 8: 1.3}, [(0, 8)]),
+        ({1: 9.0, 2: 2.0, 4: 3.0, 8: 9.0}, [(0, 4), (3, 4)]),
+    ],
+)
+def test_batches_between_sizes_take_the_faster_way(
+    known: Weights, seconds: dict[int, float], expected: list[tuple[int, int]]
+) -> None:
+    model = load(linear(known), 8)
+    model._seconds = seconds
+    assert [(part.begin, part.rows) for part in model.parts_of(7)] == expected
+    x = rows(7)
+    for requests in ([x], [x[:3], x[3:]]):
+        found = model.run([[each] for each in requests], [len(each) for each in requests])
+        given = np.concatenate([y for (y,) in found])
+        np.testing.assert_allclose(given, known(x), rtol=1e-4, atol=1e-5)

@@ -29,7 +29,7 @@ def runs_like_the_evaluator(
 ) -> None:
     """Five runs: outputs and states are those of the evaluator after each, with its bits if no
     ``error`` is allowed."""
-    exe = md.compile(graph, device=device, **options)  # type: ignore[arg-type]
+    exe = md.compile(graph, device=device, **options)  # type: ignore[call-overload]
     held: dict[str, np.ndarray] = {}
     random = np.random.default_rng(5)
     for _ in range(5):
@@ -290,7 +290,7 @@ def test_what_a_store_refuses() -> None:
 
 def test_what_compile_refuses() -> None:
     with pytest.raises(GraphError, match=r"store=\{\}; valid is a minidnn.Store, or None"):
-        md.compile(graph_of(swap), device="reference", store={})  # type: ignore[arg-type]
+        md.compile(graph_of(swap), device="reference", store={})  # type: ignore[call-overload]
     stateless = graph_of(lambda trace, x: apply(ops.ReLU(), x))
     with pytest.raises(GraphError, match="graph 'g' has no states to keep there"):
         md.compile(stateless, device="reference", store=md.Store())

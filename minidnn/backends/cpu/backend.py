@@ -28,7 +28,7 @@ from ..options import accuracy_option, check_options, memory_limit_option, tune_
 from . import sequence
 from .bind import bind
 from .buffers import AlignedMemory, Array, Guard
-from .constants import PackedConstants
+from .constants import PackedConstant, PackedConstants
 from .contraction import multiplies_bytes, refusals, why_unsupported
 from .isa import (
     Isa,
@@ -220,6 +220,11 @@ class CpuProgram(TableProgram):
     def constant_bytes(self) -> int:
         """Its packed constants, those that other programs use, too, included."""
         return self.constants.bytes
+
+    @property
+    def shared_constants(self) -> dict[PackedConstant, int]:
+        """The bytes of each of its packed constants."""
+        return {constant: constant.bytes for constant in self.constants.all}
 
     def stored(self) -> StoredProgram:
         """It as a file has it; UnsupportedError if it is guarded or has states."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minidnn.frontends.onnx.model import is_model
+from minidnn.frontends.onnx.model import OnnxModel, is_model, read_model
 from minidnn.graph.ir import Graph
 
 
@@ -15,9 +15,12 @@ class OnnxFrontEnd:
     takes = "paths that end in .onnx, the bytes of such files, onnx.ModelProto"
 
     def accepts(self, network: object) -> bool:
-        return is_model(network)
+        return is_model(network) or isinstance(network, OnnxModel)
+
+    def open(self, network: Any) -> OnnxModel:
+        return network if isinstance(network, OnnxModel) else read_model(network)
 
     def to_graph(self, network: Any, shape: Any) -> Graph:
-        from minidnn.frontends.onnx.convert import load_onnx
+        from minidnn.frontends.onnx.convert import load_model
 
-        return load_onnx(network, shape)
+        return load_model(self.open(network), shape)[0]

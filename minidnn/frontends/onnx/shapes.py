@@ -20,7 +20,8 @@ class OpenSizesError(GraphError):
 
     def __init__(self, told: str) -> None:
         super().__init__(
-            f"{told}; give shape=, one shape, a sequence of shapes or a dict of them by name"
+            f"{told}; give shape=, one shape, a sequence of shapes or a dict of them by name; "
+            "minidnn.compile takes a minidnn.Dim in place of a size"
         )
         self.told = told
 

@@ -1,0 +1,1 @@
+"""Networks of named sizes: one executable for all sizes in their ranges."""

@@ -1,0 +1,154 @@
+"""The named size that is a batch, and how batches of any size are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minidnn._forks import ForkLock
+from minidnn.dynamic.dim import Dim, Template
+from minidnn.dynamic.kept import KeptProgram, Key
+from minidnn.dynamic.parts import BatchPart, parts_of
+from minidnn.dynamic.rows import RowWise, row_wise
+from minidnn.graph.ir import Graph
+
+_CHECKED = 4096
+"""Sizes of batches for which what was found out is remembered."""
+
+_LOOKED_AT = 16
+"""Sizes beside the batch's for which it is."""
+
+
+@dataclass(frozen=True)
+class BatchSplit:
+    """The parts of a batch, what computes each of them, and which inputs and outputs have rows."""
+
+    parts: tuple[BatchPart, ...]
+    programs: tuple[KeptProgram, ...]
+    wise: RowWise
+
+
+class BatchSplitter:
+    """Splits batches of a network.
+
+    Args:
+        dims: the named sizes.
+        templates: the shapes of its inputs.
+        is_code: whether graphs come from code that may look at a size.
+        trace: the graph for the sizes of all names.
+
+    Attributes:
+        index: which of the names is the batch.
+        why_not: why none of them can be computed in parts; None if one can.
+    """
+
+    def __init__(
+        self,
+        dims: Sequence[Dim],
+        templates: Sequence[Template],
+        is_code: bool,
+        trace: Callable[[Key], Graph],
+    ) -> None:
+        self._is_code = is_code
+        self._trace = trace
+        self._lock = ForkLock()  # of what is remembered
+        self._row_wise: dict[Key, tuple[RowWise | str, Graph]] = {}
+        #: Whether the network's code makes the same of a size as of others.
+        self._same_code: dict[Key, bool] = {}
+        self._parts: dict[Key, tuple[BatchPart, ...]] = {}
+        found = _batch_of(templates)
+        self.index = 0 if isinstance(found, str) else dims.index(found)
+        self.why_not: str | None = found if isinstance(found, str) else None
+        self._dim = dims[self.index]
+        self._inputs = {i for i, template in enumerate(templates) if self._dim in template}
+        if self.why_not is None:
+            wise, _ = self._rows(tuple(dim.least for dim in dims))
+            self.why_not = wise if isinstance(wise, str) else None
+
+    def of(self, key: Key, rows: int) -> Key:
+        """The sizes of another batch."""
+        return (*key[: self.index], rows, *key[self.index + 1 :])
+
+    def half(self, key: Key) -> Key:
+        """The sizes of a batch of at least half as many rows, of which there are few."""
+        rows = self._dim.least
+        while 2 * rows <= key[self.index]:
+            rows *= 2
+        return self.of(key, rows)
+
+    def split(self, key: Key, kept: Mapping[Key, KeptProgram]) -> BatchSplit | None:
+        """How these programs compute a batch; None if they cannot."""
+        if self.why_not is not None:
+            return None
+        wise, large = self._rows(key)
+        if isinstance(wise, str) or not self._has_same_code(key, wise, large):
+            return None
+        programs = {
+            each[self.index]: program
+            for each, program in kept.items()
+            if self.of(each, 0) == self.of(key, 0) and self._has_same_code(each, wise, large)
+        }
+        with self._lock:
+            parts = self._parts.get(key)
+        if parts is None:
+            costs = {rows: program.seconds for rows, program in programs.items()}
+            parts = parts_of(key[self.index], costs)
+            if parts is None:
+                return None
+            with self._lock:
+                _remember(self._parts, key, parts, _CHECKED)
+        if any(part.rows not in programs for part in parts):  # others were kept meanwhile
+            return None
+        return BatchSplit(parts, tuple(programs[part.rows] for part in parts), wise)
+
+    def forget_parts(self) -> None:
+        """From now on there are other programs."""
+        with self._lock:
+            self._parts.clear()
+
+    def _rows(self, key: Key) -> tuple[RowWise | str, Graph]:
+        """How rows come out of the network for batches that differ from this key's sizes in their
+        number of rows alone, or why they cannot be computed apart; and the graph of the largest."""
+        others = self.of(key, 0)
+        with self._lock:
+            found = self._row_wise.get(others)
+        if found is None:
+            ends = self._dim.least, self._dim.most
+            small, large = (self._trace(self.of(key, rows)) for rows in ends)
+            found = row_wise(small, large, self._inputs), large
+            with self._lock:
+                _remember(self._row_wise, others, found, _LOOKED_AT)
+        return found
+
+    def _has_same_code(self, key: Key, wise: RowWise, large: Graph) -> bool:
+        if not self._is_code or key[self.index] in (self._dim.least, self._dim.most):
+            return True
+        with self._lock:
+            same = self._same_code.get(key)
+        if same is None:
+            same = row_wise(self._trace(key), large, self._inputs) == wise
+            with self._lock:
+                _remember(self._same_code, key, same, _CHECKED)
+        return same
+
+
+def _batch_of(templates: Sequence[Template]) -> Dim | str:
+    """The named size that is that of first axes alone, or why there is none."""
+    first: dict[Dim, None] = {}
+    behind: set[Dim] = set()
+    for template in templates:
+        first.update((each, None) for each in template[:1] if isinstance(each, Dim))
+        behind.update(each for each in template[1:] if isinstance(each, Dim))
+    if len(first) != 1:
+        return f"{'several' if first else 'none'} of the named sizes are those of first axes"
+    (dim,) = first
+    if dim in behind:
+        return f"{dim.name!r} is the size of a first axis and of another"
+    return f"{dim.name!r} has one size" if dim.least == dim.most else dim
+
+
+def _remember(known: dict[Key, Any], key: Key, value: Any, most: int) -> None:
+    if len(known) >= most:
+        known.clear()
+    known[key] = value

@@ -1,0 +1,221 @@
+"""Named sizes: what a shape says of an axis whose size is known when arrays are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minidnn.errors import GraphError
+from minidnn.graph.plain import plain
+from minidnn.runtime.interface import Endpoint
+
+__all__ = [
+    "Dim",
+    "NamedShapes",
+    "Template",
+    "bound",
+    "check_inputs",
+    "dims_of",
+    "sizes_of",
+    "templates_of",
+]
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A size that has a name, in a shape that :func:`minidnn.compile` takes.
+
+    Axes of one name have one size in a call.
+
+    Args:
+        name: what messages and :meth:`minidnn.dynamic.executable.DynamicExecutable.warm` call it.
+        least, most: the range of its sizes, both included.
+        multiple: what all of them are multiples of.
+
+    Raises:
+        GraphError: an argument is not legal, or no multiple lies in the range.
+
+    >>> shape = (md.Dim("batch", 1, 64), 3, md.Dim("height", 32, 1024, multiple=32), 224)
+    """
+
+    name: str
+    least: int
+    most: int
+    multiple: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise GraphError(f"Dim: name={self.name!r:.80}; valid is a text that is not empty")
+        for what in ("least", "most", "multiple"):
+            size = plain(getattr(self, what))
+            if type(size) is not int or size < 1:
+                raise GraphError(
+                    f"Dim {self.name!r}: {what}={size!r:.80}; valid is an int of at least 1"
+                )
+            object.__setattr__(self, what, size)
+        if self.least > self.most:
+            raise GraphError(
+                f"Dim {self.name!r}: least={self.least}, most={self.most}; valid is a range"
+            )
+        if self.least % self.multiple or self.most % self.multiple:
+            raise GraphError(
+                f"Dim {self.name!r}: least={self.least}, most={self.most}, multiple="
+                f"{self.multiple}; valid are ends that are multiples themselves"
+            )
+
+    def __str__(self) -> str:
+        by = f" by {self.multiple}" if self.multiple > 1 else ""
+        return f"{self.name} {self.least} to {self.most}{by}"
+
+    @property
+    def valid(self) -> str:
+        """Its sizes, for messages."""
+        by = f" that are multiples of {self.multiple}" if self.multiple > 1 else ""
+        return f"{self.least} to {self.most}{by}"
+
+    def takes(self, size: Any) -> bool:
+        """Whether it is one of its sizes."""
+        return type(size) is int and self.least <= size <= self.most and size % self.multiple == 0
+
+
+#: Shapes as ``compile`` takes them.
+NamedShapes = (
+    Sequence[int | Dim] | Sequence[Sequence[int | Dim]] | Mapping[str, Sequence[int | Dim]]
+)
+
+#: The shape of an input: numbers, and named sizes.
+Template = tuple[int | Dim, ...]
+
+
+def _found(shapes: Any) -> Iterator[Dim]:
+    if isinstance(shapes, Dim):
+        yield shapes
+    elif isinstance(shapes, Mapping):
+        for shape in shapes.values():
+            yield from _found(shape)
+    elif isinstance(shapes, (tuple, list)):
+        for each in shapes:
+            yield from _found(each)
+
+
+def dims_of(shapes: Any) -> tuple[Dim, ...]:
+    """The named sizes in shapes as ``compile`` takes them, each once, as they first appear.
+
+    GraphError if two of one name are not the same.
+    """
+    found: dict[str, Dim] = {}
+    for dim in _found(shapes):
+        if found.setdefault(dim.name, dim) != dim:
+            raise GraphError(
+                f"Dim {dim.name!r} is given as {found[dim.name].valid}, and as {dim.valid}; valid "
+                "is one range for one name"
+            )
+    return tuple(found.values())
+
+
+def bound(shapes: Any, sizes: Mapping[str, int]) -> Any:
+    """The shapes with these sizes for the names."""
+    if isinstance(shapes, Dim):
+        return sizes[shapes.name]
+    if isinstance(shapes, Mapping):
+        return {name: bound(shape, sizes) for name, shape in shapes.items()}
+    if isinstance(shapes, (tuple, list)):
+        return tuple(bound(each, sizes) for each in shapes)
+    return shapes
+
+
+def templates_of(
+    shapes: Any, small: Sequence[Endpoint], large: Sequence[Endpoint]
+) -> tuple[Template, ...]:
+    """The shape of each input, by the shapes that were given and by what the inputs are of the
+    least and of the most sizes.
+
+    An input that they say nothing of has the numbers that stay as they are, and the names whose
+    sizes are those that change.  GraphError if that may be several.
+    """
+    names = [each.name for each in small]
+    if isinstance(shapes, Mapping):
+        given = dict(shapes)
+    elif any(isinstance(each, (tuple, list, Mapping)) for each in shapes):
+        given = dict(zip(names, shapes, strict=True))
+    else:
+        given = {names[0]: shapes}
+    dims = dims_of(shapes)
+    found = []
+    for least, most in zip(small, large, strict=True):
+        own = given.get(least.name)
+        if own is None:
+            axes = zip(least.shape, most.shape, strict=True)
+            own = [_named(least.name, dims, axis, *pair) for axis, pair in enumerate(axes)]
+        found.append(tuple(own))
+    return tuple(found)
+
+
+def _named(name: str, dims: Sequence[Dim], axis: int, least: int, most: int) -> int | Dim:
+    if least == most:
+        return least
+    fits = [dim for dim in dims if (dim.least, dim.most) == (least, most)]
+    if len(fits) != 1:
+        raise GraphError(
+            f"axis {axis} of input {name!r} changes with the named sizes, and which of them it is "
+            f"is not said; valid is a shape for {name!r}, too"
+        )
+    return fits[0]
+
+
+def sizes_of(
+    inputs: Sequence[Endpoint], templates: Sequence[Template], shapes: Sequence[tuple[int, ...]]
+) -> dict[str, int]:
+    """The size of each name, by the shapes of arrays; GraphError if these do not fit."""
+    sizes: dict[str, int] = {}
+    first: dict[str, str] = {}
+    for value, template, shape in zip(inputs, templates, shapes, strict=True):
+        what = f"input {value.name!r} has shape {tuple(shape)}"
+        if len(shape) != len(template):
+            raise GraphError(
+                f"{what} of rank {len(shape)}; valid is rank {len(template)}, {written(template)}"
+            )
+        for axis, (size, own) in enumerate(zip(shape, template, strict=True)):
+            if not isinstance(own, Dim):
+                if size != own:
+                    raise GraphError(
+                        f"{what}, whose axis {axis} is {size}; valid is {own}, as in "
+                        f"{written(template)}"
+                    )
+                continue
+            if not own.takes(size):
+                raise GraphError(
+                    f"{what}, whose axis {axis}, {own.name!r}, is {size}; valid are {own.valid}"
+                )
+            place = f"axis {axis} of input {value.name!r}"
+            if sizes.setdefault(own.name, size) != size:
+                raise GraphError(
+                    f"{own.name!r} is {sizes[own.name]} along {first[own.name]} and {size} along "
+                    f"{place}; valid is one size for one name"
+                )
+            first.setdefault(own.name, place)
+    return sizes
+
+
+def check_inputs(dims: Sequence[Dim], sizes: Mapping[str, Any], what: str) -> dict[str, int]:
+    """Sizes by name, if they are one for each name and all in range; GraphError otherwise.
+
+    ``what`` was called with them.
+    """
+    names = [dim.name for dim in dims]
+    if sorted(sizes) != sorted(names):
+        raise GraphError(f"{what}: sizes of {sorted(sizes)}; valid are those of exactly {names}")
+    found = {}
+    for dim in dims:
+        size = plain(sizes[dim.name])
+        if not dim.takes(size):
+            raise GraphError(f"{what}: {dim.name}={size!r:.80}; valid are {dim.valid}")
+        found[dim.name] = size
+    return found
+
+
+def written(template: Template) -> str:
+    """A shape with its names, for messages."""
+    sizes = ", ".join(each.name if isinstance(each, Dim) else str(each) for each in template)
+    return f"({sizes}{',' * (len(template) == 1)})"

@@ -1,0 +1,411 @@
+"""The executable of a network with named sizes."""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minidnn._forks import ForkLock
+from minidnn.dynamic.background import Background
+from minidnn.dynamic.batches import BatchSplit, BatchSplitter
+from minidnn.dynamic.dim import Dim, bound, check_inputs, sizes_of, templates_of, written
+from minidnn.dynamic.kept import KeptProgram, KeptPrograms, Key
+from minidnn.dynamic.split import run_in_parts
+from minidnn.errors import GraphError
+from minidnn.executable import Executable
+from minidnn.graph.ir import Graph
+from minidnn.report.explain import predicted
+from minidnn.runtime.interface import interface_of
+from minidnn.runtime.store import Store
+
+__all__ = ["DynamicExecutable", "SizeCounts"]
+
+log = logging.getLogger(__name__)
+
+_CALL_SECONDS = 3e-5
+"""What a call takes beside what its program is predicted to."""
+
+_MOST_PARTS = 512
+"""Of a batch of more, one program is made at once that computes at least half of it."""
+
+
+@dataclass(frozen=True)
+class NetworkSource:
+    """What programs of a network are made from.
+
+    Attributes:
+        shapes: with the named sizes, as they were given.
+        trace: the graph for shapes without any.
+        compile: the executable of such a graph; with False nothing is tuned.
+        tunes: whether tuning was asked for.
+        is_code: whether graphs come from code that may look at a size.
+    """
+
+    shapes: Any
+    trace: Callable[[Any], Graph]
+    compile: Callable[[Graph, bool], Executable]
+    tunes: bool
+    is_code: bool
+
+
+@dataclass(frozen=True)
+class SizeCounts:
+    """What an executable of named sizes has done, and what it keeps.
+
+    Attributes:
+        kept: programs.
+        compiled: programs that were made, those that are gone included.
+        dropped: programs that made room for others.
+        in_parts: calls that were computed in parts.
+        run_bytes: memory of runs of all programs that are kept.
+        weight_bytes: their packed weights, those that several share once.
+
+    >>> exe = md.compile(net, (md.Dim("batch", 1, 64), 3, 32, 32), device="reference")
+    >>> print(exe.counts.kept)
+    """
+
+    kept: int
+    compiled: int
+    dropped: int
+    in_parts: int
+    run_bytes: int
+    weight_bytes: int
+
+
+class DynamicExecutable:
+    """A network compiled for a device and for all sizes in the ranges of its :class:`minidnn.Dim`,
+    as :func:`minidnn.compile` makes it.
+
+    It is called like an :class:`minidnn.executable.Executable`, with arrays of any of these sizes,
+    and keeps a bounded number of programs, each for one size.  A batch whose rows are independent
+    of each other and for which there is no program yet is computed in parts, by those that there
+    are, until its own program has been made in the background.  Of any other new size the first
+    call compiles.
+
+    >>> exe = md.compile(net, (md.Dim("batch", 1, 64), 3, 32, 32), device="reference")
+    >>> y = exe(x)
+    >>> print(exe.explain())
+    """
+
+    def __init__(
+        self,
+        source: NetworkSource,
+        dims: Sequence[Dim],
+        *,
+        keep: int,
+        keep_bytes: int | None,
+        background: bool,
+    ) -> None:
+        self.dims = tuple(dims)
+        self.background = background
+        self._source = source
+        self._names = [dim.name for dim in self.dims]
+        self._kept = KeptPrograms(keep, keep_bytes)
+        self._lock = ForkLock()  # of what is kept, for a moment; never while a program is made
+        self._making = ForkLock(reentrant=True)
+        self._background = Background("minidnn-sizes")
+        self._compiled = 0
+        self._parts_runs = 0
+        #: By the shapes of arrays, what computes them: of what is kept, or the parts.
+        self._ready: dict[Any, KeptProgram] = {}
+        #: Sizes whose program could not be made in the background, and why.
+        self._failed: dict[Key, str] = {}
+        least = tuple(dim.least for dim in self.dims)
+        most = tuple(dim.most for dim in self.dims)
+        small, large = self._traced(least), self._traced(most)
+        interface = interface_of(small)
+        self.name = interface.name
+        self.inputs = interface.inputs
+        self.output_names = interface.output_names
+        self.templates = templates_of(source.shapes, self.inputs, interface_of(large).inputs)
+        later = _checksums(large)
+        #: Of the constants that no size changes.
+        self._weights = {n: sum for n, sum in _checksums(small).items() if later.get(n) == sum}
+        self._batches = BatchSplitter(self.dims, self.templates, source.is_code, self._traced)
+        first = self._made(least, tunes=source.tunes, how="compiled at first")
+        if self.why_not_parts is None:
+            self._kept.base = least
+        self.device = first.executable.device
+        self.precision = first.executable.precision
+        #: Where the graph's states live; None if it has none.
+        self.store: Store | None = first.executable.store
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(
+            f"{value.dtype}{written(template)}"
+            for value, template in zip(self.inputs, self.templates, strict=True)
+        )
+        dims = ", ".join(map(str, self.dims))
+        return (
+            f"<DynamicExecutable of {self.name} on {self.device} in {self.precision}: {inputs}; "
+            f"{dims}>"
+        )
+
+    def __call__(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
+        """Computes the outputs for inputs of any sizes in range, as an Executable does it.
+
+        GraphError if something does not fit.
+        """
+        given = self.ordered(inputs, named)
+        shapes = tuple([_shape_of(array) for array in given])
+        program = self._ready.get(shapes)
+        if program is None:
+            return self._found(given, shapes, out)
+        program.calls += 1
+        return program.executable(*given, out=out)
+
+    def _found(self, given: Sequence[Any], shapes: Any, out: Any) -> Any:
+        """As a call, for shapes of which it is not known yet what computes them."""
+        sizes = sizes_of(self.inputs, self.templates, shapes)
+        key = tuple(sizes[name] for name in self._names)
+        with self._lock:
+            program = self._kept.find(key)
+            if program is None:
+                self._kept.ask(key)
+        if program is None and self.background:
+            split = self._in_parts(key)
+            if split is not None:
+                self._later(key)
+                return run_in_parts(split, key[self._batches.index], given, out)
+        if program is None:
+            program = self._made_now(key, self._source.tunes and not self.background)
+            if self._source.tunes and self.background:
+                self._background.do(("tune", key), lambda: self._tune(key))
+        with self._lock:
+            if self._kept.find(key) is program:
+                if len(self._ready) >= 4 * self._kept.most:
+                    self._ready.clear()
+                self._ready[shapes] = program
+        program.calls += 1
+        return program.executable(*given, out=out)
+
+    def warm(self, sizes: Sequence[Mapping[str, int] | int]) -> None:
+        """Makes the programs for these sizes now.
+
+        Args:
+            sizes: a dict of sizes by name for each; of one named size alone a number will do.
+
+        Raises:
+            GraphError: a size is not in its range, or there are more than are kept.
+
+        >>> exe.warm([1, 8, 64])
+        """
+        if isinstance(sizes, (str, Mapping)) or not isinstance(sizes, Sequence):
+            raise GraphError(
+                f"warm: sizes={sizes!r:.80} is a {type(sizes).__name__}; valid is a list with a "
+                "dict of sizes by name for each program"
+            )
+        keys = list(dict.fromkeys(self._key("warm", each) for each in sizes))
+        most = self._kept.most - (self._kept.base is not None and self._kept.base not in keys)
+        if len(keys) > most:
+            raise GraphError(
+                f"warm: {len(keys)} sizes, of which keep={self._kept.most} allows {most}; valid "
+                "are fewer sizes, or a larger keep"
+            )
+        for key in keys:
+            self._made_now(key, self._source.tunes)
+
+    def at(self, **sizes: int) -> Executable:
+        """The executable for one size: it can be saved, profiled and bound, and stays as it is.
+
+        GraphError if the sizes are not one for each name, in its range.
+
+        >>> exe.at(batch=8).save("net.mdx")
+        """
+        return self._made_now(self._key("at", sizes), self._source.tunes).executable
+
+    def wait(self) -> None:
+        """Returns when nothing is left to be made in the background."""
+        self._background.wait()
+
+    @property
+    def counts(self) -> SizeCounts:
+        """What it has done, and what it keeps."""
+        with self._lock:
+            kept = self._kept
+            return SizeCounts(
+                len(kept),
+                self._compiled,
+                kept.dropped,
+                self._parts_runs,
+                kept.run_bytes,
+                kept.weight_bytes,
+            )
+
+    def random_inputs(self, **sizes: int) -> list[np.ndarray]:
+        """Random inputs of these sizes, always the same; of names that are left out the least."""
+        asked = {dim.name: dim.least for dim in self.dims} | sizes
+        key = self._key("random_inputs", asked)
+        graph = self._traced(key)
+        with self._lock:
+            (_, program), *_ = self._kept
+        return program.executable.random_arrays([value.shape for value in graph.inputs])
+
+    def explain(self) -> str:
+        """The programs that are kept, for which sizes and how often they were called, how other
+        sizes are computed, and what the program called most computes."""
+        with self._lock:
+            entries = list(self._kept)
+        counts = self.counts
+        lines = [
+            repr(self)[1:-1],
+            f"{counts.kept} programs of at most {self._kept.most}, {counts.compiled} compiled, "
+            f"{counts.dropped} dropped; memory of runs {counts.run_bytes / 1e6:.2f} MB, packed "
+            f"weights {counts.weight_bytes / 1e6:.2f} MB",
+            f"{'sizes':<28} {'calls':>9} {'as part':>9} {'run MB':>8} {'ms':>9}  made",
+        ]
+        for key, entry in entries:
+            sizes = ", ".join(f"{n}={size}" for n, size in zip(self._names, key, strict=True))
+            lines.append(
+                f"{sizes:<28} {entry.calls:>9} {entry.in_parts:>9} {entry.run_bytes / 1e6:>8.2f} "
+                f"{entry.seconds * 1e3:>9.3f}  {entry.how}"
+            )
+        lines.append(self._told_of_parts())
+        for key, reason in self._failed.items():
+            lines.append(f"note: sizes {key}: {reason}")
+        most = max((entry for _, entry in entries), key=lambda each: each.calls + each.in_parts)
+        return "\n".join([*lines, "", most.executable.explain()])
+
+    def _told_of_parts(self) -> str:
+        if self.why_not_parts is not None:
+            return f"batches are not computed in parts: {self.why_not_parts}"
+        if not self.background:
+            return "batches are not computed in parts: background=False"
+        return f"{self._parts_runs} calls of batches without a program were computed in parts"
+
+    # Sizes
+
+    def _key(self, what: str, sizes: Mapping[str, int] | int) -> Key:
+        if not isinstance(sizes, Mapping):
+            if len(self._names) != 1:
+                raise GraphError(
+                    f"{what}: {sizes!r:.80}; valid is a dict with the sizes of {self._names}"
+                )
+            sizes = {self._names[0]: sizes}
+        found = check_inputs(self.dims, sizes, what)
+        return tuple(found[name] for name in self._names)
+
+    def ordered(self, given: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+        if not named and len(given) == len(self.inputs):
+            return given
+        return self._kept_any().ordered(given, named)
+
+    def _kept_any(self) -> Executable:
+        with self._lock:
+            (_, program), *_ = self._kept
+        return program.executable
+
+    # Programs
+
+    def _traced(self, key: Key) -> Graph:
+        sizes = dict(zip(self._names, key, strict=True))
+        return self._source.trace(bound(self._source.shapes, sizes))
+
+    def _made_now(self, key: Key, tunes: bool) -> KeptProgram:
+        """The program of these sizes, which is made if there is none."""
+        with self._making:
+            with self._lock:
+                program = self._kept.find(key)
+            return program or self._made(key, tunes, "compiled when asked for")
+
+    def _later(self, key: Key) -> None:
+        """Has a program made if these sizes are worth it."""
+        with self._lock:
+            wanted = key not in self._failed and self._kept.deserves(key)
+        if wanted:
+            self._background.do(key, lambda: self._make_beside(key))
+
+    def _make_beside(self, key: Key) -> None:
+        with self._lock:
+            wanted = self._kept.deserves(key)
+        if wanted:
+            self._beside(key, "compiled in the background")
+
+    def _tune(self, key: Key) -> None:
+        with self._lock:
+            wanted = self._kept.find(key) is not None
+        if wanted:
+            self._beside(key, "tuned in the background")
+
+    def _beside(self, key: Key, how: str) -> None:
+        try:
+            with self._making:
+                self._made(key, self._source.tunes, how)
+        except Exception as error:  # whatever it is, calls go on with what there is
+            log.warning("%s: no program for sizes %s: %s", self.name, key, error)
+            with self._lock:
+                if len(self._failed) < self._kept.most:
+                    self._failed[key] = f"{type(error).__name__}: {error}"
+
+    def _made(self, key: Key, tunes: bool, how: str) -> KeptProgram:
+        start = time.perf_counter()
+        graph = self._traced(key)
+        _check_same(self._weights, _checksums(graph))
+        executable = self._source.compile(graph, tunes)
+        program = KeptProgram(executable, predicted(executable.plan) + _CALL_SECONDS, how)
+        taken = time.perf_counter() - start
+        log.info("%s: compiled for sizes %s in %.2f s", self.name, key, taken)
+        with self._lock:
+            self._kept.add(key, program)
+            self._compiled += 1
+            self._ready.clear()
+            self._batches.forget_parts()
+        return program
+
+    # Parts
+
+    @property
+    def why_not_parts(self) -> str | None:
+        """Why batches are not computed in parts; None if they can be."""
+        return self._batches.why_not
+
+    def _in_parts(self, key: Key) -> BatchSplit | None:
+        """How a batch is computed by the programs that there are; None if it is not."""
+        split = self._batches.split(key, self._programs())
+        if split is not None and len(split.parts) > _MOST_PARTS:
+            self._made_now(self._batches.half(key), tunes=False)
+            split = self._batches.split(key, self._programs())
+        if split is not None:
+            with self._lock:
+                self._parts_runs += 1
+                for program in split.programs:
+                    program.in_parts += 1
+        return split
+
+    def _programs(self) -> dict[Key, KeptProgram]:
+        with self._lock:
+            return dict(self._kept)
+
+
+def _shape_of(array: Any) -> tuple[int, ...]:
+    shape = getattr(array, "shape", None)
+    if shape is None:
+        try:
+            shape = np.shape(array)
+        except ValueError:  # rows of different lengths, of which the executable tells
+            shape = ()
+    return tuple(shape)
+
+
+def _checksums(graph: Graph) -> dict[str, int]:
+    """Of the constants: programs of other sizes must have the same."""
+    found: dict[str, int] = {}
+    for value in graph.constants:
+        array = np.ascontiguousarray(value.data)
+        found[value.name] = zlib.crc32(array.reshape(-1).view(np.uint8).data)
+    return found
+
+
+def _check_same(before: Mapping[str, int], now: Mapping[str, int]) -> None:
+    changed = [name for name, value in now.items() if before.get(name, value) != value]
+    if changed:
+        raise GraphError(
+            f"parameter {changed[0]!r} of the network has other numbers than when it was compiled, "
+            "so a program for another size would not compute the same; valid is to compile again"
+        )

@@ -1,0 +1,140 @@
+"""The programs that are kept: few, in bounded memory, those that are asked for most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from minidnn.executable import Executable
+from minidnn.runtime.program import PackedProgram, SharingProgram
+
+#: The sizes of all names, in their order.
+Key = tuple[int, ...]
+
+_COUNTED = 1024
+"""Sizes without a program whose calls are counted; of more, all counts are halved, and sizes that
+were asked for once are forgotten."""
+
+
+@dataclass
+class KeptProgram:
+    """A program, and how much it is used.
+
+    Attributes:
+        seconds: that it is predicted to take.
+        how: how it came about.
+        calls: of its own size.
+        in_parts: runs as a part of larger batches.
+        score: how much it was used until a program was last added; older uses count less.
+    """
+
+    executable: Executable
+    seconds: float
+    how: str
+    calls: int = 0
+    in_parts: int = 0
+    score: float = 0.0
+    _scored: int = 0
+
+    @property
+    def use(self) -> float:
+        """How often sizes of its own come, lately above all: batches in parts have others."""
+        return self.score + self.calls - self._scored
+
+    def age(self) -> None:
+        """Uses until now count half from now on."""
+        self.score, self._scored = self.use / 2, self.calls
+
+    @property
+    def run_bytes(self) -> int:
+        """What a run needs beside weights, inputs and outputs."""
+        program = self.executable.program
+        if isinstance(program, PackedProgram):
+            return program.run_bytes
+        return self.executable.plan.arena.bytes
+
+
+class KeptPrograms:
+    """At most ``most`` programs in at most ``most_bytes``, packed weights included (None: any).
+
+    The one to go is the one that is used least; ``base``, if there is one, stays.
+    """
+
+    def __init__(self, most: int, most_bytes: int | None) -> None:
+        self.most = most
+        self.most_bytes = most_bytes
+        self.base: Key | None = None
+        self.dropped = 0
+        self._programs: dict[Key, KeptProgram] = {}
+        self._asked: dict[Key, float] = {}
+        self._is_full = most == 1
+
+    def __iter__(self) -> Iterator[tuple[Key, KeptProgram]]:
+        return iter(list(self._programs.items()))
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def find(self, key: Key) -> KeptProgram | None:
+        """The program for these sizes."""
+        return self._programs.get(key)
+
+    def add(self, key: Key, program: KeptProgram) -> None:
+        """Keeps a program, and drops others until there is room; the new one stays in any case."""
+        for each in self._programs.values():
+            each.age()
+        self._asked = {each: count / 2 for each, count in self._asked.items()}
+        if (old := self._programs.pop(key, None)) is not None:
+            program.calls, program.in_parts = old.calls, old.in_parts
+            program.age()
+        program.score = max(program.use, self._asked.pop(key, 0.0))
+        self._programs[key] = program
+        while self._is_too_much() and (victim := self._least(key)) is not None:
+            self._programs.pop(victim)
+            self.dropped += 1
+        self._is_full = self._is_full or len(self._programs) >= self.most or self.dropped > 0
+
+    def _is_too_much(self) -> bool:
+        if len(self._programs) > self.most:
+            return True
+        return self.most_bytes is not None and self.run_bytes + self.weight_bytes > self.most_bytes
+
+    def _least(self, new: Key | None = None) -> Key | None:
+        """The program that is used least, of several the oldest."""
+        others = [each for each in self._programs if each not in (new, self.base)]
+        return min(others, key=lambda each: self._programs[each].use, default=None)
+
+    @property
+    def run_bytes(self) -> int:
+        """What runs of all programs need."""
+        return sum(program.run_bytes for program in self._programs.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Packed weights of all programs, those that several share once."""
+        shared: dict[object, int] = {}
+        own = 0
+        for each in self._programs.values():
+            program = each.executable.program
+            if isinstance(program, SharingProgram):
+                shared.update(program.shared_constants)
+            elif isinstance(program, PackedProgram):
+                own += program.constant_bytes
+        return own + sum(shared.values())
+
+    def ask(self, key: Key) -> None:
+        """Counts a call of sizes for which there is no program."""
+        self._asked[key] = self._asked.get(key, 0) + 1
+        if len(self._asked) > _COUNTED:
+            self._asked = {each: count / 2 for each, count in self._asked.items() if count > 1}
+
+    def deserves(self, key: Key) -> bool:
+        """Whether a program for these sizes is worth making: they were asked for again, and more
+        than twice as much as the program that would have to go is used."""
+        asked = self._asked.get(key, 0)
+        if key in self._programs or asked < 2:
+            return False
+        if not self._is_full:
+            return True
+        victim = self._least()
+        return victim is not None and asked > 2 * self._programs[victim].use

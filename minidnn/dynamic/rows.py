@@ -1,0 +1,262 @@
+"""Whether the rows of a batch are computed independently of each other, and of how many they are.
+
+Then a batch can be computed in parts.  The graph is looked at twice, for two sizes of the batch: a
+value whose first axis grows with the batch has *rows*, and row ``i`` of it must follow from row
+``i`` of the inputs alone, by the same operators with the same attributes and the same constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from minidnn.graph import operators as ops
+from minidnn.graph.ir import Graph, Node, State, Stored, Value
+from minidnn.graph.operator import Elementwise, Operator, Windowed
+
+
+@dataclass(frozen=True)
+class RowWise:
+    """A network whose rows are independent: which inputs and outputs have rows."""
+
+    inputs: tuple[bool, ...]
+    outputs: tuple[bool, ...]
+
+
+def row_wise(small: Graph, large: Graph, inputs: Collection[int]) -> RowWise | str:
+    """How the rows of these inputs come out of a graph, by what it is for two sizes of a batch,
+    the second the larger; or why its rows cannot be computed apart."""
+    if large.updates:
+        return "every run updates its states"
+    if [len(small.nodes), len(small.inputs)] != [len(large.nodes), len(large.inputs)]:
+        return "it has other nodes for other sizes of the batch"
+    walk = _Walk()
+    for place, (one, other) in enumerate(zip(small.inputs, large.inputs, strict=True)):
+        if (reason := walk.add(one, other, rows=place in inputs)) is not None:
+            return f"input {other.name!r} {reason}"
+    for one_node, other_node in zip(small.nodes, large.nodes, strict=True):
+        if (reason := walk.node(one_node, other_node)) is not None:
+            return f"{other_node.name} ({other_node.op.name}, {other_node.source}) {reason}"
+    pairs = list(zip(small.outputs, large.outputs, strict=True))
+    if not all(walk.is_twin(one, other) for one, other in pairs):
+        return "its outputs are others for other sizes of the batch"
+    return RowWise(
+        tuple(place in inputs for place in range(len(large.inputs))),
+        tuple(other in walk.rows for _, other in pairs),
+    )
+
+
+class _Walk:
+    """Goes through both graphs side by side."""
+
+    def __init__(self) -> None:
+        #: Values of the larger graph that have rows.
+        self.rows: set[Value] = set()
+        self._twins: dict[Value, Value] = {}
+
+    def add(self, one: Value, other: Value, rows: bool) -> str | None:
+        """Takes two values for the same, with ``rows`` or the same for all rows; or why not."""
+        self._twins[other] = one
+        if rows:
+            self.rows.add(other)
+            same = one.type.rank == other.type.rank >= 1 and one.shape[1:] == other.shape[1:]
+        else:
+            same = one.shape == other.shape
+        if same and one.dtype == other.dtype:
+            return None
+        return f"is {one.type} for one size of the batch and {other.type} for another"
+
+    def is_twin(self, one: Value, other: Value) -> bool:
+        if isinstance(other, Stored):
+            return isinstance(one, Stored) and _is_same(one, other)
+        return self._twins.get(other) is one
+
+    def node(self, one: Node, other: Node) -> str | None:
+        if type(one.op) is not type(other.op) or len(one.inputs) != len(other.inputs):
+            return "is another operator for another size of the batch"
+        for first, second in zip(one.inputs, other.inputs, strict=True):
+            if not self.is_twin(first, second):
+                return f"reads {second!r}, which is another for another size of the batch"
+        op = other.op
+        has_rows = any(value in self.rows for value in other.inputs)
+        if has_rows:
+            rule = next((rule for kind, rule in _RULES if isinstance(op, kind)), None)
+            if rule is None:
+                return "is not known to keep rows apart"
+            if (reason := rule(op, other.inputs, self.rows)) is not None:
+                return reason
+        elif isinstance(op, ops.Expand):  # what is the same for all rows may be repeated for each
+            (value,) = other.inputs
+            padded = (1,) * (len(op.shape) - value.type.rank) + value.shape
+            has_rows = one.op != op and padded[0] == 1
+        if (_first_left_out(one.op) if has_rows else one.op) != (
+            _first_left_out(op) if has_rows else op
+        ):
+            return "has other attributes for another size of the batch"
+        for first, second in zip(one.outputs, other.outputs, strict=True):
+            if (reason := self.add(first, second, has_rows)) is not None:
+                return reason
+            if has_rows and first.shape[0] == second.shape[0]:
+                return f"gives {second!r}, which has as many rows for any size of the batch"
+        return None
+
+
+def _is_same(one: Stored, other: Stored) -> bool:
+    """Whether two constants, or two states, are the same."""
+    if type(one) is not type(other) or one.type != other.type:
+        return False
+    if isinstance(other, State):
+        return one.name == other.name
+    a, b = one.data, other.data
+    if a is b or (a.ctypes.data == b.ctypes.data and a.strides == b.strides):
+        return True
+    return np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
+
+
+def _first_left_out(op: Operator) -> Operator:
+    """An operator without what it says of the number of rows."""
+    if isinstance(op, (ops.View, ops.Expand)) and op.shape:
+        return replace(op, shape=(0, *op.shape[1:]))
+    if isinstance(op, ops.Slice) and op.sizes:
+        return replace(op, sizes=(0, *op.sizes[1:]))
+    return op
+
+
+#: Why an operator does not keep the rows of these operands apart, given which values have rows.
+_Rule = Callable[[Operator, Sequence[Value], Collection[Value]], str | None]
+
+_JOINS = "joins rows"
+_PLACES = "places rows anew"
+_EACH = "has an operand that is another for each row"
+
+
+def _elementwise(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    assert isinstance(op, Elementwise)
+    tensors = given[: len(given) - op.channel_count]
+    if any(value in rows for value in given[len(tensors) :]):
+        return "has a vector of channels with rows"
+    rank = max(value.type.rank for value in tensors)
+    for value in tensors:
+        if value in rows and value.type.rank != rank:
+            return "repeats rows along another axis"
+        if value not in rows and value.type.rank == rank and value.shape[0] != 1:
+            return _EACH
+    return None
+
+
+def _all(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    return None if all(value in rows for value in given) else _EACH
+
+
+def _first(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    """The first operand has rows, and weights have none."""
+    if given[0] not in rows or any(value in rows for value in given[1:]):
+        return "has weights with rows"
+    return None
+
+
+def _linear(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    return _JOINS if given[0].type.rank < 2 else _first(op, given, rows)
+
+
+def _matmul(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    rank = max(value.type.rank for value in given)
+    for place, value in enumerate(given):
+        if value in rows:
+            if value.type.rank != rank or (rank == 2 and place == 1):
+                return _JOINS
+        elif value.type.rank == rank > 2 and value.shape[0] != 1:
+            return _EACH
+        elif rank == 2 and place == 0:
+            return _JOINS
+    return None
+
+
+def _along(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    assert isinstance(op, (ops.Softmax, ops.LogSoftmax, ops.ArgMax))
+    return _JOINS if op.dim % given[0].type.rank == 0 else None
+
+
+def _reduce(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    assert isinstance(op, ops.Reduce)
+    return _JOINS if 0 in op.dims else None
+
+
+def _layer_norm(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    assert isinstance(op, ops.LayerNorm)
+    return _JOINS if op.axes >= given[0].type.rank else _first(op, given, rows)
+
+
+def _concat(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    assert isinstance(op, ops.Concat)
+    return _JOINS if op.axis % given[0].type.rank == 0 else _all(op, given, rows)
+
+
+def _flatten(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    assert isinstance(op, ops.Flatten)
+    return _JOINS if op.start_dim % given[0].type.rank == 0 else None
+
+
+def _view(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    assert isinstance(op, ops.View)
+    return None if op.shape and op.shape[0] == given[0].shape[0] else _JOINS
+
+
+def _transpose(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    assert isinstance(op, ops.Transpose)
+    return None if op.dims[0] == 0 else _PLACES
+
+
+def _slice(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    assert isinstance(op, ops.Slice)
+    whole = (op.starts[0], op.sizes[0], op.steps[0]) == (0, given[0].shape[0], 1)
+    return None if whole else _PLACES
+
+
+def _expand(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    assert isinstance(op, ops.Expand)
+    return None if len(op.shape) == given[0].type.rank else _PLACES
+
+
+def _pad(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    assert isinstance(op, ops.Pad)
+    return _PLACES if op.before[0] or op.after[0] else None
+
+
+def _take(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    assert isinstance(op, ops.Take)
+    return None if op.indices[0] is None else _PLACES
+
+
+def _gather(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    assert isinstance(op, ops.Gather)
+    x, indices = given
+    axis = op.axis % x.type.rank
+    if x in rows:
+        return _PLACES if indices in rows or axis == 0 else None
+    return None if axis == 0 else _PLACES
+
+
+_RULES: tuple[tuple[type | tuple[type, ...], _Rule], ...] = (
+    (Elementwise, _elementwise),
+    (Windowed, _all),
+    ((ops.AdaptiveAvgPool2d, ops.TakeChannels, ops.Unfold2d, ops.Reshape), _all),
+    (ops.Conv2d, _first),
+    (ops.GroupNorm, _first),
+    (ops.Linear, _linear),
+    (ops.MatMul, _matmul),
+    ((ops.Softmax, ops.LogSoftmax, ops.ArgMax), _along),
+    (ops.Reduce, _reduce),
+    (ops.LayerNorm, _layer_norm),
+    (ops.Concat, _concat),
+    (ops.Flatten, _flatten),
+    (ops.View, _view),
+    (ops.Transpose, _transpose),
+    (ops.Slice, _slice),
+    (ops.Expand, _expand),
+    (ops.Pad, _pad),
+    (ops.Take, _take),
+    (ops.Gather, _gather),
+)
