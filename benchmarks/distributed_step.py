@@ -35,6 +35,7 @@ def trainer_of(given: argparse.Namespace, distributed: bool) -> md.Trainer:
         device=device,
         precision=given.precision,
         distributed=distributed,
+        synchronized=given.synchronized and distributed,
     )
 
 
@@ -70,6 +71,7 @@ def main() -> None:
     add("--size", type=int, default=224)
     add("--rounds", type=int, default=7)
     add("--steps", type=int, default=20)
+    add("--synchronized", action="store_true", help="statistics over the batches of all ranks")
     given = parser.parse_args()
     together, alone = trainer_of(given, True), trainer_of(given, False)
     assert together.group is not None
@@ -89,6 +91,7 @@ def main() -> None:
             "network": given.network,
             "precision": given.precision,
             "ranks": ranks,
+            "synchronized": given.synchronized,
             "library": together.group.describe(),
             "batch": given.batch,
             "ms_alone": 1e3 * one,

@@ -1,13 +1,13 @@
 """Training on many GPUs, on paper: what adding up gradients takes, by a simulation.
 
-python -m benchmarks.scale_plan --measured two_gpus.json > docs/explanation/a-thousand-gpus.md
+python -m benchmarks.scale_plan > docs/explanation/a-thousand-gpus.md
 
 An all-reduce is simulated message by message: by a ring, by two binary trees that share the data,
 and within hosts first and then between them.  A message takes a latency and its bytes over a
 bandwidth; a rank begins when its gradients are there, which stragglers have later.  The buckets,
 and when each is ready, are those of the network's own training step, whose arithmetic before a
 bucket is taken for time.  ``--measured`` is what ``benchmarks/distributed_step.py`` printed, a line
-a run: its time alone is taken for that of a step, and its ranks are predicted beside what was
+a run: its first time alone is taken for that of a step, and each is predicted beside what was
 measured.
 """
 
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+RESULTS = Path(__file__).parent / "results" / "distributed_2_h100.jsonl"
 
 Times = np.ndarray
 """Seconds at which something is there, one for each rank."""
@@ -226,13 +228,16 @@ class Plan:
         }
 
 
+KEYS = {"ranks", "ms_alone", "ms_together", "batch", "network", "precision"}
+
+
 def read_measured(path: Path) -> list[dict[str, Any]]:
     """The lines of JSON among what a benchmark printed; ValueError if there is none of it."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("{"):
             one = json.loads(line)
-            if {"ranks", "ms_alone", "ms_together", "batch", "network"} <= one.keys():
+            if one.keys() >= KEYS:
                 found.append(one)
     if not found:
         raise ValueError(f"{path}: no line is a result of benchmarks/distributed_step.py")
@@ -284,7 +289,7 @@ PAGE = """\
 # A thousand GPUs and 10⁹ pictures, on paper
 
 What `md.Trainer(distributed=True)` would take there, by a simulation of the sums over ranks:
-{network}, {batch} pictures a GPU, {ms} ms a step of one ({source}). Its gradients are
+{network} in {precision}, {batch} pictures a GPU, {ms} ms a step of one. Its gradients are
 {megabytes} MB, added up in {count} sums beside the backward pass.
 
 ## What is assumed
@@ -296,7 +301,12 @@ which all wait.
 
 ## Two GPUs, measured
 
+{machine}; [all figures](../../benchmarks/results/distributed_2_h100.jsonl).
+
 {measured}
+
+The simulation lacks that sums take multiprocessors from the arithmetic beside them, and what it
+takes to write gradients of half precision in float32.
 
 ## More of them
 
@@ -330,10 +340,12 @@ remains to the trainer is to begin early.
 """
 
 
-def page(network: str, batch: int, ms: float, measured: Sequence[Mapping[str, Any]], given: Setting,
-         counts: Sequence[int], plan: Plan) -> str:  # fmt: skip
+def page(
+    measured: Sequence[Mapping[str, Any]], given: Setting, counts: Sequence[int], plan: Plan
+) -> str:
     """The figures as a page."""
-    step = step_of(network, ms / 1e3, given.launch, batch)
+    first = measured[0]
+    step = step_of(first["network"], first["ms_alone"] / 1e3, given.launch, first["batch"])
     efficiency = {ranks: given.efficiencies(step, ranks) for ranks in (*counts, plan.ranks)}
     best = efficiency[plan.ranks]
     way = max(best, key=best.__getitem__)
@@ -346,10 +358,11 @@ def page(network: str, batch: int, ms: float, measured: Sequence[Mapping[str, An
     ways = list(given.ways())
     spent = ((name.replace("_", " "), number) for name, number in figures.items())
     return PAGE.format(
-        network=network,
-        batch=batch,
-        ms=f"{ms:.4g}",
-        source="measured" if measured else "assumed",
+        network=first["network"],
+        batch=first["batch"],
+        ms=f"{first['ms_alone']:.4g}",
+        precision=first["precision"],
+        machine=first.get("machine", "Measured"),
         megabytes=f"{sum(size for size, _ in step.buckets) / 1e6:.4g}",
         count=len(step.buckets),
         gpus=given.gpus,
@@ -359,7 +372,7 @@ def page(network: str, batch: int, ms: float, measured: Sequence[Mapping[str, An
         spread=f"{given.stragglers.spread * 100:.3g}",
         rare=f"{1 / given.stragglers.rare:,.0f}",
         longer=f"{given.stragglers.longer * 100:.3g}",
-        measured=table([heads, *checks]) if checks else "Not yet: `--measured FILE` adds them.",
+        measured=table([heads, *checks]),
         efficiency=table(
             [("ranks", *ways), *((n, *(e.get(w, "") for w in ways)) for n, e in efficiency.items())]
         ),
@@ -383,10 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     usual = Setting()
     add = parser.add_argument
-    add("--network", default="resnet50")
-    add("--ms", type=float, default=24.0, help="of a step of one GPU, if nothing is measured")
-    add("--batch", type=int, default=128, help="of one GPU")
-    add("--measured", type=Path, help="what distributed_step.py printed")
+    add("--measured", type=Path, default=RESULTS, help="what distributed_step.py printed")
     add("--ranks", type=int, default=1000, help="of the plan")
     add("--gpus", type=int, default=usual.gpus, help="of a host")
     add("--inside", type=float, nargs=2, help="a host: seconds of latency, bytes a second")
@@ -395,18 +405,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--epochs", type=float, default=5.0)
     given = parser.parse_args(arguments)
 
-    measured = read_measured(given.measured) if given.measured else []
-    first: Mapping[str, Any] = measured[0] if measured else {}
-    batch = first.get("batch", given.batch)
+    measured = read_measured(given.measured)
     setting = Setting(
         given.gpus,
         Link(*given.inside) if given.inside else usual.inside,
         Link(*given.between) if given.between else usual.between,
     )
     counts = [n for n in (1, 2, 8, 64, 256) if n < given.ranks]
-    plan = Plan(given.ranks, batch, given.pictures, given.epochs)
-    network, ms = first.get("network", given.network), first.get("ms_alone", given.ms)
-    print(page(network, batch, ms, measured, setting, counts, plan), end="")
+    plan = Plan(given.ranks, measured[0]["batch"], given.pictures, given.epochs)
+    print(page(measured, setting, counts, plan), end="")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,8 @@ class NcclGroup(Agreed):
                 "nvidia-nccl-cu13"
             )
         count = cupy.cuda.runtime.getDeviceCount()
+        if count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ:
+            place = replace(place, local_rank=0)  # Slurm and others show each process its own alone
         if place.local_rank >= count:
             raise DistributedError(
                 f"local rank {place.local_rank} has no GPU: there are {count}; valid is one "

@@ -117,6 +117,7 @@ def test_it_predicts_what_was_measured_beside_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = {"network": "resnet18", "ranks": 2, "batch": 64, "ms_alone": 5.0, "ms_together": 5.1}
+    one["precision"] = "float32"
     path = tmp_path / "two.json"
     path.write_text("a line of something else\n" + json.dumps(one) + "\n")
     main(["--measured", str(path), "--ranks", "16"])
@@ -125,3 +126,10 @@ def test_it_predicts_what_was_measured_beside_it(
     path.write_text("nothing\n")
     with pytest.raises(ValueError, match=r"two.json: no line is a result of"):
         read_measured(path)
+
+
+@pytest.mark.full
+def test_the_page_is_that_of_the_results(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([])
+    page = root / "docs/explanation/a-thousand-gpus.md"
+    assert capsys.readouterr().out == page.read_text(encoding="utf-8")
