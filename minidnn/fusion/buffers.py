@@ -10,17 +10,23 @@ from minidnn.fusion.device import Device
 from minidnn.fusion.operations import Step
 from minidnn.graph.ir import Value
 
+MOST_TAPS = 64
+"""Windows that compute what they join are written out tap by tap."""
+
 
 def stays_in_registers(steps: Sequence[Step], inputs: Iterable[Value]) -> bool:
-    """Whether all planes have one size and windows move by one position: then threads can keep
-    the same part of every plane in registers and exchange only its edges."""
+    """Whether all planes have one size, but for inputs of one number, and windows move by one
+    position: then threads can keep the same part of every plane in registers and exchange only its
+    edges."""
     operations = [operation for step in steps for operation in step.operations]
-    planes = {v.type.plane[2:] for v in (*inputs, *(o.output for o in operations))}
+    under = {value for o in operations for value, window in o.reads if window is not None}
+    given = [v for v in inputs if v in under or v.type.plane[2:] != (1, 1)]
+    planes = {v.type.plane[2:] for v in (*given, *(o.output for o in operations))}
     windows = [o.window for o in operations if o.window is not None]
     return (
         len(planes) == 1
         and bool(windows)
-        and all(window.is_plain for window in windows)
+        and all(window.is_plain or window.taps <= MOST_TAPS for window in windows)
         and all(axis.stride == 1 for window in windows for axis in window.axes)
     )
 

@@ -388,8 +388,11 @@ class Sequence:
         _, _, rows, columns = self.anchor.type.plane
         stage = device.stages_inputs and bool(self.staged)
         if device.register_bytes:
-            # Elsewhere windows may as well read inputs by way of the caches.
-            stage = stage and self.stays_in_registers
+            # Elsewhere windows may as well read inputs by way of the caches, and what is computed
+            # of several planes takes them from where all inputs lie.
+            windows = [o.window for o in self.operations if o.window is not None]
+            plain = all(window.is_plain for window in windows)
+            stage = stage and plain and self.stays_in_registers
         place = device.in_order
         whole = Schedule(rows, columns, 1, stage, place)
         yield whole

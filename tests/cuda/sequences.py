@@ -9,7 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from minidnn.backends.cuda.machine import Machine
-from minidnn.backends.cuda.sequence import SequenceKernel, print_region, print_sequence
+from minidnn.backends.cuda.sequence import (
+    SequenceKernel,
+    are_apart,
+    print_region,
+    print_sequence,
+)
 from minidnn.backends.cuda.sequence.grid import Grid
 from minidnn.backends.cuda.sequence.mapping import Mapping
 from minidnn.backends.cuda.sequence.rolling import Rolling
@@ -65,7 +70,9 @@ class Case:
             arguments.append(memory)
         for slot, tensor in zip(binding.outputs, self.outputs, strict=True):
             results.append(_memory(tensor, slot.value))
-        vectors = [self.kernel.vectors()] if binding.vectors else []
+        vectors = [given[each.value] for each in binding.vectors if are_apart(binding)]
+        if binding.vectors and not vectors:
+            vectors = [self.kernel.vectors()]
         before = [array.copy() for array in results]
         emulated.launch(self.kernel.launch, [*arguments, *results, *vectors], backwards)
         for slot, tensor, memory, old, wanted in zip(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import minidnn as md
@@ -17,8 +18,11 @@ from minidnn.backends.cuda.target import CudaTarget
 from minidnn.backends.cuda.tensor import tensor_of
 from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
+from minidnn.gradients.reverse import pullback
+from minidnn.graph import operators as ops
+from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.layout import PLANAR
-from minidnn.graph.types import rounded_to
+from minidnn.graph.types import TensorType, rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
@@ -88,6 +92,57 @@ def test_several_channels_a_block(name: str, dtype: str, tmp_path: Path) -> None
             cases.append(case_of(region, operands, PLANAR, extra=count % 2 * 4, mapping=grid))
     assert len({case.kernel.launch.grid for case in cases}) == len(counts)
     run_cases(cases, tmp_path)
+
+
+TRAINED: dict[str, list[md.Layer]] = {
+    "chain": [L.MaxPool2d(3, 1, 1), L.BatchNorm2d(3), L.ReLU()] * 2,
+    "columns": [L.MaxPool2d((3, 1), 1, (1, 0)), L.ReLU()],
+    "rows": [L.ReLU(), L.MaxPool2d((1, 5), 1, (0, 2))],
+    "average": [L.AvgPool2d(3, 1, 1), L.ReLU(), L.MaxPool2d(5, 1, 2)],
+}
+
+
+def regions_of_step(layers: list[md.Layer], dtype: str) -> list[FusedSequence]:
+    """The sequences of a network and its gradient, each over whole planes."""
+    forward = to_graph(L.Sequential(*layers), (2, 3, 11, 9))
+    graph = pullback(forward, forward.inputs)
+    graph = Graph(graph.inputs, (*forward.outputs, *graph.outputs), graph.nodes)
+    graph = optimize(graph, Context(CudaTarget(H200.device(dtype), dtype)))
+    bodies = [node.op.body for node in graph.nodes if isinstance(node.op, FusedSequence)]
+    return [FusedSequence(body, Schedule(11, 9)) for body in bodies]
+
+
+@pytest.mark.race
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, "float32") for name in TRAINED), ("chain", "bfloat16")]
+)
+def test_windows_that_compute_what_they_join(name: str, dtype: str, tmp_path: Path) -> None:
+    """Places of maxima, and gradients of pooling: of equal numbers, NaN and infinities, too."""
+    cases = []
+    random = np.random.default_rng(0)
+    for region in regions_of_step(TRAINED[name], dtype):
+        operands = [random.integers(-3, 4, v.shape).astype(np.float32) for v in region.body.inputs]
+        for array in operands:
+            array.flat[::7] = np.resize([np.nan, np.inf, -np.inf, -0.0], array.flat[::7].shape)
+        found = grids_of(region)
+        for extra, grid in ((0, found[0]), (1, found[-1])):
+            cases.append(case_of(region, operands, PLANAR, extra=extra, mapping=grid))
+    assert cases and all("edges[" in case.kernel.launch.source.text for case in cases)
+    run_cases(cases, tmp_path)
+
+
+def test_numbers_for_a_whole_plane(tmp_path: Path) -> None:
+    """They are read where they lie."""
+    x, mean = (Value(TensorType(s), n) for s, n in (((2, 4, 6, 5), "x"), ((1, 4, 1, 1), "mean")))
+    less = Node(ops.Sub(), [x, mean], "less")
+    pooled = Node(ops.MaxPool2d((3, 3), (1, 1), (1, 1)), [less.output], "pooled")
+    more = Node(ops.Add(), [pooled.output, mean], "more")
+    body = Graph([x, mean], [more.output], [less, pooled, more])
+    region = FusedSequence(body, Schedule(6, 5))
+    operands = numbers_for(body)
+    found = grids_of(region)
+    assert found
+    run_cases([case_of(region, operands, PLANAR, mapping=grid) for grid in found[:3]], tmp_path)
 
 
 @pytest.mark.race

@@ -136,10 +136,12 @@ def _by_maximum(call: Backward, shape: Window) -> Value:
     last = float(shape.taps - 1)
     places = _places(call.inputs[0], call.output, shape)
     gradient, number = argument(len(places)), argument(len(places) + 1)
-    by = number + argument(0)
+    place = argument(0)
     if len(places) > 1:
-        by = number + argument(0) * float(shape.columns.numbers) + argument(1)
-    chosen = where(by < last, 0.0, where(by > last, 0.0, gradient))
+        place = argument(0) * float(shape.columns.numbers) + argument(1)
+    # Where the number is known, so is what a place is compared with.
+    own = last - number
+    chosen = where(place < own, 0.0, where(place > own, 0.0, gradient))
     axes = covering(shape, call.inputs[0].shape[2:])
     back = Window(*axes, "sum", chosen, under=len(places) + 1)
     return apply(ops.Pool2d(back, "MaximumGradient"), *places, call.gradient)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from math import ceil, gcd
 
-from minidnn.graph.window import Window
+import numpy as np
 
-from ....fusion.plan import Binding, KernelPlan
+from minidnn.graph.window import Axis, Window
+
+from ....fusion.plan import Binding, KernelPlan, Plane
 from ..tensor import Tensor
 
 MOST_RESIDENT = 104
@@ -59,6 +62,9 @@ MOST_OF_SEVERAL = 160
 """Threads of a block that has several channels: more wait for each other.  Max pooling of float16
 over 14 x 14 reached 0.83 of a copy's rate with 32 threads, 0.81 with 128, 0.74 with 256."""
 
+SHARED = 227 << 10
+"""Bytes of shared memory of a multiprocessor that its blocks have, of what is compared here."""
+
 SHARED_OF_SEVERAL = 32 << 10
 """Bytes of shared memory that an input of such a block may take: several blocks are to be busy."""
 
@@ -98,14 +104,15 @@ def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list
     if not _suits(plan, tensors):
         return []
     height, width = plan.anchor
-    kept = most_kept(plan)
+    kept = planes_at_once(plan)
     windows = [o.window for o in plan.operations if o.window is not None]
     reach = [max(max(reach_of(w)[axis]) for w in windows) for axis in (0, 1)]
     groups = _channel_groups(plan, binding, tensors)
     sums = _sums_of_float32(plan, tensors) > 0
     lone = len(windows) == 1 and height * width <= SMALL_PLANE
     kept_each, waits = KEPT_OF_SUMS if sums else KEPT, WAITS_OF_ONE if lone else WAITS
-    halves = len(windows) == 1 and all(t.itemsize == 2 for t in tensors)
+    direct = not all(window.is_plain for window in windows)
+    halves = not direct and len(windows) == 1 and all(t.itemsize == 2 for t in tensors)
     found: list[tuple[float, Grid]] = []
     for rows in range(max(1, reach[0]), min(height, MOST_RESIDENT) + 1):
         for columns in range(max(1, reach[1]), min(width, MOST_RESIDENT // rows) + 1):
@@ -121,7 +128,10 @@ def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list
                     warps = min(48.0, 65536 / (kept_each * registers + OTHERS) / WARP)
                     if halves:
                         waits, warps = WAITS, _warps_of_halves(grid, registers)
-                    cost = len(windows) * _cost(grid, height, width) * (1.0 + waits / warps)
+                    if direct:
+                        warps = min(warps, _warps_of_edges(plan, grid))
+                    cost = sum(_cost(grid, height, width, window) for window in windows)
+                    cost *= 1.0 + waits / warps
                     found.append((cost + BLOCK_COST / (channels * height * width), grid))
     found.sort(key=lambda one: one[0])
     if halves:
@@ -130,11 +140,36 @@ def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list
     return [grid for _, grid in found]
 
 
+def planes_at_once(plan: KernelPlan) -> int:
+    """Of how many planes a thread has its part at once: those that it keeps and, while a window
+    computes what it joins, its results and those of its operands that are inputs."""
+    found = [0]
+    for operation in plan.operations:
+        window = operation.window
+        if window is not None and not window.is_plain:
+            under = {plan.planes[number].input for number in operation.operands[: window.under]}
+            found.append(1 + len(under - {None}))
+    return most_kept(plan) + max(found)
+
+
 def _warps_of_halves(grid: Grid, registers: float) -> float:
     """Warps of a multiprocessor for a lone window over halves, in whole blocks."""
     each = ceil((KEPT_OF_HALVES * registers + OTHERS) / 8) * 8
     blocks = min(32, 65536 // (each * grid.threads))
     return max(1.0, min(48.0, blocks * grid.threads / WARP))
+
+
+def _warps_of_edges(plan: KernelPlan, grid: Grid) -> float:
+    """Warps of a multiprocessor whose blocks have room for a plane and for edges."""
+    return max(1.0, SHARED // shared_bytes(plan, grid) * grid.threads / WARP)
+
+
+def shared_bytes(plan: KernelPlan, grid: Grid) -> int:
+    """About what a block takes of shared memory whose threads read inputs where they lie."""
+    windows = [o.window for o in plan.operations if o.window is not None]
+    phases = [edges_of(window, grid) for window in windows]
+    edges = sum(max(counts) for counts in zip_longest(*phases, fillvalue=0))
+    return 4 * (plan.anchor[0] * plan.anchor[1] * grid.channels + edges * grid.threads)
 
 
 def _accesses(grid: Grid, height: int, width: int) -> float:
@@ -172,14 +207,16 @@ def _sums_of_float32(plan: KernelPlan, tensors: Sequence[Tensor]) -> int:
     windows = [o.window for o in plan.operations if o.window is not None]
     if len(windows) == 1 and all(t.itemsize == 2 for t in tensors):
         return 0
-    return sum(not window.joins.chooses for window in windows)
+    return sum(window.is_plain and not window.joins.chooses for window in windows)
 
 
 def _channel_groups(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list[int]:
     """How many channels a block may have: their planes follow each other in memory, and all blocks
     have as many."""
     size = plan.anchor[0] * plan.anchor[1]
-    if any(p.one_channel for p in plan.planes) or any(t.channel != size for t in tensors):
+    if plan.summed or any(p.one_channel for p in plan.planes):
+        return [1]
+    if any(t.channel != size for t in tensors):
         return [1]
     common = gcd(*(bound for segment in binding.segments for bound in segment))
     blocks = binding.batch * max(end for _, end in binding.segments)
@@ -196,63 +233,109 @@ def _most_threads(registers: int) -> int:
     return min(1024, 65536 // (-(-(registers + OTHERS) // 8) * 8) // WARP * WARP)
 
 
-def _cost(grid: Grid, height: int, width: int) -> float:
-    """Of one element: four operations at half rate, shared memory's accesses of edges, and one
-    choice where a rectangle may lie beyond the plane.  More has to be added where there are few
-    warps to fill what others wait.
+def _cost(grid: Grid, height: int, width: int, window: Window) -> float:
+    """Of one element of a plain window: four operations at half rate, shared memory's accesses of
+    edges, and one choice where a rectangle may lie beyond the plane; of others, four operations
+    for each tap and the accesses alone.  More has to be added where there are few warps to fill
+    what others wait.
 
     Measured on an H200, 40 blocks of max pooling, normalization and ReLU over 56 x 56: rectangles
     of 7 x 7 take 0.272 ms, of 14 x 7 0.288, of 7 x 4 0.375, of 14 x 5 (a quarter of the threads
     idle) 0.456.
     """
     elements = grid.rows * grid.columns
-    edges = 4 * (grid.rows + grid.columns) / elements
     wasted = grid.threads * elements / (grid.channels * height * width)
+    together = 1.03 if grid.threads > WARP else 1.0
+    if not window.is_plain:
+        edges = 2 * sum(edges_of(window, grid)) / elements
+        return (4.0 * window.taps + 2.0 * edges) * wasted * together
+    edges = 4 * (grid.rows + grid.columns) / elements
     below = min(1.0, grid.down - height / grid.rows)
     right = min(1.0, grid.across - width / grid.columns)
     masked = 1.0 - (1.0 - below) * (1.0 - right)
-    together = 1.03 if grid.threads > WARP else 1.0
     return (8.0 + 2.0 * edges + 2.5 * masked) * wasted * together
 
 
 def _suits(plan: KernelPlan, tensors: Sequence[Tensor]) -> bool:
     if plan.schedule.strips > 1 or len(plan.patches(0)) * len(plan.patches(1)) > 1:
         return False
-    if any(plane.extent != plan.anchor for plane in plan.planes):
+    if any(plane.extent != plan.anchor and not is_number(plan, plane) for plane in plan.planes):
         return False
     size = plan.anchor[0] * plan.anchor[1]
-    if any(not t.is_planar or t.row != t.columns or t.channel % size for t in tensors):
+    planes = planes_of(plan, tensors)
+    if any(not t.is_planar or t.row != t.columns or t.channel % size for t in planes):
+        return False
+    under = (o.operands[: o.window.under] for o in plan.operations if o.window is not None)
+    if any(is_number(plan, plan.planes[number]) for numbers in under for number in numbers):
         return False
     windows = [o.window for o in plan.operations if o.window is not None]
     return bool(windows) and all(_stays(window) for window in windows)
 
 
+def is_number(plan: KernelPlan, plane: Plane) -> bool:
+    """Whether an input has one number for a whole plane of the others."""
+    return plane.input is not None and plane.extent == (1, 1) != plan.anchor
+
+
+def planes_of(plan: KernelPlan, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors of which a thread reads or writes a rectangle."""
+    numbers = {plane.input for plane in plan.planes if is_number(plan, plane)}
+    numbers |= {plan.inputs + output for output in plan.summed}
+    return [tensor for i, tensor in enumerate(tensors) if i not in numbers]
+
+
 def _stays(window: Window) -> bool:
     """Whether a window's plane has the size of what it reads, and edges alone are exchanged."""
-    if not window.is_plain:
+    if window.is_long or window.taps > MOST_TAPS**2:
         return False
     for axis in window.axes:
-        before, after = axis.padding[0], axis.reach - 1 - axis.padding[0]
-        if axis.stride != 1 or axis.kernel > MOST_TAPS or before < 0 or after < 0:
+        if axis.stride != 1 or axis.kernel > MOST_TAPS:
+            return False
+        offsets = [offset for offset, _ in taps_along(axis)]
+        if not offsets or min(offsets) > 0 or max(offsets) < 0:
             return False
     return True
 
 
+def taps_along(axis: Axis) -> list[tuple[int, int]]:
+    """The taps along an axis that moves by one position: how far each lies from the output, and its
+    number."""
+    places, numbers = axis.taps(np.zeros(1, int))
+    pairs = zip(places[0].tolist(), numbers[0].tolist(), strict=True)
+    return [(place, number) for place, number in pairs if number >= 0]
+
+
 def reach_of(window: Window) -> tuple[tuple[int, int], tuple[int, int]]:
     """Along rows and columns, how many positions before and after its own an output reads."""
-    down, across = ((a.padding[0], a.reach - 1 - a.padding[0]) for a in window.axes)
+    found = []
+    for axis in window.axes:
+        offsets = [offset for offset, _ in taps_along(axis)]
+        found.append((-min(offsets), max(offsets)))
+    down, across = found
     return down, across
 
 
 def phases_of(window: Window) -> list[int]:
     """The axes along which a window joins, in order: of a sum along columns first, as sums are
-    defined."""
-    order = (0, 1) if window.joins.chooses else (1, 0)
+    defined.  Windows that are not plain have rows exchanged first."""
+    order = (1, 0) if window.is_plain and not window.joins.chooses else (0, 1)
     return [axis for axis in order if window.axes[axis].kernel > 1]
 
 
+def edges_of(window: Window, grid: Grid) -> list[int]:
+    """How many numbers a thread gives to its neighbours in each phase."""
+    reach = reach_of(window)
+    found = []
+    for axis in phases_of(window):
+        lines = (grid.columns, grid.rows)[axis]
+        if not window.is_plain and axis == 1:
+            lines += sum(reach[0])  # corners come from the neighbours above and below
+        found.append(window.under * sum(reach[axis]) * lines)
+    return found
+
+
 def assign_arrays(plan: KernelPlan, segment: int) -> dict[int, int]:
-    """For each plane that outlives its step, or is an output, which array of registers holds it.
+    """For each plane that outlives its step, or is stored, which array of registers holds it.
 
     A plane may take the array of one that its own step reads last.
     """
@@ -263,7 +346,8 @@ def assign_arrays(plan: KernelPlan, segment: int) -> dict[int, int]:
                 if number in spans:
                     spans[number] = (spans[number][0], i)
             plane = plan.planes[operation.result]
-            if plane.buffer is not None or plane.output is not None:
+            stored = plane.output is not None and plane.output not in plan.summed
+            if plane.buffer is not None or stored:
                 spans[operation.result] = (i, i)
     found: dict[int, int] = {}
     free_from: list[int] = []

@@ -53,6 +53,10 @@ def print_sequence(
             "that compute nothing in place"
         )
     tensors = (*inputs, *outputs)
+    if mapping is None and plan.summed:
+        mapping = choose_grid(plan, binding, tensors)
+        if mapping is None:
+            raise GraphError(f"schedule {plan.schedule}: planes that are added up are no patches")
     if mapping is None:
         flat = choose_flat(plan, binding, tensors)
         if flat is not None:

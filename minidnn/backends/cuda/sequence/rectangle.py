@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
+from minidnn.graph.expression import linearize
 from minidnn.graph.window import JOINS, Window
 
 from ....fusion.plan import KernelPlan, PlanOperation
+from ...codegen.dialect import CUDA, literal
 from ..prelude import TYPES
 from .functions import Function
-from .grid import Grid, phases_of, reach_of
+from .grid import Grid, is_number, phases_of, reach_of, taps_along
 from .pack import Pack
-from .window import Finish, identity_text, join, shares
+from .window import Finish, identity_text, join, join_text, shares
 
 Cells = dict[tuple[int, int], str]
+
+
+@dataclass
+class _Lying:
+    """The elements of a plane in and beside a rectangle: names of those that are loaded, and where
+    edges lie that are not."""
+
+    names: Cells
+    edges: Cells = field(default_factory=dict)
 
 
 @dataclass
@@ -45,6 +57,8 @@ class RectanglePrinter:
     #: The vectors of the call, in the order of its ``<vector k>``.
     vectors: list[int] = field(default_factory=list)
     names: dict[tuple[int, int, int], str] = field(default_factory=dict)
+    #: The variables of inputs that are one number.
+    numbers: dict[int, str] = field(default_factory=dict)
 
     def print(self) -> Function:
         self.function = Function()
@@ -108,6 +122,15 @@ class RectanglePrinter:
             if operation.result in self.arrays:
                 name = self.names[operation.result, row, column]
                 self.code.line(f"{self._element(operation.result, row, column)} = {name};")
+            if self.plan.planes[operation.result].output in self.plan.summed:
+                self._add(operation.result, row, column)
+
+    def _add(self, number: int, row: int, column: int) -> None:
+        """Adds an element of a plane to what the thread has of its sum."""
+        total = self.function.take("float &", f"sum{number}")
+        test = self.inside(row, column)
+        line = f"{total} += {self.names[number, row, column]};"
+        self.code.line(f"if ({test}) {line}" if test else line)
 
     def _windowed(
         self, operation: PlanOperation, window: Window, total: str, row: int, column: int
@@ -126,7 +149,10 @@ class RectanglePrinter:
             return self.names[number, row, column]
         if number in self.arrays:
             return self._element(number, row, column)
-        dtype = self.plan.planes[number].dtype
+        plane = self.plan.planes[number]
+        if is_number(self.plan, plane):
+            return self._number(number, plane.dtype)
+        dtype = plane.dtype
         staged = self.function.take(f"const {TYPES[dtype]} *const", f"in{number}")
         at = f"{staged} + corner + {row * self.plan.anchor[1]}"
         if dtype in self.by_words:
@@ -135,6 +161,14 @@ class RectanglePrinter:
         self.pack.load(name, f"{at} + {column}", self.inside(row, column))
         self.names[number, row, column] = name
         return name
+
+    def _number(self, number: int, dtype: str) -> str:
+        """Loads what is the same for the whole plane."""
+        if number not in self.numbers:
+            pointer = self.function.take(f"const {TYPES[dtype]} *__restrict__ const", f"t{number}")
+            self.numbers[number] = f"n{self.local[number]}"
+            self.pack.load(self.numbers[number], pointer)
+        return self.numbers[number]
 
     def _row_of_halves(self, number: int, row: int, column: int, at: str) -> str:
         """Loads a whole row of the rectangle; what lies beyond the plane's last column is part of
@@ -148,6 +182,8 @@ class RectanglePrinter:
 
     def _window(self, operation: PlanOperation, window: Window) -> Cells:
         """The window at every position, joined (of sums, before they are divided)."""
+        if not window.is_plain:
+            return self._tapped(operation, window)
         (source,) = operation.operands
         positive = source in self.positive
         cells: Cells = {}
@@ -168,6 +204,105 @@ class RectanglePrinter:
         if len(phases) == 1:
             self.code.line(self.barrier)  # the next step writes to the same place
         return cells
+
+    def _tapped(self, operation: PlanOperation, window: Window) -> Cells:
+        """A window that joins what it makes of its operands: tap by tap, in the reference's order.
+        What a thread lacks comes from the threads above and below, then from those beside, which
+        pass on what they got."""
+        under, here = operation.operands[: window.under], operation.operands[window.under :]
+        lying = [self._lying(number) for number in under]
+        for phase, axis in enumerate(phases := phases_of(window)):
+            self._exchange(phase, axis, window, lying, phase == len(phases) - 1)
+        code, body = linearize(window.tap), self.code
+        down, across = map(taps_along, window.axes)
+        totals: Cells = {}
+        for row, column in product(range(self.grid.rows), range(self.grid.columns)):
+            own = [self._operand(number, row, column) for number in here]
+            parts = []
+            for y, i in down:
+                taps = []
+                for x, j in across:
+                    place = row + y, column + x
+                    given = [self._known(each, place) for each in lying]
+                    number = literal(float(window.numbered(i, j)))
+                    lines, text = CUDA.print_code(code, [*given, *own, number], body.fresh)
+                    body.lines(lines)
+                    test = self._in_plane(*place)
+                    identity = identity_text(self.pack, window)
+                    taps.append(f"({test} ? {text} : {identity})" if test else text)
+                parts.append(self._chained(window, taps))
+            totals[row, column] = self._chained(window, parts)
+        if len(phases) == 1:
+            self.code.line(self.barrier)  # the next step writes to the same place
+        return totals
+
+    def _lying(self, number: int) -> _Lying:
+        """What a thread has of a plane before edges are exchanged."""
+        places = product(range(self.grid.rows), range(self.grid.columns))
+        return _Lying({place: self._operand(number, *place) for place in places})
+
+    def _known(self, lying: _Lying, place: tuple[int, int]) -> str:
+        """The element at a place, which is loaded if it was not."""
+        if place not in lying.names:
+            lying.names[place] = self._edge(lying.edges[place])
+        return lying.names[place]
+
+    def _exchange(
+        self, phase: int, axis: int, window: Window, lying: Sequence[_Lying], last: bool
+    ) -> None:
+        """Gives edges along an axis to both neighbours and takes theirs: those of the last exchange
+        where they are needed, so that few wait in registers; of others at once, since the next
+        step's first exchange writes there."""
+        reach = reach_of(window)
+        before, after = reach[axis]
+        length = (self.grid.rows, self.grid.columns)[axis]
+        lines = range(self.grid.columns)
+        if axis == 1:
+            lines = range(-reach[0][0], self.grid.rows + reach[0][1])
+
+        def at(position: int, line: int) -> tuple[int, int]:
+            return (position, line) if axis == 0 else (line, position)
+
+        def slot(k: int, edge: int, line: int, thread: str) -> str:
+            number = (k * (before + after) + edge) * len(lines) + lines.index(line)
+            return f"edges[{self.halves[phase] + number * self.pitch} + {thread}]"
+
+        given = [*range(length - before, length), *range(after)]
+        for k, each in enumerate(lying):
+            for line, (edge, position) in product(lines, enumerate(given)):
+                name = self._known(each, at(position, line))
+                self.code.line(f"{slot(k, edge, line, 'thread')} = {name};")
+        self.code.line(self.barrier)
+        low, high = self._neighbours(axis, window)
+        taken = [*range(-before, 0), *range(length, length + after)]
+        for k, each in enumerate(lying):
+            for line, (edge, position) in product(lines, enumerate(taken)):
+                whose = low if position < 0 else high
+                each.edges[at(position, line)] = slot(k, edge, line, whose)
+                if not last:
+                    self._known(each, at(position, line))
+
+    def _in_plane(self, row: int, column: int) -> str:
+        """The condition for a position beside or in the rectangle to lie in the plane."""
+        grid, tests = self.grid, []
+        for name, at, each, count, size in (
+            ("y", row, grid.rows, grid.down, self.plan.anchor[0]),
+            ("x", column, grid.columns, grid.across, self.plan.anchor[1]),
+        ):
+            if at < 0:
+                tests.append(f"{name} > 0")
+            elif (count - 1) * each + at >= size:
+                tests.append(f"{name} + {at} < {size}")
+        return " && ".join(tests)
+
+    def _chained(self, window: Window, names: Sequence[str]) -> str:
+        """All joined, one after another.  A sum need not begin with zero, as its finish adds it."""
+        total = names[0]
+        for name in names[1:]:
+            fresh = self.code.fresh()
+            self.pack.declare(fresh, join_text(self.pack, window, total, name, False))
+            total = fresh
+        return total
 
     def _along(self, phase: int, axis: int, window: Window, cells: Cells, positive: bool) -> Cells:
         """Joins along one axis, after an exchange with both neighbours."""

@@ -1,13 +1,14 @@
 """Prints a plan whose planes stay in registers (see :mod:`.grid`): one channel a block, or several
 whose planes are small.
 
-Inputs come by way of shared memory, outputs go by way of it, so that every access of global memory
-is wide.  Where blocks' planes begin at no multiple of 8 bytes, words of 16 bytes are moved all the
-same: in shared memory the planes lie as far behind the beginning of such a word as in memory.  A
-window joins along rows and along columns in turn; before each, threads exchange the edges of their
-rectangles.  Slot ``thread + k * pitch`` of shared memory holds number k of a
-thread's edges; two slots more hold the identities of maxima and sums, for threads that have no
-neighbour.  Runs of equal steps become a loop.
+Inputs come by way of shared memory, unless windows compute what they join, and outputs go by way of
+it, so that every access of global memory is wide.  Where blocks' planes begin at no multiple of 8
+bytes, words of 16 bytes are moved all the same: in shared memory the planes lie as far behind the
+beginning of such a word as in memory.  A window joins along rows and along columns in turn; before
+each, threads exchange the edges of their rectangles.  A window that computes what it joins, as the
+gradient of a maximum does, has all edges exchanged first, and joins tap by tap.  Slot
+``thread + k * pitch`` of shared memory holds number k of a thread's edges; two slots more hold the
+identities of maxima and sums, for threads that have no neighbour.  Runs of equal steps are a loop.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ..prelude import TYPES
 from ..tensor import Tensor
 from .barrier import barrier_of
 from .functions import Functions
-from .grid import Grid, assign_arrays, phases_of, reach_of
+from .grid import Grid, assign_arrays, edges_of, is_number, planes_of
 from .rectangle import RectanglePrinter
 from .sign_analysis import positive_planes
 from .vectors import SequenceKernel, are_apart, kernel_of, vector_at
@@ -80,6 +81,9 @@ class _Printer:
         self.functions = Functions(inline=True)
         self.barrier = barrier_of(plan, grid.threads)
         self.size = plan.anchor[0] * plan.anchor[1]
+        #: Whether threads read inputs where they lie.  What computes of several planes has little
+        #: use for wide accesses, and more for room for further blocks.
+        self.direct = any(o.window is not None and not o.window.is_plain for o in plan.operations)
         self.by_words: frozenset[str] = frozenset()
         self._lay_out()
 
@@ -89,10 +93,8 @@ class _Printer:
         counts = [0, 0]
         for operation in self.plan.operations:
             if operation.window is not None:
-                for phase, axis in enumerate(phases_of(operation.window)):
-                    edges = sum(reach_of(operation.window)[axis])
-                    length = (grid.columns, grid.rows)[axis]
-                    counts[phase] = max(counts[phase], edges * length)
+                for phase, edges in enumerate(edges_of(operation.window, grid)):
+                    counts[phase] = max(counts[phase], edges)
         self.pitch = grid.threads + len(JOINS)
         # A window's second exchange writes elsewhere than its first, so that one barrier in each
         # is enough: what a phase writes, all threads have read before the other phase's barrier.
@@ -101,17 +103,22 @@ class _Printer:
         self.overlaid = self._overlays()
         self.edges_bytes = -(-self.slots * self.pitch * 4 // 16) * 16
         self.regions_offset = 0 if self.overlaid else self.edges_bytes
-        widest = max(ITEMSIZE[t.dtype] for t in self.tensors)
+        planes = planes_of(self.plan, self.tensors)
+        widest = max(ITEMSIZE[t.dtype] for t in planes)
         self.region_bytes = -(-self.grid.channels * self.size * widest // 16) * 16
-        begins_anywhere = any(self._unit(tensor) < _LEAST_UNIT for tensor in self.tensors)
+        begins_anywhere = any(self._unit(tensor) < _LEAST_UNIT for tensor in planes)
         self.region_bytes += 16 if begins_anywhere else 0
         # A rectangle begins so many columns, rows and planes on.
         steps = (grid.columns, self.plan.anchor[1], self.size)
-        if grid.columns > 1 and (begins_anywhere or any(step % 2 for step in steps)):
-            self.by_words = _HALVES.intersection(t.dtype for t in self.tensors)
+        if (
+            not self.direct
+            and grid.columns > 1
+            and (begins_anywhere or any(step % 2 for step in steps))
+        ):
+            self.by_words = _HALVES.intersection(t.dtype for t in planes)
         if self.by_words:
             self.region_bytes += -(-2 * (grid.columns + 2) // 16) * 16  # the last row, and beyond
-        self.regions = max(1, len(self.binding.inputs))
+        self.regions = 1 if self.direct else max(1, len(self.binding.inputs))
 
     def _overlays(self) -> bool:
         """Whether edges lie over the regions: if whole planes lie there only before the first
@@ -132,7 +139,8 @@ class _Printer:
     def print(self) -> SequenceKernel:
         body = self._body()
         shared = self.regions_offset + self.regions * self.region_bytes
-        shared = max(shared, self.edges_bytes)
+        sums = 4 * len(self.plan.summed) * self.grid.threads
+        shared = max(shared, self.edges_bytes, sums)
         blocks = self.binding.batch * (self.frame // self.grid.channels)
         threads = self.grid.threads
         return kernel_of(self.binding, self.tensors, body, blocks, threads, shared, self.functions)
@@ -178,12 +186,22 @@ class _Printer:
         for number in used:
             self._tensor(code, number)
         for number in used:
-            if plan.planes[number].input is not None:
+            plane = plan.planes[number]
+            if plane.input is None or is_number(plan, plane):
+                continue
+            if self.direct:
+                type = TYPES[self.tensors[plane.input].dtype]
+                code.line(f"const {type} *const in{number} = t{number};")
+            else:
                 self._stage(code, number)
-        code.line("md_copy_wait();")
-        code.line(self.barrier)
+        if not self.direct:
+            code.line("md_copy_wait();")
+            code.line(self.barrier)
         for array in sorted(set(self.arrays.values())):
             code.line(f"float r{array}[{self.grid.rows * self.grid.columns}];")
+        sums = [n for n in used if plan.planes[n].output in plan.summed]
+        for number in sums:
+            code.line(f"float sum{number} = 0.0f;")
         calls: list[_Call] = []
         has_identities = False
         for step in plan.steps:
@@ -195,14 +213,16 @@ class _Printer:
                 self._write_identities(code)
                 has_identities = True
             calls.append(self._call(step, segment))
-            outputs = [
-                o.result for o in step.segments[segment] if plan.planes[o.result].output is not None
-            ]
+            own = [o.result for o in step.segments[segment]]
+            outputs = [n for n in own if plan.planes[n].output is not None and n not in sums]
             if outputs:
                 self._run(code, calls)
                 calls = []
             for number in outputs:
                 self._write(code, number, segment)
+        self._run(code, calls)
+        if sums:
+            self._write_sums(code, sums)
 
     def _write_identities(self, code: Code) -> None:
         """Fills the slots of threads that there are not; the barrier before they are read is that
@@ -228,6 +248,8 @@ class _Printer:
             terms.append(f"image * {tensor.image}")
         if not plane.one_channel:
             terms.append(f"(long long)(first - {slot.channel}) * {tensor.channel}")
+        if is_number(self.plan, plane) and self.grid.channels > 1 and not plane.one_channel:
+            terms.append(f"channel * {tensor.channel}")
         code.line(f"{const}{TYPES[tensor.dtype]} *const t{number} = {' + '.join(terms)};")
 
     def _unit(self, tensor: Tensor) -> int:
@@ -306,6 +328,29 @@ class _Printer:
             word = f"md_word<{unit}>::type"
             code.line(f"*({word} *)(t{number}{back} + i) = *(const {word} *)({region} + i);")
 
+    def _write_sums(self, code: Code, numbers: Sequence[int]) -> None:
+        """Adds what threads have of planes, two halves of the threads at a time."""
+        threads, used = self.grid.threads, self.grid.used
+        code.line(self.barrier)
+        code.line("float *const sums = (float *)md_shared;")
+        for i, number in enumerate(numbers):
+            own = f"sum{number}" if used == threads else f"thread < {used} ? sum{number} : 0.0f"
+            code.line(f"sums[{i * threads} + thread] = {own};")
+        code.line(self.barrier)
+        half = 1 << (threads - 1).bit_length() - 1
+        while half:
+            with code.block(f"if (thread < {half} && thread + {half} < {threads})"):
+                for i in range(len(numbers)):
+                    at = f"sums[{i * threads} + thread"
+                    code.line(f"{at}] += {at} + {half}];")
+            code.line(self.barrier)
+            half //= 2
+        for i, number in enumerate(numbers):
+            output = self.plan.planes[number].output
+            assert output is not None
+            type = TYPES[self.tensors[len(self.binding.inputs) + output].dtype]
+            code.line(f"if (thread == {i}) *t{number} = md_as<{type}>(sums[{i * threads}]);")
+
     def _write_row(self, code: Code, number: int, row: int, region: str, dtype: str) -> None:
         """Copies a row of the rectangle to the region."""
         columns, width = self.grid.columns, self.plan.anchor[1]
@@ -330,6 +375,8 @@ class _Printer:
 
     def _idle_region(self, number: int, segment: int) -> int:
         """A region whose input nobody reads any more once a plane is computed."""
+        if self.direct:
+            return 0
         last: dict[int, int] = {}
         made = 0
         for i, step in enumerate(self.plan.steps):

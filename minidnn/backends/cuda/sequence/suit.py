@@ -66,7 +66,8 @@ class LaidSequence:
         body = region.body
         stack = lower(body.nodes, body.outputs)
         self.sequence = Sequence(stack.steps, body.outputs, stack.batch, stack.channels)
-        values = (*self.sequence.inputs, *self.sequence.outputs)
+        sums = {body.outputs[number] for number in region.summed}
+        values = [v for v in (*self.sequence.inputs, *self.sequence.outputs) if v not in sums]
         wide = [v for v in values if v.type.plane[2] * v.type.plane[3] > 1 and v.type.plane[1] > 1]
         self.is_planar = all(lies(value).is_planar for value in wide)
 
@@ -85,6 +86,8 @@ class LaidSequence:
         """
         region, sequence = self.region, self.sequence
         _, _, rows, columns = sequence.anchor.type.plane
+        if region.summed:
+            return Schedule(rows, columns)
         # The cost model's choice may be to copy what a lone window reads; here caches do better.
         schedule = replace(region.schedule, stage=False)
         direct = region if schedule == region.schedule else replace(region, schedule=schedule)
@@ -120,6 +123,8 @@ class LaidSequence:
 
     def schedules(self) -> list[Schedule]:
         """All that fit, those that the cost model takes for the fastest first."""
+        if self.region.summed:
+            return [self.schedule()]
         device = self._device()
         priced = [(self.sequence.price(s, device), s) for s in self.sequence.candidates(device)]
         fitting = [(price.seconds, i) for i, (price, _) in enumerate(priced) if price is not None]

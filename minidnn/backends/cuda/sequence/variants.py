@@ -68,6 +68,8 @@ def _spreads(
         return
     for grid in grids(plan, binding, tensors)[:_GRIDS]:
         yield plan, grid
+    if plan.summed:
+        return
     joined = absorb_prologues(plan)
     if place == 0:
         for rolling in rollings(joined, binding, tensors):
