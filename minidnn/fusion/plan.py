@@ -115,6 +115,8 @@ class KernelPlan:
     #: Patches above the first that a task of several begins with; what lies above the plane or
     #: is not needed by the task's own patches is not computed.
     lead: int = 0
+    #: Of which outputs only the sums over planes are wanted.
+    summed: tuple[int, ...] = ()
 
     @property
     def operations(self) -> list[PlanOperation]:
@@ -143,7 +145,8 @@ class KernelPlan:
         lines = [f"kernel over {self.anchor[0]}x{self.anchor[1]} in patches of {self.schedule}"]
         for i, plane in enumerate(self.planes):
             kinds = [f"input {plane.input}"] if plane.input is not None else []
-            kinds += [f"output {plane.output}"] if plane.output is not None else []
+            how = "sum" if plane.output in self.summed else "output"
+            kinds += [f"{how} {plane.output}"] if plane.output is not None else []
             kinds += [str(plane.buffer)] if plane.buffer else []
             where = ", ".join(kinds) or "register"
             lines.append(f"  p{i}: {plane.dtype} {plane.extent[0]}x{plane.extent[1]} ({where})")

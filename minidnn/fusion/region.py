@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -70,12 +70,29 @@ class FusedSequence(Region):
 
     For reports: the number of its stack, from 1 on, and which ``part`` of the ``parts`` it is that
     the stack was cut into.  0: no stack.
+
+    Of the body's outputs those of the numbers ``summed`` are no results; the sum over each of their
+    planes is, (N, C, 1, 1), added up in an order of the kernel's own.
     """
 
     schedule: Schedule
     stack: int = field(default=0, repr=False)
     part: int = field(default=1, repr=False)
     parts: int = field(default=1, repr=False)
+    summed: tuple[int, ...] = field(default=(), repr=False)
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        found = super().infer(*inputs)
+        return tuple(_number(t) if i in self.summed else t for i, t in enumerate(found))
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        return self._added(super().reference(*inputs))
+
+    def _added(self, results: Iterable[np.ndarray]) -> tuple[np.ndarray, ...]:
+        return tuple(
+            array.sum((2, 3), keepdims=True) if i in self.summed else array
+            for i, array in enumerate(results)
+        )
 
     @property
     def origin(self) -> str:
@@ -90,7 +107,8 @@ class FusedSequence(Region):
     @cached_property
     def kernel(self) -> tuple[KernelPlan, Binding]:
         """The kernel plan and what it is bound to (values of the body)."""
-        return build_plan(self.body, self.schedule)
+        plan, binding = build_plan(self.body, self.schedule)
+        return replace(plan, summed=self.summed), binding
 
     def interpret(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         """The outputs, computed patch by patch by the plan's interpreter."""
@@ -105,10 +123,15 @@ class FusedSequence(Region):
         tensors = [array(s.value).reshape(s.value.type.plane) for s in binding.inputs]
         vectors = [array(v.value) for v in binding.vectors]
         results = interpret(plan, binding, tensors, vectors)
-        return tuple(
+        return self._added(
             result.reshape(value.shape)
             for result, value in zip(results, self.body.outputs, strict=True)
         )
+
+
+def _number(type: TensorType) -> TensorType:
+    """The type of a number for each plane."""
+    return TensorType((*type.shape[:2], 1, 1), type.dtype)
 
 
 def window_alone(node: Node) -> FusedSequence:

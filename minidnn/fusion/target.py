@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from minidnn.errors import UnsupportedError
 from minidnn.fusion.device import TWO_CORES, Device
 from minidnn.fusion.functions import LibraryFunction, LibraryFunctions
-from minidnn.fusion.region import Region
+from minidnn.fusion.region import FusedSequence, Region
 from minidnn.fusion.stacks import computes_in_several
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.layout import PLANAR, Layout
@@ -102,6 +102,10 @@ class Target:
     def refuse_sums(self, reduction: Node) -> str | None:
         """Why a sum or mean over all axes but channels cannot be computed together with others and
         with the point-wise operators before it; None if it can."""
+        return "this device adds up stored values"
+
+    def refuse_summed(self, region: FusedSequence) -> str | None:
+        """Why a sequence cannot add up planes that it computes; None if it can."""
         return "this device adds up stored values"
 
     @property

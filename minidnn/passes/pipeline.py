@@ -31,6 +31,7 @@ from minidnn.passes.schedule import SCHEDULE
 from minidnn.passes.share_joins import SHARE_JOINS
 from minidnn.passes.simplify import SIMPLIFY
 from minidnn.passes.store_summed import STORE_SUMMED
+from minidnn.passes.sum_inside import SUM_INSIDE
 from minidnn.passes.sum_together import SUM_TOGETHER
 from minidnn.passes.take_channels import TAKE_CHANNELS
 from minidnn.passes.turn_linear import TURN_LINEAR
@@ -57,6 +58,7 @@ PIPELINE: tuple[Pass, ...] = (
     SUM_TOGETHER,
     STORE_SUMMED,
     DEPTH_FIRST,
+    SUM_INSIDE,
     COMPUTE_TOGETHER,
     LAUNCH_TOGETHER,
     LAYOUT,

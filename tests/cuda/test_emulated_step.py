@@ -19,10 +19,13 @@ from minidnn.backends.cuda.contraction.problem import Address
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import InWorkspace, Pointer, Task, lower_plan
 from minidnn.backends.cuda.rank_sums import RankSum
+from minidnn.fusion.region import FusedSequence
+from minidnn.gradients.reverse import pullback
 from minidnn.graph import meeting
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operators import SumOverRanks
+from minidnn.layers.build import to_graph
 from minidnn.runtime.bits import from_bits, to_bits
 from minidnn.runtime.operand import Operand
 from minidnn.runtime.plan import Plan
@@ -196,3 +199,30 @@ def check_values(
             # A sum that is zero but for rounding has no size of its own.
             size = max(float(np.linalg.norm(wanted)), 1e-2)
             assert away <= error * size, f"{value!r}: {away / size}"
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_planes_that_are_added_up_on_the_way(frozen: bool, tmp_path: Path) -> None:
+    """Blocks of pooling, normalization and ReLU, of which no plane is stored for a sum alone."""
+    random = np.random.default_rng(0)
+    # Maxima before the statistics of a batch, and shifts of zero, have sums of zero but for
+    # rounding.
+    pool = L.MaxPool2d(3, 1, 1)
+    pools = [pool, *[pool if frozen else L.AvgPool2d(3, 1, 1)] * 2]
+    blocks = [L.Sequential(pool, L.BatchNorm2d(4), L.ReLU()) for pool in pools]
+    network = L.Sequential(*blocks).initialize(0)
+    drawn = {
+        name: random.standard_normal(4).astype(np.float32) for name in ("0.1.bias", "1.1.bias")
+    }
+    network.load_state_dict({**network.state_dict(), **drawn})
+    if frozen:
+        network.freeze()
+    forward = to_graph(network, (3, 4, 11, 9), mode="train")
+    scales = [s for s in forward.states if s.name.endswith((".weight", ".bias"))]
+    graph = pullback(forward, [*forward.inputs, *scales])
+    outputs = (*forward.outputs, *graph.outputs)
+    graph = Graph(graph.inputs, outputs, graph.nodes, updates=forward.updates)
+    plan = planned_graph(graph, "float32", True)
+    assert any(isinstance(n.op, FusedSequence) and n.op.summed for n in plan.graph.nodes)
+    given = [random.standard_normal(v.shape).astype(np.float32) for v in graph.inputs]
+    check_values(plan, given, "float32", tmp_path)

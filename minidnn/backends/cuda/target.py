@@ -27,6 +27,7 @@ from .contraction.chunks import LANES
 from .contraction.problem import lies_one_way, wants_gather
 from .library.support import PRODUCTS, layer_functions, product_gradient, takes_layouts
 from .prelude import TYPES
+from .sequence.sums import choose_sums
 
 _GRADIENTS = (Conv2dInputGradient, Conv2dWeightGradient)
 _BOTH = (CHANNELS_LAST, PLANAR)
@@ -76,6 +77,8 @@ class CudaTarget(Target):
 
     def layouts(self, node: Node) -> tuple[Layout, ...]:
         op = node.op
+        if isinstance(op, FusedSequence) and op.summed:
+            return (PLANAR,)
         if isinstance(op, Reshaping):
             planes = [value.type.plane[2:] for value in (*node.inputs, node.output)]
             return _BOTH if all(plane == (1, 1) for plane in planes) else (PLANAR,)
@@ -133,6 +136,13 @@ class CudaTarget(Target):
     def refuse_sums(self, reduction: Node) -> str | None:
         rank = reduction.inputs[0].type.rank
         return None if rank in (2, 4) else f"its values have rank {rank}"
+
+    def refuse_summed(self, region: FusedSequence) -> str | None:
+        if self.precision != "float32":
+            return "values may come to lie channels last, where no thread has a part of a plane"
+        if choose_sums(region, self.device.local_bytes) is None:
+            return "its planes do not stay in registers"
+        return None
 
     @property
     def stores_summed(self) -> bool:

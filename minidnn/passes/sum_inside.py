@@ -1,0 +1,192 @@
+"""sum_inside: planes are added up in the sequence that makes them.
+
+In training these are the sums of the gradients by scales and shifts: the values that they are made
+of, as the inputs of normalizations, then need not be stored for them.
+
+Handles: sweeps of sums over tensors of which a sequence makes the last, as long as all others are
+there before it.  The sequence computes what the sweep computes point by point, and adds up each
+plane; what is left of the sweep adds up these numbers over the batch.  Results of the sequence that
+nothing else reads are no longer stored.
+Refuses: means and variances; sweeps that store something; values in half precision; whatever the target refuses, and everything
+under strategies that leave layers apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from minidnn.fusion.collapse import APART
+from minidnn.fusion.region import FusedSequence, FusedSums
+from minidnn.fusion.sequence import Schedule
+from minidnn.fusion.stacks import why_not_fusable
+from minidnn.graph.expression import argument
+from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
+from minidnn.graph.operators import Formula, Reduce, View
+from minidnn.passes.infrastructure import Context, Pass
+
+_COPY = Formula(argument(0), title="Copy")
+
+
+def sum_inside(graph: Graph, context: Context) -> Graph:
+    """See the module."""
+    if context.strategy in APART:
+        return graph
+    chosen: dict[Node, _Merged] = {}
+    for sweep in graph.nodes:
+        if not isinstance(sweep.op, FusedSums):
+            continue
+        maker = _maker(graph, sweep, sweep.op)
+        if maker is None:
+            continue
+        before = chosen[maker].sweeps if maker in chosen else ()
+        merged = _Merged(graph, maker, (*before, sweep))
+        if context.target.refuse_summed(merged.region) is not None:
+            continue
+        if not context.allow(f"add up {sweep.name} in {maker.name}"):
+            break
+        chosen[maker] = merged
+    return _rewritten(graph, chosen) if chosen else graph
+
+
+def _maker(graph: Graph, sweep: Node, op: FusedSums) -> Node | None:
+    """The sequence in which a sweep can be computed."""
+    for node in op.body.nodes:
+        if isinstance(node.op, Reduce):
+            if node.op.how != "sum" or node.inputs[0].dtype != "float32":
+                return None
+        elif why_not_fusable(node) is not None:
+            return None
+    if len(op.shape) != 4 or op.stored:
+        return None
+    makers = {v.producer for v in sweep.inputs if v.shape == op.shape}
+    there = [node for node in makers if node in graph.position]
+    last = max(there, key=graph.position.__getitem__, default=None)
+    if last is None or not isinstance(last.op, FusedSequence):
+        return None
+    end = graph.position[last]
+    for value in sweep.inputs:
+        producer = value.producer
+        if producer in graph.position and producer is not last and graph.position[producer] > end:
+            return None
+    return last
+
+
+class _Merged:
+    """A sequence with sweeps: the region, its operands, and where its results are."""
+
+    def __init__(self, graph: Graph, maker: Node, sweeps: Sequence[Node]) -> None:
+        assert isinstance(maker.op, FusedSequence)
+        self.sweeps = tuple(sweeps)
+        body = maker.op.body
+        self._nodes = list(body.nodes)
+        self._names = {node.name for node in body.nodes}
+        self._known = {(node.op, node.inputs): node.output for node in body.nodes}
+        #: What values outside are called inside.
+        self._inside = dict(zip(maker.inputs, body.inputs, strict=True))
+        self._inside |= dict(zip(maker.outputs, body.outputs, strict=True))
+        self.operands = list(maker.inputs)
+        others = set(graph.results)
+        for value in maker.outputs:
+            if any(reader not in sweeps for reader in graph.readers[value]):
+                others.add(value)
+        #: The results that are planes, as they were.
+        self.kept = [value for value in maker.outputs if value in others]
+        outputs = [self._inside[value] for value in self.kept]
+        first = len(outputs)
+        for sweep in sweeps:
+            outputs += self._planes(sweep, outputs)
+        inputs = [self._inside[value] for value in self.operands]
+        rows, columns = outputs[0].type.plane[2:]
+        self.region = replace(
+            maker.op,
+            body=Graph(inputs, outputs, self._nodes, body.name),
+            schedule=Schedule(rows, columns),
+            summed=tuple(range(first, len(outputs))),
+        )
+
+    def _planes(self, sweep: Node, outputs: Sequence[Value]) -> list[Value]:
+        """The planes of which a sweep wants the sums, each another one."""
+        assert isinstance(sweep.op, FusedSums)
+        inner = sweep.op.body
+        for value in sweep.inputs:
+            if value not in self._inside:
+                self._inside[value] = Value(value.type, value.name)
+                self.operands.append(value)
+        here = {
+            value: self._inside[outer]
+            for value, outer in zip(inner.inputs, sweep.inputs, strict=True)
+        }
+        found: list[Value] = []
+        for node in inner.nodes:
+            if not isinstance(node.op, Reduce):
+                here[node.output] = self._computed(node, [_of(here, v) for v in node.inputs])
+        for node in sweep.op.reductions.values():
+            plane = _of(here, node.inputs[0])
+            if plane in outputs or plane in found or plane.producer not in self._nodes:
+                plane = self._add(Node(_COPY, [plane], self._fresh(node.name), node.source))
+            found.append(plane)
+        return found
+
+    def _computed(self, node: Node, inputs: list[Value]) -> Value:
+        """What a node of a sweep makes, which the sequence may make, too."""
+        known = self._known.get((node.op, tuple(inputs)))
+        if known is not None:
+            return known
+        return self._add(Node(node.op, inputs, self._fresh(node.name), node.source))
+
+    def _add(self, node: Node) -> Value:
+        self._nodes.append(node)
+        self._known[node.op, node.inputs] = node.output
+        return node.output
+
+    def _fresh(self, name: str) -> str:
+        found, count = name, 0
+        while found in self._names:
+            count += 1
+            found = f"{name}.{count}"
+        self._names.add(found)
+        return found
+
+
+def _of(here: dict[Value, Value], value: Value) -> Value:
+    return value if isinstance(value, Constant) else here[value]
+
+
+def _rewritten(graph: Graph, chosen: dict[Node, _Merged]) -> Graph:
+    rewriter = Rewriter(graph)
+    sums: dict[Node, list[Value]] = {}
+    for node in graph.nodes:
+        if node in chosen:
+            merged = chosen[node]
+            operands = [rewriter.value(value) for value in merged.operands]
+            made = list(rewriter.add(merged.region, operands, node.name, node.source).outputs)
+            for old in merged.kept:
+                rewriter.replace(old, made.pop(0))
+            for sweep in merged.sweeps:
+                sums[sweep] = [made.pop(0) for _ in sweep.outputs]
+        elif node in sums:
+            _add_over_batch(rewriter, node, sums[node])
+        else:
+            rewriter.keep(node)
+    return rewriter.finish()
+
+
+def _add_over_batch(rewriter: Rewriter, sweep: Node, numbers: Sequence[Value]) -> None:
+    """What is left of a sweep."""
+    given = []
+    for value in numbers:
+        name = rewriter.fresh(f"{sweep.name}.planes")
+        given.append(rewriter.add(View(value.shape[:2]), [value], name, sweep.source).output)
+    inside = [Value(value.type, value.name) for value in given]
+    nodes = [
+        Node(Reduce("sum", (0,)), [value], f"{sweep.name}.{i}", sweep.source)
+        for i, value in enumerate(inside)
+    ]
+    body = Graph(inside, [node.output for node in nodes], nodes, sweep.name)
+    made = rewriter.add(FusedSums(body), given, sweep.name, sweep.source)
+    for old, new in zip(sweep.outputs, made.outputs, strict=True):
+        rewriter.replace(old, new)
+
+
+SUM_INSIDE = Pass("sum_inside", sum_inside, requires=("sum_together", "depth_first"))
