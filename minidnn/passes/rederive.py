@@ -18,6 +18,7 @@ gradient, as the places of maxima, is computed with the forward pass, which keep
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from minidnn.fusion.collapse import APART
@@ -28,6 +29,7 @@ from minidnn.passes.infrastructure import Context, Pass
 
 MOST_NODES = 6
 """A value that takes more nodes than that is kept."""
+_RECORDED = re.compile(r"\.gradient(\.\d+)?$")
 SMALL = 1 / 16
 """What is no larger than this part of a value is kept for it."""
 
@@ -67,13 +69,20 @@ def rederive(graph: Graph, context: Context) -> Graph:
 
 
 def forward_nodes(graph: Graph) -> set[Node]:
-    """The nodes that results are computed by; all others compute what states become."""
-    wanted, found = set(graph.outputs), set[Node]()
+    """The nodes that results are computed by, other than gradients; all others compute these, and
+    what states become."""
+    wanted, found = {v for v in graph.outputs if not _is_gradient(v)}, set[Node]()
     for node in reversed(graph.nodes):
         if wanted.intersection(node.outputs):
             found.add(node)
             wanted.update(node.inputs)
     return found
+
+
+def _is_gradient(value: Value) -> bool:
+    """Whether a rule has recorded what makes a value."""
+    node = value.producer
+    return node is not None and _RECORDED.search(node.name) is not None
 
 
 def _windows_of(graph: Graph, forward: set[Node]) -> set[Node]:

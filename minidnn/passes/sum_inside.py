@@ -7,8 +7,8 @@ Handles: sweeps of sums over tensors of which a sequence makes the last, as long
 there before it.  The sequence computes what the sweep computes point by point, and adds up each
 plane; what is left of the sweep adds up these numbers over the batch.  Results of the sequence that
 nothing else reads are no longer stored.
-Refuses: means and variances; sweeps that store something; values in half precision; whatever the target refuses, and everything
-under strategies that leave layers apart.
+Refuses: means and variances; sweeps that store something; values in half precision; whatever the
+target refuses, and everything under strategies that leave layers apart.
 """
 
 from __future__ import annotations

@@ -72,6 +72,7 @@ def test_the_pipelines_own_order_is_legal() -> None:
         "sum_together",
         "store_summed",
         "depth_first",
+        "sum_inside",
         "compute_together",
         "launch_together",
         "layout",
