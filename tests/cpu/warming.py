@@ -52,6 +52,6 @@ def warm(
         each for graph, how in graphs for each in kernels_of(graph, isa, how, stored, precision)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        # ISPC starts less often, for a quarter less of the processor's time.
-        patch.setattr(kernels, "MOST_PER_FILE", 64)
+        # ISPC starts less often, for a third less of the processor's time.
+        patch.setattr(kernels, "MOST_PER_FILE", 128)
         kernels.compile_kernels(sources, isa)

@@ -10,21 +10,24 @@ from ...cache import digest
 
 @dataclass(frozen=True)
 class KernelSource:
-    """The text of one kernel with the functions that it alone uses.
+    """The text of one kernel, with the functions that it uses.
 
     Several texts become one unit behind a prelude, so kernels of different text have different
-    names.  Helper functions are ``static`` and carry the kernel's name.
+    names.  Helper functions are ``static``.  Those that a kernel alone uses carry its name.
 
     Attributes:
         specific: it uses instructions that only this very architecture of a GPU has ("sm_90a" for
             "sm_90").
         beside: pieces of C that are compiled into the same unit, each once.
+        shared: functions that kernels of other texts use, too: they stand in a unit before its
+            kernels, each once, and equal names mean equal texts.
     """
 
     name: str
     text: str
     specific: bool = False
     beside: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
 
     @classmethod
     def named(
@@ -34,10 +37,11 @@ class KernelSource:
         mark: str = "@",
         specific: bool = False,
         beside: tuple[str, ...] = (),
+        shared: tuple[str, ...] = (),
     ) -> KernelSource:
         """A kernel named after its text, in which ``mark`` stands for the name."""
-        name = f"{kind}_{digest(text, *beside)[:20]}"
-        return cls(name, text.replace(mark, name), specific, beside)
+        name = f"{kind}_{digest(text, *beside, *shared)[:20]}"
+        return cls(name, text.replace(mark, name), specific, beside, shared)
 
 
 def by_name(sources: Iterable[KernelSource]) -> dict[str, KernelSource]:

@@ -85,7 +85,8 @@ def group(
     count = min(most, max(least, jobs))
     files = []
     for part in in_groups(sources, count):
-        text = head + "\n".join(source.text for source in part)
+        shared = dict.fromkeys(piece for source in part for piece in source.shared)
+        text = head + "\n".join((*shared, *(source.text for source in part)))
         beside = "\n".join(dict.fromkeys(piece for source in part for piece in source.beside))
         files.append((Unit(f"kernels_{digest(text)[:8]}", text, isa, beside=beside), part))
     return files
@@ -93,4 +94,5 @@ def group(
 
 def _key(source: KernelSource, head: str, isa: Isa, banner: str) -> str:
     target = (isa.target, FLAGS, banner)
-    return digest("ispc kernel", head, source.name, source.text, *target, *source.beside)
+    pieces = (*source.beside, *source.shared)
+    return digest("ispc kernel", head, source.name, source.text, *target, *pieces)

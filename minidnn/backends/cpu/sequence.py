@@ -116,8 +116,8 @@ class _Printer:
         self.bound = input_bound(plan, binding) if self.checked else None
         #: Names of step functions by their text.
         self.functions: dict[str, str] = {}
-        #: What transposes, by name.
-        self.moves: dict[str, Move] = {}
+        #: What transposes.
+        self.moves: set[Move] = set()
         self.row_floats = 0
         #: By segment, what results are rounded to before others read them.
         self.rounded = [
@@ -133,12 +133,10 @@ class _Printer:
             for variant in variants:
                 self._segment(segments, segment, variant)
         main = self._main(blocks, variants)
-        moves = Code()
-        for name, move in self.moves.items():
-            move.print(moves, name, self.lanes)
         functions = (text.replace("<name>", name) for text, name in self.functions.items())
-        text = "".join((str(moves), *functions, str(segments), str(main)))
-        source = KernelSource.named("seq", text, "$")
+        text = "".join((*functions, str(segments), str(main)))
+        shared = tuple(sorted(move.text(self.lanes) for move in self.moves))
+        source = KernelSource.named("seq", text, "$", shared=shared)
         floats = self._rows_offset + self.row_floats
         vectors = _packed(self.binding, self.lanes)
         return SequenceKernel(source, self.tasks * sum(blocks), floats * 4, vectors)
@@ -180,7 +178,7 @@ class _Printer:
                     with code.block(f"if (block >= {first} && block < {first + count})"):
                         self._calls(code, segment, f"block - {first}", variants)
                     first += count
-            if any(move.kind == "stream" for move in self.moves.values()):
+            if any(move.kind == "stream" for move in self.moves):
                 code.line("memory_barrier();")
         return code
 

@@ -58,7 +58,7 @@ class StepPrinter:
     known: dict[tuple[str, object], str] = field(default_factory=dict)
     temporaries: dict[int, str] = field(default_factory=dict)
     #: The functions that it calls.
-    moves: dict[str, Move] = field(default_factory=dict)
+    moves: set[Move] = field(default_factory=set)
 
     def print(self) -> StepFunction:
         """The function; it is called with the rows to compute before its other arguments."""
@@ -165,10 +165,9 @@ class StepPrinter:
         pointer = self._pointer(number, view)
         channels = "0" if self.full else self._argument("uniform int", "channels", "channels")
         kind = "stream" if kind == "store" and view.is_large else kind
-        element = view.element
-        dtype = "" if element.dtype == "float32" else f"_{element.dtype}"
-        function = f"$_{kind}_{view.plane}{dtype}{'' if self.full else '_part'}"
-        self.moves[function] = Move(kind, view.plane, self.full, element)
+        move = Move.of(kind, view.plane, self.lanes, self.full, view.element)
+        self.moves.add(move)
+        call, channels = f"if (size > 0) {move.name}", f"{view.plane}, {channels}"
         whole = self.static and (self.xb, self.xe) == ("0", str(view.columns))
         if whole and view.own_columns is None:
             with code.block(""):
@@ -176,10 +175,7 @@ class StepPrinter:
                 code.line(f"const uniform int size = {end} - top;")
                 at = f"{pointer} + top * {view.columns}"
                 local = f"{rows} + (top - first) * {view.columns * self.lanes}"
-                code.line(
-                    f"if (size > 0) {function}({at}, {channels}, size * {view.columns}, "
-                    f"{local}, seen);"
-                )
+                code.line(f"{call}({at}, {channels}, size * {view.columns}, {local}, seen);")
             return
         left, right = self.xb, self.xe
         if view.own_columns is not None:
@@ -194,7 +190,7 @@ class StepPrinter:
             local = (
                 f"{rows} + ((y - first) * {self.most_columns} + left - {self.xb}) * {self.lanes}"
             )
-            code.line(f"if (size > 0) {function}({at}, {channels}, size, {local}, seen);")
+            code.line(f"{call}({at}, {channels}, size, {local}, seen);")
 
     def _pointer(self, number: int, view: CallerTensor) -> str:
         type = view.element.pointer_type(self.planes[number].input is view)

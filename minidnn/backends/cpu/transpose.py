@@ -22,58 +22,76 @@ MANY_TILES = 8
 
 @dataclass(frozen=True)
 class Move:
-    """A function that moves positions: what it does ("load", "store" or "stream"), the elements of
-    a plane, whether all lanes are channels, and how elements lie."""
+    """A function that moves positions, for planes of any size, so that kernels share it: what it
+    does ("load", "store" or "stream"), whether planes begin alike within vectors, whether all
+    lanes are channels, and how elements lie."""
 
     kind: str
-    plane: int
+    alike: bool
     full: bool
     element: Element
 
-    def print(self, code: Code, name: str, lanes: int) -> None:
-        if self.kind == "load":
-            print_load(code, name, self.plane, lanes, self.full, self.element)
-        else:
-            stream = self.kind == "stream"
-            print_store(code, name, self.plane, lanes, self.full, self.element, stream)
+    @classmethod
+    def of(cls, kind: str, plane: int, lanes: int, full: bool, element: Element) -> Move:
+        """The one for planes of ``plane`` elements, of which "stream" takes whole lines alone."""
+        if kind == "stream" and plane % LINE:
+            kind = "store"
+        return cls(kind, plane % lanes == 0, full, element)
+
+    @property
+    def name(self) -> str:
+        parts = ("md", self.kind, *(["alike"] * self.alike), *(["part"] * (not self.full)))
+        dtype = self.element.dtype
+        return "_".join((*parts, *([dtype] * (dtype != "float32"))))
+
+    def text(self, lanes: int) -> str:
+        code = Code()
+        (print_load if self.kind == "load" else print_store)(code, self, lanes)
+        return str(code)
 
 
-def _tiles(pointer: str, plane: int, lanes: int, element: Element) -> str:
+def _tiles(pointer: str, move: Move, lanes: int) -> str:
     """The head of the loop over tiles of planes at a pointer; ``p`` is where one would begin."""
-    first = "0"
-    if plane % lanes == 0:
+    first, element = "0", move.element
+    if move.alike:
         shift = element.bytes.bit_length() - 1
         behind = f"(uniform int)(((uniform int64){pointer} >> {shift}) & {lanes - 1})"
         first = f"n < {MANY_TILES * lanes} ? 0 : -{behind}"
     return f"for (uniform int p = {first}; p < n; p += {lanes})"
 
 
-def print_load(code: Code, name: str, plane: int, lanes: int, full: bool, element: Element) -> None:
-    """``name(x, channels, n, y, seen)``: ``n`` positions of a block of channels whose planes lie
-    at ``x`` to ``y``, and the largest magnitude of what was read into ``seen``.
+def print_load(code: Code, move: Move, lanes: int) -> None:
+    """``name(x, plane, channels, n, y, seen)``: ``n`` positions of a block of channels whose planes
+    of ``plane`` elements lie at ``x`` to ``y``, and the largest magnitude of what was read into
+    ``seen``.
 
     Lanes past ``channels`` get the last channel's elements; with ``full`` there are none.
     """
+    element = move.element
     head = (
-        f"static noinline unmasked void {name}({element.constant_pointer} x, "
-        "uniform int channels, uniform int n, uniform float * uniform y, "
+        f"static noinline unmasked void {move.name}({element.constant_pointer} x, "
+        "uniform int plane, uniform int channels, uniform int n, uniform float * uniform y, "
         "uniform unsigned int * uniform seen)"
     )
 
     def address(lane: int) -> str:
-        return element.load(f"x[{_channel(lane, plane, full)} + q + programIndex]")
+        if move.full or lane == 0:
+            return element.load(f"{_plane_at('x', lane)}[programIndex]")
+        return element.load(f"x[min({lane}, channels - 1) * plane + q + programIndex]")
 
     with code.block(head):
         _indices(code, lanes)
         code.line("unsigned int most = seen[programIndex];")
-        with code.block(f"if (n >= {lanes})"), code.block(_tiles("x", plane, lanes, element)):
+        with code.block(f"if (n >= {lanes})"), code.block(_tiles("x", move, lanes)):
             code.line(f"uniform int q = clamp(p, 0, n - {lanes});")
+            _planes(code, element.constant_pointer, "x", lanes)
             code.lines(f"float a{i} = {address(i)};" for i in range(lanes))
             _check(code, lanes)
             names = _transpose(code, lanes)
             code.lines(f"y[(q + {i}) * {lanes} + programIndex] = {names[i]};" for i in range(lanes))
         with code.block("else"):
             code.line("uniform int q = 0;")
+            _planes(code, element.constant_pointer, "x", lanes)
             for i in range(lanes):
                 code.line(f"float a{i} = 0.0f; if (programIndex < n) a{i} = {address(i)};")
             _check(code, lanes)
@@ -83,24 +101,18 @@ def print_load(code: Code, name: str, plane: int, lanes: int, full: bool, elemen
         code.line("seen[programIndex] = most;")
 
 
-def print_store(
-    code: Code,
-    name: str,
-    plane: int,
-    lanes: int,
-    full: bool,
-    element: Element,
-    stream: bool = False,
-) -> None:
-    """``name(y, channels, n, x, seen)``: ``n`` positions at ``x`` to channels' planes at ``y``.
+def print_store(code: Code, move: Move, lanes: int) -> None:
+    """``name(y, plane, channels, n, x, seen)``: ``n`` positions at ``x`` to channels' planes of
+    ``plane`` elements at ``y``.
 
-    With ``stream``, for float32 alone, whole cache lines go past the caches.  A processor has few
+    A "stream", for float32 alone, has whole cache lines go past the caches.  A processor has few
     buffers for lines on their way to memory, and loses much when one is given up half full: so a
     line that takes several vectors gets them at once, not while other planes' lines are begun.
     """
+    element, full = move.element, move.full
     head = (
-        f"static noinline unmasked void {name}({element.pointer} y, "
-        "uniform int channels, uniform int n, const uniform float * uniform x, "
+        f"static noinline unmasked void {move.name}({element.pointer} y, "
+        "uniform int plane, uniform int channels, uniform int n, const uniform float * uniform x, "
         "const uniform unsigned int * uniform seen)"
     )
 
@@ -111,7 +123,7 @@ def print_store(
     def stores(names: list[str], mask: str) -> None:
         for i in range(lanes):
             test = f"if ({i} < channels) " if not full and i else ""
-            place = f"y[{i * plane} + q + programIndex]"
+            place = f"{_plane_at('y', i)}[programIndex]"
             code.line(f"{test}{mask}{element.store(place, names[i])}")
 
     def streamed() -> None:
@@ -123,15 +135,16 @@ def print_store(
         for i in range(lanes):
             with code.block(f"if ({i} < channels)" if not full and i else ""):
                 for part in range(LINE // lanes):
-                    at = f"y + {i * plane} + q + {part * lanes}"
+                    at = f"{_plane_at('y', i)} + {part * lanes}"
                     code.line(f"streaming_store({at}, line{part}_{i});")
         code.line(f"p += {LINE - lanes};")
 
     with code.block(head):
         _indices(code, lanes)
-        with code.block(f"if (n >= {lanes})"), code.block(_tiles("y", plane, lanes, element)):
+        with code.block(f"if (n >= {lanes})"), code.block(_tiles("y", move, lanes)):
             code.line(f"uniform int q = clamp(p, 0, n - {lanes});")
-            if stream and plane % LINE == 0:
+            _planes(code, element.pointer, "y", lanes)
+            if move.kind == "stream":
                 # Not lines that the first or the last tile, moved to lie inside, writes too.
                 code.line(f"const uniform int after = n - q - {LINE};")
                 begins = f"((uniform int64)(y + q) & {4 * LINE - 1}) == 0"
@@ -144,13 +157,24 @@ def print_store(
                 stores(tile("q"), "")
         with code.block("else"):
             code.line("uniform int q = 0;")
+            _planes(code, element.pointer, "y", lanes)
             for i in range(lanes):
                 code.line(f"float a{i} = x[min({i}, n - 1) * {lanes} + programIndex];")
             stores(_transpose(code, lanes), "if (programIndex < n) ")
 
 
-def _channel(lane: int, plane: int, full: bool) -> str:
-    return str(lane * plane) if full or lane == 0 else f"min({lane}, channels - 1) * {plane}"
+def _planes(code: Code, type: str, pointer: str, lanes: int) -> None:
+    """Declares where position ``q`` of every fourth plane lies."""
+    code.line(f"{type} {pointer}0 = {pointer} + q;")
+    for lane in range(4, lanes, 4):
+        code.line(f"{type} {pointer}{lane} = {pointer}{lane - 4} + 4 * (uniform int64)plane;")
+
+
+def _plane_at(pointer: str, lane: int) -> str:
+    """Where position ``q`` of a plane lies; of three planes behind one an address tells by itself,
+    as it may add one, two or four times a register."""
+    behind = f" + {lane % 4} * (uniform int64)plane" if lane % 4 else ""
+    return f"({pointer}{lane // 4 * 4}{behind})"
 
 
 def _check(code: Code, lanes: int) -> None:
