@@ -54,5 +54,6 @@ class Caches:
 
 
 def _contents(keeper: Any) -> list[Any]:
-    held = gc.get_referents(keeper)
+    # Not its type: what has a reference to that looks like another keeper.
+    held = [each for each in gc.get_referents(keeper) if each is not KEEPER]
     return [*held, *(one for each in held if type(each) is dict for one in list(each.values()))]
