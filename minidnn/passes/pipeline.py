@@ -5,12 +5,15 @@ from __future__ import annotations
 from minidnn.graph.ir import Graph
 from minidnn.passes.absorb import ABSORB
 from minidnn.passes.by_image import BY_IMAGE
+from minidnn.passes.compose_branches import COMPOSE_BRANCHES
 from minidnn.passes.compose_gradients import COMPOSE_GRADIENTS
 from minidnn.passes.compose_variance import COMPOSE_VARIANCE
 from minidnn.passes.compose_vectors import COMPOSE_VECTORS
 from minidnn.passes.compute_together import COMPUTE_TOGETHER
 from minidnn.passes.depth_first import DEPTH_FIRST
 from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
+from minidnn.passes.fold_bias import FOLD_BIAS
+from minidnn.passes.fold_pad import FOLD_PAD
 from minidnn.passes.freeze import FREEZE
 from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
 from minidnn.passes.keep_layers import KEEP_LAYERS
@@ -46,6 +49,9 @@ PIPELINE: tuple[Pass, ...] = (
     SIMPLIFY,
     TAKE_CHANNELS,
     SHARE_JOINS,
+    COMPOSE_BRANCHES,
+    FOLD_PAD,
+    FOLD_BIAS,
     TURN_LINEAR,
     FOLD_BATCH_NORM,
     POOL_FIRST,

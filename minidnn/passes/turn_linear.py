@@ -3,9 +3,9 @@
 Networks with layer normalization move channels behind rows and columns, where the normalization and
 linear layers want them, and back.  A linear layer there is a 1x1 convolution where they were, which
 takes what follows it, a residual sum or a scale of each channel, into its kernel.
-Handles: a Transpose from (N, H, W, C) to (N, C, H, W) behind linear layers, and activations, of
-which each is the only reader of the one before: the Transpose is then in front of them, or none is
-needed where one to (N, H, W, C) is in front already.
+Handles: a Transpose from (N, H, W, C) to (N, C, H, W) behind linear layers, and point-wise
+operators of one operand, of which each is the only reader of the one before: the Transpose is then
+in front of them, or none is needed where one to (N, H, W, C) is in front already.
 Refuses: weights that are not constant, operators that read a second tensor or a vector.
 """
 
@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
-from minidnn.graph.operator import Activation
+from minidnn.graph.operator import Elementwise
 from minidnn.graph.operators import Conv2d, Linear, Transpose
 from minidnn.graph.types import TensorType
 from minidnn.passes.infrastructure import Context, Pass
@@ -56,7 +56,8 @@ def _chain(graph: Graph, node: Node) -> list[Node]:
     value, reader = node.inputs[0], node
     while (made := value.producer) is not None and graph.only_reader(value) is reader:
         constant = all(isinstance(operand, Constant) for operand in made.inputs[1:])
-        if not isinstance(made.op, (Linear, Activation)) or not constant:
+        alone = isinstance(made.op, Elementwise) and len(made.inputs) == 1
+        if not alone and not (isinstance(made.op, Linear) and constant):
             break
         chain.insert(0, made)
         value, reader = made.inputs[0], made

@@ -74,7 +74,7 @@ def test_passes_are_printed_before_and_after(capsys: pytest.CaptureFixture[str])
     out = explain(capsys, "digits", "--passes")
     graph = to_graph(models.digits(), (1, 1, 8, 8))
     headings = [line for line in out.splitlines() if line.startswith("== ")]
-    assert headings[:12] == [
+    assert headings[:15] == [
         "== before freeze ==",
         "== after freeze ==",
         "== after keep_layers ==",
@@ -85,6 +85,9 @@ def test_passes_are_printed_before_and_after(capsys: pytest.CaptureFixture[str])
         "== after simplify ==",
         "== after take_channels ==",
         "== after share_joins ==",
+        "== after compose_branches ==",
+        "== after fold_pad ==",
+        "== after fold_bias ==",
         "== after turn_linear ==",
         "== after fold_batch_norm ==",
     ]
