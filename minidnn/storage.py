@@ -15,7 +15,13 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.fusion.functions import LayerFunction
-from minidnn.fusion.region import FusedContraction, FusedElements, FusedSequence, FusedSums
+from minidnn.fusion.region import (
+    FusedContraction,
+    FusedElements,
+    FusedNormalization,
+    FusedSequence,
+    FusedSums,
+)
 from minidnn.graph.attributes import brief
 from minidnn.graph.ir import Graph
 from minidnn.graph.registry import register
@@ -33,6 +39,7 @@ _LONGEST_MESSAGE = 2000
 register(FusedSequence)
 register(FusedContraction)
 register(FusedElements)
+register(FusedNormalization)
 register(FusedSums)
 register(LayerFunction)
 

@@ -15,11 +15,12 @@ from minidnn.fusion.sequence import Schedule
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Operator
-from minidnn.graph.operators import Reduce, Variance
+from minidnn.graph.operators import LayerNorm, Reduce, Variance
 from minidnn.graph.types import TensorType
 
 __all__ = [
-    *("FusedContraction", "FusedElements", "FusedSequence", "FusedSums", "Region"),
+    *("FusedContraction", "FusedElements", "FusedNormalization", "FusedSequence", "FusedSums"),
+    "Region",
     *("constants", "sum_alone", "window_alone"),
 ]
 
@@ -203,6 +204,23 @@ class FusedSums(Region):
         """The other results, by their numbers."""
         results = enumerate(self.body.outputs)
         return {i: value for i, value in results if i not in self.reductions}
+
+
+@dataclass(frozen=True, eq=False)
+class FusedNormalization(Region):
+    """A layer normalization of the channels of an image, with the moves of channels to the last
+    place and back that it takes: ``body`` is these three nodes."""
+
+    @cached_property
+    def normalization(self) -> LayerNorm:
+        op = self.body.nodes[1].op
+        assert isinstance(op, LayerNorm)
+        return op
+
+    @cached_property
+    def vectors(self) -> tuple[Value, ...]:
+        """Weight and bias, values of the body, as far as there are any."""
+        return self.body.nodes[1].inputs[1:]
 
 
 def sum_alone(node: Node) -> FusedSums:

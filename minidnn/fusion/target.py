@@ -99,6 +99,11 @@ class Target:
             return "it changes the shape"
         return computes_in_several(node)
 
+    def refuse_channel_norm(self, node: Node) -> str | None:
+        """Why a layer normalization of channels that were moved last cannot be computed where they
+        lie; None if it can."""
+        return "this device normalizes rows"
+
     def refuse_sums(self, reduction: Node) -> str | None:
         """Why a sum or mean over all axes but channels cannot be computed together with others and
         with the point-wise operators before it; None if it can."""

@@ -20,16 +20,18 @@ from minidnn.passes.infrastructure import Context, Pass
 def fold_bias(graph: Graph, context: Context) -> Graph:
     """See the module."""
     rewriter = Rewriter(graph)
-    folded: dict[Node, Constant] = {}  # sums, and what they add to the layer before them
+    folded: set[Node] = set()  # sums that went into the layer before them
     for node in graph.nodes:
         reader = graph.only_reader(node.output)
         added = None if reader is None else _added(node, reader)
-        if reader is not None and added is not None:
-            if context.allow(f"{reader.name} is the bias of {node.name}"):
-                folded[reader] = added
-                _fold(rewriter, node, reader, added)
-                continue
-        if node not in folded:
+        if (
+            reader is not None
+            and added is not None
+            and context.allow(f"{reader.name} is the bias of {node.name}")
+        ):
+            folded.add(reader)
+            _fold(rewriter, node, reader, added)
+        elif node not in folded:
             rewriter.keep(node)
     return rewriter.finish()
 

@@ -21,6 +21,7 @@ from minidnn.passes.launch_together import LAUNCH_TOGETHER
 from minidnn.passes.layout import LAYOUT
 from minidnn.passes.mix_precision import MIX_PRECISION
 from minidnn.passes.multiply_bytes import MULTIPLY_BYTES
+from minidnn.passes.normalize_channels import NORMALIZE_CHANNELS
 from minidnn.passes.place_concat import PLACE_CONCAT
 from minidnn.passes.place_sums import PLACE_SUMS
 from minidnn.passes.place_updates import PLACE_UPDATES
@@ -60,6 +61,7 @@ PIPELINE: tuple[Pass, ...] = (
     MIX_PRECISION,
     REDERIVE,
     ABSORB,
+    NORMALIZE_CHANNELS,
     COMPOSE_VECTORS,
     SUM_TOGETHER,
     STORE_SUMMED,

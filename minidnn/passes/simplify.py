@@ -4,7 +4,8 @@ Handles: identities (Identity, Dropout, windows of one position, reshapes to the
 adaptive pooling to the input's size, joins of one value, moves that move nothing); adaptive
 pooling whose sizes divide, which becomes a regular window if it is short, and long regular windows
 side by side, which become adaptive; means of rows and columns that stay as axes, which are such
-windows; joins that only a join along the same axis reads, which become part of it; nodes whose operands are all constants; nodes nobody reads.
+windows; joins that only a join along the same axis reads, which become part of it; nodes whose
+operands are all constants; nodes nobody reads.
 Leaves: arithmetic identities such as x * 1, which are not exact for NaN payloads and -0.
 Only the sign of zero may change: an average over one position adds -0 to 0, which gives 0.
 """

@@ -71,6 +71,7 @@ def test_the_pipelines_own_order_is_legal() -> None:
         "mix_precision",
         "rederive",
         "absorb",
+        "normalize_channels",
         "compose_vectors",
         "sum_together",
         "store_summed",

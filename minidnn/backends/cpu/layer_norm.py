@@ -28,13 +28,13 @@ static inline void @_join(uniform @_Moments &to, const uniform @_Moments &from) 
   to.squares += from.squares + apart * apart * (to.count * weight);
   to.count = count;
 }}
-static inline uniform @_Moments @_moments(const uniform float * uniform x, uniform int64 length) {{
+static inline uniform @_Moments @_moments({pointer} x, uniform int64 length{more}) {{
   const uniform int many = 4 * programCount;
   uniform @_Moments all;
   for (uniform int64 b = 0; b < length; b += {block}) {{
     const uniform int count = (uniform int)(length - b < {block} ? length - b : {block});
     const uniform int whole = count - count % many;
-    const uniform float * uniform z = x + b;
+    {pointer} z = x + b{apart};
     float sum[4], apart[4], squares[4];
     for (uniform int p = 0; p < 4; p++) {{
       sum[p] = 0.0f;
@@ -42,19 +42,19 @@ static inline uniform @_Moments @_moments(const uniform float * uniform x, unifo
       squares[p] = 0.0f;
     }}
     for (uniform int i = 0; i < whole; i += many) {{
-      for (uniform int p = 0; p < 4; p++) sum[p] += z[i + p * programCount + programIndex];
+      for (uniform int p = 0; p < 4; p++) sum[p] += {whole};
     }}
-    foreach (i = whole ... count) {{ sum[0] += z[i]; }}
+    {rest} {{ sum[0] += {last}; }}
     const uniform float mean = reduce_add((sum[0] + sum[1]) + (sum[2] + sum[3])) / count;
     for (uniform int i = 0; i < whole; i += many) {{
       for (uniform int p = 0; p < 4; p++) {{
-        const float a = z[i + p * programCount + programIndex] - mean;
+        const float a = {whole} - mean;
         apart[p] += a;
         squares[p] += a * a;
       }}
     }}
-    foreach (i = whole ... count) {{
-      const float a = z[i] - mean;
+    {rest} {{
+      const float a = {last} - mean;
       apart[0] += a;
       squares[0] += a * a;
     }}
@@ -73,18 +73,43 @@ static inline uniform @_Moments @_moments(const uniform float * uniform x, unifo
 }}
 """
 
+#: Of rows whose elements lie side by side.
+_SIDE_BY_SIDE = {
+    "pointer": "const uniform float * uniform",
+    "more": "",
+    "apart": "",
+    "whole": "z[i + p * programCount + programIndex]",
+    "rest": "foreach (i = whole ... count)",
+    "last": "z[i]",
+}
+
+
+def moments_of(**how: str) -> str:
+    """The function that takes mean and squares of a row, whose vectors are read as is said.
+
+    Args:
+        how: the type of the pointer; more parameters; what to multiply the distance of two elements
+            with; a vector of elements from ``i`` on with ``p`` vectors between; the loop over what
+            fills no four vectors; and an element there.
+    """
+    return _MOMENTS.format(block=_BLOCK, **how)
+
+
 # What is written from element ``first`` of row ``row`` on.
 _WRITE = """\
 static inline void @_write(const uniform @_Moments &moments, const uniform float * uniform x,
                            uniform float * uniform y, uniform int64 row, uniform int64 first,
                            uniform int64 count, const uniform int64 * uniform n{formals}) {{
-  const uniform float mean = (uniform float)moments.mean;
-  const uniform float rest = (uniform float)(moments.mean - mean);
-  const uniform double variance = moments.squares / moments.count;
-  const uniform float scale = (uniform float)(1.0d / sqrt(variance + {eps}));
+{scale}
 {each}
 }}
 """
+SCALE = """\
+  const uniform float mean = (uniform float)moments.mean;
+  const uniform float rest = (uniform float)(moments.mean - mean);
+  const uniform double variance = moments.squares / moments.count;
+  const uniform float scale = (uniform float)(1.0d / sqrt(variance + {eps}));"""
+"""What elements are normalized with: ``((x - mean) - rest) * scale``."""
 _BY_ELEMENT = "  foreach (i = 0 ... count) {{ y[i] = ((x[i] - mean) - rest) * scale{affine}; }}"
 # Sizes behind those of rows: rows of an image, channels of a row, elements of a channel.  Where
 # these are few, lanes find their own channels: quotients of whole numbers this small are exact
@@ -186,8 +211,9 @@ def print_layer_norm(op: LayerNorm | GroupNorm, x: TensorType, operands: int) ->
     part = parts_of(length, 1, rows)
     parts = -(-length // part)
     sizes = [length, part, parts, *sizes]
-    write = _WRITE.format(formals=formals, each=each, eps=f"{float(op.eps)!r}d")
-    moments = _MOMENTS.format(block=_BLOCK)
+    scale = SCALE.format(eps=f"{float(op.eps)!r}d")
+    write = _WRITE.format(formals=formals, each=each, scale=scale)
+    moments = moments_of(**_SIDE_BY_SIDE)
     start = start if parts > 1 else ""
     vectors = "".join(f", MD_IN(float, {i}){start}" for i in range(1, operands))
     values = tuple(range(operands))

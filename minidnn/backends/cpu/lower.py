@@ -9,7 +9,13 @@ from functools import partial
 import numpy as np
 
 from ...fusion.contraction import parts_of
-from ...fusion.region import FusedContraction, FusedSequence, FusedSums, window_alone
+from ...fusion.region import (
+    FusedContraction,
+    FusedNormalization,
+    FusedSequence,
+    FusedSums,
+    window_alone,
+)
 from ...graph.index_map import Indexed
 from ...graph.ir import Constant, Node, Value
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed, is_whole_product
@@ -41,6 +47,7 @@ from .adaptive import print_adaptive
 from .argmax import print_argmax
 from .broadcast import Shaped, print_broadcast
 from .byte_window import print_byte_window
+from .channel_norm import print_channel_norm
 from .contraction import (
     Choice,
     Choose,
@@ -171,6 +178,8 @@ class _Lowering:
             return (self._flat(node, op),) if flat else self._sequence(node, op)
         if isinstance(op, FusedSums):
             return self._sums(node, op)
+        if isinstance(op, FusedNormalization):
+            return self._channel_norm(node, op)
         if isinstance(op, Windowed) and node.output.dtype in BYTES:
             return (self._byte_window(node, op),)
         if isinstance(op, Windowed):  # alone where the passes had no fuel
@@ -286,6 +295,14 @@ class _Lowering:
         sums = print_sums(op, lambda value: self.tensor(outer.get(value, value)), self.isa)
         given = [_pointer(outer.get(value, value)) for value in sums.operands]
         return _tasks(node, sums.staged, (*given, *node.outputs))
+
+    def _channel_norm(self, node: Node, op: FusedNormalization) -> Sequence[Task]:
+        outer = dict(zip(op.body.inputs, node.inputs, strict=True))
+        source = outer[op.body.nodes[0].inputs[0]]
+        staged = print_channel_norm(op, self.tensor(source), self.tensor(node.output))
+        vectors = (outer.get(value, value) for value in op.vectors)
+        given = [partial(data_of, v) if isinstance(v, Constant) else v for v in vectors]
+        return _tasks(node, staged, (source, *given, node.output))
 
     def _contraction(self, node: Node) -> Sequence[Task]:
         parts = parts_of(node)

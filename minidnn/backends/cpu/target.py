@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from ...fusion.contraction import parts_of
 from ...fusion.device import Device
-from ...fusion.region import FusedContraction, FusedSequence, FusedSums, Region
+from ...fusion.region import (
+    FusedContraction,
+    FusedNormalization,
+    FusedSequence,
+    FusedSums,
+    Region,
+)
 from ...fusion.stacks import reads_otherwise
 from ...fusion.target import Target
 from ...graph.ir import Constant, Node, Value
@@ -67,7 +73,8 @@ class CpuTarget(Target):
         if isinstance(node.op, FusedSequence) or _averages_long(node):
             return (lanes, PLANAR)
         takes_blocks = (
-            *(FusedContraction, FusedSums, Contraction, Concat, AdaptiveAvgPool2d, Windowed),
+            *(FusedContraction, FusedNormalization, FusedSums, Contraction, Concat),
+            *(AdaptiveAvgPool2d, Windowed),
         )
         if not isinstance(node.op, takes_blocks) or isinstance(node.op, Linear):
             return (PLANAR,)
@@ -96,6 +103,15 @@ class CpuTarget(Target):
         if isinstance(node.op, Conv2dWeightGradient):
             return why_no_weight_gradient(node, self.lanes)
         return "there is no kernel for it"
+
+    def refuse_channel_norm(self, node: Node) -> str | None:
+        x, *vectors = node.inputs
+        if x.dtype not in ELEMENTS:
+            return f"it is {x.dtype}"
+        for value in vectors:
+            if value.dtype != "float32" and not isinstance(value, Constant):
+                return f"{value!r} is no constant"
+        return None
 
     def refuse_sums(self, reduction: Node) -> str | None:
         if isinstance(reduction.op, Variance):
