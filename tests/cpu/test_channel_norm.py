@@ -36,8 +36,7 @@ def test_bits_are_those_of_rows(shape: tuple[int, ...], isa: Isa) -> None:
         x.flat[: shape[1]] = np.nan
         found = []
         for strategy, threads in (("model", 2), ("layers", 1)):
-            options = {"strategy": strategy, "threads": threads, "isa": isa.name}
-            exe = md.compile(graph, device="cpu", **options)
+            exe = md.compile(graph, device="cpu", strategy=strategy, threads=threads, isa=isa.name)
             kinds = [type(node.op) for node in exe.plan.graph.nodes]
             assert (FusedNormalization in kinds) == (strategy == "model")
             found.append(exe(x).tobytes())

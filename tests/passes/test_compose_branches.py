@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from minidnn.fusion.region import FusedContraction
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.expression import argument, clip, erf
@@ -65,6 +66,7 @@ def test_a_contraction_takes_what_was_composed() -> None:
     graph = graph_of(lambda t, x: silu(conv(t, x, 4, 3)), X)
     assert ops_of(run(graph, ABSORB)) == ["Conv2d", "Sigmoid", "Mul"]
     (node,) = run(graph, COMPOSE_BRANCHES, ABSORB).nodes
+    assert isinstance(node.op, FusedContraction)
     assert [inner.op.name for inner in node.op.body.nodes] == ["Conv2d", "Sigmoid+Mul"]
 
 

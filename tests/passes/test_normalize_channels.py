@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from minidnn.fusion.region import FusedNormalization
 from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node, Value
@@ -39,6 +40,7 @@ def test_moves_go_into_the_region() -> None:
     found = after(lambda t, x: relu(normalized(t, relu(x))))
     assert ops_of(found) == ["ReLU", "FusedNormalization", "ReLU"]
     op = found.nodes[1].op
+    assert isinstance(op, FusedNormalization)
     assert op.normalization == ops.LayerNorm(1) and [v.shape for v in op.vectors] == [(6,)] * 2
 
 
