@@ -22,7 +22,7 @@ def fold_bias(graph: Graph, context: Context) -> Graph:
     rewriter = Rewriter(graph)
     folded: set[Node] = set()  # sums that went into the layer before them
     for node in graph.nodes:
-        reader = graph.only_reader(node.output)
+        reader = graph.only_reader(node.output) if isinstance(node.op, Linear) else None
         added = None if reader is None else _added(node, reader)
         if (
             reader is not None
@@ -38,7 +38,7 @@ def fold_bias(graph: Graph, context: Context) -> Graph:
 
 def _added(layer: Node, reader: Node) -> Constant | None:
     """What a sum adds to the features of a linear layer; None if it is no bias."""
-    if not isinstance(layer.op, Linear) or len(layer.inputs) > 2 or not isinstance(reader.op, Add):
+    if len(layer.inputs) > 2 or not isinstance(reader.op, Add):
         return None
     others: list[Value] = [v for v in reader.inputs if v is not layer.output]
     if len(others) != 1 or not isinstance(other := others[0], Constant):

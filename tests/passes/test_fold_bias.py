@@ -9,7 +9,17 @@ from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply
 from minidnn.passes.fold_bias import FOLD_BIAS
 from minidnn.passes.infrastructure import Context
-from tests.passes.build import Build, assert_same, constant, graph_of, linear, ops_of, relu, run
+from tests.passes.build import (
+    Build,
+    assert_same,
+    constant,
+    conv,
+    graph_of,
+    linear,
+    ops_of,
+    relu,
+    run,
+)
 
 X = (2, 5, 3, 6)
 
@@ -43,6 +53,7 @@ def test_other_sums_stay() -> None:
         lambda t, x: [y := linear(t, x, 4, bias=False), plus(t, y, (4,))],
         lambda t, x: apply(ops.Add(), y := linear(t, x, 4, bias=False), y),
         lambda t, x: apply(ops.Mul(), linear(t, x, 4, bias=False), constant(t, (4,))),
+        lambda t, x: plus(t, conv(t, x, 5), (6,)),
     ):
         before = graph_of(build, X)
         assert run(before, FOLD_BIAS) is before
