@@ -77,6 +77,14 @@ class BatchSplitter:
             rows *= 2
         return self.of(key, rows)
 
+    def rung(self, key: Key) -> Key:
+        """The sizes of the largest batch of no more rows of those that put others together: the
+        least, 4 times, 16 times that, and so on."""
+        rows = self._dim.least
+        while 4 * rows <= key[self.index]:
+            rows *= 4
+        return self.of(key, rows)
+
     def split(self, key: Key, kept: Mapping[Key, KeptProgram]) -> BatchSplit | None:
         """How these programs compute a batch; None if they cannot."""
         if self.why_not is not None:

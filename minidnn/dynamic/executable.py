@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 _CALL_SECONDS = 3e-5
 """What a call takes beside what its program is predicted to."""
 
+_FEW_PARTS = 3
+"""Of a batch of more, a program for larger parts is made in the background."""
+
 _MOST_PARTS = 512
 """Of a batch of more, one program is made at once that computes at least half of it."""
 
@@ -114,6 +117,8 @@ class DynamicExecutable:
         self._parts_runs = 0
         #: By the shapes of arrays, what computes them: of what is kept, or the parts.
         self._ready: dict[Any, KeptProgram] = {}
+        #: Sizes of which programs were made for parts of batches.
+        self._rungs: set[Key] = set()
         #: Sizes whose program could not be made in the background, and why.
         self._failed: dict[Key, str] = {}
         least = tuple(dim.least for dim in self.dims)
@@ -171,7 +176,7 @@ class DynamicExecutable:
         if program is None and self.background:
             split = self._in_parts(key)
             if split is not None:
-                self._later(key)
+                self._later(key, len(split.parts))
                 return run_in_parts(split, key[self._batches.index], given, out)
         if program is None:
             program = self._made_now(key, self._source.tunes and not self.background)
@@ -314,12 +319,25 @@ class DynamicExecutable:
                 program = self._kept.find(key)
             return program or self._made(key, tunes, "compiled when asked for")
 
-    def _later(self, key: Key) -> None:
-        """Has a program made if these sizes are worth it."""
+    def _later(self, key: Key, parts: int) -> None:
+        """Has a program made if these sizes are worth it, and once one for larger parts of all
+        batches if this one takes many."""
+        rung = self._batches.rung(key)
         with self._lock:
             wanted = key not in self._failed and self._kept.deserves(key)
+            climbs = parts > _FEW_PARTS and rung not in self._rungs
+            if climbs and len(self._rungs) < _MOST_PARTS:
+                self._rungs.add(rung)
+        if climbs:
+            self._background.do(rung, lambda: self._make_rung(rung))
         if wanted:
             self._background.do(key, lambda: self._make_beside(key))
+
+    def _make_rung(self, key: Key) -> None:
+        with self._lock:
+            is_there = self._kept.find(key) is not None
+        if not is_there:
+            self._beside(key, "compiled in the background, for parts")
 
     def _make_beside(self, key: Key) -> None:
         with self._lock:

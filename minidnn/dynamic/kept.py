@@ -34,16 +34,21 @@ class KeptProgram:
     calls: int = 0
     in_parts: int = 0
     score: float = 0.0
-    _scored: int = 0
+    _scored: float = 0.0
 
     @property
     def use(self) -> float:
-        """How often sizes of its own come, lately above all: batches in parts have others."""
-        return self.score + self.calls - self._scored
+        """How much it is used, lately above all; parts of batches, which others compute as well,
+        count less."""
+        return self.score + self._used - self._scored
+
+    @property
+    def _used(self) -> float:
+        return self.calls + self.in_parts / 4
 
     def age(self) -> None:
         """Uses until now count half from now on."""
-        self.score, self._scored = self.use / 2, self.calls
+        self.score, self._scored = self.use / 2, self._used
 
     @property
     def run_bytes(self) -> int:

@@ -68,10 +68,11 @@ def test_random_sizes_beside_numpy_and_beside_one_size(device: str) -> None:
     net, random = network(), np.random.default_rng(3)
     exe = named(net, (BATCH, 3, 8, 8), device=device, keep=4)
     assert exe.why_not_parts is None
-    for turn, batch in enumerate(random.integers(1, 41, 12).tolist()):
+    count = 12 if device == "reference" else 5  # kernels of as many sizes are compiled
+    for turn, batch in enumerate(random.integers(1, 41, count).tolist()):
         x = numbers(batch, 3, 8, 8, seed=turn)
         np.testing.assert_allclose(exe(x), expected(net, x), rtol=1e-4, atol=1e-5)
-    for batch in (3, 17, 40):
+    for batch in (3, 40):
         x = numbers(batch, 3, 8, 8)
         own = exe.at(batch=batch)
         np.testing.assert_array_equal(exe(x), own(x))
@@ -128,7 +129,7 @@ def test_many_sizes_leave_nothing_behind() -> None:
 
 def test_a_size_that_comes_again_gets_its_own_program() -> None:
     exe = named(network(), (BATCH, 3, 8, 8), device="reference", keep=2)
-    x, y = numbers(6, 3, 8, 8), numbers(9, 3, 8, 8)
+    x, y = numbers(2, 3, 8, 8), numbers(3, 3, 8, 8)
     exe(x)
     exe.wait()
     assert (exe.counts.compiled, exe.counts.in_parts) == (1, 1)
@@ -142,11 +143,22 @@ def test_a_size_that_comes_again_gets_its_own_program() -> None:
     exe(y)
     exe.wait()
     assert exe.counts.compiled == 2, "the one that is used more must not go"
-    for _ in range(9):
+    for _ in range(20):
         exe(y)
     exe.wait()
     counts = exe.counts
     assert (counts.compiled, counts.dropped, counts.kept) == (3, 1, 2)
+
+
+def test_many_parts_become_few() -> None:
+    """A batch of many parts has a program made that other batches are put together of, once."""
+    exe = named(network(), (BATCH, 3, 8, 8), device="reference")
+    for batch in (23, 31, 6):
+        exe(numbers(batch, 3, 8, 8))
+        exe.wait()
+    assert [key for key, _ in exe._kept] == [(1,), (16,), (4,)]
+    split = exe._in_parts((38,))
+    assert split is not None and len(split.parts) <= 5
 
 
 def test_memory_is_bounded_by_bytes() -> None:
