@@ -304,6 +304,8 @@ class _Search:
         for node in reversed(graph.nodes):
             if node in needed:
                 needed.update(value.producer for value in node.inputs)
+                if isinstance(node.op, LayerFunction):
+                    continue  # which may have the name of what it takes the place of
                 if (reason := self.refused.get(node.name)) is not None:
                     left.setdefault((node.op.name, reason), []).append(node.name)
         for (name, reason), nodes in reversed(left.items()):

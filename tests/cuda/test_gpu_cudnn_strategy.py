@@ -15,6 +15,7 @@ from minidnn import models
 from minidnn.backends.cuda.library.support import layer_functions
 from minidnn.executable import Executable
 from minidnn.fusion.functions import LayerFunction
+from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph
 from minidnn.graph.types import rounded_to
@@ -23,7 +24,7 @@ from tests.cases import CASES, Case
 from tests.gradients.losses import differentiable, opened, with_loss
 from tests.gradients.test_cases import SMALL, small
 
-from .precisions import PRODUCTS, assert_near, rounded, tolerance
+from .precisions import PRODUCTS, assert_near, expected_of, rounded, tolerance
 from .test_cudnn_strategy import Everything
 
 pytestmark = pytest.mark.gpu
@@ -45,6 +46,18 @@ def functions_of(exe: Executable) -> set[str]:
     return {node.op.name for node in exe.graph.nodes if isinstance(node.op, LayerFunction)}
 
 
+def terms_of(graph: Graph) -> float | None:
+    """How many roundings of the largest number cuDNN's results may be away where it adds otherwise
+    than our kernels: for an ELU ``exp(x)`` and -1; the numbers of a long window, whose roundings
+    are as often up as down."""
+    for node in graph.nodes:
+        if isinstance(node.op, ops.ELU):
+            return 2
+        if isinstance(node.op, ops.AdaptiveAvgPool2d) and node.op.is_long(node.inputs[0].type):
+            return float(np.sqrt(node.inputs[0].type.size / node.output.type.size))
+    return None
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("case", [case for case in CASES if is_known(case)], ids=str)
 def test_layers(case: Case, precision: str) -> None:
@@ -58,9 +71,20 @@ def test_layers(case: Case, precision: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             actual = np.asarray(exe(*inputs), np.float32)
-        label = f"{case} {precision} {what} by {functions_of(exe)}"
-        assert_near(case, precision, tolerance(precision, graph), inputs, actual, label)
         np.testing.assert_array_equal(np.asarray(exe(*inputs), np.float32), actual)
+        if "cudnnPoolingForward" in functions_of(exe):  # where maxima begin
+            actual = np.where(actual == np.finfo(np.float32).min, -np.inf, actual)
+        label = f"{case} {precision} {what} by {functions_of(exe)}"
+        error = tolerance(precision, graph)
+        if (terms := terms_of(graph)) is None:
+            assert_near(case, precision, error, inputs, actual, label)
+            continue
+        exact = expected_of(case, inputs, precision)
+        finite = np.isfinite(exact)
+        np.testing.assert_array_equal(actual[~finite], exact[~finite], label)
+        away = np.abs(actual[finite] - exact[finite]).max()
+        size = max(1.0, float(np.abs(inputs[0][np.isfinite(inputs[0])]).max()))
+        assert away <= terms * error * size, f"{label}: {away}"
 
 
 @pytest.mark.parametrize("case", [case for case in SMALL if is_known(case)], ids=str)
@@ -153,13 +177,15 @@ def test_layers_in_training(name: str, precision: str) -> None:
     arrays = [x, np.asarray(given, np.float32)]
     expected = evaluate(whole, arrays, "float64", states=held)
     store = md.Store()
-    exe = compiled(whole, precision, store=store)
+    exe = compiled(whole, precision, **({"store": store} if whole.states else {}))
     assert functions_of(exe), exe.explain()
     found = exe(*arrays)
     error = 64 * PRODUCTS[precision]
+    total = float(np.abs(expected[1] * given).sum())
     for value, actual, wanted in zip(whole.outputs, found, expected, strict=True):
         away = np.abs(np.asarray(actual, np.float64) - wanted).max()
         size = np.abs(wanted).max() + (norm and np.abs(given).max() * 8)
+        size = total if value is whole.outputs[0] else size
         assert away <= error * size, f"{value!r}: {away} of {size}\n{exe.explain()}"
     for state in whole.updates:
         wanted = held[state.name]
@@ -184,7 +210,7 @@ def stepped(net: md.Layer, shape: tuple[int, ...], precision: str, **options: An
     """Losses and the state after some steps."""
     random = np.random.default_rng(5)
     trainer = md.Trainer(
-        net, shape, md.losses.CrossEntropy(), md.optim.SGD(1e-2, momentum=0.9),
+        net, shape, md.losses.CrossEntropy(), md.optim.SGD(1e-3, momentum=0.9),
         device="cuda", precision=precision, tune="heuristic", seed=3, **options,
     )  # fmt: skip
     losses = []
@@ -196,7 +222,7 @@ def stepped(net: md.Layer, shape: tuple[int, ...], precision: str, **options: An
 
 NETWORKS: dict[str, Any] = {
     "everything": (Everything, (8, 3, 13, 12)),
-    "resnet18": (lambda: models.resnet18(num_classes=5), (8, 3, 64, 64)),
+    "resnet18": (lambda: models.resnet18(num_classes=5), (8, 3, 96, 96)),
 }
 
 

@@ -54,9 +54,9 @@ def layer_functions(node: Node, storage: str) -> LibraryFunctions | str:
         numbers = (int(kind), op.dim % node.output.type.rank)
         forward = LibraryFunction(SOFTMAX, numbers, "full")
         return LibraryFunctions(forward, LibraryFunction(SOFTMAX_GRADIENT, numbers, "full"))
+    # In bfloat16 it neither normalizes nor drops.
+    precision: Precision = "full" if storage == "bfloat16" else "given"
     if isinstance(op, ops.BatchNorm):
-        # In bfloat16 it does not normalize.
-        precision: Precision = "full" if storage == "bfloat16" else "given"
         eps = (op.eps,)
         return LibraryFunctions(
             LibraryFunction(STORED_NORM, eps, precision),
@@ -66,7 +66,7 @@ def layer_functions(node: Node, storage: str) -> LibraryFunctions | str:
     if isinstance(op, ops.RandomDrop):
         if op.p == 1:
             return "cuDNN drops no more than a part"
-        return LibraryFunctions(LibraryFunction(DROPOUT, (op.p,)))
+        return LibraryFunctions(LibraryFunction(DROPOUT, (op.p,), precision))
     if isinstance(op, (ops.Add, ops.Mul)):
         return _op_tensor(node)
     return _product(node)
