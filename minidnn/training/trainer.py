@@ -339,7 +339,8 @@ class Trainer:
 
         ``train`` is a list of batches ``(x, target)``, or a loader: an iterable that may have
         ``state()`` and ``restore(state)``.  Ctrl-C ends the epoch: callbacks save, and the history
-        is returned; another call goes on from there.
+        is returned; another call goes on from there.  Of several ranks it ends all without saving,
+        as they may be at different batches.
 
         TrainingError if a loss is not finite and ``stop_on_nan``; it names the layer that made it.
         """
@@ -352,6 +353,8 @@ class Trainer:
             while self.progress.epoch < epochs and not self.stop:
                 self._epoch(train, validate, callbacks, stop_on_nan)
         except KeyboardInterrupt:
+            if self.group is not None:
+                raise
             # The loader may have given a batch that was not trained on.
             self.interrupted, self.loader_state = True, self._place
             for each in callbacks:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -215,32 +217,53 @@ def test_without_a_starter_it_says_which_there_are(monkeypatch: pytest.MonkeyPat
 
 
 DYING = """
-import os, signal, sys
+import os, signal, sys, threading, time
 sys.path.insert(0, os.getcwd())
 from tests.distributed import ranks
-rank = int(os.environ["RANK"])
-ours = ranks.trainer("plain")
-for step, (x, target) in enumerate(ranks.batches(rank, 100)):
-    if step == 5 and rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    ours.step(x, target)
+rank, sent, after = int(os.environ["RANK"]), int(sys.argv[1]), float(sys.argv[2])
+
+def die():
+    time.sleep(after)
+    print("dies", time.time(), flush=True)
+    os.kill(os.getpid(), sent)
+
+ours = ranks.trainer("plain", device=sys.argv[3]) if after >= 0 else None
+if rank == 1:
+    threading.Thread(target=die, daemon=True).start() if after >= 0 else die()
+ours = ours or ranks.trainer("plain", device=sys.argv[3])
+ours.fit(ranks.batches(rank, 100), 10**6)
 print("came to its end")
 """
 
 
 @pytest.mark.full
-def test_a_rank_that_dies_ends_the_training(root: Path, tmp_path: Path) -> None:
-    """Within seconds, though the other one waits for its gradients."""
+@pytest.mark.parametrize("after", [-1.0, 0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_rank_that_dies_ends_the_training(
+    root: Path, tmp_path: Path, sent: int, after: float
+) -> None:
+    """Within seconds, though the other one waits for its gradients; also before it has come
+    (``after`` < 0), and by Ctrl-C for one alone."""
     script = tmp_path / "dying.py"
-    script.write_text(DYING)
+    script.write_text(DYING.replace("time.sleep(after)", "time.sleep(max(after, 0))"))
     command = [sys.executable, "-m", "minidnn", "launch", "--processes", "2", str(script)]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, text=True, timeout=120
+        [*command, str(int(sent)), str(after), FAST],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
-    assert done.returncode in (1, 137)
+    ended = time.time()
+    assert done.returncode in (1, 130, 128 + sent), done.stderr
     assert "came to its end" not in done.stdout
-    assert "minidnn: rank 0 ends, since rank 1 failed: it ended without a word" in done.stderr
+    died = float(done.stdout.split("dies ")[1].split()[0])
+    assert ended - died < 20, done.stderr
+    if after >= 0:
+        reason = "KeyboardInterrupt" if sent == signal.SIGINT else "it ended without a word"
+        assert f"minidnn: rank 0 ends, since rank 1 failed: {reason}" in done.stderr, done.stderr
 
 
 FULL_DISK = """
