@@ -47,13 +47,20 @@ WHOLE = {
 }
 
 
-def check(stem: Stem, dtype: str, folder: Path, parts: int = 3, wide: int = 0) -> None:
+def check(
+    stem: Stem,
+    dtype: str,
+    folder: Path,
+    parts: int = 3,
+    wide: int = 0,
+    machine: Machine = H200,
+) -> None:
     """Beside float64, and the same bits when threads take turns backwards."""
     given = stem.drawn(np.random.default_rng(0), dtype)
-    result = emulated(stem, given, dtype, folder, parts, wide)
+    result = emulated(stem, given, dtype, folder, parts, wide, machine=machine)
     exact, size = reference(stem, given), reference(stem, [*map(np.abs, given)])
     assert (np.abs(result - exact) <= PRODUCTS[dtype] * np.abs(exact) + 2.0**-20 * size).all()
-    again = emulated(stem, given, dtype, folder, parts, wide, backwards=True)
+    again = emulated(stem, given, dtype, folder, parts, wide, True, machine)
     np.testing.assert_array_equal(again, result)
 
 
@@ -62,6 +69,12 @@ def check(stem: Stem, dtype: str, folder: Path, parts: int = 3, wide: int = 0) -
 def test_numbers(name: str, tmp_path: Path) -> None:
     number = list(STEMS).index(name)
     check(STEMS[name], ("bfloat16", "float16")[number % 2], tmp_path)
+
+
+def test_warps_that_a_gpu_with_fewer_sums_has(tmp_path: Path) -> None:
+    problem = RESNET.problem("float16")
+    assert shape_of(problem, A100) != shape_of(problem, H200)
+    check(RESNET, "float16", tmp_path, machine=A100)
 
 
 SEEDS = [pytest.param(i, marks=pytest.mark.full if i > 2 else ()) for i in range(40)]

@@ -24,9 +24,12 @@ enum { STEP = SX * WIDE, COPIES = $COPIES$, PITCH = $PITCH$, ROW = COPIES * PITC
 enum { NEEDED = (DOWN - 1) * SY + R, NEW = DOWN * SY, KEPT = NEEDED + NEW };
 enum { WINDOW = R * CHUNKS, OWN = (WINDOW + BY_TAP - 1) / BY_TAP, PAIRS = (OWN + 1) / 2 };
 enum { SIXTEENS = FILTERS / 16 / BY_FILTER, STAGE = DOWN * ACROSS * FILTERS * 2 };
-// Numbers of a row that windows reach, taken UNIT at a time.
-enum { UNIT = STEP % 2 ? 1 : 2, UNITS = ((ACROSS - 1) * STEP + S * WIDE + UNIT - 1) / UNIT };
-enum { TURNS = (NEW * UNITS + THREADS - 1) / THREADS };
+// Rows pass by items of ITEM pixels, whose numbers are whole words but where neither channels nor
+// stride are even.
+enum { ITEM = WIDE % 2 && SX % 2 == 0 ? 2 : 1, NUMBERS = ITEM * WIDE, WORDS = (NUMBERS + 1) / 2 };
+enum { ITEMS = ((ACROSS - 1) * SX + S + ITEM - 1) / ITEM };
+enum { REACHED = (ACROSS - COPIES) * SX + S };  // pixels of a copy
+enum { TURNS = (NEW * ITEMS + THREADS - 1) / THREADS };
 
 MD_FUNCTION int place(int pixel, int chunk) {
   enum { EVERY = FILTERS / 8, SHIFT = EVERY == 8 ? 0 : EVERY == 4 ? 1 : 2 };
@@ -40,6 +43,11 @@ MD_FUNCTION void fragments_turned(unsigned int (&r)[4], unsigned int at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
+// Starts to copy 16 bytes to shared memory, zeros where `from` is not inside.
+template <class> MD_FUNCTION void copy(unsigned int to, const T *from, bool inside) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+               : : "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
 template <class>
 MD_FUNCTION void multiply(float (&c)[4], const unsigned int (&a)[4], unsigned int b0,
                           unsigned int b1) {
@@ -52,7 +60,7 @@ MD_FUNCTION void multiply(float (&c)[4], const unsigned int (&a)[4], unsigned in
 
 extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) $NAME$($PARAMETERS$) {
   MD_SHARED;
-  unsigned char *const ring = md_shared + 16, *const gradients = ring + KEPT * ROW;
+  unsigned char *const ring = md_shared + 16;
   const unsigned int shared = (unsigned int)__cvta_generic_to_shared(md_shared);
   const int thread = threadIdx.x;
   const int filter0 = blockIdx.y * FILTERS, filters = (int)P_filters - filter0;
@@ -73,62 +81,99 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) $NAME$($PARAMETE
     return number;
   };
 
-  // The gradients of a step.
-  auto load = [&](int step) {
-    if (step < end) {
-      unsigned char *const stage = gradients + (step - begin) % STAGES * STAGE;
-      const int row0 = step % steps * DOWN, segment = step / steps % segments;
-      const T *const from0 = dy + step / (steps * segments) * P_dy_image + filter0;
-      #pragma unroll 1
-      for (int i = own_number(); i < DOWN * ACROSS * (FILTERS / LANES); i += THREADS) {
-        const int filter = i % (FILTERS / LANES) * LANES, pixel = i / (FILTERS / LANES);
-        const int row = row0 + pixel / ACROSS, column = segment * ACROSS + pixel % ACROSS;
-        if (filter >= filters) continue;
-        const bool inside = row < rows && column < columns;
-        const T *const from = inside ? from0 + row * dy_row + column * dy_pixel + filter : dy;
-        unsigned char *const to = stage + place(pixel, filter / 8) + filter % 8 * 2;
-        $COPY$
+  // A step: a row of steps in a segment of an image.
+  struct Place { int row, segment, image; };
+  const auto forward = [&](Place &at) {
+    if (++at.row < steps) return;
+    at.row = 0;
+    if (++at.segment < segments) return;
+    at.segment = 0, at.image++;
+  };
+  Place now = {begin % steps, begin / steps % segments, begin / (steps * segments)}, ahead = now;
+
+  // The gradients of the step `ahead`.
+  int left_ahead = end - begin, place_ahead = 0;
+  auto load = [&]() {
+    if (left_ahead > 0) {
+      enum { PARTS = FILTERS / LANES, AT_ONCE = THREADS / PARTS, PIXELS = DOWN * ACROSS };
+      const int number = own_number(), filter = number % PARTS * LANES, first = number / PARTS;
+      const int row0 = ahead.row * DOWN, column0 = ahead.segment * ACROSS + first;
+      const T *const from0 = dy + ahead.image * P_dy_image
+                             + (filter0 + filter + row0 * dy_row + column0 * dy_pixel);
+      const int stage = 16 + KEPT * ROW + place_ahead * STAGE, to0 = stage + place(first, filter / 8);
+      if (filter < filters) {
+        #pragma unroll $COPIES_AHEAD$
+        for (int i = 0; i < (PIXELS + AT_ONCE - 1) / AT_ONCE; i++) {
+          const int pixel = first + i * AT_ONCE;
+          if (PIXELS % AT_ONCE && pixel >= PIXELS) break;
+          const int down = DOWN == 1 ? 0 : pixel / ACROSS, across = i * AT_ONCE - down * ACROSS;
+          const bool inside = (DOWN == 1 || row0 + down < rows) && column0 + across < columns;
+          const T *const from = from0 + (down * dy_row + across * dy_pixel);
+          // Chunks that lie whole numbers of patterns apart are swizzled alike.
+          const int to = AT_ONCE % 8 == 0 ? to0 + i * AT_ONCE * FILTERS * 2
+                                          : stage + place(pixel, filter / 8);
+          $COPY$
+        }
       }
+      place_ahead = place_ahead + 1 == STAGES ? 0 : place_ahead + 1;
+      left_ahead--;
+      forward(ahead);
     }
     md_copy_commit();
   };
 
-  // Numbers of so many rows of the image from `first` on: what one thread takes in one turn.
-  auto taken = [&](const T *image, int first, int left, int i) {
-    const int row = first + i / UNITS;
-    unsigned int bits = 0;
+  // Item i of the image's rows from `first` on, whose segment begins at column `left`: numbers as
+  // they are loaded, since to do anything with them would be to wait for them.
+  auto taken = [&](unsigned short (&bits)[ITEM * C], const T *image, int first, int left, int i) {
+    const int row = first + i / ITEMS, column = left + i % ITEMS * ITEM;
+    const bool there = (unsigned int)row < (unsigned int)height;
+    const T *const from = image + (row * row_step + column * pixel_step);
     #pragma unroll
-    for (int k = 0; k < UNIT; k++) {
-      const int at = i % UNITS * UNIT + k, column = left + at / WIDE, channel = at % WIDE;
-      const bool inside = (unsigned int)row < (unsigned int)height
-                          && (unsigned int)column < (unsigned int)width && channel < C;
-      const int from = row * row_step + column * pixel_step + channel;
-      if (inside) bits |= (unsigned int)image[from].bits << 16 * k;
+    for (int k = 0; k < ITEM; k++) {
+      const bool inside = there && (unsigned int)(column + k) < (unsigned int)width;
+      #pragma unroll
+      for (int j = 0; j < C; j++) bits[k * C + j] = inside ? from[k * pixel_step + j].bits : 0;
     }
-    return bits;
   };
-  auto keep = [&](int slot, int i, unsigned int bits) {
-    slot += i / UNITS;
+  auto keep = [&](const unsigned short (&bits)[ITEM * C], int slot, int i) {
+    unsigned int words[WORDS];
+    #pragma unroll
+    for (int k = 0; k < WORDS; k++) words[k] = 0;
+    #pragma unroll
+    for (int k = 0; k < ITEM * C; k++) {
+      const int at = k / C * WIDE + k % C;
+      words[at / 2] |= (unsigned int)bits[k] << at % 2 * 16;
+    }
+    slot += i / ITEMS;
     if (slot >= KEPT) slot -= KEPT;
-    T *const row = (T *)(ring + slot * ROW);
     #pragma unroll
     for (int g = 0; g < COPIES; g++) {
-      const int at = i % UNITS * UNIT - g * STEP;
-      if (at < 0 || at >= PITCH) continue;
-      if (UNIT == 2) *(unsigned int *)(row + g * PITCH + at) = bits;
-      else row[g * PITCH + at].bits = (unsigned short)bits;
+      const int pixel = i % ITEMS * ITEM - g * SX;
+      if ((COPIES > 1 && pixel < 0) || pixel >= REACHED) continue;
+      unsigned char *const to = ring + slot * ROW + (g * PITCH + pixel * WIDE) * 2;
+      if (NUMBERS % 8 == 0) {
+        *(uint4 *)to = {words[0], words[1 % WORDS], words[2 % WORDS], words[3 % WORDS]};
+      } else if (NUMBERS % 4 == 0) {
+        *(uint2 *)to = {words[0], words[1 % WORDS]};
+      } else if (NUMBERS % 2 == 0) {
+        #pragma unroll
+        for (int k = 0; k < WORDS; k++) ((unsigned int *)to)[k] = words[k];
+      } else {
+        #pragma unroll
+        for (int k = 0; k < C; k++) ((T *)to)[k].bits = words[k / 2] >> k % 2 * 16;
+      }
     }
   };
-  // Where the image of a step lies, the row in which its windows begin and the column in which its
-  // segment's do.
-  auto image_of = [&](int step) { return x + step / (steps * segments) * P_image; };
-  auto top_of = [&](int step) { return step % steps * NEW - (int)P_top; };
-  auto left_of = [&](int step) { return step / steps % segments * ACROSS * SX - (int)P_left; };
-  auto whole = [&](int step) {  // all rows of a step, to the ring's first places
-    const T *const image = image_of(step);
-    const int top = top_of(step), left = left_of(step);
-    #pragma unroll 4
-    for (int i = own_number(); i < NEEDED * UNITS; i += THREADS) keep(0, i, taken(image, top, left, i));
+  // All rows of a step, to the ring's first places.
+  auto whole = [&](const Place &at) {
+    const T *const image = x + at.image * P_image;
+    const int top = at.row * NEW - (int)P_top, left = at.segment * ACROSS * SX - (int)P_left;
+    #pragma unroll 2
+    for (int i = own_number(); i < NEEDED * ITEMS; i += THREADS) {
+      unsigned short bits[ITEM * C];
+      taken(bits, image, top, left, i);
+      keep(bits, 0, i);
+    }
   };
 
   float c[SIXTEENS][OWN][4];
@@ -140,23 +185,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) $NAME$($PARAMETE
       for (int k = 0; k < 4; k++) c[i][j][k] = 0.0f;
 
   #pragma unroll 1
-  for (int i = 0; i < STAGES - 1; i++) load(begin + i);
-  whole(begin);
+  for (int i = 0; i < STAGES - 1; i++) load();
+  whole(now);
   int slot0 = 0, place0 = 0;  // of a step: where its first row lies, and its gradients
   #pragma unroll 1
   for (int step = begin; step < end; step++) {
     md_copy_wait_but<STAGES - 2>();
     __syncthreads();
-    load(step + STAGES - 1);
-    const bool goes_on = step + 1 < end && (step + 1) % steps != 0;
-    unsigned int held[TURNS];
+    load();
+    const bool goes_on = step + 1 < end && now.row + 1 < steps;
+    unsigned short held[TURNS][ITEM * C];
     if (goes_on) {
-      const T *const image = image_of(step);
-      const int first = top_of(step) + NEEDED, left = left_of(step), number = own_number();
+      const T *const image = x + now.image * P_image;
+      const int first = now.row * NEW - (int)P_top + NEEDED, number = own_number();
+      const int left = now.segment * ACROSS * SX - (int)P_left;
       #pragma unroll
       for (int i = 0; i < TURNS; i++) {
         const int at = number + i * THREADS;
-        held[i] = at < NEW * UNITS ? taken(image, first, left, at) : 0;
+        if (at < NEW * ITEMS) taken(held[i], image, first, left, at);
       }
     }
 
@@ -169,9 +215,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) $NAME$($PARAMETE
     const int by_pixel = (mine >> 5) / (BY_FILTER * BY_TAP);
     const unsigned int stage = shared + 16 + KEPT * ROW + place0 * STAGE;
     place0 = place0 + 1 == STAGES ? 0 : place0 + 1;
-    const int left_over = rows - step % steps * DOWN;
+    const int left_over = rows - now.row * DOWN;
     const int there = DOWN == 1 || left_over > DOWN ? DOWN : left_over;
-    const int across = columns - step / steps % segments * ACROSS;
+    const int across = columns - now.segment * ACROSS;
     for (int row = 0; row < there; row++) {
       // Where this lane's windows lie, of which it takes one of a pair of chunks: in chunks, two
       // pairs' in a register.
@@ -210,6 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) $NAME$($PARAMETE
       }
     }
 
+    forward(now);
     if (goes_on) {
       int slot = slot0 + NEEDED;
       if (slot >= KEPT) slot -= KEPT;
@@ -217,14 +264,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) $NAME$($PARAMETE
       #pragma unroll
       for (int i = 0; i < TURNS; i++) {
         const int at = number + i * THREADS;
-        if (at < NEW * UNITS) keep(slot, at, held[i]);
+        if (at < NEW * ITEMS) keep(held[i], slot, at);
       }
       slot0 += NEW;
       if (slot0 >= KEPT) slot0 -= KEPT;
     } else if (step + 1 < end) {  // another segment or image
       __syncthreads();
       slot0 = 0;
-      whole(step + 1);
+      whole(now);
     }
   }
 

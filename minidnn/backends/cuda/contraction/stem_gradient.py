@@ -41,6 +41,16 @@ _LANES = 8
 """Numbers of a copy of 16 bytes."""
 
 
+_TO = "md_shared + to + filter % 8 * 2"
+_COPIES = {
+    8: "copy<T>(shared + to, from, inside);",
+    4: f"md_copy_if<8>({_TO}, from, inside);",
+    2: f"md_copy_if<4>({_TO}, from, inside);",
+    1: f"((T *)({_TO}))->bits = inside ? from->bits : (unsigned short)0;",
+}
+"""How so many numbers are copied from device memory to shared memory."""
+
+
 class StemGradientKernel(ContractionKernel):
     """A choice is into how many parts the sums are divided."""
 
@@ -163,10 +173,9 @@ def _text(problem: ContractionProblem, shape: StemShape, machine: Machine) -> di
         "COPIES": shape.rows.copies,
         "PITCH": shape.rows.pitch(shape.across),
         "BLOCKS": shape.blocks(machine),
+        "COPIES_AHEAD": 4 if lanes == _LANES else 1,
         "PTX": "f16" if problem.x.dtype == "float16" else "bf16",
-        "COPY": "md_copy_if<LANES * 2>(to, from, inside);"
-        if lanes > 1
-        else "((T *)to)->bits = inside ? from->bits : (unsigned short)0;",
+        "COPY": _COPIES[lanes],
         "PARAMETERS": ", ".join((pointers, *numbers)),
     }
 

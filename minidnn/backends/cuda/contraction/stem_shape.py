@@ -27,7 +27,10 @@ _PIXELS = 128
 _MOST_STAGES = 4
 _LEAST_STAGES = 2
 _MOST_SUMS = 88
-"""Of a thread, which has 128 registers where a multiprocessor has two blocks."""
+_MOST_SUMS_BEFORE = 64
+"""Of a thread on Hopper and on GPUs before it, for which more do not compile into the 128 registers
+that a thread has where a multiprocessor has two blocks."""
+_HOPPER = (9, 0)
 _RESERVED = 1024
 """Bytes of shared memory that each block takes beside its own."""
 _CHUNK = 8
@@ -54,8 +57,9 @@ class Rows:
 
     def pitch(self, pixels: int) -> int:
         """Numbers from one copy to the next: windows of eight pixels share as few banks as may
-        be."""
-        least = ((pixels - self.copies) * self.step + self.chunks * _CHUNK) // _CHUNK
+        be.  There is room for one pixel more."""
+        reached = (pixels - self.copies) * self.step + self.chunks * _CHUNK
+        least = -(-(reached + self.channels) // _CHUNK)
         return _CHUNK * min(range(least, least + _CHUNK), key=self._crowd)
 
     def _crowd(self, pitch: int) -> int:
@@ -136,7 +140,8 @@ class StemShape:
 
 def shape_of(problem: ContractionProblem, machine: Machine) -> StemShape | None:
     """The largest steps that leave room for two blocks, or for one; None if none has room."""
-    found = list(_shapes(problem))
+    sums = _MOST_SUMS if machine.capability >= _HOPPER else _MOST_SUMS_BEFORE
+    found = list(_shapes(problem, sums))
     for blocks in (2, 1):
         for shape in found:
             if shape.blocks(machine) >= blocks:
@@ -144,13 +149,13 @@ def shape_of(problem: ContractionProblem, machine: Machine) -> StemShape | None:
     return None
 
 
-def _shapes(problem: ContractionProblem) -> Iterator[StemShape]:
+def _shapes(problem: ContractionProblem, sums: int) -> Iterator[StemShape]:
     """From large steps to small ones, each with many stages and with few."""
     _, channels, down, across = problem.w.shape
     y, stride = problem.y, problem.stride
     rows = rows_of(channels, across, stride[1])
     window = down * rows.chunks
-    filters, filter_groups, tap_groups = _warps(problem.w.shape[0], window)
+    filters, filter_groups, tap_groups = _warps(problem.w.shape[0], window, sums)
     for most in range(_PIXELS, 0, -16):
         parts = -(-y.columns // most)
         wide = -(-y.columns // parts // 16) * 16
@@ -162,9 +167,9 @@ def _shapes(problem: ContractionProblem) -> Iterator[StemShape]:
             )
 
 
-def _warps(filters: int, window: int) -> tuple[int, int, int]:
-    """Filters of a block, and how its warps share filters and chunks out: so that the sums fit a
-    thread's registers and tensor cores and shared memory have least to do."""
+def _warps(filters: int, window: int, sums: int) -> tuple[int, int, int]:
+    """Filters of a block, and how its warps share filters and chunks out: so that a thread has
+    no more than ``sums`` and tensor cores and shared memory have least to do."""
     most = min(64, -(-filters // 16) * 16)
     most = 64 if most == 48 else most
     for made in (most, 32, 16):
@@ -173,7 +178,7 @@ def _warps(filters: int, window: int) -> tuple[int, int, int]:
             for by_tap in (1, 2, 4, 8):
                 own = -(-window // by_tap)
                 fits = made // 16 % by_filter == 0 and by_filter * by_tap <= WARPS
-                if fits and own <= window and made // 16 // by_filter * own * 4 <= _MOST_SUMS:
+                if fits and own <= window and made // 16 // by_filter * own * 4 <= sums:
                     products = made * own * by_tap * 8 / 1024
                     read = (made * 2 * by_tap + own * by_tap * 16 * by_filter) / 128
                     priced.append((products + read, made, by_filter, by_tap))
