@@ -53,7 +53,7 @@ class BatchSplitter:
         self._is_code = is_code
         self._trace = trace
         self._lock = ForkLock()  # of what is remembered
-        self._row_wise: dict[Key, tuple[RowWise | str, Graph]] = {}
+        self._row_wise: dict[Key, tuple[RowWise | str, Graph | None]] = {}
         #: Whether the network's code makes the same of a size as of others.
         self._same_code: dict[Key, bool] = {}
         self._parts: dict[Key, tuple[BatchPart, ...]] = {}
@@ -115,22 +115,25 @@ class BatchSplitter:
         with self._lock:
             self._parts.clear()
 
-    def _rows(self, key: Key) -> tuple[RowWise | str, Graph]:
+    def _rows(self, key: Key) -> tuple[RowWise | str, Graph | None]:
         """How rows come out of the network for batches that differ from this key's sizes in their
-        number of rows alone, or why they cannot be computed apart; and the graph of the largest."""
+        number of rows alone, or why they cannot be computed apart; and the graph of the largest,
+        if graphs come from code."""
         others = self.of(key, 0)
         with self._lock:
             found = self._row_wise.get(others)
         if found is None:
             ends = self._dim.least, self._dim.most
             small, large = (self._trace(self.of(key, rows)) for rows in ends)
-            found = row_wise(small, large, self._inputs), large
+            # It has the weights, perhaps as copies.
+            found = row_wise(small, large, self._inputs), large if self._is_code else None
             with self._lock:
                 _remember(self._row_wise, others, found, _LOOKED_AT)
         return found
 
-    def _has_same_code(self, key: Key, wise: RowWise, large: Graph) -> bool:
-        if not self._is_code or key[self.index] in (self._dim.least, self._dim.most):
+    def _has_same_code(self, key: Key, wise: RowWise, large: Graph | None) -> bool:
+        """Whether the network's code, if it has any, makes the same of these sizes as of others."""
+        if large is None or key[self.index] in (self._dim.least, self._dim.most):
             return True
         with self._lock:
             same = self._same_code.get(key)

@@ -121,9 +121,12 @@ class DynamicExecutable:
         self._rungs: set[Key] = set()
         #: Sizes whose program could not be made in the background, and why.
         self._failed: dict[Key, str] = {}
+        #: Graphs that are needed again until the first program is made.
+        self._traces: dict[Key, Graph] = {}
         least = tuple(dim.least for dim in self.dims)
         most = tuple(dim.most for dim in self.dims)
-        small, large = self._traced(least), self._traced(most)
+        small = self._traces[least] = self._traced(least)
+        large = self._traces[most] = self._traced(most)
         interface = interface_of(small)
         self.name = interface.name
         self.inputs = interface.inputs
@@ -134,6 +137,7 @@ class DynamicExecutable:
         self._weights = {n: sum for n, sum in _checksums(small).items() if later.get(n) == sum}
         self._batches = BatchSplitter(self.dims, self.templates, source.is_code, self._traced)
         first = self._made(least, tunes=source.tunes, how="compiled at first")
+        self._traces.clear()
         if self.why_not_parts is None:
             self._kept.base = least
         self.device = first.executable.device
@@ -309,6 +313,8 @@ class DynamicExecutable:
     # Programs
 
     def _traced(self, key: Key) -> Graph:
+        if (known := self._traces.get(key)) is not None:
+            return known
         sizes = dict(zip(self._names, key, strict=True))
         return self._source.trace(bound(self._source.shapes, sizes))
 
