@@ -2,11 +2,15 @@
 
 The selection is a rule over each model, in :func:`why_not`; nothing is named here.  What the rule
 takes must pass.  Data come with the package ``onnx``: node tests are made by its case functions,
-the others are files in its folder.
+the others are files in its folder.  Making them takes seconds, most of them for the results of
+pools, and every process that collects tests needs them: they are kept beside pytest's cache.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import pickle
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +26,8 @@ from minidnn.frontends.onnx.convert import OpenInputsError, load_onnx
 from minidnn.frontends.onnx.library import OLDEST_OPSET
 from minidnn.frontends.onnx.operators import CONVERTERS
 from minidnn.graph.ir import Graph
+
+KEPT = Path(__file__).resolve().parents[2] / ".pytest_cache" / "onnx_cases"
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 
@@ -145,7 +151,19 @@ def _drops_at_random(case: BackendCase, node: Any) -> bool:
 
 @cache
 def every_case() -> tuple[BackendCase, ...]:
-    """All of ONNX's cases of these kinds."""
+    """All of ONNX's cases of these kinds; made once for a tree and versions of packages."""
+    made_by = (Path(__file__).read_bytes(), onnx.__version__.encode(), np.__version__.encode())
+    kept = KEPT / f"{hashlib.sha256(b' '.join(made_by)).hexdigest()[:16]}.pickle"
+    if not kept.exists():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        own = kept.with_suffix(f".{os.getpid()}")
+        own.write_bytes(pickle.dumps(_made(), protocol=5))
+        own.replace(kept)
+    found: tuple[BackendCase, ...] = pickle.loads(kept.read_bytes())
+    return found
+
+
+def _made() -> tuple[BackendCase, ...]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of case functions that divide by zero on purpose
         from onnx.backend.test.case.node import collect_testcases
