@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -270,7 +270,6 @@ def in_tiles(blocks: int, padding: int, isa: Isa) -> Case:
     return Case(graph, plan, 3, True)
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     "padding, blocks, most",
     [(1, 40, 1800), (0, 20, 20_000)],
@@ -286,9 +285,9 @@ def test_long_chains_in_tiles(padding: int, blocks: int, most: int, isa: Isa) ->
     added = len(middle) - len(short), len(long) - len(middle)
     assert added[1] / (half // 2) < most and added[1] < 1.1 * added[0]
     assert max(line.count("(") for line in long.splitlines()) < 20
-    begin = time.monotonic()
+    begin = sum(os.times()[:4])
     check(cases[-1:], isa)
-    assert time.monotonic() - begin < 100  # 5 to 10 on an idle machine
+    assert sum(os.times()[:4]) - begin < 100  # 5 to 10 of the processor's and the compiler's
 
 
 def test_large_outputs_are_streamed(isa: Isa) -> None:
