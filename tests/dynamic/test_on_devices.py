@@ -1,0 +1,91 @@
+"""Batches in parts on devices that take arrays of their own: with a device of the test's, and on a
+GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.dynamic.batches import BatchSplit
+from minidnn.dynamic.executable import DynamicExecutable
+from minidnn.dynamic.kept import KeptProgram
+from minidnn.dynamic.parts import BatchPart
+from minidnn.dynamic.rows import RowWise
+from minidnn.dynamic.split import run_in_parts
+from minidnn.executable import Executable
+from minidnn.graph.types import TensorType
+from minidnn.runtime.interface import Endpoint, Interface
+
+
+class Doubling:
+    """A device's program: twice its first input, and the second as it is."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def run(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        raise NotImplementedError
+
+    def bind(self, inputs: Sequence[Any], out: Any) -> Any:
+        raise NotImplementedError
+
+    def call(self, inputs: Sequence[Any], out: Any) -> Sequence[Any]:
+        x, y = inputs
+        assert x.shape == (self.rows, 3) and y.shape == (1, 2)
+        if out is None:
+            return [x * 2, y.copy()]
+        out[0][...], out[1][...] = x * 2, y
+        return list(out)
+
+
+def program(rows: int) -> KeptProgram:
+    x = Endpoint("x", TensorType((rows, 3)))
+    y = Endpoint("y", TensorType((1, 2)))
+    executable = Executable(Interface("net", (x, y), (x, y)), Doubling(rows), "ours", "float32")
+    return KeptProgram(executable, 1.0, "made")
+
+
+@pytest.mark.parametrize("parts", [[(0, 4), (4, 1), (5, 1)], [(0, 4), (2, 4)], [(0, 6)]])
+def test_results_of_parts_are_joined(parts: list[tuple[int, int]]) -> None:
+    split = BatchSplit(
+        tuple(BatchPart(*part) for part in parts),
+        tuple(program(rows) for _, rows in parts),
+        RowWise((True, False), (True, False)),
+    )
+    x, y = np.arange(18, dtype=np.float32).reshape(6, 3), np.ones((1, 2), np.float32)
+    doubled, same = run_in_parts(split, 6, [x, y], None)
+    np.testing.assert_array_equal(doubled, 2 * x)
+    np.testing.assert_array_equal(same, y)
+    out = (np.empty_like(x), np.empty_like(y))
+    assert run_in_parts(split, 6, [x, y], out) is out
+    np.testing.assert_array_equal(out[0], 2 * x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("library", ["numpy", "cupy", "torch"])
+def test_batches_of_any_size_on_a_gpu(library: str, background: bool) -> None:
+    arrays = pytest.importorskip(library)
+    net = md.Sequential(
+        *(L.Conv2d(3, 16, 3, padding=1), L.BatchNorm2d(16), L.ReLU(), L.MaxPool2d(2)),
+        *(L.AdaptiveAvgPool2d(1), L.Flatten(), L.Linear(16, 5)),
+    )
+    shape = (md.Dim("batch", 1, 24), 3, 16, 16)
+    exe = md.compile(net, shape, device="cuda", background=background)
+    assert isinstance(exe, DynamicExecutable)
+    random = np.random.default_rng(0)
+    for rows in (5, 5, 24, 7, 5, 1, 7):
+        x = random.standard_normal((rows, 3, 16, 16)).astype(np.float32)
+        given: Any = arrays.asarray(x, device="cuda") if library == "torch" else arrays.asarray(x)
+        y = exe(given)
+        if library != "numpy":
+            y = y.cpu().numpy() if library == "torch" else y.get()
+        expected = md.compile(net, x.shape, device="reference")(x)
+        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+    exe.wait()
+    assert (exe.counts.in_parts > 0) == background
