@@ -36,6 +36,7 @@ class Kind:
         settings: further arguments of the target.
         limited: whether :data:`LIMITS` works on it.
         convert: the function that makes the file; its engine does nothing.
+        suffix: of the file, which kinds with the same one share; by default the name.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Kind:
     settings: Mapping[str, Any] = field(default_factory=dict)
     limited: bool = False
     convert: str = ""
+    suffix: str = ""
 
     def missing(self) -> list[str]:
         """Packages that are not installed."""
@@ -71,13 +73,13 @@ class Kind:
             return
         shape = prepared.case.shape
         options: dict[str, Any] = {"onnx": str(prepared.onnx), "target": str(target)}
-        options |= {"shape": shape}
+        options |= {"shape": shape, "inputs": str(prepared.inputs)}
         if not prepared.case.file:
             options |= _network(prepared, "theirs")
         EngineProcess(self.name, self.convert, options).close()
 
     def _file(self, prepared: Prepared) -> Path:
-        return prepared.onnx.with_suffix(f".{self.name}")
+        return prepared.onnx.with_suffix(f".{self.suffix or self.name}")
 
     def start(self, prepared: Prepared) -> EngineProcess:
         """The engine, ready to run a case.
@@ -116,6 +118,7 @@ def _network(prepared: Prepared, function: str) -> dict[str, Any]:
 
 
 _PEERS, _MOBILE = "minidnn.bench.peers", "minidnn.bench.mobile"
+_TO_INT8, _INT8 = "minidnn.bench.quantized:convert_to_int8", "int8.onnx"
 _OPENVINO = (f"{_PEERS}:openvino", "onnx", ("openvino",), ("openvino",))
 _TORCHVISION = ("minidnn.bench.torchvision_models",)
 _TORCH = (f"{_PEERS}:torch", "module", ("torch", "torchvision"), _TORCHVISION)
@@ -128,12 +131,33 @@ KINDS: Mapping[str, Kind] = {
         Kind("openvino-streams", *_OPENVINO, {"streams": True}, limited=True),
         Kind("openvino-bf16", *_OPENVINO, {"precision": "bf16"}, limited=True),
         Kind(
+            "openvino-int8",
+            f"{_PEERS}:openvino",
+            "file",
+            ("openvino", "onnxruntime", "onnx"),
+            ("openvino",),
+            {"precision": "int8"},
+            limited=True,
+            convert=_TO_INT8,
+            suffix=_INT8,
+        ),
+        Kind(
             "onnxruntime",
             f"{_PEERS}:onnxruntime",
             "onnx",
             ("onnxruntime",),
             ("onnxruntime",),
             {"count_kernels": False},  # its compilation is timed
+        ),
+        Kind(
+            "onnxruntime-int8",
+            f"{_PEERS}:onnxruntime",
+            "file",
+            ("onnxruntime", "onnx"),
+            ("onnxruntime",),
+            {"count_kernels": False, "precision": "int8"},
+            convert=_TO_INT8,
+            suffix=_INT8,
         ),
         Kind("torch", *_TORCH, limited=True),
         Kind("torch-channels-last", *_TORCH, {"mode": "channels_last"}, limited=True),

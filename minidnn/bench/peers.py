@@ -33,8 +33,10 @@ def made_by(network: str, options: Mapping[str, Any]) -> Any:
     return getattr(importlib.import_module(module), function)(**options)
 
 
-def onnxruntime(model: str, inputs: str, threads: int, count_kernels: bool = True) -> LoadedEngine:
-    """ONNX Runtime on an ONNX file; inputs and outputs bound once.
+def onnxruntime(
+    model: str, inputs: str, threads: int, count_kernels: bool = True, precision: str = "f32"
+) -> LoadedEngine:
+    """ONNX Runtime on an ONNX file, which ``precision`` says of; inputs and outputs bound once.
 
     To count kernels the optimized network is written to a file, which takes time.
     """
@@ -64,7 +66,7 @@ def onnxruntime(model: str, inputs: str, threads: int, count_kernels: bool = Tru
         session.run_with_iobinding(binding)
         return results
 
-    about = {"version": ort.__version__, "kernels": kernels, "precision": "f32"}
+    about = {"version": ort.__version__, "kernels": kernels, "precision": precision}
     return LoadedEngine(run, lambda values: [value.numpy() for value in values], about)
 
 
@@ -83,8 +85,9 @@ def openvino(
     """OpenVINO on an ONNX file, with the LATENCY hint: all threads work on one request.
 
     Its own default precision on processors that have bf16 is bf16, so the precision is a hint
-    that must be given.  With ``streams`` the hint is THROUGHPUT and the batch is divided over as
-    many requests as threads and batch allow, which run at once, one thread each.
+    that must be given; "int8" says that the file has QDQ.  With ``streams`` the hint is
+    THROUGHPUT and the batch is divided over as many requests as threads and batch allow, which
+    run at once, one thread each.
     """
     import openvino as ov
 
@@ -93,7 +96,7 @@ def openvino(
     settings = {
         "PERFORMANCE_HINT": "THROUGHPUT" if streams else "LATENCY",
         "INFERENCE_NUM_THREADS": threads,
-        "INFERENCE_PRECISION_HINT": precision,
+        "INFERENCE_PRECISION_HINT": "f32" if precision == "int8" else precision,
     }
     if streams:
         settings["NUM_STREAMS"] = count

@@ -45,14 +45,15 @@ def check(target: str, folder: Path, **options: Any) -> EngineProcess:
         return engine
 
 
-def onnx_file(folder: Path) -> str:
+def onnx_file(folder: Path, network: Any = None) -> str:
     import torch
 
     path = str(folder / "network.onnx")
     (x,) = load_inputs(str(folder / "inputs.npz"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter that needs no further package is old
-        torch.onnx.export(with_torch(16), (torch.from_numpy(x),), path, dynamo=False)
+        given = with_torch(16) if network is None else network
+        torch.onnx.export(given, (torch.from_numpy(x),), path, dynamo=False)
     return path
 
 
@@ -64,6 +65,28 @@ def test_onnxruntime(folder: Path) -> None:
 def test_openvino(folder: Path) -> None:
     needs("onnx", "openvino")
     assert check("peers:openvino", folder, model=onnx_file(folder)).about["kernels"] >= 1
+
+
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_engines_in_int8(folder: Path, tmp_path: Path, engine: str) -> None:
+    needs("onnx", "onnxruntime", engine)
+    import onnx
+    import torch
+
+    (x,) = load_inputs(str(folder / "inputs.npz"))
+    np.savez(tmp_path / "inputs.npz", x)
+    network = torch.nn.Sequential(torch.nn.Conv2d(16, 32, 3), torch.nn.ReLU()).eval()
+    target, inputs = str(tmp_path / "network.int8.onnx"), str(tmp_path / "inputs.npz")
+    given = {"onnx": onnx_file(tmp_path, network), "target": target, "inputs": inputs}
+    EngineProcess("int8", "minidnn.bench.quantized:convert_to_int8", given, timeout=120).close()
+    kinds = {node.op_type for node in onnx.load(target).graph.node}
+    assert {"QuantizeLinear", "DequantizeLinear"} <= kinds
+    options = {"model": target, "inputs": inputs, "threads": THREADS, "precision": "int8"}
+    with EngineProcess(engine, f"minidnn.bench.peers:{engine}", options, timeout=120) as running:
+        (output,) = running.outputs()
+        expected = network(torch.from_numpy(x)).detach().numpy()
+        error = np.abs(output - expected).max() / np.abs(expected).max()
+        assert 0 < error < 0.05 and running.about["precision"] == "int8"
 
 
 @pytest.mark.parametrize(
