@@ -115,6 +115,7 @@ def run_with_kills(pictures: Pictures, output: Path, part: int, at: tuple[int, i
     check(pictures, output)
 
 
+@pytest.mark.early
 def test_workers_killed_twice_lose_nothing(tmp_path: Path) -> None:
     pictures = make_pictures(tmp_path / "pictures", 240, 5)
     run_with_kills(pictures, tmp_path / "out", 40, (1, 3))

@@ -14,6 +14,7 @@ from minidnn.backends.cpu.toolchain import find_cc
 HARNESS = Path(__file__).parent / "runner_race.c"
 
 
+@pytest.mark.early
 @pytest.mark.parametrize("flags", [(), ("-DMD_NO_FUTEX",)])
 @pytest.mark.parametrize("runs", [1, pytest.param(40, marks=pytest.mark.full)])
 def test_no_races(flags: tuple[str, ...], runs: int, tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ def files_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in files)
 
 
+@pytest.mark.early
 def test_wheel_holds_the_tree_and_nothing_else(source: Path, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]

@@ -54,6 +54,7 @@ def compared(name: str, device: str, size: int) -> None:
     assert ours <= 3 * pytorchs
 
 
+@pytest.mark.early
 @pytest.mark.parametrize("name", CI)
 def test_a_network_of_the_zoo_becomes_the_zoos_regions(name: str) -> None:
     compared(name, "reference", 32)

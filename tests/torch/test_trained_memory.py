@@ -22,6 +22,7 @@ def resident_bytes() -> int:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.early
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
 @pytest.mark.parametrize("device", ["reference", pytest.param("cpu", marks=pytest.mark.full)])
 def test_two_hundred_steps(device: str) -> None:
