@@ -79,12 +79,11 @@ class StemGradientKernel(ContractionKernel):
         return 0.5
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
-        """One wave of blocks, or two."""
+        """As many as there are blocks at once."""
         shape = _shape(problem, machine)
         groups = -(-problem.w.shape[0] // shape.filters)
         wave = max(1, machine.multiprocessors * shape.blocks(machine) // groups)
-        steps = _steps(problem, shape)
-        return list(dict.fromkeys(min(steps, parts) for parts in (wave, 2 * wave)))
+        return [min(_steps(problem, shape), wave)]
 
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
