@@ -6,15 +6,20 @@ from typing import Any
 
 import pytest
 
+import minidnn as md
+from minidnn.backends.cuda.target import CudaTarget
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import Trace, apply
 from minidnn.memory.annotations import Annotations
 from minidnn.memory.liveness import awaited, lifetimes
 from minidnn.passes.infrastructure import Context
+from minidnn.passes.pipeline import optimize
 from minidnn.passes.place_sums import PLACE_SUMS
 from minidnn.runtime.plan import make_plan
-from tests.passes.build import assert_same, graph_of, run
+from minidnn.training.step import Objective, Ranks, step_graph
+from tests.cuda.cards import H200
+from tests.passes.build import assert_same, conv, graph_of, run
 
 X = (2, 3)
 
@@ -56,6 +61,49 @@ def test_order_of_what_depends_on_several_is_that_of_the_last() -> None:
     after = run(graph_of(build, X), PLACE_SUMS)
     kinds = [node.op.name for node in after.nodes]
     assert kinds == ["Mul", "SumOverRanks", "Mul", "SumOverRanks", "Sub", "Add", "Mul"]
+
+
+def test_what_only_sums_need_is_computed_at_once() -> None:
+    """Gradients and their casts, which an order for little memory leaves to the end; not what
+    others read, too."""
+
+    def build(trace: Trace, x: Any) -> list[Value]:
+        one = conv(trace, x, 4)
+        two = conv(trace, one, 4)
+        three = conv(trace, two, 4)
+        both = two + 1.0
+        cast = (one * 2.0).reshape((-1,)) * 3.0
+        late = conv(trace, x, 4)
+        return [summed(cast), summed(both), summed(late), three, both]
+
+    before = graph_of(build, (1, 4, 2, 2))
+    after = run(before, PLACE_SUMS)
+    assert [node.op.name for node in after.nodes] == [
+        *("Conv2d", "SumOverRanks", "Conv2d", "Mul", "View", "Mul", "SumOverRanks"),
+        *("Conv2d", "Conv2d", "Add", "SumOverRanks"),
+    ]
+    assert_same(before, after)
+
+
+def test_buckets_of_a_step_begin_while_gradients_are_computed() -> None:
+    """Of resnet18 in half precision, whose gradients are cast: when all buckets but the last are on
+    their way, more than half of the products of the backward pass are still to come."""
+    graph = step_graph(
+        md.models.resnet18(),
+        [(8, 3, 64, 64)],
+        Objective(md.losses.CrossEntropy(), {}),
+        md.optim.SGD(0.1, momentum=0.9),
+        ranks=Ranks(2),
+    )
+    context = Context(CudaTarget(H200.device("bfloat16"), "bfloat16"))
+    nodes = optimize(graph, context).nodes
+    kinds = (ops.Conv2dInputGradient, ops.Conv2dWeightGradient)
+    products = [i for i, node in enumerate(nodes) if isinstance(node.op, kinds)]
+    left = {
+        node.name: sum(i > at for i in products) for at, node in enumerate(nodes) if node.op.lasts
+    }
+    *early, last = left.values()
+    assert len(early) >= 2 and min(early) > len(products) / 2 and last == 0, left
 
 
 def test_statistics_stay_where_they_are_needed() -> None:
