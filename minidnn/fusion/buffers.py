@@ -9,9 +9,10 @@ from typing import Literal
 from minidnn.fusion.device import Device
 from minidnn.fusion.operations import Step
 from minidnn.graph.ir import Value
+from minidnn.graph.window import Window
 
-MOST_TAPS = 64
-"""Windows that compute what they join are written out tap by tap."""
+MOST_TAPS = 8
+"""Along each axis: windows that compute what they join are written out tap by tap."""
 
 
 def stays_in_registers(steps: Sequence[Step], inputs: Iterable[Value]) -> bool:
@@ -26,15 +27,30 @@ def stays_in_registers(steps: Sequence[Step], inputs: Iterable[Value]) -> bool:
     return (
         len(planes) == 1
         and bool(windows)
-        and all(window.is_plain or window.taps <= MOST_TAPS for window in windows)
+        and all(window.is_plain or _is_written_out(window) for window in windows)
         and all(axis.stride == 1 for window in windows for axis in window.axes)
     )
+
+
+def _is_written_out(window: Window) -> bool:
+    return max(axis.kernel for axis in window.axes) <= MOST_TAPS
 
 
 def most_kept(steps: Sequence[Step], buffered: Iterable[Value]) -> int:
     """How many planes lie between steps at once, where a result may take the place of what it is
     computed from."""
     return max(1, *_held(steps, dict.fromkeys(buffered, 1), 0))
+
+
+def most_beside(steps: Sequence[Step], inputs: Iterable[Value]) -> int:
+    """How many planes threads have beside those that lie between steps, while a window computes
+    what it joins: its results, and those of its operands that are inputs."""
+    given, found = set(inputs), [0]
+    for operation in (operation for step in steps for operation in step.operations):
+        window = operation.window
+        if window is not None and not window.is_plain:
+            found.append(1 + len(given.intersection(operation.operands[: window.under])))
+    return max(found)
 
 
 def peak(steps: Sequence[Step], sizes: Mapping[Value, int]) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from minidnn._cached_property import cached_property
-from minidnn.fusion.buffers import most_kept, peak, stays_in_registers, tasks_at_once
+from minidnn.fusion.buffers import most_beside, most_kept, peak, stays_in_registers, tasks_at_once
 from minidnn.fusion.counts import Counts
 from minidnn.fusion.device import Device
 from minidnn.fusion.geometry import Extent, extents, owned, scales
@@ -261,7 +261,8 @@ class Sequence:
         whole = (schedule.rows, schedule.columns, schedule.strips) == (rows, columns, 1)
         if not device.register_bytes or not whole or not self.stays_in_registers:
             return None
-        bytes = most_kept(self.steps, self.buffered) * rows * columns * 4
+        planes = most_kept(self.steps, self.buffered) + most_beside(self.steps, self.inputs)
+        bytes = planes * rows * columns * 4
         return bytes if bytes <= device.register_bytes else None
 
     def lead(self, schedule: Schedule) -> int:
