@@ -46,7 +46,8 @@ class Case:
 
     On the ``device`` "cuda" the dtype is a precision ("tf32"), and threads are of no account.
     ``isa`` limits minidnn, and the peers that can be limited; None is the processor's best.
-    ``tune`` lets minidnn measure what is fastest.  ``file`` is the path of an ONNX file, which
+    ``tune`` lets minidnn measure what is fastest.  ``training``: steps are measured, instead of
+    predictions.  ``file`` is the path of an ONNX file, which
     ``network`` is the name of then.
     """
 
@@ -61,11 +62,13 @@ class Case:
     channels: int = 3
     file: str = ""
     device: str = "cpu"
+    training: bool = False
 
     @property
     def name(self) -> str:
         """``resnet18, batch 16, 224x224, float32, 2 threads``; what results are filed under."""
-        text = f"{self.network}, batch {self.batch}, {self.rows}x{self.columns}, {self.dtype}"
+        what = f"{self.network}, training" if self.training else self.network
+        text = f"{what}, batch {self.batch}, {self.rows}x{self.columns}, {self.dtype}"
         if self.device != "cpu":
             return f"{text}, {self.device}"
         text += f", {self.threads} thread{'s' * (self.threads != 1)}"

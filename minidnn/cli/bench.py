@@ -35,6 +35,11 @@ modes: torch and torch-channels-last (with cudnn.benchmark, replayed as a CUDA g
 torch-compile (reduce-overhead with freezing, in whichever layout was faster); torch-max-autotune
 and torch-calls (every kernel launched by Python) if --against names them.
 
+With --train, steps are measured (forward, loss, backward, SGD with momentum), not predictions. The
+others are PyTorch's: torch and torch-channels-last, torch-compile and torch-reduce-overhead (in
+whichever layout was faster), with autocast and fused optimizer, all in one process. What deviates
+is then the loss of the first step, which dropout changes.
+
 On the CPU NET may be an ONNX file with one input of images and one output: then its weights are
 those that it has, ONNX Runtime's outputs, without rewrites, are what all are compared with, and
 engines that take PyTorch's modules are left out.
@@ -65,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=count, help="threads of every engine (all usable cores)")
     parser.add_argument("--isa", help="avx512 or avx2: limits minidnn and peers that can be")
     add_tune(parser)
+    parser.add_argument("--train", action="store_true", help="measure training steps")
     parser.add_argument(
         "--against", type=_names, metavar="ENGINE,...", help="peers (all that are installed)"
     )
@@ -155,15 +161,21 @@ def _bench(options: argparse.Namespace) -> Cpu | Gpu:
     """What measures on the device that was asked for; both have the same methods."""
     from minidnn.bench.cpu import cpu_bench
     from minidnn.bench.gpu.measure import gpu_bench
+    from minidnn.bench.trained import trained_bench
 
+    if options.train and options.isa is not None:
+        raise UnsupportedError(f"--isa {options.isa}: it does not limit --train")
     if options.device == "cpu":
+        if options.train:
+            return trained_bench("cpu", options.against, "--against")
         return cpu_bench(options.against, "--against")
     if not options.device.startswith("cuda"):
         raise DeviceError(f"--device {options.device!r}: valid are cpu, cuda and cuda:1")
     for option, value in (("--threads", options.threads), ("--isa", options.isa)):
         if value is not None:
             raise UnsupportedError(f"{option} {value}: it is of the CPU, not of {options.device!r}")
-    return gpu_bench(options.device, options.against, "--against")
+    make = trained_bench if options.train else gpu_bench
+    return make(options.device, options.against, "--against")
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:
@@ -188,6 +200,8 @@ def _cases(options: argparse.Namespace) -> list[Case]:
             f"NET {files[0]!r}: PyTorch's modes, which are the peers on {options.device!r}, take "
             "networks of the zoo"
         )
+    if files and options.train:
+        raise UnsupportedError(f"NET {files[0]!r}: --train takes networks of the zoo")
     threads = options.threads or usable_cores()
     with in_options("--size gives rows and columns"):
         cases = [
@@ -197,6 +211,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
             for network in dict.fromkeys(options.networks)
             for batch in dict.fromkeys(options.batch)
         ]
+    cases = [replace(case, training=options.train) for case in cases]
     if on_cpu:
         return cases
     return [

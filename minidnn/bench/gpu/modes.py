@@ -42,18 +42,6 @@ class Cell:
     alone: Callable[[], AbstractContextManager[Any]]
 
 
-def dtype_of(precision: str) -> torch.dtype:
-    """The type of what is computed on."""
-    return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(precision, torch.float32)
-
-
-def allow(precision: str) -> None:
-    """PyTorch measures its algorithms, and uses TF32 just where the precision is that."""
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-
-
 def module_of(name: str, size: tuple[int, int]) -> Any:
     """torchvision's network, with random weights, and statistics of its normalizations made on
     noise: without them values grow from layer to layer, beyond what float16 holds."""
