@@ -6,7 +6,7 @@ python -m benchmarks.bridge_step resnet18 --device cpu --batch 2 --size 64 --thr
 
 - optimize: forward, PyTorch's cross-entropy, and backward into ``.grad``, under PyTorch's autocast
   if the precision is narrower than float32.
-- trainer: the part of a trainer's step before the optimizer, which leaves gradients in states.
+- trainer: the part of a trainer's step before the optimizer, whose results are the gradients.
 - eager, default, reduce-overhead, max-autotune: PyTorch's own, the latter three of torch.compile.
   Its images and weights are channels last if the precision is narrower than float32.
 

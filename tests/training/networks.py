@@ -90,7 +90,8 @@ def move_biases(net: Any, images: np.ndarray, seed: int) -> None:
         net(torch.from_numpy(images).double())
     for hook in hooks:
         hook.remove()
-    net.load_state_dict(begin, strict=False)
+    for key, tensor in net.named_buffers():
+        tensor.copy_(begin[key])
     net.float()
 
 
