@@ -127,7 +127,8 @@ class Pair:
     ) -> None:
         self.name = part.graph.name
         self.outputs = len(part.graph.outputs)
-        self.halves = Halves(part.graph, trained, len(part.outputs))
+        mixed = narrow is not None
+        self.halves = Halves(part.graph, trained, len(part.outputs), compute_again=mixed)
         self._engine, self._narrow = engine, narrow
         #: Of each result of the program forwards its dtype, and which are kept channels last.
         self._dtypes: list[str] = []

@@ -5,18 +5,22 @@ come after it has returned.  So there are two programs, and values kept between 
 
 Kept are values that lie in memory anyway: those that contractions, reductions and windows give or
 read.  What is element-wise or moves elements is computed of them again, fused with what reads it.
+So is, if that is asked for, what contractions read: where it is made of one other kept value,
+element by element, its element-wise readers compute it again, as they read that value, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from minidnn.gradients.reverse import pullback, reached_values
-from minidnn.graph.ir import Graph, Node, Value
+from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.types import FLOATS
 
 _CHEAP = ("elementwise", "movement")
+#: A value that takes more nodes than that is read; what is no larger than this part of it is free.
+_MOST_NODES, _SMALL = 4, 16
 
 
 @dataclass(frozen=True)
@@ -47,16 +51,24 @@ class Halves:
         backward: what runs backwards, with gradients by all of ``floating``.
     """
 
-    def __init__(self, graph: Graph, of: Iterable[int], outputs: int | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        of: Iterable[int],
+        outputs: int | None = None,
+        compute_again: bool = False,
+    ) -> None:
         """
         of: by which inputs to differentiate, by place; those that nothing is computed of are left
             out.
         outputs: how many of the outputs, from the first, may have gradients; all by default.
+        compute_again: whether element-wise nodes compute also what contractions read again.
 
         UnsupportedError if an operator has no rule; it names the node.
         """
         self.graph = graph
         self._of = tuple(of)
+        self._compute_again = compute_again
         own = graph.outputs[:outputs]
         self.floating = tuple(place for place, v in enumerate(own) if v.dtype in FLOATS)
         self._results = list(graph.outputs)
@@ -76,6 +88,8 @@ class Halves:
         later = _live(whole.nodes[len(graph.nodes) :], whole.outputs)
         needed = [v for v in _read(later, whole.outputs) if v.producer in forwards]
         kept, again = _kept(graph, needed)
+        if self._compute_again:
+            again |= _made_of_one(graph, kept, again)
         nodes = [*(node for node in graph.nodes if node in again), *later]
         read = {v for v in _read(nodes, whole.outputs) if v.producer is None}
         given = tuple(place for place, value in enumerate(graph.inputs) if value in read)
@@ -116,6 +130,32 @@ def _kept(graph: Graph, needed: Sequence[Value]) -> tuple[list[Value], set[Node]
     return sorted(kept, key=order.__getitem__), again
 
 
+def _made_of_one(graph: Graph, kept: Sequence[Value], again: Collection[Node]) -> set[Node]:
+    """The nodes that compute kept values, each of one other kept value and of what is as small as a
+    number for each channel, if all of that is there."""
+    there = {*kept, *graph.inputs, *(value for node in again for value in node.outputs)}
+    found: set[Node] = set()
+    for value in kept:
+        chain: dict[Node, None] = {}
+        read: set[Value] = set()
+        pending = [value]
+        while pending and len(chain) <= _MOST_NODES:
+            node = pending.pop().producer
+            if node is None or node.op.kind != "elementwise":
+                break
+            chain[node] = None
+            for operand in node.inputs:
+                is_large = operand.type.size * _SMALL > value.type.size
+                if operand in there and operand is not value:
+                    read |= {operand} if is_large else set()
+                elif not isinstance(operand, Constant):
+                    pending.append(operand)
+        else:
+            if len(chain) <= _MOST_NODES and len(read) == 1 and read <= {*kept}:
+                found |= chain.keys()
+    return found
+
+
 def _lies_in_memory(graph: Graph, value: Value) -> bool:
     """Whether a value is written to memory however the graph is fused."""
     node = value.producer
@@ -154,11 +194,14 @@ def _on_inputs(
         names.add(unique)
         known[value] = Value(value.type, unique)
     made = []
+    again: dict[Value, Value] = {}
     for node in nodes:
-        new = node.on([known.get(v, v) for v in node.inputs])
-        # A value that is kept stays what was kept.
+        stands = known | again if node.op.kind == "elementwise" else known
+        new = node.on([stands.get(v, v) for v in node.inputs])
+        # A value that is kept stays what was kept, but for those who compute it again.
         for old, value in zip(node.outputs, new.outputs, strict=True):
-            known.setdefault(old, value)
+            if known.setdefault(old, value) is not value:
+                again[old] = value
         made.append(new)
     results = [known.get(value, value) for value in outputs]
     return Graph([known[value] for value in inputs], results, made, name)

@@ -11,6 +11,8 @@ as long as what they are computed of is a short chain away from values that are 
 it again is predicted to take no longer than to write and to read it.  The nodes of the copies are
 those of the original, on the same operands, so that they give the same bits.  Each layer's gradient
 has copies of its own.
+In a graph in half precision without updates, which runs forwards or backwards for somebody else,
+the forward pass is what is computed of inputs alone, element by element.
 Refuses: values that the backward pass reads whole (a convolution's operand, a sum), which are kept;
 everything under strategies that compute layer by layer.  A window over such values that needs no
 gradient, as the places of maxima, is computed with the forward pass, which keeps its result.
@@ -25,6 +27,7 @@ from minidnn.fusion.collapse import APART
 from minidnn.fusion.stacks import why_not_fusable
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Elementwise, Windowed
+from minidnn.graph.operators import Transpose
 from minidnn.passes.infrastructure import Context, Pass
 
 MOST_NODES = 6
@@ -36,10 +39,15 @@ SMALL = 1 / 16
 
 def rederive(graph: Graph, context: Context) -> Graph:
     """See the module."""
-    if context.strategy in APART or not graph.updates:
+    if context.strategy in APART:
         return graph
-    forward = forward_nodes(graph)
-    forward |= _windows_of(graph, forward)
+    if graph.updates:
+        forward = forward_nodes(graph)
+        forward |= _windows_of(graph, forward)
+    elif context.mixed:
+        forward = _nodes_of_inputs(graph)
+    else:
+        return graph
     chains, beside = _chains(graph, forward, context)
     if not chains:
         return graph
@@ -83,6 +91,18 @@ def _is_gradient(value: Value) -> bool:
     """Whether a rule has recorded what makes a value."""
     node = value.producer
     return node is not None and _RECORDED.search(node.name) is not None
+
+
+def _nodes_of_inputs(graph: Graph) -> set[Node]:
+    """Element-wise nodes of inputs alone, and moves in front of them: in a graph that runs
+    backwards by itself they are the forward pass's, on what was kept for it."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if isinstance(node.op, (Elementwise, Transpose)):
+            made = {value.producer for value in node.inputs} - {None}
+            if made <= found:
+                found.add(node)
+    return found
 
 
 def _windows_of(graph: Graph, forward: set[Node]) -> set[Node]:

@@ -29,6 +29,17 @@ def network() -> Graph:
         return trace.graph([y, means, place, unused])
 
 
+def two_products() -> Graph:
+    """What the second is of is made, element by element, of what the first gives."""
+    with tracing("products") as trace:
+        x = trace.input(TensorType((2, 3, 6, 6)), "x")
+        kernel = trace.input(TensorType((4, 3, 3, 3)), "kernel")
+        scale = trace.input(TensorType((4, 1, 1)), "scale")
+        other = trace.input(TensorType((5, 4, 2, 2)), "other")
+        y: Any = apply(ops.Conv2d(), x, kernel)
+        return trace.graph([apply(ops.Conv2d(), apply(ops.Tanh(), y * scale), other)])
+
+
 def arrays_of(graph: Graph) -> list[np.ndarray]:
     random = np.random.default_rng(0)
     return [random.standard_normal(value.shape).astype(np.float32) for value in graph.inputs]
@@ -70,6 +81,26 @@ def test_what_is_kept_lies_in_memory_anyway() -> None:
     (kept,) = halves.forward.outputs[own:]
     assert kept.name == "conv2d"  # the product and the mask are computed again
     assert halves.backward.given == (0, 2)
+
+
+def test_what_a_product_reads_is_computed_again_of_the_product_before() -> None:
+    graph, found = two_products(), []
+    arrays = arrays_of(graph)
+    seed = np.random.default_rng(1).standard_normal(graph.outputs[0].shape)
+    for compute_again in (False, True):
+        halves = Halves(graph, (1, 2, 3), compute_again=compute_again)
+        backward = halves.backward
+        kept = halves.forward.outputs[len(graph.outputs) :]
+        assert [value.name for value in kept] == ["conv2d", "tanh"]
+        readers = backward.graph.readers[backward.graph.inputs[len(backward.given) + 1]]
+        kinds = {node.op.kind for node in readers}
+        assert ("elementwise" in kinds) is not compute_again and "contraction" in kinds
+        results = run(halves.forward, arrays)
+        given = [arrays[place] for place in backward.given]
+        read = [results[place] for place in backward.kept]
+        found.append(run(backward.graph, [*given, *read, seed]))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_nothing_is_kept_for_nothing() -> None:

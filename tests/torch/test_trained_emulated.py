@@ -13,6 +13,7 @@ from torch import nn
 
 import minidnn as md
 from minidnn.backends.cuda.lower import lower_plan
+from minidnn.fusion.region import FusedSums
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph
 from minidnn.graph.operators import Transpose
@@ -79,3 +80,24 @@ def test_images_are_kept_as_they_are_computed() -> None:
         moved = {n for n in plan.graph.nodes if n.op in (Transpose(_LAST), Transpose(_FIRST))}
         assert len(moved) == 3  # both convolutions and the maximum
         assert moved.isdisjoint(task.node for task in lower_plan(plan, H200, False))
+
+
+def test_a_backward_pass_stores_no_normalized_images() -> None:
+    """Each normalization's gradient takes one sweep for its sums, as a trainer's does, and what a
+    rectifier gave is computed again of what is read for them."""
+
+    def block(channels: int) -> list[nn.Module]:
+        return [nn.Conv2d(channels, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()]
+
+    end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 5)]
+    fast: Any = md.optimize(nn.Sequential(*block(3), *block(64), *end).train(), device="reference")
+    with torch.autocast("cpu", torch.bfloat16):
+        fast.prepare(torch.randn(16, 3, 32, 32))
+    (part,) = program(fast).parts
+    (pair,) = part.pairs.values()
+    ((_, backward),) = pair.backwards.values()
+    nodes = planned_mixed(backward.part.graph, "bfloat16").graph.nodes
+    images = [v for n in nodes for v in n.outputs if v.type.rank == 4 and v.shape[2:] == (32, 32)]
+    assert images and {value.dtype for value in images} == {"bfloat16"}
+    sums = [node for node in nodes if isinstance(node.op, FusedSums)]
+    assert sorted(len(n.outputs) for n in sums if n.inputs[0].type.rank == 4)[-2:] == [2, 2]
