@@ -18,7 +18,6 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cpu.backend import CpuBackend, CpuProgram
 from minidnn.backends.cpu.isa import ISAS, Isa
-from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.lower import lower_plan
 from minidnn.backends.cpu.sequence import STREAMED_BYTES
 from minidnn.backends.cpu.target import CpuTarget, device_for
@@ -35,7 +34,7 @@ from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import Plan, make_plan
 from tests.fusion.graphs import graphs, inputs_for
 
-from .warming import texts_of, warm
+from .warming import compile_together, texts_of, warm
 
 THREADS = 2
 
@@ -67,7 +66,7 @@ def same(a: np.ndarray, b: np.ndarray, exact: bool = True) -> bool:
 def check(cases: Sequence[Case], isa: Isa) -> None:
     """Compiles the kernels of all cases together, and compares every case with the reference."""
     # At once, so that they are few files; then each program finds its kernels in the cache.
-    compile_kernels([t for c in cases for t in texts_of(lower_plan(c.plan, isa, 2))], isa)
+    compile_together([t for c in cases for t in texts_of(lower_plan(c.plan, isa, 2))], isa)
     options = {"isa": isa.name, "threads": THREADS, "guarded": True}
     for case in cases:
         program = CpuBackend().compile(case.plan, "float32", options)

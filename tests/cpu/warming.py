@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -10,6 +10,7 @@ from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu import kernels
 from minidnn.backends.cpu.backend import CpuBackend
 from minidnn.backends.cpu.isa import Isa, bfloat16_isa
+from minidnn.backends.cpu.library import NativeFunction
 from minidnn.backends.cpu.lower import Task, lower_plan
 from minidnn.fusion.collapse import check_strategy
 from minidnn.graph.ir import Graph
@@ -48,10 +49,15 @@ def warm(
 
     That the kernels of all of them go together is a test too: equal names mean equal texts.
     """
-    sources = [
-        each for graph, how in graphs for each in kernels_of(graph, isa, how, stored, precision)
-    ]
+    compile_together(
+        [each for graph, how in graphs for each in kernels_of(graph, isa, how, stored, precision)],
+        isa,
+    )
+
+
+def compile_together(sources: Sequence[KernelSource], isa: Isa) -> list[NativeFunction]:
+    """As the engine compiles them, but in fewer files."""
     with pytest.MonkeyPatch.context() as patch:
         # ISPC starts less often, for a third less of the processor's time.
         patch.setattr(kernels, "MOST_PER_FILE", 128)
-        kernels.compile_kernels(sources, isa)
+        return kernels.compile_kernels(sources, isa)

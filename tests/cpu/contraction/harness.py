@@ -12,7 +12,6 @@ from minidnn.backends.cpu.contraction import PrintedContraction, Workspace, prin
 from minidnn.backends.cpu.contraction.algorithm import Algorithm
 from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS
 from minidnn.backends.cpu.isa import Isa
-from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.library import NativeFunction
 from minidnn.backends.cpu.program import BoundKernel, NativeProgram, shared_pool
 from minidnn.backends.cpu.tensor import Tensor, tensor_of
@@ -24,6 +23,7 @@ from minidnn.graph.operator import Elementwise, Operator
 from minidnn.graph.operators import Conv2d, Linear
 from minidnn.graph.types import TensorType
 from minidnn.runtime.operand import Operand
+from tests.cpu.warming import compile_together
 
 Shape = tuple[int, ...]
 
@@ -133,7 +133,7 @@ def _chain(
 
 def compile_all(built: Sequence[Built], isa: Isa) -> list[list[NativeFunction]]:
     """The kernels of the stages of each."""
-    kernels = iter(compile_kernels([s.source for b in built for s in b.kernel.stages], isa))
+    kernels = iter(compile_together([s.source for b in built for s in b.kernel.stages], isa))
     return [[next(kernels) for _ in b.kernel.stages] for b in built]
 
 
