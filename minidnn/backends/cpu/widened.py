@@ -22,13 +22,14 @@ from ...graph.operators import (
     RandomDrop,
     Reduce,
     Softmax,
+    SumOverRanks,
 )
 from ...graph.types import TensorType
 from .broadcast import Shaped, print_elementwise
 
 _KINDS = (
     *(AdaptiveAvgPool2d, ArgMax, Conv2dWeightGradient, GroupNorm, LayerNorm, LogSoftmax),
-    *(MatMul, RandomDrop, Reduce, Softmax),
+    *(MatMul, RandomDrop, Reduce, Softmax, SumOverRanks),
 )
 
 
