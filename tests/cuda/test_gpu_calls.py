@@ -340,3 +340,33 @@ def test_profile_and_explain_tell_algorithms() -> None:
 
 def test_the_gpu_is_the_default_device() -> None:
     assert md.compile(shared(), SHAPE).device == "cuda"
+
+
+def test_ends_that_libraries_take_are_not_copied_where_addresses_come_again() -> None:
+    """As the values kept for a backward pass do, which PyTorch's allocator gives again."""
+    exe = compiled()
+    program = exe.program
+    given = [torch.from_numpy(x(seed)).cuda() for seed in range(6)]
+    program._places_of_libraries = (0, 1)  # of small arrays it would not be worth it
+    stream = torch.cuda.current_stream().cuda_stream
+    results = [torch.empty(expected(x()).shape, device="cuda") for _ in given]
+
+    def run(place: int) -> None:
+        torch.cuda.synchronize()
+        program.run_on(stream, [given[place].data_ptr()], [results[place].data_ptr()])
+        torch.cuda.synchronize()
+        error = np.abs(results[place].cpu().numpy() - expected(x(place))).max()
+        assert error < 1e-4
+        results[place].fill_(np.nan)
+
+    run(0)
+    assert not program._fixed
+    for _ in range(3):
+        run(0)
+    assert len(program._fixed) == 1
+    (fixed,) = program._fixed.values()
+    assert fixed.takes == [None] and fixed.gives == [None]
+    for _ in range(3):  # more than are kept: the others are copied
+        for place in range(len(given)):
+            run(place)
+    assert 1 < len(program._fixed) <= 3

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from ...cudnn._cupy import cupy
+from ...cudnn.graph.spec import ALIGNMENT
 from ...errors import GraphError, OutOfMemoryError
 from .arrays import (
     CUPY,
+    DEVICE_TO_DEVICE,
     NUMPY,
     ArrayLibrary,
     ArraySlot,
@@ -29,6 +32,8 @@ from .states import StatesInTurn
 from .table import CudaTable
 
 _PER_THREAD_STREAM = 2
+_MOST_FIXED, _MOST_MET = 3, 16
+"""So many instances at callers' addresses are kept, and so many addresses are remembered."""
 _MOST_INSTANCES = 4
 """So many calls run at once on streams of their own, each in memory of its own; others wait."""
 
@@ -64,6 +69,11 @@ class CapturedProgram:
         self._lock = threading.Lock()
         self._runtime = cupy().cuda.runtime
         self._instances: dict[object, Instance] = {}
+        #: Instances by the addresses of the ends that libraries take, and addresses met once.
+        self._fixed: dict[tuple[int, ...], Instance] = {}
+        self._met: OrderedDict[tuple[int, ...], None] = OrderedDict()
+        self._places_of_libraries: tuple[int, ...] = ()
+        self._makes_fixed = True
         self._states: StatesInTurn | None = None
         self._limit: Limit | None = None
 
@@ -72,6 +82,13 @@ class CapturedProgram:
         self.table = table
         self._constants = constants
         self._instances[None] = instance
+        self._fixed.clear()
+        self._met.clear()
+        sizes = (*table.inputs, *table.outputs)
+        taken = [place for place, size in enumerate(sizes) if size and not table.sites(1 + place)]
+        # An instance more is worth it where less lies in it than copies would move.
+        is_worth = sum(sizes[place] for place in taken) > table.block.bytes // 2
+        self._places_of_libraries = tuple(taken) if is_worth else ()
 
     # Calls
 
@@ -129,7 +146,8 @@ class CapturedProgram:
     def _enqueue(
         self, given: Sequence[Given], results: Sequence[Given], stream: int, apart: bool
     ) -> Instance:
-        instance = self._take(_key(stream))
+        instance = self._at_addresses(given, results, stream) if apart else None
+        instance = self._take(_key(stream)) if instance is None else instance
         if self._states is None:
             self._start(instance, given, results, stream, apart)
         else:
@@ -233,6 +251,44 @@ class CapturedProgram:
             self._instances[key] = found
             return found
 
+    def _at_addresses(
+        self, given: Sequence[Given], results: Sequence[Given], stream: int
+    ) -> Instance | None:
+        """The instance whose ends that libraries take lie where these arrays do, of which it then
+        copies none; made when such addresses come a second time, as they do where an allocator
+        gives what was freed in the step before.  None where there is none."""
+        places = self._places_of_libraries
+        if not places or self._states is not None:
+            return None
+        ends = (*given, *results)
+        addresses = tuple(ends[place].pointer for place in places)
+        with self._lock:
+            found = self._fixed.get(addresses)
+            if found is not None or not self._makes_fixed:
+                return found
+            if addresses not in self._met:
+                self._met[addresses] = None
+                if len(self._met) > _MOST_MET:
+                    self._met.popitem(last=False)
+                return None
+            if self._limit is not None or any(address % ALIGNMENT for address in addresses):
+                return None
+            if any(ends[place].kind != DEVICE_TO_DEVICE for place in places):
+                return None
+            if len(self._fixed) >= _MOST_FIXED:
+                self._makes_fixed = False  # addresses come in no order that would repay
+                return None
+            fixed = dict(zip(places, addresses, strict=True))
+            try:
+                with told():
+                    made = Instance(self.table, (), self._constants.address, fixed=fixed)
+            except OutOfMemoryError:
+                self._makes_fixed = False  # copies take less memory
+                return None
+            self._fixed[addresses] = made
+            self._instances.clear()  # they are larger: all ends lie in memory of theirs
+            return made
+
     def _another(self) -> Instance:
         for key, instance in self._instances.items():
             if instance.is_idle():
@@ -245,6 +301,9 @@ class CapturedProgram:
                     return self.instance(self.table, self._constants.address)
             except OutOfMemoryError:
                 pass  # the streams then take turns, in the memory that there is
+        if not self._instances:
+            with told():
+                return self.instance(self.table, self._constants.address)
         return self._instances.pop(next(iter(self._instances)))
 
     @property
@@ -252,7 +311,9 @@ class CapturedProgram:
         """Device memory that the program holds now."""
         distinct = {id(instance) for instance in self._instances.values()}
         states = self._states.bytes if self._states else 0
-        return states + self._constants.bytes + len(distinct) * self.table.block.own_bytes
+        fixed = sum(instance.bytes for instance in self._fixed.values())
+        own = len(distinct) * self.table.block.own_bytes
+        return states + self._constants.bytes + own + fixed
 
 
 class Bound:

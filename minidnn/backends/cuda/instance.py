@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 
 from ...cudnn import driver
@@ -11,19 +12,20 @@ from ...cudnn._cupy import cupy
 from ...runtime.operand import resolved
 from .arrays import DEVICE_TO_DEVICE, Given
 from .functions import KernelRun
-from .memory import allocated
+from .memory import aligned, allocated
 from .replay import Aim, End, KernelNode, Replay
 from .table import CudaTable, Site
 
 
 class Instance:
     """One set of buffers, on which a whole table is captured as a CUDA graph.  It is run once here,
-    on zeros, which changes the states that are updated.
+    on zeros, which changes the states that are updated, unless some ends are fixed.
 
     Args:
         states: where each lies.
         constants: where they begin.
         inputs, outputs: the caller's, at these addresses; by default memory of the instance's.
+        fixed: addresses of the caller's for some of them alone, by their numbers, inputs first.
     """
 
     def __init__(
@@ -33,15 +35,20 @@ class Instance:
         constants: int,
         inputs: Sequence[int] | None = None,
         outputs: Sequence[int] | None = None,
+        fixed: Mapping[int, int] | None = None,
     ) -> None:
         cuda = cupy().cuda
-        block = table.block
+        block, fixed = table.block, fixed or {}
         own = inputs is None or outputs is None
-        size = block.own_bytes if own else block.bytes
+        offsets, size = [*block.inputs, *block.outputs], block.own_bytes if own else block.bytes
+        if fixed:
+            offsets, size = _offsets_without(fixed, table)
+        self.bytes = size
         self._memory = allocated(size, "activations and workspace")
-        begin = int(self._memory.ptr)
-        self.inputs = tuple(inputs or (begin + offset for offset in block.inputs))
-        self.outputs = tuple(outputs or (begin + offset for offset in block.outputs))
+        begin, count = int(self._memory.ptr), len(block.inputs)
+        ends = [fixed.get(place, begin + offset) for place, offset in enumerate(offsets)]
+        self.inputs = tuple(inputs or ends[:count])
+        self.outputs = tuple(outputs or ends[count:])
         bases = (begin, *self.inputs, *self.outputs, *states, constants)
         self._runtime = cuda.runtime
         self.lock = threading.Lock()
@@ -51,23 +58,32 @@ class Instance:
         self.runs = [[row.bind(bases) for row in rows] for rows in table.tasks]
         self._copies = [(*resolved((to, source), bases), size) for to, source, size in table.copies]
         #: What reaches callers' arrays; a bound instance, which has them, has none.
-        self.takes: list[End] = []
-        self.gives: list[End] = []
+        self.takes: list[End | None] = []
+        self.gives: list[End | None] = []
         self._sites: list[tuple[Site, ...]] = []
         if own:
             inner = zip(self.inputs, table.inputs, strict=True)
             outer = zip(self.outputs, table.outputs, strict=True)
-            self.takes = [End(at, size, takes=True) for at, size in inner]
-            self.gives = [End(at, size, takes=False) for at, size in outer]
-            ends = len(table.inputs) + len(table.outputs)
-            self._sites = [table.sites(slot) for slot in range(1, 1 + ends)]
+            self.takes = [
+                None if place in fixed else End(at, size, takes=True)
+                for place, (at, size) in enumerate(inner)
+            ]
+            self.gives = [
+                None if place in fixed else End(at, size, takes=False)
+                for place, (at, size) in enumerate(outer, count)
+            ]
+            self._sites = [
+                () if place in fixed else table.sites(1 + place) for place in range(len(ends))
+            ]
         with self.stream:
-            if inputs is None:  # what nobody has written yet is zeros
+            if inputs is None and not fixed:  # what nobody has written yet is zeros
                 for address, size in zip(self.inputs, table.inputs, strict=True):
                     cuda.runtime.memsetAsync(address, 0, size, self.stream.ptr)
-            self._enqueue()  # loads what is loaded late, and shows failures
-            self.stream.synchronize()
-            self._replay = Replay(self.stream, self._captured, self.takes, self.gives)
+            if not fixed:  # else another instance did, and what lies there is in use
+                self._enqueue()  # loads what is loaded late, and shows failures
+                self.stream.synchronize()
+            takes, gives = ([end for end in some if end] for some in (self.takes, self.gives))
+            self._replay = Replay(self.stream, self._captured, takes, gives)
         self.executable = self._replay.executable
         cuda.runtime.graphUpload(self.executable, self.stream.ptr)
         self.stream.synchronize()
@@ -82,12 +98,12 @@ class Instance:
         """
         runtime = self._runtime
         for end, one in zip(self.takes, given, strict=True):
-            if not end.reach(one.pointer, one.kind, apart):
+            if end is not None and not end.reach(one.pointer, one.kind, apart):
                 runtime.memcpyAsync(end.address, one.pointer, end.bytes, one.kind, stream)
         left = [
             (end, one)
             for end, one in zip(self.gives, results, strict=True)
-            if not end.reach(one.pointer, one.kind, apart)
+            if end is not None and not end.reach(one.pointer, one.kind, apart)
         ]
         runtime.graphLaunch(self.executable, stream)
         for end, one in left:
@@ -110,7 +126,7 @@ class Instance:
                 nodes[number] = KernelNode(node, run.arguments)
         self.copy_outputs()
         for end, sites in zip((*self.takes, *self.gives), self._sites, strict=True):
-            if nodes:
+            if nodes and end is not None:
                 end.aims = [Aim(nodes[one.row], one.argument, one.offset) for one in sites]
 
     def copy_outputs(self) -> None:
@@ -119,6 +135,22 @@ class Instance:
         for to, source, size in self._copies:
             runtime.memcpyAsync(to, source, size, DEVICE_TO_DEVICE, stream)
 
+    def __del__(self) -> None:
+        """What is freed may be given to others at once, so nothing may work there."""
+        with suppress(Exception):  # it was not made, or the process ends
+            self.done.synchronize()
+
     def is_idle(self) -> bool:
         """Whether what was last started on it is done."""
         return bool(self.done.done)
+
+
+def _offsets_without(fixed: Mapping[int, int], table: CudaTable) -> tuple[list[int], int]:
+    """Where inputs and outputs that are not fixed lie in an instance's memory, behind all else, and
+    how large that is."""
+    offsets, end = [], table.block.bytes
+    for place, size in enumerate((*table.inputs, *table.outputs)):
+        end = aligned(end)
+        offsets.append(end)
+        end += 0 if place in fixed else size
+    return offsets, end
