@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -86,6 +87,33 @@ def test_a_new_worker_goes_on_with_the_same_bits(fake: FakeRay, every: int | Non
     for name, array in expected.store.items():
         np.testing.assert_array_equal(other.store[name], array, name)
     assert fake.reports[-1]["epoch"] == 2 and fake.reports[-1]["steps"] == 8
+
+
+def test_the_page_starts_workers(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks hand Ray a function that trains, and what that is told."""
+    started: list[tuple[Any, dict[str, Any]]] = []
+
+    class Started:
+        def __init__(self, train: Any, **options: Any) -> None:
+            started.append((train, options))
+
+        def fit(self) -> None:
+            pass
+
+    torch = ModuleType("ray.train.torch")
+    vars(torch).update(TorchTrainer=Started, TorchConfig=dict)
+    monkeypatch.setitem(sys.modules, "ray.train.torch", torch)
+    vars(fake).update(FailureConfig=dict, RunConfig=dict, ScalingConfig=dict)
+    page = Path(__file__).parents[2] / "docs/how-to/train-on-several-gpus.md"
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {"loader": list}
+    for block in blocks:
+        if "ray" in block.lower():
+            exec(compile(block, page.name, "exec"), names)
+    ((train, options),) = started
+    assert train is names["train"] and options["train_loop_config"] == {"loader": list}
+    assert options["scaling_config"]["num_workers"] == 16
 
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True])

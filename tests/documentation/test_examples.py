@@ -23,6 +23,7 @@ ELSEWHERE = {
     "how-to/add-an-operator.md": "operators/test_recipe.py",
     "how-to/fine-tune-torchvision.md": "torch/test_documentation.py",
     "how-to/serve.md": "serving/test_command.py",
+    "how-to/train-on-several-gpus.md": "distributed/test_ray.py",
     "reference/cudnn.md": "cuda/test_gpu_documentation.py",
 }
 
