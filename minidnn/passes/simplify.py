@@ -3,9 +3,8 @@
 Handles: identities (Identity, Dropout, windows of one position, reshapes to the same shape,
 adaptive pooling to the input's size, joins of one value, moves that move nothing); adaptive
 pooling whose sizes divide, which becomes a regular window if it is short, and long regular windows
-side by side, which become adaptive; means of rows and columns that stay as axes, which are such
-windows; joins that only a join along the same axis reads, which become part of it; nodes whose
-operands are all constants; nodes nobody reads.
+side by side, which become adaptive; joins that only a join along the same
+axis reads, which become part of it; nodes whose operands are all constants; nodes nobody reads.
 Leaves: arithmetic identities such as x * 1, which are not exact for NaN payloads and -0.
 Only the sign of zero may change: an average over one position adds -0 to 0, which gives 0.
 """
@@ -27,7 +26,6 @@ from minidnn.graph.operators import (
     Dropout,
     Identity,
     Mul,
-    Reduce,
     ScaleShift,
 )
 from minidnn.graph.types import FLOATS, TensorType
@@ -158,16 +156,7 @@ def _regular(node: Node) -> Operator | None:
         return node.op.regular(node.inputs[0].type)
     if isinstance(node.op, AvgPool2d):
         return node.op.adaptive(node.inputs[0].type)
-    if isinstance(node.op, Reduce) and _averages_planes(node.op, node.inputs[0].type):
-        whole = AdaptiveAvgPool2d((1, 1))
-        return whole.regular(node.inputs[0].type) or whole
     return None
-
-
-def _averages_planes(op: Reduce, x: TensorType) -> bool:
-    """Whether it is the mean of each channel's rows and columns, of which there are some."""
-    mean = op.how == "mean" and op.dims == (2, 3) and op.keepdim and op.dtype in (None, x.dtype)
-    return mean and x.rank == 4 and x.size > 0 and x.dtype == "float32"
 
 
 def _is_constant(node: Node, rewriter: Rewriter) -> bool:

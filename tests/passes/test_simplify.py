@@ -285,17 +285,3 @@ def test_joins_that_stay_joins_of_joins() -> None:
     contract_of_joins = graph_of(lambda t, x: join(join(x, x), x), X)
     (text,) = no_joins_of_joins(contract_of_joins)
     assert text == "the join 'concat' is only read by another join along its axis"
-
-
-def test_means_of_planes_are_averages() -> None:
-    def mean(shape, *options):
-        before = graph_of(lambda t, x: apply(ops.Reduce(*options), x), shape)
-        result = run(before, SIMPLIFY)
-        assert_same(before, result, 1e-6)
-        return ops_of(result)
-
-    assert mean((2, 3, 5, 7), "mean", (2, 3), True) == ["AvgPool2d"]
-    assert mean((2, 3, 20, 7), "mean", (2, 3), True) == ["AdaptiveAvgPool2d"]
-    others = ("mean", (1, 2), True), ("mean", (2, 3)), ("max", (2, 3), True)
-    for options in (*others, ("mean", (2, 3), True, "float64")):
-        assert mean((2, 3, 5, 7), *options) == ["Reduce"]

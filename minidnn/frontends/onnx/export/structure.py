@@ -303,6 +303,15 @@ def _take_channels(writer: Writer, node: Node, inputs: list[str]) -> str:
     return writer.add("Gather", [joined, places], node.name, axis=1)
 
 
+@writers(ops.SumOverRanks)
+def _sum_over_ranks(writer: Writer, node: Node, inputs: list[str]) -> str:
+    op = node.op
+    assert isinstance(op, ops.SumOverRanks)
+    if op.ranks > 1 or len(inputs) > 1:
+        raise writer.refuse(node, "there are no ranks in it")
+    return writer.add("Identity", inputs, node.name)
+
+
 @writers(ops.Unfold2d)
 def _unfold(writer: Writer, node: Node, inputs: list[str]) -> str:
     op, shape = node.op, node.output.shape

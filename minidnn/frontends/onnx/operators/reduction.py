@@ -62,6 +62,9 @@ def _joined(call: OnnxCall, x: Value, how: How, axes: tuple[int, ...], keep: boo
         start = {"sum": 0, "prod": 1, "mean": np.nan, "min": bounds[0], "max": bounds[1]}[how]
         kept = [1 if d in axes else n for d, n in enumerate(x.shape) if keep or d not in axes]
         return build.filled(kept, start, x.dtype)
+    if how == "mean" and axes == (2, 3) and keep and x.type.rank == 4:
+        # What pooling does: kernels of averages read planes as convolutions leave them.
+        return build.apply(ops.AdaptiveAvgPool2d((1, 1)), x)
     return build.apply(ops.Reduce(how, axes, keep), x)
 
 
