@@ -31,8 +31,11 @@ def batch_of(given: argparse.Namespace) -> tuple[Any, Any]:
     return torch.randn(shape, device=given.device), target
 
 
-def of_torch(name: str, precision: str, mode: str | None, given: argparse.Namespace) -> Any:
-    """A function that makes a step of PyTorch's, compiled in a mode if one is given."""
+def of_torch(
+    name: str, precision: str, mode: str | None, given: argparse.Namespace, last: bool = True
+) -> Any:
+    """A function that makes a step of PyTorch's, compiled in a mode if one is given; ``last``: of
+    images whose channels lie last."""
     import torch
 
     from minidnn.bench.torchvision_models import models as torchs
@@ -44,7 +47,7 @@ def of_torch(name: str, precision: str, mode: str | None, given: argparse.Namesp
     torch.backends.cudnn.allow_tf32 = precision != "float32"
     torch.backends.cudnn.benchmark = True
     narrow = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
-    layout = torch.contiguous_format if precision == "float32" else torch.channels_last
+    layout = torch.channels_last if last else torch.contiguous_format
     net = getattr(torchs, name)().to(device).train().to(memory_format=layout)
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=5e-4, fused=True)
     loss_of = torch.nn.CrossEntropyLoss()
@@ -114,6 +117,8 @@ def main() -> None:
             sides = {"minidnn": of_minidnn(name, precision, given)}
             sides["minidnn"]()
             row["compile_seconds"] = round(time.perf_counter() - begin, 2)
+            if precision == "float32":
+                sides["eager planar"] = of_torch(name, precision, None, given, last=False)
             sides["eager"] = of_torch(name, precision, None, given)
             for mode in given.compiled:
                 sides[f"compiled {mode}"] = of_torch(name, precision, mode, given)
