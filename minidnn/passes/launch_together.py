@@ -13,10 +13,12 @@ layers apart.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from minidnn.fusion.collapse import APART
 from minidnn.fusion.region import FusedElements, FusedSequence
 from minidnn.fusion.stacks import Groups, boundary
-from minidnn.graph.ir import Graph, Node, State
+from minidnn.graph.ir import Graph, Node, State, Value
 from minidnn.graph.operator import Elementwise
 from minidnn.passes.compute_together import is_taken
 from minidnn.passes.contract import contract, flat
@@ -59,7 +61,7 @@ def _groups(graph: Graph) -> list[list[Node]]:
     return [members for members in found if len(members) > 1]
 
 
-def _fits(groups: Groups, written: dict, members: list[Node], node: Node) -> bool:  # type: ignore[type-arg]
+def _fits(groups: Groups, written: Mapping[Value, State], members: list[Node], node: Node) -> bool:
     """Whether a node can be launched with others."""
     group, own = groups.of(members[0]), groups.of(node)
     if (group.before | group.after) & own.bits:

@@ -13,9 +13,11 @@ those of the original, on the same operands, so that they give the same bits.  E
 has copies of its own.
 In a graph in half precision without updates, which runs forwards or backwards for somebody else,
 the forward pass is what is computed of inputs alone, element by element.
-Refuses: values that the backward pass reads whole (a convolution's operand, a sum), which are kept;
-everything under strategies that compute layer by layer.  A window over such values that needs no
-gradient, as the places of maxima, is computed with the forward pass, which keeps its result.
+A value that the backward pass reads whole, too, as a convolution's operand, is kept; those readers
+compute it again that read what it is computed of in any case, as a mask's do.
+Refuses: values without such readers; everything under strategies that compute layer by layer.  A
+window over such values that needs no gradient, as the places of maxima, is computed with the
+forward pass, which keeps its result.
 """
 
 from __future__ import annotations

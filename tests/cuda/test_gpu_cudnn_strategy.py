@@ -21,8 +21,8 @@ from minidnn.graph.ir import Graph
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 from tests.cases import CASES, Case
-from tests.gradients.losses import differentiable, opened, with_loss
-from tests.gradients.test_cases import SMALL, small
+from tests.gradients.exact import assert_near_exact, exact_gradients
+from tests.gradients.test_cases import SMALL
 
 from .precisions import PRODUCTS, assert_near, expected_of, rounded, tolerance
 from .test_cudnn_strategy import Everything
@@ -89,26 +89,9 @@ def test_layers(case: Case, precision: str) -> None:
 
 @pytest.mark.parametrize("case", [case for case in SMALL if is_known(case)], ids=str)
 def test_gradients(case: Case) -> None:
-    shapes = small(case)[-1]
-    graph, constants = opened(case.graph(shapes))
-    (output,) = graph.outputs
-    graph = with_loss(graph)
-    of = differentiable(graph)
-    if not of:
-        pytest.skip("it has no gradient")
-    given = np.random.default_rng(1).standard_normal(output.shape)
-    arrays = [
-        array.astype(np.float32) if array.dtype.kind == "f" else array
-        for array in (*case.inputs(shapes, "float64"), *constants, given)
-    ]
-    whole = md.gradient(graph, "loss", of)
-    wide = [array.astype(np.float64) if array.dtype.kind == "f" else array for array in arrays]
-    exact = evaluate(whole, wide, "float64")
-    exe = compiled(whole, "float32")
-    for name, actual, wanted in zip(whole.outputs, exe(*arrays), exact, strict=True):
-        near = 1e-5 * (1 + np.abs(wanted[np.isfinite(wanted)]).max(initial=0))
-        text = f"{name.name} by {functions_of(exe)}"
-        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=near, err_msg=text)
+    graph, arrays, exact = exact_gradients(case)
+    exe = compiled(graph, "float32")
+    assert_near_exact(graph, exe(*arrays), exact, f" by {functions_of(exe)}")
 
 
 class Weighted(L.Layer):

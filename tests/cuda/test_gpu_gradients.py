@@ -26,12 +26,11 @@ from minidnn.backends.cuda.machine import machine_of
 from minidnn.cudnn.errors import CuDNNError
 from minidnn.errors import UnsupportedError
 from minidnn.graph import operators as ops
-from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.types import TensorType, rounded_to
 from tests.cases import Case
-from tests.gradients.losses import differentiable, opened, with_loss
-from tests.gradients.test_cases import SMALL, small
+from tests.gradients.exact import assert_near_exact, exact_gradients
+from tests.gradients.test_cases import SMALL
 
 from .lowered import graph_problems
 from .precisions import PRODUCTS, storage
@@ -213,25 +212,9 @@ def test_any_order_is_allowed_by_wish(which: str) -> None:
 
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_gradients_of_every_operator(case: Case) -> None:
-    shapes = small(case)[-1]
-    graph, constants = opened(case.graph(shapes))
-    (output,) = graph.outputs
-    graph = with_loss(graph)
-    of = differentiable(graph)
-    if not of:
-        pytest.skip("it has no gradient")
-    given = np.random.default_rng(1).standard_normal(output.shape)
-    arrays = [
-        array.astype(np.float32) if array.dtype.kind == "f" else array
-        for array in (*case.inputs(shapes, "float64"), *constants, given)
-    ]
-    whole = md.gradient(graph, "loss", of)
-    wide = [array.astype(np.float64) if array.dtype.kind == "f" else array for array in arrays]
-    exact = evaluate(whole, wide, "float64")
+    graph, arrays, exact = exact_gradients(case)
     try:
-        exe = md.compile(whole, device="cuda", precision="float32", tune="heuristic")
+        exe = md.compile(graph, device="cuda", precision="float32", tune="heuristic")
     except UnsupportedError as error:
         pytest.skip(str(error))
-    for name, actual, wanted in zip(whole.outputs, exe(*arrays), exact, strict=True):
-        near = 1e-5 * (1 + np.abs(wanted[np.isfinite(wanted)]).max(initial=0))
-        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=near, err_msg=name.name)
+    assert_near_exact(graph, exe(*arrays), exact)

@@ -12,7 +12,8 @@ from dataclasses import replace
 from ....fusion.plan import KernelPlan, PlanStep
 from ...codegen.taps import is_looped
 
-FEW_TAPS = 4
+_MOST_AGAIN = 4
+"""Taps of an output that each compute what comes before the window, for some elements again."""
 
 
 def absorb_prologues(plan: KernelPlan) -> KernelPlan:
@@ -43,7 +44,7 @@ def _between(plan: KernelPlan, steps: list[PlanStep], i: int) -> int | None:
         window, source = second[0].window, first[-1].result
         if window is None or source not in second[0].operands[: window.under]:
             return None
-        few = is_looped(window) and window.taps <= FEW_TAPS
+        few = is_looped(window) and window.taps <= _MOST_AGAIN
         if not few and (is_looped(window) or any(a.stride < a.reach for a in window.axes)):
             return None
         if any(o.window is not None for o in first):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, gcd
 
@@ -22,7 +22,7 @@ from .view import PlaneView, Span, minus, plus, times
 from .window import Finish, WindowPrinter, identity_text, join_text
 
 FEW_TAPS = 16
-"""So many are all loaded before they are joined: a loop would wait for each."""
+"""So many are printed without a loop, so that all are loaded before they are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class StepPrinter:
         assert windowed.window is not None
         window, source = windowed.window, windowed.operands[0]
         if is_looped(window):
-            self.row(0, [self._looped(windowed, window)])
+            self.row(0, [self._tap_by_tap(windowed, window)])
             return
         own = {o.result for o in self.prologue}
         read = [n for o in self.prologue for n in o.operands if n not in own] or [source]
@@ -161,16 +161,13 @@ class StepPrinter:
         for row, totals in printer.results():
             self.row(row, [self._as_floats(pack, total) for total in totals])
 
-    def _looped(self, operation: PlanOperation, window: Window) -> str:
-        """Joins the taps of one output, each by itself; the result's name."""
+    def _tap_by_tap(self, operation: PlanOperation, window: Window) -> str:
+        """Joins the taps of one output, each computed by itself; the result's name."""
         pack, under = self.pack, operation.operands[: window.under]
         own = [pack.at(self._operand(n, 0, 0)) for n in operation.operands[window.under :]]
         before = {o.result for o in self.prologue}
         wanted = (*under, *(n for o in self.prologue for n in o.operands))
         read = [n for n in dict.fromkeys(wanted) if n not in before]
-
-        def assign(name: str, text: str) -> None:
-            pack.each(f"{pack.at(name)} = {text};")
 
         def one(
             number: str, at: tuple[str, str] = ("sy", "sx"), tag: str = "", test: str = ""
@@ -184,9 +181,16 @@ class StepPrinter:
             return f"tap{tag}"
 
         extent = self.planes[under[0]].extent
-        loop = TapLoop(self.code, "int", pack.declare, assign, pack.at, CUDA, window.joins)
-        if window.taps > FEW_TAPS:
-            return TapPrinter(loop, window, extent, lambda: None, one).print("y", "x")
+        if window.taps <= FEW_TAPS:
+            return self._unrolled(window, extent, one)
+        loop = TapLoop(self.code, "int", pack.declare, self._assign, pack.at, CUDA, window.joins)
+        return TapPrinter(loop, window, extent, lambda: None, one).print("y", "x")
+
+    def _unrolled(self, window: Window, extent: tuple[int, int], one: Callable[..., str]) -> str:
+        """Joins the taps of one output over planes of ``extent``, without a loop that would wait
+        for each; ``one`` computes a tap of its number, its place, what stands behind names, and
+        the condition for it to be there."""
+        pack = self.pack
         rows, columns = (
             [self._tap_at(name, axis, k, size) for k in range(axis.kernel)]
             for name, axis, size in zip("yx", window.axes, extent, strict=True)
@@ -199,9 +203,14 @@ class StepPrinter:
                 number = f"({down}) * {window.columns.numbers} + {across}"
                 tap = one(number, (y, x), f"{k}_{i}", test)
                 joined = join_text(pack, window, pack.at(f"part{k}"), pack.at(tap), False)
-                assign(f"part{k}", f"{test} ? {joined} : {pack.at(f'part{k}')}" if test else joined)
-            assign("total", join_text(pack, window, pack.at("total"), pack.at(f"part{k}"), False))
+                text = f"{test} ? {joined} : {pack.at(f'part{k}')}" if test else joined
+                self._assign(f"part{k}", text)
+            joined = join_text(pack, window, pack.at("total"), pack.at(f"part{k}"), False)
+            self._assign("total", joined)
         return "total"
+
+    def _assign(self, name: str, text: str) -> None:
+        self.pack.each(f"{self.pack.at(name)} = {text};")
 
     def _tap_at(self, name: str, axis: Axis, k: int, size: int) -> tuple[str, str, str]:
         """Declares where a tap of the output lies along an axis: the position, the tap's number,
