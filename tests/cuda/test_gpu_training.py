@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 
 import minidnn as md
-from tests.training.networks import CLASSES, both
+from tests.training.networks import CLASSES, both, tf32
 
 torch = pytest.importorskip("torch")
 
@@ -20,20 +18,6 @@ SHAPE = (8, 3, 96, 96)
 STEPS, SEEDS = 5, 5
 #: Of SGD: (rate, momentum, weight decay).
 OPTIONS = (1e-3, 0.9, 1e-3)
-
-
-@contextmanager
-def tf32(allowed: bool) -> Iterator[None]:
-    """PyTorch with or without tf32."""
-    places = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [place.allow_tf32 for place in places]
-    for place in places:
-        place.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        for place, was in zip(places, before, strict=True):
-            place.allow_tf32 = was
 
 
 def of_pytorch(net: Any, batches: list[Any], dtype: Any) -> dict[str, np.ndarray]:

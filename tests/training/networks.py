@@ -11,6 +11,8 @@ are sums of gradients, are compared as well, as parameters change little.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn import models
+from minidnn.training.trainer import Progress
+from tests.cases.record import one_thread
 
 torch = pytest.importorskip("torch")
 from tests.oracles.torchvision_models import models as torchvision_models  # noqa: E402
@@ -26,6 +30,15 @@ from tests.oracles.torchvision_models import models as torchvision_models  # noq
 Results = dict[str, np.ndarray]
 
 NETWORKS = [name for name in models.list_models() if name != "digits"]
+#: Those that are trained in float32 as well, on the CPU and on a GPU.
+IN_FLOAT32 = (
+    *("alexnet", "vgg11_bn", "resnet18", "resnet50", "squeezenet1_1", "densenet121"),
+    "inception_v3",
+)
+#: Each has other weights and batches; the median of what they give is judged.
+SEEDS = 5
+#: Errors are at least that of rounding the largest number of an array a few times.
+FLOOR = 4 * float(np.finfo(np.float32).eps)
 #: Rows and columns, and images: as few as leave each normalization eight values for a channel.
 SIZES = dict.fromkeys(NETWORKS, 32) | {"inception_v3": 75, "alexnet": 64}
 BATCHES = {n: 2 if n.startswith(("alexnet", "squeezenet", "vgg")) else 8 for n in NETWORKS}
@@ -108,32 +121,54 @@ class Run:
         self._begin = {key: tensor.clone() for key, tensor in self.theirs.state_dict().items()}
         self.net.load_state_dict({key: tensor.numpy() for key, tensor in self._begin.items()})
 
-    def by_torch(self, dtype: Any) -> Results:
-        net = self.theirs.to(dtype).train()
+    def by_torch(self, dtype: Any, device: str = "cpu") -> Results:
+        net = self.theirs.to(device, dtype).train()
         net.load_state_dict(self._begin)
         optimizer = torch.optim.SGD(net.parameters(), RATE, MOMENTUM, weight_decay=DECAY)
         losses = []
         for step in range(STEPS):
             x, target = self.images[step % 4], self.targets[step % 4]
-            output = net(torch.from_numpy(x).to(dtype))
-            loss = torch.nn.functional.cross_entropy(output, torch.from_numpy(target))
+            output = net(torch.from_numpy(x).to(device, dtype))
+            loss = torch.nn.functional.cross_entropy(output, torch.from_numpy(target).to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        found = {name: tensor.numpy() for name, tensor in net.state_dict().items()}
+        found = {name: tensor.cpu().numpy() for name, tensor in net.state_dict().items()}
         for name, parameter in net.named_parameters():
             buffer = optimizer.state[parameter]["momentum_buffer"]
-            found[f"momentum.{name}"] = buffer.numpy()
+            found[f"momentum.{name}"] = buffer.cpu().numpy()
         arrays = {name: array.copy() for name, array in found.items() if array.dtype.kind == "f"}
         return {"losses": np.array(losses), **arrays}
 
-    def by_minidnn(self, **options: Any) -> Results:
-        optimizer = md.optim.SGD(RATE, momentum=MOMENTUM, weight_decay=DECAY)
-        trainer = md.Trainer(self.net, self.shape, md.losses.CrossEntropy(), optimizer, **options)
+    def by_minidnn(self, trainer: md.Trainer) -> Results:
+        """By a trainer of such a network, which begins anew."""
+        trainer.progress = Progress()
+        begin = self.net.state_dict()
+        for name, array in trainer.store.items():
+            trainer.store[name] = begin.get(name, np.zeros_like(array))
         batches = [(self.images[step % 4], self.targets[step % 4]) for step in range(STEPS)]
         losses = [float(trainer.step(*batch)) for batch in batches]
         return {"losses": np.array(losses), **trainer.store}
+
+
+def trainer_of(run: Run, **options: Any) -> md.Trainer:
+    optimizer = md.optim.SGD(RATE, momentum=MOMENTUM, weight_decay=DECAY)
+    return md.Trainer(run.net, run.shape, md.losses.CrossEntropy(), optimizer, **options)
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """PyTorch with or without tf32."""
+    places = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [place.allow_tf32 for place in places]
+    for place in places:
+        place.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        for place, was in zip(places, before, strict=True):
+            place.allow_tf32 = was
 
 
 def errors(found: Results, exact: Results) -> dict[str, float]:
@@ -147,3 +182,21 @@ def errors(found: Results, exact: Results) -> dict[str, float]:
         away = np.abs(np.asarray(found[name], np.float64) - array).max()
         worst[kind] = max(worst[kind], float(away) / scale)
     return worst
+
+
+def check_in_float32(name: str, device: str, **options: Any) -> None:
+    """Errors on a device are at most three times those of PyTorch's float32 there, against its
+    float64, in the median over seeds."""
+    ours, theirs = [], []
+    trainer: md.Trainer | None = None
+    for seed in range(SEEDS):
+        run = Run(name, seed)
+        trainer = trainer or trainer_of(run, device=device, precision="float32", **options)
+        with one_thread(), tf32(False):
+            exact = run.by_torch(torch.float64, device)
+            theirs.append(errors(run.by_torch(torch.float32, device), exact))
+        ours.append(errors(run.by_minidnn(trainer), exact))
+    print(f"{name} on {device}, errors by seed: {ours}; PyTorch's: {theirs}")
+    for kind in ours[0]:
+        found, single = (float(np.median([one[kind] for one in of])) for of in (ours, theirs))
+        assert found <= 3 * max(single, FLOOR), f"{kind}: {ours}, PyTorch's {theirs}"

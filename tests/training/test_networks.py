@@ -6,7 +6,7 @@ import pytest
 
 from tests.cases.record import one_thread
 
-from .networks import NETWORKS, Run, errors, torch
+from .networks import NETWORKS, Run, errors, torch, trainer_of
 
 
 @pytest.mark.parametrize(
@@ -17,5 +17,6 @@ def test_network(name: str) -> None:
     run = Run(name, 0)
     with one_thread():
         exact = run.by_torch(torch.float64)
-    found = errors(run.by_minidnn(device="reference", precision="float64"), exact)
+    trainer = trainer_of(run, device="reference", precision="float64")
+    found = errors(run.by_minidnn(trainer), exact)
     assert max(found.values()) <= 1e-9, found
