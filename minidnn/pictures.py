@@ -12,8 +12,10 @@ Pillow is imported on first use.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import re
 import stat
 import warnings
 from collections.abc import Callable
@@ -111,17 +113,19 @@ def decode(
     channels: int,
     take: Callable[[Any], np.ndarray],
     resize: int | None = None,
+    content: bytes | None = None,
 ) -> np.ndarray:
     """What ``take`` makes of a picture: of Pillow's, in RGB or grey with 8 bits a channel.
 
-    ``resize`` is what its shorter side will be resized to.  The errors are those of
-    :func:`read_picture`; Pillow's warnings go where warnings go, since catching them is for one
-    thread only.
+    ``resize`` is what its shorter side will be resized to, ``content`` what the file has where it
+    was read already.  The errors are those of :func:`read_picture`; Pillow's warnings go where
+    warnings go, since catching them is for one thread only.
     """
     image = _pillow(f"picture {os.fspath(path)}")
-    _check_file(path)
+    if content is None:
+        _check_file(path)
     try:
-        with image.open(path) as file:
+        with image.open(path if content is None else io.BytesIO(content)) as file:
             _check(file, resize)
             return take(_eight_bits(image, file).convert("RGB" if channels == 3 else "L"))
     except PictureError as error:
@@ -130,7 +134,7 @@ def decode(
         raise
     # Pillow's decoders raise whatever a damaged file leads them to.
     except Exception as error:
-        text = _reason(error)
+        text = re.sub(" <_io.BytesIO[^>]*>", "", _reason(error))
         raise PictureError(f"picture {os.fspath(path)} cannot be read: {text}") from error
 
 

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
 
+from minidnn.batch.files import Files, files_of_path, is_remote, split_url
 from minidnn.errors import GraphError
 from minidnn.pictures import extensions
 
@@ -36,26 +37,32 @@ class Found:
 
         GraphError if a folder cannot be read.
         """
-        root, parts = _split(self.pattern)
+        files = files_of_path(self.pattern)
+        root, parts = _split(self.pattern, files)
         if not parts:
             yield root
             return
         known = extensions() if parts[-1] in ("*", "**") else None
-        yield from self._walk(root, parts, frozenset([0]), known)
+        yield from self._walk(files, root, parts, frozenset([0]), known)
 
     def _walk(
-        self, folder: str, parts: list[str], states: frozenset[int], known: frozenset[str] | None
+        self,
+        files: Files,
+        folder: str,
+        parts: list[str],
+        states: frozenset[int],
+        known: frozenset[str] | None,
     ) -> Iterator[str]:
         try:
-            with os.scandir(folder) as scanned:
-                entries = sorted(scanned, key=lambda entry: entry.name)
+            entries = sorted(files.entries(folder), key=lambda entry: entry.name)
         except OSError as error:
-            raise GraphError(f"--input: folder {folder} cannot be read: {error.strerror}") from None
+            reason = error.strerror or " ".join(str(error).split())[:300]
+            raise GraphError(f"--input: folder {folder} cannot be read: {reason}") from None
         for entry in entries:
             after = _closed(parts, _step(parts, states, entry.name))
-            if entry.is_dir():
-                if after - {len(parts)} and not entry.is_symlink():
-                    yield from self._walk(entry.path, parts, after, known)
+            if entry.is_folder:
+                if after - {len(parts)} and entry.is_entered:
+                    yield from self._walk(files, entry.path, parts, after, known)
             elif len(parts) not in after:
                 self.left += 1
             elif known is None or os.path.splitext(entry.name)[1].lower() in known:
@@ -64,18 +71,25 @@ class Found:
                 self.left += 1
 
 
-def _split(pattern: str) -> tuple[str, list[str]]:
+def _split(pattern: str, files: Files) -> tuple[str, list[str]]:
     """The folder before the first wildcard, and what follows; nothing for a single file."""
-    if os.path.exists(pattern):
-        return pattern, ["**"] if os.path.isdir(pattern) else []
+    kind = files.kind(pattern)
+    if kind is not None:
+        return pattern, ["**"] if kind == "folder" else []
     if not _WILD.search(pattern):
         raise GraphError(
             f"--input {pattern}: there is no such file or folder; valid are those, and patterns "
             "such as 'pictures/**' and 'pictures/*/*.jpg'"
         )
-    whole = pattern.split("/")
-    first = next(place for place, part in enumerate(whole) if _WILD.search(part))
-    root = "/".join(whole[:first]) or ("/" if pattern.startswith("/") else ".")
+    before, path = split_url(pattern) if is_remote(pattern) else ("", pattern)
+    whole = path.split("/")
+    first = next((place for place, part in enumerate(whole) if _WILD.search(part)), None)
+    if first is None:
+        raise GraphError(f"--input {pattern}: valid are wildcards behind {before}")
+    root = "/".join(whole[:first])
+    if before:
+        root = f"{before}/{root}"
+    root = root or ("/" if pattern.startswith("/") else ".")
     return root, [part for part in whole[first:] if part not in ("", ".")]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 import minidnn
 from minidnn.backends.backend import default_device
+from minidnn.batch.files import is_remote, remote_files, split_url
 from minidnn.batch.ranking import ranked
 from minidnn.errors import GraphError
 from minidnn.executable import Executable
@@ -178,7 +179,10 @@ class Predictor:
         return PicturePrediction(file, values)
 
     def _read(self, file: str) -> np.ndarray | str:
-        """A picture as the network takes it, or why there is none."""
+        """A picture as the network takes it, or why there is none.
+
+        OSError if whatever has the files cannot be reached.
+        """
         preparation = self.preparation
         for attempt in range(_ATTEMPTS):
             try:
@@ -187,13 +191,18 @@ class Predictor:
                     preparation.channels,
                     partial(cut_centre, preparation=preparation),
                     preparation.resize,
+                    _fetched(file) if is_remote(file) else None,
                 )
             except PictureError as error:
                 if not _may_pass(error) or attempt + 1 == _ATTEMPTS:
                     return str(error)
-                time.sleep(0.2 * 4**attempt)
+            except OSError as error:
+                if attempt + 1 == _ATTEMPTS:
+                    text = " ".join(str(error).split())[:300]
+                    raise OSError(error.errno, text, file) from error
             else:
                 return normalized(pixels, preparation)[0]
+            time.sleep(0.2 * 4**attempt)
         raise AssertionError("the last attempt returns")
 
     def _compiled(self) -> Executable:
@@ -236,6 +245,11 @@ def _only(result: Any) -> np.ndarray:
     """The one output, which a network may give by name."""
     (found,) = result.values() if isinstance(result, dict) else (result,)
     return np.asarray(found)
+
+
+def _fetched(url: str) -> bytes:
+    """A file's content; OSError, which says nothing of the file, if its store is out of reach."""
+    return remote_files(split_url(url)[0]).read(url)
 
 
 def _usable_cores() -> int:

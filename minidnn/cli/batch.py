@@ -25,7 +25,7 @@ Predicts what is in all pictures that --input means, on this machine or on a Ray
 to --output a file for every --part of them.
 
     minidnn batch resnet50 --input 'pictures/**' --output predictions
-    minidnn batch net.onnx --input 'pictures/*/*.jpg' --output scores --scores --format jsonl
+    minidnn batch net.onnx --input 's3://bucket/*/*.jpg' --output scores --scores --format jsonl
 
 MODEL is a network of the zoo, an ONNX file, a file that minidnn export compiled (.mdx), or one that
 save_graph wrote. A run that ended early goes on by the same command: each picture is in the output
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="PATTERN",
         help="a folder, or a pattern in quotes: ** is any number of folders. One that ends in * or "
-        "** means files named as pictures",
+        "** means files named as pictures. s3://bucket/… and other URLs are read by pyarrow",
     )
     add("--output", required=True, type=Path, metavar="FOLDER", help="which all machines share")
     add("--format", choices=("parquet", "jsonl"), default="parquet", help="(parquet)")
@@ -75,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from minidnn.backends.backend import default_device
     from minidnn.batch.driver import BAD, Run
+    from minidnn.batch.files import is_remote
     from minidnn.batch.on_ray import WorkerResources, run_on_ray, started
 
     _absolute(options)
@@ -82,7 +83,8 @@ def run(options: argparse.Namespace) -> int:
     if device is None and options.address is None:
         device = default_device()[0]
     # The column "file", and what workers read, does not depend on a current folder.
-    pattern = os.path.join(os.getcwd(), options.input)
+    is_url = is_remote(options.input)
+    pattern = options.input if is_url else os.path.join(os.getcwd(), options.input)
     given = Run(
         predictor_of(options, device, min(options.cores, len(os.sched_getaffinity(0)))),
         pattern,
