@@ -39,6 +39,7 @@ from minidnn.graph.types import FLOATS
 from minidnn.layers.build import to_graph
 from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
+from minidnn.layers.whose_code import has_others_code
 from minidnn.passes.infrastructure import Context, Observer
 from minidnn.passes.pipeline import optimize
 from minidnn.passes.reduce_precision import in_dtype
@@ -78,7 +79,7 @@ def compile(
     store: Store | None = None,
     keep: int = 8,
     keep_bytes: int | None = None,
-    background: bool | None = None,
+    background: bool = True,
     **options: Any,
 ) -> Executable | DynamicExecutable: ...
 
@@ -121,8 +122,8 @@ def compile(
             others live in a store of the executable's own.
         options: what the backend takes besides. With named sizes also ``keep``, for how many sizes
             programs are kept (8), ``keep_bytes``, in how many bytes, weights included (any), and
-            ``background``, whether calls may go on while programs are made (by default on the
-            CPU): see :class:`minidnn.dynamic.executable.DynamicExecutable`.
+            ``background``, whether calls may go on while programs are made (True): see
+            :class:`minidnn.dynamic.executable.DynamicExecutable`.
 
     Returns:
         What computes when it is called with arrays: with named sizes a DynamicExecutable.
@@ -180,11 +181,9 @@ def _compile_named(
     if most_bytes is not None and (type(most_bytes) is not int or most_bytes < 0):
         raise GraphError(f"keep_bytes={most_bytes!r:.80}; valid is a number of bytes, or None")
     device = _default_device() if device is None else device
-    background = options.pop("background", None)
-    if background is None:
-        background = device in ("cpu", "reference")
+    background = options.pop("background", True)
     if type(background) is not bool:
-        raise GraphError(f"background={background!r:.80}; valid are True, False and None")
+        raise GraphError(f"background={background!r:.80}; valid are True and False")
     if isinstance(network, Graph):
         raise GraphError(
             f"shape={shapes!r:.100} names sizes, and graph {network.name!r} has its own; valid is "
@@ -207,9 +206,8 @@ def _compile_named(
         return found
 
     tunes = tune_option(options, "heuristic") != "heuristic"
-    source = NetworkSource(
-        shapes, trace, made, tunes, is_code=isinstance(opened, Layer) or opened is network
-    )
+    others = has_others_code(opened) if isinstance(opened, Layer) else opened is network
+    source = NetworkSource(shapes, trace, made, tunes, is_code=others)
     return DynamicExecutable(source, dims, keep=keep, keep_bytes=most_bytes, background=background)
 
 

@@ -47,7 +47,7 @@ class NetworkSource:
         trace: the graph for shapes without any.
         compile: the executable of such a graph; with False nothing is tuned.
         tunes: whether tuning was asked for.
-        is_code: whether graphs come from code that may look at a size.
+        is_code: whether graphs come from others' code, which may look at a size.
     """
 
     shapes: Any

@@ -56,6 +56,11 @@ class Model(Layer):
         names = self.input_names or (None,) * len(self._inputs)
         return tuple((n, s.shape, s.dtype) for n, s in zip(names, self._inputs, strict=True))
 
+    @property
+    def functions(self) -> list[Any]:
+        """What it calls, in order: layers, and functions of values."""
+        return [record.function for record in self._calls]
+
     def _declared_inputs(self) -> Declared:
         return self.input_types
 

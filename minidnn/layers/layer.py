@@ -28,6 +28,9 @@ from minidnn.layers.symbol import Symbol, call, results_of
 
 __all__ = ["Layer"]
 
+#: Types of attributes that hold no layers, which most are.
+_PLAIN = frozenset({Parameter, int, float, bool, str, type(None)})
+
 
 class Layer:
     """What a user composes. A subclass defines ``forward`` on symbolic values, and takes in
@@ -218,6 +221,8 @@ class Layer:
     def children(self) -> Iterator[tuple[str, Layer]]:
         """The layers among the attributes, with their names, in order of assignment."""
         for name, value in vars(self).items():
+            if type(value) in _PLAIN:
+                continue
             if isinstance(value, Layer):
                 yield name, value
             else:
