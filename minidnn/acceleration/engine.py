@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from minidnn.backends.backend import PREFERENCE, default_device, get_backend
+from minidnn.backends.backend import (
+    PREFERENCE,
+    default_device,
+    get_backend,
+    training_options,
+)
 from minidnn.compiler import compile, compile_mixed, unsupported_nodes
 from minidnn.errors import DeviceError
 from minidnn.executable import Executable
@@ -52,6 +57,11 @@ class Engine:
 
     def compile(self, graph: Graph) -> Executable:
         return compile(graph, device=self.device, precision=self.precision, **self.options)
+
+    def compile_trained(self, graph: Graph) -> Executable:
+        """Compiles one half of a training step."""
+        options = {**training_options(self.device), **self.options}
+        return compile(graph, device=self.device, precision=self.precision, **options)
 
     def why_not_mixed(self) -> str | None:
         """Why the device cannot compute in half precision between values in float32."""

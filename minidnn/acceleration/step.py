@@ -192,7 +192,9 @@ class Pair:
     def _compiled(self, graph: Graph) -> TakenPart:
         engine, narrow = self._engine, self._narrow
         executable = (
-            engine.compile(graph) if narrow is None else engine.compile_mixed(graph, narrow.dtype)
+            engine.compile_trained(graph)
+            if narrow is None
+            else engine.compile_mixed(graph, narrow.dtype)
         )
         return TakenPart(Part(graph, (), ()), executable, engine.memory, True, True)
 

@@ -54,6 +54,15 @@ def why_no_states(backend: Backend) -> str | None:
     return f"device {backend.name!r} has no states; devices 'cpu', 'cuda' and 'reference' have"
 
 
+def training_options(device: str) -> Mapping[str, Any]:
+    """The options with which a device computes steps of training, unless others are given.
+
+    A backend that has some says so by an attribute of this name.
+    """
+    found: Mapping[str, Any] = getattr(get_backend(device), "training_options", {})
+    return found
+
+
 def why_not_in(backend: Backend, precision: str) -> str | None:
     """Why a backend does not compute in one of its precisions on this machine; None if it does.
 

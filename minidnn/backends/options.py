@@ -7,8 +7,9 @@ from typing import Any
 
 from minidnn.errors import GraphError, UnsupportedError
 
-ACCURACIES = ("normal", "high")
-"""Whether algorithms may be used that round more than adding products up does."""
+ACCURACIES = ("normal", "direct", "high")
+"""Any algorithm may be used; none that rounds more than adding products up does; sums are added up
+so that they round less, where a device has such kernels."""
 
 TUNES = ("heuristic", "quick", "exhaustive")
 """Nothing is measured; what is likely to be the fastest is; everything is."""

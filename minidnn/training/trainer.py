@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from minidnn.backends.backend import default_device
+from minidnn.backends.backend import default_device, training_options
 from minidnn.compiler import compile
 from minidnn.distributed.group import RankGroup, connect
 from minidnn.errors import GraphError, TrainingError
@@ -96,7 +96,8 @@ class Trainer:
             ``precision="float16"``, whose gradients would vanish or overflow else.
         device, precision, options: as for :func:`minidnn.compile`.  Under ``memory_limit``, a
             number of bytes for states and all values of a step, the backward pass computes again
-            what would not fit, with the same bits.
+            what would not fit, with the same bits.  On the CPU, ``accuracy`` is "direct" by
+            default: what Winograd's F(4x4) rounds more, steps would add up.
 
     Raises:
         OutOfMemoryError: a step takes more than ``memory_limit``; it says how much.
@@ -166,6 +167,7 @@ class Trainer:
         self.store = Store()
         #: The ranks that train together; None for one process alone.
         self.group: RankGroup | None = None
+        options = {**training_options(device or default_device()[0]), **options}
         if distributed:
             device = default_device()[0] if device is None else device
             self.group = connect(device)

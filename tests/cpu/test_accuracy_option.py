@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -13,8 +15,8 @@ from minidnn.errors import GraphError
 SHAPE = (1, 64, 28, 28)
 
 
-def errors(accuracy: str) -> float:
-    """The largest error of a convolution against float64, over the largest value."""
+def convolution() -> tuple[L.Layer, np.ndarray, np.ndarray]:
+    """A convolution, its input, and its result in float64."""
     network = L.Conv2d(64, 64, 3, padding=1)
     rng = np.random.default_rng(0)
     kernel = rng.standard_normal((64, 64, 3, 3), np.float32) / 24
@@ -24,16 +26,35 @@ def errors(accuracy: str) -> float:
     }
     network.load_state_dict(weights)
     x = rng.standard_normal(SHAPE, np.float32)
-    result = md.compile(network, SHAPE, device="cpu", threads=1, accuracy=accuracy)(x)
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
     wanted = np.einsum("nchwij,ocij->nohw", windows, kernel, optimize=True)
+    return network, x, wanted
+
+
+def errors(accuracy: str) -> float:
+    """The largest error of a convolution, over the largest value."""
+    network, x, wanted = convolution()
+    result = md.compile(network, SHAPE, device="cpu", threads=1, accuracy=accuracy)(x)
     return float(np.abs(result - wanted).max() / np.abs(wanted).max())
 
 
-def test_high_accuracy_is_worth_its_name(own_cache: None) -> None:
-    high, normal = errors("high"), errors("normal")
+def test_accuracy_is_worth_its_name(own_cache: None) -> None:
+    high, direct, normal = errors("high"), errors("direct"), errors("normal")
     assert high < 5e-7 < normal < 3e-6
+    assert high <= direct < 8e-7
+
+
+def test_training_takes_direct_sums_unless_asked_for_others(own_cache: None) -> None:
+    network, x, wanted = convolution()
+
+    def loss(**options: Any) -> float:
+        """The mean of a convolution's squared errors."""
+        options |= {"device": "cpu", "threads": 1}
+        trainer = md.Trainer(network, SHAPE, md.losses.MSE(), md.optim.SGD(0.1), **options)
+        return float(trainer.step(x, wanted))
+
+    assert loss() == loss(accuracy="direct") < loss(accuracy="normal") / 4
 
 
 @pytest.mark.parametrize("rows", [1, 2, 40])
@@ -60,5 +81,5 @@ def test_high_accuracy_of_long_sums(rows: int, isa: Isa, own_cache: None) -> Non
 
 
 def test_other_values_are_refused(own_cache: None) -> None:
-    with pytest.raises(GraphError, match="accuracy='low'; valid are 'normal', 'high'"):
+    with pytest.raises(GraphError, match="accuracy='low'; valid are 'normal', 'direct', 'high'"):
         md.compile(L.Conv2d(3, 3, 1), (1, 3, 4, 4), device="cpu", accuracy="low")

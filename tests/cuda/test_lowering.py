@@ -272,7 +272,7 @@ def test_options_are_checked() -> None:
             GraphError,
             "tune='long'; valid are True, False, 'heuristic', ",
         ),
-        ({"accuracy": 1}, GraphError, "accuracy=1; valid are 'normal', 'high'"),
+        ({"accuracy": 1}, GraphError, "accuracy=1; valid are 'normal', 'direct', 'high'"),
         ({"deterministic": 0}, GraphError, "deterministic=0; valid are True and False"),
         ({"memory_limit": -1}, GraphError, "memory_limit=-1; valid is a number of bytes, or None"),
     ):

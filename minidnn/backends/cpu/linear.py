@@ -30,7 +30,7 @@ def reads_weight_as_it_lies(node: Node, accuracy: str) -> bool:
     if not isinstance(node.op, Linear) or isinstance(node.inputs[1], Constant):
         return False
     few = prod(node.output.shape[:-1]) <= FEW_ROWS
-    return few and accuracy == "normal" and all(v.dtype == "float32" for v in node.inputs)
+    return few and accuracy != "high" and all(v.dtype == "float32" for v in node.inputs)
 
 
 def print_linear(node: Node, isa: Isa) -> Staged:

@@ -104,7 +104,9 @@ class CudaBackend:
         from .program import CudaProgram
 
         check_options("cuda", options, ("accuracy", "deterministic", "memory_limit", "tune"))
-        tune, accuracy = tune_option(options, "quick"), accuracy_option(options)
+        tune = tune_option(options, "quick")
+        # Without Winograd and FFT, all that is left adds products up.
+        accuracy = "normal" if accuracy_option(options) == "normal" else "high"
         limit, deterministic = _memory_limit(options), _deterministic(options)
         machine = machine_of(self.index)
         with told(), on_device(self.index):  # there may be no room for CUDA's context

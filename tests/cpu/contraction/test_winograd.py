@@ -191,6 +191,7 @@ def test_choices(isa: Isa) -> None:
     assert chosen(LAYERS[0], isa, "high") == F2.name
     for case in LAYERS:
         assert chosen(case, isa, "high") in ("direct, compensated", F2.name)
+        assert chosen(case, isa, "direct") in ("direct", F2.name)
     assert chosen(replace(LAYERS[0], op=conv((2, 2), 1)), isa) == "direct"
     assert chosen(replace(LAYERS[0], kernel=(5, 5), op=conv(pad=2)), isa) == "direct"
     assert chosen(replace(LAYERS[0], op=conv(pad=1, groups=2)), isa) == "direct"

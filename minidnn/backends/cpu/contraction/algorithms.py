@@ -160,7 +160,8 @@ def question_of(
         source, others, result: where ``parts.source``, ``parts.others``, ``parts.result`` lie.
             The result must not overlap any other.
         threads: decides about tasks and grain; by price no bit of the result depends on it.
-        accuracy: "normal", or "high" for algorithms with errors not above the direct one's.
+        accuracy: "normal"; "direct" for algorithms with errors not above the direct one's; "high"
+            for the least error.
         images: how many times this is computed, image after image; the algorithm is that for all.
     """
     return Question(

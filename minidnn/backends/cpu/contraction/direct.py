@@ -27,7 +27,7 @@ class Direct(Algorithm):
     def __init__(self, compensated: bool) -> None:
         self.compensated = compensated
         self.name = "direct, compensated" if compensated else "direct"
-        self.accuracies = ("high",) if compensated else ("normal",)
+        self.accuracies = ("high",) if compensated else ("normal", "direct")
 
     def why_not(self, problem: Problem, has_prologue: bool, isa: Isa) -> str | None:
         return None
