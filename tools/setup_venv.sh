@@ -60,10 +60,14 @@ if ! suitable "$VENV/bin/python" || ! "$VENV/bin/python" -m pip --version >/dev/
     python=$(find_python)
     echo "setting up $VENV with $("$python" --version)" >&2
     "$python" -m venv --clear "$VENV"
+    # Finding what fits together takes the pip that comes with Python 3.11 twice as long as today's.
+    pip_install --upgrade pip || echo "going on with pip as Python has it" >&2
 fi
 echo "installing minidnn[$EXTRA] into $VENV (a few minutes the first time)" >&2
 if [ "$EXTRA" = test ]; then
     install_torch
 fi
+# Else pip shows what setuptools says of each editable installation.
+export PYTHONWARNINGS="ignore:Editable installation"
 pip_install --editable ".[$EXTRA]"
 touch "$VENV/.$EXTRA"
