@@ -8,7 +8,7 @@ import importlib.util
 import os
 import signal
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,11 +50,17 @@ def why_no_gpu() -> str | None:
     return None if count else "no CUDA device"
 
 
-def pytest_collection_finish() -> None:
-    """Modules and tests that stay to the end are no garbage: a collection that looks through them
-    takes half a second, and many tests ask for one."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and tests that stay to the end are no garbage: looking for some takes a sixth of the
+    time in which they are collected, and later half a second each time that a test asks for it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -105,6 +111,27 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     with item.config.stash[TURNS].taken(item.get_closest_marker("alone") is not None):
         return (yield)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compilers(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Workers share the cores: with fewer compilers at once, kernels go into fewer files, and
+    starting ISPC or NVRTC takes as long as two small kernels do.  Nor do workers wait for each
+    other's compilers: what two of them compile at the same time is rarely the same."""
+    shared: dict[str, Any] | None = getattr(pytestconfig, "workerinput", None)
+    if shared is None:
+        yield
+        return
+    from minidnn.backends.cpu import compiler, kernels
+    from minidnn.backends.cuda import build
+    from minidnn.runtime.cores import usable_cores
+
+    cores = max(1, usable_cores() // shared["workercount"])
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (compiler, kernels, build):
+            patch.setattr(module, "usable_cores", lambda: cores)
+        patch.setattr(compiler, "BUILD_LOCK", f"{compiler.BUILD_LOCK}-{shared['workerid']}")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minidnn.backends.cpu import compiler
 from minidnn.backends.cpu.compiler import Unit, compile_units
 from minidnn.backends.cpu.isa import AVX2, Isa
 from minidnn.backends.cpu.prelude import prelude
@@ -183,8 +184,6 @@ def test_full_disk(monkeypatch: pytest.MonkeyPatch, cold_cache: Path) -> None:
 
 
 def test_full_temporary_folder(monkeypatch: pytest.MonkeyPatch, cold_cache: Path) -> None:
-    from minidnn.backends.cpu import compiler
-
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -216,7 +215,7 @@ def test_hanging_builder_does_not_block_the_next(
     make_fake: MakeFake, cold_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Somebody else holds the lock for ever: the wait says so and ends after the time limit."""
-    with one_at_a_time("ispc-build", "hangs", 1.0):
+    with one_at_a_time(compiler.BUILD_LOCK, "hangs", 1.0):
         start = time.monotonic()
         make_fake("exit 5")
         with pytest.raises(CompileError, match="exit status 5"):
@@ -224,7 +223,7 @@ def test_hanging_builder_does_not_block_the_next(
         assert 1.2 <= time.monotonic() - start < 5
     waiting, going_on = (record.getMessage() for record in caplog.records)
     holder = f"process {os.getpid()} on {platform.node()}"
-    lock = cold_cache / "locks" / "ispc-build.lock"
+    lock = cold_cache / "locks" / f"{compiler.BUILD_LOCK}.lock"
     assert waiting == f"waiting for {holder}, which compiles and holds {lock} (for at most 1.2 s)"
     assert going_on == f"{holder} still compiles after 1 s and holds {lock}; going on beside it"
 
