@@ -162,6 +162,11 @@ class Target:
         can."""
         return None
 
+    def refuse_part(self, node: Node, value: Value, channel: int) -> str | None:
+        """Why a node cannot read ``value`` in a wider buffer, from ``channel`` on; None if it
+        can."""
+        return None
+
 
 def check_target(target: Target, device: str, strategy: str) -> Target:
     """The target; UnsupportedError if nothing can be compiled for it under a strategy."""

@@ -13,7 +13,7 @@ from minidnn.errors import GraphError
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.operator import Reshaping
-from minidnn.graph.operators import Concat, Reorder, Transpose
+from minidnn.graph.operators import Concat, Reorder, TakeChannels, Transpose
 
 #: Storage begins at multiples of this many bytes: a cache line, an AVX-512 vector.
 ALIGNMENT = 64
@@ -33,7 +33,8 @@ class Annotations:
 
     #: As the pass layout chose; NCHW where nothing is said.
     layouts: Mapping[Value, Layout] = field(default_factory=dict)
-    #: Values that are written straight into a wider one, as place_concat chose.
+    #: Values that are written straight into a wider one, as place_concat chose, and parts of one
+    #: that are read there, as place_parts chose.
     placements: Mapping[Value, Placement] = field(default_factory=dict)
     #: Runs of consecutive nodes that are computed image after image, as by_image chose: all of
     #: them for one image before the next begins.
@@ -60,7 +61,9 @@ class Annotations:
 
     def is_view(self, node: Node) -> bool:
         """Whether a node only gives another shape or layout to storage that it shares with its
-        operand."""
+        operand, or names a part of it."""
+        if isinstance(node.op, TakeChannels):
+            return self._is_part(node, node.op)
         if not isinstance(node.op, (Reorder, Transpose, Reshaping)):
             return False
         (value,) = node.inputs
@@ -80,6 +83,14 @@ class Annotations:
         return given.block == 1 or (
             rows * columns == 1 and (given.block == 0 or channels % given.block == 0)
         )
+
+    def _is_part(self, node: Node, op: TakeChannels) -> bool:
+        """Whether the channels that a node takes lie where its operand has them."""
+        first, place = op.first_of_run, self.placements.get(node.output)
+        if first is None or place is None:
+            return False
+        whole = self.place(node.inputs[0])
+        return place == Placement(whole.buffer, whole.channel + first)
 
     def storage_bytes(self, value: Value, images: int | None = None) -> int:
         """Bytes of a value's own storage, in its layout, rounded up to the alignment; for that

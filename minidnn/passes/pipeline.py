@@ -23,6 +23,7 @@ from minidnn.passes.mix_precision import MIX_PRECISION
 from minidnn.passes.multiply_bytes import MULTIPLY_BYTES
 from minidnn.passes.normalize_channels import NORMALIZE_CHANNELS
 from minidnn.passes.place_concat import PLACE_CONCAT
+from minidnn.passes.place_parts import PLACE_PARTS
 from minidnn.passes.place_sums import PLACE_SUMS
 from minidnn.passes.place_updates import PLACE_UPDATES
 from minidnn.passes.pool_first import POOL_FIRST
@@ -71,6 +72,7 @@ PIPELINE: tuple[Pass, ...] = (
     LAUNCH_TOGETHER,
     LAYOUT,
     PLACE_CONCAT,
+    PLACE_PARTS,
     SCHEDULE,
     PLACE_SUMS,
     RECOMPUTE,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import minidnn as md
+from minidnn import compiler
 from minidnn import layers as L
 from minidnn.backends.cuda.program import CudaProgram
 from minidnn.graph import operators as ops
@@ -75,6 +76,33 @@ def test_slices_are_written_in_place(block: Callable[[], md.Layer], precision: s
     for _ in range(2):
         error = np.abs(np.asarray(exe(x), np.float64) - expected).max()
         assert error < TOLERANCE[precision] * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+def test_gradients_are_read_in_place(precision: str) -> None:
+    """Of a join's gradient each operand's part, and the rest, where it lies."""
+    random, net = np.random.default_rng(0), dense()
+    draw_weights(net, random)
+    dtype = "float32" if precision == "tf32" else precision
+    x = rounded_to(dtype, random.standard_normal(SHAPE).astype(np.float32)).astype(np.float32)
+    graph = to_graph(L.Sequential(net, Squares()), SHAPE, mode="train", states=True)
+    whole = md.gradient(graph, graph.outputs[0], of=[graph.inputs[0], *graph.states])
+    given: dict[str, Any] = {"device": "cuda", "precision": precision, "tune": "heuristic"}
+    exe = compiler.compile(whole, store=md.Store(), **given)
+    program = exe.program
+    assert isinstance(program, CudaProgram)
+    plan = program.plan
+    takes = [node for node in plan.graph.nodes if isinstance(node.op, ops.TakeChannels)]
+    assert len(takes) == 6 and all(map(plan.annotations.is_view, takes))
+    expected = evaluate(whole, [x], "float64", states={})
+    for found, wanted in zip(exe(x), expected, strict=True):
+        error = np.abs(np.asarray(found, np.float64) - wanted).max()
+        assert error < 4 * TOLERANCE[precision] * max(np.abs(wanted).max(), 1e-3)
+
+
+class Squares(L.Layer):
+    def forward(self, x: Any) -> Any:
+        return (x * x).mean()
 
 
 def assert_nothing_is_copied(exe: Any) -> None:

@@ -81,6 +81,7 @@ def test_the_pipelines_own_order_is_legal() -> None:
         "launch_together",
         "layout",
         "place_concat",
+        "place_parts",
         "schedule",
         "place_sums",
         "recompute",

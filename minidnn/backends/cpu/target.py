@@ -179,6 +179,17 @@ class CpuTarget(Target):
     def refuse_slice(self, node: Node, value: Value, channel: int) -> str | None:
         if not isinstance(node.op, (FusedSequence, Contraction, FusedContraction, Concat)):
             return f"{node.op.name} writes a value of its own"
+        return self._refuse_lanes(value, channel)
+
+    def refuse_part(self, node: Node, value: Value, channel: int) -> str | None:
+        contracts = (Contraction, FusedContraction, Conv2dWeightGradient)
+        kinds = (FusedSequence, FusedSums, Reorder, *contracts)
+        if not isinstance(node.op, kinds) or value is _weight(node):
+            return f"{node.op.name} reads a value of its own"
+        return self._refuse_lanes(value, channel)
+
+    def _refuse_lanes(self, value: Value, channel: int) -> str | None:
+        """Why a value cannot lie in a wider buffer, from ``channel`` on; None if it can."""
         if value.dtype not in ELEMENTS:
             return f"it is {value.dtype}"
         if value.type.rank != 4:

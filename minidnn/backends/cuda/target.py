@@ -175,6 +175,12 @@ class CudaTarget(Target):
             return f"it has rank {value.type.rank}"
         return None
 
+    def refuse_part(self, node: Node, value: Value, channel: int) -> str | None:
+        contracts = isinstance(node.op, (Contraction, FusedContraction))
+        if not _takes_layouts(node) or (contracts and value is _weight(node)):
+            return f"{node.op.name} reads a value of its own"
+        return None
+
 
 def _turned(node: Node) -> tuple[Layout, Layout] | None:
     """The layouts of operand and result between which a Transpose of channels moves nothing."""

@@ -147,6 +147,13 @@ class TakeChannels(Movement):
     def __str__(self) -> str:
         return f"TakeChannels({len(self.picks)})"
 
+    @property
+    def first_of_run(self) -> int | None:
+        """The first channel, if all follow each other in one input that is the only one."""
+        (source, first), *_ = self.picks
+        run = tuple((source, first + i) for i in range(len(self.picks)))
+        return first if self.picks == run and source == 0 else None
+
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         count = len(inputs)
         self.require(1 <= count <= self.MOST, f"{count} inputs; valid are 1 to {self.MOST}")
