@@ -80,20 +80,21 @@ def test_slices_are_written_in_place(block: Callable[[], md.Layer], precision: s
 
 @pytest.mark.parametrize("precision", TOLERANCE)
 def test_gradients_are_read_in_place(precision: str) -> None:
-    """Of a join's gradient each operand's part, and the rest, where it lies."""
+    """What is left of a join's gradient is read where it lies; cuDNN gets a copy of its part."""
     random, net = np.random.default_rng(0), dense()
     draw_weights(net, random)
     dtype = "float32" if precision == "tf32" else precision
     x = rounded_to(dtype, random.standard_normal(SHAPE).astype(np.float32)).astype(np.float32)
     graph = to_graph(L.Sequential(net, Squares()), SHAPE, mode="train", states=True)
-    whole = md.gradient(graph, graph.outputs[0], of=[graph.inputs[0], *graph.states])
+    weights = [state for state in graph.states if state.name.endswith("weight")]
+    whole = md.gradient(graph, graph.outputs[0], of=[graph.inputs[0], *weights])
     given: dict[str, Any] = {"device": "cuda", "precision": precision, "tune": "heuristic"}
     exe = compiler.compile(whole, store=md.Store(), **given)
     program = exe.program
     assert isinstance(program, CudaProgram)
     plan = program.plan
     takes = [node for node in plan.graph.nodes if isinstance(node.op, ops.TakeChannels)]
-    assert len(takes) == 6 and all(map(plan.annotations.is_view, takes))
+    assert sum(map(plan.annotations.is_view, takes)) == 3
     expected = evaluate(whole, [x], "float64", states={})
     for found, wanted in zip(exe(x), expected, strict=True):
         error = np.abs(np.asarray(found, np.float64) - wanted).max()

@@ -176,6 +176,8 @@ class CudaTarget(Target):
         return None
 
     def refuse_part(self, node: Node, value: Value, channel: int) -> str | None:
+        if isinstance(node.op, _GRADIENTS):
+            return "cuDNN copies it each time where pixels do not follow each other"
         contracts = isinstance(node.op, (Contraction, FusedContraction))
         if not _takes_layouts(node) or (contracts and value is _weight(node)):
             return f"{node.op.name} reads a value of its own"
