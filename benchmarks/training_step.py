@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import minidnn as md
+from benchmarks.mobilenet_v2 import mobilenet_v2
 from minidnn import models
 from minidnn.measure.turns import in_turn
 
@@ -70,8 +71,9 @@ def of_torch(
 def of_minidnn(name: str, precision: str, given: argparse.Namespace) -> Any:
     """A function that makes a step of ours."""
     options = {} if given.threads is None else {"threads": given.threads}
+    make = mobilenet_v2 if name == "mobilenet_v2" else partial(models.get_model, name)
     trainer = md.Trainer(
-        getattr(models, name)(),
+        make(),
         (given.batch, 3, given.size, given.size),
         md.losses.CrossEntropy(),
         md.optim.SGD(0.1, momentum=0.9, weight_decay=5e-4),
