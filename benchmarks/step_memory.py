@@ -1,7 +1,8 @@
-"""Memory of a training step on a GPU, beside that of PyTorch's eager mode.
+"""Memory of a training step on a GPU, beside that of PyTorch's eager mode, or of torch.compile.
 
 python -m benchmarks.step_memory resnet50
 python -m benchmarks.step_memory resnet50 densenet121 --precision float32 bfloat16
+python -m benchmarks.step_memory resnet50 --batch 128 --precision bfloat16 --compiled default
 
 Each side runs in a process of its own.  A line of JSON tells its bytes: "kept" are those that the
 forward pass leaves to the backward pass; "peak" is the most that was allocated at once, parameters,
@@ -26,7 +27,9 @@ RATE, MOMENTUM, DECAY = 0.1, 0.9, 5e-4
 STEPS = 3
 
 
-def of_minidnn(name: str, precision: str, shape: tuple[int, ...]) -> dict[str, int]:
+def of_minidnn(
+    name: str, precision: str, shape: tuple[int, ...], mode: str | None
+) -> dict[str, int]:
     import cupy
 
     from minidnn.report.training import kept_values
@@ -48,7 +51,7 @@ def of_minidnn(name: str, precision: str, shape: tuple[int, ...]) -> dict[str, i
     return {"kept": kept, "peak": cupy.get_default_memory_pool().used_bytes()}
 
 
-def of_torch(name: str, precision: str, shape: tuple[int, ...]) -> dict[str, int]:
+def of_torch(name: str, precision: str, shape: tuple[int, ...], mode: str | None) -> dict[str, int]:
     import torch
 
     from minidnn.bench.torchvision_models import models as torchs
@@ -59,13 +62,14 @@ def of_torch(name: str, precision: str, shape: tuple[int, ...]) -> dict[str, int
     optimizer = torch.optim.SGD(net.parameters(), RATE, MOMENTUM, weight_decay=DECAY, fused=True)
     x = torch.randn(shape, device="cuda").to(memory_format=torch.channels_last)
     target = torch.zeros(shape[:1], device="cuda", dtype=torch.int64)
+    module = torch.compile(net, mode=mode) if mode else net
     kept = 0
     for _ in range(STEPS):
         optimizer.zero_grad(set_to_none=True)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         with torch.autocast("cuda", narrow, enabled=narrow is not None):
-            loss = torch.nn.functional.cross_entropy(net(x), target)
+            loss = torch.nn.functional.cross_entropy(module(x), target)
         kept = torch.cuda.memory_allocated() - before
         loss.backward()
         optimizer.step()
@@ -84,13 +88,14 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--size", type=int, default=224, help="rows and columns of images")
     parser.add_argument("--precision", nargs="+", default=["float32"])
+    parser.add_argument("--compiled", metavar="MODE", help="of torch.compile; none: eager")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args(given)
     shape = (options.batch, 3, options.size, options.size)
     for name in options.networks:
         for precision in options.precision:
             if options.side is not None:
-                print(json.dumps(SIDES[options.side](name, precision, shape)))
+                print(json.dumps(SIDES[options.side](name, precision, shape, options.compiled)))
                 continue
             row: dict[str, Any] = {"network": name, "batch": options.batch, "precision": precision}
             for side in SIDES:
@@ -100,7 +105,8 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def _in_process(side: str, name: str, precision: str, options: argparse.Namespace) -> Any:
-    sizes = ("--batch", str(options.batch), "--size", str(options.size))
+    sizes: tuple[str, ...] = ("--batch", str(options.batch), "--size", str(options.size))
+    sizes += ("--compiled", options.compiled) if options.compiled else ()
     command = (name, *sizes, "--precision", precision, "--side", side)
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.step_memory", *command],
