@@ -15,7 +15,7 @@ import numpy as np
 from minidnn.errors import MiniDNNError
 from minidnn.fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
 from minidnn.graph import expression as scalar
-from minidnn.graph.types import numpy_dtype
+from minidnn.graph.types import BYTES, numpy_dtype, saturated
 from minidnn.graph.window_values import Evaluation
 
 Span = tuple[int, int]
@@ -57,6 +57,16 @@ def interpret(
 
 def _dtype(name: str, wide: bool) -> np.dtype:
     return np.dtype(np.float64) if wide and "float" in name else numpy_dtype(name)
+
+
+def _as(dtype: np.dtype, array: np.ndarray) -> np.ndarray:
+    """Results as they are stored."""
+    return saturated(dtype.name, array) if dtype.name in BYTES else array.astype(dtype)
+
+
+def _float(array: np.ndarray) -> np.ndarray:
+    """What is computed with and kept: of bytes floats."""
+    return array.astype(np.float32) if array.dtype.name in BYTES else array
 
 
 @dataclass
@@ -128,11 +138,11 @@ class _Task:
         plane = self.plan.planes[operation.result]
         dtype = _dtype(plane.dtype, self.wide)
         if operation.window is not None:
-            return self._window(operation, rows, columns).astype(dtype)
+            return _as(dtype, self._window(operation, rows, columns))
         at = (np.arange(*rows), np.arange(*columns))
-        tensors = [self._read(number, plane, *at) for number in operation.operands]
+        tensors = [_float(self._read(number, plane, *at)) for number in operation.operands]
         vectors = [self._vector(number) for number in operation.vectors]
-        return scalar.run(operation.code, [*tensors, *vectors]).astype(dtype)
+        return _as(dtype, scalar.run(operation.code, [*tensors, *vectors]))
 
     def _window(self, operation: PlanOperation, rows: Span, columns: Span) -> np.ndarray:
         window = operation.window
@@ -202,7 +212,7 @@ class _Task:
         buffer = plane.buffer
         height, width = buffer.rows, buffer.columns
         if buffer.storage not in self.storages:
-            data = np.full((*result.shape[:2], height, width), np.nan, result.dtype)
+            data = np.full((*result.shape[:2], height, width), np.nan, _float(result).dtype)
             free = np.full(height, -1)
             self.storages[buffer.storage] = _Storage(data, free, free.copy())
         storage = self.storages[buffer.storage]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Elementwise, Windowed
 from minidnn.graph.operators import Concat, Formula
-from minidnn.graph.types import FLOATS
+from minidnn.graph.types import BYTES, FLOATS
 
 _HALVES = {"float16", "bfloat16"}
 
@@ -21,7 +21,8 @@ _HALVES = {"float16", "bfloat16"}
 def why_not_fusable(node: Node) -> str | None:
     """Why a node cannot be computed patch by patch; None if it can."""
     op = node.op
-    if not mixes_floats(node) and (reason := computes_in_several(node)) is not None:
+    exempt = mixes_floats(node) or _chooses_bytes(node)
+    if not exempt and (reason := computes_in_several(node)) is not None:
         return reason
     if isinstance(op, Windowed):
         return None
@@ -50,11 +51,23 @@ def computes_in_several(node: Node) -> str | None:
 
 
 def mixes_floats(node: Node) -> bool:
-    """Whether a node computes in float32 with values of float32 and of one half precision."""
-    if not isinstance(node.op, Formula) or node.op.compute != "float32":
+    """Whether a node computes in float32 with values of float32 and of one half precision, or with
+    bytes that stand for numbers."""
+    op, read = node.op, [value.dtype for value in node.inputs]
+    if not isinstance(op, Formula) or op.computed_in(read) != "float32":
         return False
-    halves = {value.dtype for value in (*node.inputs, *node.outputs)} - {"float32"}
-    return len(halves) == 1 and halves <= _HALVES
+    narrow = {*read, *(value.dtype for value in node.outputs)} - {"float32"}
+    if op.compute != "float32" and op.dtype not in BYTES:
+        return False
+    return (len(narrow) == 1 and narrow <= _HALVES) or (bool(narrow) and narrow <= {*BYTES})
+
+
+def _chooses_bytes(node: Node) -> bool:
+    """Whether a node gives the largest bytes under windows, as it would give the largest floats."""
+    if not isinstance(node.op, Windowed) or not node.op.window().chooses:
+        return False
+    dtypes = {value.dtype for value in (*node.inputs, *node.outputs)}
+    return len(dtypes) == 1 and dtypes <= {*BYTES}
 
 
 def is_tensor_operand(node: Node, index: int) -> bool:

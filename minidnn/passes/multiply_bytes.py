@@ -19,10 +19,10 @@ from functools import partial
 
 import numpy as np
 
-from minidnn.graph.expression import Expression, argument, fma, linearize
+from minidnn.graph.expression import Expression, argument, fma, linearize, rint
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
-from minidnn.graph.operator import Elementwise, Reshaping
-from minidnn.graph.operators import Concat, Conv2d, Formula, Linear, MaxPool2d, Transpose
+from minidnn.graph.operator import Elementwise, Reshaping, Windowed
+from minidnn.graph.operators import Concat, Conv2d, Formula, Linear, Transpose
 from minidnn.graph.quantization import PER_CHANNEL, Steps, dequantization_of, quantization_of
 from minidnn.graph.substitution import substituted
 from minidnn.graph.types import BYTES, TensorType
@@ -81,7 +81,10 @@ def _move_quantizers(graph: Graph, context: Context) -> Graph:
 def _moves(node: Node) -> bool:
     """Whether a node only places elements, all of which it reads, or gives the largest ones:
     rounding keeps their order."""
-    return isinstance(node.op, (Reshaping, Transpose, Concat, MaxPool2d))
+    op = node.op
+    if isinstance(op, Windowed):
+        return op.window().chooses
+    return isinstance(op, (Reshaping, Transpose, Concat))
 
 
 # Contractions
@@ -177,9 +180,11 @@ class _Formula:
         self.node = node
         self.quantizes = node.output.dtype in BYTES
         self.changed = False
+        self._with_sums: Node | None = None
         self._tensors: dict[Value, int] = {}
         self._vectors: dict[Value, int] = {}
         self.body = self._expression(node)
+        self.changed |= self.quantizes and quantization_of(node.op) is not None
 
     @property
     def operands(self) -> list[Value]:
@@ -207,6 +212,7 @@ class _Formula:
         assert isinstance(op, Elementwise)
         split = len(node.inputs) - op.channel_count
         given: dict[int, Expression] = {}
+        self._choose_sums(node)
         for i, value in enumerate(node.inputs):
             if i >= split:
                 given[i] = argument(_FAR + self._vectors.setdefault(value, len(self._vectors)))
@@ -216,7 +222,16 @@ class _Formula:
                 given[i] = self._expression(value.producer)
             else:
                 given[i] = argument(self._tensors.setdefault(value, len(self._tensors)))
-        return substituted(op.expression(), given)
+        return substituted(_without_division(node), given)
+
+    def _choose_sums(self, node: Node) -> None:
+        """Of contractions' sums only the first ones are computed with as they are: those of others
+        would have to be stored, where numbers are as large."""
+        graph = self.graph
+        alone = [v.producer for v in node.tensors if graph.only_reader(v) is node]
+        found = [inner for inner in alone if inner is not None and _has_sums(inner)]
+        if self._with_sums is None and found:
+            self._with_sums = min(found, key=graph.position.__getitem__)
 
     def _takes(self, value: Value) -> bool:
         """Whether the node that computes a value is taken in."""
@@ -227,14 +242,32 @@ class _Formula:
             return False
         if _steps_read(inner) is not None:
             return True
+        if _has_sums(inner) and inner is not self._with_sums:
+            return False
         assert isinstance(inner.op, Elementwise)
         alone = self.graph.only_reader(value) is not None
         short = len(linearize(inner.op.expression())) <= _MOST_LINES
         return self.quantizes and alone and short and value.shape == self.node.output.shape
 
 
+def _without_division(node: Node) -> Expression:
+    """What a node computes; rounding to bytes by the reciprocal of the scale, which puts what lies
+    on the edge of two numbers to either."""
+    assert isinstance(node.op, Elementwise)
+    steps = quantization_of(node.op) if node.inputs[0].dtype == "float32" else None
+    if steps is None:
+        return node.op.expression()
+    factor = float(np.float32(1) / np.float32(steps.scale))
+    return rint(argument(0) * factor) + steps.zero
+
+
 _FAR = 1 << 20
 """Where vectors are counted from while tensors are still found."""
+
+
+def _has_sums(node: Node) -> bool:
+    """Whether a node makes numbers of a contraction's sums."""
+    return any(value.dtype == "int32" for value in node.inputs)
 
 
 def _in_float32(node: Node) -> bool:

@@ -9,7 +9,8 @@ import pytest
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu import kernels
 from minidnn.backends.cpu.backend import CpuBackend
-from minidnn.backends.cpu.isa import Isa, bfloat16_isa
+from minidnn.backends.cpu.contraction import multiplies_bytes
+from minidnn.backends.cpu.isa import Isa, bfloat16_isa, with_bytes
 from minidnn.backends.cpu.library import NativeFunction
 from minidnn.backends.cpu.lower import Task, lower_plan
 from minidnn.fusion.collapse import check_strategy
@@ -31,6 +32,7 @@ def kernels_of(
     isa = isa if precision == "float32" else bfloat16_isa(isa)
     context = Context(target, check_strategy(strategy), None, stored=stored)
     plan = make_plan(optimize(graph, context), context)
+    isa = with_bytes(isa) if multiplies_bytes(plan.graph) else isa
     return texts_of(lower_plan(plan, isa, 2))
 
 

@@ -62,7 +62,7 @@ _ANY = (
     *(ops.ArgMax, ops.Concat, ops.Gather, ops.MatMul, ops.RandomDrop, ops.Reduce, ops.TakeChannels),
 )
 #: What computes with whole numbers, too, and says itself what it takes.
-_WITH_BYTES = (Contraction, FusedContraction, Windowed)
+_WITH_BYTES = (Contraction, FusedContraction, FusedSequence, ops.Reorder, Windowed)
 _OTHERS = ("int32", "int64", *BYTES, "bool")
 #: What sums one number after the other: of halves, sums would lose their digits.
 _IN_FULL = (ops.ScatterAdd,)

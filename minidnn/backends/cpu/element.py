@@ -1,4 +1,7 @@
-"""How elements lie in memory, as kernels read and write them: all compute in float32."""
+"""How elements lie in memory, as kernels read and write them: all compute in float32.
+
+Bytes are whole numbers, of which floats keep the whole part.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import numpy as np
+
 from ...graph.types import ITEMSIZE
 
 
 @dataclass(frozen=True)
 class Element:
-    """One dtype of floating-point elements.
+    """One dtype of elements.
 
     Attributes:
         dtype: its name.
@@ -58,12 +63,30 @@ class Element:
         return self.rounds.format(value)
 
 
+def _within(dtype: str) -> str:
+    """A float as the nearest to it of those that a byte's whole numbers lie between."""
+    bounds = np.iinfo(dtype)
+    # The comparison is false of NaN, which becomes the least.
+    low = f"({{0}} > {bounds.min}.0f ? {{0}} : {bounds.min}.0f)"
+    return f"({low} < {bounds.max}.0f ? {low} : {bounds.max}.0f)"
+
+
 ELEMENTS: Mapping[str, Element] = MappingProxyType(
     {
         "float32": Element("float32", "float", "{}", "{}", "{}"),
         "bfloat16": Element(
             "bfloat16", "unsigned int16", "md_wide({})", "md_narrow({})", "md_round({})"
         ),
+        **{
+            dtype: Element(
+                dtype,
+                type,
+                "(float)(int){0}",
+                f"({type})(int){_within(dtype)}",
+                f"(float)(int){_within(dtype)}",
+            )
+            for dtype, type in (("uint8", "unsigned int8"), ("int8", "int8"))
+        },
     }
 )
 """All of them, by their dtypes."""

@@ -10,7 +10,7 @@ from ...graph.expression import Expression, argument
 from ...graph.ir import Graph, Value
 from ...graph.operator import Elementwise
 from ...graph.substitution import substituted
-from ...graph.types import TensorType
+from ...graph.types import BYTES, TensorType
 from .broadcast import Shaped, print_elementwise
 
 MOST_BYTES = 256 << 10
@@ -20,11 +20,14 @@ MOST_BYTES = 256 << 10
 def is_flat(body: Graph) -> bool:
     """Whether a region is element-wise, with one small output.
 
-    In bfloat16 each result is rounded, which one expression of all does not do.
+    In bfloat16 each result is rounded, and so are bytes that are made: one expression of all does
+    not do that, but for the output.
     """
+    made = [value for node in body.nodes for value in node.outputs if value not in body.outputs]
     return (
         all(isinstance(node.op, Elementwise) for node in body.nodes)
         and not any(value.dtype == "bfloat16" for value in body.values)
+        and not any(value.dtype in BYTES for value in made)
         and len(body.outputs) == 1
         and body.outputs[0].type.bytes <= MOST_BYTES
     )
@@ -51,7 +54,8 @@ def print_flat(body: Graph) -> tuple[Shaped, list[Value]]:
     out = body.outputs[0]
     types = [_aligned(value.type, vector, out.type.rank) for value, vector in operands]
     values = [value for value, _ in operands]
-    return print_elementwise(found[out], types, out.type, out.dtype), values
+    computed = "float32" if out.dtype in BYTES else out.dtype
+    return print_elementwise(found[out], types, out.type, computed), values
 
 
 def _aligned(type: TensorType, vector: bool, rank: int) -> TensorType:

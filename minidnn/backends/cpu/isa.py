@@ -38,6 +38,8 @@ class Isa:
     #: How it multiplies values in bfloat16: "vectors" or "tiles" of pairs; "" for not at all.
     products: str = ""
     extends: str = ""
+    #: How it multiplies bytes of whole blocks of channels: "vectors" or "tiles" of quads.
+    quads: str = ""
 
 
 AVX512 = Isa(
@@ -65,6 +67,13 @@ AVX512_VNNI = replace(
         *("avx512_vpopcntdq", "gfni", "vaes", "vpclmulqdq"),
     ),
     extends="avx512",
+    quads="vectors",
+)
+AMX_INT8 = replace(
+    AVX512_VNNI,
+    name="amx_int8",
+    flags=(*AVX512_VNNI.flags, "amx_tile", "amx_int8"),
+    quads="tiles",
 )
 AVX2_VNNI = replace(
     AVX2,
@@ -74,8 +83,10 @@ AVX2_VNNI = replace(
     extends="avx2",
 )
 
-VNNI: Mapping[str, Isa] = MappingProxyType({i.extends: i for i in (AVX512_VNNI, AVX2_VNNI)})
-"""By the name of an instruction set, the one that also multiplies bytes."""
+BYTE_ISAS: Mapping[str, tuple[Isa, ...]] = MappingProxyType(
+    {"avx512": (AMX_INT8, AVX512_VNNI), "avx2": (AVX2_VNNI,)}
+)
+"""By the name of an instruction set, what extends it by products of bytes, the best first."""
 
 ISAS: Mapping[str, Isa] = MappingProxyType({isa.name: isa for isa in (AVX512, AVX2)})
 """Those for float32, the best first."""
@@ -109,8 +120,8 @@ def isa_named(name: str) -> Isa:
 
 def any_isa_named(name: str) -> Isa:
     """The ISA of that name, those with further instructions included."""
-    extended = (isa for found in BFLOAT16_ISAS.values() for isa in found)
-    every = (*ISAS.values(), *VNNI.values(), *extended)
+    extended = (*BFLOAT16_ISAS.values(), *BYTE_ISAS.values())
+    every = (*ISAS.values(), *(isa for found in extended for isa in found))
     return {isa.name: isa for isa in every}[name]
 
 
@@ -147,7 +158,7 @@ def is_usable(isa: Isa) -> bool:
     """Whether this processor executes an ISA, and the system lets this process do so."""
     if not processor_flags().issuperset(isa.flags):
         return False
-    return isa.products != "tiles" or _tiles_permitted()
+    return "tiles" not in (isa.products, isa.quads) or _tiles_permitted()
 
 
 @cache
@@ -175,9 +186,7 @@ def why_no_bfloat16(isa: Isa) -> str | None:
 def with_bytes(isa: Isa) -> Isa:
     """An ISA with the instructions that multiply bytes, if this processor has them; itself if not,
     whose kernels give the same numbers."""
-    extended = VNNI.get(isa.name)
-    there = extended is not None and processor_flags().issuperset(extended.flags)
-    return extended if extended is not None and there else isa
+    return next((i for i in BYTE_ISAS.get(isa.name, ()) if is_usable(i)), isa)
 
 
 def usable_isas() -> tuple[Isa, ...]:

@@ -58,6 +58,7 @@ from .contraction import (
     print_choice,
     print_whole,
     question_of,
+    why_not_in_blocks,
 )
 from .contraction.weight_gradient import print_weight_gradient
 from .flat import is_flat, print_flat
@@ -174,14 +175,16 @@ class _Lowering:
         if needs_copies(node):
             return self._widened(node)
         if isinstance(op, FusedSequence):
-            flat = is_flat(op.body) and all(map(self._is_dense, (*node.inputs, *node.outputs)))
+            dense = all(map(self._is_dense, (*node.inputs, *node.outputs)))
+            first = op.body.nodes[0]
+            if dense and isinstance(first.op, Windowed) and first.output.dtype in BYTES:
+                return (self._byte_window(node, first.op),)
+            flat = dense and is_flat(op.body)
             return (self._flat(node, op),) if flat else self._sequence(node, op)
         if isinstance(op, FusedSums):
             return self._sums(node, op)
         if isinstance(op, FusedNormalization):
             return self._channel_norm(node, op)
-        if isinstance(op, Windowed) and node.output.dtype in BYTES:
-            return (self._byte_window(node, op),)
         if isinstance(op, Windowed):  # alone where the passes had no fuel
             return self._sequence(node, window_alone(node))
         if reads_weight_as_it_lies(node, self.accuracy):
@@ -311,7 +314,8 @@ class _Lowering:
             outer |= dict(zip(node.op.body.inputs, node.inputs, strict=True))
         source, result = outer.get(parts.source, parts.source), node.output
         others = [outer.get(value, value) for value in parts.others]
-        if is_whole_product(source.type, parts.node.inputs[1].type):
+        whole = is_whole_product(source.type, parts.node.inputs[1].type)
+        if whole and why_not_in_blocks(parts, self.isa):
             printed = print_whole(parts, self.isa)
             return _stages(node, printed, [_pointer(v) for v in (source, *others, result)])
         batch = source.type.plane[0]

@@ -7,9 +7,10 @@ from math import prod
 
 from ...fusion.planning import build_plan
 from ...fusion.sequence import Schedule
+from ...graph.expression import argument
 from ...graph.ir import Graph, Node, Value
-from ...graph.operators import Identity
-from ...graph.types import ITEMSIZE, TensorType
+from ...graph.operators import Formula, Identity
+from ...graph.types import BYTES, ITEMSIZE, TensorType
 from ..codegen.kernel import KernelSource
 from .isa import Isa
 from .sequence import SequenceKernel, print_sequence
@@ -22,7 +23,8 @@ def print_copy(
     """Copies a value to where it lies otherwise: in another layout, or from ``channel`` on of a
     wider value."""
     value = Value(type, "source")
-    node = Node(Identity(), [value], "copy")
+    op = Formula(argument(0), title="Copy", dtype=type.dtype, compute="float32")
+    node = Node(op if type.dtype in BYTES else Identity(), [value], "copy")
     body = Graph([value], node.outputs, [node])
     _, _, rows, columns = type.plane
     plan, binding = build_plan(body, Schedule(rows, columns))

@@ -27,11 +27,11 @@ from ...graph.operators import (
     Reorder,
     Variance,
 )
-from .contraction import NominalWork, why_not_behind, work_of
+from .contraction import NominalWork, why_not_behind, why_not_in_blocks, work_of
 from .contraction.price import nominal_speed
 from .contraction.weight_gradient import why_not as why_no_weight_gradient
 from .element import ELEMENTS
-from .isa import ISAS, Isa, bfloat16_isa
+from .isa import ISAS, Isa, bfloat16_isa, with_bytes
 from .linear import reads_weight_as_it_lies
 from .tensor import tensor_of
 
@@ -65,6 +65,9 @@ class CpuTarget(Target):
         lanes = blocked(self.lanes)
         if any(value.dtype not in ELEMENTS for value in (*node.inputs, *node.outputs)):
             return (PLANAR,)
+        if isinstance(node.op, (FusedContraction, Contraction)) and is_whole(parts_of(node).node):
+            isa = with_bytes(self._isa)
+            return (PLANAR if why_not_in_blocks(parts_of(node), isa) else lanes,)
         if isinstance(node.op, Reshaping):
             _, channels, rows, columns = node.inputs[0].type.plane
             as_is = rows * columns == 1 and channels % self.lanes == 0

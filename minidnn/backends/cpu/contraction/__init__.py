@@ -14,7 +14,7 @@ from .algorithms import (
 )
 from .problem import why_unsupported
 from .stage import PrintedContraction, Stage, Workspace
-from .whole import multiplies_bytes, print_whole, why_not_behind
+from .whole import multiplies_bytes, print_whole, why_not_behind, why_not_in_blocks
 
 __all__ = [
     "Choice",
@@ -32,6 +32,7 @@ __all__ = [
     "question_of",
     "refusals",
     "why_not_behind",
+    "why_not_in_blocks",
     "why_unsupported",
     "work_of",
 ]

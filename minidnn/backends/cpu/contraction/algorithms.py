@@ -21,6 +21,7 @@ from .direct import Direct
 from .dots.algorithm import Dots
 from .price import NOMINAL_THREADS, nominal_speed
 from .problem import Problem, problem_of
+from .quads.algorithm import Quads
 from .stage import PrintedContraction
 from .winograd.algorithm import Winograd
 from .winograd.transform import F2, F4
@@ -28,7 +29,7 @@ from .winograd.transform import F2, F4
 ALGORITHMS: tuple[Algorithm, ...] = (
     *(Direct(compensated=False), Direct(compensated=True)),
     *(Winograd(F2, 1.0), Winograd(F4, 3.5)),
-    Dots(),
+    *(Dots(), Quads()),
 )
 
 

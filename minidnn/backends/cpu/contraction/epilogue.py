@@ -72,11 +72,18 @@ class Epilogue:
         parts: whose epilogue it is; None where sums are stored as they are.
         scheme: how the tensors lie.
         numbers: of the kernel; ``prefix`` tells this epilogue's from others of the kernel.
+        sums: ISPC's name of what sums of rows and their first terms are.
     """
 
     def __init__(
-        self, parts: Parts | None, scheme: ResultScheme, numbers: Numbers, prefix: str = ""
+        self,
+        parts: Parts | None,
+        scheme: ResultScheme,
+        numbers: Numbers,
+        prefix: str = "",
+        sums: str = "float",
     ) -> None:
+        self.sums = sums
         self.operations = () if parts is None else parts.epilogue
         self.operands = () if parts is None else parts.others
         self.start = None if parts is None else parts.node.output
@@ -195,12 +202,12 @@ class Epilogue:
         lanes = self.scheme.lanes
         self._lanes(code, vectors)
         for v in range(vectors):
-            code.line(f"const float b{v} = bias[{v * lanes} + programIndex];")
+            code.line(f"const {self.sums} b{v} = bias[{v * lanes} + programIndex];")
         with code.block("for (uniform int column = 0; column < count; column++)"):
             for v in range(vectors):
                 name = code.fresh()
                 at = f"(column * {vectors} + {v}) * {lanes} + programIndex"
-                code.line(f"const float {name} = sums[{at}] + b{v};")
+                code.line(f"const float {name} = (float)(sums[{at}] + b{v});")
                 self._element(code, name, _loop_column, v)
 
     def _lanes(self, code: Code, vectors: int) -> None:
@@ -254,7 +261,7 @@ class Epilogue:
         self, code: Code, operation: Operation, names: dict[Value, str], rounded: set[Value]
     ) -> None:
         """Rounds what an operation reads, as if it had been stored, unless it only chooses."""
-        if self.element.dtype == "float32":
+        if self.element.dtype != "bfloat16":
             return
         if not operation.vectors and chooses(operation.code, self.element.dtype):
             if rounded.issuperset(operation.operands):

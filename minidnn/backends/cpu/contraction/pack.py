@@ -10,6 +10,7 @@ from ....fusion.contraction import Parts
 from ....graph.ir import Value
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC
+from ..element import ELEMENTS
 from .numbers import PARAMETER, Numbers
 from .problem import BlockedView
 from .scheme import Scheme
@@ -38,7 +39,8 @@ class Prologue:
             arguments += [f"q{self.vectors.index(o.value)}" for o in operation.vectors]
             lines, result = ISPC.print_code(operation.code, arguments, code.fresh)
             code.lines(lines)
-            result = names[operation.output] = self.element.round(result)
+            rounded = ELEMENTS[operation.output.dtype].round(result)
+            result = names[operation.output] = rounded
         return result
 
 

@@ -99,9 +99,11 @@ def _window(writer: Writer, node: Node, inputs: list[str]) -> str:
     given: dict[str, Any] = {
         "kernel_shape": [axis.kernel for axis in window.axes],
         "strides": [axis.stride for axis in window.axes],
-        "dilations": [axis.dilation for axis in window.axes],
         "pads": _around(pads, 2),
     }
+    if any(axis.dilation > 1 for axis in window.axes):
+        # ONNX Runtime's averages of bytes know no such attribute.
+        given["dilations"] = [axis.dilation for axis in window.axes]
     if window.chooses:
         return writer.add("MaxPool", [found], node.name, **given)
     mean = writer.add("AveragePool", [found], node.name, count_include_pad=1, **given)

@@ -190,36 +190,37 @@ def _gemm(call: OnnxCall) -> Value:
         call.flag("broadcast")
     if call.flag("transA"):
         a = build.transpose(a, (1, 0))
-    if call.flag("transB"):
-        b = build.transpose(b, (1, 0))
-    if a.type.rank != 2 or b.type.rank != 2 or a.shape[1] != b.shape[0]:
-        raise GraphError(f"operands have shapes {a.shape} and {b.shape}; valid are matrices")
+    turned = call.flag("transB")
+    shape = b.shape[::-1] if turned else b.shape
+    if a.type.rank != 2 or b.type.rank != 2 or a.shape[1] != shape[0]:
+        raise GraphError(f"operands have shapes {a.shape} and {shape}; valid are matrices")
     if a.dtype in INTEGERS and not (is_whole(alpha) and is_whole(beta)):
         raise call.refuse(f"its operands are {a.dtype} with alpha={alpha}, beta={beta}")
-    full = (a.shape[0], b.shape[1])
+    full = (a.shape[0], shape[1])
     if c is not None and not broadcasts_to(c.shape, full):
         raise GraphError(f"C has shape {c.shape}, which does not broadcast to {full}")
     bias = _scaled(build, c, beta)
-    if _is_weight(a, b):
-        weight = build.transpose(_scaled(build, b, alpha) or b, (1, 0))
+    if _is_weight(a, b, shape):
+        weight = _scaled(build, b, alpha) or b
+        weight = weight if turned else build.transpose(weight, (1, 0))
         if build.dequantized(a):
             weight = build.unfolded(weight)
-        vector = _as_bias(bias, b.shape[1])
+        vector = _as_bias(bias, shape[1])
         if vector is not None:
             return build.apply(ops.Linear(), a, weight, build.constant(vector))
         out = build.apply(ops.Linear(), a, weight)
     else:
-        out = product(build, a, b)
+        out = product(build, a, build.transpose(b, (1, 0)) if turned else b)
         out = _scaled(build, out, alpha) or out
     if bias is None:
         return out
     return build.pointwise("Add", lambda x, y: x + y, out, bias, op=ops.Add())
 
 
-def _is_weight(a: Value, b: Value) -> bool:
-    """Whether ``a @ b`` is a linear layer."""
+def _is_weight(a: Value, b: Value, shape: Sequence[int]) -> bool:
+    """Whether a product with ``b``, turned to ``shape``, is a linear layer."""
     known = isinstance(b, Constant) and not isinstance(a, Constant)
-    return known and a.dtype not in INTEGERS and b.shape[-2] > 0
+    return known and a.dtype not in INTEGERS and shape[0] > 0
 
 
 def _scaled(build: Builder, x: Value | None, factor: float) -> Value | None:

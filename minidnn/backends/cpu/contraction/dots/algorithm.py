@@ -21,7 +21,7 @@ class Dots(Algorithm):
     name = "products of pairs"
     error = 1.0
     accuracies = ACCURACIES
-    sources = ("bfloat16",)
+    sources: tuple[str, ...] = ("bfloat16",)
 
     def why_not(self, problem: Problem, has_prologue: bool, isa: Isa) -> str | None:
         if not isa.products:

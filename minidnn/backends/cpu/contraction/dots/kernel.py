@@ -23,14 +23,16 @@ from .weights import packed_pairs
 
 def print_dots(parts: Parts, scheme: DotScheme, threads: int) -> PrintedContraction:
     """The kernel that follows ``scheme``."""
-    printer = _Kernel(parts, scheme)
+    numbers = Numbers()
+    packer = DotPacker(parts, scheme, numbers)
+    printer = DotKernel(scheme, packer, Epilogue(parts, scheme, numbers), numbers)
     printer.print()
     weight, *bias = parts.node.inputs[1:]
     pointers: list[Pointer] = [
         *range(len(parts.others) + 2),
         packed_pairs(weight, scheme),
         packed_outputs(bias, scheme),
-        partial(_offsets, scheme),
+        partial(offsets_of, scheme),
     ]
     pointers += [packed_channels(v, scheme.lanes) for v in printer.packer.vectors]
     pointers += [packed_outputs([v], scheme) for v in printer.epilogue.vectors]
@@ -54,18 +56,31 @@ def grain_of(scheme: DotScheme, threads: int) -> int:
     return next(size for size in range(-(-groups // wanted), 0, -1) if groups % size == 0)
 
 
-def _offsets(scheme: DotScheme) -> Array:
+def offsets_of(scheme: DotScheme) -> Array:
+    """Where each tap begins behind a pixel."""
     return np.array(scheme.offsets, np.int32)
 
 
-class _Kernel:
-    def __init__(self, parts: Parts, scheme: DotScheme) -> None:
+class DotKernel:
+    """Prints packing, products and finishing.
+
+    Attributes:
+        sums: ISPC's name of what sums and their first terms are.
+        tiles: the functions in C between which tiles are used.
+    """
+
+    sums = "float"
+    tiles = ("md_begin_tiles", "md_end_tiles")
+
+    def __init__(
+        self, scheme: DotScheme, packer: DotPacker, epilogue: Epilogue, numbers: Numbers
+    ) -> None:
         self.scheme = scheme
         self.problem = scheme.problem
         self.code = Code()
-        self.numbers = Numbers()
-        self.epilogue = Epilogue(parts, scheme, self.numbers)
-        self.packer = DotPacker(parts, scheme, self.numbers)
+        self.numbers = numbers
+        self.epilogue = epilogue
+        self.packer = packer
         tile = scheme.tile
         self.vectors = [tile.vectors] if tile.wide else []
         self.vectors += [tile.vectors - 1] if tile.narrow else []
@@ -78,8 +93,7 @@ class _Kernel:
         for vectors in self.vectors:
             code.lines(scheme.products(vectors, p).declaration for p in self.pixels)
         if scheme.tiles:
-            code.line('extern "C" void md_begin_tiles();')
-            code.line('extern "C" void md_end_tiles();')
+            code.lines(f'extern "C" void {name}();' for name in self.tiles)
         self.packer.print(code)
         for vectors in self.vectors:
             self._finish(vectors)
@@ -88,18 +102,18 @@ class _Kernel:
             self._pointers()
             with self.numbers.declared(code):
                 if scheme.tiles:
-                    code.line("md_begin_tiles();")
+                    code.line(f"{self.tiles[0]}();")
                 code.line("uniform int held = -1;")
                 with code.block("for (uniform int t = md_begin; t < md_end; t++)"):
                     self._task()
                 if scheme.tiles:
-                    code.line("md_end_tiles();")
+                    code.line(f"{self.tiles[1]}();")
 
     def _finish(self, vectors: int) -> None:
         """A function that makes results of the sums of some pixels of a row."""
         code, epilogue = self.code, self.epilogue
-        parameters = [PARAMETER, "const uniform float * uniform sums"]
-        parameters += ["const uniform float * uniform bias", *epilogue.parameters]
+        parameters = [PARAMETER, f"const uniform {self.sums} * uniform sums"]
+        parameters += [f"const uniform {self.sums} * uniform bias", *epilogue.parameters]
         head = f"static noinline unmasked void @_finish{vectors}("
         with (
             code.block(head + ", ".join([*parameters, "uniform int count"]) + ")"),
@@ -115,7 +129,8 @@ class _Kernel:
         views += [(f"z{i}", view) for i, view in enumerate(self.problem.others)]
         parameters = [PARAMETER, "const uniform int8 * uniform packed"]
         parameters += ["const uniform int32 * uniform offsets", "const uniform int8 * uniform w"]
-        parameters += ["uniform float * uniform sums", "const uniform float * uniform bias"]
+        parameters += [f"uniform {self.sums} * uniform sums"]
+        parameters += [f"const uniform {self.sums} * uniform bias"]
         parameters += [*self.epilogue.parameters, "uniform int height", "uniform int width"]
         head = f"static noinline unmasked void @_pixels{vectors}("
         with code.block(head + ", ".join(parameters) + ")"), self.numbers.declared(code):
@@ -160,8 +175,8 @@ class _Kernel:
             if name == "y":
                 assert element is not None
                 code.line(f"{element.pointer} y = MD_OUT({element.type}, {i});")
-            elif name in ("weights", "offsets"):
-                type = "int8" if name == "weights" else "int32"
+            elif name in ("weights", "offsets", "bias"):
+                type = {"weights": "int8", "offsets": "int32", "bias": self.sums}[name]
                 code.line(f"const uniform {type} * uniform {name} = MD_IN({type}, {i});")
             else:
                 element = element or ELEMENTS["float32"]
@@ -188,17 +203,17 @@ class _Kernel:
             columns = number("out_columns", problem.out[1])
             code.line(f"const uniform int c0 = 0, c1 = {columns}, r0 = block * {size};")
             code.line(f"const uniform int r1 = min(r0 + {size}, {end});")
-        code.line("uniform unsigned int16 * uniform packed =")
-        code.line("  (uniform unsigned int16 * uniform)md_scratch;")
+        stored = f"uniform {self.packer.stored} * uniform"
+        code.line(f"{stored} packed = ({stored})md_scratch;")
         behind = number("packed_bytes", scheme.packed_bytes)
         lines = number("line_bytes", scheme.line_bytes)
-        code.line("uniform float * uniform sums =")
-        code.line(f"  (uniform float * uniform)(md_scratch + {behind} + {lines});")
+        sums = f"uniform {self.sums} * uniform"
+        code.line(f"{sums} sums = ({sums})(md_scratch + {behind} + {lines});")
         with code.block(f"if (held != t / {parts})"):
             x_image = number("x_image", problem.source.image)
             given = [f"numbers, x + image * {x_image}", "packed"]
             if scheme.packing == "unrolled":
-                given.append(f"(uniform unsigned int16 * uniform)(md_scratch + {behind})")
+                given.append(f"({stored})(md_scratch + {behind})")
             given += [f"p{i}" for i in range(len(self.packer.vectors))]
             code.line(f"@_pack({', '.join(given)}, group, r0, r1, c0, c1);")
             code.line(f"held = t / {parts};")

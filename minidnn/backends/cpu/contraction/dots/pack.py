@@ -17,7 +17,15 @@ _SHORT = "unsigned int16"
 
 
 class DotPacker(Prologue):
-    """Prints ``@_pack`` for a scheme."""
+    """Prints ``@_pack`` for a scheme.
+
+    Attributes:
+        stored: ISPC's name of a packed number.
+        stored_bytes: of one.
+    """
+
+    stored = _SHORT
+    stored_bytes = 2
 
     def __init__(self, parts: Parts, scheme: DotScheme, numbers: Numbers) -> None:
         super().__init__(parts, scheme.problem.source, numbers)
@@ -25,9 +33,9 @@ class DotPacker(Prologue):
 
     @property
     def parameters(self) -> list[str]:
-        given = [PARAMETER, f"{self.pointer} x", f"uniform {_SHORT} * uniform packed"]
+        given = [PARAMETER, f"{self.pointer} x", f"uniform {self.stored} * uniform packed"]
         if self.scheme.packing == "unrolled":
-            given.append(f"uniform {_SHORT} * uniform lines")
+            given.append(f"uniform {self.stored} * uniform lines")
         given += [f"const uniform float * uniform p{i}" for i in range(len(self.vectors))]
         return given + [f"uniform int {n}" for n in ("group", "r0", "r1", "c0", "c1")]
 
@@ -157,7 +165,7 @@ class DotPacker(Prologue):
     def _windows(self, code: Code) -> None:
         scheme, number, lanes = self.scheme, self.numbers, self.scheme.lanes
         problem = scheme.problem
-        size = number("packed_pixel", scheme.pixel_bytes // 2)
+        size = number("packed_pixel", scheme.pixel_bytes // self.stored_bytes)
         inputs, width = number("inputs", problem.inputs), number("line_width", scheme.line_width)
         down, apart = (
             number("row_stride", problem.stride[0]),
@@ -173,14 +181,16 @@ class DotPacker(Prologue):
         with code.block("for (uniform int r = 0; r < r1 - r0; r++)"):
             code.line("uniform int count = c1 - c0;")
             with code.block("for (uniform int c = 0; c < count; c++)"):
-                code.line(f"uniform {_SHORT} * uniform to = packed + (r * count + c) * {size};")
-                code.line(f"uniform {_SHORT} * uniform last = to + {size};")
+                code.line(
+                    f"uniform {self.stored} * uniform to = packed + (r * count + c) * {size};"
+                )
+                code.line(f"uniform {self.stored} * uniform last = to + {size};")
                 with (
                     code.block(f"for (uniform int ky = 0; ky < {taps}; ky++)"),
                     code.block(f"for (uniform int kx = 0; kx < {many}; kx++)"),
                 ):
                     code.line(
-                        f"const uniform {_SHORT} * uniform from = lines + ((r * {down} + "
+                        f"const uniform {self.stored} * uniform from = lines + ((r * {down} + "
                         f"ky * {apart}) * {width} + c * {across} + kx * {beside}) * {inputs};"
                     )
                     # Whole vectors: what is behind a run is written again by the next one.

@@ -10,6 +10,20 @@ Lanes are pixels of a convolution, whose words lie side by side, and features of
 
 from __future__ import annotations
 
-from .support import multiplies_bytes, print_whole, why_not_behind, why_not_whole
+from .kernel import MOST_EXACT
+from .support import (
+    multiplies_bytes,
+    print_whole,
+    why_not_behind,
+    why_not_in_blocks,
+    why_not_whole,
+)
 
-__all__ = ["multiplies_bytes", "print_whole", "why_not_behind", "why_not_whole"]
+__all__ = [
+    "MOST_EXACT",
+    "multiplies_bytes",
+    "print_whole",
+    "why_not_behind",
+    "why_not_in_blocks",
+    "why_not_whole",
+]

@@ -17,6 +17,8 @@ from ...broadcast import STORED, converted
 from ...isa import Isa
 from ..stage import Pointer, Workspace
 
+MOST_EXACT = ((1 << 24) - 1) // (255 * 128)
+"""Products of two bytes of which float32 has every sum."""
 #: Channels of a word.
 WORD = 4
 PACKED_WORDS = 1 << 13

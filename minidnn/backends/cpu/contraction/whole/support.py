@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from .....fusion.contraction import Parts, parts_of
 from .....fusion.region import FusedContraction
 from .....fusion.stacks import reads_otherwise
@@ -10,9 +12,11 @@ from .....graph.operator import Contraction, Elementwise, is_whole_product
 from .....graph.operators import Conv2d, Linear
 from .....graph.types import BYTES
 from ...broadcast import STORED
+from ...element import ELEMENTS
 from ...isa import Isa
 from ..stage import PrintedContraction
 from .convolution import WholeConvolution
+from .kernel import MOST_EXACT
 from .linear import WholeLinear
 
 
@@ -25,6 +29,27 @@ def why_not_whole(parts: Parts) -> str | None:
     if parts.prologue:
         return "its input is packed as it is"
     return None
+
+
+def why_not_in_blocks(parts: Parts, isa: Isa) -> str | None:
+    """Why a contraction of whole numbers is not computed on blocks of channels, as those of floats
+    are; None if it is."""
+    x, weight = (value.type for value in parts.node.inputs[:2])
+    op = parts.node.op
+    if not isa.quads:
+        return f"{isa.name} has no instructions for it"
+    if x.dtype not in BYTES or weight.dtype != "int8":
+        return "it multiplies more than bytes"
+    if any(value.dtype not in ELEMENTS for value in (parts.result, *parts.others)):
+        return f"its result is {parts.result.dtype}"
+    if not isinstance(op, Conv2d) or op.groups == 1:
+        return None
+    outputs, inputs, *taps = weight.shape
+    if outputs // op.groups >= isa.lanes and inputs % isa.lanes == 0:
+        return None
+    if inputs * prod(taps) > MOST_EXACT:
+        return "its groups have few channels, and their sums more digits than float32"
+    return "its groups have few channels, and a bias" if parts.node.inputs[2:] else None
 
 
 def why_not_behind(contraction: Node, node: Node) -> str | None:

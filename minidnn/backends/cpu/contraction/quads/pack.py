@@ -1,0 +1,129 @@
+"""Prints the function that packs a block of inputs as products of quads read it.
+
+What stands for zero is put where the convolution pads.  Channels that fill up a block have no
+weight, and bytes are finite whatever they are: nothing is put there.
+"""
+
+from __future__ import annotations
+
+from .....fusion.contraction import Parts
+from ....codegen.code import Code
+from ..dots.pack import DotPacker
+from ..numbers import Numbers
+from .products import BLOCK
+from .scheme import QuadScheme
+from .weights import packed_zero
+
+_BYTE = "unsigned int8"
+
+
+class QuadPacker(DotPacker):
+    """Prints ``@_pack`` for a scheme."""
+
+    stored = _BYTE
+    stored_bytes = 1
+
+    def __init__(self, parts: Parts, scheme: QuadScheme, numbers: Numbers) -> None:
+        super().__init__(parts, scheme, numbers)
+        self.zero = packed_zero(parts)
+        self.turn = " ^ 0x80" if parts.source.dtype == "int8" else ""
+
+    def _packed(self, at: str) -> str:
+        """An element as it is packed."""
+        return f"({_BYTE}){at}{self.turn}"
+
+    def _rows_of_features(self, code: Code) -> None:
+        number = self.numbers
+        inputs = number("inputs", self.scheme.problem.inputs)
+        size = number("packed_column", self.scheme.pixel_bytes)
+        column = number("x_column", self.scheme.problem.source.column)
+        with code.block("for (uniform int c = c0; c < c1; c++)"):
+            code.line(f"{self.pointer} from = x + (uniform int64)c * {column};")
+            code.line(f"uniform {_BYTE} * uniform to = packed + (c - c0) * {size};")
+            code.line(f"foreach (f = 0 ... {inputs}) {{ to[f] = {self._packed('from[f]')}; }}")
+
+    def _blocks(self, code: Code) -> None:
+        """Blocks of 64 channels, which are several of as many as there are lanes in memory."""
+        scheme, number, lanes = self.scheme, self.numbers, self.scheme.lanes
+        problem = scheme.problem
+        source, parts = problem.source, BLOCK // lanes
+        blocks = number("input_blocks", -(-problem.inputs // lanes))
+        plane, x_row = number("x_plane", source.plane), number("x_row", source.row)
+        size = number("packed_plane", scheme.plane_bytes)
+        width, phase = number("packed_width", scheme.packed_width), number("phase", scheme.phase)
+        down = number("row_stride", scheme.row_stride)
+        # Of a 1x1 convolution only the pixels that it reads are packed.
+        skipped = problem.stride if scheme.reads_all else (1, 1)
+        apart, across = number("rows_apart", skipped[0]), skipped[1]
+        before, left = (number(f"before_{n}", problem.padding[a][0]) for a, n in enumerate("yx"))
+        height, columns = (number(f"size_{n}", problem.size[a]) for a, n in enumerate("yx"))
+        rows = "r1 - r0" if scheme.reads_all else number("packed_rows", scheme.packed_rows)
+        first = "r0" if scheme.reads_all else f"r0 * {down}"
+        stop = "c1 - c0" if scheme.reads_all else width
+        zero = f"to[j * {BLOCK} + programIndex] = {number('zero', self.zero)};"
+        with (
+            code.block(f"for (uniform int b = 0; b < {blocks}; b++)"),
+            code.block(f"for (uniform int i = 0; i < ({rows}) * {down}; i++)"),
+        ):
+            code.line(
+                f"uniform {_BYTE} * uniform to = packed + (uniform int64)(b / {parts}) * {size} + "
+                f"(b % {parts}) * {lanes} + (i % {down} * {phase} + i / {down} * {width}) * "
+                f"{BLOCK};"
+            )
+            code.line(f"const uniform int y = ({first} + i) * {apart} - {before};")
+            code.line(f"const uniform int x0 = c0 * {across} - {left};")
+            code.line(f"const uniform bool outside = y < 0 || y >= {height};")
+            code.line(f"const uniform int count = {stop};")
+            code.line("const uniform int begin = outside ? count : clamp(-x0, 0, count);")
+            end = f"({columns} - x0 + {across - 1}) / {across}"
+            code.line(f"const uniform int end = outside ? count : clamp({end}, begin, count);")
+            code.line(f"for (uniform int j = 0; j < begin; j++) {zero}")
+            with code.block("if (begin < end)"):
+                code.line(f"const uniform int64 block = group * {blocks} + b;")
+                code.line(f"{self.pointer} from = x + block * {plane} + y * {x_row};")
+                with code.block("for (uniform int j = begin; j < end; j++)"):
+                    at = f"from[(x0 + j * {across}) * {source.column} + programIndex]"
+                    code.line(f"to[j * {BLOCK} + programIndex] = {self._packed(at)};")
+            code.line(f"for (uniform int j = end; j < count; j++) {zero}")
+
+    def _unrolled(self, code: Code) -> None:
+        """First rows with all channels of a pixel side by side, then what each result reads."""
+        scheme, number, lanes = self.scheme, self.numbers, self.scheme.lanes
+        problem = scheme.problem
+        source = problem.source
+        inputs = number("inputs", problem.inputs)
+        width = number("line_width", scheme.line_width)
+        taps, between = number("kernel_rows", problem.kernel[0]), problem.dilation
+        down = number("row_stride", problem.stride[0])
+        apart = number("tap_rows_apart", between[0])
+        before, left = (number(f"before_{n}", problem.padding[a][0]) for a, n in enumerate("yx"))
+        height, columns = (number(f"size_{n}", problem.size[a]) for a, n in enumerate("yx"))
+        across = number("column_stride", problem.stride[1])
+        x_row, zero = number("x_row", source.row), number("zero", self.zero)
+        planar = source.block != lanes
+        plane = number("x_plane", source.plane) if planar else ""
+        code.line(f"const uniform int rows = (r1 - r0 - 1) * {down} + ({taps} - 1) * {apart} + 1;")
+        code.line(f"const uniform int x0 = c0 * {across} - {left};")
+        code.line(f"const uniform int begin = clamp(-x0, 0, {width});")
+        code.line(f"const uniform int end = clamp({columns} - x0, begin, {width});")
+        with code.block("for (uniform int i = 0; i < rows; i++)"):
+            code.line(f"const uniform int y = r0 * {down} - {before} + i;")
+            code.line(f"uniform {_BYTE} * uniform to = lines + i * {width} * {inputs};")
+            with code.block(f"if (y < 0 || y >= {height})"):
+                code.line(f"foreach (f = 0 ... {width} * {inputs}) {{ to[f] = {zero}; }}")
+                code.line("continue;")
+            code.line(f"foreach (f = 0 ... begin * {inputs}) {{ to[f] = {zero}; }}")
+            code.line(f"foreach (f = end * {inputs} ... {width} * {inputs}) {{ to[f] = {zero}; }}")
+            if planar:
+                with code.block(f"for (uniform int c = 0; c < {inputs}; c++)"):
+                    code.line(
+                        f"{self.pointer} from = x + (uniform int64)c * {plane} + y * {x_row};"
+                    )
+                    with code.block("foreach (j = begin ... end)"):
+                        read = self._packed(f"from[(x0 + j) * {source.column}]")
+                        code.line(f"to[j * {inputs} + c] = {read};")
+            else:
+                with code.block("for (uniform int j = begin; j < end; j++)"):
+                    read = f"x[y * {x_row} + (x0 + j) * {source.column} + programIndex]"
+                    code.line(f"to[j * {inputs} + programIndex] = {self._packed(read)};")
+        self._windows(code)
