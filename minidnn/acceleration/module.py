@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
-from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -57,6 +56,10 @@ def _are_hooked(module: nn.Module) -> Any:
     """Whether a module has hooks that run when it is called."""
     own = module.__dict__
     return own["_forward_hooks"] or own["_forward_pre_hooks"]
+
+
+class _LeftError(Exception):
+    """There is to be no program for a call: how it is made, and why PyTorch's is better."""
 
 
 class OptimizedModule(StandsFor):
@@ -295,13 +298,19 @@ class OptimizedModule(StandsFor):
         memory = self._memory(leaves)
         if (how := self._not_trained(leaves, memory)) is not None:
             return self._left(f"in training mode {how[0]}", args, kwargs, how[1], original)
-        with nullcontext() if self.training else torch.no_grad():
-            result = self._trained.run(
-                leaves,
-                self._key(arranged, memory),
-                lambda: self._compile(memory, leaves, args, kwargs, True),
-            )
-            return result(*args, **kwargs) if isinstance(result, Below) else result
+
+        def make() -> Kept:
+            if (how := self._narrowing.why_left(memory, self.original.parameters())) is not None:
+                raise _LeftError(*how)
+            return self._compile(memory, leaves, args, kwargs, True)
+
+        try:
+            with nullcontext() if self.training else torch.no_grad():
+                result = self._trained.run(leaves, self._key(arranged, memory), make)
+                return result(*args, **kwargs) if isinstance(result, Below) else result
+        except _LeftError as error:
+            how, why = error.args
+            return self._left(f"in training mode {how}", args, kwargs, why, original)
 
     def _not_trained(self, leaves: Any, memory: str) -> tuple[str, str] | None:
         """How a call in training mode is made for which there is no program, and why there is none;
@@ -311,7 +320,7 @@ class OptimizedModule(StandsFor):
             return f"with a {kind}", unknown
         if any(map(self.original.__dict__.get, BACKWARD_HOOKS)):
             return "with hooks on the way back", unknown
-        return self._narrowing.why_left(memory, chain(leaves, self.original.parameters()))
+        return self._narrowing.why_left(memory, leaves)
 
     def _key(self, arranged: Any, memory: str) -> Any:
         """What a program that is trained is for, beside the types of its arguments."""

@@ -84,29 +84,40 @@ class TakenPart(nn.Module):
         return made if isinstance(result, tuple) else made[0]
 
     def takes(self, tensors: Sequence[Any]) -> bool:
-        """Whether these tensors lie there as the program takes them."""
-        return len(tensors) == len(self._takes) and all(map(lies_there, tensors, self._takes))
+        """Whether these tensors lie there as the program takes them.  None stands for one that is
+        known to."""
+        return len(tensors) == len(self._takes) and all(
+            tensor is None or lies_there(tensor, expected)
+            for tensor, expected in zip(tensors, self._takes, strict=True)
+        )
 
     def run_at(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The results for such tensors: between the networks' regions nothing of Python is in the
         caches, so every step less counts."""
-        if self._on_cores and not self.shares_threads:
-            rest()
+        results = self.empty()
+        self.compute([t.data_ptr() for t in tensors], [r.data_ptr() for r in results])
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def empty(self, count: int | None = None) -> list[torch.Tensor]:
+        """Tensors for the results, or for so many from the first, in which nothing is written."""
         # Strides are the shortest way to an array: without them PyTorch looks for a memory format.
         # The device is told: PyTorch's default may be another, whose memory is not for the program.
-        results = [
+        return [
             torch.empty_strided(*type_, dtype=dtype, device=self._device)
-            for *type_, dtype in self._gives
+            for *type_, dtype in self._gives[:count]
         ]
+
+    def compute(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Computes the results of what lies at these addresses, as :meth:`takes` says."""
         program = self._program
-        addresses = [t.data_ptr() for t in tensors], [r.data_ptr() for r in results]
         if not self._on_cores:
-            program.run_on(TORCH.stream(self._device.index), *addresses)
-        else:
-            program.run_at(*addresses)
-            if self.before_pytorch and not self.shares_threads:
-                program.rest()
-        return results[0] if len(results) == 1 else tuple(results)
+            program.run_on(TORCH.stream(self._device.index), inputs, outputs)
+            return
+        if not self.shares_threads:
+            rest()
+        program.run_at(inputs, outputs)
+        if self.before_pytorch and not self.shares_threads:
+            program.rest()
 
 
 def _types(graph: Graph) -> list[TensorType]:

@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from minidnn.acceleration.counts import BATCHES, count_together
 from minidnn.acceleration.engine import Engine, memory_of
 from minidnn.acceleration.overlaps import Overlaps
 from minidnn.acceleration.part import TakenPart, lies_there
@@ -306,10 +307,16 @@ class _Builder:
         self._graph.output(fx.map_arg(results, self.value))
         order = [*self._held, *self._given]
         self._placeholders_first([self._found[node] for node in order])
+        held = [self._captured.held[node] for node in self._held]
+        counts = [
+            self._found[node]
+            for node, each in zip(self._held, held, strict=True)
+            if each.key == BATCHES
+        ]
+        count_together(self._graph, counts)
         module = fx.GraphModule(self._modules, self._graph)
         # Parts have no hooks: their calls need not be those of modules.
         vars(module).update(self._parts)
-        held = [self._captured.held[node] for node in self._held]
         return module.forward, held, [self._captured.given[node] for node in self._given]
 
     def _placeholders_first(self, placeholders: Sequence[fx.Node]) -> None:

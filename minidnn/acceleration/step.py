@@ -7,7 +7,7 @@ programs for each such choice: the graph with what is kept as further outputs, a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from minidnn._forks import ForkLock
+from minidnn.acceleration.block import Block
 from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.kept import giving_last, is_image, taking_last
 from minidnn.acceleration.part import TakenPart
@@ -69,19 +70,13 @@ class TrainedPart(nn.Module):
         self._engine = engine
         self._narrow = narrow
         self._device = torch.device(engine.memory)
-        self._places = {node: place for place, node in enumerate(part.inputs)}
-        self._written = [self._places[node] for node in part.written]
         self._lock = ForkLock()
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         pair = self._pair(_trained(tensors))
         numbers = self._random()
         results = _Through.apply(pair, *tensors, *numbers)
-        count = len(self.part.outputs)
-        with torch.no_grad():
-            for place, result in zip(self._written, results[count:], strict=True):
-                tensors[place].copy_(result)
-        return results[0] if count == 1 else results[:count]
+        return results[0] if len(results) == 1 else results
 
     def prepare(self, trained: Sequence[bool]) -> None:
         """Compiles for inputs of which these require gradients."""
@@ -111,6 +106,8 @@ class Pair:
     """The programs of a part, for one choice of what requires a gradient.
 
     Attributes:
+        outputs: how many there are of the graph: results, and what the part writes.
+        results: how many results.
         halves: their graphs.
         forward: what is computed forwards.
         backwards: what is computed backwards, by the results that there are gradients by: those
@@ -126,7 +123,9 @@ class Pair:
         narrow: Narrow | None = None,
     ) -> None:
         self.name = part.graph.name
-        self.outputs = len(part.graph.outputs)
+        self.outputs, self.results = len(part.graph.outputs), len(part.outputs)
+        places = {node: place for place, node in enumerate(part.inputs)}
+        self._written = [places[node] for node in part.written]
         mixed = narrow is not None
         self.halves = Halves(part.graph, trained, len(part.outputs), compute_again=mixed)
         self._engine, self._narrow = engine, narrow
@@ -134,9 +133,11 @@ class Pair:
         self._dtypes: list[str] = []
         self._last: set[int] = set()
         self.forward = self._compiled(self._forward())
+        kept = self.forward.part.graph.outputs[self.outputs :]
+        self._block = Block(kept, torch.device(engine.memory))
         self.backwards: dict[tuple[int, ...], tuple[BackwardHalf, TakenPart]] = {}
         #: Results by which there are no gradients.
-        self.others = [p for p in range(self.outputs) if p not in self.halves.floating]
+        self.others = [p for p in range(self.results) if p not in self.halves.floating]
         self._lock = ForkLock()
         if len(self.halves.floating) == 1 and self.halves.backward.differentiated:
             self.backward(self.halves.floating)
@@ -146,6 +147,64 @@ class Pair:
         """Bytes of what is kept beside inputs and outputs."""
         kept = self.forward.part.graph.outputs[self.outputs :]
         return sum(value.type.bytes for value in kept)
+
+    def run(
+        self, tensors: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """The results of the program forwards, and the block in which those of them lie that are
+        only kept; without one, all are tensors.  What the part writes to is written."""
+        forward, plain, block = self.forward, [*map(_plain, tensors)], None
+        if forward.is_addressed and forward.takes(plain):
+            results, block = forward.empty(self.outputs), self._block.empty()
+            outputs = [*(r.data_ptr() for r in results), *self._block.addresses(block)]
+            forward.compute([tensor.data_ptr() for tensor in plain], outputs)
+        else:
+            results = list(_all(forward(*plain)))
+        if self._written:
+            written = [tensors[place] for place in self._written]
+            torch._foreach_copy_(written, results[self.results : self.outputs])
+        return results, block
+
+    def run_back(
+        self,
+        given: Mapping[int, torch.Tensor],
+        kept: Mapping[int, torch.Tensor],
+        block: torch.Tensor | None,
+        gradients: Sequence[torch.Tensor | None],
+    ) -> dict[int, torch.Tensor]:
+        """The gradients by inputs, by place.
+
+        given, kept, block: inputs, and what :meth:`run` gave, by place.
+        gradients: by each of the results.
+        """
+        present = tuple(place for place in self.halves.floating if gradients[place] is not None)
+        if not present:
+            return {}
+        backward, program = self.backward(present)
+        tensors = [
+            *(given[place] for place in backward.given),
+            *(kept.get(place) for place in backward.kept),  # None lies in the block
+            *(gradients[place] for place in present),
+        ]
+        plain = [None if tensor is None else _plain(tensor) for tensor in tensors]
+        places = [*backward.given, *(place - self.outputs for place in backward.kept), *present]
+        if program.is_addressed and program.takes(plain):
+            at = () if block is None else self._block.addresses(block)
+            results = program.empty()
+            program.compute(
+                [at[p] if t is None else t.data_ptr() for t, p in zip(plain, places, strict=True)],
+                [result.data_ptr() for result in results],
+            )
+        else:
+            lying = () if block is None else self._block.tensors(block)
+            whole = (lying[p] if t is None else t for t, p in zip(plain, places, strict=True))
+            results = list(_all(program(*whole)))
+        return dict(zip(backward.differentiated, results, strict=True))
+
+    def kept(self, has_block: bool) -> Sequence[int]:
+        """Which results of the program forwards are kept as tensors, by place."""
+        places = self.halves.backward.kept
+        return [p for p in places if p < self.outputs] if has_block else places
 
     def backward(self, present: tuple[int, ...]) -> tuple[BackwardHalf, TakenPart]:
         """What is computed backwards where there are gradients by these results."""
@@ -204,14 +263,16 @@ class _Through(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pair: Pair, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        results = _all(pair.forward(*map(_plain, tensors)))
-        whole = pair.halves.backward
-        kept = (results[place] for place in whole.kept)
-        ctx.save_for_backward(*(tensors[place] for place in whole.given), *kept)
+        results, block = pair.run(tensors)
+        kept = pair.kept(block is not None)
+        own = () if block is None else (block,)
+        given = (tensors[place] for place in pair.halves.backward.given)
+        ctx.save_for_backward(*own, *given, *(results[place] for place in kept))
+        ctx.has_block = block is not None
         ctx.pair, ctx.count = pair, len(tensors)
         ctx.mark_non_differentiable(*(results[place] for place in pair.others))
         ctx.set_materialize_grads(False)
-        return results[: pair.outputs]
+        return tuple(results[: pair.results])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -220,20 +281,15 @@ class _Through(torch.autograd.Function):
             raise UnsupportedError(_TWICE.format(name=pair.name))
         if any(each is not None and _IS_BATCHED(each) for each in gradients):
             raise UnsupportedError(_BATCHED.format(name=pair.name))
-        present = tuple(p for p in pair.halves.floating if gradients[p] is not None)
-        if not present:
-            return (None,) * (1 + ctx.count)
-        backward, program = pair.backward(present)
-        whole = pair.halves.backward
-        kept = (ctx.count + place for place in whole.kept)
-        saved = dict(zip((*whole.given, *kept), ctx.saved_tensors, strict=True))
-        read = (*backward.given, *(ctx.count + place for place in backward.kept))
-        given = (*(saved[place] for place in read), *(g for g in gradients if g is not None))
-        found = _all(program(*map(_plain, given)))
-        results: list[torch.Tensor | None] = [None] * (1 + ctx.count)
-        for place, gradient in zip(backward.differentiated, found, strict=True):
-            results[1 + place] = gradient
-        return tuple(results)
+        block, *saved = ctx.saved_tensors if ctx.has_block else (None, *ctx.saved_tensors)
+        given, kept = pair.halves.backward.given, pair.kept(ctx.has_block)
+        found = pair.run_back(
+            dict(zip(given, saved, strict=False)),
+            dict(zip(kept, saved[len(given) :], strict=True)),
+            block,
+            gradients,
+        )
+        return None, *map(found.get, range(ctx.count))
 
 
 def _all(results: Any) -> tuple[torch.Tensor, ...]:

@@ -31,6 +31,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
+from minidnn.acceleration.counts import BATCHES
 from minidnn.acceleration.part import computes_its_own_way
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.capture import Captured, Held
@@ -43,7 +44,6 @@ _HOLDERS = ("_parameters", "_buffers", "_modules")
 _END = object()
 _VERSION = attrgetter("_version")
 _ADDRESS = torch.Tensor.data_ptr
-_BATCHES = "num_batches_tracked"
 
 #: The path of a module, and the module.
 _Owner = tuple[str, nn.Module]
@@ -368,7 +368,7 @@ def _batches(owners: Iterable[_Owner]) -> Iterator[Held]:
     """The numbers of batches of which modules took their statistics."""
     for path, owner in owners:
         if isinstance(owner, _BatchNorm) and owner.num_batches_tracked is not None:
-            yield Held(owner._buffers, _BATCHES, f"{path}.{_BATCHES}".lstrip("."))
+            yield Held(owner._buffers, BATCHES, f"{path}.{BATCHES}".lstrip("."))
 
 
 def _batches_of(statistics: Iterable[Held]) -> list[Held]:
@@ -380,8 +380,8 @@ def _batches_of(statistics: Iterable[Held]) -> list[Held]:
         if issubclass(type(each), _BatchNorm):
             buffers = vars(each).get("_buffers", {})
             name = names.get(id(buffers.get("running_mean")))
-            if name is not None and buffers.get(_BATCHES) is not None:
-                found.append(Held(buffers, _BATCHES, f"{name.rpartition('.')[0]}.{_BATCHES}"))
+            if name is not None and buffers.get(BATCHES) is not None:
+                found.append(Held(buffers, BATCHES, f"{name.rpartition('.')[0]}.{BATCHES}"))
     return found
 
 

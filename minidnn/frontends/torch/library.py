@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from minidnn.errors import DeviceError
 
 #: The first accepted version and the first one that is not.
-OLDEST, BEYOND = (2, 11), (2, 14)
+OLDEST, BEYOND = (2, 11), (2, 15)
 
 
 def require_torch() -> None:
