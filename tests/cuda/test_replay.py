@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from minidnn.backends.cuda import replay
-from minidnn.backends.cuda.arrays import DEVICE_TO_HOST, HOST_TO_DEVICE
+from minidnn.backends.cuda.arrays import DEVICE_TO_DEVICE, DEVICE_TO_HOST, HOST_TO_DEVICE
 from minidnn.backends.cuda.replay import Aim, End, KernelNode, Replay
 from minidnn.cudnn import driver
 from minidnn.errors import DeviceError
@@ -344,6 +344,44 @@ def test_a_kernel_of_which_one_address_is_refused_has_the_others_again(cuda: Fak
         assert not take.is_direct and give.is_direct
         cuda.launch()
         assert cuda.memory[0x4000] == 2 * cuda.memory[source]
+
+
+def test_graphs_of_many_ends_have_no_nodes_for_those_that_kernels_are_told_of(
+    cuda: FakeCuda,
+) -> None:
+    """A node that is switched off takes part in every launch.  What kernels cannot be told of has
+    one, and what they do not take where it lies is left to the caller."""
+    many = [End(0x100000 + 16 * place, 16, takes=True) for place in range(20)]
+    copied, give = End(IN, 16, takes=True), End(OUT, 16, takes=False)
+
+    def kernel() -> None:
+        *sources, to = cuda.arguments[1]
+        cuda.memory[to] = "".join(cuda.memory[source] for source in (*sources, IN))
+
+    def enqueue() -> None:
+        cuda.arguments[1] = [*(end.address for end in many), OUT]
+        cuda.start(kernel)
+        node = KernelNode(1, cuda.arguments[1])
+        for place, end in enumerate((*many, give)):
+            end.aims = [Aim(node, place, 0)]
+
+    _graph = Replay(SimpleNamespace(ptr=5), enqueue, [*many, copied], [give])
+    assert len(cuda.nodes) == 2  # the kernel and one copy
+    sources = [0x1000 + 16 * place for place in range(20)]
+    cuda.memory |= dict.fromkeys(sources, "a") | {0x9000: "b", many[3].address: "c"}
+    for end, source in zip((*many, copied), (*sources, 0x9000), strict=True):
+        assert end.reach(source)
+    assert give.reach(0x4000)
+    cuda.launch()
+    assert cuda.memory[0x4000] == 20 * "a" + "b"
+    for address, kind in ((0x1001, DEVICE_TO_DEVICE), (0x6000, HOST_TO_DEVICE)):
+        for _ in range(2):
+            assert not many[3].reach(address, kind) and not many[3].is_direct
+        cuda.launch()
+        assert cuda.memory[0x4000] == "aaac" + 16 * "a" + "b"
+        assert many[3].reach(sources[3]) and many[3].is_direct
+        cuda.launch()
+        assert cuda.memory[0x4000] == 20 * "a" + "b"
 
 
 def test_an_old_driver_copies_nothing(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,44 @@ def program(fast: OptimizedModule) -> TrainedProgram:
     return found
 
 
+@pytest.mark.parametrize("strided", [False, True])
+def test_what_is_kept_is_one_block(strided: bool) -> None:
+    """Where the engine takes addresses.  Whoever keeps it elsewhere meanwhile keeps it whole, and
+    gradients that do not lie in order take the way of tensors."""
+    net = network()
+    own, fast = copy.deepcopy(net).train(), md.optimize(net, device="cpu").train()
+    saved: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor.clone()
+
+    seed = examples(5, 3).T if strided else examples(3, 5)
+    for module in (own, fast):
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, torch.clone):
+            y = module(x_of())
+        y.backward(seed)
+    (pair,) = program(fast).parts[0].pairs.values()
+    (block,) = (each for each in saved if each.dtype is torch.uint8)
+    assert pair.kept_bytes <= block.numel() < pair.kept_bytes + 512 * 8
+    same_gradients(fast, own)
+    same_state(fast, own)
+
+
+def test_a_backward_pass_that_takes_no_addresses_reads_the_block() -> None:
+    net = network()
+    own, fast = copy.deepcopy(net).train(), md.optimize(net, device="cpu").train()
+    y, expected = fast(x_of()), own(x_of())
+    (pair,) = program(fast).parts[0].pairs.values()
+    ((_, backward),) = pair.backwards.values()
+    assert backward.is_addressed
+    backward.is_addressed = False
+    y.square().sum().backward()
+    expected.square().sum().backward()
+    same_gradients(fast, own)
+
+
 @pytest.mark.parametrize("mode", [True, False])
 def test_it_is_prepared_for_the_mode_that_it_is_in(mode: bool) -> None:
     net = network().train(mode)
@@ -395,6 +433,23 @@ def test_a_module_that_cannot_be_captured() -> None:
     same_state(fast, own)
     assert "body:\n  Sequential for float32[3, 3, 6, 6]" in fast.explain()
     assert "backwards, 6 gradients" in fast.explain()
+
+
+def test_hooks_on_tensors_within() -> None:
+    class Scaling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            y = self.first(x).relu()
+            y.register_hook(lambda gradient: 3 * gradient)
+            return self.second(y)
+
+    fast, own = both(Scaling())
+    for module in (fast, own):
+        module(examples(5, 4)).square().sum().backward()
+    same_gradients(fast, own)
 
 
 def test_hooks_within_a_call() -> None:

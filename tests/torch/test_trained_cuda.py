@@ -136,3 +136,27 @@ def test_two_hundred_steps_take_no_more_memory() -> None:
         torch.cuda.synchronize()
         used.append(own_bytes())
     assert used[2] == used[1]
+
+
+def test_what_is_kept_lies_where_it_lay_before_and_is_given_back() -> None:
+    """In a pool of its own, whatever else PyTorch's allocator is asked for in between."""
+    net = network().cuda()
+    fast = md.optimize(net).train()
+    optimizer = torch.optim.Adam(fast.parameters())
+    x, others, lay = x_of().cuda(), [], set()
+    fast(x).sum().backward()
+    before = torch.cuda.memory_allocated()
+    for step in range(6):
+        loss = fast(x).sum()
+        block = loss.grad_fn.next_functions[0][0].saved_tensors[0]
+        assert block.dtype is torch.uint8
+        lay.add(block.data_ptr())
+        del block
+        loss.backward()
+        del loss
+        optimizer.step()
+        optimizer.zero_grad()
+        others.append(torch.empty(1 << (10 + 2 * step), device="cuda"))
+    assert len(lay) == 1
+    del optimizer, others
+    assert torch.cuda.memory_allocated() <= before

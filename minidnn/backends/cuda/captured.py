@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 from ...cudnn._cupy import cupy
@@ -353,6 +354,7 @@ class Bound:
             self._launch(self._executable, stream)
 
 
+@lru_cache(maxsize=1 << 14)
 def _lying_at(address: int) -> Given:
     return Given(address, CUPY, None)
 

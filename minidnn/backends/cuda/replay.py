@@ -4,6 +4,10 @@ Callers' arrays lie elsewhere each time.  Where kernels of ours alone work on an
 they are told where it is, and nothing is copied.  Else a node of the graph copies it: to enqueue a
 copy takes the driver's host part longer than to launch the graph.  Either way addresses are set
 only where they are others than the last time.
+
+A node that is switched off still takes part in every launch.  Graphs of hundreds of ends, as are
+parameters and their gradients, have none for ends that kernels are told of: what has to be copied
+there all the same, the caller copies.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from .arrays import DEVICE_TO_DEVICE
 
 _DEVICE = 2
 """``CU_MEMORYTYPE_DEVICE``."""
+_MOST_IDLE = 16
+"""A graph of more ends than that has no nodes that would mostly be switched off."""
 
 
 def _side(name: str) -> tuple[tuple[str, Any], ...]:
@@ -127,15 +133,18 @@ class End:
         self.aims: Sequence[Aim] = ()
         self._reached: int | None = address
         self._aimed = address
-        self._copies = True
+        self._copies = False
         self._set: Callable[..., int] | None = None
+        self._context: ctypes.c_void_p | None = None
 
     def attach(self, executable: int, context: ctypes.c_void_p) -> None:
-        """The node is part of an executable graph now."""
-        self._set = driver.driver().cuGraphExecMemcpyNodeSetParams
+        """The node, if there is one, and the kernels are part of an executable graph now."""
         self._handle = ctypes.c_void_p(executable)
         self._context = context
-        self._given = (self._handle, self.node, ctypes.byref(self.params), context)
+        if self.node:
+            self._copies = True
+            self._set = driver.driver().cuGraphExecMemcpyNodeSetParams
+            self._given = (self._handle, self.node, ctypes.byref(self.params), context)
         for aim in self.aims:
             aim.kernel.attach(self._handle)
 
@@ -157,7 +166,7 @@ class End:
         direct = apart and kind == DEVICE_TO_DEVICE and bool(self.aims) and address % ALIGNMENT == 0
         if address == self._reached and direct is self.is_direct:
             return True
-        if self._set is None:
+        if self._context is None:
             return False
         driver.ensure_context(self._context)
         self._reached = None
@@ -166,7 +175,7 @@ class End:
             self._reached = address
             return True
         self._aim(self.address)
-        if kind == DEVICE_TO_DEVICE:
+        if kind == DEVICE_TO_DEVICE and self._set is not None:
             setattr(self.params, self._outer, address)
             if self._set(*self._given) == driver.SUCCESS:
                 self._switch(True)
@@ -221,6 +230,10 @@ class Replay:
         ends = (*takes, *gives) if found is not None else ()
         if found is not None and ends:
             driver.call("cuCtxGetCurrent", ctypes.byref(context))
+            takes, gives = (
+                [end for end in some if not end.aims or len(ends) <= _MOST_IDLE]
+                for some in (takes, gives)
+            )
             _add_copies(graph, context, takes, gives, found[1])
         self.executable = int(runtime.graphInstantiate(graph))
         weakref.finalize(self, runtime.graphExecDestroy, self.executable).atexit = False

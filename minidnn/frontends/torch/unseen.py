@@ -73,13 +73,13 @@ NOTHING = Changing()
 
 
 def changing(root: nn.Module, args: Any, kwargs: Any) -> Changing:
-    """What a call with these arguments changes, which is tried on copies."""
+    """What a call with these arguments changes, which is tried on copies, with gradients if they
+    are on: code may register hooks on what requires one."""
 
     def work(subject: nn.Module, outside: Outside) -> Changing:
         state = ModuleState(subject)
         given = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
-        with torch.no_grad():
-            subject(*given[0], **given[1])
+        subject(*given[0], **given[1])
         places = outside.changed()
         found: dict[int, dict[str, None]] = {}
         for path, names in state.changed(state).items():
