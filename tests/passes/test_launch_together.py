@@ -69,6 +69,17 @@ def test_large_values_and_what_sequences_compute_are_left_alone() -> None:
     assert members_of(after(build, (1 << 21,), (1, 3, 4, 4))) == []
 
 
+def test_sequences_of_what_is_given_are_members() -> None:
+    """Weights that somebody else has are inputs."""
+
+    def build(t: Any, x: Any, y: Any) -> Any:
+        return [one(x), one(y), conv(t, one(conv(t, y, 3)), 2)]
+
+    found = after(build, (5, 3, 3, 3), (1, 3, 4, 4))
+    assert members_of(found) == [[["One"], ["One"]]]
+    assert "FusedSequence" in ops_of(found)  # of the convolution's result
+
+
 def test_fuel_strategies_and_targets() -> None:
     def build(t: Any, x: Any, y: Any) -> Any:
         return [one(x), one(y)]
