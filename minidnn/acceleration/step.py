@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from minidnn._forks import ForkLock
-from minidnn.acceleration.block import Block
 from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.kept import giving_last, is_image, taking_last
+from minidnn.acceleration.kept_block import KeptBlock
 from minidnn.acceleration.part import TakenPart
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.convert import Part
@@ -134,7 +134,7 @@ class Pair:
         self._last: set[int] = set()
         self.forward = self._compiled(self._forward())
         kept = self.forward.part.graph.outputs[self.outputs :]
-        self._block = Block(kept, torch.device(engine.memory))
+        self._block = KeptBlock(kept, torch.device(engine.memory))
         self.backwards: dict[tuple[int, ...], tuple[BackwardHalf, TakenPart]] = {}
         #: Results by which there are no gradients.
         self.others = [p for p in range(self.results) if p not in self.halves.floating]

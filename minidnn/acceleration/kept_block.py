@@ -24,7 +24,7 @@ _ALIGNMENT = 512
 _POOLS: WeakValueDictionary[torch.device, Any] = WeakValueDictionary()
 
 
-class Block:
+class KeptBlock:
     """How values lie in such memory.
 
     Attributes:
