@@ -16,7 +16,7 @@ from torch import nn
 from minidnn.acceleration.below import Below
 from minidnn.acceleration.engine import engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
-from minidnn.acceleration.narrowing import Narrowing
+from minidnn.acceleration.narrowing import LeftError, Narrowing
 from minidnn.acceleration.program import GAINS_LESS, OverlapError, SizedProgram
 from minidnn.acceleration.programs import Kept, Programs, arrangement, describe, foreign
 from minidnn.acceleration.recorded import how_transformed, is_recorded
@@ -56,10 +56,6 @@ def _are_hooked(module: nn.Module) -> Any:
     """Whether a module has hooks that run when it is called."""
     own = module.__dict__
     return own["_forward_hooks"] or own["_forward_pre_hooks"]
-
-
-class _LeftError(Exception):
-    """There is to be no program for a call: how it is made, and why PyTorch's is better."""
 
 
 class OptimizedModule(StandsFor):
@@ -300,15 +296,14 @@ class OptimizedModule(StandsFor):
             return self._left(f"in training mode {how[0]}", args, kwargs, how[1], original)
 
         def make() -> Kept:
-            if (how := self._narrowing.why_left(memory, self.original.parameters())) is not None:
-                raise _LeftError(*how)
+            self._narrowing.check(memory, self.original.parameters())
             return self._compile(memory, leaves, args, kwargs, True)
 
         try:
             with nullcontext() if self.training else torch.no_grad():
                 result = self._trained.run(leaves, self._key(arranged, memory), make)
                 return result(*args, **kwargs) if isinstance(result, Below) else result
-        except _LeftError as error:
+        except LeftError as error:
             how, why = error.args
             return self._left(f"in training mode {how}", args, kwargs, why, original)
 

@@ -10,6 +10,10 @@ from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.narrow import HALVES, autocast_to, is_narrow
 
 
+class LeftError(Exception):
+    """There is to be no program for a call: how it is made, and why it is PyTorch's."""
+
+
 class Narrowing:
     """What is asked of half precision beside what a module is in itself: autocast, and the
     precision that it was optimized with."""
@@ -45,6 +49,11 @@ class Narrowing:
                 f"{name} was called under autocast, which an optimized module does not follow: "
                 f"{self.why_not(memory)}; leave the autocast block, or optimize with precision="
             )
+
+    def check(self, memory: str, tensors: Iterable[Any]) -> None:
+        """LeftError if :meth:`why_left` has a reason."""
+        if (how := self.why_left(memory, tensors)) is not None:
+            raise LeftError(*how)
 
     def why_left(self, memory: str, tensors: Iterable[Any]) -> tuple[str, str] | None:
         """How training with these tensors is in half precision where the engine does not compute

@@ -90,8 +90,8 @@ def test_what_is_not_legal() -> None:
     [
         ("2.10.1", False),
         ("2.11.0+cu130", True),
-        ("2.13.0+cpu", True),
-        ("2.14.0.dev2026", False),
+        ("2.14.1+cu130", True),
+        ("2.15.0.dev2026", False),
         ("3.0", False),
         ("unknown", False),
     ],
@@ -103,7 +103,7 @@ def test_versions(monkeypatch: pytest.MonkeyPatch, version: str, accepted: bool)
         return
     with pytest.raises(DeviceError) as caught:
         md.optimize(nn.ReLU().eval())
-    assert str(caught.value) == f"PyTorch {version} is installed; valid are 2.11 to 2.13"
+    assert str(caught.value) == f"PyTorch {version} is installed; valid are 2.11 to 2.14"
 
 
 def test_a_missing_pytorch_is_named() -> None:
@@ -113,7 +113,7 @@ def test_a_missing_pytorch_is_named() -> None:
         "try:\n    md.optimize(5)\nexcept md.DeviceError as e:\n    print(e)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    valid = "valid are 2.11 to 2.13: pip install 'minidnn[torch]'"
+    valid = "valid are 2.11 to 2.14: pip install 'minidnn[torch]'"
     assert done.stdout.strip() == f"PyTorch is not installed; {valid}"
 
 
