@@ -28,7 +28,7 @@ STEPS = 3
 
 
 def of_minidnn(
-    name: str, precision: str, shape: tuple[int, ...], mode: str | None
+    name: str, precision: str, shape: tuple[int, ...], given: argparse.Namespace
 ) -> dict[str, int]:
     import cupy
 
@@ -41,6 +41,7 @@ def of_minidnn(
         md.optim.SGD(RATE, momentum=MOMENTUM, weight_decay=DECAY),
         device="cuda",
         precision=precision,
+        **({"memory_limit": given.memory_limit} if given.memory_limit else {}),
     )
     x, target = cupy.random.randn(*shape, dtype="float32"), cupy.zeros(shape[:1], "int64")
     for _ in range(STEPS):
@@ -51,7 +52,9 @@ def of_minidnn(
     return {"kept": kept, "peak": cupy.get_default_memory_pool().used_bytes()}
 
 
-def of_torch(name: str, precision: str, shape: tuple[int, ...], mode: str | None) -> dict[str, int]:
+def of_torch(
+    name: str, precision: str, shape: tuple[int, ...], given: argparse.Namespace
+) -> dict[str, int]:
     import torch
 
     from minidnn.bench.torchvision_models import models as torchs
@@ -62,7 +65,7 @@ def of_torch(name: str, precision: str, shape: tuple[int, ...], mode: str | None
     optimizer = torch.optim.SGD(net.parameters(), RATE, MOMENTUM, weight_decay=DECAY, fused=True)
     x = torch.randn(shape, device="cuda").to(memory_format=torch.channels_last)
     target = torch.zeros(shape[:1], device="cuda", dtype=torch.int64)
-    module = torch.compile(net, mode=mode) if mode else net
+    module = torch.compile(net, mode=given.compiled) if given.compiled else net
     kept = 0
     for _ in range(STEPS):
         optimizer.zero_grad(set_to_none=True)
@@ -89,13 +92,14 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", type=int, default=224, help="rows and columns of images")
     parser.add_argument("--precision", nargs="+", default=["float32"])
     parser.add_argument("--compiled", metavar="MODE", help="of torch.compile; none: eager")
+    parser.add_argument("--memory-limit", type=int, help="bytes of a step of minidnn's")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args(given)
     shape = (options.batch, 3, options.size, options.size)
     for name in options.networks:
         for precision in options.precision:
             if options.side is not None:
-                print(json.dumps(SIDES[options.side](name, precision, shape, options.compiled)))
+                print(json.dumps(SIDES[options.side](name, precision, shape, options)))
                 continue
             row: dict[str, Any] = {"network": name, "batch": options.batch, "precision": precision}
             for side in SIDES:
@@ -107,6 +111,7 @@ def main(given: Sequence[str] | None = None) -> None:
 def _in_process(side: str, name: str, precision: str, options: argparse.Namespace) -> Any:
     sizes: tuple[str, ...] = ("--batch", str(options.batch), "--size", str(options.size))
     sizes += ("--compiled", options.compiled) if options.compiled else ()
+    sizes += ("--memory-limit", str(options.memory_limit)) if options.memory_limit else ()
     command = (name, *sizes, "--precision", precision, "--side", side)
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.step_memory", *command],

@@ -70,7 +70,9 @@ def of_torch(
 
 def of_minidnn(name: str, precision: str, given: argparse.Namespace) -> Any:
     """A function that makes a step of ours."""
-    options = {} if given.threads is None else {"threads": given.threads}
+    options: dict[str, Any] = {} if given.threads is None else {"threads": given.threads}
+    if given.memory_limit is not None:
+        options["memory_limit"] = given.memory_limit
     make = mobilenet_v2 if name == "mobilenet_v2" else partial(models.get_model, name)
     trainer = md.Trainer(
         make(),
@@ -106,6 +108,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224, help="rows and columns of images")
     parser.add_argument("--precision", nargs="+", default=["float32"])
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--memory-limit", type=int, help="bytes of a step of minidnn's")
     modes = ("default", "reduce-overhead", "max-autotune")
     parser.add_argument(
         "--compiled", nargs="*", choices=modes, default=[], help="modes of torch.compile, too"

@@ -43,6 +43,8 @@ _COLUMNS = (1, 2, 4, 8, 16, 32)
 """How many packs side by side a block adds."""
 _ROW = 64  # bytes
 """Of shorter rows memory moves more than is read."""
+_BUSY = 0.75
+"""Where so many of the threads have a pack, a long row gains more than idle ones cost."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +146,13 @@ class _Printer:
         return gcd(lanes, self.plane, *(s for t in tensors for s in (t.offset, t.channel, t.image)))
 
     def _wide(self, packs: int) -> int:
-        """How many packs side by side leave the fewest threads without one; rather more."""
+        """How many packs side by side a block adds: long rows, if few threads are without a pack;
+        else those that leave the fewest without one."""
         bytes = self.lanes * min(t.itemsize for t in self._moved)
         enough = [wide for wide in _COLUMNS if wide >= packs or wide * bytes >= _ROW]
-        return min(enough or _COLUMNS[-1:], key=lambda wide: (-(-packs // wide) * wide, -wide))
+        taken = {wide: -(-packs // wide) * wide for wide in enough or _COLUMNS[-1:]}
+        full = [wide for wide, threads in taken.items() if threads * _BUSY <= packs]
+        return max(full) if full else min(taken, key=lambda wide: (taken[wide], -wide))
 
     def _columns(self, wide: int, step: int) -> None:
         """Channels side by side: a thread adds a pack of them over some pixels."""
