@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,8 @@ _THREADS = 256
 _COLUMNS = 8
 """Channels side by side that a block joins the parts of: what one access to memory reads."""
 _ROWS = _THREADS // _COLUMNS
+_OWN = 32
+"""So many parts of a variance a thread keeps in registers."""
 _LARGEST = literal(float(np.finfo(np.float32).max))
 
 
@@ -184,14 +187,21 @@ def _join_moments(code: Code, parts: SumParts, each: MeanAndVariance) -> None:
         f"from[{i * parts.stride}ll + r * {parts.channels}ll]" for i in range(3)
     )
     code.line(f"const float base = c < {parts.channels} ? from[0] : 0.0f;")
-    _add(code, parts, f"{many} * (({origin} - base) + {mean})")
+    apart, rows = f"(({origin} - base) + {mean})", -(-parts.count // _ROWS)
+    own = rows if rows <= _OWN else None
+    if own:  # what a thread adds is read once
+        code.line(f"float apart[{own}], squares[{own}];")
+        with _of_rows(code, parts, own):
+            code.line(f"apart[k] = {apart};")
+            code.line(f"squares[k] = {squares};")
+        apart, squares = "apart[k]", "squares[k]"
+    _add(code, parts, f"{many} * {apart}", own)
     code.line(f"const float mean = all / {literal(float(parts.elements))};")
     writes = f"if (down == 0 && c < {parts.channels})"
     if each.mean is not None:
         code.line(f"{writes} {parts.result(each.mean, 'base + mean')}")
     with code.block(""):
-        apart = f"((({origin} - base) + {mean}) - mean)"
-        _add(code, parts, f"{squares} + {many} * {apart} * {apart}")
+        _add(code, parts, f"{squares} + {many} * ({apart} - mean) * ({apart} - mean)", own)
         variance = f"all / {literal(float(parts.elements))}"
         code.line(f"{writes} {parts.result(each.number, variance)}")
 
@@ -201,15 +211,29 @@ def _last(parts: SumParts) -> int:
     return parts.packs - (parts.count - 1) * parts.size
 
 
-def _add(code: Code, parts: SumParts, value: str) -> None:
+@contextmanager
+def _of_rows(code: Code, parts: SumParts, own: int | None = None) -> Iterator[None]:
+    """A loop over the parts ``r`` of channel ``c`` that a thread adds; ``own``: of so many at most,
+    which ``k`` counts."""
+    inside = f"c < {parts.channels} && r < {parts.count}"
+    if own is None:
+        code.line("#pragma unroll 16")
+        with code.block(f"for (int r = down; {inside}; r += {_ROWS})"):
+            yield
+        return
+    code.line("#pragma unroll")
+    with code.block(f"for (int k = 0; k < {own}; k++)"):
+        code.line(f"const int r = down + k * {_ROWS};")
+        with code.block(f"if ({inside})"):
+            yield
+
+
+def _add(code: Code, parts: SumParts, value: str, own: int | None = None) -> None:
     """Prints ``all``, the sum of a value of the parts ``r`` of channel ``c``, which every thread of
-    the channel then has."""
+    the channel then has; ``own`` as for :func:`_of_rows`."""
     code.line("float total = 0.0f;")
-    code.line("#pragma unroll 16")
-    code.line(
-        f"for (int r = c < {parts.channels} ? down : {parts.count}; r < {parts.count}; "
-        f"r += {_ROWS}) total += {value};"
-    )
+    with _of_rows(code, parts, own):
+        code.line(f"total += {value};")
     code.line("__syncthreads();")
     code.line("shared[threadIdx.x] = total;")
     code.line("__syncthreads();")
