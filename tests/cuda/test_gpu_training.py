@@ -39,10 +39,11 @@ def of_pytorch(net: Any, batches: list[Any], dtype: Any) -> dict[str, np.ndarray
     }
 
 
-def of_ours(net: Any, batches: list[Any], precision: str) -> dict[str, np.ndarray]:
+def of_ours(net: Any, batches: list[Any], precision: str, strategy: str) -> dict[str, np.ndarray]:
     rate, momentum, decay = OPTIONS
     optimizer = md.optim.SGD(rate, momentum=momentum, weight_decay=decay)
     given: dict[str, Any] = {"device": "cuda", "precision": precision, "tune": "heuristic"}
+    given["strategy"] = strategy
     trainer = md.Trainer(net, SHAPE, md.losses.CrossEntropy(), optimizer, **given)
     losses = np.array([float(trainer.step(*batch)) for batch in batches])
     return {"losses": losses} | trainer.state_dict()
@@ -58,8 +59,9 @@ def away(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> tuple[fl
     return losses, float(np.mean(np.square([*errors.values()])) ** 0.5)
 
 
+@pytest.mark.parametrize("strategy", ["model", "cudnn"])
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
-def test_errors_are_those_of_pytorch(precision: str) -> None:
+def test_errors_are_those_of_pytorch(precision: str, strategy: str) -> None:
     """Against PyTorch in float64: at most three times its own, in the median over seeds.
 
     Where a value is near 0, a rounding decides what ReLU lets through, in ours as in PyTorch's:
@@ -73,7 +75,7 @@ def test_errors_are_those_of_pytorch(precision: str) -> None:
             for _ in range(STEPS)
         ]
         right = of_pytorch(both("resnet18", seed)[1], batches, torch.float64)
-        ours.append(away(of_ours(both("resnet18", seed)[0], batches, precision), right))
+        ours.append(away(of_ours(both("resnet18", seed)[0], batches, precision, strategy), right))
         with tf32(precision == "tf32"):
             found = of_pytorch(both("resnet18", seed)[1], batches, torch.float32)
         theirs.append(away(found, right))
