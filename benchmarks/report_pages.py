@@ -21,6 +21,7 @@ from benchmarks import (
     report_tables,
     scaling,
     timm_networks,
+    training_report,
 )
 from benchmarks.figures import Results
 from benchmarks.report import RESULTS, Page, Section
@@ -293,6 +294,38 @@ PAGES = (
                 f"{ZOO} --engines minidnn torch-calls --precisions float32",
                 report_tables.beside,
                 "Eager mode, every kernel launched by Python, exact float32.",
+            ),
+        ),
+    ),
+    Page(
+        "training",
+        "Training on a GPU",
+        "Steps of training, forward, backward and update, beside PyTorch's in its best modes, with "
+        "channels last, autocast and a fused optimizer. The ratio is the fastest of these by "
+        "minidnn's time.",
+        (
+            Section(
+                "Steps",
+                "training_step_h100.jsonl",
+                "python -m benchmarks.training_step NETWORK --batch 128 --precision bfloat16 "
+                "--compiled reduce-overhead",
+                training_report.steps,
+            ),
+            Section(
+                "Memory",
+                "step_memory_h100.jsonl",
+                "python -m benchmarks.step_memory NETWORK --batch 128 --precision bfloat16 "
+                "--compiled default",
+                training_report.memory,
+                "The peak of a step. PyTorch is eager at batch 32 and compiled at batch 128.",
+            ),
+            Section(
+                "Two GPUs",
+                "distributed_2_h100.jsonl",
+                "minidnn launch --processes 2 benchmarks/distributed_step.py resnet50 --precision "
+                "bfloat16 --batch 128",
+                training_report.ranks,
+                "Images a second.",
             ),
         ),
     ),

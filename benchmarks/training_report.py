@@ -1,0 +1,59 @@
+"""Tables of what ``training_step.py``, ``step_memory.py`` and ``distributed_step.py`` measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import exp, log
+from typing import Any
+
+Row = Mapping[str, Any]
+
+_PEERS = ("eager planar", "eager", "compiled default", "compiled reduce-overhead")
+
+
+def steps(rows: Sequence[Row]) -> str:
+    """Milliseconds of steps, a precision a table, and the geometric mean of its ratios."""
+    lines: list[str] = []
+    for precision in dict.fromkeys(row["precision"] for row in rows):
+        of = [row for row in rows if row["precision"] == precision]
+        sides = ["minidnn", *(peer for peer in _PEERS if any(peer in row for row in of))]
+        lines += [
+            f"{precision}:",
+            "",
+            *_head("network", *(f"{side}, ms" for side in sides), "ratio"),
+        ]
+        for row in of:
+            times = (f"{row[side]:.4g}" if side in row else "" for side in sides)
+            lines.append(_line(row["network"], *times, f"{row['ratio']:.3f}"))
+        mean = exp(sum(log(row["ratio"]) for row in of) / len(of))
+        lines += [_line("geometric mean", *[""] * len(sides), f"{mean:.3f}"), ""]
+    return "\n".join(lines)
+
+
+def memory(rows: Sequence[Row]) -> str:
+    """Megabytes of steps at their peak."""
+    lines = _head("network", "batch", "precision", "limit", "minidnn, MB", "PyTorch, MB", "part")
+    for row in rows:
+        ours, theirs = row["minidnn"]["peak"], row["torch"]["peak"]
+        limit = f"{row['limit'] / 1e6:.0f} MB" if row.get("limit") else ""
+        figures = (f"{ours / 1e6:.0f}", f"{theirs / 1e6:.0f}", f"{ours / theirs:.2f}")
+        lines.append(_line(row["network"], row["batch"], row["precision"], limit, *figures))
+    return "\n".join(lines)
+
+
+def ranks(rows: Sequence[Row]) -> str:
+    """Images a second of several GPUs."""
+    lines = _head("network", "precision", "ranks", "batch of each", "alone", "together", "part")
+    for row in rows:
+        alone, both = row["images_per_second_alone"], row["images_per_second_together"]
+        figures = (f"{alone:.0f}", f"{both:.0f}", f"{row['efficiency']:.3f}")
+        lines.append(_line(row["network"], row["precision"], row["ranks"], row["batch"], *figures))
+    return "\n".join(lines)
+
+
+def _head(*titles: str) -> list[str]:
+    return [_line(*titles), "|" + "---|" * len(titles)]
+
+
+def _line(*cells: Any) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
