@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Elementwise, Windowed
 from minidnn.graph.operators import Concat, Formula
-from minidnn.graph.types import BYTES, FLOATS
-
-_HALVES = {"float16", "bfloat16"}
+from minidnn.graph.types import BYTES, FLOATS, HALVES
 
 
 def why_not_fusable(node: Node) -> str | None:
@@ -59,7 +57,7 @@ def mixes_floats(node: Node) -> bool:
     narrow = {*read, *(value.dtype for value in node.outputs)} - {"float32"}
     if op.compute != "float32" and op.dtype not in BYTES:
         return False
-    return (len(narrow) == 1 and narrow <= _HALVES) or (bool(narrow) and narrow <= {*BYTES})
+    return (len(narrow) == 1 and narrow <= {*HALVES}) or (bool(narrow) and narrow <= {*BYTES})
 
 
 def _chooses_bytes(node: Node) -> bool:

@@ -83,7 +83,7 @@ class Target:
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         """Why ``node`` cannot be computed while the contraction reads its input; None if it can."""
         op = contraction.op
-        if (reason := computes_in_several(node)) is not None:
+        if (reason := self.refuse_mixed(node)) is not None:
             return reason
         if isinstance(op, Conv2d):
             kernel = contraction.inputs[1].shape[2:]
@@ -97,6 +97,11 @@ class Target:
         """Why ``node`` cannot be computed on the contraction's results; None if it can."""
         if node.output.shape != contraction.output.shape:
             return "it changes the shape"
+        return self.refuse_mixed(node)
+
+    def refuse_mixed(self, node: Node) -> str | None:
+        """Why ``node`` cannot be computed in a contraction's kernel with the dtypes that it has;
+        None if it can."""
         return computes_in_several(node)
 
     def refuse_channel_norm(self, node: Node) -> str | None:

@@ -28,7 +28,7 @@ from minidnn.graph import expression as scalar
 from minidnn.graph.expression import Expression, argument
 from minidnn.graph.plain import plain
 from minidnn.graph.scalar_ops import INTEGER_OPS
-from minidnn.graph.types import BYTES, FLOATS, INTEGERS, NUMBERS, TensorType
+from minidnn.graph.types import BYTES, FLOATS, HALVES, INTEGERS, NUMBERS, TensorType
 from minidnn.graph.window import Window
 from minidnn.graph.window_values import pool
 
@@ -296,24 +296,37 @@ class Contraction(Operator):
 
     Of whole numbers (int8, uint8, int32) the sums are int32, which wrap, and so is the bias.
     ``zero`` is what stands for 0 in a whole input: it is taken off each element, and so padding
-    stays 0.
+    stays 0.  Of values in half precision ``dtype`` may be "float32": sums are not rounded then.
+    Their bias may be float32, whatever the result is.
     """
 
     kind = "contraction"
     operand_names = ("input", "weight", "bias")
     optional_operands = 1
     zero: int
+    dtype: str | None
 
     def result_dtype(self, *inputs: TensorType) -> str:
         """The dtype of the sums; GraphError if the operands' do not fit."""
         if not is_whole_product(*inputs):
-            self.require_float(*inputs)
+            half = inputs[0].dtype in HALVES
+            self.require_float(*inputs[:2])
+            if not half or any(t.dtype != "float32" for t in inputs[2:]):
+                self.require_float(*inputs)
             self.require(
                 type(self.zero) is int and self.zero == 0,
                 f"zero={self.zero!r}; valid is 0 where the input has fractions",
             )
-            return inputs[0].dtype
+            self.require(
+                self.dtype is None or (half and self.dtype == "float32"),
+                f"dtype={self.dtype!r}; valid are None and, beside halves, 'float32'",
+            )
+            return self.dtype or inputs[0].dtype
         dtypes = [value.dtype for value in inputs]
+        self.require(
+            self.dtype is None,
+            f"dtype={self.dtype!r}; valid is None: sums of whole numbers are int32",
+        )
         self.require(
             dtypes[2:] in ([], ["int32"]),
             f"bias is {dtypes[-1]}; valid is int32 beside {inputs[0]}",

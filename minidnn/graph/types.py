@@ -17,7 +17,8 @@ ITEMSIZE |= {"int32": 4, "int64": 8, "bool": 1}
 #: arithmetic of bytes would wrap, and there is none.
 ITEMSIZE |= {"uint8": 1, "int8": 1}
 BYTES = ("int8", "uint8")
-FLOATS = ("float16", "bfloat16", "float32", "float64")
+HALVES = ("float16", "bfloat16")
+FLOATS = (*HALVES, "float32", "float64")
 INTEGERS = ("int32", "int64")
 NUMBERS = (*FLOATS, *INTEGERS)
 

@@ -19,7 +19,6 @@ import numpy as np
 
 from minidnn.fusion.functions import LayerFunction
 from minidnn.fusion.stacks import why_not_fusable
-from minidnn.graph.expression import argument, linearize
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Contraction, Elementwise, Movement, Operator, Windowed
 from minidnn.graph.operators import (
@@ -36,14 +35,14 @@ from minidnn.graph.operators import (
     TakeChannels,
     Variance,
 )
-from minidnn.graph.types import rounded_to
+from minidnn.graph.types import HALVES, rounded_to
+from minidnn.passes.half_graph import HalfGraph, computing_in_float32, is_exact_in
 from minidnn.passes.infrastructure import Context, Pass
 
 _PRODUCTS = (Contraction, MatMul, Conv2dInputGradient, Conv2dWeightGradient)
 _WINDOWS = (Windowed, AdaptiveAvgPool2d)
 #: What gives the dtype that it is given, and computes nothing that would suffer from it.
 _FOLLOWS = (*_WINDOWS, Movement, RandomDrop)
-_HALVES = ("float16", "bfloat16")
 #: What has fewer axes is a vector: formulas read it in float32.
 _LEAST_RANK = 2
 
@@ -51,7 +50,7 @@ _LEAST_RANK = 2
 def mix_precision(graph: Graph, context: Context) -> Graph:
     """See the module."""
     dtype = context.target.storage
-    if dtype not in _HALVES or not graph.states:
+    if dtype not in HALVES or not graph.states:
         return graph
     if not any(map(_is_product, graph.nodes)):
         return graph
@@ -76,21 +75,14 @@ def mixed(
     return _Mixing(graph, dtype, set(inputs), wanted).graph()
 
 
-class _Mixing:
+class _Mixing(HalfGraph):
     def __init__(
         self, graph: Graph, dtype: str, inputs: set[Value], wanted: Sequence[bool | None]
     ) -> None:
-        self.given = graph
-        self.dtype = dtype
-        self.nodes: list[Node] = []
-        #: For values of the graph what stands for them in float32, or any other dtype of theirs,
-        #: and in half precision; of most there is one.
-        self.full: dict[Value, Value] = {v: v for v in graph.values if v.producer is None}
-        self.half: dict[Value, Value] = {}
+        super().__init__(graph, dtype)
         self.wanted = wanted
         passed_on = (v for v, half in zip(graph.outputs, wanted, strict=True) if half)
         self.between = _between_products(graph, inputs, passed_on)
-        self.names = {value.name for value in graph.values} | {n.name for n in graph.nodes}
         self.inputs = [self._narrow(value) if value in inputs else value for value in graph.inputs]
 
     def graph(self) -> Graph:
@@ -103,7 +95,7 @@ class _Mixing:
             self.nodes,
             given.name,
             given.output_names,
-            updates={s: self._in_full(v, v.name) for s, v in given.updates.items()},
+            updates={s: self.in_full(v, v.name) for s, v in given.updates.items()},
         )
 
     def _narrow(self, value: Value) -> Value:
@@ -112,41 +104,41 @@ class _Mixing:
         del self.full[value]
         self.half[value] = given
         if value.type.rank < _LEAST_RANK:
-            self.full[value] = self._in_full(value, value.name)
+            self.full[value] = self.in_full(value, value.name)
         return given
 
     def _result(self, value: Value, half: bool | None) -> Value:
         if half and value.dtype == "float32":
-            return self._in_half(value)
+            return self.in_half(value)
         if half is None and self._is_half(value):
             return self.half[value]
-        return self._in_full(value, value.name)
+        return self.in_full(value, value.name)
 
     def _add(self, node: Node) -> None:
         op = node.op
         floats = [v for v in node.inputs if v.dtype == "float32"]
         if isinstance(op, _PRODUCTS) and len(floats) == len(node.inputs):
-            self._keep(node, op, [self._in_half(value) for value in node.inputs], self.half)
+            self.keep(node, op, [self.in_half(value) for value in node.inputs], self.half)
         elif isinstance(op, Elementwise):
             self._elementwise(node, op)
         elif isinstance(op, LayerFunction):
             self._function(node, op)
         elif isinstance(op, Reduce) and self._is_half(node.inputs[0]):
-            self._keep(node, replace(op, dtype="float32"), [self.half[node.inputs[0]]], self.full)
+            self.keep(node, replace(op, dtype="float32"), [self.half[node.inputs[0]]], self.full)
         elif isinstance(op, Variance) and self._is_half(node.inputs[0]):
             x, mean = node.inputs
-            operands = [self.half[x], self._in_full(mean, node.name)]
-            self._keep(node, replace(op, dtype="float32"), operands, self.full)
+            operands = [self.half[x], self.in_full(mean, node.name)]
+            self.keep(node, replace(op, dtype="float32"), operands, self.full)
         elif isinstance(op, ArgMax) and self._is_half(node.inputs[0]):
-            self._keep(node, op, [self.half[node.inputs[0]]], self.full)
+            self.keep(node, op, [self.half[node.inputs[0]]], self.full)
         elif isinstance(op, _FOLLOWS) and self._follows(op, floats):
             operands = [
-                self._in_half(v) if v.dtype == "float32" else self.full[v] for v in node.inputs
+                self.in_half(v) if v.dtype == "float32" else self.full[v] for v in node.inputs
             ]
-            self._keep(node, op, operands, self.half)
+            self.keep(node, op, operands, self.half)
         else:
-            operands = [self._in_full(value, node.name) for value in node.inputs]
-            self._keep(node, op, operands, self.full)
+            operands = [self.in_full(value, node.name) for value in node.inputs]
+            self.keep(node, op, operands, self.full)
 
     def _follows(self, op: Operator, floats: Sequence[Value]) -> bool:
         if isinstance(op, Gather):
@@ -165,22 +157,22 @@ class _Mixing:
         gives_half = node.output in self.between and self._is_stored(node)
         if not halves and not gives_half:
             operands = [self.full[value] for value in node.inputs]
-            self._keep(node, op, operands, self.full)
+            self.keep(node, op, operands, self.full)
             return
         known = all(value in halves or self._is_exact(value) for value in floats)
-        if gives_half and known and self._is_exact_in_half(op):
+        if gives_half and known and is_exact_in(op, self.dtype):
             if isinstance(op, Formula) and op.dtype is not None:
                 op = replace(op, dtype=self.dtype)
             operands = [
-                self._in_half(v) if v.dtype == "float32" else self.full[v] for v in node.inputs
+                self.in_half(v) if v.dtype == "float32" else self.full[v] for v in node.inputs
             ]
-            self._keep(node, op, operands, self.half)
+            self.keep(node, op, operands, self.half)
             return
         result = self.dtype if gives_half else node.output.dtype
         operands = [self.half[v] if v in halves else self.full[v] for v in node.inputs]
-        self._keep(
+        self.keep(
             node,
-            _computing_in_float32(op, result),
+            computing_in_float32(op, result),
             operands,
             self.half if gives_half else self.full,
         )
@@ -190,7 +182,7 @@ class _Mixing:
         narrow = [v for v in node.inputs if op.narrows(v.type)]
         half = op.precision == "half" or (bool(narrow) and all(map(self._is_half, narrow)))
         operands = [
-            self._in_half(v) if half and v in narrow else self._in_full(v, node.name)
+            self.in_half(v) if half and v in narrow else self.in_full(v, node.name)
             for v in node.inputs
         ]
         new = Node(op, operands, node.name, node.source)
@@ -214,58 +206,6 @@ class _Mixing:
             return False
         data = value.data
         return bool((rounded_to(self.dtype, data).astype(np.float32) == data).all())
-
-    def _is_exact_in_half(self, op: Elementwise) -> bool:
-        """Whether a formula's numbers are the same in half precision."""
-        numbers = [line.value for line in linearize(op.expression()) if line.op == "constant"]
-        held = np.array([float(number or 0.0) for number in numbers])
-        return rounded_to(self.dtype, held).astype(np.float64).tolist() == held.tolist()
-
-    def _in_half(self, value: Value) -> Value:
-        found = self.half.get(value)
-        if found is None:
-            found = self.half[value] = self._rounded(value)
-        return found
-
-    def _rounded(self, value: Value) -> Value:
-        source, dtype = self.full[value], self.dtype
-        if isinstance(source, Constant):
-            type = replace(source.type, dtype=dtype)
-            return Constant(type, source.name, lambda: rounded_to(dtype, source.data))
-        op = Formula(argument(0), title="Cast", dtype=dtype, compute="float32")
-        return self._new(op, [source], f"{value.name}.{dtype}", value.name)
-
-    def _in_full(self, value: Value, source: str) -> Value:
-        """A value in float32; one in half precision is converted for each reader by itself, which
-        costs nothing where it is read."""
-        if value in self.full:
-            return self.full[value]
-        op = Formula(argument(0), title="Cast", compute="float32")
-        return self._new(op, [self.half[value]], f"{value.name}.float32", source)
-
-    def _new(self, op: Operator, operands: Sequence[Value], name: str, source: str) -> Value:
-        unique, count = name, 0
-        while unique in self.names:
-            unique, count = f"{name}.{count + 1}", count + 1
-        self.names.add(unique)
-        node = Node(op, operands, unique, source)
-        self.nodes.append(node)
-        return node.output
-
-    def _keep(
-        self, node: Node, op: Operator, operands: Sequence[Value], known: dict[Value, Value]
-    ) -> None:
-        new = Node(op, operands, node.name, node.source)
-        self.nodes.append(new)
-        known.update(zip(node.outputs, new.outputs, strict=True))
-
-
-def _computing_in_float32(op: Elementwise, dtype: str) -> Formula:
-    """An element-wise operator that computes in float32, whatever it reads, and gives ``dtype``."""
-    if isinstance(op, Formula):
-        return replace(op, dtype=dtype, compute="float32")
-    tensors = op.arity - op.channel_count
-    return Formula(op.expression(), tensors, op.channel_count, op.name, dtype, "float32")
 
 
 def _is_product(node: Node) -> bool:

@@ -2,7 +2,7 @@
 
 Handles: every float32 input, constant and node output, at once; constants are rounded when they
 are first needed, after normalizations were folded into them.
-Where the target keeps inputs and outputs as they are, they are converted inside.
+Where the target keeps inputs and outputs as they are, :mod:`.store_halves` says what is stored so.
 Refuses: graphs with states, which keep their dtypes, and those that say themselves which values are
 in half precision.  Targets that keep float32 have nothing to do, and other dtypes stay.
 """
@@ -21,6 +21,7 @@ from minidnn.graph.ir import Constant, Graph, Node, State, Stored, Value
 from minidnn.graph.operators import Formula
 from minidnn.graph.types import rounded_to
 from minidnn.passes.infrastructure import Context, Pass
+from minidnn.passes.store_halves import stored_in
 
 
 def reduce_precision(graph: Graph, context: Context) -> Graph:
@@ -30,16 +31,14 @@ def reduce_precision(graph: Graph, context: Context) -> Graph:
         return graph
     if not context.allow(f"keep float32 values in {dtype}"):
         return graph
-    return in_dtype(graph, {"float32"}, dtype, context.target.keeps_interface)
+    if context.target.keeps_interface:
+        return stored_in(graph, dtype, context.target)
+    return in_dtype(graph, {"float32"}, dtype)
 
 
-def in_dtype(
-    graph: Graph, given: Container[str], dtype: str, keeps_interface: bool = False
-) -> Graph:
+def in_dtype(graph: Graph, given: Container[str], dtype: str) -> Graph:
     """The graph with ``dtype`` in the place of those ``given``, which are floating-point ones:
     inputs, constants, states, node outputs and what formulas give.
-
-    Where it ``keeps_interface``, inputs and outputs stay as they are, and are converted inside.
     """
     known: dict[Value, Value] = {}
     names = {value.name for value in graph.values} | {node.name for node in graph.nodes}
@@ -61,15 +60,7 @@ def in_dtype(
             known[old] = _converted(old, dtype) if old.dtype in given else old
         return known[old]
 
-    if keeps_interface:
-        inputs = list(graph.inputs)
-        known.update(
-            (value, cast(value, dtype, value.name))
-            for value in inputs
-            if value.dtype in given and graph.readers[value]
-        )
-    else:
-        inputs = [convert(value) for value in graph.inputs]
+    inputs = [convert(value) for value in graph.inputs]
     for node in graph.nodes:
         op = node.op
         if isinstance(op, LayerFunction):
@@ -91,15 +82,6 @@ def in_dtype(
             wide = value.dtype in given and made.dtype == value.dtype
             known[value] = cast(made, dtype, node.name) if wide and dtype != made.dtype else made
     outputs = [convert(value) for value in graph.outputs]
-    if keeps_interface:
-        outputs = [
-            convert(value)
-            if value.dtype not in given
-            else value
-            if value.producer is None
-            else cast(known[value], value.dtype, value.name)
-            for value in graph.outputs
-        ]
     updates: Any = {convert(state): convert(value) for state, value in graph.updates.items()}
     return Graph(inputs, outputs, nodes, graph.name, graph.output_names, updates=updates)
 

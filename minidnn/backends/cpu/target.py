@@ -13,8 +13,9 @@ from ...fusion.region import (
     FusedSums,
     Region,
 )
-from ...fusion.stacks import reads_otherwise
+from ...fusion.stacks import mixes_floats, reads_otherwise
 from ...fusion.target import Target
+from ...graph.expression import argument, linearize
 from ...graph.ir import Constant, Node, Value
 from ...graph.layout import PLANAR, Layout, blocked
 from ...graph.operator import Contraction, Reshaping, Windowed, is_whole_product
@@ -23,10 +24,12 @@ from ...graph.operators import (
     Concat,
     Conv2d,
     Conv2dWeightGradient,
+    Formula,
     Linear,
     Reorder,
     Variance,
 )
+from ...graph.types import BYTES, FLOATS
 from .contraction import NominalWork, why_not_behind, why_not_in_blocks, work_of
 from .contraction.price import nominal_speed
 from .contraction.weight_gradient import why_not as why_no_weight_gradient
@@ -97,10 +100,10 @@ class CpuTarget(Target):
         return PLANAR if value is _weight(node) else layout
 
     def _is_stem(self, node: Node) -> bool:
-        inner = node.op.body.nodes[0] if isinstance(node.op, Region) else node
-        if not isinstance(inner.op, Contraction) or inner.inputs[0].type.rank != 4:
+        if not isinstance(node.op, (Contraction, FusedContraction)):
             return False
-        return inner.inputs[0].shape[1] <= FEW_CHANNELS
+        source = parts_of(node).source
+        return source.type.rank == 4 and source.shape[1] <= FEW_CHANNELS
 
     def refuse_convolution_gradient(self, node: Node) -> str | None:
         if isinstance(node.op, Conv2dWeightGradient):
@@ -129,6 +132,9 @@ class CpuTarget(Target):
             return "a linear layer reads its input as it is"
         if is_whole(contraction):
             return "bytes are packed as they are"
+        op = contraction.op
+        if isinstance(op, Conv2d) and op.groups == 1 and _is_cast(node):
+            return None  # each number is packed once, and zero stays zero
         return super().refuse_prologue(contraction, node)
 
     def refuse_epilogue(self, contraction: Node, node: Node) -> str | None:
@@ -139,6 +145,12 @@ class CpuTarget(Target):
         if is_whole(contraction):
             return why_not_behind(contraction, node)
         return reads_otherwise(node) or super().refuse_epilogue(contraction, node)
+
+    def refuse_mixed(self, node: Node) -> str | None:
+        dtypes = {value.dtype for value in (*node.inputs, *node.outputs)}
+        if mixes_floats(node) and dtypes.isdisjoint(BYTES):
+            return None
+        return super().refuse_mixed(node)
 
     def compute_seconds(self, node: Node) -> float:
         """By the algorithms that are chosen for convolutions."""
@@ -171,7 +183,7 @@ class CpuTarget(Target):
 
     def refuse_by_image(self, node: Node) -> str | None:
         kinds = (Region, Conv2d, Concat, Reorder, AdaptiveAvgPool2d)
-        if any(value.dtype != "float32" for value in (*node.inputs, *node.outputs)):
+        if any(value.dtype not in FLOATS for value in (*node.inputs, *node.outputs)):
             return "whole numbers are packed for all images at once"
         if _weight(node) is not None:
             return "its weights would be packed for every image"
@@ -223,6 +235,17 @@ def _convolutions(node: Node) -> list[Node]:
     inner = node.op.body.nodes if isinstance(node.op, Region) else (node,)
     convolutions = [n for n in inner if isinstance(n.op, Conv2d) and n.output.type.rank == 4]
     return [n for n in convolutions if not is_whole(n)]
+
+
+def _is_cast(node: Node) -> bool:
+    """Whether a node makes halves of float32 values."""
+    (source, *others), result = node.inputs, node.output
+    return (
+        not others
+        and (source.dtype, result.dtype) == ("float32", "bfloat16")
+        and isinstance(node.op, Formula)
+        and linearize(node.op.body) == linearize(argument(0))
+    )
 
 
 def is_whole(node: Node) -> bool:

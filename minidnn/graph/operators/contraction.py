@@ -28,6 +28,7 @@ class Conv2d(Contraction):
     dilation: Pair = (1, 1)
     groups: int = 1
     zero: int = 0
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         self.require_pair("stride", self.stride, 1)
@@ -87,7 +88,7 @@ class Conv2d(Contraction):
         if x.dtype.kind in "iu":
             sums = whole_sums(self._sums, x, weight, self.zero)
             return (sums + bias[0][:, None, None] if bias else sums,)
-        dtype = x.dtype
+        dtype = np.result_type(x.dtype, self.dtype or x.dtype)
         compute = np.result_type(dtype, np.float32)
         with np.errstate(all="ignore"):
             result = self._sums(x.astype(compute, copy=False), weight.astype(compute, copy=False))
@@ -126,6 +127,7 @@ class Linear(Contraction):
     """``x @ weight.T + bias`` over the last axis of (..., F) with a weight (O, F)."""
 
     zero: int = 0
+    dtype: str | None = None
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, weight, *bias = self.operands(inputs)
@@ -154,7 +156,7 @@ class Linear(Contraction):
             out = np.ascontiguousarray(x, compute) @ weight.astype(compute, copy=False).T
             if bias:
                 out += bias[0].astype(compute)
-        return (out.astype(x.dtype, copy=False),)
+        return (out.astype(np.result_type(x.dtype, self.dtype or x.dtype), copy=False),)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
         return outputs[0].size * (2 * inputs[1].shape[1] + (len(inputs) > 2))

@@ -41,7 +41,7 @@ def ceilings(job: CeilingJob) -> list[dict[str, Any]]:
     if shape.channels > _FEW:
         x = image(shape, x, isa.lanes, border=0)
     rows = []
-    for algorithm in (each for each in ALGORITHMS if "float32" in each.sources):
+    for algorithm in (each for each in ALGORITHMS if "float32" in each.factors):
         row: dict[str, Any] = {
             "name": algorithm.name,
             "precision": "float32",

@@ -105,6 +105,12 @@ PROBLEMS = (
     Problem(64, 96, (3, 3), (10, 9), padding=1, groups=2),
     Problem(256, 16, (3, 1), (1, 1), padding=1),
     Problem(33, 17, (3, 3), (6, 40), padding=1),
+    Problem(32, 32, (3, 3), (9, 11), padding=1, groups=4, batch=2),
+    Problem(96, 48, (3, 3), (8, 7), stride=2, padding=1, groups=24),
+    Problem(64, 64, (1, 1), (6, 7), groups=4),
+    Problem(64, 32, (1, 3), (1, 900), stride=2, padding=1),
+    Problem(3, 24, (3, 3), (40, 70), padding=1),
+    Problem(2, 16, (4, 4), (17, 19), stride=4),
 )
 
 

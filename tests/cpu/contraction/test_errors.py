@@ -23,7 +23,7 @@ LIMITS = {"direct": 5.0, "direct, compensated": 5.0, F2.name: 2.5, F4.name: 7.5}
 
 def test_errors_are_those_that_the_algorithms_tell(isa: Isa, own_cache: None) -> None:
     """The roots of mean squares, for inputs behind a ReLU."""
-    known = [algorithm for algorithm in ALGORITHMS if "float32" in algorithm.sources]
+    known = [algorithm for algorithm in ALGORITHMS if "float32" in algorithm.factors]
     names = [algorithm.name for algorithm in known]
     cases = [Case(f"{c}", (1, c, 12, 12), 32, (3, 3), conv(pad=1)) for c in DEPTHS]
     built = [build(replace(case, algorithm=name), isa) for case in cases for name in names]

@@ -55,7 +55,7 @@ def test_all_candidates_are_right(isa: Isa) -> None:
                 kernel = print_choice(built.parts, choice, 2)
                 variants.append((choice, replace(built, kernel=kernel)))
     assert {choice.algorithm.name for choice, _ in variants} == {
-        a.name for a in ALGORITHMS if "float32" in a.sources
+        a.name for a in ALGORITHMS if "float32" in a.factors
     }
     first: dict[tuple[str, str], np.ndarray] = {}
     all_kernels = compile_all([built for _, built in variants], isa)

@@ -20,13 +20,13 @@ class Algorithm(ABC):
         name: for reports.
         error: its largest error in any layer, about, as a multiple of the direct algorithm's.
         accuracies: for which it is considered.
-        sources: dtypes of inputs for which it is.
+        factors: dtypes of the numbers that it multiplies.
     """
 
     name: str
     error: float
     accuracies: tuple[str, ...]
-    sources: tuple[str, ...] = ("float32",)
+    factors: tuple[str, ...] = ("float32",)
 
     @abstractmethod
     def why_not(self, problem: Problem, has_prologue: bool, isa: Isa) -> str | None:

@@ -57,7 +57,7 @@ def usable_algorithms(
         algorithm
         for algorithm in ALGORITHMS
         if accuracy in algorithm.accuracies
-        and problem.source.dtype in algorithm.sources
+        and problem.factors in algorithm.factors
         and algorithm.why_not(problem, has_prologue, isa) is None
     ]
 
@@ -90,7 +90,7 @@ def refusals(question: Question) -> dict[str, str]:
         (algorithm.name, algorithm.why_not(question.problem, question.has_prologue, question.isa))
         for algorithm in ALGORITHMS
         if question.accuracy in algorithm.accuracies
-        and question.problem.source.dtype in algorithm.sources
+        and question.problem.factors in algorithm.factors
     )
     return {name: reason for name, reason in reasons if reason is not None}
 

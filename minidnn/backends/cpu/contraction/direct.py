@@ -29,7 +29,7 @@ class Direct(Algorithm):
     are exact in float32 where they are short."""
 
     error = 1.0
-    sources = ("float32", "bfloat16", *BYTES)
+    factors = ("float32", "bfloat16", *BYTES)
 
     def __init__(self, compensated: bool) -> None:
         self.compensated = compensated

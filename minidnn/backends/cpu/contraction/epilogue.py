@@ -11,6 +11,7 @@ from ....fusion.rounding import chooses
 from ....graph.ir import Value
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC
+from ..element import ELEMENTS
 from .numbers import Numbers
 from .problem import BlockedView
 from .scheme import LINE_BYTES, ResultScheme
@@ -196,19 +197,31 @@ class Epilogue:
                 code.line(f"float {name} = sums[{at}];")
                 self._element(code, name, where, v)
 
-    def print_row(self, code: Code, vectors: int) -> None:
-        """From the sums of ``count`` pixels of a row, which lie in ``sums`` as [pixel][vector]
-        [lane], to the stores; ``bias`` is added to them."""
+    def print_rows(self, code: Code, vectors: int, flat_width: str) -> None:
+        """From the sums of pixels ``begin`` to ``end - 1``, which lie in ``sums`` as [pixel]
+        [vector][lane], to the stores; ``bias`` is added to them.  Rows lie ``flat_width`` apart, of
+        which the first ``width`` are pixels of the results."""
         lanes = self.scheme.lanes
         self._lanes(code, vectors)
         for v in range(vectors):
             code.line(f"const {self.sums} b{v} = bias[{v * lanes} + programIndex];")
-        with code.block("for (uniform int column = 0; column < count; column++)"):
-            for v in range(vectors):
-                name = code.fresh()
-                at = f"(column * {vectors} + {v}) * {lanes} + programIndex"
-                code.line(f"const float {name} = (float)(sums[{at}] + b{v});")
-                self._element(code, name, _loop_column, v)
+        code.line(f"uniform int row = begin / {flat_width}, column = begin % {flat_width};")
+        code.line("uniform int left = end - begin;")
+        with code.block("while (left > 0)"):
+            code.line("const uniform int stop = min(column + left, width);")
+            code.line(f"const uniform {self.sums} * uniform at = sums;")
+            code.line(f"const uniform int taken = {flat_width} - column;")
+            with code.block("for (; column < stop; column++)"):
+                for v in range(vectors):
+                    name = code.fresh()
+                    sum = f"at[{v * lanes} + programIndex] + b{v}"
+                    code.line(f"const float {name} = (float)({sum});")
+                    self._element(code, name, self._loop_pixel, v)
+                code.line(f"at += {vectors * lanes};")
+            code.line(f"sums += taken * {vectors * lanes};")
+            code.line("left -= taken;")
+            code.line("row++;")
+            code.line("column = 0;")
 
     def _lanes(self, code: Code, vectors: int) -> None:
         """What a vector of channels needs at all pixels."""
@@ -261,16 +274,18 @@ class Epilogue:
         self, code: Code, operation: Operation, names: dict[Value, str], rounded: set[Value]
     ) -> None:
         """Rounds what an operation reads, as if it had been stored, unless it only chooses."""
-        if self.element.dtype != "bfloat16":
+        dtypes = {value.dtype for value in (operation.output, *operation.operands)}
+        if "bfloat16" not in dtypes:
             return
-        if not operation.vectors and chooses(operation.code, self.element.dtype):
+        chosen = len(dtypes) == 1 and not operation.vectors
+        if chosen and chooses(operation.code, operation.output.dtype):
             if rounded.issuperset(operation.operands):
                 rounded.add(operation.output)
             return
         for value in operation.operands:
-            if value not in rounded:
+            if value not in rounded and value.dtype == "bfloat16":
                 name = code.fresh()
-                code.line(f"float {name} = {self.element.round(names[value])};")
+                code.line(f"float {name} = {ELEMENTS[value.dtype].round(names[value])};")
                 names[value] = name
                 rounded.add(value)
 

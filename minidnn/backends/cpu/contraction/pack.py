@@ -31,7 +31,7 @@ class Prologue:
         self.vectors: tuple[Value, ...] = tuple(dict.fromkeys(vectors))
 
     def apply(self, code: Code) -> str:
-        """The prologue on ``v``, with ``q<i>`` for vectors."""
+        """The prologue on ``v``, with ``q<i>`` for vectors; what it gives is not rounded yet."""
         names: dict[Value, str] = {self.parts.source: "v"}
         result = "v"
         for operation in self.parts.prologue:
@@ -39,9 +39,16 @@ class Prologue:
             arguments += [f"q{self.vectors.index(o.value)}" for o in operation.vectors]
             lines, result = ISPC.print_code(operation.code, arguments, code.fresh)
             code.lines(lines)
-            rounded = ELEMENTS[operation.output.dtype].round(result)
-            result = names[operation.output] = rounded
+            if operation is not self.parts.prologue[-1]:
+                result = ELEMENTS[operation.output.dtype].round(result)
+            names[operation.output] = result
         return result
+
+    def rounded(self, code: Code) -> str:
+        """The same as a number of the dtype that the contraction multiplies."""
+        result = self.apply(code)
+        last = self.parts.prologue[-1:]
+        return ELEMENTS[last[0].output.dtype].round(result) if last else result
 
 
 class Packer(Prologue):
@@ -99,7 +106,7 @@ class Packer(Prologue):
             code.line(f"float v = {self.element.load(f'x[c * {column} + f]')};")
             for i in range(len(self.vectors)):
                 code.line(f"float q{i} = p{i}[f];")
-            code.line(f"packed[(c - c0) * {row} + f] = {self.apply(code)};")
+            code.line(f"packed[(c - c0) * {row} + f] = {self.rounded(code)};")
 
     def _vectors(self, code: Code) -> None:
         """Blocks of channels (one of them, if groups lie in it), or for each output lane its own
@@ -154,7 +161,7 @@ class Packer(Prologue):
                 with code.block("for (uniform int j = 0; j < count; j++)"):
                     read = self.element.load(f"from[j * {source.column} + programIndex]")
                     code.line(f"float v = {read};")
-                    code.line(f"to[j * {lanes} + programIndex] = {self.apply(code)};")
+                    code.line(f"to[j * {lanes} + programIndex] = {self.rounded(code)};")
                 code.line(f"to += count * {lanes};")
                 code.line("c += count;")
                 code.line("row++;")
@@ -188,7 +195,7 @@ class Packer(Prologue):
                 code.line(f"if (real) v = {self.element.load(f'x[{pixel} + at]')};")
             else:
                 code.line(f"float v = {self.element.load(f'xb[{pixel} + programIndex]')};")
-            code.line(f"to[j * {lanes} + programIndex] = {self.apply(code)};")
+            code.line(f"to[j * {lanes} + programIndex] = {self.rounded(code)};")
         code.line(zeros.format("r", "columns"))
 
     def _pixels(self, code: Code) -> None:
@@ -212,5 +219,5 @@ class Packer(Prologue):
                     with code.block("if (!outside && jj >= left && jj < right)"):
                         at = f"xc[y * {row} + (column0 + jj) * {source.column}]"
                         code.line(f"v = {self.element.load(at)};")
-                        code.line(f"v = {self.apply(code)};")
+                        code.line(f"v = {self.rounded(code)};")
                     code.line("to[jj] = v;")

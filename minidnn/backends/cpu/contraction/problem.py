@@ -63,6 +63,7 @@ class Problem:
         outputs: channels of one group that are computed.
         size, out: rows and columns of input and output.
         source, result, others: where the tensors lie.
+        factors: dtype of the numbers that are multiplied; the source may be read in another one.
         width: pixels of a row of ``source`` where several rows are seen as one, though they do
             not lie evenly: they have to be gathered; 0 where they need not.
     """
@@ -82,6 +83,7 @@ class Problem:
     others: tuple[BlockedView, ...]
     is_linear: bool = False
     width: int = 0
+    factors: str = "float32"
 
     @property
     def depth(self) -> int:
@@ -148,6 +150,7 @@ def problem_of(
         others=tuple(
             _view(t, v.type, result_type) for t, v in zip(others, parts.others, strict=True)
         ),
+        factors=weight.dtype,
     )
     return _flattened(problem)
 
@@ -244,6 +247,7 @@ def _linear(
         result=view(result, parts.node.output),
         others=tuple(view(t, v) for t, v in zip(others, parts.others, strict=True)),
         is_linear=True,
+        factors=parts.node.inputs[1].dtype,
     )
 
 

@@ -12,7 +12,7 @@ from ..price import Speed, overlapped
 from ..problem import Problem
 from ..stage import PrintedContraction
 from .kernel import print_dots
-from .scheme import DotScheme, choose_dots, dot_schemes, packing_of
+from .scheme import DotScheme, choose_dots, dot_schemes, merge, packing_of_pairs
 
 
 class Dots(Algorithm):
@@ -21,12 +21,12 @@ class Dots(Algorithm):
     name = "products of pairs"
     error = 1.0
     accuracies = ACCURACIES
-    sources: tuple[str, ...] = ("bfloat16",)
+    factors: tuple[str, ...] = ("bfloat16",)
 
     def why_not(self, problem: Problem, has_prologue: bool, isa: Isa) -> str | None:
         if not isa.products:
             return f"{isa.name} has no instructions for it"
-        if packing_of(problem, isa.lanes) is None:
+        if packing_of_pairs(merge(problem, isa.lanes), isa.lanes) is None:
             return "its input has few channels a group, or does not lie in blocks of channels"
         return None
 
@@ -49,7 +49,7 @@ class Dots(Algorithm):
         return overlapped(scheme.cycles / clock / speed.threads, moved / speed.bandwidth)
 
     def operations(self, scheme: DotScheme) -> int:
-        return scheme.problem.operations
+        return scheme.problem.operations // scheme.merged
 
     def weight_bytes(self, scheme: DotScheme) -> int:
         return scheme.weight_bytes

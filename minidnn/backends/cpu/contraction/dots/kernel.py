@@ -37,6 +37,8 @@ def print_dots(parts: Parts, scheme: DotScheme, threads: int) -> PrintedContract
     pointers += [packed_channels(v, scheme.lanes) for v in printer.packer.vectors]
     pointers += [packed_outputs([v], scheme) for v in printer.epilogue.vectors]
     products = [scheme.products(v, p) for v in printer.vectors for p in printer.pixels]
+    if scheme.multiplies_strangers:
+        products += [scheme.exact_products(v) for v in printer.vectors]
     pieces = dict.fromkeys(piece for each in products for piece in each.pieces)
     stage = Stage(
         KernelSource.named("dots", str(printer.code), beside=tuple(pieces)),
@@ -57,8 +59,9 @@ def grain_of(scheme: DotScheme, threads: int) -> int:
 
 
 def offsets_of(scheme: DotScheme) -> Array:
-    """Where each tap begins behind a pixel."""
-    return np.array(scheme.offsets, np.int32)
+    """Where taps begin, and where they do in runs that are filled up with zeros."""
+    exact = [tap * scheme.run_bytes for tap in range(scheme.taps)]
+    return np.array([*scheme.offsets, *exact], np.int32)
 
 
 class DotKernel:
@@ -84,6 +87,7 @@ class DotKernel:
         tile = scheme.tile
         self.vectors = [tile.vectors] if tile.wide else []
         self.vectors += [tile.vectors - 1] if tile.narrow else []
+        self.exact = scheme.multiplies_strangers
         self.pixels = [scheme.pixels]
         if scheme.tiles:
             self.pixels.append(16)
@@ -92,6 +96,8 @@ class DotKernel:
         code, scheme = self.code, self.scheme
         for vectors in self.vectors:
             code.lines(scheme.products(vectors, p).declaration for p in self.pixels)
+            if self.exact:
+                code.line(scheme.exact_products(vectors).declaration)
         if scheme.tiles:
             code.lines(f'extern "C" void {name}();' for name in self.tiles)
         self.packer.print(code)
@@ -104,23 +110,27 @@ class DotKernel:
                 if scheme.tiles:
                     code.line(f"{self.tiles[0]}();")
                 code.line("uniform int held = -1;")
+                if self.exact:
+                    code.line("uniform bool special = false;")
                 with code.block("for (uniform int t = md_begin; t < md_end; t++)"):
                     self._task()
                 if scheme.tiles:
                     code.line(f"{self.tiles[1]}();")
 
     def _finish(self, vectors: int) -> None:
-        """A function that makes results of the sums of some pixels of a row."""
+        """A function that makes results of the sums of some pixels."""
         code, epilogue = self.code, self.epilogue
         parameters = [PARAMETER, f"const uniform {self.sums} * uniform sums"]
         parameters += [f"const uniform {self.sums} * uniform bias", *epilogue.parameters]
+        parameters += [f"uniform int {name}" for name in ("begin", "end", "width")]
         head = f"static noinline unmasked void @_finish{vectors}("
         with (
-            code.block(head + ", ".join([*parameters, "uniform int count"]) + ")"),
+            code.block(head + ", ".join(parameters) + ")"),
             self.numbers.declared(code),
         ):
             epilogue.begin(code, vectors)
-            epilogue.print_row(code, vectors)
+            flat = self.numbers("flat_width", self.scheme.flat_width)
+            epilogue.print_rows(code, vectors, flat)
 
     def _pixels(self, vectors: int) -> None:
         """A function that computes all pixels of a block for some vectors of channels."""
@@ -132,36 +142,50 @@ class DotKernel:
         parameters += [f"uniform {self.sums} * uniform sums"]
         parameters += [f"const uniform {self.sums} * uniform bias"]
         parameters += [*self.epilogue.parameters, "uniform int height", "uniform int width"]
+        if self.exact:
+            parameters += ["uniform bool special", "uniform unsigned int16 * uniform exact"]
         head = f"static noinline unmasked void @_pixels{vectors}("
         with code.block(head + ", ".join(parameters) + ")"), self.numbers.declared(code):
             flat = number("flat_width", scheme.flat_width)
             code.line(f"const uniform int all = (height - 1) * {flat} + width;")
             code.line(f"for (uniform int q = 0; q < all; q += {scheme.pixels})")
             with code.block(""):
-                given = f"packed + (uniform int64)q * {scheme.step}, offsets, "
-                given += f"{number('taps', scheme.taps)}, "
-                given += f"{number('blocks_of_terms', scheme.blocks_of_terms)}, "
-                given += f"{number('next', scheme.next)}, w, sums"
-                call = f"{scheme.products(vectors).name}({given});"
-                if scheme.tiles:
-                    code.line(f"if (all - q <= 16) {scheme.products(vectors, 16).name}({given});")
-                    call = f"else {call}"
-                code.line(call)
+                taps = number("taps", scheme.taps)
+                counts = f"{taps}, {number('blocks_of_terms', scheme.blocks_of_terms)}"
+                from_ = f"packed + (uniform int64)q * {scheme.step}"
                 code.line(f"const uniform int end = min(q + {scheme.pixels}, all);")
-                with code.block("for (uniform int at = q; at < end;)"):
-                    code.line(f"const uniform int row = at / {flat}, column = at % {flat};")
-                    code.line(f"const uniform int count = min(end - at, {flat} - column);")
-                    code.line("const uniform int wanted = min(count, width - column);")
-                    arguments = ["numbers", f"sums + (at - q) * {vectors * scheme.lanes}", "bias"]
-                    arguments += [
-                        f"{name}_ + row * {number(f'{name}_row', view.row)} + "
-                        f"column * {view.column}"
-                        for name, view in views
-                    ]
-                    arguments += [f"e{i}_" for i in range(len(self.epilogue.vectors))]
-                    arguments += ["first", "limit", "wanted"]
-                    code.line(f"if (wanted > 0) @_finish{vectors}({', '.join(arguments)});")
-                    code.line("at += count;")
+                if self.exact:
+                    with code.block("if (special)"):
+                        self._exact(vectors, from_, counts)
+                given = f"{from_}, offsets, {counts}, {number('next', scheme.next)}, w, sums"
+                calls = [f"{scheme.products(vectors).name}({given});"]
+                if scheme.tiles:
+                    few = scheme.products(vectors, 16).name
+                    calls.insert(0, f"if (all - q <= 16) {few}({given});")
+                for i, call in enumerate(calls):
+                    code.line(f"else {call}" if i or self.exact else call)
+                arguments = ["numbers", "sums", "bias", *(f"{name}_" for name, _ in views)]
+                arguments += [f"e{i}_" for i in range(len(self.epilogue.vectors))]
+                arguments += ["first", "limit", "q", "end", "width"]
+                code.line(f"@_finish{vectors}({', '.join(arguments)});")
+
+    def _exact(self, vectors: int, packed: str, counts: str) -> None:
+        """The sums of a tile, those of each group by themselves."""
+        code, scheme, number = self.code, self.scheme, self.numbers
+        taps, groups = number("taps", scheme.taps), number("merged", scheme.merged)
+        outputs = number("outputs", scheme.outputs)
+        each = number("exact_outputs", scheme.outputs // scheme.merged)
+        count = scheme.pixels * vectors
+        code.line(f"uniform float * uniform own = sums + {scheme.sums_floats};")
+        with code.block(f"for (uniform int g = 0; g < {groups}; g++)"):
+            from_ = f"(const uniform unsigned int16 * uniform)({packed})"
+            code.line(f"@_exact(numbers, {from_}, offsets, exact, end - q, g);")
+            given = f"(const uniform int8 * uniform)exact, offsets + {taps}, {counts}, {2 * BLOCK}"
+            code.line(f"{scheme.exact_products(vectors).name}({given}, w, own);")
+            with code.block(f"for (uniform int i = 0; i < {count}; i++)"):
+                at = f"i * {scheme.lanes} + programIndex"
+                lane = f"first % {outputs} + i % {vectors} * {scheme.lanes} + programIndex"
+                code.line(f"if (({lane}) / {each} == g) sums[{at}] = own[{at}];")
 
     def _pointers(self) -> None:
         code, problem = self.code, self.problem
@@ -206,16 +230,20 @@ class DotKernel:
         stored = f"uniform {self.packer.stored} * uniform"
         code.line(f"{stored} packed = ({stored})md_scratch;")
         behind = number("packed_bytes", scheme.packed_bytes)
-        lines = number("line_bytes", scheme.line_bytes)
+        again = number("again_bytes", scheme.line_bytes + scheme.exact_bytes)
         sums = f"uniform {self.sums} * uniform"
-        code.line(f"{sums} sums = ({sums})(md_scratch + {behind} + {lines});")
+        code.line(f"{sums} sums = ({sums})(md_scratch + {behind} + {again});")
+        beside = f"({stored})(md_scratch + {behind})"
+        if self.exact:
+            code.line(f"{stored} exact = {beside};")
         with code.block(f"if (held != t / {parts})"):
             x_image = number("x_image", problem.source.image)
             given = [f"numbers, x + image * {x_image}", "packed"]
             if scheme.packing == "unrolled":
-                given.append(f"({stored})(md_scratch + {behind})")
+                given.append(beside)
             given += [f"p{i}" for i in range(len(self.packer.vectors))]
-            code.line(f"@_pack({', '.join(given)}, group, r0, r1, c0, c1);")
+            call = f"@_pack({', '.join(given)}, group, r0, r1, c0, c1);"
+            code.line(f"special = {call}" if self.exact else call)
             code.line(f"held = t / {parts};")
         if tile.narrow and tile.wide:
             wide = number("wide", tile.wide)
@@ -247,4 +275,5 @@ class DotKernel:
         given += ["sums", f"bias + {at}", *tensors]
         given += [f"e{i} + {at}" for i in range(len(self.epilogue.vectors))]
         given += ["first", "limit", "r1 - r0", "c1 - c0"]
+        given += ["special", "exact"] if self.exact else []
         code.line(f"@_pixels{vectors}({', '.join(given)});")

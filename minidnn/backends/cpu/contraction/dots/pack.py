@@ -1,13 +1,15 @@
 """Prints the function that packs a block of inputs as products of pairs read it.
 
 It applies the prologue, and puts zeros where the convolution pads and where channels fill up a
-block: what is behind the last pixel is computed with and dropped.
+block: what is behind the last pixel is computed with and dropped.  Where results multiply what they
+do not read by zero, it says whether any of the block is NaN or infinite.
 """
 
 from __future__ import annotations
 
 from .....fusion.contraction import Parts
 from ....codegen.code import Code
+from ...element import ELEMENTS
 from ..numbers import PARAMETER, Numbers
 from ..pack import Prologue
 from .products import BLOCK
@@ -21,11 +23,9 @@ class DotPacker(Prologue):
 
     Attributes:
         stored: ISPC's name of a packed number.
-        stored_bytes: of one.
     """
 
     stored = _SHORT
-    stored_bytes = 2
 
     def __init__(self, parts: Parts, scheme: DotScheme, numbers: Numbers) -> None:
         super().__init__(parts, scheme.problem.source, numbers)
@@ -40,22 +40,30 @@ class DotPacker(Prologue):
         return given + [f"uniform int {n}" for n in ("group", "r0", "r1", "c0", "c1")]
 
     def print(self, code: Code) -> None:
-        head = f"static noinline unmasked void @_pack({', '.join(self.parameters)})"
+        checks = self.scheme.multiplies_strangers
+        given = ", ".join(self.parameters)
+        head = f"static noinline unmasked {'uniform bool' if checks else 'void'} @_pack({given})"
         with code.block(head), self.numbers.declared(code):
+            if checks:
+                code.line("unsigned int most = 0;")
             match self.scheme.packing:
                 case "features":
                     self._rows_of_features(code)
                 case "blocks":
                     self._blocks(code)
-                case "unrolled":
-                    self._unrolled(code)
+                case "rows" | "unrolled":
+                    self._few_channels(code)
+            if checks:
+                code.line("return reduce_max(most) >= 0x7f80;")
+        if checks:
+            self._exact(code)
 
     def _read(self, code: Code, at: str) -> str:
         """A number after the prologue, as it is stored."""
         if not self.parts.prologue:
             return at
         code.line(f"float v = {self.element.load(at)};")
-        return self.element.narrows.format(self.apply(code))
+        return ELEMENTS[self.scheme.problem.factors].narrows.format(self.apply(code))
 
     def _rows_of_features(self, code: Code) -> None:
         inputs = self.numbers("inputs", self.scheme.problem.inputs)
@@ -83,6 +91,7 @@ class DotPacker(Prologue):
         # Of a 1x1 convolution only the pixels that it reads are packed.
         skipped = problem.stride if scheme.reads_all else (1, 1)
         apart, across = number("rows_apart", skipped[0]), skipped[1]
+        step = number("stride_x", problem.stride[1])
         before, left = (number(f"before_{n}", problem.padding[a][0]) for a, n in enumerate("yx"))
         height, columns = (number(f"size_{n}", problem.size[a]) for a, n in enumerate("yx"))
         rows = "r1 - r0" if scheme.reads_all else number("packed_rows", scheme.packed_rows)
@@ -97,7 +106,7 @@ class DotPacker(Prologue):
                 f"(b & 1) * {lanes} + (i % {down} * {phase} + i / {down} * {width}) * {BLOCK};"
             )
             code.line(f"const uniform int y = ({first} + i) * {apart} - {before};")
-            code.line(f"const uniform int x0 = c0 * {across} - {left};")
+            code.line(f"const uniform int x0 = c0 * {step} - {left};")
             code.line(f"const uniform bool outside = b >= {halves} || y < 0 || y >= {height};")
             code.line(f"const uniform int count = {stop};")
             code.line("const uniform int begin = outside ? count : clamp(-x0, 0, count);")
@@ -112,99 +121,102 @@ class DotPacker(Prologue):
                     code.line(f"const float q{i} = p{i}[block * {lanes} + programIndex];")
                 with code.block("for (uniform int j = begin; j < end; j++)"):
                     at = f"from[(x0 + j * {across}) * {source.column} + programIndex]"
-                    code.line(f"to[j * {BLOCK} + programIndex] = {self._read(code, at)};")
+                    read = self._read(code, at)
+                    if scheme.multiplies_strangers:
+                        code.line(f"const {_SHORT} n = {read};")
+                        code.line("most = max(most, (unsigned int)n & 0x7fff);")
+                        read = "n"
+                    code.line(f"to[j * {BLOCK} + programIndex] = {read};")
             code.line(f"for (uniform int j = end; j < count; j++) {zero}")
 
-    def _unrolled(self, code: Code) -> None:
-        """First rows with all channels of a pixel side by side, then what each result reads."""
-        scheme, number, lanes = self.scheme, self.numbers, self.scheme.lanes
+    def _few_channels(self, code: Code) -> None:
+        """Rows of pixels with their few channels side by side."""
+        scheme, number = self.scheme, self.numbers
         problem = scheme.problem
-        source = problem.source
-        inputs = number("inputs", problem.inputs)
-        width = number("line_width", scheme.line_width)
-        taps, between = number("kernel_rows", problem.kernel[0]), problem.dilation
-        down = number("row_stride", problem.stride[0])
-        apart = number("tap_rows_apart", between[0])
+        terms = scheme.row_terms
+        x_row, across = number("x_row", problem.source.row), number("stride_x", problem.stride[1])
+        width, phase = number("packed_width", scheme.packed_width), number("phase", scheme.phase)
+        down, rows = number("row_stride", scheme.row_stride), scheme.packed_rows
         before, left = (number(f"before_{n}", problem.padding[a][0]) for a, n in enumerate("yx"))
         height, columns = (number(f"size_{n}", problem.size[a]) for a, n in enumerate("yx"))
-        across = number("column_stride", problem.stride[1])
-        x_row = number("x_row", source.row)
-        code.line(f"const uniform int rows = (r1 - r0 - 1) * {down} + ({taps} - 1) * {apart} + 1;")
-        code.line(f"const uniform int x0 = c0 * {across} - {left};")
-        with code.block("for (uniform int i = 0; i < rows; i++)"):
-            code.line(f"const uniform int y = r0 * {down} - {before} + i;")
+        with code.block(
+            f"for (uniform int i = 0; i < {number('packed_rows', rows)} * {down}; i++)"
+        ):
+            code.line(
+                f"uniform {_SHORT} * uniform to = packed + "
+                f"(i % {down} * {phase} + i / {down} * {width}) * {terms};"
+            )
+            code.line(f"const uniform int y = r0 * {down} + i - {before};")
+            code.line(f"const uniform int x0 = c0 * {across} - {left};")
             code.line(f"const uniform bool outside = y < 0 || y >= {height};")
-            code.line(f"uniform {_SHORT} * uniform to = lines + i * {width} * {inputs};")
-            if source.block == lanes:
-                with code.block(f"for (uniform int j = 0; j < {width}; j++)"):
-                    code.line("const uniform int at = x0 + j;")
-                    code.line(f"{_SHORT} value = 0;")
-                    with code.block(f"if (!outside && at >= 0 && at < {columns})"):
-                        for i in range(len(self.vectors)):
-                            code.line(f"const float q{i} = p{i}[programIndex];")
-                        read = f"x[y * {x_row} + at * {source.column} + programIndex]"
-                        code.line(f"value = {self._read(code, read)};")
-                    code.line(f"to[j * {inputs} + programIndex] = value;")
-            else:
-                plane = number("x_plane", source.plane)
-                with code.block(f"for (uniform int c = 0; c < {inputs}; c++)"):
-                    for i in range(len(self.vectors)):
-                        code.line(f"const float q{i} = p{i}[c];")
-                    code.line(
-                        f"{self.pointer} from = x + (uniform int64)c * {plane} + y * {x_row};"
-                    )
-                    with code.block(f"foreach (j = 0 ... {width})"):
-                        code.line("const int at = x0 + j;")
-                        code.line(f"{_SHORT} value = 0;")
-                        with code.block(f"if (!outside && at >= 0 && at < {columns})"):
-                            read = self._read(code, f"from[at * {source.column}]")
-                            code.line(f"value = {read};")
-                        code.line(f"to[j * {inputs} + c] = value;")
-        self._windows(code)
+            code.line(f"const uniform int begin = outside ? {width} : clamp(-x0, 0, {width});")
+            end = f"clamp({columns} - x0, begin, {width})"
+            code.line(f"const uniform int end = outside ? {width} : {end};")
+            zeros = "foreach (f = {} * {terms} ... {} * {terms}) {{ to[f] = 0; }}"
+            code.line(zeros.format(0, "begin", terms=terms))
+            with code.block("if (begin < end)"):
+                code.line(f"{self.pointer} from = x + (uniform int64)y * {x_row};")
+                if problem.source.block == 1:
+                    self._planes(code)
+                else:
+                    self._pixels(code)
+            code.line(zeros.format("end", width, terms=terms))
+        size = number("packed_plane", scheme.plane_bytes // 2)
+        run = number("run", scheme.run_bytes // 2)
+        code.line(f"foreach (f = 0 ... {run}) {{ packed[{size} + f] = 0; }}")
 
-    def _windows(self, code: Code) -> None:
-        scheme, number, lanes = self.scheme, self.numbers, self.scheme.lanes
-        problem = scheme.problem
-        size = number("packed_pixel", scheme.pixel_bytes // self.stored_bytes)
-        inputs, width = number("inputs", problem.inputs), number("line_width", scheme.line_width)
-        down, apart = (
-            number("row_stride", problem.stride[0]),
-            number("tap_rows_apart", problem.dilation[0]),
-        )
-        across = number("column_stride", problem.stride[1])
-        rows, columns = problem.kernel
-        taps = number("kernel_rows", rows)
-        side = problem.dilation[1] == 1
-        run = number("run", problem.inputs * (columns if side else 1))
-        many = number("runs", 1 if side else columns)
-        beside = number("tap_columns_apart", problem.dilation[1])
-        with code.block("for (uniform int r = 0; r < r1 - r0; r++)"):
-            code.line("uniform int count = c1 - c0;")
-            with code.block("for (uniform int c = 0; c < count; c++)"):
-                code.line(
-                    f"uniform {self.stored} * uniform to = packed + (r * count + c) * {size};"
-                )
-                code.line(f"uniform {self.stored} * uniform last = to + {size};")
-                with (
-                    code.block(f"for (uniform int ky = 0; ky < {taps}; ky++)"),
-                    code.block(f"for (uniform int kx = 0; kx < {many}; kx++)"),
-                ):
-                    code.line(
-                        f"const uniform {self.stored} * uniform from = lines + ((r * {down} + "
-                        f"ky * {apart}) * {width} + c * {across} + kx * {beside}) * {inputs};"
-                    )
-                    # Whole vectors: what is behind a run is written again by the next one.
-                    with code.block(f"for (uniform int f = 0; f < {run}; f += {lanes})"):
-                        code.line(
-                            f"if (to + f + {lanes} <= last) "
-                            "to[f + programIndex] = from[f + programIndex];"
-                        )
-                        code.line(
-                            f"else if (f + programIndex < {run}) "
-                            "to[f + programIndex] = from[f + programIndex];"
-                        )
-                    code.line(f"to += {run};")
-                code.line(
-                    "for (; to < last; to += programCount) "
-                    "if (to + programIndex < last) to[programIndex] = 0;"
-                )
+    def _planes(self, code: Code) -> None:
+        """Puts together the channels of each pixel of a row."""
+        terms, inputs = self.scheme.row_terms, self.scheme.problem.inputs
+        plane = self.numbers("x_plane", self.scheme.problem.source.plane)
+        column = self.scheme.problem.source.column
+        whole = f"unsigned int{16 * terms}"
+        code.line(f"uniform {whole} * uniform whole = (uniform {whole} * uniform)to;")
+        with code.block("foreach (j = begin ... end)"):
+            for c in range(inputs):
+                code.line(f"unsigned int n{c};")
+                with code.block(""):
+                    for i in range(len(self.vectors)):
+                        code.line(f"const uniform float q{i} = p{i}[{c}];")
+                    at = f"(from + {c} * (uniform int64){plane})[(x0 + j) * {column}]"
+                    code.line(f"n{c} = {self._read(code, at)};")
+                code.line(f"most = max(most, n{c} & 0x7fff);")
+            joined = [f"(({whole})n{c} << {16 * c})" for c in range(inputs)]
+            code.line(f"whole[j] = {' | '.join(joined)};")
+
+    def _pixels(self, code: Code) -> None:
+        """Copies the pixels of a row, whose channels lie side by side."""
+        terms, column = self.scheme.row_terms, self.scheme.problem.source.column
+        for i in range(len(self.vectors)):
+            code.line(f"const float q{i} = p{i}[programIndex];")
+        with code.block("for (uniform int j = begin; j < end; j++)"):
+            read = self._read(code, f"from[(x0 + j) * {column} + programIndex]")
+            code.line(f"const unsigned int16 n = {read};")
+            code.line("most = max(most, (unsigned int)n & 0x7fff);")
+            code.line(f"to[j * {terms} + programIndex] = n;")
+
+    def _exact(self, code: Code) -> None:
+        """A function that packs the terms of some pixels once more, those of one group, and zeros
+        in place of others."""
+        scheme, number = self.scheme, self.numbers
+        parameters = [PARAMETER, f"const uniform {_SHORT} * uniform from"]
+        parameters += ["const uniform int32 * uniform offsets", f"uniform {_SHORT} * uniform to"]
+        parameters += ["uniform int count", "uniform int group"]
+        head = f"static noinline unmasked void @_exact({', '.join(parameters)})"
+        with (
+            code.block(head),
+            self.numbers.declared(code),
+            code.block("for (uniform int p = 0; p < count; p++)"),
+        ):
+            step, taps = number("pixel_step", scheme.step // 2), number("taps", scheme.taps)
+            run, next = number("run", scheme.run_bytes // 2), number("next", scheme.next)
+            real = number("exact_terms", scheme.exact_terms)
+            with code.block(f"for (uniform int tap = 0; tap < {taps}; tap++)"):
+                code.line(f"uniform {_SHORT} * uniform y = to + (p * {taps} + tap) * {run};")
+                with code.block(f"for (uniform int b = 0; b < {run} / {BLOCK}; b++)"):
+                    code.line(f"const uniform {_SHORT} * uniform x = from + p * {step};")
+                    code.line(f"x += offsets[tap] / 2 + b * ({next} / 2);")
+                    with code.block(f"foreach (f = 0 ... {BLOCK})"):
+                        code.line(f"{_SHORT} term = 0;")
+                        code.line(f"if ((b * {BLOCK} + f) / {real} == group) term = x[f];")
+                        code.line(f"y[b * {BLOCK} + f] = term;")

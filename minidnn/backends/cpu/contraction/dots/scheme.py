@@ -9,7 +9,7 @@ dropped.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -19,18 +19,21 @@ from ..problem import Problem
 from ..tiling import Tile, split_vectors
 from .products import BLOCK, Products
 
-Packing = Literal["blocks", "features", "unrolled"]
+Packing = Literal["blocks", "features", "rows", "unrolled"]
 
 _VECTORS = 2
 _MOST_PIXELS = 14
 """Of a tile of vectors: two sums a pixel leave room for weights."""
 _TILE_PIXELS = 32
 
-_BLOCK_BYTES = 256 << 10
+_BLOCK_BYTES = 384 << 10
 """About so many packed bytes of a task: they stay in a second-level cache beside weights."""
 
 MOST_UNROLLED = 16
 """Input channels at most of which a pixel's taps are packed side by side."""
+
+MOST_PLANES = 4
+"""Input channels in planes at most of which pixels are packed side by side."""
 
 # Cycles, about those of current processors.
 _STEP = {"vectors": 16 * 0.5, "tiles": 16.0}
@@ -39,6 +42,7 @@ _CALL = 30.0
 _FINISH = 5.0
 _PACK = 2.0
 _UNROLL = 4.0
+_INTERLEAVE = 16.0
 _TASK = 200.0
 _WEIGHT_BYTES = 32.0
 
@@ -48,10 +52,14 @@ class DotScheme:
     """Everything that a printed kernel follows.
 
     Attributes:
-        packing: "blocks" of 32 channels for each pixel; "features" of a row side by side;
-            "unrolled": all that one result reads, side by side.
+        packing: "blocks" of 32 channels for each pixel; "features" of a row side by side; "rows":
+            the few channels of each pixel, so that taps of one row of the kernel are one run of
+            terms, filled up by what lies behind it, times weights of zero; "unrolled": all that one
+            result reads, side by side.
         pixels: of a tile.
         block: rows of results of one task (columns if there is one row).
+        merged: groups of the contraction that one group of ``problem`` stands for, with weights
+            of zero between them.
     """
 
     problem: Problem
@@ -61,6 +69,7 @@ class DotScheme:
     pixels: int
     tile: Tile
     block: int
+    merged: int = 1
 
     @property
     def streams(self) -> bool:
@@ -110,12 +119,25 @@ class DotScheme:
     @property
     def reads_all(self) -> bool:
         """Whether inputs are packed pixel by pixel of the results, with no taps of their own."""
-        return self.packing != "blocks" or self.problem.kernel == (1, 1)
+        whole = self.packing in ("features", "unrolled")
+        return whole or self.problem.kernel == self.runs == (1, 1)
+
+    @property
+    def runs(self) -> tuple[int, int]:
+        """Taps that are one run of terms each."""
+        return (1, self.problem.kernel[1]) if self.packing == "rows" else (1, 1)
+
+    @property
+    def row_terms(self) -> int:
+        """Numbers of a pixel whose few channels lie side by side."""
+        return next(n for n in (1, 2, 4, self.lanes) if n >= self.problem.inputs)
 
     @property
     def terms(self) -> int:
-        """Numbers of a packed pixel."""
-        return self.problem.depth if self.packing == "unrolled" else self.problem.inputs
+        """Numbers that are multiplied for a tap, or a run of taps."""
+        if self.packing == "unrolled":
+            return self.problem.depth
+        return self.runs[1] * self.row_terms if self.packing == "rows" else self.problem.inputs
 
     @property
     def blocks_of_terms(self) -> int:
@@ -123,7 +145,8 @@ class DotScheme:
 
     @property
     def taps(self) -> int:
-        return 1 if self.reads_all else self.problem.kernel[0] * self.problem.kernel[1]
+        rows, columns = self.problem.kernel
+        return 1 if self.reads_all else rows * columns // self.runs[1]
 
     @property
     def row_stride(self) -> int:
@@ -169,7 +192,9 @@ class DotScheme:
     @property
     def pixel_bytes(self) -> int:
         """From a packed pixel to its neighbour."""
-        return 2 * (BLOCK if self.packing == "blocks" else self.blocks_of_terms * BLOCK)
+        if self.packing == "rows":
+            return 2 * self.row_terms
+        return 2 * BLOCK * (1 if self.packing == "blocks" else self.blocks_of_terms)
 
     @property
     def step(self) -> int:
@@ -178,8 +203,8 @@ class DotScheme:
 
     @property
     def plane_bytes(self) -> int:
-        """Bytes of a block of 32 channels of all packed pixels."""
-        return 2 * BLOCK * self.row_stride * self.phase
+        """Bytes of a block of 32 channels of all packed pixels, or of few channels of them."""
+        return self.pixel_bytes * self.row_stride * self.phase
 
     @property
     def next(self) -> int:
@@ -196,17 +221,23 @@ class DotScheme:
         for row in range(rows):
             place, phase = divmod(row * down, self.row_stride)
             start = phase * self.phase + place * self.packed_width
-            found += [self.pixel_bytes * (start + column * across) for column in range(columns)]
+            apart = range(0, columns, self.runs[1])
+            found += [self.pixel_bytes * (start + column * across) for column in apart]
         return found
 
     @property
     def packed_bytes(self) -> int:
         """Bytes of a packed block, with what the last tile reads behind it."""
+        return _up(self.block_bytes + self.pixels * self.step, 64)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a packed block."""
         if self.packing == "blocks":
-            size = self.blocks_of_terms * self.plane_bytes
-        else:
-            size = self.shape[0] * self.shape[1] * self.pixel_bytes
-        return _up(size + self.pixels * self.step, 64)
+            return self.blocks_of_terms * self.plane_bytes
+        if self.packing == "rows":
+            return self.plane_bytes + self.run_bytes
+        return self.shape[0] * self.shape[1] * self.pixel_bytes
 
     @property
     def line_bytes(self) -> int:
@@ -224,17 +255,48 @@ class DotScheme:
         return (self.shape[1] - 1) * self.problem.stride[1] + (columns - 1) * across + 1
 
     @property
+    def run_bytes(self) -> int:
+        """Bytes of the terms of a tap, or a run of taps, with what fills them up."""
+        return 2 * BLOCK * self.blocks_of_terms
+
+    @property
+    def multiplies_strangers(self) -> bool:
+        """Whether results multiply what they do not read by zero, of which NaN and infinities
+        would be NaN: where there are any, terms are packed once more, with zeros in their place."""
+        return self.packing == "rows" or self.merged > 1
+
+    @property
+    def exact_terms(self) -> int:
+        """Terms of a tap that belong together."""
+        return self.terms // self.merged
+
+    @property
+    def exact_step(self) -> int:
+        """Bytes of all terms of a result, packed once more."""
+        return self.taps * self.run_bytes
+
+    @property
+    def exact_bytes(self) -> int:
+        """Bytes of those of a tile."""
+        return self.pixels * self.exact_step if self.multiplies_strangers else 0
+
+    @property
     def sums_floats(self) -> int:
         return self.pixels * self.tile.vectors * self.lanes
 
     @property
     def scratch_bytes(self) -> int:
-        return self.packed_bytes + self.line_bytes + 4 * self.sums_floats
+        sums = 2 if self.multiplies_strangers else 1
+        again = self.line_bytes + self.exact_bytes
+        return self.packed_bytes + again + sums * 4 * self.sums_floats
 
     # Products
 
     def products(self, vectors: int, pixels: int | None = None) -> Products:
         return Products(pixels or self.pixels, vectors, self.step, self.tiles)
+
+    def exact_products(self, vectors: int) -> Products:
+        return Products(self.pixels, vectors, self.exact_step, self.tiles)
 
     @property
     def flat_pixels(self) -> int:
@@ -245,7 +307,8 @@ class DotScheme:
     def cycles(self) -> float:
         """Of one thread for everything, about."""
         problem = self.problem
-        count = -(-self.flat_pixels // self.pixels) * self.pixels
+        unit = 16 if self.tiles else self.pixels
+        count = -(-self.flat_pixels // unit) * unit
         steps = self.taps * self.blocks_of_terms
         each = _STEP["tiles"] / 16 if self.tiles else _STEP["vectors"]
         vectors = self.slots // self.lanes
@@ -259,8 +322,11 @@ class DotScheme:
     @property
     def pack_cycles(self) -> float:
         """Of one block."""
+        planes = self.packing == "rows" and self.problem.source.block == 1
         lines = (self.packed_bytes + self.line_bytes) / 64
-        return lines * (_UNROLL if self.packing == "unrolled" else _PACK)
+        if self.packing == "unrolled":
+            return lines * _UNROLL
+        return lines * (_INTERLEAVE if planes else _PACK)
 
     @property
     def weight_bytes(self) -> int:
@@ -279,17 +345,55 @@ class DotScheme:
 def packing_of(problem: Problem, lanes: int) -> Packing | None:
     """How inputs are packed; None if they lie otherwise than is packed here."""
     source = problem.source
-    spread = problem.groups > 1 and (problem.outputs < lanes or problem.inputs % lanes)
-    if spread or problem.width:
+    if _spreads(problem, lanes) or problem.width:
         return None
-    if source.contiguous and problem.kernel == (1, 1) and problem.groups == 1:
-        return "features" if source.plane == 0 else None
+    in_rows = source.contiguous and source.plane == 0
+    if in_rows and problem.kernel == (1, 1) and problem.groups == 1:
+        return "features"
     if source.block == lanes:
         exact = problem.groups == 1 and problem.inputs == lanes
         return "unrolled" if exact and problem.kernel != (1, 1) else "blocks"
     if source.block == 1 and problem.inputs <= MOST_UNROLLED and problem.groups == 1:
         return "unrolled"
     return None
+
+
+def packing_of_pairs(problem: Problem, lanes: int) -> Packing | None:
+    """The same, in which few channels lie in rows; None also if they cannot."""
+    found = packing_of(problem, lanes)
+    if found != "unrolled":
+        return found
+    few = problem.source.block == lanes or problem.inputs <= MOST_PLANES
+    return "rows" if few and problem.dilation[1] == 1 else None
+
+
+def _spreads(problem: Problem, lanes: int) -> bool:
+    """Whether a vector has channels of several groups."""
+    return problem.groups > 1 and (problem.outputs < lanes or problem.inputs % lanes != 0)
+
+
+def merged_groups(problem: Problem, lanes: int) -> int:
+    """How many groups are computed as one, so that vectors have channels of one group; 1 where they
+    have, or where no number of groups does."""
+    if not _spreads(problem, lanes):
+        return 1
+    for wanted in (BLOCK, lanes):
+        for count in range(2, problem.groups + 1):
+            whole = count * problem.inputs % wanted == count * problem.outputs % lanes == 0
+            if whole and problem.groups % count == 0:
+                return count
+    return 1
+
+
+def merge(problem: Problem, lanes: int) -> Problem:
+    """A contraction with groups merged."""
+    count = merged_groups(problem, lanes)
+    return replace(
+        problem,
+        groups=problem.groups // count,
+        inputs=problem.inputs * count,
+        outputs=problem.outputs * count,
+    )
 
 
 @lru_cache(4096)
@@ -307,7 +411,9 @@ def choose_dots(problem: Problem, isa: Isa, threads: int) -> DotScheme:
 
 def dot_schemes(problem: Problem, isa: Isa) -> Iterator[DotScheme]:
     """Schemes with blocks of all sizes that fit, or one of the smallest."""
-    packing = packing_of(problem, isa.lanes)
+    merged = merged_groups(problem, isa.lanes)
+    problem = merge(problem, isa.lanes)
+    packing = packing_of_pairs(problem, isa.lanes)
     assert packing is not None
     wide, narrow = split_vectors(-(-problem.outputs // isa.lanes), _VECTORS)
     vectors = _VECTORS if wide else 1
@@ -319,24 +425,19 @@ def dot_schemes(problem: Problem, isa: Isa) -> Iterator[DotScheme]:
     sizes = dict.fromkeys(-(-size // count) for count in counts)
     first = True
     for block in sorted(sizes):
-        scheme = _scheme(
-            problem, isa.lanes, packing, tiles, Tile(1, 1, vectors, wide, narrow), block
-        )
-        if not first and scheme.packed_bytes + scheme.line_bytes > _BLOCK_BYTES:
+        tile = Tile(1, 1, vectors, wide, narrow)
+        scheme = DotScheme(problem, isa.lanes, packing, tiles, _TILE_PIXELS, tile, block, merged)
+        if not tiles:
+            scheme = replace(scheme, pixels=_pixels(scheme.flat_pixels))
+        if not first and scheme.block_bytes > _BLOCK_BYTES:
             break
         first = False
         yield scheme
 
 
-def _scheme(
-    problem: Problem, lanes: int, packing: Packing, tiles: bool, tile: Tile, block: int
-) -> DotScheme:
-    scheme = DotScheme(problem, lanes, packing, tiles, _TILE_PIXELS, tile, block)
-    if tiles:
-        return scheme
-    count = scheme.flat_pixels
-    pixels = min(range(1, _MOST_PIXELS + 1), key=lambda n: (-(-count // n) * (max(n, 5) + 1), -n))
-    return DotScheme(problem, lanes, packing, tiles, pixels, tile, block)
+def _pixels(count: int) -> int:
+    """Of a tile of vectors, for so many pixels."""
+    return min(range(1, _MOST_PIXELS + 1), key=lambda n: (-(-count // n) * (max(n, 5) + 1), -n))
 
 
 def _up(number: int, multiple: int) -> int:

@@ -18,18 +18,35 @@ def packed_pairs(weight: Value, scheme: DotScheme) -> partial[Array]:
     """Weights (O, I, KH, KW) or (O, I) as [group][tile group][block of inputs][tap][pair][vector]
     [lane][2], in bfloat16.
 
-    Where a pixel's taps are packed as channels, they are channels here, the last of them input
+    Where taps of a row are packed as channels, they are channels here, the last of them input
     channels.  Outputs and inputs that fill up are zero.
     """
     return partial(_pack, weight, scheme)
 
 
+def _merged(given: Array, scheme: DotScheme) -> Array:
+    """Weights (O, I, KH, KW) of groups that are computed as one: zero between them."""
+    problem, count = scheme.problem, scheme.merged
+    outputs, inputs = problem.outputs // count, problem.inputs // count
+    whole = np.zeros((problem.groups, count, outputs, count, inputs, given[0, 0].size), np.uint16)
+    parts = given.reshape(problem.groups, count, outputs, inputs, -1)
+    for i in range(count):
+        whole[:, i, :, i] = parts[:, i]
+    return whole
+
+
 def _pack(weight: Value, scheme: DotScheme) -> Array:
     problem, lanes, tile = scheme.problem, scheme.lanes, scheme.tile
     given = to_bits(data_of(weight), "bfloat16")
+    if scheme.merged > 1:
+        given = _merged(given, scheme)
     given = given.reshape(problem.groups, problem.outputs, problem.inputs, -1)
-    if scheme.packing == "unrolled":
-        given = given.swapaxes(2, 3).reshape(problem.groups, problem.outputs, -1, 1)
+    if scheme.packing == "rows":
+        rows, columns = problem.kernel
+        spread = np.zeros((problem.outputs, columns, scheme.row_terms, rows), np.uint16)
+        found = given.reshape(problem.outputs, problem.inputs, rows, columns)
+        spread[:, :, : problem.inputs] = found.transpose(0, 3, 1, 2)
+        given = spread.reshape(1, problem.outputs, -1, rows)
     _, _, inputs, taps = given.shape
     padded = np.zeros(
         (problem.groups, scheme.slots, scheme.blocks_of_terms * BLOCK, taps), np.uint16

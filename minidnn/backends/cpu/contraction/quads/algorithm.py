@@ -20,7 +20,7 @@ class Quads(Dots):
 
     name = "products of quads"
     error = 0.0
-    sources: tuple[str, ...] = BYTES
+    factors: tuple[str, ...] = BYTES
 
     def why_not(self, problem: Problem, has_prologue: bool, isa: Isa) -> str | None:
         if not isa.quads:

@@ -21,7 +21,6 @@ class QuadPacker(DotPacker):
     """Prints ``@_pack`` for a scheme."""
 
     stored = _BYTE
-    stored_bytes = 1
 
     def __init__(self, parts: Parts, scheme: QuadScheme, numbers: Numbers) -> None:
         super().__init__(parts, scheme, numbers)
@@ -86,7 +85,7 @@ class QuadPacker(DotPacker):
                     code.line(f"to[j * {BLOCK} + programIndex] = {self._packed(at)};")
             code.line(f"for (uniform int j = end; j < count; j++) {zero}")
 
-    def _unrolled(self, code: Code) -> None:
+    def _few_channels(self, code: Code) -> None:
         """First rows with all channels of a pixel side by side, then what each result reads."""
         scheme, number, lanes = self.scheme, self.numbers, self.scheme.lanes
         problem = scheme.problem
@@ -127,3 +126,48 @@ class QuadPacker(DotPacker):
                     read = f"x[y * {x_row} + (x0 + j) * {source.column} + programIndex]"
                     code.line(f"to[j * {inputs} + programIndex] = {self._packed(read)};")
         self._windows(code)
+
+    def _windows(self, code: Code) -> None:
+        scheme, number, lanes = self.scheme, self.numbers, self.scheme.lanes
+        problem = scheme.problem
+        size = number("packed_pixel", scheme.pixel_bytes)
+        inputs, width = number("inputs", problem.inputs), number("line_width", scheme.line_width)
+        down, apart = (
+            number("row_stride", problem.stride[0]),
+            number("tap_rows_apart", problem.dilation[0]),
+        )
+        across = number("column_stride", problem.stride[1])
+        rows, columns = problem.kernel
+        taps = number("kernel_rows", rows)
+        side = problem.dilation[1] == 1
+        run = number("run", problem.inputs * (columns if side else 1))
+        many = number("runs", 1 if side else columns)
+        beside = number("tap_columns_apart", problem.dilation[1])
+        with code.block("for (uniform int r = 0; r < r1 - r0; r++)"):
+            code.line("uniform int count = c1 - c0;")
+            with code.block("for (uniform int c = 0; c < count; c++)"):
+                code.line(f"uniform {_BYTE} * uniform to = packed + (r * count + c) * {size};")
+                code.line(f"uniform {_BYTE} * uniform last = to + {size};")
+                with (
+                    code.block(f"for (uniform int ky = 0; ky < {taps}; ky++)"),
+                    code.block(f"for (uniform int kx = 0; kx < {many}; kx++)"),
+                ):
+                    code.line(
+                        f"const uniform {_BYTE} * uniform from = lines + ((r * {down} + "
+                        f"ky * {apart}) * {width} + c * {across} + kx * {beside}) * {inputs};"
+                    )
+                    # Whole vectors: what is behind a run is written again by the next one.
+                    with code.block(f"for (uniform int f = 0; f < {run}; f += {lanes})"):
+                        code.line(
+                            f"if (to + f + {lanes} <= last) "
+                            "to[f + programIndex] = from[f + programIndex];"
+                        )
+                        code.line(
+                            f"else if (f + programIndex < {run}) "
+                            "to[f + programIndex] = from[f + programIndex];"
+                        )
+                    code.line(f"to += {run};")
+                code.line(
+                    "for (; to < last; to += programCount) "
+                    "if (to + programIndex < last) to[programIndex] = 0;"
+                )
