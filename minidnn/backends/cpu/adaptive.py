@@ -8,12 +8,14 @@ neighbouring pixels.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from ...graph.operators import AdaptiveAvgPool2d
 from ...graph.types import TensorType
 from ..codegen.kernel import KernelSource
 from .contraction.stage import Stage, Workspace
+from .element import ELEMENTS, Element
 from .isa import Isa
 from .staged import PART, Staged, stage
 from .tensor import Tensor
@@ -25,8 +27,8 @@ _ADAPTIVE = """\
 MD_KERNEL(@) {{
   for (uniform int64 t = md_begin; t < md_end; t++) {{
     const uniform int64 image = t / {blocks}, block = t % {blocks};
-    const uniform float * uniform x = MD_IN(float, 0) + image * {x_image} + block * {x_plane};
-    uniform float * uniform y = MD_OUT(float, 1) + image * {y_image} + block * {y_plane};
+    const uniform {x} * uniform x = MD_IN({x}, 0) + image * {x_image} + block * {x_plane};
+    uniform {y} * uniform y = MD_OUT({y}, 1) + image * {y_image} + block * {y_plane};
     for (uniform int i = 0; i < {rows}; i++) {{
       const uniform int top = i * {height} / {rows};
       const uniform int bottom = ((i + 1) * {height} + {rows} - 1) / {rows};
@@ -37,11 +39,11 @@ MD_KERNEL(@) {{
         for (uniform int r = top; r < bottom; r++) {{
           float row = 0.0f;
           for (uniform int c = left; c < right; c++)
-            row += x[(r * {width} + c) * {lanes} + programIndex];
+            row += {read};
           total += row;
         }}
-        y[(i * {columns} + j) * {lanes} + programIndex] =
-          total / (uniform float)((bottom - top) * (right - left));
+        const float value = total / (uniform float)((bottom - top) * (right - left));
+        {store}
       }}
     }}
   }}
@@ -56,7 +58,14 @@ def print_adaptive(
     if op.is_long(type):
         return _print_long(op, type.shape[0], source, result, isa)
     batch = type.shape[0]
+    x, y = ELEMENTS[source.dtype], ELEMENTS[result.dtype]
+    at = f"(r * {source.columns} + c) * {isa.lanes} + programIndex"
+    to = f"(i * {result.columns} + j) * {isa.lanes} + programIndex"
     text = _ADAPTIVE.format(
+        x=x.type,
+        y=y.type,
+        read=x.load(f"x[{at}]"),
+        store=y.store(f"y[{to}]", "value"),
         blocks=source.blocks,
         x_image=source.image,
         x_plane=source.plane,
@@ -66,7 +75,6 @@ def print_adaptive(
         width=source.columns,
         rows=result.rows,
         columns=result.columns,
-        lanes=isa.lanes,
     )
     kernel = KernelSource.named("adaptive", text)
     return Staged((Stage(kernel, (0, 1), batch * source.blocks),))
@@ -75,10 +83,10 @@ def print_adaptive(
 # The sum of up to 4096 pixels side by side, each of one number (of a row in NCHW) or of as many
 # as there are lanes: blocks of 256 in 16 sums, of which halves are added to halves.
 _PLANAR_SUM = """\
-static inline uniform float @_sum(const uniform float * uniform x, uniform int count) {
+static inline uniform float @_sum(const uniform <type> * uniform x, uniform int count) {
   uniform float total = 0.0f;
   if (count <= 16) {
-    for (uniform int i = 0; i < count; i++) total += x[i];
+    for (uniform int i = 0; i < count; i++) total += <x[i]>;
     return total;
   }
   for (uniform int b = 0; b < count; b += 256) {
@@ -87,11 +95,13 @@ static inline uniform float @_sum(const uniform float * uniform x, uniform int c
     float part[<vectors>];
     for (uniform int v = 0; v < <vectors>; v++) part[v] = 0.0f;
     for (uniform int i = b; i < whole; i += 16) {
-      for (uniform int v = 0; v < <vectors>; v++) part[v] += x[i + v * programCount + programIndex];
+      for (uniform int v = 0; v < <vectors>; v++) {
+        part[v] += <x[i + v * programCount + programIndex]>;
+      }
     }
     for (uniform int v = 0; v < <vectors>; v++) {
       const int i = whole + v * programCount + programIndex;
-      if (i < end) part[v] += x[i];
+      if (i < end) part[v] += <x[i]>;
     }
     float sum = part[0];
     if (<vectors> == 2) sum += part[<vectors> - 1];
@@ -102,10 +112,10 @@ static inline uniform float @_sum(const uniform float * uniform x, uniform int c
 }
 """
 _BLOCKED_SUM = """\
-static inline float @_sum(const uniform float * uniform x, uniform int count) {
+static inline float @_sum(const uniform <type> * uniform x, uniform int count) {
   float total = 0.0f;
   if (count <= 16) {
-    for (uniform int i = 0; i < count; i++) total += x[i * programCount + programIndex];
+    for (uniform int i = 0; i < count; i++) total += <x[i * programCount + programIndex]>;
     return total;
   }
   for (uniform int b = 0; b < count; b += 256) {
@@ -117,10 +127,12 @@ static inline float @_sum(const uniform float * uniform x, uniform int count) {
       uniform int i = b + 8 * half;
       for (; i + 8 <= end; i += 16) {
         for (uniform int l = 0; l < 8; l++) {
-          part[l] += x[(i + l) * programCount + programIndex];
+          part[l] += <x[(i + l) * programCount + programIndex]>;
         }
       }
-      for (uniform int l = 0; i + l < end; l++) part[l] += x[(i + l) * programCount + programIndex];
+      for (uniform int l = 0; i + l < end; l++) {
+        part[l] += <x[(i + l) * programCount + programIndex]>;
+      }
       for (uniform int l = 0; l < 8; l++) sums[l] = half == 0 ? part[l] : sums[l] + part[l];
     }
     for (uniform int half = 4; half > 0; half /= 2) {
@@ -134,7 +146,7 @@ static inline float @_sum(const uniform float * uniform x, uniform int count) {
 
 # The sum of any number of pixels: segments are added 16 at a time, and these sums again.
 _LONG_SUM = """\
-static inline {number} @_long(const uniform float * uniform x, uniform int count) {{
+static inline {number} @_long(const uniform {type} * uniform x, uniform int count) {{
   if (count <= {segment}) return @_sum(x, count);
   {number} levels[6];
   for (uniform int l = 0; l < 6; l++) levels[l] = 0.0f;
@@ -164,8 +176,8 @@ MD_KERNEL(@) {{
   for (uniform int64 t = md_begin; t < md_end; t++) {{
     const uniform int64 plane = t / n[4], first = t % n[4] * n[3];
     const uniform int64 past = first + n[3] < n[1] ? first + n[3] : n[1];
-    const uniform float * uniform x =
-      MD_IN(float, 0) + (plane / n[0] * n[6] + plane % n[0] * n[7]);
+    const uniform {type} * uniform x =
+      MD_IN({type}, 0) + (plane / n[0] * n[6] + plane % n[0] * n[7]);
     for (uniform int64 j = 0; j < n[5]; j++) {{
       const uniform int64 left = n[8 + 2 * j];
       const uniform int count = (uniform int)(n[9 + 2 * j] - left);
@@ -182,9 +194,9 @@ for (uniform int64 r = first; r < past; r++) {{
       }}"""
 _ROWS_BESIDE = """\
 foreach (r = first ... past) {{
-        const uniform float * uniform z = x + left;
+        const uniform {type} * uniform z = x + left;
         float sum = 0.0f;
-        for (uniform int i = 0; i < count; i++) sum += z[(int)r * (uniform int)n[2] + i];
+        for (uniform int i = 0; i < count; i++) sum += {read};
         y[r] = sum;
       }}"""
 
@@ -203,7 +215,7 @@ MD_KERNEL(@) {{
       MD_IN(float, 0) + ((plane * n[3] + j) * n[1] + rows[0]) * {lanes};
     const {number} sum = @_long(x, count);
     const {number} value = sum / (uniform float)(count * n[7 + 2 * n[2] + j]);
-    uniform float * uniform y = MD_OUT(float, 1) + image * n[5];
+    uniform {result} * uniform y = MD_OUT({result}, 1) + image * n[5];
     const uniform int64 at = i * n[3] + j;
     {store}
   }}
@@ -216,17 +228,26 @@ def _print_long(
 ) -> Staged:
     blocked = source.block > 1
     lanes, planes = source.block, source.blocks
-    type = TensorType((batch, source.channels, source.rows, source.columns), "float32")
+    type = TensorType((batch, source.channels, source.rows, source.columns), source.dtype)
+    x, y = ELEMENTS[source.dtype], ELEMENTS[result.dtype]
     down, across = op.spans(type)
     if source.columns == len(across) == 1:  # a column is a row
         source, down, across = replace(source, rows=1, columns=source.rows), across, down
     names = {"number": "float" if blocked else "uniform float", "lanes": lanes}
-    add = _BLOCKED_SUM if blocked else _PLANAR_SUM.replace("<vectors>", str(16 // isa.lanes))
-    add += _LONG_SUM.format(segment=_SEGMENT, **names)
+
+    def add(element: Element) -> str:
+        """The functions that add up elements."""
+        text = _BLOCKED_SUM if blocked else _PLANAR_SUM.replace("<vectors>", str(16 // isa.lanes))
+        text = re.sub(r"<(x\[.*?\])>", lambda read: element.load(read[1]), text)
+        text = text.replace("<type>", element.type)
+        return text + _LONG_SUM.format(segment=_SEGMENT, type=element.type, **names)
+
     short = max(high - low for low, high in across) <= 16
     keep = "y[r * programCount + programIndex] = sum;" if blocked else "y[r] = sum;"
     rows = _ROWS_BESIDE if short and not blocked else _ROW_BY_ROW
-    text = add + _ADD_ROWS.format(rows=rows.format(keep=keep, **names), **names)
+    read = x.load("z[(int)r * (uniform int)n[2] + i]")
+    inner = rows.format(keep=keep, type=x.type, read=read, **names)
+    text = add(x) + _ADD_ROWS.format(rows=inner, type=x.type, **names)
     each = max(1, PART // (source.columns * lanes))
     turns = -(-source.rows // each)
     sizes = [planes, source.rows, source.columns, each, turns, len(across)]
@@ -238,7 +259,8 @@ def _print_long(
         batch * planes * turns,
         each * source.columns * lanes,
     )
-    text = add + _ADD_SUMS.format(store=_store(blocked, result, isa), **names)
+    store = _store(blocked, result, isa)
+    text = add(ELEMENTS["float32"]) + _ADD_SUMS.format(store=store, result=y.type, **names)
     sizes = [planes, source.rows, len(down), len(across), source.channels]
     sizes += [result.image, result.plane, *(edge for span in down for edge in span)]
     sizes += [high - low for low, high in across]
@@ -254,17 +276,20 @@ def _print_long(
 
 def _store(blocked: bool, result: Tensor, isa: Isa) -> str:
     """How a channel's average, or a block's, is written; lanes without a channel are zeros."""
+    value = ELEMENTS[result.dtype].narrows.format("value")
+    if not blocked and result.dtype != "float32":
+        value = f"extract((int){value}, 0)"
     if blocked and result.block > 1:
-        return "y[own * n[6] + at * programCount + programIndex] = value;"
+        return f"y[own * n[6] + at * programCount + programIndex] = {value};"
     if blocked:
         channel = "(own * programCount + programIndex)"
-        return f"if ({channel} < n[4]) y[{channel} * n[6] + at] = value;"
+        return f"if ({channel} < n[4]) y[{channel} * n[6] + at] = {value};"
     if result.block == 1:
-        return "y[own * n[6] + at] = value;"
+        return f"y[own * n[6] + at] = {value};"
     lanes = isa.lanes
     return f"""\
 y += own / {lanes} * n[6] + at * {lanes};
-    y[own % {lanes}] = value;
+    y[own % {lanes}] = {value};
     if (own == n[4] - 1) {{
-      for (uniform int l = own % {lanes} + 1; l < {lanes}; l++) y[l] = 0.0f;
+      for (uniform int l = own % {lanes} + 1; l < {lanes}; l++) y[l] = 0;
     }}"""

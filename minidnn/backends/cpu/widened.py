@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from ...graph.expression import argument
 from ...graph.ir import Constant, Graph, Node, Value
 from ...graph.operators import (
-    AdaptiveAvgPool2d,
     ArgMax,
     Conv2dWeightGradient,
     GroupNorm,
@@ -28,7 +27,7 @@ from ...graph.types import TensorType
 from .broadcast import Shaped, print_elementwise
 
 _KINDS = (
-    *(AdaptiveAvgPool2d, ArgMax, Conv2dWeightGradient, GroupNorm, LayerNorm, LogSoftmax),
+    *(ArgMax, Conv2dWeightGradient, GroupNorm, LayerNorm, LogSoftmax),
     *(MatMul, RandomDrop, Reduce, Softmax, SumOverRanks),
 )
 
