@@ -93,3 +93,12 @@ def test_fused_has_the_bits_of_unfused(case: Case) -> None:
     inputs = rounded(case.inputs(shapes, "float32", special=case.special), "bfloat16")
     fused, single = compiled(graph)(*inputs), compiled(graph, "layers")(*inputs)
     np.testing.assert_array_equal(fused, single, str(case))
+
+
+def test_a_report_compares_with_products_of_bfloat16() -> None:
+    exe = compiled(to_graph(L.Sequential(L.Conv2d(32, 32, 3), L.ReLU()), (1, 32, 12, 12)))
+    program: Any = exe.program
+    text = exe.explain(measure=True)
+    assert "in bfloat16" in text.splitlines()[0]
+    assert "[products of pairs]" in text
+    assert program.bound_seconds(10**9, 0, True) < program.bound_seconds(10**9, 0, False)

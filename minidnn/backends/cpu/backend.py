@@ -287,7 +287,9 @@ class CpuProgram(TableProgram):
         """
         machine, rates = describe_machine(), measured_rates()
         threads = min(self.threads, machine.cores)
-        peak = rates.peak(self.isa.extends or self.isa.name, threads) / (1 if contraction else 2)
+        pairs = contraction and self.isa.products
+        name = self.isa.name if pairs else self.isa.extends or self.isa.name
+        peak = rates.peak(name, threads) / (1 if contraction else 2)
         near = bytes <= machine.caches.l2 * threads
         rate = rates.l2 * threads / machine.cores if near else rates.copy
         return max(operations / peak, bytes / rate)

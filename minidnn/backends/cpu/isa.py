@@ -48,7 +48,11 @@ AVX512 = Isa(
 AVX2 = Isa("avx2", "avx2-i32x8", 8, 16, ("avx2", "fma", "f16c", "bmi1", "bmi2"))
 
 AVX512_BF16 = replace(
-    AVX512, name="avx512_bf16", flags=(*AVX512.flags, "avx512_bf16"), products="vectors"
+    AVX512,
+    name="avx512_bf16",
+    flags=(*AVX512.flags, "avx512_bf16"),
+    products="vectors",
+    extends="avx512",
 )
 AMX_BF16 = replace(
     AVX512_BF16,

@@ -38,6 +38,7 @@ class Rates:
         copy: bytes a second written plus read while copying more than the caches hold.
         read: bytes a second read from memory.
         l2: bytes a second that all threads together read from their second-level caches.
+        products, products_one: the same as ``flops`` and ``flops_one``, by products of bfloat16.
         disturbed: other processes held the cores all the time; the rates are too low.
     """
 
@@ -47,13 +48,16 @@ class Rates:
     copy: float
     read: float
     l2: float
+    products: tuple[tuple[str, float], ...] = ()
+    products_one: tuple[tuple[str, float], ...] = ()
     disturbed: bool = False
 
     def peak(self, isa: str, threads: int | None = None) -> float:
-        """fp32 operations a second with ``threads`` threads (all when None)."""
+        """Operations a second with ``threads`` threads (all when None)."""
+        every, one = dict(self.flops + self.products), dict(self.flops_one + self.products_one)
         if threads is None or threads >= self.threads:
-            return dict(self.flops)[isa]
-        return min(dict(self.flops_one)[isa] * threads, dict(self.flops)[isa])
+            return every[isa]
+        return min(one[isa] * threads, every[isa])
 
 
 @dataclass(frozen=True)

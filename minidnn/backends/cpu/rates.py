@@ -20,8 +20,9 @@ from ...measure.load import timed
 from ...runtime.operand import Operand
 from ..codegen.kernel import KernelSource
 from .buffers import AlignedMemory
+from .contraction.dots.products import BLOCK, Products
 from .identity import ispc_banners
-from .isa import ISAS, Isa
+from .isa import BFLOAT16_ISAS, ISAS, Isa, is_usable
 from .kernels import compile_kernels
 from .library import NativeFunction
 from .machine import Machine, Rates, describe_machine
@@ -29,12 +30,15 @@ from .program import BoundKernel, NativeProgram, Pool
 
 log = logging.getLogger("minidnn.cpu")
 
-VERSION = 2
+VERSION = 3
 REPEATS = 9
 BUDGET_SECONDS = 0.4
 
 FMA_STEPS = 1_000_000
 TASK_FLOATS = 64 * 16
+PRODUCT_TAPS = 16
+"""Of 32 channels: so many steps whose weights stay in the first cache."""
+PRODUCT_CALLS = 10_000
 STREAM_FLOATS = 1 << 14
 """Floats of one task of the streaming kernels."""
 
@@ -86,6 +90,8 @@ def _from_json(fields: dict[str, Any]) -> Rates:
         number("copy"),
         number("read"),
         number("l2"),
+        pairs("products"),
+        pairs("products_one"),
         bool(fields["disturbed"]),
     )
 
@@ -123,6 +129,12 @@ def measure(machine: Machine, threads: int) -> Rates:
         (kernel,) = compile_kernels([fma_kernel(ISAS[name])], ISAS[name])
         flops.append((name, _fma_rate(kernel, ISAS[name], pool, timer)))
         flops_one.append((name, _fma_rate(kernel, ISAS[name], single, timer)))
+    products, products_one = [], []
+    for name in machine.isas:
+        for isa in filter(is_usable, BFLOAT16_ISAS.get(name, ())):
+            (kernel,) = compile_kernels([products_kernel(isa)], isa)
+            products.append((isa.name, _products_rate(kernel, isa, pool, timer)))
+            products_one.append((isa.name, _products_rate(kernel, isa, single, timer)))
     best = ISAS[machine.isas[0]]
     copy, read, again = compile_kernels([_copy(), read_kernel(), _read_again()], best)
     rates = Rates(
@@ -131,6 +143,8 @@ def measure(machine: Machine, threads: int) -> Rates:
         tuple(flops_one),
         *_memory_rates(copy, read, machine, pool, timer),
         _l2_rate(again, machine, pool, timer),
+        tuple(products),
+        tuple(products_one),
         timer.disturbed,
     )
     pool.stop()
@@ -156,6 +170,34 @@ def fma_kernel(isa: Isa) -> KernelSource:
 }}
 """
     return KernelSource("md_rate_fma", text)
+
+
+def products_kernel(isa: Isa) -> KernelSource:
+    """The products of one tile, again and again."""
+    products = _products(isa)
+    call = f"{products.name}(x, offsets, {PRODUCT_TAPS}, 1, 0, w, sums);"
+    tiles = products.tiles
+    text = f"""{products.declaration}
+{'extern "C" void md_begin_tiles();' if tiles else ""}
+{'extern "C" void md_end_tiles();' if tiles else ""}
+MD_KERNEL(@) {{
+  const uniform int8 * uniform w = MD_IN(int8, 0);
+  const uniform int8 * uniform x = w + {PRODUCT_TAPS * products.vectors * 1024};
+  const uniform int32 * uniform offsets = MD_IN(int32, 2);
+  {"md_begin_tiles();" if tiles else ""}
+  for (uniform int t = md_begin; t < md_end; t++) {{
+    uniform float * uniform sums = MD_OUT(float, 1) + t * {products.pixels * products.vectors * 16};
+    for (uniform int i = 0; i < {PRODUCT_CALLS}; i++) {call}
+  }}
+  {"md_end_tiles();" if tiles else ""}
+}}
+"""
+    return KernelSource.named("rate_products", text, beside=products.pieces)
+
+
+def _products(isa: Isa) -> Products:
+    tiles = isa.products == "tiles"
+    return Products(32 if tiles else 14, 2, 2 * BLOCK, tiles)
 
 
 def _copy() -> KernelSource:
@@ -217,6 +259,19 @@ def _fma_rate(kernel: NativeFunction, isa: Isa, pool: Pool, timer: _Timer) -> fl
     return operations / timer.best(
         lambda: program.run([buffer.address, steps.address]), pool.threads
     )
+
+
+def _products_rate(kernel: NativeFunction, isa: Isa, pool: Pool, timer: _Timer) -> float:
+    products = _products(isa)
+    outputs = 16 * products.vectors
+    given = AlignedMemory((PRODUCT_TAPS * products.vectors + 2) * 1024)
+    sums = AlignedMemory(pool.threads * products.pixels * outputs * 4)
+    offsets = AlignedMemory(PRODUCT_TAPS * 4)
+    region = BoundKernel(kernel, (Operand(0), Operand(1), Operand(2)), pool.threads)
+    program = NativeProgram([region], 3, pool=pool)
+    count = 2.0 * products.pixels * outputs * BLOCK * PRODUCT_TAPS * PRODUCT_CALLS * pool.threads
+    bases = [given.address, sums.address, offsets.address]
+    return count / timer.best(lambda: program.run(bases), pool.threads)
 
 
 def _memory_rates(
