@@ -100,6 +100,8 @@ class Kind:
             options["model"] = str(self._file(prepared))
         if self.name == OWN and case.isa:
             options["isa"] = case.isa
+        if self.name == OWN and case.dtype != "float32":
+            options["precision"] = case.dtype
         if self.name == OWN and case.tune:
             options["tune"] = True
         limit = LIMITS.get(case.isa or "", {}) if self.limited else {}

@@ -29,7 +29,8 @@ Runs networks of the zoo on minidnn and on other engines, one after another in s
 prints medians with 95 % confidence intervals. The weights are random (normalizations calibrated on
 data) and the same for all; PyTorch's outputs in float32 are what all are compared with.
 
-On the CPU each engine is in a process of its own and in its best exact float32 setting. On a GPU
+On the CPU each engine is in a process of its own and in its best exact float32 setting, unless its
+name (openvino-bf16) or --dtype says otherwise. On a GPU
 (--device cuda) all are in one process for each case, timed by events, and the others are PyTorch's
 modes: torch and torch-channels-last (with cudnn.benchmark, replayed as a CUDA graph) and
 torch-compile (reduce-overhead with freezing, in whichever layout was faster); torch-max-autotune
@@ -48,7 +49,8 @@ With --json, results are added to a file, by commit and machine; what it has for
 machine is not measured again (--again does). With --seconds, a run that ends early leaves the
 rounds so far there (on a GPU, the cases), and the next one goes on with them."""
 
-DTYPES = ("float32",)
+DTYPES = ("float32", "bfloat16")
+"""In which minidnn computes on the CPU; each peer has its own."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,9 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         type=_names,
-        default=list(DTYPES),
+        default=["float32"],
         metavar="DTYPE,...",
-        help="cpu: float32 (that); cuda: float32, tf32, float16, bfloat16",
+        help="minidnn's: float32 (that), bfloat16; on cuda also tf32 and float16",
     )
     parser.add_argument("--threads", type=count, help="threads of every engine (all usable cores)")
     parser.add_argument("--isa", help="avx512 or avx2: limits minidnn and peers that can be")
@@ -212,10 +214,9 @@ def _cases(options: argparse.Namespace) -> list[Case]:
             for batch in dict.fromkeys(options.batch)
         ]
     cases = [replace(case, training=options.train) for case in cases]
-    if on_cpu:
-        return cases
+    device = "cpu" if on_cpu else "cuda"
     return [
-        replace(case, dtype=dtype, device="cuda")
+        replace(case, dtype=dtype, device=device)
         for case in cases
         for dtype in dict.fromkeys(options.dtype)
     ]

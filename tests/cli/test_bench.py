@@ -94,6 +94,26 @@ def test_results_are_printed_and_kept(
         assert own["version"] == "1.2+x"
 
 
+def test_own_precisions_are_cases_of_their_own(
+    capsys: pytest.CaptureFixture[str], log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    make = engines.EngineProcess
+
+    def noted(name: str, target: str, options: dict[str, Any], *rest: Any, **more: Any) -> Any:
+        given.append(options.get("precision"))
+        return make(name, target, options, *rest, **more)
+
+    monkeypatch.setattr(engines, "EngineProcess", noted)
+    lines, _ = bench(
+        capsys, "alexnet", "--dtype", "float32,bfloat16", "--threads", 1, "--against", "openvino",
+        *LITTLE,
+    )  # fmt: skip
+    names = [line for line in lines if line.startswith("alexnet")]
+    assert names == [f"alexnet, batch 1, 224x224, {d}, 1 thread" for d in ("float32", "bfloat16")]
+    assert given == [None, None, "bfloat16", None]  # the peer has its own
+
+
 def test_what_is_there_is_not_measured_again(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -224,7 +244,7 @@ def test_cases_of_two_machines_stand_side_by_side(
             "--against 'tvm': valid are openvino, openvino-streams, ",
         ),
         (["alexnet", "--against", "ncnn"], "--against 'ncnn' needs no_such_package, which is not "),
-        (["alexnet", "--dtype", "int8"], "--dtype 'int8': valid are float32"),
+        (["alexnet", "--dtype", "int8"], "--dtype 'int8': valid are float32, bfloat16"),
         (["alexnet", "--isa", "mmx"], "isa='mmx'; valid are 'avx512', 'avx2'"),
         (["resnet19"], "resnet19"),
         (["digits"], "network 'digits' is minidnn's own; valid are those that torchvision has"),
