@@ -13,7 +13,7 @@ from ....fusion.contraction import Parts
 from ....graph.ir import Constant, Value
 from ....graph.operator import is_whole_product
 from ....graph.operators import Conv2d, Linear
-from ....graph.types import TensorType
+from ....graph.types import FLOATS, TensorType
 from ..element import ELEMENTS, Element
 from ..tensor import Tensor
 from .whole import why_not_whole
@@ -258,9 +258,10 @@ def why_unsupported(parts: Parts) -> str | None:
     if not isinstance(parts.node.op, (Conv2d, Linear)):
         return f"{parts.node.op.name} is no convolution or linear layer"
     types = [value.type for value in (*parts.node.inputs, *parts.others, *parts.vectors)]
+    valid = [dtype for dtype in ELEMENTS if dtype in FLOATS]
     for type in types:
-        if type.dtype not in ELEMENTS:
-            return f"an operand is {type.dtype}; valid are {', '.join(ELEMENTS)}"
+        if type.dtype not in valid:
+            return f"an operand is {type.dtype}; valid are {', '.join(valid)}"
     weight = parts.node.inputs[1]
     if weight.dtype != "float32" and not isinstance(weight, Constant):
         return f"its weight {weight!r} is no constant; in {weight.dtype} valid are constants"
