@@ -23,6 +23,8 @@ from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.convert import Part
 from minidnn.gradients.halves import BackwardHalf, Halves
 from minidnn.graph.ir import Graph
+from minidnn.passes.fold_batch_norm import fold_batch_norm
+from minidnn.passes.infrastructure import Context
 from minidnn.passes.mix_precision import mixed
 
 #: For so many choices of what requires a gradient programs are kept.
@@ -220,6 +222,7 @@ class Pair:
         graph, narrow = self.halves.forward, self._narrow
         if narrow is None:
             return graph
+        graph = fold_batch_norm(graph, Context())  # before it is a formula of both dtypes
         given = [graph.inputs[place] for place in narrow.inputs]
         wanted = [place in narrow.outputs for place in range(self.outputs)]
         kept = [None] * (len(graph.outputs) - self.outputs)
@@ -238,6 +241,7 @@ class Pair:
         graph, narrow = found.graph, self._narrow
         if narrow is None:
             return graph
+        graph = fold_batch_norm(graph, Context())
         are_narrow = [
             *(place in narrow.inputs for place in found.given),
             *(self._dtypes[place] == narrow.dtype for place in found.kept),
