@@ -7,6 +7,9 @@ Kept are values that lie in memory anyway: those that contractions, reductions a
 read.  What is element-wise or moves elements is computed of them again, fused with what reads it.
 So is, if that is asked for, what contractions read: where it is made of one other kept value,
 element by element, its element-wise readers compute it again, as they read that value, too.
+
+A window over the graph's values that gradients alone need, as the places of maxima, runs forwards,
+where its neighbours do, and what it gives is kept.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 
 from minidnn.gradients.reverse import pullback, reached_values
 from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.graph.operator import Operator
 from minidnn.graph.types import FLOATS
 
 _CHEAP = ("elementwise", "movement")
@@ -72,8 +76,13 @@ class Halves:
         own = graph.outputs[:outputs]
         self.floating = tuple(place for place, v in enumerate(own) if v.dtype in FLOATS)
         self._results = list(graph.outputs)
+        #: Windows of gradients that run forwards: none more once there is a forward graph.
+        self._early: dict[tuple[Operator, tuple[Value, ...]], Node] = {}
+        self._is_made = False
         self.backward = self.backward_of(self.floating)
-        self.forward = Graph(graph.inputs, self._results, graph.nodes, graph.name)
+        self._is_made = True
+        nodes = [*graph.nodes, *self._early.values()]
+        self.forward = Graph(graph.inputs, self._results, nodes, graph.name)
 
     def backward_of(self, present: Iterable[int]) -> BackwardHalf:
         """What runs backwards where there are gradients by these outputs alone, by place."""
@@ -84,16 +93,20 @@ class Halves:
         reached = reached_values(answered)
         places = tuple(sorted(place for place in self._of if graph.inputs[place] in reached))
         whole = pullback(answered, [graph.inputs[place] for place in places])
-        forwards = set(graph.nodes)
         later = _live(whole.nodes[len(graph.nodes) :], whole.outputs)
+        early = self._ran_early(later)
+        later = _live([node for node in later if node not in early], whole.outputs)
+        forwards = {*graph.nodes, *early}
         needed = [v for v in _read(later, whole.outputs) if v.producer in forwards]
         kept, again = _kept(graph, needed)
+        stands = {v: w for node, other in early.items() for v, w in _pairs(node, other)}
         if self._compute_again:
             again |= _made_of_one(graph, kept, again)
         nodes = [*(node for node in graph.nodes if node in again), *later]
         read = {v for v in _read(nodes, whole.outputs) if v.producer is None}
         given = tuple(place for place, value in enumerate(graph.inputs) if value in read)
-        self._results += [value for value in kept if value not in self._results]
+        given_on = [stands.get(value, value) for value in kept]
+        self._results += [value for value in given_on if value not in self._results]
         return BackwardHalf(
             _on_inputs(
                 [
@@ -106,9 +119,31 @@ class Halves:
                 f"{graph.name}.backward",
             ),
             given,
-            tuple(map(self._results.index, kept)),
+            tuple(map(self._results.index, given_on)),
             places,
         )
+
+    def _ran_early(self, later: Sequence[Node]) -> dict[Node, Node]:
+        """The windows over values of the graph among the nodes of its gradient, and for each the
+        node that runs forwards in its place."""
+        there = {*self.graph.values, *self.graph.inputs}
+        found: dict[Node, Node] = {}
+        stands: dict[Value, Value] = {}
+        for node in later:
+            if node.op.kind != "window" or not there.issuperset(node.inputs):
+                continue
+            key = node.op, tuple(stands.get(value, value) for value in node.inputs)
+            if not self._is_made:
+                self._early.setdefault(key, node)
+            if key in self._early:
+                found[node] = self._early[key]
+                stands |= dict(_pairs(node, found[node]))
+                there.update(node.outputs)
+        return found
+
+
+def _pairs(node: Node, other: Node) -> Iterable[tuple[Value, Value]]:
+    return zip(node.outputs, other.outputs, strict=True)
 
 
 def _kept(graph: Graph, needed: Sequence[Value]) -> tuple[list[Value], set[Node]]:
@@ -127,7 +162,7 @@ def _kept(graph: Graph, needed: Sequence[Value]) -> tuple[list[Value], set[Node]
             again.add(node)
             pending += node.inputs
     order = {value: place for place, value in enumerate(graph.values)}
-    return sorted(kept, key=order.__getitem__), again
+    return sorted(kept, key=lambda value: order.get(value, len(order))), again
 
 
 def _made_of_one(graph: Graph, kept: Sequence[Value], again: Collection[Node]) -> set[Node]:

@@ -107,3 +107,38 @@ def test_nothing_is_kept_for_nothing() -> None:
     halves = Halves(network(), ())
     assert halves.backward.differentiated == ()
     assert halves.forward.outputs == halves.graph.outputs
+
+
+@pytest.mark.parametrize("present", [(0, 1), (0,), (1,)])
+@pytest.mark.parametrize("kernel", [3, 23])
+def test_places_of_maxima_are_found_forwards(kernel: int, present: tuple[int, ...]) -> None:
+    """For all results, and for some of them, whose gradients have windows of their own."""
+    with tracing("maxima") as trace:
+        x = trace.input(TensorType((2, 3, 24, 24)), "x")
+        scale = trace.input(TensorType((3, 1, 1)), "scale")
+        y: Any = apply(ops.MaxPool2d((kernel, kernel), (1, 1)), apply(ops.Tanh(), x * scale))
+        graph = trace.graph([y, y * 2.0])
+    halves = Halves(graph, (0, 1))
+    places = [node for node in halves.forward.nodes if node.op.name == "Place"]
+    assert len(places) == (1 if kernel == 3 else 2)
+    backward = halves.backward_of(present)
+    assert all(node.op.name != "Place" for node in backward.graph.nodes)
+    arrays = arrays_of(graph)
+    results = run(halves.forward, arrays)
+    seeds = [np.ones(graph.outputs[place].shape, np.float32) for place in present]
+    given = [arrays[p] for p in backward.given] + [results[p] for p in backward.kept]
+    found = run(backward.graph, [*given, *seeds])
+    times = sum((1.0, 2.0)[place] for place in present)
+    inner = np.tanh(arrays[0].astype(np.float64) * arrays[1])
+    expected = np.zeros_like(inner)
+    for row in range(24 - kernel + 1):
+        for column in range(24 - kernel + 1):
+            tile = inner[:, :, row : row + kernel, column : column + kernel].reshape(2, 3, -1)
+            at = tile.argmax(2)
+            for image, channel in np.ndindex(2, 3):
+                down, right = divmod(int(at[image, channel]), kernel)
+                expected[image, channel, row + down, column + right] += times
+    expected *= 1 - inner**2
+    np.testing.assert_allclose(found[0], expected * arrays[1], 1e-6, 1e-6)
+    by_scale = (expected * arrays[0]).sum((0, 2, 3))[:, None, None]
+    np.testing.assert_allclose(found[1], by_scale, 1e-6, 1e-5)
