@@ -111,6 +111,7 @@ PROBLEMS = (
     Problem(64, 32, (1, 3), (1, 900), stride=2, padding=1),
     Problem(3, 24, (3, 3), (40, 70), padding=1),
     Problem(2, 16, (4, 4), (17, 19), stride=4),
+    Problem(512, 160, (3, 3), (7, 7), padding=1, batch=6),
 )
 
 

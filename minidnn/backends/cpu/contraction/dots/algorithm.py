@@ -39,7 +39,9 @@ class Dots(Algorithm):
         return dot_schemes(problem, isa)
 
     def describe(self, scheme: DotScheme) -> dict[str, int]:
-        return {"pixels": scheme.pixels, "vectors": scheme.tile.vectors, "block": scheme.block}
+        return {"pixels": scheme.pixels, "vectors": scheme.tile.vectors, "block": scheme.block} | (
+            {"images": scheme.images} if scheme.images > 1 else {}
+        )
 
     def seconds(self, scheme: DotScheme, speed: Speed) -> float:
         clock = speed.flops / speed.threads / (4 * scheme.lanes)

@@ -216,7 +216,8 @@ class DotKernel:
         groups = number("groups", scheme.groups)
         code.line(f"const uniform int group = block % {groups};")
         code.line(f"block /= {groups};")
-        code.line(f"const uniform int64 image = block / {blocks};")
+        images = number("images", scheme.images)
+        code.line(f"const uniform int64 image = (uniform int64)(block / {blocks}) * {images};")
         code.line(f"block %= {blocks};")
         end = number("end_of_out", problem.out[1 if scheme.by_columns else 0])
         size = number("block_size", scheme.block)
@@ -236,14 +237,19 @@ class DotKernel:
         beside = f"({stored})(md_scratch + {behind})"
         if self.exact:
             code.line(f"{stored} exact = {beside};")
+        apart = number("image_bytes", scheme.image_bytes)
         with code.block(f"if (held != t / {parts})"):
             x_image = number("x_image", problem.source.image)
-            given = [f"numbers, x + image * {x_image}", "packed"]
-            if scheme.packing == "unrolled":
-                given.append(beside)
-            given += [f"p{i}" for i in range(len(self.packer.vectors))]
-            call = f"@_pack({', '.join(given)}, group, r0, r1, c0, c1);"
-            code.line(f"special = {call}" if self.exact else call)
+            if self.exact:
+                code.line("special = false;")
+            with code.block(f"for (uniform int i = 0; i < {images}; i++)"):
+                to = f"({stored})(md_scratch + i * {apart})"
+                given = [f"numbers, x + (image + i) * {x_image}", to]
+                if scheme.packing == "unrolled":
+                    given.append(beside)
+                given += [f"p{i}" for i in range(len(self.packer.vectors))]
+                call = f"@_pack({', '.join(given)}, group, r0, r1, c0, c1)"
+                code.line(f"if ({call}) special = true;" if self.exact else f"{call};")
             code.line(f"held = t / {parts};")
         if tile.narrow and tile.wide:
             wide = number("wide", tile.wide)
@@ -264,16 +270,19 @@ class DotKernel:
         at = f"group * {number('slots', scheme.slots)} + slot"
         terms = 2 * BLOCK * scheme.taps * scheme.blocks_of_terms
         weights = f"weights + (uniform int64)({at}) * {number('weight_bytes', terms)}"
+        images, apart = number("images", scheme.images), number("image_bytes", scheme.image_bytes)
         views = [("y", problem.result)]
         views += [(f"z{i}", view) for i, view in enumerate(problem.others)]
         tensors = [
-            f"{name} + image * {number(f'{name}_image', view.image)} + "
+            f"{name} + (image + i) * {number(f'{name}_image', view.image)} + "
             f"r0 * {number(f'{name}_row', view.row)} + c0 * {view.column}"
             for name, view in views
         ]
-        given = ["numbers", "(const uniform int8 * uniform)packed", "offsets", weights]
+        packed = f"(const uniform int8 * uniform)packed + i * {apart}"
+        given = ["numbers", packed, "offsets", weights]
         given += ["sums", f"bias + {at}", *tensors]
         given += [f"e{i} + {at}" for i in range(len(self.epilogue.vectors))]
         given += ["first", "limit", "r1 - r0", "c1 - c0"]
         given += ["special", "exact"] if self.exact else []
-        code.line(f"@_pixels{vectors}({', '.join(given)});")
+        with code.block(f"for (uniform int i = 0; i < {images}; i++)"):
+            code.line(f"@_pixels{vectors}({', '.join(given)});")

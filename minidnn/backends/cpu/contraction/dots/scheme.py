@@ -45,6 +45,9 @@ _UNROLL = 4.0
 _INTERLEAVE = 16.0
 _TASK = 200.0
 _WEIGHT_BYTES = 32.0
+_FAR_WEIGHT_BYTES = 8.0
+_NEAR = 1 << 20
+"""Bytes of weights that stay in a second-level cache from one block to the next."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class DotScheme:
         block: rows of results of one task (columns if there is one row).
         merged: groups of the contraction that one group of ``problem`` stands for, with weights
             of zero between them.
+        images: whose blocks one task computes, if a block is all of an image: weights that do not
+            stay in a second-level cache are read less often.
     """
 
     problem: Problem
@@ -70,6 +75,7 @@ class DotScheme:
     tile: Tile
     block: int
     merged: int = 1
+    images: int = 1
 
     @property
     def streams(self) -> bool:
@@ -112,7 +118,12 @@ class DotScheme:
 
     @property
     def tasks(self) -> int:
-        return self.problem.batch * self.blocks * self.groups * self.tile.groups
+        return self.blocks_of_images * self.groups * self.tile.groups
+
+    @property
+    def blocks_of_images(self) -> int:
+        """Blocks of pixels of all images, or of some of them together."""
+        return self.problem.batch // self.images * self.blocks
 
     # What is packed
 
@@ -228,7 +239,12 @@ class DotScheme:
     @property
     def packed_bytes(self) -> int:
         """Bytes of a packed block, with what the last tile reads behind it."""
-        return _up(self.block_bytes + self.pixels * self.step, 64)
+        return _up(self.images * self.image_bytes + self.pixels * self.step, 64)
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes from an image's packed block to the next one's."""
+        return _up(self.block_bytes, 64)
 
     @property
     def block_bytes(self) -> int:
@@ -306,7 +322,6 @@ class DotScheme:
     @property
     def cycles(self) -> float:
         """Of one thread for everything, about."""
-        problem = self.problem
         unit = 16 if self.tiles else self.pixels
         count = -(-self.flat_pixels // unit) * unit
         steps = self.taps * self.blocks_of_terms
@@ -315,9 +330,11 @@ class DotScheme:
         sums = count * vectors * steps * each
         calls = count / self.pixels * self.tile.groups * _CALL
         finish = self.shape[0] * self.shape[1] * vectors * _FINISH
-        weights = 64 * 16 * vectors * steps / _WEIGHT_BYTES
-        one = max(sums, weights) + calls + finish + self.tile.groups * _TASK + self.pack_cycles
-        return problem.batch * self.blocks * self.groups * one
+        near = self.weight_bytes <= _NEAR
+        weights = 64 * 16 * vectors * steps / (_WEIGHT_BYTES if near else _FAR_WEIGHT_BYTES)
+        one = self.images * (sums + calls + finish)
+        one += max(0, weights - self.images * sums) + self.tile.groups * _TASK + self.pack_cycles
+        return self.blocks_of_images * self.groups * one
 
     @property
     def pack_cycles(self) -> float:
@@ -402,7 +419,7 @@ def choose_dots(problem: Problem, isa: Isa, threads: int) -> DotScheme:
     found = list(dot_schemes(problem, isa))
 
     def time(scheme: DotScheme) -> tuple[float, int]:
-        calls = problem.batch * scheme.blocks * scheme.groups
+        calls = scheme.blocks_of_images * scheme.groups
         uneven = -(-calls // threads) * threads / calls if calls >= threads else 1.0
         return scheme.cycles * uneven, -scheme.block
 
@@ -423,16 +440,16 @@ def dot_schemes(problem: Problem, isa: Isa) -> Iterator[DotScheme]:
     size = problem.out[1] if problem.out[0] == 1 else problem.out[0]
     counts = [n for n in range(1, size + 1)]
     sizes = dict.fromkeys(-(-size // count) for count in counts)
-    first = True
-    for block in sorted(sizes):
-        tile = Tile(1, 1, vectors, wide, narrow)
-        scheme = DotScheme(problem, isa.lanes, packing, tiles, _TILE_PIXELS, tile, block, merged)
-        if not tiles:
-            scheme = replace(scheme, pixels=_pixels(scheme.flat_pixels))
-        if not first and scheme.block_bytes > _BLOCK_BYTES:
+    tile = Tile(1, 1, vectors, wide, narrow)
+    images = [n for n in range(2, problem.batch + 1) if problem.batch % n == 0]
+    blocks = [(block, 1) for block in sorted(sizes)] + [(size, count) for count in images]
+    for i, (block, count) in enumerate(blocks):
+        scheme = DotScheme(
+            problem, isa.lanes, packing, tiles, _TILE_PIXELS, tile, block, merged, count
+        )
+        if i and scheme.images * scheme.block_bytes > _BLOCK_BYTES:
             break
-        first = False
-        yield scheme
+        yield scheme if tiles else replace(scheme, pixels=_pixels(scheme.flat_pixels))
 
 
 def _pixels(count: int) -> int:
