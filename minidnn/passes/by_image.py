@@ -153,17 +153,16 @@ def _best(
 ) -> list[range]:
     """The disjoint runs of nodes with the largest sum of savings."""
     count = len(costs)
-    best: list[tuple[float, list[range]]] = [(0.0, [])]
-    savings = [_savings(costs, uses, first, device) for first in range(count)]
-    for stop in range(1, count + 1):
-        found = best[stop - 1]
-        for first in range(stop - 1):
-            length = stop - first
-            if length <= len(savings[first]) and savings[first][length - 1] > 0:
-                seconds = best[first][0] + savings[first][length - 1]
-                if seconds > found[0]:
-                    found = (seconds, [*best[first][1], range(first, stop)])
-        best.append(found)
+    # Of the nodes before each place: the most that runs save, and which runs.
+    best: list[tuple[float, list[range]]] = [(0.0, [])] * (count + 1)
+    for first in range(count):
+        seconds, runs = best[first]
+        if seconds >= best[first + 1][0]:
+            best[first + 1] = best[first]
+        for length, saved in enumerate(_savings(costs, uses, first, device), 1):
+            stop = first + length
+            if length > 1 and saved > 0 and seconds + saved > best[stop][0]:
+                best[stop] = seconds + saved, [*runs, range(first, stop)]
     return best[-1][1]
 
 
