@@ -22,12 +22,21 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from minidnn.acceleration.engine import Engine, engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
+from minidnn.acceleration.named import (
+    Batches,
+    NamedProgram,
+    NamedPrograms,
+    another,
+    symbols_of,
+    with_rows,
+)
 from minidnn.acceleration.program import SizedProgram
 from minidnn.acceleration.programs import Programs, describe
 from minidnn.acceleration.recorded import is_recorded
 from minidnn.acceleration.trained import TrainedProgram
+from minidnn.dynamic.dim import Dim
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
-from minidnn.frontends.torch.capture import Held, capture
+from minidnn.frontends.torch.capture import Captured, Held, capture
 from minidnn.frontends.torch.library import require_torch
 from minidnn.frontends.torch.narrow import HALVES, autocast_to, uncached
 
@@ -90,6 +99,9 @@ class Piece:
         self.module = module
         self._inference = Programs("torch.compile", sizes, "sizes of arguments and modules")
         self._trained = Programs("torch.compile", sizes)
+        self._named = NamedPrograms("torch.compile", sizes)
+        #: Which arguments have the batch, where it may be any.
+        self._batch = symbols_of(module)
         self._weights = dict(weights)
         #: Arguments that stand for numbers which modules hold, and the values that they had.
         self._numbers = list(numbers)
@@ -107,7 +119,7 @@ class Piece:
     @property
     def programs(self) -> list[SizedProgram]:
         """What was compiled, for gradients and without."""
-        return [*self._trained, *self._inference]
+        return [*self._trained, *self._inference, *self._named]
 
     def __call__(self, *args: Any) -> Any:
         reason = self._not_now(args)
@@ -126,6 +138,7 @@ class Piece:
     def explain(self) -> str:
         """What was taken of the piece, and what was left and why."""
         left = [f"left to PyTorch: {reason}" for reason in self._refused.values()]
+        left += [f"note: not for any batch: {reason}" for reason in self._named.refused.values()]
         return "\n\n".join([*map(explain_program, self.programs), *left])
 
     def _not_now(self, args: Sequence[Any]) -> str | None:
@@ -148,11 +161,25 @@ class Piece:
             for place, arg in enumerate(args)
             if (trained or place not in self._weights) and place not in values
         ]
+        engine = self._engine(args)
+        weights = None if trained else _Weights([args[place] for place in self._weights])
+        if self._batch is not None and not trained:
+            places = [p for p in range(len(args)) if p not in self._weights and p not in values]
+            named = [self._batch[place] for place in places]
+            rows = _rows(inputs, named)
+            if rows is not None:
+                done, result = self._named.try_run(
+                    inputs,
+                    named,
+                    (len(args), weights, *values.values()),
+                    lambda: self._made_named(args, inputs, values, engine, rows),
+                    args,
+                )
+                if done:
+                    return True, result
         key = trained, half, describe(inputs)
         if key in self._refused:
             return False, None
-        engine = self._engine(args)
-        weights = None if trained else _Weights([args[place] for place in self._weights])
         try:
             made = (self._trained if trained else self._inference).run(
                 inputs,
@@ -201,11 +228,7 @@ class Piece:
             raise UnsupportedError(
                 f"a {type(arg).__name__} is given, which has no memory of its own"
             )
-        module = _with_numbers(self.module, values) if values else self.module
-        weights = {place: args[place] for place in self._weights}
-        held = {place: Held(weights, place, name) for place, name in self._weights.items()}
-        with uncached(engine.memory):
-            captured = capture(module, args, held_leaves=None if trained else held, trained=trained)
+        captured = self._captured(args, args, values, engine, trained)
         said = "torch.compile", describe(inputs), self._strict
         if trained:
             half = half or (self._precision if self._precision in HALVES else None)
@@ -218,6 +241,40 @@ class Piece:
             program.prepare(args)
         return program
 
+    def _captured(
+        self,
+        args: Sequence[Any],
+        given: Sequence[Any],
+        values: Mapping[int, float],
+        engine: Engine,
+        trained: bool,
+    ) -> Captured:
+        """The piece on other arguments, with the weights that are among these."""
+        module = _with_numbers(self.module, values) if values else self.module
+        weights = {place: args[place] for place in self._weights}
+        held = {place: Held(weights, place, name) for place, name in self._weights.items()}
+        with uncached(engine.memory):
+            return capture(module, given, held_leaves=None if trained else held, trained=trained)
+
+    def _made_named(
+        self,
+        args: Sequence[Any],
+        inputs: Sequence[Any],
+        values: Mapping[int, float],
+        engine: Engine,
+        rows: int,
+    ) -> NamedProgram:
+        """A program for any batch, of which PyTorch has proved that the piece does the same."""
+        assert self._batch is not None
+        if any(map(is_traceable_wrapper_subclass, args)):
+            raise UnsupportedError("an argument has no memory of its own")
+        others = with_rows(args, self._batch, another(rows, _ANY))
+        captured = self._captured(args, args, values, engine, False)
+        other = self._captured(args, others, values, engine, False)
+        batches = Batches(_ANY, self._batch, other, self._sizes)
+        given = f"any batch of {describe(inputs)}"
+        return NamedProgram(captured, batches, engine, "torch.compile", given)
+
     def _leave(self, key: Any, reason: str) -> None:
         if self._strict:
             raise UnsupportedError(f"strict=True, and a piece is left to PyTorch: {reason}")
@@ -226,6 +283,20 @@ class Piece:
             warnings.warn(
                 f"torch.compile: a piece runs in PyTorch: {reason}", MiniDNNWarning, stacklevel=4
             )
+
+
+#: Batches for which PyTorch hands over one piece: for one row there is another.
+_ANY = Dim("batch", 2, 1 << 20)
+
+
+def _rows(inputs: Sequence[Any], named: Sequence[bool]) -> int | None:
+    """How many rows arguments have; None if there is no program for so many."""
+    rows = {
+        each.shape[0] if isinstance(each, torch.Tensor) else each
+        for each, has in zip(inputs, named, strict=True)
+        if has
+    }
+    return rows.pop() if len(rows) == 1 and _ANY.takes(min(rows)) else None
 
 
 class _Weights:

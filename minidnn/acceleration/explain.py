@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from minidnn.acceleration.below import Below
+from minidnn.acceleration.named import NamedPart
 from minidnn.acceleration.part import TakenPart
 from minidnn.acceleration.programs import Kept
 from minidnn.acceleration.step import TrainedPart
@@ -28,7 +29,7 @@ def explain_program(program: Kept) -> str:
     lines += [f"note: {note}" for note in program.captured.notes]
     if program.left:
         lines += ["left to PyTorch:", program.rest()]
-    compiled: Sequence[TakenPart | TrainedPart] = program.parts
+    compiled: Sequence[TakenPart | TrainedPart | NamedPart] = program.parts
     for number, part in enumerate(compiled, 1):
         lines += ["", f"part {number}: {_described(part)}", *_compiled(part)]
     return "\n".join(lines)
@@ -46,9 +47,9 @@ def _explain_below(program: Below) -> str:
     return "\n".join(lines)
 
 
-def _compiled(part: TakenPart | TrainedPart) -> Iterator[str]:
+def _compiled(part: TakenPart | TrainedPart | NamedPart) -> Iterator[str]:
     """What was compiled of a part; of one that is trained forwards and backwards."""
-    if isinstance(part, TakenPart):
+    if isinstance(part, (TakenPart, NamedPart)):
         yield _indented(part.executable.explain())
         return
     for pair in part.pairs.values():
@@ -60,7 +61,7 @@ def _compiled(part: TakenPart | TrainedPart) -> Iterator[str]:
             yield _indented(_indented(program.executable.explain()))
 
 
-def _described(part: TakenPart | TrainedPart) -> str:
+def _described(part: TakenPart | TrainedPart | NamedPart) -> str:
     given = ", ".join(map(repr, part.part.graph.inputs))
     results = ", ".join(map(repr, part.part.graph.outputs))
     return f"{len(part.part.graph.nodes)} nodes, of {given} makes {results}"

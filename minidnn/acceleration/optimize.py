@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from minidnn._habits import instead_of_layer
 from minidnn.backends.backend import get_backend
+from minidnn.dynamic.dim import Dim
 from minidnn.errors import GraphError, MiniDNNError
 from minidnn.frontends.torch.library import require_torch
 from minidnn.frontends.torch.modes import check_mode
@@ -25,6 +26,7 @@ def optimize(
     precision: str | None = None,
     strict: bool = False,
     sizes: int = 8,
+    dynamic: Dim | None = None,
     **options: Any,
 ) -> OptimizedModule:
     """A module that gives what ``module`` gives, with all that is known run by minidnn.
@@ -45,6 +47,11 @@ def optimize(
         precision, options: as :func:`minidnn.compile` takes them.
         strict: whether anything left to PyTorch is an error.
         sizes: for so many sizes of arguments programs are kept.
+        dynamic: the batch, which is the first axis of all tensors: ``md.Dim("batch", 1, 64)``. One
+            executable computes all batches in its range, new ones at once, as
+            :class:`minidnn.dynamic.executable.DynamicExecutable` does it. Where the module's code
+            looks at the batch, rows depend on each other, or PyTorch runs some of it, each batch
+            has programs of its own, and ``explain()`` says why.
 
     Returns:
         A ``torch.nn.Module`` that is called like ``module``.
@@ -75,6 +82,10 @@ def optimize(
     sizes = plain(sizes)
     if type(sizes) is not int or sizes < 1:
         raise GraphError(f"optimize: sizes={sizes!r}; valid is an int of at least 1")
+    if dynamic is not None and not isinstance(dynamic, Dim):
+        raise GraphError(
+            f"optimize: dynamic={dynamic!r:.80}; valid is a minidnn.Dim, the size of the batch"
+        )
     if example is not None and not isinstance(example, (Tensor, tuple)):
         raise GraphError(
             f"optimize: example is a {type(example).__name__}; valid is a tensor, or a tuple of "
@@ -91,7 +102,8 @@ def optimize(
         Engine(device, precision, options).check()
     check_mode(module, "optimize: ", trains=True)
     check_scripted(module)
-    optimized = OptimizedModule(module, device, precision, strict, sizes, options)
+    given = device, precision, strict, sizes, options
+    optimized = OptimizedModule(module, *given, dynamic=dynamic)
     if example is not None or kwargs:
         args = example if isinstance(example, tuple) else () if example is None else (example,)
         try:

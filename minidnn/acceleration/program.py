@@ -171,7 +171,7 @@ class SizedProgram:
             results = self._runner(*tensors)
         if self.captured.writes:
             results = self._write_back(results, leaves)
-        return _arranged(iter(results), self.captured.arranged)
+        return arranged_as(iter(results), self.captured.arranged)
 
     def _write_back(self, results: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         """Writes what the network would have written in place; gives the other results."""
@@ -220,12 +220,12 @@ class SizedProgram:
         return builder.finish(self._results)
 
 
-def _arranged(results: Iterator[Any], arranged: Any) -> Any:
+def arranged_as(results: Iterator[Any], arranged: Any) -> Any:
     """Results as they are arranged.  PyTorch does the same, but for sizes (``x.shape``), of which
     it makes plain tuples."""
     if arranged.is_leaf():
         return next(results)
-    made = [_arranged(results, each) for each in arranged.children()]
+    made = [arranged_as(results, each) for each in arranged.children()]
     if arranged.type is torch.Size:
         return torch.Size(made)
     return pytree.SUPPORTED_NODES[arranged.type].unflatten_fn(made, arranged.context)

@@ -113,7 +113,7 @@ class Programs:
         arguments = leaves if arguments is None else arguments
         program = self._again(leaves, arranged)
         if program is None:
-            program = self._kept((arranged, *map(_key, leaves)))
+            program = self._kept(self._key(leaves, arranged))
             if program is not None:
                 self._last = _Last(program, arranged, leaves)
         if program is not None:
@@ -128,7 +128,7 @@ class Programs:
     def program_for(self, leaves: Sequence[Any], arranged: Any, make: Make) -> Kept:
         """The program for such arguments, made if there is none yet, and compiled again if weights
         have changed since; both are logged."""
-        key = (arranged, *map(_key, leaves))
+        key = self._key(leaves, arranged)
         with CAPTURING:
             program = self._kept(key)
             if program is not None and (reason := program.watch.restructured()) is not None:
@@ -140,6 +140,10 @@ class Programs:
                 program = self._made(key, leaves, make)
             self._last = _Last(program, arranged, leaves)
         return program
+
+    def _key(self, leaves: Sequence[Any], arranged: Any) -> Any:
+        """What a program is for."""
+        return (arranged, *map(key_of_leaf, leaves))
 
     def _kept(self, key: Any) -> Kept | None:
         """The program of this key, from now on the one used last."""
@@ -262,7 +266,8 @@ def describe(leaves: Sequence[Any]) -> str:
     return ", ".join(shown)
 
 
-def _key(leaf: Any) -> Any:
+def key_of_leaf(leaf: Any, batch: bool = False) -> Any:
+    """What a program has to know of an argument; with ``batch`` whatever its number of rows is."""
     if isinstance(leaf, torch.Tensor):
-        return (leaf.shape, leaf.dtype, leaf.device)
-    return (type(leaf), repr(leaf))
+        return (leaf.shape[1:] if batch else leaf.shape, leaf.dtype, leaf.device)
+    return (type(leaf), "" if batch else repr(leaf))

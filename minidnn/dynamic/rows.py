@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node, State, Stored, Value
 from minidnn.graph.operator import Elementwise, Operator, Windowed
+from minidnn.graph.types import TensorType
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,48 @@ class RowWise:
 def row_wise(small: Graph, large: Graph, inputs: Collection[int]) -> RowWise | str:
     """How the rows of these inputs come out of a graph, by what it is for two sizes of a batch,
     the second the larger; or why its rows cannot be computed apart."""
+    walk = _walked(small, large, inputs)
+    if isinstance(walk, str):
+        return walk
+    return RowWise(
+        tuple(place in inputs for place in range(len(large.inputs))),
+        tuple(value in walk.rows for value in large.outputs),
+    )
+
+
+def other_batches(
+    small: Graph, large: Graph, inputs: Collection[int]
+) -> Callable[[int], Graph] | str:
+    """What gives the graph for any number of rows, by what it is for two; or why nothing does, as
+    :func:`row_wise` says it.
+
+    Nothing may look at the number of rows but what both graphs show: whoever made them knows that.
+    """
+    walk = _walked(small, large, inputs)
+    return walk if isinstance(walk, str) else partial(_of_rows, large, walk.rows)
+
+
+def _of_rows(graph: Graph, rows_of: Collection[Value], rows: int) -> Graph:
+    """The graph with so many rows in place of as many as it has."""
+    new: dict[Value, Value] = {}
+    for value in graph.inputs:
+        shape = (rows, *value.shape[1:]) if value in rows_of else value.shape
+        new[value] = Value(TensorType(shape, value.dtype), value.name)
+    nodes = []
+    for node in graph.nodes:
+        given = [new.get(value, value) for value in node.inputs]
+        if any(value in rows_of for value in node.outputs):
+            made = Node(_with_first(node.op, rows), given, node.name, node.source)
+        else:
+            made = node.on(given)
+        nodes.append(made)
+        new.update(zip(node.outputs, made.outputs, strict=True))
+    outputs = [new.get(value, value) for value in graph.outputs]
+    return Graph([new[v] for v in graph.inputs], outputs, nodes, graph.name, graph.output_names)
+
+
+def _walked(small: Graph, large: Graph, inputs: Collection[int]) -> _Walk | str:
+    """Both graphs, gone through side by side; or why their rows cannot be computed apart."""
     if large.updates:
         return "every run updates its states"
     if [len(small.nodes), len(small.inputs)] != [len(large.nodes), len(large.inputs)]:
@@ -42,10 +86,7 @@ def row_wise(small: Graph, large: Graph, inputs: Collection[int]) -> RowWise | s
     pairs = list(zip(small.outputs, large.outputs, strict=True))
     if not all(walk.is_twin(one, other) for one, other in pairs):
         return "its outputs are others for other sizes of the batch"
-    return RowWise(
-        tuple(place in inputs for place in range(len(large.inputs))),
-        tuple(other in walk.rows for _, other in pairs),
-    )
+    return walk
 
 
 class _Walk:
@@ -91,8 +132,8 @@ class _Walk:
             (value,) = other.inputs
             padded = (1,) * (len(op.shape) - value.type.rank) + value.shape
             has_rows = one.op != op and padded[0] == 1
-        if (_first_left_out(one.op) if has_rows else one.op) != (
-            _first_left_out(op) if has_rows else op
+        if (_with_first(one.op, 0) if has_rows else one.op) != (
+            _with_first(op, 0) if has_rows else op
         ):
             return "has other attributes for another size of the batch"
         for first, second in zip(one.outputs, other.outputs, strict=True):
@@ -115,12 +156,12 @@ def _is_same(one: Stored, other: Stored) -> bool:
     return np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
 
 
-def _first_left_out(op: Operator) -> Operator:
-    """An operator without what it says of the number of rows."""
+def _with_first(op: Operator, rows: int) -> Operator:
+    """An operator with another number of rows, where it says one."""
     if isinstance(op, (ops.View, ops.Expand)) and op.shape:
-        return replace(op, shape=(0, *op.shape[1:]))
+        return replace(op, shape=(rows, *op.shape[1:]))
     if isinstance(op, ops.Slice) and op.sizes:
-        return replace(op, sizes=(0, *op.sizes[1:]))
+        return replace(op, sizes=(rows, *op.sizes[1:]))
     return op
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minidnn import models
-from minidnn.dynamic.rows import RowWise, row_wise
+from minidnn.dynamic.rows import RowWise, other_batches, row_wise
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph, State, Value
@@ -119,6 +119,15 @@ def test_rows_that_are_independent(name: str) -> None:
     (whole,) = evaluate(large, [x])
     (part,) = evaluate(small, [x[1:3]])
     np.testing.assert_array_equal(whole[1:3], part)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_graphs_of_other_batches_are_what_would_be_recorded(name: str) -> None:
+    shape, make = ROWS[name]
+    of_rows = other_batches(graph_of(make, 2, shape), graph_of(make, 5, shape), {0})
+    assert not isinstance(of_rows, str)
+    for rows in (1, 2, 7):
+        assert str(of_rows(rows)) == str(graph_of(make, rows, shape))
 
 
 @pytest.mark.parametrize("name", MIXED)

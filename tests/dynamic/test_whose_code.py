@@ -30,8 +30,11 @@ def functional(last: Any) -> L.Model:
 
 
 def overridden() -> L.Layer:
+    def forward(x: Any) -> Any:
+        return x * x.shape[0]
+
     net = L.ReLU()
-    net.forward = lambda x: x * x.shape[0]  # type: ignore[method-assign]
+    vars(net)["forward"] = forward
     return net
 
 

@@ -1,0 +1,296 @@
+"""Programs for batches of any number of rows: one for a whole network, in place of one a size."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from minidnn.acceleration.engine import Engine
+from minidnn.acceleration.program import SizedProgram, arranged_as
+from minidnn.acceleration.programs import Programs, key_of_leaf
+from minidnn.acceleration.threads import rest
+from minidnn.backends.options import tune_option
+from minidnn.dynamic.dim import Dim
+from minidnn.dynamic.executable import DynamicExecutable, NetworkSource
+from minidnn.dynamic.rows import other_batches
+from minidnn.errors import GraphError, UnsupportedError
+from minidnn.executable import Executable
+from minidnn.frontends.torch.capture import Captured
+from minidnn.frontends.torch.convert import Part, convert
+from minidnn.graph.ir import Graph
+
+log = logging.getLogger(__name__)
+
+_REFUSED = 64
+"""Kinds of arguments of which it is remembered why there is no program."""
+
+#: Leaves of a call, and whether each has the batch: as its first axis, or as a number.
+Leaves = Sequence[Any]
+Named = Sequence[bool]
+
+
+@dataclass(frozen=True)
+class NamedPart:
+    """The one part of a network, compiled for any number of rows."""
+
+    part: Part
+    executable: DynamicExecutable
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A named batch, and what is known of a network.
+
+    Attributes:
+        named: whether each argument has it.
+        other: the network, captured for another batch.
+    """
+
+    dim: Dim
+    named: Named
+    other: Captured
+    keep: int
+
+
+class NamedProgram(SizedProgram):
+    """A network for any number of rows.
+
+    UnsupportedError if PyTorch runs some of it, or its rows depend on each other.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        batches: Batches,
+        engine: Engine,
+        name: str,
+        sizes: str,
+        strict: bool = False,
+        root: nn.Module | None = None,
+    ) -> None:
+        self._batches = batches
+        super().__init__(captured, engine, name, sizes, strict, root)
+
+    def compile(self) -> None:
+        """Compiles for one row, and for as many as there were; others are made as they come."""
+        self.watch.renew()
+        captured, batches = self.captured, self._batches
+        if len(self.levels) != 1 or not self.levels[0].taken or captured.writes:
+            raise UnsupportedError("PyTorch runs some of it, or it writes to its arguments")
+        part = convert(self.levels[0].nodes, captured.constants, captured.tensor, self.name)
+        if tuple(self._results) != part.outputs or any(
+            n not in captured.given for n in part.inputs
+        ):
+            raise UnsupportedError("some of its results are not computed of its arguments alone")
+        self._takes = [captured.given[node] for node in part.inputs]
+        self._dtypes = [getattr(torch, value.dtype) for value in part.graph.outputs]
+        with_rows = {place for place, each in enumerate(self._takes) if batches.named[each]}
+        if not with_rows:
+            raise UnsupportedError("no argument that it reads has the batch")
+        made = self._executable(part.graph, with_rows)
+        made.warm([part.graph.inputs[min(with_rows)].shape[0]])
+        self.parts = [NamedPart(part, made)]  # type: ignore[list-item]
+        self.at_once = None
+        self.starts_early = False
+
+    def _executable(self, graph: Graph, with_rows: set[int]) -> DynamicExecutable:
+        batches, other = self._batches, self._batches.other
+        again = convert(other.operations, other.constants, other.tensor, self.name).graph
+        first = min(with_rows)
+        if [len(again.inputs), len(again.outputs)] != [len(graph.inputs), len(graph.outputs)]:
+            raise UnsupportedError("it is another for another batch")
+        small, large = sorted((graph, again), key=lambda each: each.inputs[first].shape[0])
+        of_rows = other_batches(small, large, with_rows)
+        if isinstance(of_rows, str):
+            raise UnsupportedError(of_rows)
+        shapes = [
+            (batches.dim, *value.shape[1:]) if place in with_rows else value.shape
+            for place, value in enumerate(graph.inputs)
+        ]
+        tunes = tune_option(self.engine.options, "heuristic") != "heuristic"
+        source = NetworkSource(
+            shapes, lambda bound: of_rows(bound[first][0]), self._compiled, tunes, is_code=False
+        )
+        return DynamicExecutable(
+            source, (batches.dim,), keep=max(2, batches.keep), keep_bytes=None, background=True
+        )
+
+    def _compiled(self, graph: Graph, tunes: bool) -> Executable:
+        options = self.engine.options
+        if "tune" in options and not tunes:
+            options = {**options, "tune": False}
+        return Engine(self.engine.device, self.engine.precision, options).compile(graph)
+
+    @property
+    def dynamic(self) -> DynamicExecutable:
+        """What computes."""
+        found: DynamicExecutable = self.parts[0].executable  # type: ignore[assignment]
+        return found
+
+    def run(self, leaves: Sequence[Any]) -> Any:
+        """The network's result for arguments with any number of rows in range."""
+        if self.engine.device == "cpu":
+            rest()
+        result = self.dynamic(*[leaves[place] for place in self._takes])
+        results = result if isinstance(result, tuple) else (result,)
+        made = (each.to(dtype) for each, dtype in zip(results, self._dtypes, strict=True))
+        return arranged_as(made, self.captured.arranged)
+
+
+class NamedPrograms(Programs):
+    """Programs by the types of arguments, whatever their number of rows is.
+
+    Attributes:
+        refused: why there is none for such arguments.
+    """
+
+    def __init__(self, name: str, limit: int) -> None:
+        super().__init__(name, limit, "types of arguments")
+        self.refused: dict[Any, str] = {}
+
+    def try_run(
+        self,
+        leaves: Leaves,
+        named: Named,
+        arranged: Any,
+        make: Callable[[], NamedProgram],
+        arguments: Sequence[Any] | None = None,
+    ) -> tuple[bool, Any]:
+        """Whether there is a program for such arguments, and what it gives."""
+        whole = (arranged, tuple(named))
+        if self._key(leaves, whole) in self.refused:
+            return False, None
+        try:
+            return True, self.run(leaves, whole, make, arguments)
+        except UnsupportedError as error:
+            self._refuse(leaves, whole, error)
+            return False, None
+
+    def prepare(
+        self, leaves: Leaves, named: Named, arranged: Any, make: Callable[[], NamedProgram]
+    ) -> bool:
+        """Whether there is a program for such arguments, which is made if there is none."""
+        whole = (arranged, tuple(named))
+        try:
+            self.program_for(leaves, whole, make)
+        except UnsupportedError as error:
+            self._refuse(leaves, whole, error)
+            return False
+        return True
+
+    def _refuse(self, leaves: Leaves, whole: Any, error: UnsupportedError) -> None:
+        if len(self.refused) >= _REFUSED:
+            self.refused.clear()
+        self.refused[self._key(leaves, whole)] = str(error)
+        log.info("%s: each batch has a program of its own: %s", self._name, error)
+
+    def _key(self, leaves: Leaves, arranged: Any) -> Any:
+        _, named = arranged
+        pairs = zip(leaves, named, strict=True)
+        return (arranged, *(key_of_leaf(leaf, batch) for leaf, batch in pairs))
+
+
+def rows_of(leaves: Leaves, dim: Dim) -> tuple[Named, int] | None:
+    """Which arguments of a module have the batch, all tensors as their first axis, and how many
+    rows there are; None if there are no tensors.
+
+    GraphError if they have several numbers of rows, or one that is not in the range.
+    """
+    named = [isinstance(leaf, torch.Tensor) and leaf.dim() > 0 for leaf in leaves]
+    rows = {leaf.shape[0] for leaf, has in zip(leaves, named, strict=True) if has}
+    if not rows:
+        return None
+    if len(rows) > 1 or not dim.takes(min(rows)):
+        raise GraphError(
+            f"dynamic={dim.name!r}: the first axes of the arguments are {sorted(rows)}; valid is "
+            f"one size, {dim.valid}"
+        )
+    return named, rows.pop()
+
+
+def symbols_of(module: Any) -> Named | None:
+    """Which arguments of a piece have the batch, where PyTorch has given it a symbol: tensors whose
+    first axis is that symbol, and the symbol itself; None if there is no such one."""
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    values = [node.meta.get("example_value") for node in placeholders]
+    first, behind = set(), set()
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            axes = [str(size) if isinstance(size, torch.SymInt) else None for size in value.shape]
+            first.update(axes[:1])
+            behind.update(axes[1:])
+    found = sorted(each for each in first if each is not None)
+    if len(found) != 1 or any(found[0] in str(each) for each in behind):
+        return None
+    (batch,) = found
+    return [
+        str(value.shape[0]) == batch and isinstance(value.shape[0], torch.SymInt)
+        if isinstance(value, torch.Tensor) and value.dim()
+        else isinstance(value, torch.SymInt) and str(value) == batch
+        for value in values
+    ]
+
+
+def with_rows(leaves: Leaves, named: Named, rows: int) -> list[Any]:
+    """Such arguments for another batch, of zeros."""
+    return [
+        leaf if not has else _zeros(leaf, rows) if isinstance(leaf, torch.Tensor) else rows
+        for leaf, has in zip(leaves, named, strict=True)
+    ]
+
+
+def _zeros(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    made = tensor.new_zeros((rows, *tensor.shape[1:]))
+    last = torch.channels_last
+    lies_so = tensor.dim() == 4 and tensor.is_contiguous(memory_format=last)
+    return made if tensor.is_contiguous() or not lies_so else made.contiguous(memory_format=last)
+
+
+def why_not_any_batch(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dim: Dim
+) -> str | None:
+    """Why it is not known that a module's code does the same for all batches; None if it is.
+
+    ``torch.export`` runs the code once with a batch that has no number, and says where it looks.
+    """
+    try:
+        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError) as error:
+        return str(error)
+    leaves, _ = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    found = rows_of(leaves, dim)
+    if found is None:
+        return "no argument is a tensor"
+    rows = found[1] if found[1] > 1 else another(1, dim)
+    batch = torch.export.Dim("batch", min=1, max=max(dim.most, 2))
+    shapes = pytree.tree_map(
+        lambda leaf: {0: batch} if isinstance(leaf, torch.Tensor) and leaf.dim() else None, given
+    )
+
+    def sized(leaf: Any) -> Any:
+        return _zeros(leaf, rows) if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf
+
+    some, named = pytree.tree_map(sized, tuple(args)), pytree.tree_map(sized, dict(kwargs))
+    try:
+        torch.export.export(module, some, named, dynamic_shapes=shapes, strict=False)
+    except Exception as error:  # whatever the module's own code does with it
+        text = " ".join(str(error).split())
+        return f"its code may look at the batch ({type(error).__name__}: {text:.300})"
+    return None
+
+
+def another(rows: int, dim: Dim) -> int:
+    """A number of rows in range beside this one: the least, at which most code differs.
+
+    UnsupportedError if there is none.
+    """
+    if dim.least == dim.most:
+        raise UnsupportedError(f"{dim.name!r} has one size")
+    return dim.least if rows != dim.least else dim.least + dim.multiple
