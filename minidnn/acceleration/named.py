@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from minidnn.acceleration.engine import Engine
+from minidnn.acceleration.part import TakenPart
 from minidnn.acceleration.program import SizedProgram, arranged_as
 from minidnn.acceleration.programs import Programs, key_of_leaf
 from minidnn.acceleration.threads import rest
@@ -96,6 +97,8 @@ class NamedProgram(SizedProgram):
             raise UnsupportedError("no argument that it reads has the batch")
         made = self._executable(part.graph, with_rows)
         made.warm([part.graph.inputs[min(with_rows)].shape[0]])
+        #: What runs the programs that are there, by the shapes that they take.
+        self._direct_parts: dict[Any, TakenPart] = {}
         self.parts = [NamedPart(part, made)]  # type: ignore[list-item]
         self.at_once = None
         self.starts_early = False
@@ -110,6 +113,7 @@ class NamedProgram(SizedProgram):
         of_rows = other_batches(small, large, with_rows)
         if isinstance(of_rows, str):
             raise UnsupportedError(of_rows)
+        self._of_rows, self._first = of_rows, first
         shapes = [
             (batches.dim, *value.shape[1:]) if place in with_rows else value.shape
             for place, value in enumerate(graph.inputs)
@@ -136,12 +140,36 @@ class NamedProgram(SizedProgram):
 
     def run(self, leaves: Sequence[Any]) -> Any:
         """The network's result for arguments with any number of rows in range."""
+        tensors = [leaves[place] for place in self._takes]
+        shapes = tuple([tensor.shape for tensor in tensors])
+        kept = self.dynamic.ready(shapes)
+        if kept is None:
+            result = self._run_new(tensors)
+        else:
+            kept.calls += 1
+            part = self._direct_parts.get(shapes)
+            if part is None or part.executable is not kept.executable:
+                part = self._direct_part(shapes, kept.executable)
+            result = part.forward(*tensors)
+        results = result if isinstance(result, tuple) else (result,)
+        return arranged_as(iter(results), self.captured.arranged)
+
+    def _run_new(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        """The results for a number of rows that has no program, or whose program is new."""
         if self.engine.device == "cpu":
             rest()
-        result = self.dynamic(*[leaves[place] for place in self._takes])
+        result = self.dynamic(*tensors)
         results = result if isinstance(result, tuple) else (result,)
-        made = (each.to(dtype) for each, dtype in zip(results, self._dtypes, strict=True))
-        return arranged_as(made, self.captured.arranged)
+        return tuple(each.to(dtype) for each, dtype in zip(results, self._dtypes, strict=True))
+
+    def _direct_part(self, shapes: Any, executable: Executable) -> TakenPart:
+        """What runs a program on tensors where they lie."""
+        part = replace(self.parts[0].part, graph=self._of_rows(shapes[self._first][0]))
+        taken = TakenPart(part, executable, self.engine.memory)
+        if len(self._direct_parts) >= 2 * self._batches.keep:
+            self._direct_parts.clear()
+        self._direct_parts[shapes] = taken
+        return taken
 
 
 class NamedPrograms(Programs):

@@ -229,6 +229,13 @@ class DynamicExecutable:
         """
         return self._made_now(self._key("at", sizes), self._source.tunes).executable
 
+    def ready(self, shapes: tuple[tuple[int, ...], ...]) -> KeptProgram | None:
+        """The program for arrays of these shapes, if there is one and it was called before.
+
+        For those who run it by themselves, and count that: ``program.calls += 1``.
+        """
+        return self._ready.get(shapes)
+
     def wait(self) -> None:
         """Returns when nothing is left to be made in the background."""
         self._background.wait()

@@ -114,8 +114,8 @@ ALLOWED: dict[str, set[str]] = {
     # What joins front ends and the compiler: it runs parts of networks that others run.
     "comparison": {"graph", "frontends", "runtime", "executable", "compiler", "quantization"},
     "acceleration": {
-        *("graph", "frontends", "executable", "compiler", "cache", "gradients"),
-        *("backends.backend", "backends.cpu", "backends.cuda"),
+        *("graph", "frontends", "executable", "dynamic", "compiler", "cache", "gradients"),
+        *("backends.backend", "backends.options", "backends.cpu", "backends.cuda"),
         # What it compiles apart, forwards and backwards, is in half precision at the same places.
         "passes",
     },
