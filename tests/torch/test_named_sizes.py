@@ -159,6 +159,22 @@ def test_torch_compile_has_one_executable_for_all_batches(net: nn.Module) -> Non
     torch.compiler.reset()
 
 
+def test_batches_on_the_cpus_engine() -> None:
+    """Their own programs run on tensors where they lie; others are copied."""
+    torch.manual_seed(0)
+    net = Plain().eval()
+    fast = md.optimize(net, arguments(3), dynamic=BATCH, device="cpu", threads=1)
+    with torch.inference_mode():
+        for rows in (3, 3, 5, 3):
+            check(fast, net, *arguments(rows))
+        x, y = arguments(3)
+        check(fast, net, x.to(memory_format=torch.channels_last), y.t().contiguous().t())
+    (program,) = fast.programs
+    assert isinstance(program, NamedProgram)
+    program.dynamic.wait()
+    assert "batch=3                              4 " in program.dynamic.explain()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", ["optimize", "compile"])
 def test_any_batch_on_a_gpu(how: str) -> None:
