@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from minidnn.acceleration.engine import Engine, engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
 from minidnn.acceleration.named import (
-    Batches,
+    NamedBatch,
     NamedProgram,
     NamedPrograms,
     another,
@@ -271,7 +271,7 @@ class Piece:
         others = with_rows(args, self._batch, another(rows, _ANY))
         captured = self._captured(args, args, values, engine, False)
         other = self._captured(args, others, values, engine, False)
-        batches = Batches(_ANY, self._batch, other, self._sizes)
+        batches = NamedBatch(_ANY, self._batch, other, self._sizes)
         given = f"any batch of {describe(inputs)}"
         return NamedProgram(captured, batches, engine, "torch.compile", given)
 
@@ -285,7 +285,7 @@ class Piece:
             )
 
 
-#: Batches for which PyTorch hands over one piece: for one row there is another.
+#: NamedBatch for which PyTorch hands over one piece: for one row there is another.
 _ANY = Dim("batch", 2, 1 << 20)
 
 

@@ -18,8 +18,8 @@ from minidnn.acceleration.below import Below
 from minidnn.acceleration.engine import engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
 from minidnn.acceleration.named import (
-    Batches,
     Named,
+    NamedBatch,
     NamedProgram,
     NamedPrograms,
     another,
@@ -335,7 +335,7 @@ class OptimizedModule(StandsFor):
         check_weights(captured, name)
         engine = engine_for(memory, device, precision, options)
         given = f"any {dim.name} of {describe(leaves)}"
-        batches = Batches(dim, named, other, sizes)
+        batches = NamedBatch(dim, named, other, sizes)
         return NamedProgram(captured, batches, engine, name, given, strict, self.original)
 
     def _train(

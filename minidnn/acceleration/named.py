@@ -46,8 +46,8 @@ class NamedPart:
 
 
 @dataclass(frozen=True)
-class Batches:
-    """A named batch, and what is known of a network.
+class NamedBatch:
+    """A named batch of a network.
 
     Attributes:
         named: whether each argument has it.
@@ -69,20 +69,20 @@ class NamedProgram(SizedProgram):
     def __init__(
         self,
         captured: Captured,
-        batches: Batches,
+        batch: NamedBatch,
         engine: Engine,
         name: str,
         sizes: str,
         strict: bool = False,
         root: nn.Module | None = None,
     ) -> None:
-        self._batches = batches
+        self._named_batch = batch
         super().__init__(captured, engine, name, sizes, strict, root)
 
     def compile(self) -> None:
         """Compiles for one row, and for as many as there were; others are made as they come."""
         self.watch.renew()
-        captured, batches = self.captured, self._batches
+        captured, batch = self.captured, self._named_batch
         if len(self.levels) != 1 or not self.levels[0].taken or captured.writes:
             raise UnsupportedError("PyTorch runs some of it, or it writes to its arguments")
         part = convert(self.levels[0].nodes, captured.constants, captured.tensor, self.name)
@@ -92,7 +92,7 @@ class NamedProgram(SizedProgram):
             raise UnsupportedError("some of its results are not computed of its arguments alone")
         self._takes = [captured.given[node] for node in part.inputs]
         self._dtypes = [getattr(torch, value.dtype) for value in part.graph.outputs]
-        with_rows = {place for place, each in enumerate(self._takes) if batches.named[each]}
+        with_rows = {place for place, each in enumerate(self._takes) if batch.named[each]}
         if not with_rows:
             raise UnsupportedError("no argument that it reads has the batch")
         made = self._executable(part.graph, with_rows)
@@ -104,7 +104,7 @@ class NamedProgram(SizedProgram):
         self.starts_early = False
 
     def _executable(self, graph: Graph, with_rows: set[int]) -> DynamicExecutable:
-        batches, other = self._batches, self._batches.other
+        batch, other = self._named_batch, self._named_batch.other
         again = convert(other.operations, other.constants, other.tensor, self.name).graph
         first = min(with_rows)
         if [len(again.inputs), len(again.outputs)] != [len(graph.inputs), len(graph.outputs)]:
@@ -115,7 +115,7 @@ class NamedProgram(SizedProgram):
             raise UnsupportedError(of_rows)
         self._of_rows, self._first = of_rows, first
         shapes = [
-            (batches.dim, *value.shape[1:]) if place in with_rows else value.shape
+            (batch.dim, *value.shape[1:]) if place in with_rows else value.shape
             for place, value in enumerate(graph.inputs)
         ]
         tunes = tune_option(self.engine.options, "heuristic") != "heuristic"
@@ -123,7 +123,7 @@ class NamedProgram(SizedProgram):
             shapes, lambda bound: of_rows(bound[first][0]), self._compiled, tunes, is_code=False
         )
         return DynamicExecutable(
-            source, (batches.dim,), keep=max(2, batches.keep), keep_bytes=None, background=True
+            source, (batch.dim,), keep=max(2, batch.keep), keep_bytes=None, background=True
         )
 
     def _compiled(self, graph: Graph, tunes: bool) -> Executable:
@@ -166,7 +166,7 @@ class NamedProgram(SizedProgram):
         """What runs a program on tensors where they lie."""
         part = replace(self.parts[0].part, graph=self._of_rows(shapes[self._first][0]))
         taken = TakenPart(part, executable, self.engine.memory)
-        if len(self._direct_parts) >= 2 * self._batches.keep:
+        if len(self._direct_parts) >= 2 * self._named_batch.keep:
             self._direct_parts.clear()
         self._direct_parts[shapes] = taken
         return taken
