@@ -5,34 +5,25 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from minidnn.acceleration.any_batch import AnyBatch
 from minidnn.acceleration.below import Below
+from minidnn.acceleration.container import StandsForContainer
 from minidnn.acceleration.engine import engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
-from minidnn.acceleration.named import (
-    Named,
-    NamedBatch,
-    NamedProgram,
-    NamedPrograms,
-    another,
-    rows_of,
-    why_not_any_batch,
-    with_rows,
-)
 from minidnn.acceleration.narrowing import LeftError, Narrowing
 from minidnn.acceleration.program import GAINS_LESS, OverlapError, SizedProgram
 from minidnn.acceleration.programs import Kept, Programs, arrangement, describe, foreign
 from minidnn.acceleration.recorded import how_transformed, is_recorded
 from minidnn.acceleration.trained import TrainedProgram
-from minidnn.acceleration.watch import StandsFor, check_weights
+from minidnn.acceleration.watch import check_weights
 from minidnn.dynamic.dim import Dim
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.capture import NotCapturable, capture
@@ -70,7 +61,7 @@ def _are_hooked(module: nn.Module) -> Any:
     return own["_forward_hooks"] or own["_forward_pre_hooks"]
 
 
-class OptimizedModule(StandsFor):
+class OptimizedModule(StandsForContainer):
     """What :func:`minidnn.optimize` gives.
 
     It shares the parameters, buffers and children of the module that it was made of: state dict,
@@ -100,8 +91,7 @@ class OptimizedModule(StandsFor):
         for shared in (*_SHARED, *_STATE_HOOKS):
             own[shared] = original.__dict__[shared]
         own["_settings"] = (device, precision, strict, sizes, dict(options))
-        own["_dynamic"] = dynamic
-        own["_named"] = NamedPrograms(type(original).__name__, sizes)
+        own["_any_batch"] = AnyBatch(original, dynamic, own["_settings"], changing)
         own["_programs"] = Programs(type(original).__name__, sizes, warns=not within)
         own["_trained"] = Programs(type(original).__name__, sizes, warns=not within)
         own["_within"] = within
@@ -229,12 +219,8 @@ class OptimizedModule(StandsFor):
         taped = self.training or self._is_narrow(leaves)
         if not taped:
             self._narrowing.refuse(memory, type(self.original).__name__)
-        found = None if taped or self._dynamic is None else rows_of(leaves, self._dynamic)
-        if found is not None:
-            make = partial(self._compile_named, memory, leaves, *found, args, kwargs)
-            with torch.no_grad():
-                if self._named.prepare(leaves, found[0], (arranged, memory), make):
-                    return
+        if not taped and self._any_batch.prepare(memory, leaves, arranged, args, kwargs):
+            return
         programs = self._trained if taped else self._programs
         key = self._key(arranged, memory) if taped else (arranged, memory)
         with nullcontext() if self.training else torch.no_grad():
@@ -250,8 +236,7 @@ class OptimizedModule(StandsFor):
         programs = self.kept
         if not programs:
             return f"{type(self.original).__name__}: not called yet"
-        notes = [f"note: not for any batch: {why}" for why in self._named.refused.values()]
-        return "\n\n".join([*map(explain_program, programs), *notes])
+        return "\n\n".join([*map(explain_program, programs), *self._any_batch.notes])
 
     @property
     def programs(self) -> list[SizedProgram]:
@@ -267,7 +252,7 @@ class OptimizedModule(StandsFor):
     def kept(self) -> list[Kept]:
         """What there is for each size that it was called with, the one used last at the end: for
         training, then for evaluation."""
-        return [*self._trained, *self._programs, *self._named]
+        return [*self._trained, *self._programs, *self._any_batch.programs]
 
     def refresh(self) -> None:
         """Lets the next call of each size capture and compile anew, for changes that are not
@@ -295,7 +280,7 @@ class OptimizedModule(StandsFor):
         self._narrowing.refuse(memory, type(self.original).__name__)
         try:
             with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
-                done, result = self._run_named(memory, leaves, arranged, args, kwargs)
+                done, result = self._any_batch.run(memory, leaves, arranged, args, kwargs)
                 if done:
                     return result
                 result = self._programs.run(
@@ -305,38 +290,6 @@ class OptimizedModule(StandsFor):
         except OverlapError as error:
             why = "where writes are made in their order"
             return self._left(str(error), args, kwargs, why, original)
-
-    def _run_named(
-        self, memory: str, leaves: Any, arranged: Any, args: Any, kwargs: Any
-    ) -> tuple[bool, Any]:
-        """Whether there is a program for any number of rows, and what it gives."""
-        found = None if self._dynamic is None else rows_of(leaves, self._dynamic)
-        if found is None:
-            return False, None
-        named, rows = found
-        make = partial(self._compile_named, memory, leaves, named, rows, args, kwargs)
-        return self._named.try_run(leaves, named, (arranged, memory), make)
-
-    def _compile_named(
-        self, memory: str, leaves: Any, named: Named, rows: int, args: Any, kwargs: Any
-    ) -> NamedProgram:
-        """UnsupportedError if there is no program for any number of rows."""
-        device, precision, strict, sizes, options = self._settings
-        dim = self._dynamic
-        if (reason := why_not_any_batch(self.original, args, kwargs, dim)) is not None:
-            raise UnsupportedError(reason)
-        _, spec = pytree.tree_flatten((args, kwargs))
-        others = pytree.tree_unflatten(with_rows(leaves, named, another(rows, dim)), spec)
-        hows = {"runs_hooks": True, "changing": self._changing}
-        with uncached(memory):
-            captured = capture(self.original, args, kwargs, **hows)
-            other = capture(self.original, *others, **hows)
-        name = type(self.original).__name__
-        check_weights(captured, name)
-        engine = engine_for(memory, device, precision, options)
-        given = f"any {dim.name} of {describe(leaves)}"
-        batches = NamedBatch(dim, named, other, sizes)
-        return NamedProgram(captured, batches, engine, name, given, strict, self.original)
 
     def _train(
         self,
@@ -514,29 +467,6 @@ class OptimizedModule(StandsFor):
         else:
             delattr(self.original, name)
 
-    # Python looks for these at the type: what the original has none of is its TypeError.
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.original[key]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.original[key] = value
-
-    def __delitem__(self, key: Any) -> None:
-        del self.original[key]
-
-    def __len__(self) -> int:
-        return len(self.original)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.original)
-
-    def __contains__(self, item: Any) -> bool:
-        return item in self.original
-
-    def __bool__(self) -> bool:
-        return bool(self.original)  # else one without a length would be asked for it
-
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
         copied = OptimizedModule(*self._again(copy.deepcopy(self.original, memo)))
         copied.__dict__.update(copy.deepcopy(self._own_hooks(), memo))
@@ -548,7 +478,7 @@ class OptimizedModule(StandsFor):
 
     def _again(self, original: nn.Module) -> tuple[Any, ...]:
         """The arguments that make the same of a module."""
-        return (original, *self._settings, False, NOTHING, self._dynamic)
+        return (original, *self._settings, False, NOTHING, self._any_batch.dim)
 
     def _own_hooks(self) -> dict[str, Any]:
         """The hooks that it has besides the original's."""
