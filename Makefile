@@ -30,7 +30,7 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL_ISPC = $(PY) -m minidnn doctor --install-ispc >/dev/null || test $$? -ne 2 || \
 	echo "continuing without ISPC: device 'cpu' is not used, its tests are skipped" >&2
 
-.PHONY: demo docs test test-full quick quick-tests check ready clean
+.PHONY: demo docs test test-full quick quick-tests check ready ispc imported clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -39,11 +39,11 @@ demo: $(VENV)/.demo
 	$(PY) demo/depth_first.py
 
 test: $(VENV)/.test
-	@$(MAKE) --no-print-directory --jobs 2 check ready
+	@$(MAKE) --no-print-directory --jobs 3 check ready
 	$(PYTEST)
 
 test-full: $(VENV)/.test
-	@$(MAKE) --no-print-directory --jobs 2 check ready
+	@$(MAKE) --no-print-directory --jobs 3 check ready
 	HYPOTHESIS_PROFILE=full $(PYTEST) -m "full or not full"
 
 # What the core is made of, on the reference, and one network on the CPU engine.
@@ -61,10 +61,15 @@ quick-tests: $(VENV)/.test
 docs: $(VENV)/.docs
 	$(PY) -m sphinx -q -W -b dirhtml docs build/site
 
-# What need not wait for mypy, which keeps one core busy: ISPC, and a first import of all tests and of
-# what they import, which compiles it (see tools/setup_venv.sh); each worker would.
-ready: $(VENV)/.test
+# What need not wait for mypy, which keeps one core busy.
+ready: ispc imported
+
+ispc: $(VENV)/.test
 	@$(INSTALL_ISPC)
+
+# A first import of all tests and of what they import compiles it (see tools/setup_venv.sh); each
+# worker would.
+imported: $(VENV)/.test
 	@OMP_NUM_THREADS=1 $(PY) -m pytest --collect-only -q >/dev/null || true
 	@$(PY) -W ignore -c "import onnxruntime, scipy.signal, sklearn.datasets, torch._dynamo"
 
