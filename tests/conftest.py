@@ -64,22 +64,37 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):
-        schedule.put_in_order(items)
+    """GPU tests skip where there is none; workers, which are given thousands, leave them out."""
+    is_worker = hasattr(config, "workerinput")
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items and (reason := why_no_gpu()) is not None:
-        for item in gpu_items:
-            item.add_marker(pytest.mark.skip(reason=reason))
+        if is_worker and len(gpu_items) < len(items):
+            items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+            left_out = f"{len(gpu_items):,} tests that need a GPU were left out: {reason}"
+            config.workeroutput["left out"] = left_out  # type: ignore[attr-defined]
+        else:
+            for item in gpu_items:
+                item.add_marker(pytest.mark.skip(reason=reason))
+    if is_worker:
+        schedule.put_in_order(items)
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", "")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Prints what tests have recorded for that, whichever process they ran in."""
+    if left_out := config.stash.get(LEFT_OUT, ""):
+        terminalreporter.write_line(left_out)
     for report in terminalreporter.stats.get("passed", []):
         for name, text in getattr(report, "user_properties", ()):
             if name == "printed at the end" and report.when == "call":
                 terminalreporter.write_line(text)
 
 
+LEFT_OUT = pytest.StashKey[str]()
 TURNS = pytest.StashKey[Turns]()
 FOLDER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import why_no_gpu
 from tests.schedule import unit_of
 
 
@@ -28,7 +29,12 @@ def test_units(nodeid: str, unit: str) -> None:
 
 
 CONFTEST = """\
-from tests.conftest import pytest_collection_modifyitems, pytest_xdist_make_scheduler
+from tests.conftest import (
+    pytest_collection_modifyitems,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+    pytest_xdist_make_scheduler,
+)
 """
 
 MANY = """\
@@ -36,6 +42,10 @@ import pytest
 
 @pytest.mark.parametrize("i", range(6))
 def test_many(i):
+    pass
+
+@pytest.mark.gpu
+def test_gpu():
     pass
 """
 
@@ -56,7 +66,7 @@ def test_parts_come_first_and_run_at_the_same_time(root: Path, tmp_path: Path) -
     pytest.importorskip("xdist")
     for name, text in {"conftest": CONFTEST, "test_a": MANY, "test_b": LONG}.items():
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = early\n", encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = early\n gpu\n", encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-v", "-n", "2", "--dist", "loadfile", "."]
     done = subprocess.run(
         command,
@@ -67,7 +77,10 @@ def test_parts_come_first_and_run_at_the_same_time(root: Path, tmp_path: Path) -
         timeout=60,
         check=False,
     )
-    assert "11 passed" in done.stdout, done.stdout + done.stderr
+    why = why_no_gpu()
+    assert f"{11 + (why is None)} passed" in done.stdout, done.stdout + done.stderr
+    left_out = f"1 tests that need a GPU were left out: {why}"
+    assert (left_out in done.stdout.splitlines()) == (why is not None)
     ran = re.findall(r"\[gw(\d)\].* PASSED test_(\w)\.py::test_(\w+)", done.stdout)
     assert {worker for worker, _, name in ran if name == "long"} == {"0", "1"}
     assert [name for _, _, name in ran][:2] == ["long", "long"]
