@@ -66,9 +66,8 @@ class Element:
 def _within(dtype: str) -> str:
     """A float as the nearest to it of those that a byte's whole numbers lie between."""
     bounds = np.iinfo(dtype)
-    # The comparison is false of NaN, which becomes the least.
-    low = f"({{0}} > {bounds.min}.0f ? {{0}} : {bounds.min}.0f)"
-    return f"({low} < {bounds.max}.0f ? {low} : {bounds.max}.0f)"
+    # ISPC's functions give the second of two numbers if the first is NaN, which becomes the least.
+    return f"min(max({{0}}, {bounds.min}.0f), {bounds.max}.0f)"
 
 
 ELEMENTS: Mapping[str, Element] = MappingProxyType(

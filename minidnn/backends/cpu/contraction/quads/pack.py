@@ -25,6 +25,7 @@ class QuadPacker(DotPacker):
     def __init__(self, parts: Parts, scheme: QuadScheme, numbers: Numbers) -> None:
         super().__init__(parts, scheme, numbers)
         self.zero = packed_zero(parts)
+        self.inputs = scheme.line_inputs
         self.turn = " ^ 0x80" if parts.source.dtype == "int8" else ""
 
     def _packed(self, at: str) -> str:
@@ -86,88 +87,102 @@ class QuadPacker(DotPacker):
             code.line(f"for (uniform int j = end; j < count; j++) {zero}")
 
     def _few_channels(self, code: Code) -> None:
-        """First rows with all channels of a pixel side by side, then what each result reads."""
-        scheme, number, lanes = self.scheme, self.numbers, self.scheme.lanes
+        """Rows with all channels of a pixel side by side, then perhaps what each result reads."""
+        scheme, number = self.scheme, self.numbers
         problem = scheme.problem
-        source = problem.source
-        inputs = number("inputs", problem.inputs)
-        width = number("line_width", scheme.line_width)
+        inputs, rows = number("line_inputs", self.inputs), scheme.by_rows
+        width = number("line_width", scheme.packed_width if rows else scheme.line_width)
         taps, between = number("kernel_rows", problem.kernel[0]), problem.dilation
         down = number("row_stride", problem.stride[0])
         apart = number("tap_rows_apart", between[0])
         before, left = (number(f"before_{n}", problem.padding[a][0]) for a, n in enumerate("yx"))
         height, columns = (number(f"size_{n}", problem.size[a]) for a, n in enumerate("yx"))
-        across = number("column_stride", problem.stride[1])
-        x_row, zero = number("x_row", source.row), number("zero", self.zero)
-        planar = source.block != lanes
-        plane = number("x_plane", source.plane) if planar else ""
+        across, zero = number("column_stride", problem.stride[1]), number("zero", self.zero)
         code.line(f"const uniform int rows = (r1 - r0 - 1) * {down} + ({taps} - 1) * {apart} + 1;")
         code.line(f"const uniform int x0 = c0 * {across} - {left};")
         code.line(f"const uniform int begin = clamp(-x0, 0, {width});")
         code.line(f"const uniform int end = clamp({columns} - x0, begin, {width});")
         with code.block("for (uniform int i = 0; i < rows; i++)"):
             code.line(f"const uniform int y = r0 * {down} - {before} + i;")
-            code.line(f"uniform {_BYTE} * uniform to = lines + i * {width} * {inputs};")
+            line = f"lines + i * {width}"
+            if rows:
+                phase = number("phase", scheme.phase)
+                line = f"packed + (i % {down} * {phase} + i / {down} * {width})"
+            code.line(f"uniform {_BYTE} * uniform to = {line} * {inputs};")
             with code.block(f"if (y < 0 || y >= {height})"):
                 code.line(f"foreach (f = 0 ... {width} * {inputs}) {{ to[f] = {zero}; }}")
                 code.line("continue;")
             code.line(f"foreach (f = 0 ... begin * {inputs}) {{ to[f] = {zero}; }}")
             code.line(f"foreach (f = end * {inputs} ... {width} * {inputs}) {{ to[f] = {zero}; }}")
-            if planar:
-                with code.block(f"for (uniform int c = 0; c < {inputs}; c++)"):
-                    code.line(
-                        f"{self.pointer} from = x + (uniform int64)c * {plane} + y * {x_row};"
-                    )
-                    with code.block("foreach (j = begin ... end)"):
-                        read = self._packed(f"from[(x0 + j) * {source.column}]")
-                        code.line(f"to[j * {inputs} + c] = {read};")
-            else:
-                with code.block("for (uniform int j = begin; j < end; j++)"):
-                    read = f"x[y * {x_row} + (x0 + j) * {source.column} + programIndex]"
-                    code.line(f"to[j * {inputs} + programIndex] = {self._packed(read)};")
-        self._windows(code)
+            self._line(code, inputs)
+        if not rows:
+            self._windows(code)
+
+    def _line(self, code: Code, inputs: str) -> None:
+        """The pixels of a row that are no padding."""
+        scheme, number = self.scheme, self.numbers
+        source, count = scheme.problem.source, scheme.problem.inputs
+        x_row, lanes = number("x_row", source.row), scheme.lanes
+        if source.block == lanes:
+            with code.block("for (uniform int j = begin; j < end; j++)"):
+                read = f"x[y * {x_row} + (x0 + j) * {source.column} + programIndex]"
+                code.line(f"to[j * {inputs} + programIndex] = {self._packed(read)};")
+            return
+        plane = number("x_plane", source.plane)
+        start = f"x + y * {x_row} + x0 * {source.column} + (uniform int64){{}} * {plane}"
+        if self.inputs == count:
+            with code.block(f"for (uniform int c = 0; c < {inputs}; c++)"):
+                code.line(f"{self.pointer} from = {start.format('c')};")
+                with code.block("foreach (j = begin ... end)"):
+                    read = self._packed(f"from[j * {source.column}]")
+                    code.line(f"to[j * {inputs} + c] = {read};")
+            return
+        # A word of each pixel: its last byte has no weight.
+        code.line("uniform unsigned int32 * uniform word = (uniform unsigned int32 * uniform)to;")
+        for c in range(count):
+            code.line(f"{self.pointer} from{c} = {start.format(c)};")
+        with code.block("foreach (j = begin ... end)"):
+            for c in range(count):
+                read = self._packed(f"from{c}[j * {source.column}]")
+                code.line(f"const unsigned int32 b{c} = {read};")
+            shifted = [f"b{c} << {8 * c}" for c in range(1, count)]
+            code.line(f"word[j] = b0 | {' | '.join(shifted)};")
 
     def _windows(self, code: Code) -> None:
-        scheme, number, lanes = self.scheme, self.numbers, self.scheme.lanes
+        """Whole lines of 64 bytes: what is behind a run is written again, or has no weight."""
+        scheme, number = self.scheme, self.numbers
         problem = scheme.problem
         size = number("packed_pixel", scheme.pixel_bytes)
-        inputs, width = number("inputs", problem.inputs), number("line_width", scheme.line_width)
-        down, apart = (
+        inputs, width = number("line_inputs", self.inputs), number("line_width", scheme.line_width)
+        down, across = (
             number("row_stride", problem.stride[0]),
-            number("tap_rows_apart", problem.dilation[0]),
+            number("column_stride", problem.stride[1]),
         )
-        across = number("column_stride", problem.stride[1])
-        rows, columns = problem.kernel
-        taps = number("kernel_rows", rows)
+        apart, taps = (
+            number("tap_rows_apart", problem.dilation[0]),
+            number("kernel_rows", problem.kernel[0]),
+        )
         side = problem.dilation[1] == 1
-        run = number("run", problem.inputs * (columns if side else 1))
+        columns = problem.kernel[1]
+        run = number("run", self.inputs * (columns if side else 1))
         many = number("runs", 1 if side else columns)
         beside = number("tap_columns_apart", problem.dilation[1])
-        with code.block("for (uniform int r = 0; r < r1 - r0; r++)"):
-            code.line("uniform int count = c1 - c0;")
-            with code.block("for (uniform int c = 0; c < count; c++)"):
-                code.line(f"uniform {_BYTE} * uniform to = packed + (r * count + c) * {size};")
-                code.line(f"uniform {_BYTE} * uniform last = to + {size};")
-                with (
-                    code.block(f"for (uniform int ky = 0; ky < {taps}; ky++)"),
-                    code.block(f"for (uniform int kx = 0; kx < {many}; kx++)"),
-                ):
-                    code.line(
-                        f"const uniform {_BYTE} * uniform from = lines + ((r * {down} + "
-                        f"ky * {apart}) * {width} + c * {across} + kx * {beside}) * {inputs};"
-                    )
-                    # Whole vectors: what is behind a run is written again by the next one.
-                    with code.block(f"for (uniform int f = 0; f < {run}; f += {lanes})"):
-                        code.line(
-                            f"if (to + f + {lanes} <= last) "
-                            "to[f + programIndex] = from[f + programIndex];"
-                        )
-                        code.line(
-                            f"else if (f + programIndex < {run}) "
-                            "to[f + programIndex] = from[f + programIndex];"
-                        )
-                    code.line(f"to += {run};")
+        with (
+            code.block("for (uniform int r = 0; r < r1 - r0; r++)"),
+            code.block("for (uniform int c = 0; c < c1 - c0; c++)"),
+        ):
+            code.line(f"uniform {_BYTE} * uniform to = packed + (r * (c1 - c0) + c) * {size};")
+            with (
+                code.block(f"for (uniform int ky = 0; ky < {taps}; ky++)"),
+                code.block(f"for (uniform int kx = 0; kx < {many}; kx++)"),
+            ):
                 code.line(
-                    "for (; to < last; to += programCount) "
-                    "if (to + programIndex < last) to[programIndex] = 0;"
+                    f"const uniform {_BYTE} * uniform from = lines + ((r * {down} + "
+                    f"ky * {apart}) * {width} + c * {across} + kx * {beside}) * {inputs};"
                 )
+                with code.block(f"for (uniform int f = 0; f < {run}; f += {BLOCK})"):
+                    for name, const in (("from", "const "), ("to", "")):
+                        pointer = f"{const}uniform int32 * uniform"
+                        code.line(f"{pointer} {name}_line = ({pointer})({name} + f);")
+                    code.line("to_line[programIndex] = from_line[programIndex];")
+                code.line(f"to += {run};")

@@ -29,16 +29,61 @@ class QuadScheme(DotScheme):
     """Everything that a printed kernel follows."""
 
     @property
+    def line_inputs(self) -> int:
+        """Channels of a pixel that lie side by side in rows: three fill a word."""
+        planar = self.problem.source.block == 1
+        return 4 if planar and self.problem.inputs == 3 else self.problem.inputs
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether a line of rows as they are packed has all that a row of a kernel reads: what
+        follows in it has no weight."""
+        problem = self.problem
+        few = problem.kernel[1] * self.line_inputs <= BLOCK and problem.dilation[1] == 1
+        return self.packing == "unrolled" and few
+
+    @property
+    def reads_all(self) -> bool:
+        return super().reads_all and not self.by_rows
+
+    @property
+    def terms(self) -> int:
+        if self.packing != "unrolled":
+            return self.problem.inputs
+        rows, columns = self.problem.kernel
+        return self.line_inputs * columns * (1 if self.by_rows else rows)
+
+    @property
+    def taps(self) -> int:
+        return self.problem.kernel[0] if self.by_rows else super().taps
+
+    @property
+    def offsets(self) -> list[int]:
+        every = super().offsets
+        return every[:: self.problem.kernel[1]] if self.by_rows else every
+
+    @property
     def blocks_of_terms(self) -> int:
         return -(-self.terms // BLOCK)
 
     @property
+    def pixel_bytes(self) -> int:
+        return self.line_inputs if self.by_rows else super().pixel_bytes
+
+    @property
+    def packed_bytes(self) -> int:
+        if not self.by_rows:
+            return super().packed_bytes
+        size = self.pixel_bytes * self.row_stride * self.phase + self.pixels * self.step + BLOCK
+        return -(-size // 64) * 64
+
+    @property
     def line_bytes(self) -> int:
-        if self.packing != "unrolled":
+        if self.packing != "unrolled" or self.by_rows:
             return 0
         rows, down = self.problem.kernel[0], self.problem.dilation[0]
         high = (self.shape[0] - 1) * self.problem.stride[0] + (rows - 1) * down + 1
-        size = high * self.line_width * self.problem.inputs + BLOCK
+        size = high * self.line_width * self.line_inputs + BLOCK
         return -(-size // 64) * 64
 
     def products(  # type: ignore[override]

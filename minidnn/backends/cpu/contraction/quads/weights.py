@@ -35,7 +35,10 @@ def _pack(weight: Value, scheme: QuadScheme) -> Array:
     problem, lanes = scheme.problem, scheme.lanes
     given = data_of(weight).reshape(problem.groups, problem.outputs, problem.inputs, -1)
     if scheme.packing == "unrolled":
-        given = given.swapaxes(2, 3).reshape(problem.groups, problem.outputs, -1, 1)
+        more = scheme.line_inputs - problem.inputs
+        given = np.pad(given, ((0, 0), (0, 0), (0, more), (0, 0))).swapaxes(2, 3)
+        # Of taps those that are no channels.
+        given = given.reshape(problem.groups, problem.outputs, scheme.taps, -1).swapaxes(2, 3)
     _, _, inputs, taps = given.shape
     size = (problem.groups, scheme.slots, scheme.blocks_of_terms * BLOCK, taps)
     padded = np.zeros(size, np.int8)
