@@ -60,6 +60,10 @@ def mixes_floats(node: Node) -> bool:
     return (len(narrow) == 1 and narrow <= {*HALVES}) or (bool(narrow) and narrow <= {*BYTES})
 
 
+def _has_bytes(node: Node) -> bool:
+    return any(value.dtype in BYTES for value in (*node.inputs, *node.outputs))
+
+
 def _chooses_bytes(node: Node) -> bool:
     """Whether a node gives the largest bytes under windows, as it would give the largest floats."""
     if not isinstance(node.op, Windowed) or not node.op.window().chooses:
@@ -128,8 +132,9 @@ class _Group:
         self.bits = 1 << position
         self.before = 0
         self.after = 0
-        self.dtypes = {value.dtype for value in node.outputs}
-        self.mixes = mixes_floats(node)
+        # Bytes are what floats are stored as: nothing asks of them what it asks of floats.
+        self.dtypes = {value.dtype for value in node.outputs} - {*BYTES}
+        self.mixes = mixes_floats(node) and not _has_bytes(node)
         self.moves = isinstance(node.op, (Concat, Windowed))
         self.batches = {value.shape[:1] for value in node.outputs}
         self.joins = isinstance(node.op, Concat)
@@ -318,7 +323,7 @@ def _compute_alike(first: _Group, second: _Group) -> bool:
     """Whether dtypes let two groups be one: several of them stand side by side only where nothing
     but element-wise formulas, of which some mix them, read and make their values."""
     if not (first.mixes or second.mixes):
-        return len(first.dtypes | second.dtypes) == 1
+        return len(first.dtypes | second.dtypes) <= 1
     return not (first.moves or second.moves)
 
 

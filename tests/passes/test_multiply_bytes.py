@@ -153,6 +153,27 @@ def test_maxima_of_bytes(window: Any, steps: Steps, warm_cache: Path) -> None:
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("size", [(9, 11), (40, 70)], ids=str)
+def test_averages_and_sums_of_bytes(size: tuple[int, int], warm_cache: Path) -> None:
+    """One kernel reads bytes and writes bytes, whatever is computed between."""
+
+    def build(trace: Trace, x: Value) -> Value:
+        given = dq(q(x, INPUT), INPUT)
+        mean = apply(ops.AvgPool2d((3, 3), (1, 1), (1, 1)), given)
+        total = apply(ops.Add(), mean, given)
+        return q(max_pool(relu(total), 3, 2), MIDDLE)
+
+    graph = graph_of(build, (2, 19, *size))
+    x = 2 * np.random.default_rng(8).standard_normal((2, 19, *size)).astype(np.float32)
+    (wanted,) = evaluate(graph, [x])
+    exe = md.compile(graph, device="cpu", guarded=True)
+    found = exe(x)
+    apart = np.abs(found.astype(int) - wanted.astype(int))
+    assert apart.max() <= 1 and (apart > 0).mean() < 0.01 and len(np.unique(wanted)) > 20
+    values = {v.dtype for node in exe.plan.graph.nodes for v in node.outputs}
+    assert values == {"uint8"}
+
+
 def test_what_stays() -> None:
     """Weights that do not fit int8, inputs that were not quantized, and another target's graphs."""
 
