@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 import minidnn as md
 from minidnn import layers as L
 from models.resnet import BasicBlock
@@ -44,8 +46,9 @@ def learned(given: argparse.Namespace) -> dict[str, Any]:
     )
     held_out = md.data.Loader(md.data.fashion_mnist(given.folder, train=False), 500)
     rate = md.optim.OneCycle(given.rate, steps=given.epochs * len(train))
+    net = network(given.width).initialize(given.seed)
     trainer = md.Trainer(
-        network(given.width).initialize(given.seed),
+        net,
         (given.batch, 1, 28, 28),
         md.losses.CrossEntropy(label_smoothing=0.05),
         md.optim.AdamW(rate, weight_decay=0.02),
@@ -58,7 +61,20 @@ def learned(given: argparse.Namespace) -> dict[str, Any]:
         **{name: getattr(given, name) for name in ("device", "precision", "width", "epochs")},
         "accuracy": found["accuracy"],
         "seconds": time.perf_counter() - begin,
+        **({"accuracy in int8": in_int8(net, trainer, given)} if given.int8 else {}),
     }
+
+
+def in_int8(net: md.Layer, trainer: md.Trainer, given: argparse.Namespace) -> float:
+    """What part is classified right by bytes, with ranges from 500 pictures of training."""
+    net.load_state_dict(trainer.state_dict())
+    seen = next(iter(md.data.Loader(md.data.fashion_mnist(given.folder, train=True), 500)))
+    exe = md.compile(md.quantize(net, np.asarray(seen[0], np.float32), device="cpu"), device="cpu")
+    right = total = 0
+    for x, y in md.data.Loader(md.data.fashion_mnist(given.folder, train=False), 500):
+        right += int((np.asarray(exe(np.asarray(x, np.float32))).argmax(1) == y).sum())
+        total += len(y)
+    return right / total
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -74,6 +90,7 @@ def main(given: Sequence[str] | None = None) -> None:
     add("--batch", type=int, default=128)
     add("--rate", type=float, default=0.01, help="the largest (0.01)")
     add("--seed", type=int, default=0)
+    add("--int8", action="store_true", help="the accuracy of the quantized network, too")
     print(json.dumps(learned(parser.parse_args(given))))
 
 

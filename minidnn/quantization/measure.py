@@ -20,11 +20,13 @@ class MeasuredValue:
     """A value on all data.
 
     Attributes:
-        means: of each channel (axis 1; of values of other ranks than 4 of each last place).
+        channels, features: means at the places of axis 1, which convolutions sum over, and of the
+            last axis, which linear layers sum over.
     """
 
     histogram: Histogram
-    means: np.ndarray
+    channels: np.ndarray
+    features: np.ndarray
 
 
 def batches_of(graph: Graph, data: object) -> list[Batch]:
@@ -72,16 +74,17 @@ def measure(
 
     low = dict.fromkeys(values, 0.0)
     high = dict.fromkeys(values, 0.0)
-    sums: dict[Value, np.ndarray] = {}
+    sums: dict[tuple[Value, int], np.ndarray] = {}
     for batch in batches:
         for value, array in run(batch).items():
             if not np.isfinite(array).all():
                 raise GraphError(f"data: value {value.name!r} is not finite on them")
             low[value] = min(low[value], float(array.min()))
             high[value] = max(high[value], float(array.max()))
-            axes = (0, 2, 3) if array.ndim == 4 else tuple(range(array.ndim - 1))
-            mean = array.mean(axes, dtype=np.float64)
-            sums[value] = sums[value] + mean if value in sums else mean
+            for kept in {min(1, array.ndim - 1), array.ndim - 1}:
+                axes = tuple(axis for axis in range(array.ndim) if axis != kept)
+                mean = array.mean(axes, dtype=np.float64)
+                sums[value, kept] = sums.get((value, kept), 0) + mean / len(batches)
     counts = {value: np.zeros(BINS, np.int64) for value in values}
     for batch in batches:
         for value, array in run(batch).items():
@@ -90,7 +93,9 @@ def measure(
                 counts[value] += np.histogram(array, BINS, limits)[0]
     return {
         value: MeasuredValue(
-            Histogram(low[value], high[value], counts[value]), sums[value] / len(batches)
+            Histogram(low[value], high[value], counts[value]),
+            sums[value, min(1, value.type.rank - 1)],
+            sums[value, value.type.rank - 1],
         )
         for value in values
     }

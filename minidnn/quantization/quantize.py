@@ -19,6 +19,7 @@ from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.freeze import FREEZE
 from minidnn.passes.infrastructure import Context, run_passes
 from minidnn.passes.simplify import SIMPLIFY
+from minidnn.quantization.losses import MOST_LOST, losses
 from minidnn.quantization.measure import MeasuredValue, batches_of, measure
 from minidnn.quantization.ranges import RANGES, Choose, steps_of
 
@@ -36,6 +37,7 @@ def quantize(
     last: bool = True,
     keep: Collection[str] = (),
     correct_bias: bool = True,
+    accuracy: str = "normal",
     device: str | None = None,
 ) -> Graph:
     """A network whose convolutions and linear layers compute with bytes.
@@ -62,6 +64,8 @@ def quantize(
         first, last: whether the first and the last layer are quantized, too.
         keep: names of layers (nodes of the graph) that stay as they are.
         correct_bias: whether a bias makes up for what rounding the weight changes on average.
+        accuracy: "normal", or "high" for layers that stay in float32 where rounding their input and
+            weight alone changes what they give by more than a twentieth, as roots of mean squares.
         device: on which values are measured; the default as for ``compile``.
 
     Returns:
@@ -74,7 +78,7 @@ def quantize(
     >>> small = md.quantize(net, x, ranges="entropy")
     >>> exe = md.compile(small, device="cpu")
     """
-    choose = _checked(ranges, percentile, dtype)
+    choose = _checked(ranges, percentile, dtype, accuracy)
     graph = folded(network, _shape_of(data) if shape is None else shape)
     batches = batches_of(graph, data)
     layers = _chosen(graph, first, last, keep)
@@ -84,7 +88,17 @@ def quantize(
     for value, found in measured.items():
         low, high = choose(found.histogram, percentile)
         steps[value] = steps_of(low, high, dtype)
-    return _Quantized(graph, steps, measured, per_channel, correct_bias).graph(layers)
+    made = _Quantized(graph, steps, measured, per_channel, correct_bias)
+    if accuracy == "high":
+        lost = losses(graph, {node: made.alone(node) for node in layers}, batches, device)
+        exact = [node for node in layers if lost[node] <= MOST_LOST]
+        if not exact:
+            raise GraphError(
+                f"accuracy='high': each layer of graph {graph.name!r} loses more than {MOST_LOST} "
+                f"by itself, the least {min(lost.values()):.2g}; valid is 'normal'"
+            )
+        layers = exact
+    return made.graph(layers)
 
 
 def folded(network: Any, shape: Shapes | None = None) -> Graph:
@@ -93,13 +107,15 @@ def folded(network: Any, shape: Shapes | None = None) -> Graph:
     return run_passes(graph, (FREEZE, SIMPLIFY, FOLD_BATCH_NORM, SIMPLIFY), Context())
 
 
-def _checked(ranges: str, percentile: float, dtype: str) -> Choose:
+def _checked(ranges: str, percentile: float, dtype: str, accuracy: str) -> Choose:
     if ranges not in RANGES:
         raise GraphError(f"ranges={ranges!r}; valid are {', '.join(map(repr, RANGES))}")
     if not isinstance(percentile, (int, float)) or not 50 < percentile <= 100:
         raise GraphError(f"percentile={percentile!r}; valid is a number above 50, at most 100")
     if dtype not in BYTES:
         raise GraphError(f"dtype={dtype!r}; valid are 'uint8' and 'int8'")
+    if accuracy not in ("normal", "high"):
+        raise GraphError(f"accuracy={accuracy!r}; valid are 'normal' and 'high'")
     return RANGES[ranges]
 
 
@@ -150,11 +166,27 @@ class _Quantized:
     per_channel: bool
     correct_bias: bool
 
+    def alone(self, node: Node) -> list[Node]:
+        """The nodes that give what a layer gives of its rounded input by its rounded weight."""
+        x, weight = node.inputs[:2]
+        assert isinstance(weight, Constant)
+        steps = self.steps[x]
+        whole = Node(steps.quantize(), [x], f"{node.name}.whole")
+        rounded = Node(steps.dequantize(), whole.outputs, f"{node.name}.rounded")
+        bytes_, scale = self._whole(weight)
+        data = bytes_ * scale
+        lost = weight.data.astype(np.float64) - data
+        bias = [self._bias(node, lost)] if self.correct_bias and np.any(lost) else node.inputs[2:]
+        near = Constant(weight.type, f"{weight.name}.near", data)
+        layer = Node(node.op, [rounded.output, near, *bias], f"{node.name}.near")
+        return [whole, rounded, layer]
+
     def graph(self, layers: Collection[Node]) -> Graph:
         rewriter = Rewriter(self.source)
+        read = {node.inputs[0] for node in layers}
         rounded: dict[Value, Value] = {}
         weights: dict[Value, tuple[Value, np.ndarray]] = {}
-        for value in self.source.inputs:
+        for value in read.intersection(self.source.inputs):
             self._round(rewriter, value, rounded)
         for node in self.source.nodes:
             # Whoever reads a value that is rounded for one reader gets the rounded one.
@@ -172,14 +204,12 @@ class _Quantized:
             else:
                 new = rewriter.add(node.op, inputs, node.name, node.source)
                 rewriter.replace(node.output, new.output)
-            for value in node.outputs:
+            for value in read.intersection(node.outputs):
                 self._round(rewriter, value, rounded)
         return rewriter.finish()
 
     def _round(self, rewriter: Rewriter, value: Value, rounded: dict[Value, Value]) -> None:
-        steps = self.steps.get(value)
-        if steps is None:
-            return
+        steps = self.steps[value]
         given, name = rewriter.value(value), value.name
         whole = rewriter.add(steps.quantize(), [given], rewriter.fresh(f"{name}.bytes"), name)
         number = rewriter.fresh(f"{name}.rounded")
@@ -188,11 +218,7 @@ class _Quantized:
 
     def _weight(self, rewriter: Rewriter, weight: Constant) -> tuple[Value, np.ndarray]:
         """A weight as it is computed of bytes, and what rounding took off it."""
-        data = weight.data
-        axes = tuple(range(1, data.ndim)) if self.per_channel else None
-        largest = np.asarray(np.abs(data).max(axis=axes, keepdims=True), np.float32)
-        scale = np.maximum(largest / np.float32(127), np.finfo(np.float32).tiny)
-        whole = np.clip(np.rint(data / scale), -127, 127).astype(np.int8)
+        whole, scale = self._whole(weight)
         operands = [
             Constant(TensorType(array.shape, str(array.dtype)), f"{weight.name}.{what}", array)
             for what, array in (
@@ -203,13 +229,24 @@ class _Quantized:
         ]
         name = rewriter.fresh(f"{weight.name}.rounded")
         node = rewriter.add(PER_CHANNEL, operands, name, weight.name)
-        return node.output, data.astype(np.float64) - whole * scale.astype(np.float64)
+        return node.output, weight.data.astype(np.float64) - whole * scale.astype(np.float64)
+
+    def _whole(self, weight: Constant) -> tuple[np.ndarray, np.ndarray]:
+        """A weight's bytes, and their scales."""
+        data = weight.data
+        axes = tuple(range(1, data.ndim)) if self.per_channel else None
+        largest = np.asarray(np.abs(data).max(axis=axes, keepdims=True), np.float32)
+        scale = np.maximum(largest / np.float32(127), np.finfo(np.float32).tiny)
+        return np.clip(np.rint(data / scale), -127, 127).astype(np.int8), scale
 
     def _bias(self, node: Node, lost: np.ndarray) -> Constant:
         """The bias, with what the lost part of the weight gives on average."""
         outputs = lost.shape[0]
-        groups = node.op.groups if isinstance(node.op, Conv2d) else 1
-        means = self.measured[node.inputs[0]].means.reshape(groups, 1, -1)
+        found = self.measured[node.inputs[0]]
+        groups, means = 1, found.features
+        if isinstance(node.op, Conv2d):
+            groups, means = node.op.groups, found.channels
+        means = means.reshape(groups, 1, -1)
         taps = lost.reshape(groups, outputs // groups, means.shape[2], -1).sum(-1)
         bias = (taps * means).sum(-1).reshape(outputs)
         for given in node.inputs[2:]:

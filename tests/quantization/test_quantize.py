@@ -87,6 +87,26 @@ def test_layers_that_stay() -> None:
     assert list(layers_of(quantized(keep=[name])).values()) == [True, False, True, True]
 
 
+def test_what_loses_too_much_stays() -> None:
+    """A layer of which a few outputs have weights a thousand times as large as others, where one
+    scale is for all."""
+    net = md.Sequential(L.Conv2d(3, 8, 3), L.ReLU(), L.Conv2d(8, 8, 3), L.Linear(6, 4))
+    state = {name: np.array(array) for name, array in net.state_dict().items()}
+    state["2.weight"][:, 0] *= 1000
+    state["0.weight"][0], state["0.bias"][0] = 0, 0
+    net.load_state_dict(state)
+    usual, high = (
+        md.quantize(net, images(), per_channel=False, accuracy=accuracy, device="reference")
+        for accuracy in ("normal", "high")
+    )
+    assert list(layers_of(usual).values()) == [True, True, True]
+    assert list(layers_of(high).values()) == [True, False, True]
+    x = images(2)
+    (wanted,) = evaluate(to_graph(net, SHAPE), [x])
+    lost = [np.linalg.norm(evaluate(graph, [x])[0] - wanted) for graph in (usual, high)]
+    assert lost[1] < 0.2 * lost[0]
+
+
 def test_weights_have_a_scale_for_each_output_or_one() -> None:
     for per_channel, sizes in ((True, {8, 12, 5}), (False, {1})):
         made = [n for n in quantized(per_channel=per_channel).nodes if n.op == PER_CHANNEL]
@@ -135,6 +155,25 @@ def test_onnx_runtime_reads_it(tmp_path: Path) -> None:
     again = md.load_onnx(tmp_path / "net.onnx")
     np.testing.assert_allclose(evaluate(again, [x])[0], ours, atol=0.02 * np.abs(ours).max())
     assert sum(layers_of(again).values()) == 4
+
+
+def test_openvino_reads_it(tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino")
+    graph = quantized()
+    md.save_onnx(graph, tmp_path / "net.onnx")
+    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    theirs = openvino.Core().compile_model(tmp_path / "net.onnx", "CPU", settings)
+    kinds = [op.get_rt_info() for op in theirs.get_runtime_model().get_ops()]
+    precisions = [
+        info["runtimePrecision"].astype(str)
+        for info in kinds
+        if info["layerType"].astype(str) in ("Convolution", "FullyConnected")
+    ]
+    assert len(precisions) == 4 and set(precisions) <= {"u8", "i8"}
+    x = images(2)
+    (ours,) = evaluate(graph, [x])
+    found = theirs(x)[0]
+    np.testing.assert_allclose(found, ours, atol=0.05 * np.abs(ours).max())
 
 
 def test_sums_of_bytes_are_exported(tmp_path: Path) -> None:
@@ -186,6 +225,11 @@ def test_digits(warm_cache: Path) -> None:
 
 WRONG: list[tuple[type[Exception], Callable[[], Any], str]] = [
     (GraphError, lambda: quantized(ranges="best"), "ranges='best'; valid are 'minmax', "),
+    (
+        GraphError,
+        lambda: quantized(accuracy="best"),
+        "accuracy='best'; valid are 'normal' and 'high'",
+    ),
     (GraphError, lambda: quantized(dtype="int4"), "dtype='int4'; valid are 'uint8' and 'int8'"),
     (
         GraphError,
