@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from minidnn.fusion.functions import LayerFunction
 from minidnn.fusion.region import FusedContraction, FusedSequence, Region
 from minidnn.graph.ir import Constant, Node
-from minidnn.graph.types import FLOATS
+from minidnn.graph.types import BYTES, FLOATS
 from minidnn.runtime.plan import Plan
 
 
@@ -32,8 +32,9 @@ def explain(plan: Plan, device: str, precision: str, measured: str | None = None
     return "\n".join(lines)
 
 
-#: What stands behind shapes where values are of several floating-point dtypes.
+#: What stands behind shapes where values are of several dtypes that stand for numbers.
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
+_SHORT |= {"int8": "i8", "uint8": "u8"}
 
 
 def title(plan: Plan, device: str, precision: str) -> str:
@@ -46,7 +47,8 @@ def _predicted(plan: Plan) -> list[str]:
     ]
     total = 0.0
     kernels = 0
-    mixed = len({v.dtype for v in plan.graph.values if v.dtype in FLOATS}) > 1
+    dtypes = {v.dtype for v in plan.graph.values if v.dtype in (*FLOATS, *BYTES)}
+    mixed = len(dtypes) > 1 or not dtypes.isdisjoint(BYTES)
     for node in plan.graph.nodes:
         kind = kind_of(plan, node)
         free = kind in ("view", "in place")
@@ -56,7 +58,7 @@ def _predicted(plan: Plan) -> list[str]:
         kernels += not free
         shape = "x".join(map(str, node.outputs[0].shape))
         if mixed:
-            shape += f" {_SHORT.get(node.outputs[0].dtype, '')}".rstrip()
+            shape += f" {_precision(node)}".rstrip()
         lines.append(
             f"{short(node.name, 28):<28} {kind:<12} {shape:<20} {operations / 1e6:9.2f} "
             f"{moved / 1e6:7.2f} {seconds * 1e6:8.1f}  {describe(node)}"
@@ -86,6 +88,15 @@ def work(node: Node) -> tuple[int, int]:
     )
     weights = node.op.constant_bytes if isinstance(node.op, Region) else 0
     return cost.operations, cost.bytes + weights
+
+
+def _precision(node: Node) -> str:
+    """What a region gives; behind bytes that it reads, where it gives something else."""
+    given = _SHORT.get(node.outputs[0].dtype, "")
+    read = [v.dtype for v in node.inputs if v.dtype in BYTES and not isinstance(v, Constant)]
+    if not read or read[0] == node.outputs[0].dtype:
+        return given
+    return f"{_SHORT[read[0]]}>{given}"
 
 
 def predicted(plan: Plan) -> float:

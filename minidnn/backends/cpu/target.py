@@ -69,8 +69,7 @@ class CpuTarget(Target):
         if any(value.dtype not in ELEMENTS for value in (*node.inputs, *node.outputs)):
             return (PLANAR,)
         if isinstance(node.op, (FusedContraction, Contraction)) and is_whole(parts_of(node).node):
-            isa = with_bytes(self._isa)
-            return (PLANAR if why_not_in_blocks(parts_of(node), isa) else lanes,)
+            return (lanes if self._in_blocks(node) else PLANAR,)
         if isinstance(node.op, Reshaping):
             _, channels, rows, columns = node.inputs[0].type.plane
             as_is = rows * columns == 1 and channels % self.lanes == 0
@@ -155,7 +154,7 @@ class CpuTarget(Target):
     def compute_seconds(self, node: Node) -> float:
         """By the algorithms that are chosen for convolutions."""
         seconds = super().compute_seconds(node)
-        for inner in _convolutions(node):
+        for inner in self._convolutions(node):
             types = tuple(v.type for v in inner.inputs), (inner.output.type,)
             seconds -= inner.op.operations(*types) / self.device.contraction_operations
             speed = nominal_speed(self._isa)
@@ -165,7 +164,7 @@ class CpuTarget(Target):
     def weight_bytes(self, node: Node) -> int:
         """Transformed weights are larger."""
         given = super().weight_bytes(node)
-        for inner in _convolutions(node):
+        for inner in self._convolutions(node):
             if isinstance(weight := inner.inputs[1], Constant):
                 given += self._work(inner).weight_bytes - weight.type.bytes
         return given
@@ -175,11 +174,22 @@ class CpuTarget(Target):
         isa = next(isa for isa in ISAS.values() if isa.lanes == self.lanes)
         return isa if self.precision == "float32" else bfloat16_isa(isa)
 
+    def _convolutions(self, node: Node) -> list[Node]:
+        """The convolutions of images in a node that algorithms compute."""
+        inner = node.op.body.nodes if isinstance(node.op, Region) else (node,)
+        found = [n for n in inner if isinstance(n.op, Conv2d) and n.output.type.rank == 4]
+        return [n for n in found if not is_whole(n) or self._in_blocks(node)]
+
+    def _in_blocks(self, node: Node) -> bool:
+        """Whether a contraction of whole numbers is computed on blocks of channels."""
+        return why_not_in_blocks(parts_of(node), with_bytes(self._isa)) is None
+
     def _work(self, convolution: Node) -> NominalWork:
         layout = PLANAR if self._is_stem(convolution) else blocked(self.lanes)
         source = tensor_of(convolution.inputs[0].type, layout)
         result = tensor_of(convolution.output.type, blocked(self.lanes))
-        return work_of(convolution, source, result, self._isa, self.accuracy)
+        isa = with_bytes(self._isa) if is_whole(convolution) else self._isa
+        return work_of(convolution, source, result, isa, self.accuracy)
 
     def refuse_by_image(self, node: Node) -> str | None:
         kinds = (Region, Conv2d, Concat, Reorder, AdaptiveAvgPool2d)
@@ -228,13 +238,6 @@ def _weight(node: Node) -> Value | None:
 
 def _averages_long(node: Node) -> bool:
     return isinstance(node.op, AdaptiveAvgPool2d) and node.op.is_long(node.inputs[0].type)
-
-
-def _convolutions(node: Node) -> list[Node]:
-    """The convolutions of images in a node."""
-    inner = node.op.body.nodes if isinstance(node.op, Region) else (node,)
-    convolutions = [n for n in inner if isinstance(n.op, Conv2d) and n.output.type.rank == 4]
-    return [n for n in convolutions if not is_whole(n)]
 
 
 def _is_cast(node: Node) -> bool:

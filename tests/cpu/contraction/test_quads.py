@@ -14,6 +14,8 @@ import pytest
 
 import minidnn as md
 from minidnn.backends.cpu import isa
+from minidnn.fusion.region import FusedContraction
+from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.expression import argument, fma
@@ -158,6 +160,16 @@ def test_sums(problem: Problem, kind: str, warm_cache: Path) -> None:
     assert {program.details(n) for n in one.plan.graph.nodes} - {""} == {problem.algorithm}
     for exe in (one, three):
         np.testing.assert_array_equal(exe(x), wanted)
+
+
+def test_prices_and_reports(warm_cache: Path) -> None:
+    """A contraction of bytes is predicted to take less than one of floats, and reports say of what
+    it is."""
+    exe = md.compile(PROBLEMS[3].graph(), device="cpu", threads=1)
+    (node,) = (n for n in exe.plan.graph.nodes if isinstance(n.op, FusedContraction))
+    target = exe.plan.target
+    assert target.compute_seconds(node) < 0.5 * Target.compute_seconds(target, node)
+    assert "3x64x7x9 u8" in exe.explain()
 
 
 def test_all_choices_give_the_same(warm_cache: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ class QuadPacker(DotPacker):
         super().__init__(parts, scheme, numbers)
         self.zero = packed_zero(parts)
         self.inputs = scheme.line_inputs
+        self.by_rows = scheme.by_rows
         self.turn = " ^ 0x80" if parts.source.dtype == "int8" else ""
 
     def _packed(self, at: str) -> str:
@@ -90,7 +91,7 @@ class QuadPacker(DotPacker):
         """Rows with all channels of a pixel side by side, then perhaps what each result reads."""
         scheme, number = self.scheme, self.numbers
         problem = scheme.problem
-        inputs, rows = number("line_inputs", self.inputs), scheme.by_rows
+        inputs, rows = number("line_inputs", self.inputs), self.by_rows
         width = number("line_width", scheme.packed_width if rows else scheme.line_width)
         taps, between = number("kernel_rows", problem.kernel[0]), problem.dilation
         down = number("row_stride", problem.stride[0])
