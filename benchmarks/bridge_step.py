@@ -10,7 +10,9 @@ python -m benchmarks.bridge_step resnet18 --device cpu --batch 2 --size 64 --thr
 - eager, default, reduce-overhead, max-autotune: PyTorch's own, the latter three of torch.compile.
   Its images and weights are channels last if the precision is narrower than float32.
 
-All take turns, round after round; medians count.  ``of_trainer`` is the time of "optimize" as a
+All take turns, round after round; medians count.  With --row passes follow each other without
+waiting for the device, as in a training loop: else host time before the device's first work counts.
+``of_trainer`` is the time of "optimize" as a
 part of the trainer's, and ``to_best`` the time of PyTorch's best mode as a part of that of
 "optimize".  Both are medians of the rounds' ratios, beside the width of the middle half of these.
 """
@@ -113,20 +115,22 @@ def _threads(given: argparse.Namespace) -> dict[str, Any]:
     return {} if given.threads is None else {"threads": given.threads}
 
 
-def milliseconds(step: Step, device: str) -> float:
-    """Of a step, the device's work included."""
+def milliseconds(step: Step, device: str, row: int) -> float:
+    """Of a step among so many in a row, the device's work included."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     wait()
     begin = time.perf_counter()
-    step()
+    for _ in range(row):
+        step()
     wait()
-    return 1e3 * (time.perf_counter() - begin)
+    return 1e3 * (time.perf_counter() - begin) / row
 
 
 def measured(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """A network's figures."""
     row: dict[str, Any] = {"network": name, "batch": given.batch, "size": given.size}
     row |= {"device": _device(given.device), "precision": given.precision}
+    row |= {"in_a_row": given.row}
     row |= {"torch": torch.__version__, "minidnn": md.__version__}
     sides: dict[str, Step] = {}
     makers: dict[str, Make] = {"optimize": by_optimize, "trainer": by_trainer}
@@ -137,7 +141,9 @@ def measured(name: str, given: argparse.Namespace) -> dict[str, Any]:
         for _ in range(given.before):
             sides[side]()
         row[f"{side}_ready_seconds"] = round(time.perf_counter() - begin, 1)
-    takes = {side: partial(milliseconds, step, given.device) for side, step in sides.items()}
+    takes = {
+        side: partial(milliseconds, step, given.device, given.row) for side, step in sides.items()
+    }
     found = {side: np.array(each) for side, each in in_turn(takes, given.rounds).items()}
     row |= {side: round(float(np.median(each)), 3) for side, each in found.items()}
     row |= ratio("of_trainer", found["optimize"] / found["trainer"])
@@ -170,6 +176,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--modes", nargs="*", choices=MODES, default=["eager", "reduce-overhead"])
     parser.add_argument("--before", type=int, default=5, help="passes before those that count")
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--row", type=int, default=1, help="passes of a round, one after another")
     return parser.parse_args(given)
 
 
