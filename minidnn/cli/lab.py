@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from minidnn.cli.arguments import count
+from minidnn.cli.arguments import count, size
 from minidnn.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -24,14 +24,15 @@ The laboratory. A ladder is a row of small kernels that compute the same, each a
 beyond the one before: in CUDA, or in ISPC for a CPU.
 
     minidnn lab list                         the ladders, their steps, and the metrics
-    minidnn lab show conv tiled              a step: idea, source, difference, resources, prediction
+    minidnn lab show conv tiled              a step: idea, source, difference, prediction
     minidnn lab model conv --block 8x8,32x8  what each step should cost with each block
-    minidnn lab run conv                     each step on this machine's GPU, beside cuDNN
-    minidnn lab run conv-cpu                 the same on its CPU, beside the engine's algorithms
+    minidnn lab run conv                     each step on this GPU, beside cuDNN
+    minidnn lab run conv-cpu                 the same on the CPU
     minidnn lab sweep conv --step tiled      one step with several blocks
+    minidnn lab run conv --network resnet18  on the layers of a network
     minidnn lab tune conv-cpu --step tile    the parameters with which a step is fastest
     minidnn lab run product --counters       with hardware counters, if permitted
-    minidnn lab replay FILE                  a study that was written by --save; needs no GPU
+    minidnn lab replay FILE                  a study that --save wrote
     minidnn lab demo                         one of an H100
 
 For list, show and model nothing is run: registers come from CUDA's compiler, which needs no GPU,
@@ -102,18 +103,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help="numbers that steps are compiled with, such as GROUP=4,POSITIONS=2; several are "
             "tried with colons between them: GROUP=4:8",
         )
+    for one in (model, run, sweep, tune):
+        one.add_argument(
+            "--network", metavar="NET", help="shapes of a network's layers: of the zoo, or a file"
+        )
+        one.add_argument("--batch", type=count, help="images of the network (1)")
+        one.add_argument("--size", type=size, help="their size, 224 or 192x256 (its own)")
     for one in (model, run, sweep):
         one.add_argument("--save", metavar="FILE", help="write the study to a file, too")
     replay = commands.add_parser("replay", help="a study in a file")
     replay.add_argument("file", help="what --save wrote")
     demo = commands.add_parser("demo", help="a recorded study of an H100, or of a CPU")
     demo.add_argument(
-        "ladder", nargs="?", default="conv", help="conv (default), product, transpose, conv-cpu"
+        "ladder",
+        nargs="?",
+        default="conv",
+        help="conv (default), or another ladder that was recorded: all but memory-cpu",
     )
     for one in (listing, show, model, run, sweep, tune, replay, demo):
         one.add_argument("--json", action="store_true", help="print JSON")
+        one.add_argument("--html", metavar="FILE", help="write it as a page, too")
         if one not in (listing, show, tune):
-            one.add_argument("--html", metavar="FILE", help="write the study as a page, too")
+            one.add_argument(
+                "--plot", metavar="FILE", help="draw the study as a picture, too: .svg or .png"
+            )
         # The command's own, which may stand behind the action, too.
         off = argparse.SUPPRESS
         one.add_argument("--debug", action="store_true", default=off, help=off)
@@ -128,13 +141,31 @@ def run(options: argparse.Namespace) -> int:
         from minidnn.lab.recorded import save_study
 
         save_study(options.save, document)
-    if getattr(options, "html", None):
-        from minidnn import lab
+    if options.html:
         from minidnn.pages.page import save_page
 
-        save_page(options.html, lab.study_page(document, lab.ladder_of(document["ladder"])))
+        save_page(options.html, _page(options, document))
+    if getattr(options, "plot", None):
+        from minidnn import lab
+
+        lab.save_plot(options.plot, document, lab.ladder_of(document["ladder"]))
     print(json.dumps(document, indent=1) if options.json else text)
     return 0
+
+
+def _page(options: argparse.Namespace, document: Any) -> str:
+    """What was printed, as a page."""
+    from minidnn import lab
+    from minidnn.lab.ladders import LADDERS
+    from minidnn.lab.listing_page import listing_page, tuning_page
+
+    if options.action == "list":
+        return listing_page(LADDERS.values())
+    if options.action == "tune":
+        fields = ("step", "tried", "refused", "remembered")
+        tuning = lab.StepTuning(**{name: document[name] for name in fields})
+        return tuning_page(tuning, lab.ladder_of(options.ladder))
+    return lab.study_page(document, lab.ladder_of(document["ladder"]))
 
 
 def _list(options: argparse.Namespace) -> tuple[Any, str]:
@@ -205,7 +236,7 @@ def _modelled(options: argparse.Namespace, ladder: Ladder, steps: Sequence[str])
         ladder,
         steps,
         blocks=options.block,
-        shapes=_shapes(ladder, options.shape),
+        shapes=_shapes(ladder, options),
         parameters=options.parameters,
         gpu=options.gpu,
     )
@@ -219,7 +250,7 @@ def _run(options: argparse.Namespace) -> tuple[Any, str]:
         ladder,
         _steps(options),
         blocks=_chosen_blocks(options, ladder),
-        shapes=_shapes(ladder, options.shape),
+        shapes=_shapes(ladder, options),
         parameters=options.parameters,
         limit=options.limit,
         counters=options.counters,
@@ -232,9 +263,9 @@ def _tune(options: argparse.Namespace) -> tuple[Any, str]:
     from minidnn import lab
 
     ladder = lab.ladder_of(options.ladder)
-    shapes = _shapes(ladder, options.shape)
+    shapes = _shapes(ladder, options)
     if len(shapes) > 1:
-        raise UnsupportedError(f"--shape: {len(shapes)} shapes; valid is one")
+        raise UnsupportedError(f"--shape, --network: {len(shapes)} shapes; valid is one")
     found = lab.tune(
         ladder,
         options.step,
@@ -292,10 +323,16 @@ def _steps(options: argparse.Namespace) -> Sequence[str]:
     return options.step.split(",") if options.step else ()
 
 
-def _shapes(ladder: Ladder, texts: Sequence[str] | None) -> list[Any]:
+def _shapes(ladder: Ladder, options: argparse.Namespace) -> list[Any]:
     """The shapes that were asked for, as :func:`minidnn.lab.model` takes them."""
     found: list[Any] = []
-    for text in texts or ():
+    if (network := getattr(options, "network", None)) is not None:
+        from minidnn import lab
+        from minidnn.cli.networks import graph_of
+
+        given = {"network": network, "batch": options.batch, "size": options.size, "shape": None}
+        found += lab.network_shapes(ladder, graph_of(argparse.Namespace(**given)))
+    for text in options.shape or ():
         if text == "all":
             found += ladder.shapes or [ladder.shape]
         elif text in ladder.shapes:

@@ -14,7 +14,9 @@ from .cpu.step import IspcStep
 from .cuda_step import CudaStep
 from .explain import ADVICE, Explanation, explain
 from .ladders import ladder_of
+from .network_shapes import network_shapes
 from .page import study_page
+from .plot import save_plot
 from .recorded import StudyError, load_study, recorded_studies, save_study
 from .step import Ladder
 from .table import table
@@ -32,8 +34,10 @@ __all__ = [
     "ladder_of",
     "load_study",
     "model",
+    "network_shapes",
     "recorded_studies",
     "run",
+    "save_plot",
     "save_study",
     "study_page",
     "table",

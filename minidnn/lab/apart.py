@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
@@ -51,12 +50,12 @@ class Apart(Generic[J, R]):
         self._process: Any = None
         self._pipe: Connection | None = None
 
-    def run(self, jobs: Sequence[J]) -> Iterator[R | Failure]:
-        """The result of each job, or why it has none, in their order and as soon as it is there."""
-        waiting = deque(jobs)
+    def run(self, jobs: Iterable[J]) -> Iterator[R | Failure]:
+        """The result of each job, or why it has none, in their order and as soon as it is there;
+        a job is asked for when the one before is done."""
         try:
-            while waiting:
-                yield self._one(waiting.popleft())
+            for job in jobs:
+                yield self._one(job)
         finally:
             self._end()
 

@@ -1,4 +1,4 @@
-"""What NVIDIA's libraries need for a shape: each algorithm of cuDNN, and cuBLAS's product."""
+"""What there is for a shape: each algorithm of cuDNN, cuBLAS's product, the engine's kernels."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from ..cudnn.enums import (
     ConvolutionFwdAlgo,
     MathType,
 )
+from ..cudnn.gpu_turn import turn
 from ..errors import MiniDNNError
 from .convolution.shape import ConvolutionShape
+from .engine_kernels import OF_ENGINE, engine_kernels
 from .input_gradient.ladder import InputGradientShape
 from .measure import arrays, times
 from .operands import RESULT, Operands, WrongResultError
@@ -74,10 +76,14 @@ class CeilingJob:
 
 
 def ceilings(job: CeilingJob) -> list[dict[str, Any]]:
-    """Each way in which a library computes this: name, precision, time, workspace, whether its
-    bits are the same each time, and how far its result is off; or why there is no time."""
+    """Each way in which a library or the engine computes this: name, precision, time, workspace,
+    whether its bits are the same each time, and how far its result is off; or why there is no
+    time."""
     if (algorithms := _ALGORITHMS.get(type(job.shape))) is not None:
-        return _convolutions(job.shape, job.operands, algorithms)
+        rows = _convolutions(job.shape, job.operands, algorithms)
+        if algorithms.operation == "forward":
+            rows += engine_kernels(job.shape, job.operands)
+        return rows
     if isinstance(job.shape, ProductShape):
         return [_product(job.shape, job.operands, name) for name in ("float32", "float16")]
     return []
@@ -120,9 +126,10 @@ def _convolutions(
                 )
                 row["workspace"] = plan.choice.workspace
                 addresses = [held[name].data.ptr for name in (*algorithms.given, RESULT)]
-                plan.run(*addresses)
-                row["error"] = _error(held[RESULT], expected.reshape(sizes[RESULT]))
-                row |= times(partial(plan.run, *addresses))
+                with turn(cupy().cuda.runtime.getDevice()):
+                    plan.run(*addresses)
+                    row["error"] = _error(held[RESULT], expected.reshape(sizes[RESULT]))
+                    row |= times(partial(plan.run, *addresses))
             except (MiniDNNError, WrongResultError) as error:
                 row["why_not"] = str(error).partition("\n")[0]
             rows.append(row)
@@ -147,10 +154,11 @@ def _product(shape: ProductShape, operands: Operands, precision: str) -> dict[st
 
         return runs
 
-    run()
     row = {"name": "cuBLAS", "precision": precision, "family": "plain"}
     exact = {"exact": precision == "float32", "deterministic": True}
-    return row | exact | {"error": _error(y, expected)} | times(run, repeat)
+    with turn(cupy().cuda.runtime.getDevice()):
+        run()
+        return row | exact | {"error": _error(y, expected)} | times(run, repeat)
 
 
 def _error(found: Any, expected: Any) -> float:
@@ -161,10 +169,18 @@ def _error(found: Any, expected: Any) -> float:
 def fastest(
     rows: list[dict[str, Any]], plain: bool = False, precision: str = "float32"
 ) -> dict[str, Any] | None:
-    """The fastest exact one, or the fastest in float16; of those that multiply directly or as an
-    implicit matrix product if ``plain``; None if there is none."""
+    """The library's fastest exact one, or its fastest in float16; of those that multiply directly
+    or as an implicit matrix product if ``plain``; None if there is none."""
     half = precision == "float16"
-    fitting = [row for row in rows if (row["precision"] == precision if half else row["exact"])]
+    library = [row for row in rows if row["family"] != OF_ENGINE]
+    fitting = [row for row in library if (row["precision"] == precision if half else row["exact"])]
     timed = [row for row in fitting if "measured_seconds" in row]
     chosen = [row for row in timed if not plain or row["family"] == "plain"]
     return min(chosen, key=lambda row: row["measured_seconds"], default=None)
+
+
+def fastest_of_engine(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The engine's fastest kernel in float32, beside a library's; None if there is none."""
+    own = [row for row in rows if row["family"] == OF_ENGINE and row["precision"] == "float32"]
+    timed = [row for row in own if "measured_seconds" in row]
+    return min(timed, key=lambda row: row["measured_seconds"], default=None)

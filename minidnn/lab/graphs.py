@@ -239,15 +239,23 @@ GRAPHS = (
 )
 
 
-def draw_graph(graph: StudyGraph, cells: Sequence[Cell], machine: Mapping[str, Any]) -> str:
-    """The graph of the cells of a shape, calculated where nothing was counted; or why there is
-    none."""
+def graph_picture(
+    graph: StudyGraph, cells: Sequence[Cell], machine: Mapping[str, Any]
+) -> tuple[str, str | None]:
+    """The title and the picture of the cells of a shape, calculated where nothing was counted; None
+    if there is no picture."""
     if series := _series(graph, cells, machine):
-        return figure(graph.title, points(series, graph.x_axis, graph.y_axis, joined=not graph.x))
+        return graph.title, points(series, graph.x_axis, graph.y_axis, joined=not graph.x)
     if (other := graph.calculated) and (series := _series(other, cells, machine)):
         picture = points(series, other.x_axis, other.y_axis, joined=not other.x)
-        return figure(f"{other.title}, calculated", picture)
-    return figure(graph.title, paragraph(_WHY_MISSING, "soft"))
+        return f"{other.title}, calculated", picture
+    return graph.title, None
+
+
+def draw_graph(graph: StudyGraph, cells: Sequence[Cell], machine: Mapping[str, Any]) -> str:
+    """The graph as a figure of a page; or why there is none."""
+    title, picture = graph_picture(graph, cells, machine)
+    return figure(title, picture or paragraph(_WHY_MISSING, "soft"))
 
 
 def _series(

@@ -16,6 +16,7 @@ from ..backends.cuda.build import compile_kernels
 from ..backends.cuda.kernels import Launch
 from ..backends.cuda.machine import machine_of
 from ..cudnn._cupy import cupy
+from ..cudnn.gpu_turn import turn
 from ..cudnn.graph.timing import Contestant, sample, timing_stream
 from ..measure.statistics import median
 from .apart import FaultError
@@ -62,9 +63,14 @@ def measure(job: Job) -> dict[str, Any]:
         WrongResultError: the result is wrong, or something beside it was written.
         FaultError: the GPU reports a fault, after which this process can do nothing more with it.
     """
-    run = run_once(job)
     try:
-        return times(run) | ({"machine_code": code} if (code := _machine_code(job)) else {})
+        with turn(cupy().cuda.runtime.getDevice()):
+            run = run_once(job)
+            told = times(run)
+        return told | ({"machine_code": code} if (code := _machine_code(job)) else {})
+    except WrongResultError:
+        _forget()  # operands may have been written, too
+        raise
     except _errors() as error:
         raise FaultError(f"the kernel failed: {error}") from error
 
@@ -119,11 +125,16 @@ def _uploaded(path: Path) -> Any:
 _kept: list[Operands] = []
 
 
+def _forget() -> None:
+    _kept.clear()
+    _uploaded.cache_clear()
+
+
 def arrays(operands: Operands) -> tuple[dict[str, Any], Any]:
     """The operands, and what should come of them, on the GPU; those of the last call stay."""
     if _kept != [operands]:
-        _uploaded.cache_clear()
-        _kept[:] = [operands]
+        _forget()
+        _kept.append(operands)
     given = {name: _uploaded(path) for name, path in operands.files.items()}
     return given, _uploaded(operands.expected)
 

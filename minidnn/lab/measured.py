@@ -1,8 +1,8 @@
-"""A study that is measured: each step in a process of its own, then what it is to reach."""
+"""A study that is measured: steps in another process, then what they are to reach."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -40,20 +40,27 @@ def measured_study(
     machine = device.machine()
     document = study(ladder, steps, blocks, shapes, machine, parameters)
     with OperandFolder(ladder) as folder:
-        counted: list[tuple[dict[str, Any], Any]] = []
-        by_step = sorted(document["cells"], key=lambda cell: _place(steps, cell))
-        for name, group in groupby(by_step, key=lambda cell: cell["step"]):
-            cells = [cell for cell in group if "why_not" not in cell]
-            tell(f"{name}: {len(cells)} to be measured")
-            step, jobs = ladder.step(name), []
-            for cell in cells:
-                shape = shapes[cell["shape"]]
-                point = Point(step, tuple(cell["block"]), cell["parameters"])
+        order = sorted(
+            (cell for cell in document["cells"] if "why_not" not in cell),
+            key=lambda cell: (cell["shape"], _place(steps, cell)),
+        )
+        jobs: list[Any] = []
+
+        def made() -> Iterator[Any]:
+            """The job of each cell, when the one before is done."""
+            for (number, name), group in groupby(order, lambda one: (one["shape"], one["step"])):
+                cells, step, shape = list(group), ladder.step(name), shapes[number]
+                tell(f"shape {number}, {name}: {len(cells)} to be measured")
                 operands = folder.of(step.operands(shape), shape, step.halves)
-                jobs.append(device.job(point, shape, machine, operands))
-            for cell, found in zip(cells, Apart(device.measure, limit).run(jobs), strict=True):
-                cell |= {"failed": found.text} if isinstance(found, Failure) else found
-            counted += [pair for pair in zip(cells, jobs, strict=True) if "failed" not in pair[0]]
+                for cell in cells:
+                    point = Point(step, tuple(cell["block"]), cell["parameters"])
+                    jobs.append(device.job(point, shape, machine, operands))
+                    yield jobs[-1]
+
+        found = Apart(device.measure, limit).run(made())
+        for cell, one in zip(order, found, strict=True):
+            cell |= {"failed": one.text} if isinstance(one, Failure) else one
+        counted = [pair for pair in zip(order, jobs, strict=True) if "failed" not in pair[0]]
         if counters:
             tell(f"counters: {len(counted)} launches")
             document["counters"] = _count(device, counted, limit)

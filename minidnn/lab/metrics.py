@@ -103,6 +103,24 @@ METRICS = (
         "",
         f"{_TURNS} / ({_TURNS} - l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum)",
     ),
+    Metric(
+        "warps",
+        "warps that a multiprocessor has at once, on average",
+        "",
+        "sm__warps_active.avg.per_cycle_active",
+    ),
+    Metric(
+        "L1 throughput",
+        "bytes of the sectors that L1 is asked for / execution time",
+        "B/s",
+        f"l1tex__t_bytes.sum / {_TIME}",
+    ),
+    Metric(
+        "L2 throughput",
+        "bytes of the sectors that L2 is asked for / execution time",
+        "B/s",
+        f"lts__t_bytes.sum / {_TIME}",
+    ),
     Metric("L1 hit rate", "L1 hits / all accesses", "", "l1tex__t_sector_hit_rate.pct / 100"),
     Metric(
         "L2 hit rate", "L2 hits / (all accesses - L1 hits)", "", "lts__t_sector_hit_rate.pct / 100"

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..pages.charts import Bar, Dot, Scale, bars, figure, points
 from ..pages.page import code, details, difference, page, paragraph, table
-from .ceilings import fastest
+from .ceilings import fastest, fastest_of_engine
 from .explain import explain
 from .graphs import GRAPHS, configuration, draw_graph
 from .metrics import METRICS
@@ -56,6 +56,8 @@ def _parts(study: Mapping[str, Any], ladder: Ladder) -> Iterator[str]:
         yield details(f"Shape: {told}", _shape(cells, rows, machine, ladder), number == 0)
     yield "<h2>Roofline</h2>"
     yield _roofline([cell for cell in study["cells"] if "predicted_seconds" in cell], machine)
+    if example := ladder.example():
+        yield details("A small case, worked out", [code(example)])
     yield "<h2>Steps</h2>"
     yield from _steps(study, ladder)
     yield "<h2>Metrics</h2>"
@@ -72,10 +74,10 @@ def _shape(
     cells: Sequence[Cell], rows: list[dict[str, Any]], machine: Mapping[str, Any], ladder: Ladder
 ) -> Iterator[str]:
     known = [cell for cell in cells if "predicted_seconds" in cell and "failed" not in cell]
-    best = best_cells(cells) or _fastest_predicted(known)
+    best = best_cells(cells) or fastest_predicted(known)
     if best:
         yield "<h3>The ladder</h3>"
-        yield _ladder_bars(best, rows, machine)
+        yield bars(*ladder_rates(best, rows, machine))
         yield "<h3>What limits each step</h3>"
         yield table(
             ["step", "block", "ms", "model ms", "error", "limit"],
@@ -92,12 +94,13 @@ def _shape(
     measured = [cell for cell in cells if "measured_seconds" in cell]
     if measured:
         yield "<h3>Prediction beside measurement, and metrics over blocks and parameters</h3>"
-        drawn = [_prediction(measured)]
+        drawn = [figure(*prediction(measured))]
         drawn += [draw_graph(graph, measured, machine) for graph in GRAPHS]
         yield '<div class="charts">' + "\n".join(drawn) + "</div>"
 
 
-def _fastest_predicted(cells: Sequence[Cell]) -> list[Cell]:
+def fastest_predicted(cells: Sequence[Cell]) -> list[Cell]:
+    """The cell of each step that should be fastest."""
     best: dict[str, Cell] = {}
     for cell in cells:
         other = best.setdefault(cell["step"], cell)
@@ -106,10 +109,11 @@ def _fastest_predicted(cells: Sequence[Cell]) -> list[Cell]:
     return list(best.values())
 
 
-def _ladder_bars(
+def ladder_rates(
     best: Sequence[Cell], rows: list[dict[str, Any]], machine: Mapping[str, Any]
-) -> str:
-    """Operations a second, or bytes where there are none."""
+) -> tuple[list[Bar], dict[str, float]]:
+    """Operations a second, or bytes where there are none: a bar for each step, and what they are
+    to reach."""
     computes = bool(best[0]["operations"])
     work = float(best[0]["operations"] or best[0]["bytes"]["memory"])
     unit = "GFLOP/s" if computes else "GB/s"
@@ -124,11 +128,13 @@ def _ladder_bars(
         )
     if (plain := fastest(rows, plain=True)) is not None and plain is not ceiling:
         marks[f"{plain['name']}, the fastest direct one"] = work / plain["measured_seconds"] / 1e9
+    if (engine := fastest_of_engine(rows)) is not None:
+        marks[f"{engine['name']} kernel"] = work / engine["measured_seconds"] / 1e9
     if computes:
         marks["the roofline"] = best[0]["attainable_performance"] / 1e9
     else:
         marks["the rate of a copy"] = machine["bandwidth"] / 1e9
-    return bars(found, dict(sorted(marks.items(), key=lambda mark: mark[1])))
+    return found, dict(sorted(marks.items(), key=lambda mark: mark[1]))
 
 
 def _row(cell: Cell, machine: Mapping[str, Any], ladder: Ladder) -> list[str]:
@@ -163,7 +169,8 @@ def _libraries(rows: list[dict[str, Any]]) -> str:
     return table(head, told, ("why not",))
 
 
-def _prediction(cells: Sequence[Cell]) -> str:
+def prediction(cells: Sequence[Cell]) -> tuple[str, str]:
+    """Predicted beside measured times: what is drawn, and the picture."""
     series: dict[str, list[Dot]] = {}
     for cell in cells:
         dot = Dot(
@@ -176,7 +183,7 @@ def _prediction(cells: Sequence[Cell]) -> str:
     within = sum(model_error(cell) <= 1.5 for cell in cells)
     title = f"Predicted over measured time: {within} of {len(cells)} within a factor of 1.5"
     axes = (Scale("measured, ms", log=True), Scale("predicted, ms", log=True))
-    return figure(title, points(series, *axes, {"equal": [(end, end) for end in ends]}))
+    return title, points(series, *axes, {"equal": [(end, end) for end in ends]})
 
 
 def _roofline(cells: Sequence[Cell], machine: Mapping[str, Any]) -> str:

@@ -141,6 +141,7 @@ class Ladder:
         steps: from the first to the last, all of one kind.
         reference: the result in float64, of a shape and its operands by name.
         shapes: others by their names, on which the ladder is measured.
+        example: a case that is worked out, as text; "" for none.
 
     >>> from minidnn import lab
     >>> ladder = lab.ladder_of("conv")
@@ -154,6 +155,7 @@ class Ladder:
     steps: tuple[Any, ...]
     reference: Callable[[Any, Mapping[str, np.ndarray]], np.ndarray]
     shapes: Mapping[str, Any] = field(default_factory=dict)
+    example: Callable[[], str] = str
 
     @property
     def device(self) -> str:

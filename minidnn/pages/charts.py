@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, isfinite, log10
+from textwrap import shorten
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 420, 260, 58, 12, 10, 42
 _LEGEND = 15
@@ -160,6 +161,67 @@ def _axes(across: _Places, down: _Places, x: Scale, y: Scale) -> Iterator[str]:
         f'<text transform="translate(11 {(_TOP + base) / 2}) rotate(-90)" text-anchor="middle">'
         f"{escape(y.label)}</text>"
     )
+
+
+def bar_picture(rows: Sequence[Bar], marks: Mapping[str, float]) -> str:
+    """Bars as a picture of its own, where there is no page to lay them out."""
+    most = max([bar.value for bar in rows] + list(marks.values()), default=0.0) or 1.0
+    left, step = 90, 18
+    right, base = _WIDTH - _RIGHT, _TOP + step * len(rows)
+    height = base + _LEGEND * len(marks) + 10
+    text = [f'<svg viewBox="0 0 {_WIDTH} {height}">']
+    for number, bar in enumerate(rows):
+        top = _TOP + step * number
+        width = (right - left) * bar.value / most
+        text.append(
+            f'<text x="{left - 5}" y="{top + 12}" text-anchor="end">{escape(bar.label)}</text>'
+            f'<rect x="{left}" y="{top}" width="{width:.1f}" height="{step - 3}" fill="{_BAR}"/>'
+            f'<text x="{left + 4}" y="{top + 12}">{escape(bar.told)}</text>'
+        )
+    for number, (name, value) in enumerate(marks.items()):
+        at = left + (right - left) * value / most
+        text.append(f'<path class="roof" stroke-dasharray="4" d="M{at:.1f} {_TOP}V{base}"/>')
+        said = f"line {number + 1} from the left: {name}"
+        text.append(f'<text x="{_LEFT}" y="{base + _LEGEND * (number + 1)}">{escape(said)}</text>')
+    return "\n".join([*text, "</svg>"])
+
+
+def sheet(title: str, parts: Sequence[tuple[str, Sequence[tuple[str, str]]]], across: int) -> str:
+    """Pictures with their titles, in rows under the head of each part, as one picture."""
+    text, top = [], _TOP + 24
+    for head, pictures in parts:
+        text.append(f'<text x="{_GAP}" y="{top + 14}" font-size="13">{escape(head)}</text>')
+        top += 30
+        for first in range(0, len(pictures), across):
+            row = pictures[first : first + across]
+            heights = []
+            for number, (name, picture) in enumerate(row):
+                x = _GAP + number * (_WIDTH + _GAP)
+                heights.append(int(picture.split('"')[1].split()[3]))
+                told = escape(shorten(name, _LONGEST, placeholder=" ..."))
+                text.append(f'<text x="{x}" y="{top + 12}" font-weight="600">{told}</text>')
+                # A picture in a picture is clipped, which takes seconds to draw as PNG.
+                inside = picture.partition(">")[2].removesuffix("</svg>")
+                text.append(f'<g transform="translate({x} {top + 18})">{inside}</g>')
+            top += max(heights) + 40
+    size = f'width="{_GAP + across * (_WIDTH + _GAP)}" height="{top}"'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-size="11" '
+        f'font-family="{SHEET_FONTS}">'
+    )
+    paper = f'<style>{_SHEET}</style><rect width="100%" height="100%" fill="#fff"/>'
+    name = f'<text x="{_GAP}" y="{_TOP + 14}" font-size="17">{escape(title)}</text>'
+    return "\n".join([head, paper, name, *text, "</svg>", ""])
+
+
+SHEET_FONTS = "DejaVu Sans, Liberation Sans, Noto Sans, Open Sans, Roboto, Arial, sans-serif"
+_GAP, _LONGEST = 24, 62
+_BAR = "#8fc1de"
+_SHEET = (
+    "text { fill: #1b1d21; } .axis { stroke: #667; fill: none; } "
+    ".rule { stroke: #d9dce2; fill: none; } "
+    ".roof { stroke: #d55e00; fill: none; stroke-width: 1.5; }"
+)
 
 
 def figure(title: str, picture: str) -> str:

@@ -8,26 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minidnn import lab
 from minidnn import layers as L
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.errors import UnsupportedError
 from minidnn.graph.evaluate import evaluate
 from minidnn.lab.cards import H100
+from minidnn.lab.convolution.examples import CHANGES, planes, worked, worked_examples
 from minidnn.lab.convolution.ladder import CONVOLUTION
 from minidnn.lab.convolution.shape import ConvolutionShape, convolve
 from minidnn.lab.operands import draw
 from minidnn.layers.build import to_graph
 
-
-def _planes(text: str) -> np.ndarray:
-    """Planes between bars, rows between semicolons."""
-    return np.array([row.split() for row in text.replace("|", ";").split(";")], np.float32).ravel()
-
-
-X = """1 2 0 1; 0 1 3 2; 1 2 1 0; 2 1 0 1 | 1 0 1 2; 2 1 0 1; 0 1 2 1; 1 0 1 0
-    | 0 1 2 1; 1 2 0 1; 1 1 0 2; 2 0 1 0 | 1 2 1 0; 2 0 1 1; 0 1 2 2; 1 0 1 1"""
-W = "1 0; 0 1 | 0 1; 1 0 | 1 0; 0 1 | 0 1; 1 0"
-SMALL = ConvolutionShape(1, 4, 4, 4, 1, 2, 2)
 LARGE = ConvolutionShape(32, 64, 56, 56, 64, padding=1)
 
 
@@ -43,9 +35,15 @@ LARGE = ConvolutionShape(32, 64, 56, 56, 64, padding=1)
     ids=["plain", "padding", "stride", "dilation", "together"],
 )
 def test_worked_examples(changes: dict[str, int], expected: str) -> None:
-    shape = replace(SMALL, **changes)
-    found = convolve(shape, {"x": _planes(X), "w": _planes(W)})
-    np.testing.assert_array_equal(found.ravel(), _planes(expected))
+    np.testing.assert_array_equal(worked(changes).ravel(), planes(expected))
+
+
+def test_the_page_shows_the_worked_examples() -> None:
+    text = worked_examples()
+    assert len(CHANGES) == 5 and "   10  9  8\n    5  7 11\n    7  8  7\n" in text
+    study = lab.model("conv", ["general"])
+    page = lab.study_page(study, CONVOLUTION)
+    assert text.splitlines()[0] in page and "stride 2, padding 1, dilation 2" in page
 
 
 @pytest.mark.parametrize("changes", [{}, {"stride": 2, "padding": 1, "dilation": 2}])

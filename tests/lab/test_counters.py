@@ -99,7 +99,7 @@ def test_a_study_goes_on_without_counters(monkeypatch: pytest.MonkeyPatch) -> No
             self.task = task
 
         def run(self, jobs: Any) -> list[Any]:
-            return timed(jobs) if self.task is device.measure else [[] for _ in jobs]
+            return timed(list(jobs)) if self.task is device.measure else [[] for _ in jobs]
 
     fake = LabDevice(
         lambda: H100, device.predict, device.job, device.measure, device.ceilings, refused

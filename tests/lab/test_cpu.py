@@ -119,7 +119,7 @@ def test_predictions_by_hand() -> None:
         (CONVOLUTION_CPU, "blocked", {}, "gathers", "packed"),
         (CONVOLUTION_CPU, "positions", {"POSITIONS": 2}, "latency", None),
         (CONVOLUTION_CPU, "positions", {"POSITIONS": 14}, "load units", "tile"),
-        (CONVOLUTION_CPU, "tile", {"POSITIONS": 7, "VECTORS": 4}, "arithmetic", None),
+        (CONVOLUTION_CPU, "tile", {"POSITIONS": 7, "VECTORS": 4}, "arithmetic", "winograd"),
         (MEMORY_CPU, "vectors", {}, "memory", "streamed"),
         (MEMORY_CPU, "apart", {"STRIDE": 8}, "gathers", "vectors"),
     ],

@@ -9,6 +9,7 @@ from typing import Any
 from ..cuda_step import MOST_STATIC, CudaStep, KernelBefore, Sizes
 from ..step import Block, Ladder, Parameters
 from . import fft_work
+from .examples import worked_examples
 from .implicit_work import implicit, unfold
 from .shape import ConvolutionShape, convolve
 from .tensor_work import tensor
@@ -212,6 +213,14 @@ CONVOLUTION = Ladder(
             helps=("shared memory", "issue"),
         ),
         _step(
+            "bounds",
+            sizes=_halo,
+            work=partial(halo, width=4),
+            parameters={**_POSITIONS, "RESIDENT": 2},
+            refusal=_whole_vectors,
+            helps=("occupancy", "latency"),
+        ),
+        _step(
             "fused",
             sizes=_halo,
             work=partial(halo, width=4),
@@ -279,4 +288,5 @@ CONVOLUTION = Ladder(
         )
         for channels, filters, size, window, stride in _LAYERS
     },
+    worked_examples,
 )

@@ -46,10 +46,39 @@ def _no_tile(shape: ConvolutionShape, parameters: Parameters, lanes: int) -> str
     return None
 
 
+def _even(shape: ConvolutionShape, lanes: int) -> dict[str, int]:
+    """Of tiles of 2 x 2 outputs."""
+    down, across = (-(-size // 2) for size in packs.sizes_of(shape))
+    sizes = {"EVEN_HEIGHT": 2 * down + 2, "EVEN_WIDTH": 2 * across + 2}
+    return _numbers(shape, lanes) | {"TILES_DOWN": down, "TILES_ACROSS": across} | sizes
+
+
+def _lines(shape: ConvolutionShape, parameters: Parameters, lanes: int) -> int:
+    return shape.batch * -(-shape.out_height // 2)
+
+
+def _no_winograd(shape: ConvolutionShape, parameters: Parameters, lanes: int) -> str | None:
+    """Why there are no tiles of a shape that are transformed."""
+    window = (shape.window_height, shape.window_width)
+    if (*window, shape.stride, shape.dilation) != (3, 3, 1, 1):
+        return (
+            f"a window of {window[0]} x {window[1]}, stride {shape.stride}, dilation "
+            f"{shape.dilation}; this step knows 3 x 3, 1 and 1"
+        )
+    blocks, vectors = -(-shape.filters // lanes), parameters["VECTORS"]
+    if blocks % vectors:
+        return f"VECTORS={vectors}; the {blocks} vectors of filters are no multiple"
+    channels = -(-shape.channels // lanes) * lanes
+    if (asked := 64 * parameters["TILES"] * channels) > _MOST_STACK:
+        return f"{asked} bytes of transformed tiles; there may be {_MOST_STACK}"
+    return None
+
+
 def _step(name: str, **given: Any) -> IspcStep:
     return IspcStep(name=name, source=Path(__file__).parent / f"{name}.ispc", **given)
 
 
+_MOST_STACK = 1 << 20
 _BLOCKED = {"x": packs.image, "y": packs.result}
 _PACKED = _BLOCKED | {"w": packs.weights}
 _TILE = {"POSITIONS": 7, "VECTORS": 2}
@@ -73,6 +102,16 @@ CONVOLUTION_CPU = Ladder(
         _tiled("positions", parameters={"POSITIONS": 14}, helps=("latency",)),
         _tiled("tile", parameters=_TILE, helps=("load units", "issue")),
         _tiled("chunks", tasks=_groups, parameters=_TILE | {"CHUNK": 32}, helps=("L2", "memory")),
+        _step(
+            "winograd",
+            tasks=_lines,
+            numbers=_even,
+            packs=_BLOCKED | {"x": packs.even_image, "w": packs.transformed_weights},
+            work=work.winograd,
+            refusal=_no_winograd,
+            parameters={"TILES": 7, "VECTORS": 2},
+            helps=("arithmetic",),
+        ),
         _tiled("fused", packs=_PACKED | {"bias": packs.bias}, parameters=_TILE, helps=("memory",)),
     ),
     convolve,

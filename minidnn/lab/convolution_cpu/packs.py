@@ -6,6 +6,8 @@ import numpy as np
 
 from ..convolution.shape import ConvolutionShape
 
+_WINOGRAD = np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]])
+
 
 def image(
     shape: ConvolutionShape, x: np.ndarray, lanes: int, border: int | None = None
@@ -32,6 +34,28 @@ def weights(shape: ConvolutionShape, w: np.ndarray, lanes: int) -> np.ndarray:
 def bias(shape: ConvolutionShape, bias: np.ndarray, lanes: int) -> np.ndarray:
     """A bias for each lane of each block of filters."""
     return _filled(bias, 0, lanes)
+
+
+def even_image(shape: ConvolutionShape, x: np.ndarray, lanes: int) -> np.ndarray:
+    """Images in blocks, with their border, and as many zeros behind as whole tiles of 2 x 2 outputs
+    read."""
+    planes = x.reshape(shape.batch, shape.channels, shape.height, shape.width)
+    down, across = ((shape.padding, shape.padding + size % 2) for size in sizes_of(shape))
+    return _blocks(np.pad(planes, [(0, 0), (0, 0), down, across]), lanes)
+
+
+def sizes_of(shape: ConvolutionShape) -> tuple[int, int]:
+    """Rows and columns of the result."""
+    return shape.out_height, shape.out_width
+
+
+def transformed_weights(shape: ConvolutionShape, w: np.ndarray, lanes: int) -> np.ndarray:
+    """Windows of 3 x 3, transformed: (blocks of filters, 16, channels, lanes)."""
+    windows = w.reshape(shape.filters, shape.channels, 3, 3).astype(np.float64)
+    sixteen = (_WINOGRAD @ windows @ _WINOGRAD.T).reshape(shape.filters, shape.channels, 16)
+    blocks = _filled(sixteen.astype(np.float32), 0, lanes)
+    blocks = blocks.reshape(-1, lanes, shape.channels, 16)
+    return np.ascontiguousarray(blocks.transpose(0, 3, 2, 1))
 
 
 def _blocks(planes: np.ndarray, lanes: int) -> np.ndarray:

@@ -74,6 +74,26 @@ def tile(shape: ConvolutionShape, parameters: Parameters, machine: CpuMachine) -
     )
 
 
+def winograd(shape: ConvolutionShape, parameters: Parameters, machine: CpuMachine) -> CpuWork:
+    """Products of transformed tiles, and the transforms: 16 numbers of the image and 32 additions a
+    tile and channel, 16 and 24 back."""
+    tiles, vectors = parameters["TILES"], parameters["VECTORS"]
+    down, across = (shape.out_height + 1) // 2, (shape.out_width + 1) // 2
+    groups = shape.batch * down * -(-across // tiles)
+    inner, outer = (-(-count // machine.lanes) for count in (shape.channels, shape.filters))
+    products = groups * tiles * 16.0 * shape.channels * outer
+    there, back = groups * tiles * inner, groups * tiles * outer
+    weights = 4.0 * 16 * shape.channels * outer * machine.lanes
+    return CpuWork(
+        products,
+        products * (1 / vectors + 1 / tiles) + 16 * there + 16 * back,
+        products * (1 + 1 / tiles + 4 / (tiles * vectors)) + (32 + 32) * there + (24 + 36) * back,
+        tiles * vectors,
+        4.0 * sum(shape.operands.values()) + weights * groups,
+        lanes=machine.lanes,
+    )
+
+
 def _weights_read(
     shape: ConvolutionShape, machine: CpuMachine, vectors: int, channels: int, terms: float
 ) -> float:
