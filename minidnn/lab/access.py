@@ -12,6 +12,9 @@ WARP = 32
 L1_CYCLES, L2_CYCLES, SHARED_CYCLES, FMA_CYCLES = 35, 260, 25, 4
 """From an instruction to what needs its result: round figures of the architectures since Ampere."""
 _SECTOR, _LINE, _WORD, _BANKS = 32, 128, 4, 32  # bytes, bytes, bytes, words
+PAIR = 64
+"""Bytes of two sectors that follow each other: less is neither moved to memory or from it, nor
+written to L2."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +62,17 @@ class Access:
         return float(_distinct(keys.reshape(keys.shape[0], -1)).sum()) * self.times
 
     @property
+    def pairs(self) -> float:
+        """Pairs of sectors that requests touch."""
+        return float(_distinct(_keys(self.at, PAIR // self.bytes)).sum()) * self.times
+
+    @property
+    def block_pairs(self) -> float:
+        """The same, each counted once a block."""
+        keys = _keys(self.at, PAIR // self.bytes)
+        return float(_distinct(keys.reshape(keys.shape[0], -1)).sum()) * self.times
+
+    @property
     def wavefronts(self) -> float:
         """Turns of the load units: of global memory one for each 128 bytes touched, of shared
         memory as many as the busiest bank gives different words; constant memory has its own."""
@@ -85,7 +99,9 @@ class Work:
         tensor_products: warp instructions of tensor cores, each 16 by 8 sums of 16 products.
         instructions: warp instructions in all, as estimated from the text.
         alone: cycles that a block takes if nothing but its own latencies delays it.
-        streams: operands that each wave of blocks reads from begin to end.
+        streams: operands that each wave of blocks reads, or writes, from begin to end.
+        repeats: how often a thread goes through the text in which registers that are spilled would
+            be written and read.
     """
 
     accesses: tuple[Access, ...]
@@ -94,6 +110,7 @@ class Work:
     alone: float
     streams: tuple[str, ...] = ()
     tensor_products: float = 0.0
+    repeats: float = 1.0
 
 
 def least_work(sizes: Mapping[str, int], operations: int) -> Work:

@@ -42,6 +42,7 @@ ADVICE = {
     "empty lanes": "compute several outputs at once, one in each lane of a vector",
     "gathers": "let lanes read neighbouring numbers: pack weights, or let lanes be something else",
     "occupancy": "let more warps run at once: fewer registers, less shared memory, other blocks",
+    "launch": "use fewer and larger blocks, or give each thread more to do",
     "latency": "give each thread more independent work, or let more warps run",
 }
 """What helps against each limit."""

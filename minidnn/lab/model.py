@@ -2,7 +2,8 @@
 
 Each part of the machine is given its work, spread over the multiprocessors as blocks are; the part
 that is busy longest is the limit, and all together set the time.  Latencies and the rate of L2 are
-round figures of the architectures since Ampere, not fitted to any kernel.
+round figures of the architectures since Ampere.  Rates of stores to L2, of blocks that begin, and
+of a warp by itself were fitted to kernels on an H100.
 """
 
 from __future__ import annotations
@@ -10,26 +11,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, hypot, sqrt
+from math import ceil, hypot, prod, sqrt
 from typing import Any
 
 from ..backends.cuda.kernels import Launch
 from ..backends.cuda.machine import Machine
 from ..backends.cuda.nvrtc import Resources
-from .access import Access, Work
+from .access import PAIR, WARP, Access, Work
 from .occupancy import Occupancy, occupancy
 from .roofline import roofline_of
 
 _SCHEDULERS = 4
 """Warp instructions that a multiprocessor issues in a cycle."""
-_L2_BYTES = 32
-"""That a multiprocessor gets of L2 in a cycle while all ask."""
+_L2_BYTES, _L2_STORED = 32, 12.5
+"""That a multiprocessor gets of L2 in a cycle while all ask, and that it can write there."""
+_LAUNCHED = 0.83
+"""Blocks that begin in a cycle, of the whole GPU."""
+_ALONE = 0.6
+"""Instructions that a warp issues in a cycle when it has a scheduler for itself."""
+_L1_BYTES = 192 << 10
+_MEMORY_CYCLES = 540
+"""From L2 to memory and back, beside those to L2."""
 _TENSOR_MULTIPLY_ADDS = 16 * 8 * 16
 _OF_TENSOR_CORES = {(9, 0): 0.63}
 """What a warp's own instructions reach of tensor cores that are made for those of four warps.
 Source: Luo and others, "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via
 Microbenchmarking", 2024."""
-_START = 3e-6
+_START = 2e-6
 """Seconds from one kernel's end to the next one's first instruction."""
 
 
@@ -70,20 +78,30 @@ class Prediction:
         stores = [one for one in self._global if one.store]
         written = 32 * sum(one.sectors for one in stores)
         asked = {one.operand: 32 * one.block_sectors for one in reads}
-        memory = [min(count, self._least(name)) for name, count in asked.items()]
+        moved = {one.operand: PAIR * one.block_pairs for one in self._global}
+        memory = [min(count, self._least(name)) for name, count in moved.items()]
         return {
             "L1": 32 * sum(one.sectors for one in reads) + written,
             "L2": sum(asked.values()) + written,
-            "memory": sum(memory) + sum(one.bytes * self.sizes[one.operand] for one in stores),
+            "memory": sum(memory),
         }
 
     def _least(self, operand: str) -> float:
-        """An operand is read once, and once a wave if waves go through all of it and L2 cannot
-        keep it."""
-        number = next(one.bytes for one in self._global if one.operand == operand)
-        size = float(number * self.sizes[operand])
+        """An operand is read or written once, and once a wave if waves go through all of it and L2
+        cannot keep it."""
+        size = self._bytes_of(operand)
         kept = size <= self.machine.cache_bytes or operand not in self.work.streams
         return size * (1 if kept else max(1, ceil(self.waves)))
+
+    def _bytes_of(self, operand: str) -> float:
+        number = next(one.bytes for one in self._global if one.operand == operand)
+        return float(number * self.sizes[operand])
+
+    @cached_property
+    def is_kept(self) -> bool:
+        """Whether all operands lie in L2, as they do when a kernel runs again and again."""
+        names = {one.operand for one in self._global}
+        return sum(map(self._bytes_of, names)) <= self.machine.cache_bytes
 
     @property
     def precision(self) -> str:
@@ -139,18 +157,43 @@ class Prediction:
         share = ceil(self.blocks / machine.multiprocessors) / self.blocks
         cycle = 1 / machine.hertz
         lanes = machine.peak_operations / (2 * machine.multiprocessors * machine.hertz) / 32
-        turns = sum(self.load_turns.values())
-        moved = self.bytes_moved
+        turns = sum(self.load_turns.values()) + self._spilled
+        stored = [one for one in self._global if one.store]
+        read = self.bytes_moved["L2"] - 32 * sum(one.sectors for one in stored)
+        written = PAIR * sum(one.pairs for one in stored)
+        alone = work.alone + (0 if self.is_kept else _MEMORY_CYCLES)
         return {
             "arithmetic": (work.multiply_adds / lanes + work.tensor_products / self._products)
             * share
             * cycle,
-            "issue": work.instructions / _SCHEDULERS * share * cycle,
+            "issue": (work.instructions + self._spilled) / _SCHEDULERS * share * cycle,
             "load units": turns * share * cycle,
-            "L2": moved["L2"] / _L2_BYTES * share * cycle,
-            "memory": moved["memory"] / machine.bandwidth,
-            "latency": ceil(self.waves) * work.alone * cycle,
+            "L2": ((read + self._spilled_beyond) / _L2_BYTES + written / _L2_STORED)
+            * share
+            * cycle,
+            "memory": 0.0 if self.is_kept else self.bytes_moved["memory"] / machine.bandwidth,
+            "latency": ceil(self.waves) * alone * cycle,
+            "launch": self.blocks / _LAUNCHED * cycle,
         }
+
+    @property
+    def _warps(self) -> int:
+        """Of a block."""
+        return -(-prod(self.launch.block) // WARP)
+
+    @property
+    def _spilled_beyond(self) -> float:
+        """Bytes of spilled registers that go to L2, since L1 cannot keep what is written of all
+        threads; as many are written as read."""
+        threads = self.occupancy.blocks * prod(self.launch.block)
+        beyond = threads * self.resources.spill_bytes / 2 > _L1_BYTES
+        return 4 * WARP * self._spilled * beyond
+
+    @property
+    def _spilled(self) -> float:
+        """Warp instructions that write or read a spilled register: each is a turn, too."""
+        words = self.resources.spill_bytes / 4
+        return self.blocks * self._warps * self.work.repeats * words
 
     @property
     def _products(self) -> float:
@@ -170,14 +213,23 @@ class Prediction:
         """The predicted time.
 
         Parts of a multiprocessor overlap, but not wholly: what they take is the root of the sum of
-        their squares.  A wave of blocks also takes at least what one of its blocks waits and works
-        by itself, which counts where few blocks fit.
+        their squares.  Waves of blocks follow each other, the last with fewer blocks; few warps
+        cannot use all of a multiprocessor, and a wave also takes at least what one of its blocks
+        waits and works by itself.
         """
         parts = self.limits
-        busy = sqrt(sum(parts[name] ** 2 for name in ("arithmetic", "issue", "load units", "L2")))
-        resident = min(self.occupancy.blocks, ceil(self.blocks / self.machine.multiprocessors))
-        alone = parts["latency"] + busy / resident
-        return _START + hypot(max(busy, alone), parts["memory"])
+        most = ceil(self.blocks / self.machine.multiprocessors)
+        busy = sqrt(sum(parts[name] ** 2 for name in ("arithmetic", "load units", "L2"))) / most
+        issue, waiting = parts["issue"] / most, parts["latency"] / ceil(self.waves)
+        used = self._warps * _ALONE / _SCHEDULERS  # of what is issued, by one block
+
+        def wave(blocks: int) -> float:
+            together = hypot(blocks * busy, blocks * issue / min(1.0, blocks * used))
+            return max(together, waiting + hypot(busy, issue / min(1.0, used)))
+
+        full, rest = divmod(most, self.occupancy.blocks)
+        waves = full * wave(self.occupancy.blocks) + (wave(rest) if rest else 0.0)
+        return _START + max(parts["launch"], hypot(waves, parts["memory"]))
 
     @property
     def intensity(self) -> float:

@@ -12,9 +12,10 @@ import pytest
 
 from minidnn.lab.apart import Apart, Failure, FaultError
 from minidnn.lab.cards import H100
+from minidnn.lab.convolution.shape import ConvolutionShape
 from minidnn.lab.cuda_step import CudaStep
 from minidnn.lab.devices import DEVICES
-from minidnn.lab.operands import OperandFolder, Operands, first_wrong
+from minidnn.lab.operands import OperandFolder, Operands, draw, first_wrong, tolerance
 from minidnn.lab.product.ladder import PRODUCT
 from minidnn.lab.product.shape import ProductShape
 from minidnn.lab.step import Point
@@ -81,3 +82,19 @@ def test_operands_are_made_once_and_removed() -> None:
         a, b = (np.load(one.files[name]) for name in "ab")
         np.testing.assert_allclose(np.load(one.expected), a.reshape(3, 5) @ b.reshape(5, 4), 1e-5)
     assert not one.expected.exists()
+
+
+def test_a_sum_in_order_is_within_the_tolerance() -> None:
+    """Of a million and a half elements that one which float32 rounds worst, whatever the kernel:
+    products are added one after the other, each sum rounded once."""
+    shape = ConvolutionShape(32, 160, 12, 12, 320, padding=1)
+    drawn = draw(["w", "x"], shape)
+    image = np.pad(drawn["x"].reshape(32, 160, 12, 12)[10], [(0, 0), (1, 1), (1, 1)])
+    window = image[:, 8:11, 2:5].ravel().astype(np.float64)
+    weights = drawn["w"].reshape(320, -1)[167].astype(np.float64)
+    found = np.float32(0)
+    for a, b in zip(window, weights, strict=True):
+        found = np.float32(np.float64(found) + a * b)
+    largest = 180.577  # of all elements
+    off = abs(float(found) - float(window @ weights)) / largest
+    assert 2.0**-23 * (2 + shape.terms**0.5 / 2) < off < tolerance(shape)

@@ -39,7 +39,7 @@ def test_what_is_saved_is_replayed(
         ({"format": "other"}, "is no study"),
         ({"version": 2}, "a study of version 2; this minidnn reads 1"),
         ({"cells": None}, "is damaged: 'cells' is missing"),
-        ({"libraries": []}, "is damaged: 'libraries' does not have an entry for each of 8"),
+        ({"libraries": []}, "is damaged: 'libraries' does not have an entry for each of 12"),
         ({"cells": [{"step": "tiled"}]}, "is damaged: cell 0 has no 'shape'"),
     ],
 )

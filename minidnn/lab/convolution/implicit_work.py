@@ -85,6 +85,7 @@ def implicit(
         products,
         products + sum(one.requests for one in reads) + fetched,
         alone,
+        repeats=steps,
     )
 
 

@@ -61,6 +61,7 @@ def tensor(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Wor
         cycles_alone(steps, deep),
         (),
         products,
+        steps,
     )
 
 

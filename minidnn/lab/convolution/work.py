@@ -24,8 +24,9 @@ from .shape import ConvolutionShape
 _TILES, _PLANES = 36, 8
 """Tiles and planes of the image that are looked at; every eighth plane begins at the same place of
 a sector."""
-_COPY_INSTRUCTIONS = 25
-"""Of one number copied to shared memory, with its place and its comparisons."""
+_COPY_INSTRUCTIONS, _CHANNEL_INSTRUCTIONS = 25, 30
+"""Of one number copied to shared memory, with its place and its comparisons; and of a channel, with
+its two barriers."""
 
 
 Instructions = tuple[int, int, int]
@@ -43,6 +44,20 @@ def _joined(group: int, before: int) -> int:
     """How many neighbouring weights the compiler reads as one vector: as many as their place
     behind the tile is a multiple of."""
     return next(width for width in (4, 2, 1) if group % width == before % width == 0)
+
+
+def _tap_reads(shape: ConvolutionShape, tile_width: int, joined: bool) -> dict[int, list[int]]:
+    """The taps of a window by how many neighbours are read at once: two where the compiler knows
+    that they are aligned, as with an even stride."""
+    found: dict[int, list[int]] = {}
+    for i in range(shape.window_height):
+        j = 0
+        while j < shape.window_width:
+            pair = joined and shape.stride % 2 == 0 and shape.dilation == 1
+            pair = pair and (i * tile_width + j) % 2 == 0 and j + 1 < shape.window_width
+            found.setdefault(1 + pair, []).append(i * shape.window_width + j)
+            j += 1 + pair
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,11 +155,14 @@ def direct(
     weights = np.where(computed, weight[:, None], -1)
     w = Access("w", "constant" if constant else "global", weights, x.times)
     products = shape.channels * shape.taps * (shape.batch if images_in_turn else 1)
+    each = a_product(shape, instructions)
+    # A channel's first number of the image, and each eighth weight, come from L2.
+    missed = L2_CYCLES * (1 / shape.taps + 1 / 8)
     return Work(
         (x, w, _result(shape, threads, threads.share)),
         w.requests,
-        w.requests * a_product(shape, instructions),
-        products * (L1_CYCLES + FMA_CYCLES),
+        w.requests * each,
+        products * (L1_CYCLES + FMA_CYCLES * each + missed),
         ("x",) if images_in_turn else (),
     )
 
@@ -185,15 +203,19 @@ def halo(
     blocks = len(tiles) * threads.share * groups * shape.batch
     channels = blocks * shape.channels
     number = lanes(count)
-    tap, position = np.divmod(np.arange(shape.taps * positions).reshape(-1, 1, 1), positions)
-    i, j = tap // shape.window_width, tap % shape.window_width
-    row = number // block[0] * shape.stride + i * shape.dilation
-    column = (number % block[0] + position * block[0]) * shape.stride + j * shape.dilation
-    place = np.where(number >= 0, row * tile_width + column, -1).reshape(1, -1, 32)
+    tap_reads = []
+    for wide, taps_of in _tap_reads(shape, tile_width, joined=instructions is None).items():
+        i, j = np.divmod(np.repeat(taps_of, positions), shape.window_width)
+        i, j = i.reshape(-1, 1, 1), j.reshape(-1, 1, 1)
+        position = np.tile(np.arange(positions), len(taps_of)).reshape(-1, 1, 1)
+        row = number // block[0] * shape.stride + i * shape.dilation
+        column = (number % block[0] + position * block[0]) * shape.stride + j * shape.dilation
+        place = np.where(number >= 0, row * tile_width + column, -1).reshape(1, -1, 32)
+        tap_reads.append(Access("x", "shared", place, channels, width=wide))
     accesses = [
         x,
         Access("x", "shared", taken[None], channels, store=True),
-        Access("x", "shared", place, channels),
+        *tap_reads,
         _result(shape, threads, threads.share),
     ]
     copied = float((taken >= 0).any(-1).sum())
@@ -217,14 +239,16 @@ def halo(
         accesses.append(Access("w", "global", at, times))
     taps = channels * len(number) * shape.taps
     a_tap = (
-        a_product(shape, instructions)
-        if instructions
-        else group * positions + positions + -(-group // width)
+        a_product(shape, instructions) if instructions else group * positions + -(-group // width)
     )
+    read = 0.0 if instructions else sum(one.requests for one in tap_reads)
     wait = SHARED_CYCLES + FMA_CYCLES if instructions else max(FMA_CYCLES, group * positions)
     return Work(
         tuple(accesses),
         taps * group * positions,
-        taps * a_tap + channels * copied * _COPY_INSTRUCTIONS,
+        taps * a_tap
+        + read
+        + channels * (copied * _COPY_INSTRUCTIONS + len(number) * _CHANNEL_INSTRUCTIONS),
         shape.channels * (L2_CYCLES + 2 * SHARED_CYCLES + shape.taps * wait),
+        repeats=shape.channels,
     )

@@ -109,7 +109,7 @@ def _work(
     share = across * down / len(at)
     x = Access("x", "global", at, share, width=width)
     y = Access("y", "global", at, share, store=True, width=width)
-    return Work((x, y), 0.0, 12 * x.requests, L2_CYCLES, ("x",) if down > 1 else ())
+    return Work((x, y), 0.0, 12 * x.requests, L2_CYCLES, ("x", "y") if down > 1 else ())
 
 
 def _sizes(

@@ -123,6 +123,7 @@ def tiles(
         products + reads + blocks * steps * copies * _COPY_INSTRUCTIONS,
         steps * (L2_CYCLES + 2 * SHARED_CYCLES + deep * max(FMA_CYCLES, down * across)),
         ("b",),
+        repeats=steps,
     )
 
 
