@@ -124,7 +124,7 @@ class EmulatedProgram:
         self.block = lay_out(self.plan, workspaces)
         lies = {value: Operand(0, offset) for value, offset in self.plan.arena.offsets.items()}
         self.slots = Slots(self.plan, lies, 1)
-        self._emulated = Emulated([launch.source for launch in launches], folder)
+        self._emulated = Emulated([each.source for each in launches], folder, busy=True)
         self._constants: dict[tuple[object, ...], np.ndarray] = {}
 
     def __call__(self, x: np.ndarray, backwards: bool = False) -> np.ndarray:

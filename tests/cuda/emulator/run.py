@@ -19,10 +19,8 @@ from minidnn.backends.cuda.prelude import prelude
 COMPILERS = ("g++", "c++", "clang++")
 HEADER = Path(__file__).with_name("emulator.h")
 HOPPER = Path(__file__).with_name("hopper.h")
-#: -Og: compiling takes longer than running, but for tiles, whose products -O0 makes twice as slow.
 FLAGS: tuple[str, ...] = (
     "-std=c++17",
-    "-Og",
     "-w",
     "-fPIC",
     "-shared",
@@ -41,16 +39,23 @@ MARGIN = 64
 
 
 class Emulated:
-    """Kernels compiled together."""
+    """Kernels compiled together.
 
-    def __init__(self, sources: Sequence[KernelSource], folder: Path) -> None:
+    Compiling most takes longer than running them, and -Og twice as long as -O0; ``busy`` ones
+    compute so much that it pays: products in tiles, functions of many numbers.
+    """
+
+    def __init__(
+        self, sources: Sequence[KernelSource], folder: Path, *, busy: bool = False
+    ) -> None:
         unique = {source.name: source for source in sources}
         headers = [f'#include "{header}"' for header in (HEADER, HOPPER)]
         parts = [headers[0], prelude(), headers[1], *(s.text for s in unique.values())]
         parts += [_entry(source) for source in unique.values()]
         text = "\n".join(parts)
+        flags = (*FLAGS, "-Og" if busy else "-O0")
         digest = hashlib.sha256(
-            (text + HEADER.read_text() + HOPPER.read_text()).encode()
+            (text + flags[-1] + HEADER.read_text() + HOPPER.read_text()).encode()
         ).hexdigest()[:24]
         library = folder / f"{digest}.so"
         if not library.exists():
@@ -58,7 +63,7 @@ class Emulated:
             source_file.write_text(text)
             compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
             assert compiler is not None, f"the emulator needs one of {', '.join(COMPILERS)}"
-            command = [compiler, *FLAGS, "-o", str(library), str(source_file)]
+            command = [compiler, *flags, "-o", str(library), str(source_file)]
             ended = subprocess.run(command, capture_output=True, text=True, check=False)
             assert ended.returncode == 0, f"{source_file}:\n{ended.stderr[:4000]}"
         self._dll = ctypes.CDLL(str(library))
