@@ -92,7 +92,10 @@ def move_biases(net: Any, images: np.ndarray, seed: int) -> None:
         if layer is last:
             side = torch.ones(channels)
         rest = [axis for axis in range(output.ndim) if axis != 1]
-        shift = side * DEVIATIONS * output.std(rest) - output.mean(rest)
+        # Of two images, a single channel of a linear layer may hardly have any deviation.
+        is_hidden = output.ndim == 2 and layer is not last
+        deviation = output.std() if is_hidden else output.std(rest)
+        shift = side * DEVIATIONS * deviation - output.mean(rest)
         layer.bias += shift
         return output + shift.reshape(1, -1, *[1] * (output.ndim - 2))
 
