@@ -135,7 +135,9 @@ class _Group:
         # Bytes are what floats are stored as: nothing asks of them what it asks of floats.
         self.dtypes = {value.dtype for value in node.outputs} - {*BYTES}
         self.mixes = mixes_floats(node) and not _has_bytes(node)
-        self.moves = isinstance(node.op, (Concat, Windowed))
+        moves = isinstance(node.op, (Concat, Windowed))
+        #: Of what is moved: read or given by joins and windows.
+        self.moved = {v.dtype for v in (*node.inputs, *node.outputs)} if moves else set[str]()
         self.batches = {value.shape[:1] for value in node.outputs}
         self.joins = isinstance(node.op, Concat)
         self.values = set(node.outputs)
@@ -152,7 +154,7 @@ class _Group:
         self.after |= other.after
         self.dtypes |= other.dtypes
         self.mixes |= other.mixes
-        self.moves |= other.moves
+        self.moved |= other.moved
         self.batches |= other.batches
         self.joins |= other.joins
         self.values |= other.values
@@ -324,7 +326,7 @@ def _compute_alike(first: _Group, second: _Group) -> bool:
     but element-wise formulas, of which some mix them, read and make their values."""
     if not (first.mixes or second.mixes):
         return len(first.dtypes | second.dtypes) <= 1
-    return not (first.moves or second.moves)
+    return len(first.moved | second.moved) <= 1
 
 
 def _reads_broadcast(first: _Group, second: _Group) -> bool:

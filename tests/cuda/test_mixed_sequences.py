@@ -12,6 +12,7 @@ from minidnn import layers as L
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.fusion.region import FusedSequence
 from minidnn.graph.ir import Constant, Graph, Rewriter
+from minidnn.graph.operator import Windowed
 from minidnn.graph.types import rounded_to
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
@@ -21,18 +22,20 @@ from tests.cuda.sequences import LAYOUTS, Case, case_of, run_cases
 
 
 class Block(md.Layer):
-    """A residual block between two windows."""
+    """A residual block between windows, of what is normalized or of its sum."""
 
     def __init__(self, channels: int) -> None:
         self.first = L.Conv2d(3, channels, 3, padding=1)
-        self.pool = L.MaxPool2d(3, 2, 1)
+        self.pool = L.Sequential(L.BatchNorm2d(channels), L.ReLU(), L.MaxPool2d(3, 2, 1))
+        self.inner = L.Conv2d(channels, channels, 1)
+        self.small = L.Sequential(L.BatchNorm2d(channels), L.SiLU(), L.AvgPool2d(3, 1, 1))
         self.conv = L.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.norm = L.BatchNorm2d(channels)
         self.relu = L.ReLU()
         self.head = L.Sequential(L.AvgPool2d(2), L.Flatten(), L.Linear(16 * channels, 4))
 
     def forward(self, x: object) -> object:
-        y = self.pool(self.relu(self.first(x)))
+        y = self.small(self.inner(self.pool(self.first(x))))
         return self.head(self.relu(self.norm(self.conv(y)) + y))
 
 
@@ -64,17 +67,19 @@ def test_every_region_of_a_step(dtype: str, tmp_path: Path) -> None:
     graph = step_graph(net, shape, Objective(loss, {}), md.optim.SGD(0.1, momentum=0.9))
     target = CudaTarget(H200.device(dtype), dtype)
     optimized = optimize(graph, Context(target, stored=True), verify=True)
-    random, cases, mixed = np.random.default_rng(0), list[Case](), 0
+    random, cases, mixed, windows = np.random.default_rng(0), list[Case](), 0, 0
     for node in optimized.nodes:
         if not isinstance(node.op, FusedSequence):
             continue
         values = [*node.op.body.inputs, *(v for n in node.op.body.nodes for v in n.outputs)]
-        mixed += len({value.dtype for value in values}) > 1
+        several = len({value.dtype for value in values}) > 1
+        mixed += several
+        windows += several and any(isinstance(n.op, Windowed) for n in node.op.body.nodes)
         operands = [
             rounded_to(v.dtype, random.standard_normal(v.shape) ** 2 + 0.1) for v in node.inputs
         ]
         region, operands = with_vectors(node.op, operands)
         for layout in LAYOUTS:
             cases.append(case_of(region, operands, layout, suit=True))
-    assert mixed >= 5
+    assert mixed >= 5 and windows >= 2
     run_cases(cases, tmp_path)
