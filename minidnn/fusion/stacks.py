@@ -326,7 +326,8 @@ def _compute_alike(first: _Group, second: _Group) -> bool:
     but element-wise formulas, of which some mix them, read and make their values."""
     if not (first.mixes or second.mixes):
         return len(first.dtypes | second.dtypes) <= 1
-    return len(first.moved | second.moved) <= 1
+    moved = first.moved | second.moved
+    return len(moved) <= 1 and moved <= {*HALVES}
 
 
 def _reads_broadcast(first: _Group, second: _Group) -> bool:

@@ -17,6 +17,7 @@ from fractions import Fraction
 from functools import cache
 from math import ceil, gcd
 
+from minidnn.graph.types import ITEMSIZE
 from minidnn.graph.window import Axis, Window
 
 from ....fusion.plan import Binding, KernelPlan, PlanStep
@@ -76,6 +77,8 @@ def choose_mapping(
     planar = _is_planar(plan, binding, tensors)
     limit = machine.shared_bytes
     pack = 1 if planar else pack_of(binding, tensors)
+    stored = (ITEMSIZE[plane.dtype] for plane in plan.planes if plane.buffer is not None)
+    pack = min(pack, 16 // max(stored, default=1))
     if any(map(_adds_overlapping, plan.steps)):
         pack = min(pack, PACK_OF_SUMS)
     by_units = tensors if planar and len(plan.steps) == 1 == len(plan.patches(1)) else ()
