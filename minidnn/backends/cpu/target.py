@@ -29,7 +29,7 @@ from ...graph.operators import (
     Reorder,
     Variance,
 )
-from ...graph.types import BYTES, FLOATS
+from ...graph.types import BYTES
 from .contraction import NominalWork, why_not_behind, why_not_in_blocks, work_of
 from .contraction.price import nominal_speed
 from .contraction.weight_gradient import why_not as why_no_weight_gradient
@@ -193,8 +193,9 @@ class CpuTarget(Target):
 
     def refuse_by_image(self, node: Node) -> str | None:
         kinds = (Region, Conv2d, Concat, Reorder, AdaptiveAvgPool2d)
-        if any(value.dtype not in FLOATS for value in (*node.inputs, *node.outputs)):
-            return "whole numbers are packed for all images at once"
+        floats = ELEMENTS.keys() - BYTES
+        if any(value.dtype not in floats for value in (*node.inputs, *node.outputs)):
+            return "only floats that kernels have are packed image by image"
         if _weight(node) is not None:
             return "its weights would be packed for every image"
         if isinstance(node.op, FusedSums):
