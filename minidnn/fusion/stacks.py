@@ -322,8 +322,8 @@ def _try_join(groups: Groups, producer: Node, node: Node, value: Value) -> None:
 
 
 def _compute_alike(first: _Group, second: _Group) -> bool:
-    """Whether dtypes let two groups be one: several of them stand side by side only where nothing
-    but element-wise formulas, of which some mix them, read and make their values."""
+    """Whether dtypes let two groups be one: several of them stand side by side only where formulas
+    mix them, and what windows and joins move among them is of one half precision."""
     if not (first.mixes or second.mixes):
         return len(first.dtypes | second.dtypes) <= 1
     moved = first.moved | second.moved
