@@ -1,10 +1,13 @@
-"""Tables of what ``training_step.py``, ``step_memory.py`` and ``distributed_step.py`` measured."""
+"""Tables of what ``training_step.py``, ``step_memory.py`` and ``distributed_step.py`` and
+``fusion_step.py`` measured."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import exp, log
 from typing import Any
+
+from benchmarks.report_tables import known, markdown, paper
 
 Row = Mapping[str, Any]
 
@@ -48,6 +51,37 @@ def ranks(rows: Sequence[Row]) -> str:
         alone, both = row["images_per_second_alone"], row["images_per_second_together"]
         figures = (f"{alone:.0f}", f"{both:.0f}", f"{row['efficiency']:.3f}")
         lines.append(_line(row["network"], row["precision"], row["ranks"], row["batch"], *figures))
+    return "\n".join(lines)
+
+
+def fusion(rows: Sequence[Row]) -> str:
+    """What fusion gains in steps, a precision a table, beside what it gains in the paper."""
+    theirs = {known(row["network"]): row for row in paper("brainslug_table2.csv")}
+    titles = ["network", "batch", "layers, ms", "cuDNN's, ms", "depth-first, ms"]
+    titles += ["gain over cuDNN's", "gain over layers", "optimisable before, ms", "after, ms"]
+    titles += ["gain", "time saved", "paper: gain of optimisable", "time saved", "same losses"]
+    lines: list[str] = []
+    for precision in dict.fromkeys(row["precision"] for row in rows):
+        found, gains = [], []
+        for row in (row for row in rows if row["precision"] == precision and "failed" not in row):
+            layers, cudnn, own = (row["seconds"][s]["value"] for s in ("layers", "cudnn", "model"))
+            before, after = (row["regions"][s]["other"] for s in ("layers", "model"))
+            paper_row, losses = theirs[row["network"]], row["losses"]
+            gains.append((cudnn / own, layers / own))
+            found.append(
+                [
+                    *(row["network"], row["batch"]),
+                    *(f"{1e3 * seconds:.2f}" for seconds in (layers, cudnn, own)),
+                    *(f"{gain:.2f}" for gain in gains[-1]),
+                    *(f"{before:.2f}", f"{after:.2f}", f"{100 * (before / after - 1):.0f}%"),
+                    f"{100 * (1 - own / layers):.1f}%",
+                    *(f"{paper_row['opt_speedup_gpu']}%", f"{paper_row['total_speedup_gpu']}%"),
+                    "yes" if losses["layers"] == losses["model"] else "**no**",
+                ]
+            )
+        means = (exp(sum(map(log, column)) / len(gains)) for column in zip(*gains, strict=True))
+        found.append(["geometric mean", *[""] * 4, *(f"{m:.2f}" for m in means), *[""] * 7])
+        lines += [f"{precision}:", "", markdown(titles, found), ""]
     return "\n".join(lines)
 
 
