@@ -14,12 +14,17 @@ import pytest
 
 import minidnn as md
 from minidnn.backends.cpu import isa
+from minidnn.backends.cpu.contraction.problem import problem_of
+from minidnn.backends.cpu.contraction.quads.scheme import choose_quads
+from minidnn.backends.cpu.tensor import tensor_of
+from minidnn.fusion.contraction import parts_of
 from minidnn.fusion.region import FusedContraction
 from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.expression import argument, fma
 from minidnn.graph.ir import Graph, Value
+from minidnn.graph.layout import PLANAR
 from minidnn.graph.quantization import Steps
 from minidnn.graph.trace import apply, tracing
 from minidnn.graph.types import TensorType
@@ -160,6 +165,14 @@ def test_sums(problem: Problem, kind: str, warm_cache: Path) -> None:
     assert {program.details(n) for n in one.plan.graph.nodes} - {""} == {problem.algorithm}
     for exe in (one, three):
         np.testing.assert_array_equal(exe(x), wanted)
+
+
+def test_rows_of_a_batch_share_weights() -> None:
+    """No cache keeps those of large linear layers: they are read once."""
+    (node, *_) = Problem(9216, 64, None, batch=16).graph().nodes
+    x, y = (tensor_of(value.type, PLANAR) for value in (node.inputs[0], node.output))
+    problem = problem_of(parts_of(node), 16, x, (), y)
+    assert choose_quads(problem, isa.with_bytes(isa.AVX512), 2).blocks == 1
 
 
 def test_prices_and_reports(warm_cache: Path) -> None:

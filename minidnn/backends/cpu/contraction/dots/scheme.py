@@ -29,6 +29,9 @@ _TILE_PIXELS = 32
 _BLOCK_BYTES = 384 << 10
 """About so many packed bytes of a task: they stay in a second-level cache beside weights."""
 
+FEATURE_BYTES = 768 << 10
+"""The same of rows of features, which share weights that no cache keeps."""
+
 MOST_UNROLLED = 16
 """Input channels at most of which a pixel's taps are packed side by side."""
 
@@ -443,11 +446,12 @@ def dot_schemes(problem: Problem, isa: Isa) -> Iterator[DotScheme]:
     tile = Tile(1, 1, vectors, wide, narrow)
     images = [n for n in range(2, problem.batch + 1) if problem.batch % n == 0]
     blocks = [(block, 1) for block in sorted(sizes)] + [(size, count) for count in images]
+    most = FEATURE_BYTES if packing == "features" else _BLOCK_BYTES
     for i, (block, count) in enumerate(blocks):
         scheme = DotScheme(
             problem, isa.lanes, packing, tiles, _TILE_PIXELS, tile, block, merged, count
         )
-        if i and scheme.images * scheme.block_bytes > _BLOCK_BYTES:
+        if i and scheme.images * scheme.block_bytes > most:
             break
         yield scheme if tiles else replace(scheme, pixels=_pixels(scheme.flat_pixels))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ...isa import Isa
-from ..dots.scheme import DotScheme, packing_of
+from ..dots.scheme import FEATURE_BYTES, DotScheme, packing_of
 from ..problem import Problem
 from ..tiling import Tile, split_vectors
 from .products import BLOCK, QuadProducts
@@ -71,11 +71,16 @@ class QuadScheme(DotScheme):
         return self.line_inputs if self.by_rows else super().pixel_bytes
 
     @property
+    def block_bytes(self) -> int:
+        if not self.by_rows:
+            return super().block_bytes
+        return self.pixel_bytes * self.row_stride * self.phase
+
+    @property
     def packed_bytes(self) -> int:
         if not self.by_rows:
             return super().packed_bytes
-        size = self.pixel_bytes * self.row_stride * self.phase + self.pixels * self.step + BLOCK
-        return -(-size // 64) * 64
+        return -(-(self.block_bytes + self.pixels * self.step + BLOCK) // 64) * 64
 
     @property
     def line_bytes(self) -> int:
@@ -116,10 +121,11 @@ def quad_schemes(problem: Problem, isa: Isa) -> Iterator[QuadScheme]:
     tiles = isa.quads == "tiles"
     size = problem.out[1] if problem.out[0] == 1 else problem.out[0]
     sizes = dict.fromkeys(-(-size // count) for count in range(1, size + 1))
+    most = FEATURE_BYTES if packing == "features" else _BLOCK_BYTES
     first = True
     for block in sorted(sizes):
         scheme = QuadScheme(problem, isa.lanes, packing, tiles, _TILE_PIXELS, tile, block)
-        if not first and scheme.packed_bytes + scheme.line_bytes > _BLOCK_BYTES:
+        if not first and scheme.block_bytes + scheme.line_bytes > most:
             break
         first = False
         yield scheme if tiles else _by_vectors(scheme)
