@@ -62,6 +62,24 @@ def test_bits_do_not_depend_on_it(
         np.testing.assert_array_equal(exe(*inputs), expected)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_bytes(monkeypatch: pytest.MonkeyPatch, real_ispc: str, threads: int) -> None:
+    """Also groups of few channels, maxima, averages, and sums of two scales."""
+    x = md.Input((3, 40, 40))
+    y = L.MaxPool2d(2)(L.ReLU()(L.Conv2d(3, 32, 3, padding=1)(x)))
+    z = L.Conv2d(32, 32, 3, padding=1, groups=32)(L.ReLU6()(L.Conv2d(32, 32, 1)(y)))
+    z = L.Conv2d(32, 32, 1)(L.Conv2d(32, 32, 3, padding=1, groups=4)(z)) + y
+    z = L.AvgPool2d(2)(L.Conv2d(32, 40, 3)(z))
+    given = np.random.default_rng(0).standard_normal(X, np.float32)
+    graph = md.quantize(md.Model(x, L.Flatten()(z)), given, ranges="minmax", device="cpu")
+    expected = md.compile(graph, device="cpu", strategy="layers", threads=threads)(given)
+    small_cache(monkeypatch, 150 << 10)
+    exe = md.compile(graph, device="cpu", threads=threads, guarded=True)
+    assert sum(map(len, exe.plan.annotations.groups)) >= 4
+    for _ in range(3):
+        np.testing.assert_array_equal(exe(given), expected)
+
+
 def test_times_and_explanation(
     monkeypatch: pytest.MonkeyPatch, real_ispc: str, graph: Graph
 ) -> None:

@@ -193,9 +193,11 @@ class CpuTarget(Target):
 
     def refuse_by_image(self, node: Node) -> str | None:
         kinds = (Region, Conv2d, Concat, Reorder, AdaptiveAvgPool2d)
-        floats = ELEMENTS.keys() - BYTES
-        if any(value.dtype not in floats for value in (*node.inputs, *node.outputs)):
-            return "only floats that kernels have are packed image by image"
+        if any(value.dtype not in ELEMENTS for value in (*node.inputs, *node.outputs)):
+            return "only floats and bytes that kernels have are packed image by image"
+        contracts = isinstance(node.op, (Contraction, FusedContraction))
+        if contracts and is_whole(parts_of(node).node) and not self._in_blocks(node):
+            return "its whole numbers are packed for all images at once"
         if _weight(node) is not None:
             return "its weights would be packed for every image"
         if isinstance(node.op, FusedSums):
