@@ -317,7 +317,6 @@ def test_modules_of_half_precision(dtype: torch.dtype, precision: str | None) ->
     assert error <= 2 * max(float(pytorchs), 1e-3 * float(exact.abs().max()))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # PyTorch's own
 def test_torch_compile() -> None:
     net, x = network(Strange()).cuda(), examples(2, 3, 16, 16).cuda()
     torch._dynamo.reset()
@@ -327,7 +326,6 @@ def test_torch_compile() -> None:
         close(fast(x[:1]), net(x[:1]))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # PyTorch's own
 @pytest.mark.parametrize("way", ["optimize", "torch.compile"])
 def test_statistics_that_training_writes_are_noticed(way: str) -> None:
     net, x = network().cuda().eval(), examples(2, 3, 16, 16).cuda()

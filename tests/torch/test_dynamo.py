@@ -26,9 +26,6 @@ from minidnn.acceleration.program import SizedProgram
 from minidnn.acceleration.trained import TrainedProgram
 from minidnn.errors import DeviceError, GraphError, MiniDNNWarning, UnsupportedError
 
-# PyTorch 2.11 uses this itself while it is imported.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
-
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
