@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -121,12 +122,15 @@ class Run:
         self.targets = random.integers(0, CLASSES, (4, BATCHES[name]))
         self.net, self.theirs = both(name, seed)
         move_biases(self.theirs, self.images[0], seed)
-        self._begin = {key: tensor.clone() for key, tensor in self.theirs.state_dict().items()}
-        self.net.load_state_dict({key: tensor.numpy() for key, tensor in self._begin.items()})
+        begin = {key: tensor.numpy() for key, tensor in self.theirs.state_dict().items()}
+        self.net.load_state_dict(begin)
+        self.theirs.to("meta")  # VGGs are large: the numbers lie in our network alone
 
     def by_torch(self, dtype: Any, device: str = "cpu") -> Results:
-        net = self.theirs.to(device, dtype).train()
-        net.load_state_dict(self._begin)
+        """The results are the tensors of a network of its own."""
+        net = deepcopy(self.theirs).to(dtype).to_empty(device=device).train()
+        begin = {key: torch.from_numpy(array) for key, array in self.net.state_dict().items()}
+        net.load_state_dict(begin)
         optimizer = torch.optim.SGD(net.parameters(), RATE, MOMENTUM, weight_decay=DECAY)
         losses = []
         for step in range(STEPS):
@@ -137,11 +141,12 @@ class Run:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
+        optimizer.zero_grad()
         found = {name: tensor.cpu().numpy() for name, tensor in net.state_dict().items()}
         for name, parameter in net.named_parameters():
             buffer = optimizer.state[parameter]["momentum_buffer"]
             found[f"momentum.{name}"] = buffer.cpu().numpy()
-        arrays = {name: array.copy() for name, array in found.items() if array.dtype.kind == "f"}
+        arrays = {name: array for name, array in found.items() if array.dtype.kind == "f"}
         return {"losses": np.array(losses), **arrays}
 
     def by_minidnn(self, trainer: md.Trainer) -> Results:
@@ -192,12 +197,14 @@ def check_in_float32(name: str, device: str, **options: Any) -> None:
     float64, in the median over seeds."""
     ours, theirs = [], []
     trainer: md.Trainer | None = None
+    exact: Results = {}
     for seed in range(SEEDS):
+        exact.clear()
         run = Run(name, seed)
-        trainer = trainer or trainer_of(run, device=device, precision="float32", **options)
         with one_thread(), tf32(False):
             exact = run.by_torch(torch.float64, device)
             theirs.append(errors(run.by_torch(torch.float32, device), exact))
+        trainer = trainer or trainer_of(run, device=device, precision="float32", **options)
         ours.append(errors(run.by_minidnn(trainer), exact))
     print(f"{name} on {device}, errors by seed: {ours}; PyTorch's: {theirs}")
     for kind in ours[0]:
