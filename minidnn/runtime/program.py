@@ -87,6 +87,19 @@ class StreamProgram(DeviceProgram, Protocol):
 
 
 @runtime_checkable
+class RepeatingProgram(StatefulProgram, Protocol):
+    """A program with states that makes several runs in one launch, for hosts that are slower than
+    their device."""
+
+    def repeat(self, count: int) -> None:
+        """Gets ready for launches of so many runs; OutOfMemoryError if there is no room."""
+
+    def launch(self, calls: Sequence[Sequence[Any]]) -> Sequence[np.ndarray]:
+        """The outputs for the inputs of each call, one run after the other with the same bits as
+        of runs by themselves; the first axis of results is that of the runs."""
+
+
+@runtime_checkable
 class AddressedProgram(Program, Protocol):
     """A program that computes on memory of the CPU, on threads of its own."""
 

@@ -31,7 +31,7 @@ def write(trainer: Any, path: str | os.PathLike[str]) -> None:
         "optimizer": repr(trainer.optimizer),
         "accumulate": trainer.accumulate,
         "precision": trainer.step_program.precision,
-        "progress": asdict(trainer.progress),
+        "progress": asdict(trainer.reached),
         "history": trainer.history,
         "loader": trainer.place_of_loader(),
     }

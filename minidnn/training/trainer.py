@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from math import isfinite
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +13,7 @@ import numpy as np
 from minidnn.backends.backend import default_device, training_options
 from minidnn.compiler import compile
 from minidnn.distributed.group import RankGroup, connect
-from minidnn.errors import GraphError, TrainingError
+from minidnn.errors import GraphError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.plain import plain
@@ -25,11 +23,11 @@ from minidnn.layers.layer import Layer
 from minidnn.runtime.store import Store
 from minidnn.training import checkpoint
 from minidnn.training.arguments import check_number, check_whole, pairs
-from minidnn.training.arrays import is_on_gpu, on_host
+from minidnn.training.arrays import is_on_gpu
 from minidnn.training.callbacks import Callback
 from minidnn.training.interrupts import interrupts_wait
+from minidnn.training.launches import Batch, Progress, add, launches, repeat, take
 from minidnn.training.losses import Function, Loss
-from minidnn.training.not_finite import first_not_finite
 from minidnn.training.optim.optimizer import Optimizer
 from minidnn.training.optim.scaling import LossScale
 from minidnn.training.step import (
@@ -47,20 +45,6 @@ _SEEDS_APART = 0x9E3779B97F4A7C15 >> 1
 
 #: What an epoch measured, by name.
 Record = dict[str, Any]
-
-
-@dataclass
-class Progress:
-    """How far training has come: all of it that is no state of the graph."""
-
-    #: Updates of the parameters, and batches, since the beginning.
-    steps: int = 0
-    batches: int = 0
-    #: Epochs that are complete; batches and samples of the one that is not, and sums over these.
-    epoch: int = 0
-    position: int = 0
-    samples: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
 
 
 class Trainer:
@@ -84,6 +68,10 @@ class Trainer:
             like the output.
         seed: what dropout draws from.
         accumulate: of how many batches gradients are added up for one update.
+        steps_per_launch: how many steps :meth:`fit` has a GPU take at once, for networks so small
+            that Python is slower.  Losses and states have the same bits; callbacks are told of each
+            step, in order, when all of a launch are done, and checkpoints have all of them.  What
+            is left over is taken singly.  The CPU and the reference take one step after another.
         average: by what a moving average of the parameters decays, which is evaluated instead of
             them; None for none.
         distributed: whether this process is one of several that train together, started by
@@ -116,6 +104,7 @@ class Trainer:
         targets: Sequence[tuple[Sequence[int], str]] | None = None,
         seed: int = 0,
         accumulate: int = 1,
+        steps_per_launch: int = 1,
         average: float | None = None,
         distributed: bool = False,
         synchronized: bool = False,
@@ -132,6 +121,12 @@ class Trainer:
             raise GraphError(f"optimizer={optimizer!r:.80}; valid is one of minidnn.optim")
         check_whole(self, "accumulate", accumulate, 1)
         check_whole(self, "seed", seed, 0)
+        check_whole(self, "steps_per_launch", steps_per_launch, 1)
+        if steps_per_launch > 1 and (accumulate > 1 or distributed):
+            raise GraphError(
+                f"steps_per_launch={steps_per_launch}, accumulate={accumulate}, distributed="
+                f"{distributed!r:.80}; valid is 1, or more with accumulate=1 and distributed=False"
+            )
         if average is not None:
             check_number(self, "average", average, 0, 1)
         if loss_scale is not None and not isinstance(loss_scale, LossScale):
@@ -149,9 +144,12 @@ class Trainer:
         self.objective = Objective(loss, dict(suggested if metrics is None else metrics), types)
         self.optimizer = optimizer
         self.accumulate = accumulate
+        self.steps_per_launch = steps_per_launch
         self.average = average
         self.scaling = LossScale() if loss_scale is None and precision == "float16" else loss_scale
         self.progress = Progress()
+        #: While callbacks are told of the steps of a launch: how far the states have come.
+        self._launched: Progress | None = None
         #: What each epoch measured.
         self.history: list[Record] = []
         #: The loss and the measures of the last batch.
@@ -163,7 +161,8 @@ class Trainer:
         #: The loader of the epoch, and where it goes on after a checkpoint was read.
         self.loader: Any = None
         self.loader_state: Any = None
-        self._place: Any = None
+        #: During :meth:`fit`: where it goes on behind the batches that were trained on.
+        self.place: Any = None
         self.store = Store()
         #: The ranks that train together; None for one process alone.
         self.group: RankGroup | None = None
@@ -179,7 +178,9 @@ class Trainer:
         declared = network._declared_inputs()
         named = named_types(type(network).__name__, declared, plain(shape), "float32")
         self._shapes = tuple(type.shape for _, type in named)
-        self._program("step", self._shapes)
+        program = self._program("step", self._shapes)[1]
+        if steps_per_launch > 1:
+            repeat(program, steps_per_launch)
         if "random.seed" in self.store:
             self.store["random.seed"] = np.array(seed)
         self._agree()
@@ -197,6 +198,12 @@ class Trainer:
         if "random.seed" in self.store and self.rank:
             own = int(self.store["random.seed"]) + self.rank * _SEEDS_APART
             self.store["random.seed"] = np.array(own % 2**63)
+
+    @property
+    def reached(self) -> Progress:
+        """How far the states have come.  Callbacks that are told of a step within a launch of
+        several find that step in ``progress``."""
+        return self._launched or self.progress
 
     @property
     def step_program(self) -> Executable:
@@ -253,7 +260,7 @@ class Trainer:
             graph, program = self._program("evaluate", shapes)
             found = program(*inputs, *self._targets(graph, target, len(inputs), 0))
             samples += shapes[0][0]
-            _add(sums, found, shapes[0][0])
+            add(sums, found, shapes[0][0])
         if self.group is not None:
             names = self._program("step", self._shapes)[0].output_names or ()
             *totals, count = self.group.sum_of([*(sums.get(n, 0.0) for n in names), samples])
@@ -348,9 +355,9 @@ class Trainer:
         """
         check_whole(self, "epochs", epochs, 0)
         self.stop, self.interrupted, self.loader = False, False, train
-        self._place = self.place_of_loader()
         for each in callbacks:
             each.begin(self, epochs)
+        self.place = self._loader_is_at()
         try:
             while self.progress.epoch < epochs and not self.stop:
                 self._epoch(train, validate, callbacks, stop_on_nan)
@@ -358,12 +365,13 @@ class Trainer:
             if self.group is not None:
                 raise
             # The loader may have given a batch that was not trained on.
-            self.interrupted, self.loader_state = True, self._place
+            self.interrupted, self.loader_state = True, self.place
             for each in callbacks:
                 each.interrupted(self)
         finally:
             for each in callbacks:
                 each.end(self)
+            self.place = None
         return self.history
 
     def _epoch(
@@ -375,18 +383,19 @@ class Trainer:
     ) -> None:
         at, begin = self.progress, time.perf_counter()
         seen = 0
-        for x, target in self._rest(train):
+        for batches in launches(self._batches(train), self.steps_per_launch):
             with interrupts_wait():
-                self.step(x, target)
-                count = self._inputs(x)[1][0][0]
-                seen += count
-                if stop_on_nan and not isfinite(float(self.last["loss"])):
-                    raise TrainingError(self._not_finite(x, target))
-                _add(at.sums, self.last, count)
-                at.position, at.samples = at.position + 1, at.samples + count
-                self._place = self.place_of_loader()
-            for each in callbacks:
-                each.after_step(self)
+                told, error = take(self, batches, stop_on_nan)
+            seen += sum(batch.samples for batch in batches)
+            try:
+                for self.progress, self.last in told:
+                    self._launched = at
+                    for each in callbacks:
+                        each.after_step(self)
+            finally:
+                self.progress, self._launched = at, None
+            if error is not None:
+                raise error
         if not at.samples:
             raise GraphError("fit: there are no batches; valid is an iterable of at least one")
         seconds = time.perf_counter() - begin
@@ -400,9 +409,13 @@ class Trainer:
         with interrupts_wait():
             at.epoch, at.position, at.samples, at.sums = at.epoch + 1, 0, 0, {}
             self.history.append(record)
-            self._place = self.place_of_loader()
+            self.place = self._loader_is_at()
         for each in callbacks:
             each.after_epoch(self, record)
+
+    def _batches(self, train: Iterable[tuple[Any, Any]]) -> Iterator[Batch]:
+        for x, target in self._rest(train):
+            yield Batch(x, target, self._inputs(x)[1], self._loader_is_at())
 
     def _rest(self, train: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
         """What is left of the epoch: all of it, unless a checkpoint was read within one."""
@@ -416,20 +429,12 @@ class Trainer:
 
     def place_of_loader(self) -> Any:
         """Where the loader of the epoch goes on; None if it does not say."""
+        return self._loader_is_at() if self.place is None else self.place
+
+    def _loader_is_at(self) -> Any:
+        """Where it is, which may be behind batches that were not trained on yet."""
         state: Callable[[], Any] | None = getattr(self.loader, "state", None)
         return self.loader_state if self.loader_state is not None or state is None else state()
-
-    def _not_finite(self, x: Any, target: Any) -> str:
-        inputs, shapes = self._inputs(x)
-        graph = self.objective.applied(self.network, list(shapes), "train")
-        arrays = map(on_host, (*inputs, *self._targets(graph, target, len(inputs), 0)))
-        dtype = "float64" if self.step_program.precision == "float64" else None
-        place = first_not_finite(graph, list(arrays), self.store, dtype)
-        at = self.progress
-        return (
-            f"batch {at.position + 1} of epoch {at.epoch + 1}: the loss is "
-            f"{float(self.last['loss'])}, and nothing was changed by it; {place}"
-        )
 
     # What training leaves
 
@@ -470,8 +475,3 @@ class Trainer:
         trainer = cls(*args, **options)
         trainer.restore(path)
         return trainer
-
-
-def _add(sums: dict[str, float], found: Mapping[str, Any], count: int) -> None:
-    for name, value in found.items():
-        sums[name] = sums.get(name, 0.0) + float(value) * count

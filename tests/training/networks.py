@@ -22,7 +22,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn import models
-from minidnn.training.trainer import Progress
+from minidnn.training.launches import Progress
 from tests.cases.record import one_thread
 
 torch = pytest.importorskip("torch")

@@ -7,11 +7,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
+from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from ...cudnn._cupy import cupy
 from ...cudnn.graph.spec import ALIGNMENT
 from ...errors import GraphError, OutOfMemoryError
+from ...runtime.bits import from_bits
 from .arrays import (
     CUPY,
     DEVICE_TO_DEVICE,
@@ -29,6 +33,7 @@ from .arrays import (
 from .constants import Constants, LaidDown
 from .instance import Instance
 from .memory import Limit, told
+from .repeated import Repeated, bytes_beside
 from .states import StatesInTurn
 from .table import CudaTable
 
@@ -75,6 +80,8 @@ class CapturedProgram:
         self._met: OrderedDict[tuple[int, ...], None] = OrderedDict()
         self._places_of_libraries: tuple[int, ...] = ()
         self._makes_fixed = True
+        #: By how many runs one launch makes.
+        self._repeated: dict[int, Repeated] = {}
         self._states: StatesInTurn | None = None
         self._limit: Limit | None = None
 
@@ -85,6 +92,7 @@ class CapturedProgram:
         self._instances[None] = instance
         self._fixed.clear()
         self._met.clear()
+        self._repeated.clear()
         sizes = (*table.inputs, *table.outputs)
         taken = [place for place, size in enumerate(sizes) if size and not table.sites(1 + place)]
         # An instance more is worth it where less lies in it than copies would move.
@@ -170,6 +178,57 @@ class CapturedProgram:
             runtime.streamWaitEvent(stream, instance.done.ptr)
             instance.launch(given, results, stream, apart)
             runtime.eventRecord(instance.done.ptr, stream)
+
+    # Several runs in a launch
+
+    def repeat(self, count: int) -> None:
+        """Gets ready for launches of so many runs, which take turns in memory, as those of a
+        program with states do.  OutOfMemoryError if there is no room for their inputs and outputs.
+        """
+        with on_device(self.device), self._lock:
+            if count in self._repeated:
+                return
+            assert self._states is not None
+            table, constants = self.table, self._constants
+            if self._limit is not None:
+                beside = bytes_beside(table, count)
+                needed = constants.bytes + table.block.own_bytes + beside
+                if needed > self._limit.bytes:
+                    raise OutOfMemoryError(
+                        f"{self._limit.said}; {count} runs in a launch take {needed} bytes, of "
+                        f"which their inputs and outputs are {beside}"
+                    )
+            values = self._instances[None].begin
+            states = self._states.addresses
+            with told():
+                made = Repeated(table, count, values, states, constants.address)
+            self._repeated[count] = made
+
+    def launch(self, calls: Sequence[Sequence[Any]]) -> Sequence[np.ndarray]:
+        """Computes the outputs for the inputs of several calls, one run after the other, in one
+        launch on the current stream of the first array's library, and waits for it.  The first axis
+        of results is that of the runs.
+
+        GraphError or DeviceError if an array does not fit.
+        """
+        assert self._states is not None
+        device, runtime = self.device, self._runtime
+        with on_device(device):
+            given = [
+                [read(s, a, device) for s, a in zip(self._inputs, call, strict=True)]
+                for call in calls
+            ]
+            self.repeat(len(calls))
+            repeated = self._repeated[len(calls)]
+            stream = _stream_of(given[0], device)
+            others = _others_of(list(chain.from_iterable(given)), stream, device)
+            for other in others:
+                _follow(stream, other)
+            with self._states.turn(stream):
+                found = repeated.launch(given, stream)
+            runtime.streamSynchronize(stream)
+        results = repeated.results(found, self._outputs)
+        return [from_bits(r, slot.dtype) for r, slot in zip(results, self._outputs, strict=True)]
 
     def bind(self, inputs: Sequence[Any], out: Any) -> Bound:
         """What computes from these very arrays, and into ``out``, without a copy.
@@ -313,6 +372,7 @@ class CapturedProgram:
         distinct = {id(instance) for instance in self._instances.values()}
         states = self._states.bytes if self._states else 0
         fixed = sum(instance.bytes for instance in self._fixed.values())
+        fixed += sum(repeated.bytes for repeated in self._repeated.values())
         own = len(distinct) * self.table.block.own_bytes
         return states + self._constants.bytes + own + fixed
 

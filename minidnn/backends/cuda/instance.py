@@ -45,7 +45,9 @@ class Instance:
             offsets, size = _offsets_without(fixed, table)
         self.bytes = size
         self._memory = allocated(size, "activations and workspace")
-        begin, count = int(self._memory.ptr), len(block.inputs)
+        #: Where the memory of values begins.
+        self.begin = begin = int(self._memory.ptr)
+        count = len(block.inputs)
         ends = [fixed.get(place, begin + offset) for place, offset in enumerate(offsets)]
         self.inputs = tuple(inputs or ends[:count])
         self.outputs = tuple(outputs or ends[count:])

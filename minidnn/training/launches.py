@@ -1,0 +1,153 @@
+"""Batches in launches: several steps at once, where the host is slower than its device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from minidnn.errors import TrainingError
+from minidnn.executable import Executable
+from minidnn.runtime.program import RepeatingProgram
+from minidnn.training.arrays import on_host
+from minidnn.training.not_finite import first_not_finite
+
+
+@dataclass
+class Progress:
+    """How far training has come: all of it that is no state of the graph."""
+
+    #: Updates of the parameters, and batches, since the beginning.
+    steps: int = 0
+    batches: int = 0
+    #: Epochs that are complete; batches and samples of the one that is not, and sums over these.
+    epoch: int = 0
+    position: int = 0
+    samples: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+
+    def count(self, found: Mapping[str, Any], samples: int) -> None:
+        """One batch more of the epoch."""
+        self.position, self.samples = self.position + 1, self.samples + samples
+        add(self.sums, found, samples)
+
+    def before(self, batches: int) -> Progress:
+        """A copy, as it was so many batches ago but for what :meth:`count` counts."""
+        return replace(
+            self,
+            steps=self.steps - batches,
+            batches=self.batches - batches,
+            sums=dict(self.sums),
+        )
+
+
+def add(sums: dict[str, float], found: Mapping[str, Any], count: int) -> None:
+    """Adds the means of so many samples."""
+    for name, value in found.items():
+        sums[name] = sums.get(name, 0.0) + float(value) * count
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of an epoch.
+
+    Attributes:
+        shapes: of its inputs.
+        place: where the loader goes on behind it.
+    """
+
+    x: Any
+    target: Any
+    shapes: tuple[tuple[int, ...], ...]
+    place: Any
+
+    @property
+    def samples(self) -> int:
+        return self.shapes[0][0]
+
+
+def launches(batches: Iterable[Batch], steps: int) -> Iterator[Sequence[Batch]]:
+    """Batches in order, so many of one size at a time; those that are left over by themselves."""
+    waiting: list[Batch] = []
+    for batch in batches:
+        if waiting and waiting[0].shapes != batch.shapes:
+            yield from ([one] for one in waiting)
+            waiting = []
+        waiting.append(batch)
+        if len(waiting) == steps:
+            yield waiting
+            waiting = []
+    yield from ([one] for one in waiting)
+
+
+def repeat(program: Executable, count: int) -> None:
+    """Has a program get ready for launches of so many runs."""
+    if isinstance(program.program, RepeatingProgram):
+        program.program.repeat(count)
+
+
+#: What callbacks find after a step: how far training has come, its loss and measures.
+Told = tuple[Progress, Mapping[str, Any]]
+
+
+def take(
+    trainer: Any, batches: Sequence[Batch], stop_on_nan: bool
+) -> tuple[list[Told], TrainingError | None]:
+    """Trains on batches of one size in one launch: what there is to tell of each step up to one
+    whose loss is not finite, and its error."""
+    at, left = trainer.progress, len(batches)
+    if left == 1:
+        trainer.step(batches[0].x, batches[0].target)
+        found: Sequence[Mapping[str, Any]] = [trainer.last]
+    else:
+        found = _launched(trainer, batches)
+    told: list[Told] = []
+    for batch, last in zip(batches, found, strict=True):
+        left -= 1
+        if stop_on_nan and not isfinite(float(last["loss"])):
+            return told, TrainingError(_not_finite(trainer, batch, last, left))
+        at.count(last, batch.samples)
+        trainer.place = batch.place
+        told.append((at.before(left) if left else at, last))
+    return told, None
+
+
+def _launched(trainer: Any, batches: Sequence[Batch]) -> list[dict[str, Any]]:
+    """Losses and measures, on the host, of steps that are taken in one launch.
+
+    On the CPU and the reference a step is one native call, and they follow each other: there is no
+    launch whose cost they could share.
+    """
+    at = trainer.progress
+    graph, program = trainer._program("step", batches[0].shapes)
+    calls = []
+    for i, batch in enumerate(batches):
+        inputs = trainer._inputs(batch.x)[0]
+        numbers = trainer.optimizer.numbers(at.steps + i)
+        targets = trainer._targets(graph, batch.target, len(inputs), len(numbers))
+        calls.append([*inputs, *targets, *map(np.asarray, numbers.values())])
+    if isinstance(program.program, RepeatingProgram):
+        columns = program.packed(program.program.launch(calls))
+        found = [{name: column[i] for name, column in columns.items()} for i in range(len(calls))]
+    else:
+        found = [{n: on_host(a) for n, a in program(*call).items()} for call in calls]
+    at.batches, at.steps = at.batches + len(calls), at.steps + len(calls)
+    return found
+
+
+def _not_finite(trainer: Any, batch: Batch, last: Mapping[str, Any], left: int) -> str:
+    inputs = trainer._inputs(batch.x)[0]
+    graph = trainer.objective.applied(trainer.network, list(batch.shapes), "train")
+    targets = trainer._targets(graph, batch.target, len(inputs), 0)
+    arrays = list(map(on_host, (*inputs, *targets)))
+    dtype = "float64" if trainer.step_program.precision == "float64" else None
+    place = first_not_finite(graph, arrays, trainer.store, dtype)
+    at = trainer.progress
+    behind = f"; the next {left}, of the same launch, were trained on" if left else ""
+    return (
+        f"batch {at.position + 1} of epoch {at.epoch + 1}: the loss is {float(last['loss'])}, and "
+        f"nothing was changed by it{behind}; {place}"
+    )
