@@ -20,7 +20,8 @@ from ...measure.load import timed
 from ...runtime.operand import Operand
 from ..codegen.kernel import KernelSource
 from .buffers import AlignedMemory
-from .contraction.dots.products import BLOCK, Products
+from .contraction.dots.products import Products
+from .contraction.dots.word import LINE, PAIRS
 from .identity import ispc_banners
 from .isa import BFLOAT16_ISAS, ISAS, Isa, is_usable
 from .kernels import compile_kernels
@@ -176,20 +177,19 @@ def products_kernel(isa: Isa) -> KernelSource:
     """The products of one tile, again and again."""
     products = _products(isa)
     call = f"{products.name}(x, offsets, {PRODUCT_TAPS}, 1, 0, w, sums);"
-    tiles = products.tiles
-    text = f"""{products.declaration}
-{'extern "C" void md_begin_tiles();' if tiles else ""}
-{'extern "C" void md_end_tiles();' if tiles else ""}
+    begin, end = (f"{name}();" if products.tiles else "" for name in PAIRS.tiles)
+    declared = [products.declaration, *(f'extern "C" void {c}' for c in (begin, end) if c)]
+    text = f"""{chr(10).join(declared)}
 MD_KERNEL(@) {{
   const uniform int8 * uniform w = MD_IN(int8, 0);
   const uniform int8 * uniform x = w + {PRODUCT_TAPS * products.vectors * 1024};
   const uniform int32 * uniform offsets = MD_IN(int32, 2);
-  {"md_begin_tiles();" if tiles else ""}
+  {begin}
   for (uniform int t = md_begin; t < md_end; t++) {{
     uniform float * uniform sums = MD_OUT(float, 1) + t * {products.pixels * products.vectors * 16};
     for (uniform int i = 0; i < {PRODUCT_CALLS}; i++) {call}
   }}
-  {"md_end_tiles();" if tiles else ""}
+  {end}
 }}
 """
     return KernelSource.named("rate_products", text, beside=products.pieces)
@@ -197,7 +197,7 @@ MD_KERNEL(@) {{
 
 def _products(isa: Isa) -> Products:
     tiles = isa.products == "tiles"
-    return Products(32 if tiles else 14, 2, 2 * BLOCK, tiles)
+    return Products(PAIRS, 32 if tiles else 14, 2, LINE, tiles)
 
 
 def _copy() -> KernelSource:
@@ -269,7 +269,8 @@ def _products_rate(kernel: NativeFunction, isa: Isa, pool: Pool, timer: _Timer) 
     offsets = AlignedMemory(PRODUCT_TAPS * 4)
     region = BoundKernel(kernel, (Operand(0), Operand(1), Operand(2)), pool.threads)
     program = NativeProgram([region], 3, pool=pool)
-    count = 2.0 * products.pixels * outputs * BLOCK * PRODUCT_TAPS * PRODUCT_CALLS * pool.threads
+    terms = PAIRS.block * PRODUCT_TAPS * PRODUCT_CALLS
+    count = 2.0 * products.pixels * outputs * terms * pool.threads
     bases = [given.address, sums.address, offsets.address]
     return count / timer.best(lambda: program.run(bases), pool.threads)
 

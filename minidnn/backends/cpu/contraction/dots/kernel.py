@@ -1,4 +1,4 @@
-"""Prints the kernel around products of pairs."""
+"""Prints the kernel around products of words."""
 
 from __future__ import annotations
 
@@ -16,38 +16,47 @@ from ..numbers import PARAMETER, Numbers
 from ..stage import Pointer, PrintedContraction, Stage
 from ..weights import packed_channels, packed_outputs
 from .pack import DotPacker
-from .products import BLOCK
 from .scheme import DotScheme
 from .weights import packed_pairs
+from .word import LINE
 
 
 def print_dots(parts: Parts, scheme: DotScheme, threads: int) -> PrintedContraction:
-    """The kernel that follows ``scheme``."""
-    numbers = Numbers()
-    packer = DotPacker(parts, scheme, numbers)
-    printer = DotKernel(scheme, packer, Epilogue(parts, scheme, numbers), numbers)
-    printer.print()
+    """The kernel for products of pairs that follows ``scheme``."""
     weight, *bias = parts.node.inputs[1:]
-    pointers: list[Pointer] = [
-        *range(len(parts.others) + 2),
-        packed_pairs(weight, scheme),
-        packed_outputs(bias, scheme),
-        partial(offsets_of, scheme),
-    ]
-    pointers += [packed_channels(v, scheme.lanes) for v in printer.packer.vectors]
+    given = (packed_pairs(weight, scheme), packed_outputs(bias, scheme))
+    return print_products(parts, scheme, threads, DotPacker(parts, scheme, Numbers()), given)
+
+
+def print_products(
+    parts: Parts,
+    scheme: DotScheme,
+    threads: int,
+    packer: DotPacker,
+    given: tuple[Pointer, Pointer],
+) -> PrintedContraction:
+    """The kernel around what ``packer`` packs.
+
+    ``given``: weights as :func:`.weights.packed_words` packs them, and the first terms of sums.
+    """
+    word, numbers = scheme.word, packer.numbers
+    printer = DotKernel(scheme, packer, Epilogue(parts, scheme, numbers, sums=word.sums), numbers)
+    printer.print()
+    pointers: list[Pointer] = [*range(len(parts.others) + 2), *given, partial(offsets_of, scheme)]
+    pointers += [packed_channels(v, scheme.lanes) for v in packer.vectors]
     pointers += [packed_outputs([v], scheme) for v in printer.epilogue.vectors]
     products = [scheme.products(v, p) for v in printer.vectors for p in printer.pixels]
     if scheme.multiplies_strangers:
         products += [scheme.exact_products(v) for v in printer.vectors]
     pieces = dict.fromkeys(piece for each in products for piece in each.pieces)
     stage = Stage(
-        KernelSource.named("dots", str(printer.code), beside=tuple(pieces)),
-        (*pointers, printer.numbers.pack),
+        KernelSource.named(word.name, str(printer.code), beside=tuple(pieces)),
+        (*pointers, numbers.pack),
         scheme.tasks,
         grain_of(scheme, threads),
         scheme.scratch_bytes,
     )
-    return PrintedContraction("products of pairs", (stage,))
+    return PrintedContraction(f"products of {word.name}", (stage,))
 
 
 def grain_of(scheme: DotScheme, threads: int) -> int:
@@ -65,21 +74,14 @@ def offsets_of(scheme: DotScheme) -> Array:
 
 
 class DotKernel:
-    """Prints packing, products and finishing.
-
-    Attributes:
-        sums: ISPC's name of what sums and their first terms are.
-        tiles: the functions in C between which tiles are used.
-    """
-
-    sums = "float"
-    tiles = ("md_begin_tiles", "md_end_tiles")
+    """Prints packing, products and finishing."""
 
     def __init__(
         self, scheme: DotScheme, packer: DotPacker, epilogue: Epilogue, numbers: Numbers
     ) -> None:
         self.scheme = scheme
         self.problem = scheme.problem
+        self.sums, self.tiles = scheme.word.sums, scheme.word.tiles
         self.code = Code()
         self.numbers = numbers
         self.epilogue = epilogue
@@ -180,7 +182,7 @@ class DotKernel:
         with code.block(f"for (uniform int g = 0; g < {groups}; g++)"):
             from_ = f"(const uniform unsigned int16 * uniform)({packed})"
             code.line(f"@_exact(numbers, {from_}, offsets, exact, end - q, g);")
-            given = f"(const uniform int8 * uniform)exact, offsets + {taps}, {counts}, {2 * BLOCK}"
+            given = f"(const uniform int8 * uniform)exact, offsets + {taps}, {counts}, {LINE}"
             code.line(f"{scheme.exact_products(vectors).name}({given}, w, own);")
             with code.block(f"for (uniform int i = 0; i < {count}; i++)"):
                 at = f"i * {scheme.lanes} + programIndex"
@@ -228,7 +230,7 @@ class DotKernel:
             columns = number("out_columns", problem.out[1])
             code.line(f"const uniform int c0 = 0, c1 = {columns}, r0 = block * {size};")
             code.line(f"const uniform int r1 = min(r0 + {size}, {end});")
-        stored = f"uniform {self.packer.stored} * uniform"
+        stored = f"uniform {scheme.word.stored} * uniform"
         code.line(f"{stored} packed = ({stored})md_scratch;")
         behind = number("packed_bytes", scheme.packed_bytes)
         again = number("again_bytes", scheme.line_bytes + scheme.exact_bytes)
@@ -268,7 +270,7 @@ class DotKernel:
         code.line(f"const uniform int first = group * {outputs} + slot;")
         code.line(f"const uniform int limit = (group + 1) * {outputs};")
         at = f"group * {number('slots', scheme.slots)} + slot"
-        terms = 2 * BLOCK * scheme.taps * scheme.blocks_of_terms
+        terms = LINE * scheme.taps * scheme.blocks_of_terms
         weights = f"weights + (uniform int64)({at}) * {number('weight_bytes', terms)}"
         images, apart = number("images", scheme.images), number("image_bytes", scheme.image_bytes)
         views = [("y", problem.result)]

@@ -12,20 +12,14 @@ from ....codegen.code import Code
 from ...element import ELEMENTS
 from ..numbers import PARAMETER, Numbers
 from ..pack import Prologue
-from .products import BLOCK
 from .scheme import DotScheme
+from .word import PAIRS
 
-_SHORT = "unsigned int16"
+_SHORT, BLOCK = PAIRS.stored, PAIRS.block
 
 
 class DotPacker(Prologue):
-    """Prints ``@_pack`` for a scheme.
-
-    Attributes:
-        stored: ISPC's name of a packed number.
-    """
-
-    stored = _SHORT
+    """Prints ``@_pack`` for a scheme."""
 
     def __init__(self, parts: Parts, scheme: DotScheme, numbers: Numbers) -> None:
         super().__init__(parts, scheme.problem.source, numbers)
@@ -33,9 +27,10 @@ class DotPacker(Prologue):
 
     @property
     def parameters(self) -> list[str]:
-        given = [PARAMETER, f"{self.pointer} x", f"uniform {self.stored} * uniform packed"]
+        stored = f"uniform {self.scheme.word.stored} * uniform"
+        given = [PARAMETER, f"{self.pointer} x", f"{stored} packed"]
         if self.scheme.packing == "unrolled":
-            given.append(f"uniform {self.stored} * uniform lines")
+            given.append(f"{stored} lines")
         given += [f"const uniform float * uniform p{i}" for i in range(len(self.vectors))]
         return given + [f"uniform int {n}" for n in ("group", "r0", "r1", "c0", "c1")]
 

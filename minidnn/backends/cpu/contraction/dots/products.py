@@ -1,20 +1,18 @@
-"""Functions in C that sum up products of pairs, for which ISPC has no instruction.
+"""Functions in C that sum up products of words, for which ISPC has no instruction.
 
 ``name(x, offsets, taps, blocks, next, w, sums)`` multiplies some pixels, the first at ``x``, with
-one or two vectors of output channels.  Terms come in blocks of 32 input channels, which lie side
-by side: for each of ``blocks``, ``next`` bytes apart, and each of ``taps``, at ``offsets`` bytes
-behind ``x``.  Of weights there are for each block and tap 16 pairs of channels, each of 16 lanes a
-vector.  ``sums`` become [pixel][vector][lane] in float32.
-
-The instructions take numbers below the normal ones for zeros, and round sums to the nearest.
+one or two vectors of output channels.  Terms come in lines of 16 words, those of neighbouring input
+channels: for each of ``blocks``, ``next`` bytes apart, and each of ``taps``, at ``offsets`` bytes
+behind ``x``.  Of weights there are for each block and tap 16 words, each of 16 lanes a vector.
+``sums`` become [pixel][vector][lane].
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-BLOCK = 32
-"""Input channels that are multiplied at a time; what fills up a block is zero."""
+from .word import Word
 
 _HEAD = """\
 #include <immintrin.h>
@@ -22,27 +20,26 @@ _HEAD = """\
 """
 
 _VECTORS = """\
-__attribute__((target("avx512f,avx512bw,avx512bf16"), visibility("hidden")))
+__attribute__((target("avx512f,avx512bw,<needs>"), visibility("hidden")))
 void <name>(const char *x, const int32_t *offsets, int64_t taps, int64_t blocks, int64_t next,
-            const char *w, float *sums) {
-  __m512 a[<pixels>][<vectors>];
+            const char *w, <c_sums> *sums) {
+  <sum> a[<pixels>][<vectors>];
 #pragma GCC unroll 32
   for (int p = 0; p < <pixels>; p++)
 #pragma GCC unroll 32
-    for (int v = 0; v < <vectors>; v++) a[p][v] = _mm512_setzero_ps();
+    for (int v = 0; v < <vectors>; v++) a[p][v] = _mm512_setzero_<suffix>();
   for (int64_t block = 0; block < blocks; block++, x += next)
     for (int64_t tap = 0; tap < taps; tap++) {
       const char *from = x + offsets[tap];
-      for (int pair = 0; pair < 16; pair++, from += 4, w += 64 * <vectors>) {
-        __m512bh b[<vectors>];
+      for (int word = 0; word < 16; word++, from += 4, w += 64 * <vectors>) {
+        <factor> b[<vectors>];
 #pragma GCC unroll 32
-        for (int v = 0; v < <vectors>; v++)
-          b[v] = (__m512bh)_mm512_loadu_si512(w + 64 * v);
+        for (int v = 0; v < <vectors>; v++) b[v] = (<factor>)_mm512_loadu_si512(w + 64 * v);
 #pragma GCC unroll 32
         for (int p = 0; p < <pixels>; p++) {
-          const __m512bh each = (__m512bh)_mm512_set1_epi32(*(const int32_t *)(from + p * <step>));
+          const <factor> each = (<factor>)_mm512_set1_epi32(*(const int32_t *)(from + p * <step>));
 #pragma GCC unroll 32
-          for (int v = 0; v < <vectors>; v++) a[p][v] = _mm512_dpbf16_ps(a[p][v], each, b[v]);
+          for (int v = 0; v < <vectors>; v++) a[p][v] = <multiply>(a[p][v], each, b[v]);
         }
       }
     }
@@ -50,33 +47,33 @@ void <name>(const char *x, const int32_t *offsets, int64_t taps, int64_t blocks,
   for (int p = 0; p < <pixels>; p++)
 #pragma GCC unroll 32
     for (int v = 0; v < <vectors>; v++)
-      _mm512_storeu_ps(sums + 16 * (p * <vectors> + v), a[p][v]);
+      _mm512_storeu_<suffix>(sums + 16 * (p * <vectors> + v), a[p][v]);
 }
 """
 
 _SHARED_TILES = """\
 #pragma GCC push_options
-#pragma GCC target("amx-tile,amx-bf16")
+#pragma GCC target("amx-tile,<tiles_need>")
 static const struct {
   uint8_t palette, start, reserved[14];
   uint16_t bytes[16];
   uint8_t rows[16];
-} md_whole_tiles __attribute__((used, aligned(64))) = {
+} <prefix>_shape __attribute__((used, aligned(64))) = {
   1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
-__attribute__((visibility("hidden"))) void md_begin_tiles(void) {
-  _tile_loadconfig(&md_whole_tiles);
+__attribute__((visibility("hidden"))) void <prefix>_begin_tiles(void) {
+  _tile_loadconfig(&<prefix>_shape);
 }
-__attribute__((visibility("hidden"))) void md_end_tiles(void) { _tile_release(); }
+__attribute__((visibility("hidden"))) void <prefix>_end_tiles(void) { _tile_release(); }
 #pragma GCC pop_options
 """
 
 # Tiles 0 to 3 are sums, 4 and 5 pixels, 6 and 7 weights.
 _TILES = """\
 #pragma GCC push_options
-#pragma GCC target("amx-tile,amx-bf16")
+#pragma GCC target("amx-tile,<tiles_need>")
 __attribute__((visibility("hidden")))
 void <name>(const char *x, const int32_t *offsets, int64_t taps, int64_t blocks, int64_t next,
-            const char *w, float *sums) {
+            const char *w, <c_sums> *sums) {
 <zeros>
   for (int64_t block = 0; block < blocks; block++, x += next)
     for (int64_t tap = 0; tap < taps; tap++, w += 1024 * <vectors>) {
@@ -95,11 +92,13 @@ class Products:
     """One such function.
 
     Attributes:
+        word: what is multiplied.
         pixels: that it computes, ``step`` bytes apart.
         vectors: of output channels.
         tiles: whether by tiles of 16 pixels, or by vectors.
     """
 
+    word: Word
     pixels: int
     vectors: int
     step: int
@@ -108,7 +107,7 @@ class Products:
     @property
     def name(self) -> str:
         kind = "tiles" if self.tiles else "vectors"
-        return f"md_{kind}_{self.pixels}x{self.vectors}_{self.step}"
+        return f"{self.word.prefix}_{kind}_{self.pixels}x{self.vectors}_{self.step}"
 
     @property
     def declaration(self) -> str:
@@ -116,17 +115,30 @@ class Products:
         return (
             f'extern "C" void {self.name}(const uniform int8 * uniform x, '
             "const uniform int32 * uniform offsets, uniform int64 taps, uniform int64 blocks, "
-            "uniform int64 next, const uniform int8 * uniform w, uniform float * uniform sums);"
+            "uniform int64 next, const uniform int8 * uniform w, "
+            f"uniform {self.word.sums} * uniform sums);"
         )
 
     @property
     def pieces(self) -> tuple[str, ...]:
         """Its text in C, in pieces that others share."""
-        text = _tiles_text(self) if self.tiles else _VECTORS
-        names = {"name": self.name, "pixels": self.pixels, "vectors": self.vectors}
-        for name, value in (*names.items(), ("step", self.step)):
-            text = text.replace(f"<{name}>", str(value))
-        return (_HEAD, *((_SHARED_TILES,) if self.tiles else ()), text)
+        word = self.word
+        names = {
+            **{"name": self.name, "pixels": self.pixels, "vectors": self.vectors},
+            **{"step": self.step, "prefix": word.prefix, "c_sums": word.c_sums},
+            **{"sum": word.registers[0], "factor": word.registers[1], "suffix": word.suffix},
+            **{"multiply": word.multiplies[0], "needs": word.multiplies[1]},
+            "multiply_tiles": word.multiplies_tiles[0],
+            "tiles_need": word.multiplies_tiles[1],
+        }
+        pieces = (_SHARED_TILES, _tiles_text(self)) if self.tiles else (_VECTORS,)
+        return (_HEAD, *(_filled(piece, names) for piece in pieces))
+
+
+def _filled(text: str, names: Mapping[str, object]) -> str:
+    for name, value in names.items():
+        text = text.replace(f"<{name}>", str(value))
+    return text
 
 
 def _tiles_text(products: Products) -> str:
@@ -138,7 +150,7 @@ def _tiles_text(products: Products) -> str:
         terms.append(f"      _tile_loadd({6 + c}, w + {64 * c}, {64 * len(columns)});")
     for r in rows:
         terms.append(f"      _tile_loadd({4 + r}, from + {16 * r} * <step>, <step>);")
-        terms += [f"      _tile_dpbf16ps({sums[r, c]}, {4 + r}, {6 + c});" for c in columns]
+        terms += [f"      <multiply_tiles>({sums[r, c]}, {4 + r}, {6 + c});" for c in columns]
     stores = [
         f"  _tile_stored({number}, sums + {16 * (16 * r * len(columns) + c)}, {64 * len(columns)});"
         for (r, c), number in sums.items()

@@ -1,4 +1,4 @@
-"""How a contraction is computed by products of pairs: packing, tiles and blocks of pixels.
+"""How a contraction is computed by products of words: packing, tiles and blocks of pixels.
 
 The block of inputs that a task reads is packed so that the pixels of several rows of results lie
 evenly: rows are as wide as those of the input with its padding, and rows that a stride leaves out
@@ -8,16 +8,17 @@ dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal, TypeVar
 
 from .....graph.types import ITEMSIZE
 from ...isa import Isa
 from ..problem import Problem
 from ..tiling import Tile, split_vectors
-from .products import BLOCK, Products
+from .products import Products
+from .word import LINE, PAIRS, Word
 
 Packing = Literal["blocks", "features", "rows", "unrolled"]
 
@@ -58,10 +59,11 @@ class DotScheme:
     """Everything that a printed kernel follows.
 
     Attributes:
-        packing: "blocks" of 32 channels for each pixel; "features" of a row side by side; "rows":
-            the few channels of each pixel, so that taps of one row of the kernel are one run of
-            terms, filled up by what lies behind it, times weights of zero; "unrolled": all that one
-            result reads, side by side.
+        word: what is multiplied.
+        packing: "blocks" of channels for each pixel, one of which fills a line; "features" of a row
+            side by side; "rows": the few channels of each pixel, so that taps of one row of the
+            kernel are one run of terms, filled up by what lies behind it, times weights of zero;
+            "unrolled": all that one result reads, side by side.
         pixels: of a tile.
         block: rows of results of one task (columns if there is one row).
         merged: groups of the contraction that one group of ``problem`` stands for, with weights
@@ -69,6 +71,8 @@ class DotScheme:
         images: whose blocks one task computes, if a block is all of an image: weights that do not
             stay in a second-level cache are read less often.
     """
+
+    word: ClassVar[Word] = PAIRS
 
     problem: Problem
     lanes: int
@@ -155,7 +159,7 @@ class DotScheme:
 
     @property
     def blocks_of_terms(self) -> int:
-        return -(-self.terms // BLOCK)
+        return -(-self.terms // self.word.block)
 
     @property
     def taps(self) -> int:
@@ -207,8 +211,8 @@ class DotScheme:
     def pixel_bytes(self) -> int:
         """From a packed pixel to its neighbour."""
         if self.packing == "rows":
-            return 2 * self.row_terms
-        return 2 * BLOCK * (1 if self.packing == "blocks" else self.blocks_of_terms)
+            return self.word.item_bytes * self.row_terms
+        return LINE * (1 if self.packing == "blocks" else self.blocks_of_terms)
 
     @property
     def step(self) -> int:
@@ -217,13 +221,13 @@ class DotScheme:
 
     @property
     def plane_bytes(self) -> int:
-        """Bytes of a block of 32 channels of all packed pixels, or of few channels of them."""
+        """Bytes of a line's channels of all packed pixels, or of few channels of them."""
         return self.pixel_bytes * self.row_stride * self.phase
 
     @property
     def next(self) -> int:
         """Bytes from a block of terms to the next."""
-        return self.plane_bytes if self.packing == "blocks" else 2 * BLOCK
+        return self.plane_bytes if self.packing == "blocks" else LINE
 
     @property
     def offsets(self) -> list[int]:
@@ -260,23 +264,13 @@ class DotScheme:
 
     @property
     def line_bytes(self) -> int:
-        """Bytes of the rows of inputs from which a block is unrolled."""
-        if self.packing != "unrolled":
-            return 0
-        rows, down = self.problem.kernel[0], self.problem.dilation[0]
-        high = (self.shape[0] - 1) * self.problem.stride[0] + (rows - 1) * down + 1
-        return _up(2 * (high * self.line_width * self.problem.inputs + BLOCK), 64)
-
-    @property
-    def line_width(self) -> int:
-        """Columns of such a row."""
-        columns, across = self.problem.kernel[1], self.problem.dilation[1]
-        return (self.shape[1] - 1) * self.problem.stride[1] + (columns - 1) * across + 1
+        """Bytes of rows of inputs, of which what each result reads is copied."""
+        return 0
 
     @property
     def run_bytes(self) -> int:
         """Bytes of the terms of a tap, or a run of taps, with what fills them up."""
-        return 2 * BLOCK * self.blocks_of_terms
+        return LINE * self.blocks_of_terms
 
     @property
     def multiplies_strangers(self) -> bool:
@@ -312,10 +306,10 @@ class DotScheme:
     # Products
 
     def products(self, vectors: int, pixels: int | None = None) -> Products:
-        return Products(pixels or self.pixels, vectors, self.step, self.tiles)
+        return Products(self.word, pixels or self.pixels, vectors, self.step, self.tiles)
 
     def exact_products(self, vectors: int) -> Products:
-        return Products(self.pixels, vectors, self.exact_step, self.tiles)
+        return Products(self.word, self.pixels, vectors, self.exact_step, self.tiles)
 
     @property
     def flat_pixels(self) -> int:
@@ -350,7 +344,7 @@ class DotScheme:
 
     @property
     def weight_bytes(self) -> int:
-        return 2 * self.groups * self.slots * self.taps * self.blocks_of_terms * BLOCK
+        return self.groups * self.slots * self.taps * self.blocks_of_terms * LINE
 
     @property
     def moved_bytes(self) -> int:
@@ -397,7 +391,7 @@ def merged_groups(problem: Problem, lanes: int) -> int:
     have, or where no number of groups does."""
     if not _spreads(problem, lanes):
         return 1
-    for wanted in (BLOCK, lanes):
+    for wanted in (PAIRS.block, lanes):
         for count in range(2, problem.groups + 1):
             whole = count * problem.inputs % wanted == count * problem.outputs % lanes == 0
             if whole and problem.groups % count == 0:
@@ -416,17 +410,24 @@ def merge(problem: Problem, lanes: int) -> Problem:
     )
 
 
+S = TypeVar("S", bound=DotScheme)
+
+
 @lru_cache(4096)
 def choose_dots(problem: Problem, isa: Isa, threads: int) -> DotScheme:
     """The scheme with the least predicted time."""
-    found = list(dot_schemes(problem, isa))
+    return cheapest(dot_schemes(problem, isa), threads)
 
-    def time(scheme: DotScheme) -> tuple[float, int]:
+
+def cheapest(schemes: Iterable[S], threads: int) -> S:
+    """The one with the least predicted time, where threads share blocks."""
+
+    def time(scheme: S) -> tuple[float, int]:
         calls = scheme.blocks_of_images * scheme.groups
         uneven = -(-calls // threads) * threads / calls if calls >= threads else 1.0
         return scheme.cycles * uneven, -scheme.block
 
-    return min(found, key=time)
+    return min(schemes, key=time)
 
 
 def dot_schemes(problem: Problem, isa: Isa) -> Iterator[DotScheme]:
@@ -435,23 +436,26 @@ def dot_schemes(problem: Problem, isa: Isa) -> Iterator[DotScheme]:
     problem = merge(problem, isa.lanes)
     packing = packing_of_pairs(problem, isa.lanes)
     assert packing is not None
+    yield from schemes_of(DotScheme, problem, isa, packing, isa.products == "tiles", merged)
+
+
+def schemes_of(
+    kind: type[S], problem: Problem, isa: Isa, packing: Packing, tiles: bool, merged: int = 1
+) -> Iterator[S]:
+    """Schemes of a kind with blocks of all sizes that fit, or one of the smallest."""
     wide, narrow = split_vectors(-(-problem.outputs // isa.lanes), _VECTORS)
     vectors = _VECTORS if wide else 1
     if not wide:
         wide, narrow = narrow, 0
-    tiles = isa.products == "tiles"
     size = problem.out[1] if problem.out[0] == 1 else problem.out[0]
-    counts = [n for n in range(1, size + 1)]
-    sizes = dict.fromkeys(-(-size // count) for count in counts)
+    sizes = dict.fromkeys(-(-size // count) for count in range(1, size + 1))
     tile = Tile(1, 1, vectors, wide, narrow)
     images = [n for n in range(2, problem.batch + 1) if problem.batch % n == 0]
     blocks = [(block, 1) for block in sorted(sizes)] + [(size, count) for count in images]
     most = FEATURE_BYTES if packing == "features" else _BLOCK_BYTES
     for i, (block, count) in enumerate(blocks):
-        scheme = DotScheme(
-            problem, isa.lanes, packing, tiles, _TILE_PIXELS, tile, block, merged, count
-        )
-        if i and scheme.images * scheme.block_bytes > most:
+        scheme = kind(problem, isa.lanes, packing, tiles, _TILE_PIXELS, tile, block, merged, count)
+        if i and scheme.images * scheme.block_bytes + scheme.line_bytes > most:
             break
         yield scheme if tiles else replace(scheme, pixels=_pixels(scheme.flat_pixels))
 

@@ -1,4 +1,4 @@
-"""Packs weights as pairs of input channels."""
+"""Packs weights as words of neighbouring input channels."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from .....graph.ir import Value
 from .....runtime.bits import to_bits
 from ...buffers import Array
 from ...packing import data_of
-from .products import BLOCK
 from .scheme import DotScheme
 
 
 def packed_pairs(weight: Value, scheme: DotScheme) -> partial[Array]:
-    """Weights (O, I, KH, KW) or (O, I) as [group][tile group][block of inputs][tap][pair][vector]
-    [lane][2], in bfloat16.
+    """Weights (O, I, KH, KW) or (O, I) in bfloat16, as :func:`packed_words` lays them.
 
     Where taps of a row are packed as channels, they are channels here, the last of them input
-    channels.  Outputs and inputs that fill up are zero.
+    channels.
     """
     return partial(_pack, weight, scheme)
 
@@ -36,7 +34,7 @@ def _merged(given: Array, scheme: DotScheme) -> Array:
 
 
 def _pack(weight: Value, scheme: DotScheme) -> Array:
-    problem, lanes, tile = scheme.problem, scheme.lanes, scheme.tile
+    problem = scheme.problem
     given = to_bits(data_of(weight), "bfloat16")
     if scheme.merged > 1:
         given = _merged(given, scheme)
@@ -47,20 +45,28 @@ def _pack(weight: Value, scheme: DotScheme) -> Array:
         found = given.reshape(problem.outputs, problem.inputs, rows, columns)
         spread[:, :, : problem.inputs] = found.transpose(0, 3, 1, 2)
         given = spread.reshape(1, problem.outputs, -1, rows)
-    _, _, inputs, taps = given.shape
-    padded = np.zeros(
-        (problem.groups, scheme.slots, scheme.blocks_of_terms * BLOCK, taps), np.uint16
-    )
-    padded[:, : problem.outputs, :inputs] = given
-    shape = (problem.groups, scheme.slots // lanes, lanes, scheme.blocks_of_terms, 16, 2, taps)
-    # [group][vector][lane][block][pair][2][tap] to [group][vector][block][tap][pair][lane][2]
+    return packed_words(given, scheme)
+
+
+def packed_words(terms: Array, scheme: DotScheme) -> Array:
+    """What inputs are multiplied with, [group][output][term][tap], as [group][tile group]
+    [block of terms][tap][word][vector][lane][term of a word].
+
+    Outputs and terms that fill up are zero.
+    """
+    problem, lanes, word = scheme.problem, scheme.lanes, scheme.word
+    _, outputs, count, taps = terms.shape
+    blocks = scheme.blocks_of_terms
+    padded = np.zeros((problem.groups, scheme.slots, blocks * word.block, taps), word.weight)
+    padded[:, :outputs, :count] = terms
+    shape = (problem.groups, scheme.slots // lanes, lanes, blocks, 16, word.terms, taps)
+    # [group][vector][lane][block][word][term][tap] to [group][vector][block][tap][word][lane][term]
     vectors = padded.reshape(shape).transpose(0, 1, 3, 6, 4, 2, 5)
     parts = []
     for group in vectors:
         first = 0
-        for count in scheme.vectors_of_parts:
-            part = group[first : first + count]
+        for size in scheme.vectors_of_parts:
+            part = group[first : first + size]
             parts.append(part.transpose(1, 2, 3, 0, 4, 5).reshape(-1))
-            first += count
-    assert tile.groups == len(scheme.vectors_of_parts)
+            first += size
     return np.concatenate(parts)

@@ -9,24 +9,22 @@ from __future__ import annotations
 from .....fusion.contraction import Parts
 from ....codegen.code import Code
 from ..dots.pack import DotPacker
+from ..dots.word import QUADS
 from ..numbers import Numbers
-from .products import BLOCK
 from .scheme import QuadScheme
 from .weights import packed_zero
 
-_BYTE = "unsigned int8"
+_BYTE, BLOCK = QUADS.stored, QUADS.block
 
 
 class QuadPacker(DotPacker):
     """Prints ``@_pack`` for a scheme."""
 
-    stored = _BYTE
-
     def __init__(self, parts: Parts, scheme: QuadScheme, numbers: Numbers) -> None:
         super().__init__(parts, scheme, numbers)
         self.zero = packed_zero(parts)
-        self.inputs = scheme.line_inputs
-        self.by_rows = scheme.by_rows
+        self.inputs = scheme.row_terms
+        self.by_rows = scheme.packing == "rows"
         self.turn = " ^ 0x80" if parts.source.dtype == "int8" else ""
 
     def _packed(self, at: str) -> str:
@@ -92,6 +90,7 @@ class QuadPacker(DotPacker):
         scheme, number = self.scheme, self.numbers
         problem = scheme.problem
         inputs, rows = number("line_inputs", self.inputs), self.by_rows
+        assert isinstance(scheme, QuadScheme)
         width = number("line_width", scheme.packed_width if rows else scheme.line_width)
         taps, between = number("kernel_rows", problem.kernel[0]), problem.dilation
         down = number("row_stride", problem.stride[0])
@@ -154,6 +153,7 @@ class QuadPacker(DotPacker):
         scheme, number = self.scheme, self.numbers
         problem = scheme.problem
         size = number("packed_pixel", scheme.pixel_bytes)
+        assert isinstance(scheme, QuadScheme)
         inputs, width = number("line_inputs", self.inputs), number("line_width", scheme.line_width)
         down, across = (
             number("row_stride", problem.stride[0]),

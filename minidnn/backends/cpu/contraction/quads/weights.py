@@ -11,7 +11,7 @@ from .....graph.ir import Constant, Value
 from .....graph.operators import Conv2d, Linear
 from ...buffers import Array
 from ...packing import data_of
-from .products import BLOCK
+from ..dots.weights import packed_words
 from .scheme import QuadScheme
 
 
@@ -22,38 +22,23 @@ def packed_zero(parts: Parts) -> int:
 
 
 def packed_quads(weight: Value, scheme: QuadScheme) -> partial[Array]:
-    """Weights (O, I, KH, KW) or (O, I) as [group][tile group][block of inputs][tap][quad][vector]
-    [lane][4], in int8.
+    """Weights (O, I, KH, KW) or (O, I) in int8, as :func:`..dots.weights.packed_words` lays them.
 
     Where a pixel's taps are packed as channels, they are channels here, the last of them input
-    channels.  Outputs and inputs that fill up are zero.
+    channels.
     """
     return partial(_pack, weight, scheme)
 
 
 def _pack(weight: Value, scheme: QuadScheme) -> Array:
-    problem, lanes = scheme.problem, scheme.lanes
+    problem = scheme.problem
     given = data_of(weight).reshape(problem.groups, problem.outputs, problem.inputs, -1)
-    if scheme.packing == "unrolled":
-        more = scheme.line_inputs - problem.inputs
+    if scheme.packing in ("rows", "unrolled"):
+        more = scheme.row_terms - problem.inputs
         given = np.pad(given, ((0, 0), (0, 0), (0, more), (0, 0))).swapaxes(2, 3)
         # Of taps those that are no channels.
         given = given.reshape(problem.groups, problem.outputs, scheme.taps, -1).swapaxes(2, 3)
-    _, _, inputs, taps = given.shape
-    size = (problem.groups, scheme.slots, scheme.blocks_of_terms * BLOCK, taps)
-    padded = np.zeros(size, np.int8)
-    padded[:, : problem.outputs, :inputs] = given
-    shape = (problem.groups, scheme.slots // lanes, lanes, scheme.blocks_of_terms, 16, 4, taps)
-    # [group][vector][lane][block][quad][4][tap] to [group][vector][block][tap][quad][lane][4]
-    vectors = padded.reshape(shape).transpose(0, 1, 3, 6, 4, 2, 5)
-    parts = []
-    for group in vectors:
-        first = 0
-        for count in scheme.vectors_of_parts:
-            part = group[first : first + count]
-            parts.append(part.transpose(1, 2, 3, 0, 4, 5).reshape(-1))
-            first += count
-    return np.concatenate(parts)
+    return packed_words(given, scheme)
 
 
 def starts(parts: Parts, scheme: QuadScheme) -> Array:
