@@ -15,7 +15,7 @@ import pytest
 import minidnn as md
 from minidnn.backends.cpu import isa
 from minidnn.backends.cpu.contraction.problem import problem_of
-from minidnn.backends.cpu.contraction.quads.scheme import choose_quads
+from minidnn.backends.cpu.contraction.quads.scheme import QuadScheme, choose_quads
 from minidnn.backends.cpu.tensor import tensor_of
 from minidnn.fusion.contraction import parts_of
 from minidnn.fusion.region import FusedContraction
@@ -24,7 +24,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.expression import argument, fma
 from minidnn.graph.ir import Graph, Value
-from minidnn.graph.layout import PLANAR
+from minidnn.graph.layout import PLANAR, Layout, blocked
 from minidnn.graph.quantization import Steps
 from minidnn.graph.trace import apply, tracing
 from minidnn.graph.types import TensorType
@@ -134,11 +134,12 @@ PROBLEMS = (
     Problem(80, 40, (3, 3), (12, 11), stride=2, padding=1, dtype="int8", zero=-5),
     Problem(32, 16, (5, 2), (14, 13), stride=3, padding=2, dilation=2, zero=7),
     Problem(16, 64, (3, 3), (13, 17), padding=1, zero=3, bias=True),
-    Problem(3, 20, (7, 7), (31, 33), stride=2, padding=3, zero=114),
-    Problem(2, 16, (3, 5), (12, 12), padding=2, dilation=2, dtype="int8", zero=9),
+    Problem(3, 20, (7, 7), (31, 33), stride=2, padding=3, zero=114, batch=4),
+    Problem(2, 16, (3, 5), (12, 12), padding=2, dilation=2, dtype="int8", zero=9, batch=4),
     Problem(64, 96, (3, 3), (10, 9), padding=1, groups=2, zero=1),
     Problem(256, 16, (3, 1), (1, 1), padding=1, zero=77, batch=4),
     Problem(33, 17, (3, 3), (6, 40), padding=1, zero=200, bias=True),
+    Problem(1100, 1000, (1, 1), (2, 3), batch=6, zero=8),
     Problem(70, 45, None, batch=5, zero=90),
     Problem(512, 1000, None, dtype="int8", zero=3, bias=True),
     Problem(24, 24, (3, 3), (9, 10), padding=1, groups=24, zero=120, algorithm="direct"),
@@ -169,10 +170,23 @@ def test_sums(problem: Problem, kind: str, warm_cache: Path) -> None:
 
 def test_rows_of_a_batch_share_weights() -> None:
     """No cache keeps those of large linear layers: they are read once."""
-    (node, *_) = Problem(9216, 64, None, batch=16).graph().nodes
-    x, y = (tensor_of(value.type, PLANAR) for value in (node.inputs[0], node.output))
-    problem = problem_of(parts_of(node), 16, x, (), y)
-    assert choose_quads(problem, isa.with_bytes(isa.AVX512), 2).blocks == 1
+    assert scheme_of(Problem(9216, 64, None, batch=16), PLANAR, 2).blocks == 1
+
+
+def test_no_thread_waits_for_images() -> None:
+    """Images are computed together where weights are large, but not where threads would idle."""
+    large, small = (Problem(n, n, (1, 1), (4, 4), batch=4) for n in (1152, 32))
+    assert scheme_of(large, blocked(16), 2).images > 1
+    for threads in (1, 2, 4):
+        assert scheme_of(small, blocked(16), threads).tasks >= threads
+
+
+def scheme_of(problem: Problem, layout: Layout, threads: int) -> QuadScheme:
+    """What is chosen for values that lie so."""
+    (node, *_) = problem.graph().nodes
+    x, y = (tensor_of(value.type, layout) for value in (node.inputs[0], node.output))
+    asked = problem_of(parts_of(node), problem.batch, x, (), y)
+    return choose_quads(asked, isa.with_bytes(isa.AVX512), threads)
 
 
 def test_prices_and_reports(warm_cache: Path) -> None:

@@ -420,11 +420,12 @@ def choose_dots(problem: Problem, isa: Isa, threads: int) -> DotScheme:
 
 
 def cheapest(schemes: Iterable[S], threads: int) -> S:
-    """The one with the least predicted time, where threads share blocks."""
+    """The one with the least predicted time: threads take whole blocks, or parts of too few."""
 
     def time(scheme: S) -> tuple[float, int]:
         calls = scheme.blocks_of_images * scheme.groups
-        uneven = -(-calls // threads) * threads / calls if calls >= threads else 1.0
+        shared = calls if calls >= threads else scheme.tasks
+        uneven = -(-shared // threads) * threads / shared
         return scheme.cycles * uneven, -scheme.block
 
     return min(schemes, key=time)
