@@ -9,6 +9,7 @@ from minidnn.fusion.operations import Operation, operation_of
 from minidnn.fusion.region import FusedContraction
 from minidnn.graph.ir import Node, Value
 from minidnn.graph.operator import Contraction
+from minidnn.graph.operators import Reduce, Variance
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,13 +17,16 @@ class Parts:
     """What a contraction's kernel computes.
 
     The prologue turns ``source`` into the contraction's operand 0, element by element; the
-    epilogue turns the contraction's result into ``result``.  Both are operations in order, over
+    epilogue turns the contraction's result into ``result``, whose mean and variance over all but
+    channels may be results, too.  Prologue and epilogue are operations in order, over
     their chain, vectors with one number per channel, and (the epilogue) further tensors.
     """
 
     node: Node
     prologue: tuple[Operation, ...] = ()
     epilogue: tuple[Operation, ...] = ()
+    #: Mean and variance of the result, if they are computed with it.
+    statistics: tuple[Value, ...] = ()
 
     @property
     def source(self) -> Value:
@@ -54,6 +58,7 @@ def parts_of(node: Node) -> Parts:
     assert isinstance(node.op, FusedContraction)
     nodes = node.op.body.nodes
     (at,) = (i for i, inner in enumerate(nodes) if isinstance(inner.op, Contraction))
+    added = tuple(inner.output for inner in nodes if isinstance(inner.op, (Reduce, Variance)))
     before = tuple(operation_of(inner, 0) for inner in nodes[:at])
-    after = tuple(operation_of(inner, 0) for inner in nodes[at + 1 :])
-    return Parts(nodes[at], before, after)
+    after = tuple(operation_of(inner, 0) for inner in nodes[at + 1 : len(nodes) - len(added)])
+    return Parts(nodes[at], before, after, added)

@@ -146,7 +146,8 @@ def window_alone(node: Node) -> FusedSequence:
 
 @dataclass(frozen=True, eq=False)
 class FusedContraction(Region):
-    """A contraction with the point-wise operators before and after it that it absorbed."""
+    """A contraction with the point-wise operators before and after it that it absorbed; mean and
+    variance of its result, over all axes but that of channels, may be results behind it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -118,6 +118,11 @@ class Target:
         """Why a sequence cannot add up planes that it computes; None if it can."""
         return "this device adds up stored values"
 
+    def refuse_statistics(self, contraction: Node) -> str | None:
+        """Why a contraction cannot have mean and variance of its result as results, too; None if
+        it can."""
+        return "this device adds up stored values"
+
     @property
     def stores_summed(self) -> bool:
         """Whether sums can store what they compute on the way."""

@@ -36,6 +36,7 @@ from minidnn.passes.schedule import SCHEDULE
 from minidnn.passes.share_joins import SHARE_JOINS
 from minidnn.passes.simplify import SIMPLIFY
 from minidnn.passes.store_summed import STORE_SUMMED
+from minidnn.passes.sum_behind import SUM_BEHIND
 from minidnn.passes.sum_inside import SUM_INSIDE
 from minidnn.passes.sum_together import SUM_TOGETHER
 from minidnn.passes.take_channels import TAKE_CHANNELS
@@ -70,6 +71,7 @@ PIPELINE: tuple[Pass, ...] = (
     SUM_INSIDE,
     COMPUTE_TOGETHER,
     LAUNCH_TOGETHER,
+    SUM_BEHIND,
     LAYOUT,
     PLACE_CONCAT,
     PLACE_PARTS,

@@ -41,7 +41,7 @@ class Greedy:
         for form in forms_of(problem, H200):
             kernel = form.kernel
             choices = kernel.choices(problem, H200) if kernel else ()
-            taken = [kernel.workspace(problem, i) for i in choices] if kernel else [0]
+            taken = [kernel.workspace(problem, i, H200) for i in choices] if kernel else [0]
             sizes += [room(problem, form, size) for size in taken]
         fitting = [size for size in sizes if size <= limit]
         if not fitting:

@@ -124,7 +124,7 @@ def emulated(
         return room
 
     _, made = guarded(int(np.prod(problem.w.shape)), STORED[dtype])
-    whole_room, room = guarded(KERNEL.workspace(problem, choice) // 4, np.dtype("f"))
+    whole_room, room = guarded(KERNEL.workspace(problem, choice, H200) // 4, np.dtype("f"))
     x, gradient = given
     arrays = [laid(x, 0), laid(gradient, wide), made, room]
     loaded: list[Any] = [EmulatedLaunch(one, kernels, backwards, arrays) for one in launches]

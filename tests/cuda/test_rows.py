@@ -82,7 +82,7 @@ def test_results_are_those_of_the_product(
     w = RANDOM.standard_normal((filters, inputs)).astype("f")
     bias = RANDOM.standard_normal(filters).astype("f")
     other = RANDOM.standard_normal((batch, filters)).astype("f")
-    whole, room = guarded(ROWS.workspace(problem, parts) // 4, np.dtype("f"))
+    whole, room = guarded(ROWS.workspace(problem, parts, H200) // 4, np.dtype("f"))
     emulated.launch(product, [x, w, room], backwards)
     assert np.isfinite(room).all() and np.isnan(whole).sum() == whole.size - room.size
     y = np.full((batch, filters), np.nan, "f")

@@ -87,6 +87,18 @@ def test_several_outputs_are_kept_when_marked() -> None:
     assert not spec.tensors[2].virtual
 
 
+def test_statistics_have_a_number_for_each_channel() -> None:
+    g, y = conv_graph(padding=1)
+    g.output(y)
+    found = g.statistics(y)
+    assert [(t.shape, t.dtype) for t in found] == [((1, 16, 1, 1), "float32")] * 2
+    for each in found:
+        g.output(each)
+    spec = g.freeze()
+    assert spec.outputs == (2, 3, 4)
+    assert "t3 = Statistics(t2; compute=float32)" in spec.describe()
+
+
 def test_scalars_are_by_value_and_no_inputs() -> None:
     g, y = conv_graph()
     g.relu(y * 0.5)

@@ -18,6 +18,7 @@ NAMES: dict[str, type[IntEnum]] = {
     "cudnnPointwiseMode_t": enums.PointwiseMode,
     "cudnnResampleMode_t": enums.ResampleMode,
     "cudnnPaddingMode_t": enums.PaddingMode,
+    "cudnnGenStatsMode_t": enums.GenStatsMode,
     "cudnnConvolutionMode_t": ConvolutionMode,
     "cudnnReduceTensorOp_t": ReduceTensorOp,
     "cudnnBackendHeurMode_t": enums.HeuristicMode,

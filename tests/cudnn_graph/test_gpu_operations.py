@@ -204,3 +204,18 @@ def test_reductions(operator: str, axes: tuple[int, ...], dtype: str, layout: st
     out = out.as_strided(y.shape, y.strides)
     built(g, may_lack=operator == "avg" or layout == "NCHW")(x, out=out)
     assert error(out, wanted) < 1e-5
+
+
+def test_statistics_behind_a_convolution() -> None:
+    import torch
+
+    x = tensor((4, 64, 14, 15), "float16", "NHWC", False, "random")
+    w = tensor((32, 64, 3, 3), "float16", "NHWC", False, "random")
+    g = Graph()
+    y = g.convolution(*g.tensors(x, w), padding=1)
+    for result in (g.output(y, "float16", layout="NHWC"), *g.statistics(y)):
+        g.output(result)
+    result, sums, squares = built(g, may_lack=True)(x, w)
+    stored = torch.as_tensor(result, device="cuda").double()
+    assert error(torch.as_tensor(sums, device="cuda"), stored.sum((0, 2, 3), True)) < 1e-3
+    assert error(torch.as_tensor(squares, device="cuda"), (stored**2).sum((0, 2, 3), True)) < 1e-3

@@ -86,6 +86,16 @@ def test_gradients_have_plans(h200: Target) -> None:
     assert g.plans(target=h200)
 
 
+@pytest.mark.parametrize(("dtype", "is_there"), [("float16", True), ("bfloat16", False)])
+def test_statistics_behind_a_convolution(h200: Target, dtype: str, is_there: bool) -> None:
+    g = Graph()
+    x, w = (g.tensor(s, dtype, layout="NHWC") for s in ((8, 64, 56, 56), (64, 64, 3, 3)))
+    y = g.convolution(x, w, padding=1)
+    for result in (y, *g.statistics(y)):
+        g.output(result)
+    assert bool(g.plans(target=h200)) == is_there
+
+
 def test_knobs_have_ranges(h200: Target) -> None:
     g = convolution("float16", "NHWC")
     first = g.plans(target=h200)[0].config

@@ -79,6 +79,7 @@ def test_the_pipelines_own_order_is_legal() -> None:
         "sum_inside",
         "compute_together",
         "launch_together",
+        "sum_behind",
         "layout",
         "place_concat",
         "place_parts",

@@ -95,8 +95,9 @@ class Task:
     """What computes a node, or a part of one.
 
     A launch takes ``pointers`` in its kernel's order; a contraction image, filter, result, then
-    the other tensors, the vectors of what follows, then those of what comes before; sums over ranks
-    all operands, then all results, and so does a function of cuDNN's.
+    the other tensors, the vectors of what follows, those of what comes before, then mean and
+    variance of the result if they are wanted; sums over ranks all operands, then all results, and
+    so does a function of cuDNN's.
     """
 
     node: Node
@@ -324,6 +325,7 @@ class _Lowering:
             *map(_placed, found.others),
             *map(_pointer, found.vectors),
             *map(_pointer, found.before_vectors),
+            *found.statistics,
         ]
         size = sum(task.workspace_bytes for task in packing)
         return *packing, Task(node, found.problem, tuple(pointers), (), size)

@@ -83,9 +83,12 @@ class ContractionWork:
         problem = self.built.problem
         first = len(problem.others)
         second = first + len(problem.vectors)
-        read = (pointers[1], *pointers[3 + first :])
+        third = second + len(problem.before_vectors)
+        read = (pointers[1], *pointers[3 + first : 3 + third])
         at = Addresses(
-            *(x, w, y, tuple(rest[:first]), tuple(rest[first:second]), tuple(rest[second:])),
+            *(x, w, y, tuple(rest[:first]), tuple(rest[first:second])),
+            before=tuple(rest[second:third]),
+            statistics=tuple(rest[third:]),
             are_settled=all(isinstance(pointer, Data) for pointer in read),
         )
         return self.built.rows(at, operands(InWorkspace(self.left)))

@@ -21,7 +21,7 @@ _COLUMNS = 8
 _ROWS = _THREADS // _COLUMNS
 _OWN = 32
 """So many parts of a variance a thread keeps in registers."""
-_LARGEST = literal(float(np.finfo(np.float32).max))
+LARGEST = literal(float(np.finfo(np.float32).max))
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,12 @@ class SumParts:
         """Of a channel."""
         return self.packs * self.each
 
+    def of_part(self, part: str) -> str:
+        """How many elements of a channel a part has."""
+        last = self.packs - (self.count - 1) * self.size
+        full, rest = (literal(float(n * self.each)) for n in (self.size, last))
+        return f"({part} == {self.count - 1} ? {rest} : {full})"
+
     @property
     def results(self) -> list[str]:
         """The parameters of a kernel that writes the results."""
@@ -139,7 +145,7 @@ class SumParts:
                 code.line(f"const float {mean} = {one} / {many};")
                 code.line(f"float {squares} = {two} - {one} * {mean};")
                 code.line(f"if ({squares} < 0.0f) {squares} = 0.0f;")  # by rounding
-                code.line(f"if ({two} > {_LARGEST}) {squares} = {two};")  # not infinity - infinity
+                code.line(f"if ({two} > {LARGEST}) {squares} = {two};")  # not infinity - infinity
                 origin = next(first)
                 if self.count == 1:
                     if each.mean is not None:
@@ -181,8 +187,7 @@ def join_parts(parts: SumParts) -> Launch:
 def _join_moments(code: Code, parts: SumParts, each: MeanAndVariance) -> None:
     """The mean of parts' means, and the squares of distances from it; all by distances from what
     those of the first part are taken from."""
-    full, last = (float(n * parts.each) for n in (parts.size, _last(parts)))
-    many = f"(r == {parts.count - 1} ? {literal(last)} : {literal(full)})"
+    many = parts.of_part("r")
     origin, mean, squares = (
         f"from[{i * parts.stride}ll + r * {parts.channels}ll]" for i in range(3)
     )
@@ -204,11 +209,6 @@ def _join_moments(code: Code, parts: SumParts, each: MeanAndVariance) -> None:
         _add(code, parts, f"{squares} + {many} * ({apart} - mean) * ({apart} - mean)", own)
         variance = f"all / {literal(float(parts.elements))}"
         code.line(f"{writes} {parts.result(each.number, variance)}")
-
-
-def _last(parts: SumParts) -> int:
-    """Packs of the last part."""
-    return parts.packs - (parts.count - 1) * parts.size
 
 
 @contextmanager

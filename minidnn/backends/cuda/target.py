@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...fusion.contraction import parts_of
 from ...fusion.functions import LayerFunction, LibraryFunction, LibraryFunctions
 from ...fusion.region import FusedContraction, FusedSequence, FusedSums
 from ...fusion.stacks import reads_otherwise
@@ -142,6 +143,16 @@ class CudaTarget(Target):
             return "values may come to lie channels last, where no thread has a part of a plane"
         if choose_sums(region, self.device.local_bytes) is None:
             return "its planes do not stay in registers"
+        return None
+
+    def refuse_statistics(self, contraction: Node) -> str | None:
+        inner = parts_of(contraction).node
+        if contraction.outputs[0].dtype not in HALVES:
+            return "only kernels for half precision add up what they write"
+        op, kernel = inner.op, inner.inputs[1].shape[2:]
+        plain = isinstance(op, Conv2d) and op.groups == 1 and op.padding == ((0, 0), (0, 0))
+        if not isinstance(op, Conv2d) or not plain or (*kernel, *op.stride) != (1, 1, 1, 1):
+            return "only kernels of 1x1 convolutions add up what they write"
         return None
 
     @property

@@ -169,6 +169,12 @@ class PaddingMode(IntEnum):
     CUDNN_EDGE_VAL_PAD = 2
 
 
+class GenStatsMode(IntEnum):
+    """What is added up of a tensor (``cudnnGenStatsMode_t``)."""
+
+    CUDNN_GENSTATS_SUM_SQSUM = 0
+
+
 class HeuristicMode(IntEnum):
     """Which heuristic proposes engine configurations (``cudnnBackendHeurMode_t``)."""
 

@@ -11,7 +11,7 @@ from minidnn.cudnn.graph.descriptor import BackendDescriptor
 from minidnn.cudnn.graph.dtypes import element_type
 from minidnn.cudnn.graph.enums import AttributeType as T
 from minidnn.cudnn.graph.enums import DescriptorType as D
-from minidnn.cudnn.graph.enums import PaddingMode, ResampleMode
+from minidnn.cudnn.graph.enums import GenStatsMode, PaddingMode, ResampleMode
 from minidnn.cudnn.graph.pointwise import PARAMETERS, operation
 from minidnn.cudnn.graph.spec import (
     Convolution,
@@ -20,6 +20,7 @@ from minidnn.cudnn.graph.spec import (
     Pointwise,
     Reduction,
     Resample,
+    Statistics,
     TensorSpec,
 )
 
@@ -193,6 +194,19 @@ def _reduction(node: Reduction, tensors: list[BackendDescriptor]) -> BackendDesc
     return made.finalize()
 
 
+def _statistics(node: Statistics, tensors: list[BackendDescriptor]) -> BackendDescriptor:
+    made = BackendDescriptor(D.CUDNN_BACKEND_OPERATION_GEN_STATS_DESCRIPTOR)
+    mode = GenStatsMode.CUDNN_GENSTATS_SUM_SQSUM
+    made.set(A.CUDNN_ATTR_OPERATION_GENSTATS_MODE, T.CUDNN_TYPE_GENSTATS_MODE, mode)
+    compute = _code(node.compute)
+    made.set(A.CUDNN_ATTR_OPERATION_GENSTATS_MATH_PREC, T.CUDNN_TYPE_DATA_TYPE, compute)
+    descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
+    made.set(A.CUDNN_ATTR_OPERATION_GENSTATS_XDESC, descriptor, tensors[node.x])
+    made.set(A.CUDNN_ATTR_OPERATION_GENSTATS_SUMDESC, descriptor, tensors[node.sums])
+    made.set(A.CUDNN_ATTR_OPERATION_GENSTATS_SQSUMDESC, descriptor, tensors[node.squares])
+    return made.finalize()
+
+
 def _code(dtype: str) -> int:
     return element_type(dtype).code
 
@@ -203,4 +217,5 @@ _LOWER: dict[type, Callable[[Any, list[BackendDescriptor]], BackendDescriptor]] 
     Matmul: _matmul,
     Resample: _resample,
     Reduction: _reduction,
+    Statistics: _statistics,
 }

@@ -14,6 +14,7 @@ from minidnn.cudnn.graph.spec import (
     Pointwise,
     Reduction,
     Resample,
+    Statistics,
     TensorSpec,
     Window,
 )
@@ -281,6 +282,17 @@ class Operations:
         y = self._result(shape, x)
         self._add(Reduction(operator, x.index, y.index, _compute(x)), x)
         return y
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The sums of ``x`` and of its squares over all axes but channels, of shape (1, C, 1, 1),
+        in float32: what a batch normalization needs.  cuDNN computes it behind a convolution."""
+        shape = (1, x.shape[1], *(1 for _ in x.shape[2:]))
+        strides = shapes.packed_strides(shape, channels_last=True)
+        sums, squares = (
+            self._declare(TensorSpec(shape, strides, "float32"), None) for _ in range(2)
+        )
+        self._add(Statistics(x.index, sums.index, squares.index, "float32"), x)
+        return sums, squares
 
     # --- helpers -----------------------------------------------------------------------------
 

@@ -166,8 +166,26 @@ class Reduction:
         return (self.y,)
 
 
-_OPERANDS = ("a", "b", "c", "x", "w", "y", "inputs", "output", "index")
-Node = Convolution | Pointwise | Matmul | Resample | Reduction
+@dataclass(frozen=True)
+class Statistics:
+    """The sums of ``x`` and of its squares over all dimensions but the second."""
+
+    x: int
+    sums: int
+    squares: int
+    compute: str
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return (self.x,)
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return (self.sums, self.squares)
+
+
+_OPERANDS = ("a", "b", "c", "x", "w", "y", "inputs", "output", "index", "sums", "squares")
+Node = Convolution | Pointwise | Matmul | Resample | Reduction | Statistics
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from ....graph.types import ITEMSIZE
 from ..machine import Machine
 from ..tensor import Tensor
 from .problem import ContractionProblem
-from .recipe import Form, used
+from .recipe import Form, sums_of, used
 
 _CACHED = 3.0
 """How many times the memory's rate the last cache gives at most; 2 to 2.5 were seen on an H200."""
@@ -30,6 +30,8 @@ def least_milliseconds(problem: ContractionProblem, form: Form, machine: Machine
     if form.packed or form.stages < len(problem.stages):
         left, _, _ = used(problem, form.stages)
         seconds += _seconds(machine, 2 * y + sum(others[i] for i in left))
+    if sums_of(problem, form):
+        seconds += _seconds(machine, y)
     return 1e3 * seconds
 
 

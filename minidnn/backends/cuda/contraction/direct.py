@@ -136,7 +136,7 @@ class DirectKernel(ContractionKernel):
         product = [at.x, at.w, *at.before, at.workspace, *first]
         return [product, [at.workspace, at.w, *after, *second]]
 
-    def workspace(self, problem: ContractionProblem, choice: int) -> int:
+    def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
         """Bytes of all parts."""
         return part_bytes(problem, DIVISIONS[choice][1])
 

@@ -23,11 +23,13 @@ class ContractionKernel(ABC):
         name: in forms, reports and what is remembered.
         accuracies: for which it is exact enough.
         directions: which of the three contractions of a convolution it computes.
+        adds_statistics: whether it adds up mean and variance of what it writes.
     """
 
     name: str
     accuracies: tuple[str, ...] = ACCURACIES
     directions: tuple[Direction, ...] = ("forward",)
+    adds_statistics: bool = False
 
     def refusal(self, problem: ContractionProblem, machine: Machine) -> str | None:
         """Why it is not tried for a problem on a machine; None if it is."""
@@ -72,7 +74,7 @@ class ContractionKernel(ABC):
         """Sizes and strides that one kernel takes behind its pointers."""
         return []
 
-    def workspace(self, problem: ContractionProblem, choice: int) -> int:
+    def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
         """Bytes for what one kernel leaves to the next."""
         return 0
 

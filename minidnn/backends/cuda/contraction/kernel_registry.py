@@ -51,7 +51,7 @@ class LoadedContraction:
     @property
     def workspace(self) -> int:
         """Bytes for what one launch leaves to the next."""
-        return self.kernel.workspace(self.problem, self.choice)
+        return self.kernel.workspace(self.problem, self.choice, self.machine)
 
     def rows(self, at: Addresses) -> list[Row]:
         """What is launched on those addresses; ``at.x`` is where the image begins."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ....cudnn.graph import arrays
@@ -36,6 +37,9 @@ def _scratch(problem: ContractionProblem, workspace: int) -> tuple[Addresses, in
         tuple(tensor(_vector(problem.w.shape[0], dtype), 0) for dtype in problem.vectors),
         tuple(tensor(_vector(problem.x.channels, dtype), 0) for dtype in problem.before_vectors),
     )
+    if problem.statistics:
+        numbers = _vector(problem.y.channels, "float32")
+        at = replace(at, statistics=(tensor(numbers, 0), tensor(numbers, 0)))
     room = arrays.allocate(workspace) if workspace else None
     kept.append(room)
     return at, 0 if room is None else int(room.ptr), kept

@@ -75,6 +75,8 @@ class ContractionProblem:
     direction: Direction = "forward"
     #: Whether every run must give the same bits.
     deterministic: bool = True
+    #: Whether mean and variance of the result over all but channels are wanted, too.
+    statistics: bool = False
 
     @property
     def gathered(self) -> Tensor:
@@ -126,6 +128,8 @@ class ContractionProblem:
         if self.direction != "forward":
             return f"{self.direction} of {text}"
         stages = " + ".join(stage.mode or "code" for stage in self.stages) or "nothing"
+        if self.statistics:
+            stages += ", with its mean and variance"
         return f"{text}, then {stages}"
 
 
@@ -162,6 +166,8 @@ class PlacedContraction:
     others: tuple[Address, ...]
     vectors: tuple[Value, ...]
     before_vectors: tuple[Value, ...]
+    #: Mean and variance of the result, if they are wanted.
+    statistics: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -177,6 +183,8 @@ class Addresses:
     workspace: KernelArgument = 0
     #: Whether nothing in flight writes the filter or a vector, as they are constants.
     are_settled: bool = True
+    #: Where mean and variance of the result are written, if they are wanted.
+    statistics: tuple[KernelArgument, ...] = ()
 
 
 def spec_of(t: Tensor, batch: int) -> TensorSpec:
@@ -199,9 +207,11 @@ def contraction_of(
     ``tensor`` tells how a value of the graph lies, ``is_planar`` whether it is NCHW.
     """
     parts = parts_of(node)
-    outer: dict[Value, Value] = {parts.result: node.output}
+    outer: dict[Value, Value] = {parts.result: node.outputs[0]}
     if isinstance(node.op, FusedContraction):
         outer |= dict(zip(node.op.body.inputs, node.inputs, strict=True))
+        outer |= dict(zip(node.op.body.outputs, node.outputs, strict=True))
+    result = outer[parts.result]
     inner = parts.node
     source = outer.get(parts.source, parts.source)
     others = tuple(outer.get(value, value) for value in parts.others)
@@ -211,16 +221,16 @@ def contraction_of(
     weight = outer.get(inner.inputs[1], inner.inputs[1])
     if isinstance(op, Linear):
         batch = source.type.size // source.shape[-1]
-        x, y = _rows(source), _rows(node.output)
+        x, y = _rows(source), _rows(result)
         rest = [_rows(value) for value in others]
         geometry, planar = Conv2d(), False
     else:
         assert isinstance(op, Conv2d)
         batch, geometry, planar = source.shape[0], op, is_planar(source)
-        x, y = tensor(source), tensor(node.output)
+        x, y = tensor(source), tensor(result)
         rest = [tensor(value) for value in others]
     places = []
-    for value, lies in ((source, x), (node.output, y), *zip(others, rest, strict=True)):
+    for value, lies in ((source, x), (result, y), *zip(others, rest, strict=True)):
         places.append(Address(value, (lies.offset - _nearest(lies)) * lies.itemsize))
     x, y, *rest = (replace(t, offset=_nearest(t)) for t in (x, y, *rest))
     shape = (weight.shape[0], weight.shape[1], *(weight.shape[2:] or (1, 1)))
@@ -252,8 +262,10 @@ def contraction_of(
         before_vectors=tuple(value.dtype for value in before_vectors),
         gather=gather,
         deterministic=deterministic,
+        statistics=bool(parts.statistics),
     )
-    read = [tuple(outer.get(v, v) for v in some) for some in (vectors, before_vectors)]
+    named = (vectors, before_vectors, parts.statistics)
+    read = [tuple(outer.get(v, v) for v in some) for some in named]
     return PlacedContraction(problem, places[0], weight, places[1], tuple(places[2:]), *read)
 
 

@@ -23,6 +23,7 @@ from .kernel import ContractionKernel
 from .kernel_registry import KERNELS, Load, LoadedContraction, load_contraction
 from .plan_call import PlanCall
 from .problem import IMAGE_GRADIENT, Addresses, ContractionProblem, spec_of
+from .statistics import sweep_of
 
 FIXED = "fixed"
 
@@ -80,6 +81,7 @@ class Built:
     core: Core
     prepare: Loaded | None
     finish: Loaded | None
+    sums: tuple[Loaded, ...] = ()
 
     @property
     def workspace(self) -> int:
@@ -94,6 +96,7 @@ class Built:
             said.insert(0, f"before it {self.prepare.describe()}")
         if self.finish is not None:
             said.append(f"after it {self.finish.describe()}")
+        said += [f"mean and variance by {one.describe()}" for one in self.sums]
         return said
 
     def bind(self, at: Addresses, workspace: int) -> Run:
@@ -121,6 +124,11 @@ class Built:
             tensors, vectors, _ = used(problem, form.stages)
             others = (*(at.others[i] for i in tensors), *(at.vectors[i] for i in vectors))
             rows.append(KernelRow(self.finish, (packed if form.packed else at.y, *others, at.y)))
+        if self.sums:
+            first, *last = self.sums
+            parts = prepared + aligned(_prepared_bytes(problem, form))
+            rows.append(KernelRow(first, (at.y, *([parts] if last else at.statistics))))
+            rows += [KernelRow(one, (parts, *at.statistics)) for one in last]
         return rows
 
     def _core(
@@ -156,9 +164,10 @@ class Built:
 def build(problem: ContractionProblem, recipe: Recipe, core: Core, load: Load) -> Built:
     """A recipe whose core is there already."""
     around = [prepare_of(problem, recipe.form), finish_of(problem, recipe.form)]
-    loaded = iter(load([launch for launch in around if launch is not None]))
+    sums = sums_of(problem, recipe.form)
+    loaded = iter(load([*(launch for launch in around if launch is not None), *sums]))
     prepare, finish = (None if launch is None else next(loaded) for launch in around)
-    return Built(problem, recipe, core, prepare, finish)
+    return Built(problem, recipe, core, prepare, finish, tuple(loaded))
 
 
 def core_of(
@@ -243,12 +252,25 @@ def finish_of(problem: ContractionProblem, form: Form) -> Launch | None:
     )
 
 
+def sums_of(problem: ContractionProblem, form: Form) -> list[Launch]:
+    """The kernels that read the result for its mean and variance, unless the core adds them up."""
+    if not problem.statistics or (form.kernel is not None and form.kernel.adds_statistics):
+        return []
+    sweep = sweep_of(problem)
+    return [launch for launch in (sweep.first, sweep.parts) if launch is not None]
+
+
 def room(problem: ContractionProblem, form: Form, workspace: int) -> int:
     """Bytes that a recipe takes beside the tensors, when its core takes ``workspace``."""
-    prepared = 0
+    packed, prepared = _packed_bytes(problem, form), _prepared_bytes(problem, form)
+    sums = sweep_of(problem).bytes if sums_of(problem, form) else 0
+    return sum(map(aligned, (workspace, packed, prepared, sums)))
+
+
+def _prepared_bytes(problem: ContractionProblem, form: Form) -> int:
     if problem.gather is not None or (problem.before and form.kernel is None):
-        prepared = problem.batch * problem.input.strides[0] * problem.x.itemsize
-    return sum(map(aligned, (workspace, _packed_bytes(problem, form), prepared)))
+        return problem.batch * problem.input.strides[0] * problem.x.itemsize
+    return 0
 
 
 def _packed_bytes(problem: ContractionProblem, form: Form) -> int:
@@ -270,5 +292,6 @@ __all__ = [
     "finish_of",
     "prepare_of",
     "room",
+    "sums_of",
     "target",
 ]

@@ -76,7 +76,7 @@ class RowsKernel(ContractionKernel):
         every = [at.workspace + i * _part_bytes(problem) for i in range(choice)]
         return [[at.x, at.w, at.workspace], [*every, *at.others, *at.vectors, at.y]]
 
-    def workspace(self, problem: ContractionProblem, choice: int) -> int:
+    def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
         """Bytes of all parts."""
         return choice * _part_bytes(problem)
 

@@ -119,7 +119,7 @@ class StemGradientKernel(ContractionKernel):
             *(x.image, x.row, x.pixel, y.image, y.row, y.pixel),
         ]
 
-    def workspace(self, problem: ContractionProblem, choice: int) -> int:
+    def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
         return aligned(choice * prod(problem.w.shape) * 4)
 
     def shape(self, choice: int) -> str:

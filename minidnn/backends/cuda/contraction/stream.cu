@@ -22,6 +22,7 @@ enum { LANES = N % 128 == 0 ? 16 : N % 64 == 0 ? 8 : N % 32 == 0 ? 4 : 2 };  // 
 enum { ROWS = 32 / LANES, DOWN = 16 / ROWS, ACROSS = N / (LANES * 8) };
 
 $HOPPER$
+$MOMENTS$
 extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1) $NAME$($PARAMETERS$) {
   MD_SHARED;
   const int thread = threadIdx.x & 127, group = threadIdx.x >> 7;
@@ -100,6 +101,7 @@ $BEHIND_NUMBERS$
   // Of the first chunk that a thread writes, and asks for: every ROWS-th row, LANES chunks further.
   const int row0 = lane / LANES, column0 = lane % LANES * 8;
 $OTHERS$
+$MOMENTS_BEGIN$
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const long long m1 = (long long)tile * PIXELS + part_row;
     const int left = (int)min(P_pixels - m1, 16ll);
@@ -178,6 +180,8 @@ $EPILOGUE$
         if (n < filters && row0 + j * ROWS < left) md_write_word(to, chunks[i][j]);
     }
 $NEXT_OTHERS$
+$MOMENTS_ADD$
   }
+$MOMENTS_END$
 }
 }  // namespace stream_$NAME$

@@ -1,8 +1,8 @@
 """1x1 convolutions by ``wgmma``: pixels stream past filters, or both pass through shared memory.
 
-It takes scale, shift and ReLU in front, residuals, and slices on both sides.  Filters stay in
-shared memory where all of a block's fit beside a few slabs of pixels; else a slab brings its
-channels of both.
+It takes scale, shift and ReLU in front, residuals, and slices on both sides, and adds up the mean
+and the variance of what it writes.  Filters stay in shared memory where all of a block's fit beside
+a few slabs of pixels; else a slab brings its channels of both.
 """
 
 from __future__ import annotations
@@ -10,20 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ....runtime.operand import KernelArgument
 from ...codegen.code import Code
 from ..kernels import Launch
 from ..machine import Machine
 from ..prelude import TYPES
+from ..sum_parts import LARGEST, join_parts
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
 from .kernel import ContractionKernel
-from .problem import ContractionProblem
+from .problem import Addresses, ContractionProblem
+from .statistics import tile_parts
 from .text import (
     compute_stages,
     fill,
     join_of,
     parameters_of,
     source_of,
+    template,
 )
 from .tile import is_packed
 
@@ -59,6 +63,17 @@ class Stream:
         return 128 * (self.pixels + (0 if self.stays else self.filters))
 
     @property
+    def moments(self) -> int:
+        """Registers of a thread for mean and variance of the filters whose results it writes."""
+        lanes = next(n for n in (16, 8, 4, 2) if self.columns % (8 * n) == 0)
+        return 24 * self.columns // (8 * lanes)
+
+    @property
+    def adds(self) -> bool:
+        """Whether these fit beside the sums of products."""
+        return self.columns // 2 + self.moments <= _MOST_SUMS[self.groups]
+
+    @property
     def kind(self) -> tuple[bool, bool, int]:
         return self.halves, self.stays, self.groups
 
@@ -75,6 +90,8 @@ STREAMS = (
     *(Stream(filters, False, True, 3) for filters in (64, 96, 128, 192)),
 )
 
+_MOST_SUMS = {2: 120, 3: 96}
+"""Registers of a thread, by the groups that multiply."""
 _LEAST_SLABS = 48 << 10
 _MOST_SLABS = 128 << 10
 """Bytes of pixels on their way: less does not keep memory busy, more is of no use."""
@@ -91,6 +108,7 @@ class StreamKernel(ContractionKernel):
     """1x1 convolutions; a choice is an index of :data:`STREAMS`."""
 
     name = "stream"
+    adds_statistics = True
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if machine.arch != ARCH:
@@ -123,14 +141,16 @@ class StreamKernel(ContractionKernel):
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """One for each way to share work.
 
-        Filters that pass are measured where something comes before the product: else those that
-        stay, or cuDNN's kernels, are as fast.
+        Filters that pass are measured where something comes before the product, or sums after it:
+        else those that stay, or cuDNN's kernels, are as fast.
         """
         limit = machine.shared_bytes
         fitting = [
             i
             for i, one in enumerate(STREAMS)
-            if (problem.before or one.stays) and _slabs(problem, one, limit)
+            if (problem.before or problem.statistics or one.stays)
+            and (one.adds or not problem.statistics)
+            and _slabs(problem, one, limit)
         ]
         least: dict[tuple[bool, bool, int], int] = {}
         for i in sorted(fitting, key=lambda i: _work(problem, STREAMS[i])):
@@ -143,7 +163,8 @@ class StreamKernel(ContractionKernel):
         """A block for each multiprocessor.
 
         Arguments: image, filter, the others, the vectors of what comes after, those of what comes
-        before, the result; then the numbers of :meth:`numbers`.
+        before, the result, the parts of its mean and variance if they are wanted; then the numbers
+        of :meth:`numbers`.  What joins the parts takes them, the mean and the variance.
         """
         stream = STREAMS[choice]
         element = TYPES[problem.x.dtype]
@@ -154,7 +175,10 @@ class StreamKernel(ContractionKernel):
             "STAYS": int(stream.stays),
             "GROUPS": stream.groups,
             "HOPPER": hopper_text(problem.x.dtype, stream.columns),
-            "PARAMETERS": parameters_of(problem, _NAMES),
+            "PARAMETERS": parameters_of(
+                problem, _NAMES, results=["float *part"] if problem.statistics else []
+            ),
+            **_moments(problem),
             "BEFORE": int(bool(problem.before)),
             "BEFORE_VECTORS": _before_vectors(problem),
             "SCALE4": _scale(problem, "k", "slab * 4 + k"),
@@ -174,10 +198,28 @@ class StreamKernel(ContractionKernel):
         slabs = _slabs(problem, stream, machine.shared_bytes)
         assert slabs, f"{problem.describe()} does not fit a stream {stream}"
         shared = _fixed(problem, stream) + slabs * (stream.slab + 16)
-        groups = -(-problem.w.shape[0] // stream.filters)
-        tiles = -(-_pixels(problem) // stream.pixels)
-        blocks = min(tiles, max(1, machine.multiprocessors // groups))
-        return [Launch(source, (blocks, groups, 1), (stream.threads, 1, 1), shared)]
+        groups = _rounds(problem, stream)
+        blocks = _blocks(problem, stream, machine)
+        first = Launch(source, (blocks, groups, 1), (stream.threads, 1, 1), shared)
+        if not problem.statistics:
+            return [first]
+        return [first, join_parts(tile_parts(problem, stream.pixels, blocks))]
+
+    def arguments(
+        self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
+    ) -> list[list[KernelArgument]]:
+        if not problem.statistics:
+            return super().arguments(problem, choice, at, machine)
+        reads = (at.x, at.w, *at.others, *at.vectors, *at.before)
+        numbers = self.numbers(problem, choice, machine)
+        return [[*reads, at.y, at.workspace, *numbers], [at.workspace, *at.statistics]]
+
+    def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
+        if not problem.statistics:
+            return 0
+        stream = STREAMS[choice]
+        blocks = _blocks(problem, stream, machine)
+        return tile_parts(problem, stream.pixels, blocks).bytes
 
     def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
         stream = STREAMS[choice]
@@ -205,8 +247,18 @@ def _work(problem: ContractionProblem, stream: Stream) -> int:
     """Of a pixel, by the results that are computed, also those that nobody wants; each round reads
     it again: 128 to 512 channels on 28 x 28, with a residual, take 68 us at batch 128 in rounds of
     128 filters and 74 in those of 192 (one H200)."""
-    rounds = -(-problem.w.shape[0] // stream.filters)
-    return rounds * (stream.filters + _READ_AGAIN)
+    return _rounds(problem, stream) * (stream.filters + _READ_AGAIN)
+
+
+def _rounds(problem: ContractionProblem, stream: Stream) -> int:
+    """How many blocks make all filters."""
+    return -(-problem.w.shape[0] // stream.filters)
+
+
+def _blocks(problem: ContractionProblem, stream: Stream, machine: Machine) -> int:
+    """How many blocks share the pixels."""
+    tiles = -(-_pixels(problem) // stream.pixels)
+    return min(tiles, max(1, machine.multiprocessors // _rounds(problem, stream)))
 
 
 def _pixels(problem: ContractionProblem) -> int:
@@ -230,6 +282,19 @@ def _slabs(problem: ContractionProblem, stream: Stream, limit: int) -> int:
         return count if count >= _LEAST_PASSING else 0
     count = min(count, _MOST_SLABS // stream.slab)
     return count if count * stream.slab >= _LEAST_SLABS else 0
+
+
+def _moments(problem: ContractionProblem) -> dict[str, str]:
+    """How threads add up mean and variance of what they write, if that is wanted."""
+    if not problem.statistics:
+        return dict.fromkeys(("MOMENTS", "MOMENTS_BEGIN", "MOMENTS_ADD", "MOMENTS_END"), "")
+    all = "(float *)(md_shared + (ring - begins))"
+    return {
+        "MOMENTS": fill(template("moments.cu"), {"LARGEST": LARGEST}),
+        "MOMENTS_BEGIN": "  Moments moments;",
+        "MOMENTS_ADD": "    add(moments, chunks, left - row0);",
+        "MOMENTS_END": f"  leave(moments, {all}, part, n0, filters);",
+    }
 
 
 _NAMES = ("filters", "chunks", "slabs", "tiles", "pixels", "x", "y")

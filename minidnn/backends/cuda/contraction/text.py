@@ -33,17 +33,22 @@ def source_of(file: str, parts: Mapping[str, object], specific: bool = False) ->
     return KernelSource.named(Path(file).stem, text, "$NAME$", specific)
 
 
-def parameters_of(problem: ContractionProblem, names: Sequence[str], distances: bool = True) -> str:
+def parameters_of(
+    problem: ContractionProblem,
+    names: Sequence[str],
+    distances: bool = True,
+    results: Sequence[str] = (),
+) -> str:
     """Image, filter, the other tensors, the vectors of what comes after, those of what comes
-    before, the result; then the numbers of those names, and the others' distances if they are
-    asked for."""
+    before, the result and further ones; then the numbers of those names, and the others' distances
+    if they are asked for."""
     element = TYPES[problem.x.dtype]
     pointers = ["x", "w"]
     pointers += [f"x{1 + i}" for i in range(len(problem.others))]
     pointers += [f"v{i}" for i in range(len(problem.vectors))]
     pointers += [f"u{i}" for i in range(len(problem.before_vectors))]
     parameters = [f"const {element} *__restrict__ {name}" for name in pointers]
-    parameters.append(f"{element} *__restrict__ y")
+    parameters += (f"{element} *__restrict__ y", *results)
     parameters += [f"const long long P_{name}" for name in names]
     if distances:
         parameters += [f"const long long P_other{i}" for i in range(len(problem.others))]

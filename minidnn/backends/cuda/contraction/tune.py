@@ -41,6 +41,7 @@ from .recipe import (
     finish_of,
     prepare_of,
     room,
+    sums_of,
     target,
 )
 
@@ -97,7 +98,7 @@ def launches_of(
     that is known."""
     found: list[Launch | None] = []
     for form in forms_of(problem, machine) if known is None else [known.form]:
-        found += [prepare_of(problem, form), finish_of(problem, form)]
+        found += [prepare_of(problem, form), finish_of(problem, form), *sums_of(problem, form)]
         if form.kernel is not None:
             choices = form.kernel.choices(problem, machine)
             for choice in choices if known is None else [known.engine]:

@@ -118,7 +118,7 @@ class WinogradKernel(ContractionKernel):
         products = [at.x, at.workspace, sums, *second]
         return [filters, products, [sums, at.w, *behind, *third[0]]]
 
-    def workspace(self, problem: ContractionProblem, choice: int) -> int:
+    def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
         """Bytes of the transformed filter, and of parts behind it."""
         shape, parts = DIVISIONS[choice]
         return _filter_bytes(problem, shape) + part_bytes(problem, parts)

@@ -1,0 +1,159 @@
+"""sum_behind: mean and variance of what a contraction makes are results of the contraction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minidnn.backends.cuda.target import CudaTarget
+from minidnn.fusion.contraction import parts_of
+from minidnn.fusion.region import FusedContraction
+from minidnn.fusion.target import Target
+from minidnn.graph import operators as ops
+from minidnn.graph.ir import Graph, Node
+from minidnn.graph.operator import Contraction
+from minidnn.graph.trace import apply
+from minidnn.passes.absorb import ABSORB
+from minidnn.passes.infrastructure import Context
+from minidnn.passes.sum_behind import SUM_BEHIND
+from minidnn.passes.sum_together import SUM_TOGETHER
+from tests.passes.build import Build, assert_same, constant, conv, graph_of, ops_of, relu, run
+
+X = (2, 4, 6, 7)
+AXES = (0, 2, 3)
+
+
+class Adding(Target):
+    """Adds up whatever contractions make, and computes what follows them in their kernels."""
+
+    def refuse_sums(self, reduction: Node) -> str | None:
+        return None
+
+    def refuse_statistics(self, contraction: Node) -> str | None:
+        return None
+
+
+class Plain(Adding):
+    def refuse_statistics(self, contraction: Node) -> str | None:
+        return "it adds nothing up"
+
+
+def moments(x: Any) -> list[Any]:
+    mean = apply(ops.Reduce("mean", AXES, dtype="float32"), x)
+    return [mean, apply(ops.Variance("float32"), x, mean)]
+
+
+def after(build: Build, context: Context | None = None) -> Graph:
+    before = graph_of(build, X)
+    context = context or Context(Adding())
+    result = before
+    for step in (ABSORB, SUM_TOGETHER, SUM_BEHIND):
+        result = run(result, step, context=context)
+    assert_same(before, result)
+    return result
+
+
+def normalized(t: Any, x: Any) -> Any:
+    y = conv(t, x, 3)
+    return [relu(y), relu(apply(ops.Sigmoid(), y)), *moments(y)]
+
+
+def region_of(graph: Graph) -> tuple[Node, list[Node]]:
+    """The fused contraction of a graph, and what it computes."""
+    (found,) = (
+        (node, node.op.body.nodes) for node in graph.nodes if isinstance(node.op, FusedContraction)
+    )
+    return found[0], list(found[1])
+
+
+def test_a_convolution_has_three_results() -> None:
+    found = after(normalized)
+    node, inner = region_of(found)
+    assert [value.shape for value in node.outputs] == [(2, 3, 6, 7), (3,), (3,)]
+    assert [each.op.name for each in inner] == ["Conv2d", "Reduce", "Variance"]
+    parts = parts_of(node)
+    assert isinstance(parts.node.op, Contraction) and not parts.prologue and not parts.epilogue
+    assert [value.shape for value in parts.statistics] == [(3,), (3,)]
+    assert parts.result is inner[0].output
+
+
+def test_what_was_absorbed_is_added_up() -> None:
+    def build(t: Any, x: Any) -> Any:
+        y = relu(conv(t, x, 3))
+        return [y, relu(apply(ops.Sigmoid(), y)), *moments(y)]
+
+    node, inner = region_of(after(build))
+    names = [each.op.name for each in inner]
+    assert names == ["Conv2d", "ReLU", "Reduce", "Variance"]
+    assert len(parts_of(node).epilogue) == 1
+
+
+def test_a_refusal_is_noted() -> None:
+    context = Context(Plain())
+    assert "FusedSums" in ops_of(after(normalized, context))
+    assert any("it adds nothing up" in note for note in context.notes.values())
+
+
+def test_strategies_that_leave_layers_apart_do_not_add_up() -> None:
+    found = after(normalized, Context(Adding(), "layers"))
+    assert not any(isinstance(node.op, FusedContraction) for node in found.nodes)
+
+
+def test_without_fuel_nothing_happens() -> None:
+    fuel = len(_rewrites(normalized)) - 1
+    found = after(normalized, Context(Adding(), fuel=fuel))
+    assert "FusedSums" in ops_of(found)
+
+
+def _rewrites(build: Build) -> list[Any]:
+    context = Context(Adding())
+    after(build, context)
+    return context.rewrites
+
+
+def test_other_sweeps_stay() -> None:
+    """A sum, a variance around a mean that is given, of what two contractions make, of a result
+    that nobody else reads, and whose mean nobody reads."""
+
+    def alone(t: Any, x: Any) -> Any:
+        y = conv(t, x, 3)
+        return [relu(y), relu(apply(ops.Sigmoid(), y)), apply(ops.Reduce("sum", AXES), y)]
+
+    def given(t: Any, x: Any) -> Any:
+        y, mean = conv(t, x, 3), constant(t, (3,), "mean")
+        return [y, apply(ops.Variance("float32"), y, mean)]
+
+    def two(t: Any, x: Any) -> Any:
+        y, z = conv(t, x, 3), conv(t, x, 3)
+        return [y, z, *moments(apply(ops.Add(), y, z))]
+
+    def unread(t: Any, x: Any) -> Any:
+        return moments(conv(t, x, 3))
+
+    def no_mean(t: Any, x: Any) -> Any:
+        y = conv(t, x, 3)
+        return [y, moments(y)[1]]
+
+    for build in (alone, given, two, unread, no_mean):
+        found = after(build)
+        regions = [n for n in found.nodes if isinstance(n.op, FusedContraction)]
+        assert all(not parts_of(node).statistics for node in regions), build.__name__
+
+
+def test_cuda_adds_up_behind_products_of_pixels_in_half_precision() -> None:
+    def refused(shape: tuple[int, ...], filters: int, dtype: str, *geometry: Any) -> str | None:
+        def build(t: Any, x: Any) -> Any:
+            return conv(t, x, filters, *geometry)
+
+        node = graph_of(build, shape).nodes[-1]
+        halves = Node(node.op, [_as(v, dtype) for v in node.inputs], "conv")
+        return CudaTarget(precision=dtype).refuse_statistics(halves)
+
+    def _as(value: Any, dtype: str) -> Any:
+        from minidnn.graph.ir import Value
+        from minidnn.graph.types import TensorType
+
+        return Value(TensorType(value.shape, dtype), value.name)
+
+    assert refused(X, 8, "bfloat16") is None
+    assert "half precision" in (refused(X, 8, "float32") or "")
+    assert "1x1" in (refused(X, 8, "bfloat16", 3) or "")
