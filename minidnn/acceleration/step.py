@@ -26,6 +26,7 @@ from minidnn.graph.ir import Graph
 from minidnn.passes.fold_batch_norm import fold_batch_norm
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.mix_precision import mixed
+from minidnn.passes.share_joins import share_joins
 
 #: For so many choices of what requires a gradient programs are kept.
 _CHOICES = 4
@@ -129,7 +130,9 @@ class Pair:
         places = {node: place for place, node in enumerate(part.inputs)}
         self._written = [places[node] for node in part.written]
         mixed = narrow is not None
-        self.halves = Halves(part.graph, trained, len(part.outputs), compute_again=mixed)
+        # Joins of joins before there are gradients by them: these are added up join by join, too.
+        graph = share_joins(part.graph, Context())
+        self.halves = Halves(graph, trained, len(part.outputs), compute_again=mixed)
         self._engine, self._narrow = engine, narrow
         #: Of each result of the program forwards its dtype, and which are kept channels last.
         self._dtypes: list[str] = []

@@ -5,8 +5,9 @@ come after it has returned.  So there are two programs, and values kept between 
 
 Kept are values that lie in memory anyway: those that contractions, reductions and windows give or
 read.  What is element-wise or moves elements is computed of them again, fused with what reads it.
-So is, if that is asked for, what contractions read: where it is made of one other kept value,
-element by element, its element-wise readers compute it again, as they read that value, too.
+So is, if that is asked for, what contractions read: where it is made of one other kept value, or of
+a join of such, element by element, its element-wise readers compute it again, as they read that
+value, too.
 
 A window over the graph's values that gradients alone need, as the places of maxima, runs forwards,
 where its neighbours do, and what it gives is kept.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from minidnn.gradients.reverse import pullback, reached_values
 from minidnn.graph.ir import Constant, Graph, Node, Value
@@ -166,19 +168,21 @@ def _kept(graph: Graph, needed: Sequence[Value]) -> tuple[list[Value], set[Node]
 
 
 def _made_of_one(graph: Graph, kept: Sequence[Value], again: Collection[Node]) -> set[Node]:
-    """The nodes that compute kept values, each of one other kept value and of what is as small as a
-    number for each channel, if all of that is there."""
+    """The nodes that compute kept values, each of one other value that is kept or moved and of what
+    is as small as a number for each channel, if all of that is there."""
     there = {*kept, *graph.inputs, *(value for node in again for value in node.outputs)}
+    moved = (node.outputs for node in again if node.op.kind == "movement")
+    whole = {*kept, *chain.from_iterable(moved)}
     found: set[Node] = set()
     for value in kept:
-        chain: dict[Node, None] = {}
+        nodes: dict[Node, None] = {}
         read: set[Value] = set()
         pending = [value]
-        while pending and len(chain) <= _MOST_NODES:
+        while pending and len(nodes) <= _MOST_NODES:
             node = pending.pop().producer
             if node is None or node.op.kind != "elementwise":
                 break
-            chain[node] = None
+            nodes[node] = None
             for operand in node.inputs:
                 is_large = operand.type.size * _SMALL > value.type.size
                 if operand in there and operand is not value:
@@ -186,8 +190,8 @@ def _made_of_one(graph: Graph, kept: Sequence[Value], again: Collection[Node]) -
                 elif not isinstance(operand, Constant):
                     pending.append(operand)
         else:
-            if len(chain) <= _MOST_NODES and len(read) == 1 and read <= {*kept}:
-                found |= chain.keys()
+            if len(nodes) <= _MOST_NODES and len(read) == 1 and read <= whole:
+                found |= nodes.keys()
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,18 @@ def two_products() -> Graph:
         scale = trace.input(TensorType((4, 1, 1)), "scale")
         other = trace.input(TensorType((5, 4, 2, 2)), "other")
         y: Any = apply(ops.Conv2d(), x, kernel)
+        return trace.graph([apply(ops.Conv2d(), apply(ops.Tanh(), y * scale), other)])
+
+
+def joined() -> Graph:
+    """What the last product is of is made, element by element, of a join of what others give."""
+    with tracing("joined") as trace:
+        x = trace.input(TensorType((2, 3, 6, 6)), "x")
+        kernel = trace.input(TensorType((4, 3, 3, 3)), "kernel")
+        scale = trace.input(TensorType((8, 1, 1)), "scale")
+        other = trace.input(TensorType((5, 8, 2, 2)), "other")
+        y: Any = apply(ops.Conv2d(), x, kernel)
+        y = apply(ops.Concat(1), y, apply(ops.Conv2d(), x, kernel * 2))
         return trace.graph([apply(ops.Conv2d(), apply(ops.Tanh(), y * scale), other)])
 
 
@@ -83,16 +96,23 @@ def test_what_is_kept_lies_in_memory_anyway() -> None:
     assert halves.backward.given == (0, 2)
 
 
-def test_what_a_product_reads_is_computed_again_of_the_product_before() -> None:
-    graph, found = two_products(), []
+@pytest.mark.parametrize(
+    ("make", "kept_names"),
+    [(two_products, ["conv2d", "tanh"]), (joined, ["conv2d", "conv2d.1", "tanh"])],
+)
+def test_what_a_product_reads_is_computed_again(
+    make: Callable[[], Graph], kept_names: list[str]
+) -> None:
+    """Of the product before, or of a join of such."""
+    graph, found = make(), []
     arrays = arrays_of(graph)
     seed = np.random.default_rng(1).standard_normal(graph.outputs[0].shape)
     for compute_again in (False, True):
         halves = Halves(graph, (1, 2, 3), compute_again=compute_again)
         backward = halves.backward
         kept = halves.forward.outputs[len(graph.outputs) :]
-        assert [value.name for value in kept] == ["conv2d", "tanh"]
-        readers = backward.graph.readers[backward.graph.inputs[len(backward.given) + 1]]
+        assert [value.name for value in kept] == kept_names
+        readers = backward.graph.readers[backward.graph.inputs[len(backward.given) + len(kept) - 1]]
         kinds = {node.op.kind for node in readers}
         assert ("elementwise" in kinds) is not compute_again and "contraction" in kinds
         results = run(halves.forward, arrays)

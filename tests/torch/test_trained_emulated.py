@@ -18,7 +18,7 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.graph.expression import linearize
 from minidnn.graph.ir import Graph, Node
 from minidnn.graph.operator import Elementwise
-from minidnn.graph.operators import Transpose
+from minidnn.graph.operators import TakeChannels, Transpose
 from minidnn.graph.types import rounded_to
 from tests.cuda.cards import H200
 from tests.cuda.lowered import planned_mixed
@@ -115,3 +115,38 @@ def test_a_backward_pass_stores_no_normalized_images() -> None:
     assert images and {value.dtype for value in images} == {"bfloat16"}
     sums = [node for node in nodes if isinstance(node.op, FusedSums)]
     assert sorted(len(n.outputs) for n in sums if n.inputs[0].type.rank == 4)[-2:] == [2, 2]
+
+
+class Dense(nn.Module):
+    """Layers of which each reads a join of all before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (64, 96, 128)
+        self.first = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList(map(nn.BatchNorm2d, (*widths, 160)))
+        self.layers = nn.ModuleList(nn.Conv2d(w, 32, 3, padding=1, bias=False) for w in widths)
+        self.head = nn.Linear(160, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values = [self.first(x)]
+        for norm, layer in zip(self.norms[:-1], self.layers, strict=True):
+            values.append(layer(norm(torch.cat(values, 1)).relu()))
+        return self.head(self.norms[-1](torch.cat(values, 1)).relu().mean((2, 3)))
+
+
+def test_a_backward_pass_through_joins_is_a_trainers() -> None:
+    """Sums read a join and a gradient, and store nothing; gradients are added up join by join."""
+    fast: Any = md.optimize(Dense().train(), device="reference")
+    with torch.autocast("cpu", torch.bfloat16):
+        fast.prepare(torch.randn(16, 3, 32, 32))
+    (part,) = program(fast).parts
+    (pair,) = part.pairs.values()
+    ((_, backward),) = pair.backwards.values()
+    nodes = planned_mixed(backward.part.graph, "bfloat16").graph.nodes
+    images = [v for n in nodes for v in n.outputs if v.type.rank == 4 and v.shape[2:] == (32, 32)]
+    assert images and {value.dtype for value in images} == {"bfloat16"}
+    sums = [n for n in nodes if isinstance(n.op, FusedSums) and n.inputs[0].type.rank == 4]
+    assert [len(node.outputs) for node in sums] == [2] * 4  # one sweep for each normalization
+    parts = [node for node in nodes if isinstance(node.op, TakeChannels)]
+    assert len(parts) == 2 * 3  # of the gradient of each join what was joined before, and the rest
