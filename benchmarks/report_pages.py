@@ -320,6 +320,14 @@ PAGES = (
                 "The peak of a step. PyTorch is eager at batch 32 and compiled at batch 128.",
             ),
             Section(
+                "Mean and variance behind convolutions",
+                "fused_statistics_h100.jsonl",
+                "python -m benchmarks.fused_statistics FILE resnet50 --pointwise",
+                training_report.statistics,
+                "The fastest convolution by itself; with a sweep of its result; by a kernel of "
+                "ours that adds up what it writes; by cuDNN's fused engines, float16 only.",
+            ),
+            Section(
                 "Two GPUs",
                 "distributed_2_h100.jsonl",
                 "minidnn launch --processes 2 benchmarks/distributed_step.py resnet50 --precision "

@@ -85,6 +85,24 @@ def fusion(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def statistics(rows: Sequence[Row]) -> str:
+    """Microseconds of convolutions with mean and variance of their results, and milliseconds of
+    all 1x1 ones of a step."""
+    ways = ("alone", "sweep", "added", "cudnn")
+    lines = _head("convolution", "precision", "times", *(f"{way}, us" for way in ways))
+    totals: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        times = ("" if row[way] is None else f"{1e3 * row[way]:.1f}" for way in ways)
+        lines.append(_line(row["convolution"], row["precision"], row["count"], *times))
+        sums = totals.setdefault((row["network"], row["precision"]), [0.0, 0.0])
+        sums[0] += row["count"] * row["sweep"]
+        sums[1] += row["count"] * min(row["sweep"], row["added"] or row["sweep"])
+    for (name, precision), (swept, chosen) in totals.items():
+        text = f"{swept:.2f} ms with sweeps, {chosen:.2f} ms by the faster way."
+        lines += ["", f"All of these in a step of {name}, {precision}: {text}"]
+    return "\n".join(lines)
+
+
 def _head(*titles: str) -> list[str]:
     return [_line(*titles), "|" + "---|" * len(titles)]
 
