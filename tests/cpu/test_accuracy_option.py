@@ -9,7 +9,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cpu.isa import Isa
+from minidnn.backends.cpu.isa import Isa, best_isa, why_no_bfloat16
 from minidnn.errors import GraphError
 
 SHAPE = (1, 64, 28, 28)
@@ -83,3 +83,13 @@ def test_high_accuracy_of_long_sums(rows: int, isa: Isa, own_cache: None) -> Non
 def test_other_values_are_refused(own_cache: None) -> None:
     with pytest.raises(GraphError, match="accuracy='low'; valid are 'normal', 'direct', 'high'"):
         md.compile(L.Conv2d(3, 3, 1), (1, 3, 4, 4), device="cpu", accuracy="low")
+
+
+@pytest.mark.skipif(
+    why_no_bfloat16(best_isa()) is not None, reason="this processor has no bfloat16"
+)
+def test_no_accuracy_is_promised_that_bfloat16_has_not() -> None:
+    network, _, _ = convolution()
+    reason = "accuracy='high' with precision='bfloat16': .*; valid are 'normal' and 'direct', or "
+    with pytest.raises(GraphError, match=reason + "precision='float32'"):
+        md.compile(network, SHAPE, device="cpu", precision="bfloat16", accuracy="high")

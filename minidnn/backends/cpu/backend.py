@@ -99,7 +99,7 @@ class CpuBackend:
         if precision == "bfloat16":
             isa = bfloat16_isa(isa)
         device = device_for(isa, threads)
-        return CpuTarget(device, isa.lanes, accuracy_option(options), precision)
+        return CpuTarget(device, isa.lanes, _accuracy(options, precision), precision)
 
     def unsupported(self, node: Node, precision: str) -> str | None:
         if not isinstance(node.op, (*_FLOAT, *_ANY, *_IN_FULL)):
@@ -122,7 +122,7 @@ class CpuBackend:
         guarded = options.get("guarded", False)
         if type(guarded) is not bool:
             raise GraphError(f"guarded={guarded!r}; valid are True (the debug mode) and False")
-        accuracy = accuracy_option(options)
+        accuracy = _accuracy(options, precision)
         isa, threads = _isa(options, usable_isa), _threads(options)
         if precision == "bfloat16":
             isa = bfloat16_isa(isa)
@@ -144,6 +144,16 @@ class CpuBackend:
             build = builder(plan, isa, threads, store=Store())
             tasks = tuned_tasks(plan, isa, threads, accuracy, tune, build)
         return builder(plan, isa, threads, guarded)(tasks)
+
+
+def _accuracy(options: Mapping[str, Any], precision: str) -> str:
+    accuracy = accuracy_option(options)
+    if accuracy == "high" and precision == "bfloat16":
+        raise GraphError(
+            "accuracy='high' with precision='bfloat16': no algorithm rounds bfloat16 less; valid are "
+            "'normal' and 'direct', or precision='float32'"
+        )
+    return accuracy
 
 
 def builder(
