@@ -129,8 +129,8 @@ def written() -> dict[str, str]:
         rows.append(f"| [{page.title}]({page.name}.md) | {page.about} |")
     about = "What has been measured. How to measure again: [measure](../how-to/measure.md)."
     about += (
-        " On the CPU all engines compute in exact float32 here, though OpenVINO takes bfloat16 by "
-        "default on processors that have it: `minidnn bench --dtype bfloat16` compares that."
+        " On the CPU all engines compute in exact float32 where no precision is named, though "
+        "OpenVINO takes bfloat16 by default on processors that have it."
     )
     about += "\n\n![The zoo beside other engines](beside-peers.svg)"
     table = ["| page | what it shows |", "|---|---|", *rows]

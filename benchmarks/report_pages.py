@@ -17,6 +17,7 @@ from benchmarks import (
     floors,
     fusion,
     fusion_bound,
+    low_precision_report,
     optimize_report,
     report_tables,
     scaling,
@@ -124,6 +125,7 @@ PAGES = (
             ),
         ),
     ),
+    low_precision_report.PAGE,
     Page(
         "cpu-chain",
         "BrainSlug's chain on the CPU",

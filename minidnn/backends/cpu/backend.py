@@ -150,8 +150,8 @@ def _accuracy(options: Mapping[str, Any], precision: str) -> str:
     accuracy = accuracy_option(options)
     if accuracy == "high" and precision == "bfloat16":
         raise GraphError(
-            "accuracy='high' with precision='bfloat16': no algorithm rounds bfloat16 less; valid are "
-            "'normal' and 'direct', or precision='float32'"
+            "accuracy='high' with precision='bfloat16': no algorithm rounds bfloat16 less; valid "
+            "are 'normal' and 'direct', or precision='float32'"
         )
     return accuracy
 
