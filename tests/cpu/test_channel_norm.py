@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
 import minidnn as md
-from minidnn.backends.cpu.isa import Isa
+from minidnn.backends.cpu.isa import ISAS, Isa
 from minidnn.fusion.region import FusedNormalization
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph
@@ -14,7 +16,15 @@ from minidnn.graph.trace import apply
 from minidnn.passes.turn_linear import FIRST, LAST
 from tests.passes.build import constant, conv, graph_of
 
-SHAPES = [(2, 3, 5, 7), (1, 96, 9, 9), (3, 70, 1, 1), (2, 1100, 3, 2), (1, 17, 40, 3)]
+from .warming import warm
+
+SHAPES: list[tuple[int, ...]] = [
+    (2, 3, 5, 7),
+    (1, 96, 9, 9),
+    (3, 70, 1, 1),
+    (2, 1100, 3, 2),
+    (1, 17, 40, 3),
+]
 
 
 def network(vectors: int, shape: tuple[int, ...]) -> Graph:
@@ -28,10 +38,18 @@ def network(vectors: int, shape: tuple[int, ...]) -> Graph:
     return graph_of(build, shape)
 
 
+@cache
+def networks(isa_name: str) -> dict[tuple[int, tuple[int, ...]], Graph]:
+    """Those with each number of vectors and each shape, their kernels compiled together."""
+    found = {(n, shape): network(n, shape) for n in (0, 1, 2) for shape in SHAPES}
+    warm([(g, how) for g in found.values() for how in ("model", "layers")], ISAS[isa_name])
+    return found
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_bits_are_those_of_rows(shape: tuple[int, ...], isa: Isa) -> None:
     for vectors in (0, 1, 2):
-        graph = network(vectors, shape)
+        graph = networks(isa.name)[vectors, shape]
         x = np.random.default_rng(0).standard_normal(shape).astype(np.float32) * 3 + 100
         x.flat[: shape[1]] = np.nan
         found = []

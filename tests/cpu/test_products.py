@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,14 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cpu.isa import Isa
+from minidnn.backends.cpu.isa import ISAS, Isa
 from minidnn.backends.cpu.linear import FEW_ROWS
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.types import TensorType
+from minidnn.layers.build import to_graph
+
+from .warming import warm
 
 # Rows, products and columns beside the sizes of register tiles, parts and tasks.
 SHAPES = [
@@ -34,9 +38,17 @@ def operands(graph: Graph) -> list[np.ndarray]:
     return [random.standard_normal(v.shape, np.float32) for v in graph.inputs]
 
 
+@cache
+def products(isa_name: str) -> dict[tuple[int, int, int], Graph]:
+    """Batches of products of each shape, their kernels compiled together."""
+    found = {shape: product(shape, (2,)) for shape in SHAPES}
+    warm([(graph, "model") for graph in found.values()], ISAS[isa_name])
+    return found
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 def test_products(isa: Isa, shape: tuple[int, int, int]) -> None:
-    graph = product(shape, (2,))
+    graph = products(isa.name)[shape]
     a, b = operands(graph)
     found = [md.compile(graph, device="cpu", isa=isa.name, threads=n)(a, b) for n in (1, 2, 3)]
     right = a.astype(np.float64) @ b
@@ -57,13 +69,33 @@ def test_special_values_stay_in_their_row_and_column(isa: Isa) -> None:
     np.testing.assert_allclose(found, right, 1e-4, 1e-4)
 
 
+ROWS_FEATURES_OUTPUTS = [(1, 7, 5), (17, 900, 35), (FEW_ROWS, 1700, 9)]
+
+
+def linear(features: int, outputs: int, bias: bool) -> L.Sequential:
+    net = L.Sequential(L.Linear(features, outputs, bias=bias), L.ReLU())
+    net.initialize(1)
+    return net
+
+
+@cache
+def warm_linear(isa_name: str) -> None:
+    graphs = [
+        (to_graph(linear(features, outputs, bias), (rows, features)), "model")
+        for rows, features, outputs in ROWS_FEATURES_OUTPUTS
+        for bias in (True, False)
+    ]
+    for stored in (False, True):
+        warm(graphs, ISAS[isa_name], stored=stored)
+
+
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("rows, features, outputs", [(1, 7, 5), (17, 900, 35), (FEW_ROWS, 1700, 9)])
+@pytest.mark.parametrize("rows, features, outputs", ROWS_FEATURES_OUTPUTS)
 def test_a_weight_read_as_it_lies_changes_no_bit(
     isa: Isa, rows: int, features: int, outputs: int, bias: bool
 ) -> None:
-    net = L.Sequential(L.Linear(features, outputs, bias=bias), L.ReLU())
-    net.initialize(1)
+    warm_linear(isa.name)
+    net = linear(features, outputs, bias)
     x = np.random.default_rng(0).standard_normal((rows, features), np.float32)
     x[0, features // 2] = np.nan
     given: dict[str, Any] = {"device": "cpu", "isa": isa.name}

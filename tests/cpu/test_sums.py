@@ -4,6 +4,7 @@ threads."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,16 @@ from torch.nn import functional as F
 
 import minidnn as md
 from minidnn.backends.cpu.argmax import print_argmax
+from minidnn.backends.cpu.isa import best_isa
 from minidnn.backends.cpu.reduce import print_reduce
 from minidnn.backends.cpu.softmax import print_softmax
 from minidnn.graph import operators as ops
 from minidnn.graph.operator import Operator
 from minidnn.graph.types import TensorType
 from minidnn.layers.activations import OperatorLayer
+from minidnn.layers.build import to_graph
+
+from .warming import warm
 
 ULP = float(np.finfo(np.float32).eps)
 Shape = tuple[int, ...]
@@ -44,6 +49,12 @@ SUMS: list[tuple[Operator, Shape, Reference]] = [
 ]
 
 
+@cache
+def warm_all() -> None:
+    """Compiles the kernels of all of them together."""
+    warm([(to_graph(OperatorLayer(op), shape), "model") for op, shape, _ in SUMS], best_isa())
+
+
 def drawn(op: Operator, shape: Shape, mean: float) -> np.ndarray:
     x = mean + np.random.default_rng(1).standard_normal(shape)
     if "Softmax" in op.name:
@@ -52,7 +63,10 @@ def drawn(op: Operator, shape: Shape, mean: float) -> np.ndarray:
 
 
 def computed(op: Operator, x: np.ndarray, threads: int = 2, device: str = "cpu") -> np.ndarray:
-    options: dict[str, Any] = {"threads": threads} if device == "cpu" else {}
+    options: dict[str, Any] = {}
+    if device == "cpu":
+        warm_all()
+        options["threads"] = threads
     exe = md.compile(OperatorLayer(op), x.shape, device=device, **options)
     result: np.ndarray = exe(x)
     return result

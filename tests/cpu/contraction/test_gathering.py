@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -10,7 +13,8 @@ from minidnn.backends.cpu.contraction.choose import choose_scheme, schemes_for
 from minidnn.backends.cpu.contraction.kernel import print_scheme
 from minidnn.backends.cpu.contraction.problem import Problem, problem_of
 from minidnn.backends.cpu.contraction.scheme import Scheme
-from minidnn.backends.cpu.isa import AVX2, AVX512, Isa
+from minidnn.backends.cpu.isa import AVX2, AVX512, ISAS, Isa
+from minidnn.backends.cpu.library import NativeFunction
 from minidnn.graph.operators import Add, ReLU, ScaleShift
 
 from .cases import conv
@@ -32,21 +36,33 @@ def problem_of_case(built: Built) -> Problem:
     return problem_of(built.parts, built.case.shape[0], source, tuple(others), result)
 
 
-@pytest.mark.parametrize("case", STRIDED, ids=str)
-def test_gathered_and_in_place_give_the_same_bits(case: Case, isa: Isa) -> None:
+def by_schemes(case: Case, isa: Isa) -> list[Built]:
+    """The case by the first scheme of each packing, and by the last: of other tiles and blocks."""
     built = build(case, isa)
     found: dict[tuple[str, str], Scheme] = {}
     for scheme in schemes_for(problem_of_case(built), bool(case.before), isa):
-        # The first of each packing, and the last: of other tiles and blocks.
         found.setdefault((scheme.packing, "first"), scheme)
         found[scheme.packing, "last"] = scheme
     assert {packing for packing, _ in found} == {"gathered", "blocks" if case.before else "none"}
-    inputs = inputs_of(built)
-    expected = reference(built, inputs)
+    return [replace(built, kernel=print_scheme(built.parts, each)) for each in found.values()]
+
+
+@cache
+def compiled(isa_name: str) -> dict[Case, list[tuple[Built, list[NativeFunction]]]]:
+    """All cases, their kernels compiled together."""
+    isa = ISAS[isa_name]
+    each = {case: by_schemes(case, isa) for case in STRIDED}
+    kernels = iter(compile_all([built for several in each.values() for built in several], isa))
+    return {case: [(built, next(kernels)) for built in several] for case, several in each.items()}
+
+
+@pytest.mark.parametrize("case", STRIDED, ids=str)
+def test_gathered_and_in_place_give_the_same_bits(case: Case, isa: Isa) -> None:
+    several = compiled(isa.name)[case]
+    inputs = inputs_of(several[0][0])
+    expected = reference(several[0][0], inputs)
     results = []
-    for scheme in found.values():
-        built.kernel = print_scheme(built.parts, scheme)
-        (kernels,) = compile_all([built], isa)
+    for built, kernels in several:
         for guard in (Guard.END, Guard.START):
             results.append(run(built, kernels, inputs, guard=guard))
     assert np.abs(results[0] - expected).max() < 1e-5 * np.abs(expected).max()
