@@ -1,5 +1,5 @@
-"""Tables of what ``training_step.py``, ``step_memory.py`` and ``distributed_step.py`` and
-``fusion_step.py`` measured."""
+"""Tables of what ``training_step.py``, ``step_memory.py`` and ``distributed_step.py``,
+``fusion_step.py`` and ``steps_per_launch.py`` measured."""
 
 from __future__ import annotations
 
@@ -52,6 +52,22 @@ def ranks(rows: Sequence[Row]) -> str:
         figures = (f"{alone:.0f}", f"{both:.0f}", f"{row['efficiency']:.3f}")
         lines.append(_line(row["network"], row["precision"], row["ranks"], row["batch"], *figures))
     return "\n".join(lines)
+
+
+def launches(rows: Sequence[Row]) -> str:
+    """Milliseconds of a small network's step, by how many are taken in a launch."""
+    counts = sorted({int(n.split()[1]) for row in rows for n in row["ms"] if n.startswith("fit")})
+    titles = ["network", "precision", "batch", "the GPU alone, ms", "losses unread, ms"]
+    titles += [f"{count} a launch, ms" for count in counts]
+    found = []
+    for row in rows:
+        ms = row["ms"]
+        fits = [ms[f"fit {count}"] for count in counts]
+        times = (f"{time:.3f}" for time in (row["device ms"], ms["unread"], *fits))
+        gain = f"{fits[0] / fits[-1]:.2f}"
+        same = "yes" if row["same losses"] else "**no**"
+        found.append([row["network"], row["precision"], row["batch"], *times, gain, same])
+    return markdown([*titles, f"gain of {counts[-1]}", "same losses"], found)
 
 
 def fusion(rows: Sequence[Row]) -> str:

@@ -88,6 +88,13 @@ def test_rows_of_all_networks(
     assert json.loads(path.read_text().splitlines()[0])["commit"] == "c"
 
 
+def test_the_table_of_launches() -> None:
+    row = {"network": "digits", "precision": "float32", "batch": 64, "device ms": 0.25}
+    row |= {"ms": {"unread": 0.75, "fit 1": 1.5, "fit 16": 0.5, "fit 4": 1.0}, "same losses": True}
+    *_, found = training_report.launches([row]).splitlines()
+    assert found == "| digits | float32 | 64 | 0.250 | 0.750 | 1.500 | 1.000 | 0.500 | 3.00 | yes |"
+
+
 def test_the_deepest_networks_come_first() -> None:
     names = sorted(fusion_step.NETWORKS, key=fusion_step._depth, reverse=True)
     assert names[:2] == ["densenet201", "densenet169"] and names[-1].startswith("squeezenet")

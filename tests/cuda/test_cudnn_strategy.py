@@ -20,7 +20,7 @@ from minidnn.backends.cuda.lower import Task
 from minidnn.cudnn import _cupy, handle, library
 from minidnn.cudnn.convolution.key import TensorKey
 from minidnn.cudnn.convolution.plan import Problem
-from minidnn.cudnn.enums import DataType
+from minidnn.cudnn.enums import DataType, MathType
 from minidnn.errors import UnsupportedError
 from minidnn.graph.ir import Graph
 from minidnn.layers.build import to_graph
@@ -95,6 +95,8 @@ def call(task: Task, addresses: list[int]) -> None:
         run = FunctionCall.restored(work.stored()).bind(addresses)
     else:
         assert isinstance(work, LayerConvolution)
+        halves = work.key.x.dtype in (DataType.CUDNN_DATA_HALF, DataType.CUDNN_DATA_BFLOAT16)
+        assert (work.key.math == MathType.CUDNN_TENSOR_OP_MATH) is halves
         x, w, y = (addresses[i] for i in work.order)
         run = FixedConvolution.of(Problem(work.key), 1, 0).bind((x, w, y, 0, 0, 0))
     added = isinstance(work, FunctionCall) and work.function == "cudnnAddTensor"

@@ -121,7 +121,6 @@ class Lowering:
         numbers = [int(number) for number in op.numbers]
         linear = w.type.rank == 2
         layout = TensorFormat.CUDNN_TENSOR_NCHW if planar else TensorFormat.CUDNN_TENSOR_NHWC
-        exact = exact_math(dtype)
         key = ConvolutionKey(
             operation=operation,  # type: ignore[arg-type]
             x=_rows(x) if linear else _tensor(x, planar),
@@ -133,7 +132,7 @@ class Lowering:
             groups=numbers[6],
             mode=ConvolutionMode.CUDNN_CROSS_CORRELATION,
             compute=DataType.CUDNN_DATA_FLOAT,
-            math=MathType.CUDNN_DEFAULT_MATH if self.tf32 else exact,
+            math=self._math(dtype),
             search="heuristic",
             deterministic=self.deterministic,
             workspace_limit=0,
@@ -142,6 +141,12 @@ class Lowering:
             device=0,
         )
         return LayerConvolution(key, self.exactly)
+
+    def _math(self, dtype: DataType) -> MathType:
+        """What products may be: of halves cuDNN leaves tensor cores out unless it is told."""
+        if dtype in (DataType.CUDNN_DATA_HALF, DataType.CUDNN_DATA_BFLOAT16):
+            return MathType.CUDNN_TENSOR_OP_MATH
+        return MathType.CUDNN_DEFAULT_MATH if self.tf32 else exact_math(dtype)
 
     def _dropout(self, node: Node, op: LayerFunction) -> Sequence[LibraryStep]:
         x, kept = node.inputs
