@@ -101,6 +101,33 @@ def test_channel_slices(kind: str) -> None:
     sweep(kind, chosen)
 
 
+@pytest.mark.parametrize("channels", [16, 64])
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_sums_of_bytes_are_exact(channels: int, dtype: str) -> None:
+    """By every plan."""
+    import numpy as np
+    import torch
+
+    random = np.random.default_rng(channels)
+    x, w = (
+        torch.from_numpy(random.integers(-128, 128, shape).astype(np.int8))
+        for shape in ((2, channels, 9, 11), (32, channels, 3, 3))
+    )
+    wanted = torch.nn.functional.conv2d(x.double(), w.double(), padding=1)
+    last = torch.channels_last
+    given = [each.to("cuda").to(memory_format=last) for each in (x, w)]
+    out = torch.empty(wanted.shape, dtype=getattr(torch, dtype), device="cuda")
+    out = out.to(memory_format=last)
+    g = Graph()
+    g.output(g.convolution(*g.tensors(*given), padding=1), like=out)
+    plans = g.plans(most_compiled=2)
+    assert plans
+    for plan in plans:
+        out.fill_(-1)
+        run(plan, given, out)
+        assert torch.equal(out.cpu().double(), wanted), plan
+
+
 EVERY = Case(4, 64, (14, 14), 64, (3, 3), (1, 1), (1, 1), (1, 1), 1, "float32", "NHWC", False)
 
 

@@ -56,6 +56,14 @@ def engines_of(g: Graph, **constraints: Any) -> list[int]:
     return [p.config.engine for p in g.plans(**constraints)]
 
 
+def test_engines_that_write_wrong_sums_of_bytes_are_left_out(fake: Install) -> None:
+    fake(*(FakeEngine() for _ in range(3)))
+    for dtype, engines in (("int32", [1, 2]), ("float32", [0, 1, 2])):
+        g = Graph()
+        g.output(g.convolution(g.tensor(X, "int8"), g.tensor(W, "int8")), dtype)
+        assert engines_of(g) == engines
+
+
 def test_every_descriptor_is_destroyed_over_many_uses(fake: Install, measured: Any) -> None:
     library = fake(FakeEngine(knobs=((2, 1),)), FakeEngine(workspace=64, lists=("A", "B")))
     measured({0: 2.0, 1: 1.0})

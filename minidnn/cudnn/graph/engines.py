@@ -77,6 +77,9 @@ with 5 x 5.
 _WIDE_POOLING = 3
 """The engine for pooling that is wrong, and writes out of bounds, for bfloat16."""
 
+_OTHER_SUMS = (0, 28)
+"""Engines that write other numbers than sums of bytes where these are int32."""
+
 _INT8_REORDER = (
     BehaviorNote.CUDNN_BEHAVIOR_NOTE_REQUIRES_FILTER_INT8x32_REORDER,
     BehaviorNote.CUDNN_BEHAVIOR_NOTE_REQUIRES_BIAS_INT8x32_REORDER,
@@ -104,6 +107,8 @@ def rejection(proposal: Proposal, spec: GraphSpec, constraints: Constraints) -> 
             return "it is less accurate than TF32 in float32 with windows over 3"
     if proposal.config.engine == _WIDE_POOLING and spec.pools_bfloat16:
         return "it writes float32 over bfloat16 outputs (seen with cuDNN 9.19)"
+    if proposal.config.engine in _OTHER_SUMS and spec.sums_bytes:
+        return "it writes wrong int32 sums of bytes (seen with cuDNN 9.19)"
     if constraints.deterministic and not proposal.deterministic:
         return "it is not deterministic"
     if constraints.accuracy == "high" and any(note in _TRANSFORMS for note in notes):

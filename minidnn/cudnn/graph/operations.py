@@ -164,8 +164,16 @@ class Operations:
         Activations go without ``_fwd``; their gradients are ``relu_bwd`` and so on and take
         (gradient, input).  Operands broadcast where a size is 1; numbers become scalars.
         ``parameters`` are ``relu_lower_clip``, ``relu_upper_clip``, ``relu_lower_clip_slope``,
-        ``elu_alpha``, ``softplus_beta``, ``swish_beta`` and ``axis``.
+        ``elu_alpha``, ``softplus_beta``, ``swish_beta`` and ``axis``.  The result has the dtype of
+        the first operand of its shape, which decides in what is computed.
         """
+        return self.pointwise_in(None, mode, *operands, **parameters)
+
+    def pointwise_in(
+        self, dtype: str | None, mode: str, *operands: Tensor | float, **parameters: float
+    ) -> Tensor:
+        """The same, computed in what a dtype is computed in, as a result of that dtype: float32 of
+        sums of bytes, for example."""
         kind = operation(mode)
         if len(operands) != kind.arity:
             raise GraphError(f"{mode} takes {kind.arity} operands, not {len(operands)}")
@@ -179,13 +187,16 @@ class Operations:
         tensors = [o if isinstance(o, Tensor) else self.constant(o, dims) for o in operands]
         shape = shapes.broadcast([t.shape for t in tensors], mode)
         lead = next((t for t in known if t.shape == shape), known[0])
-        result = self._result(shape, lead, "bool" if mode.startswith(("cmp", "logical")) else None)
+        if dtype is not None:
+            element_type(dtype)
+        compares = mode.startswith(("cmp", "logical"))
+        result = self._result(shape, lead, "bool" if compares else dtype)
         node = Pointwise(
             kind.name,
             tuple(t.index for t in tensors),
             result.index,
             tuple(sorted((name, float(value)) for name, value in parameters.items())),
-            _compute(lead),
+            _compute(lead) if dtype is None else element_type(dtype).compute,
         )
         self._add(node, *tensors)
         return result

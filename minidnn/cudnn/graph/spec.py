@@ -240,6 +240,17 @@ class GraphSpec:
         )
 
     @property
+    def sums_bytes(self) -> bool:
+        """Whether a convolution of bytes writes its sums in int32."""
+        return any(
+            self.tensors[node.x].dtype in ("int8", "uint8")
+            and self.tensors[node.y].dtype == "int32"
+            and not self.tensors[node.y].virtual
+            for node in self.nodes
+            if isinstance(node, Convolution)
+        )
+
+    @property
     def contracts_float32(self) -> bool:
         """Whether a convolution or matrix product reads float32, so that TF32 would matter."""
         return any(
