@@ -9,6 +9,7 @@ from minidnn.backends.cuda.tensor import Tensor
 #: bfloat16 lies in 16 bits, of which NumPy knows nothing.
 STORED: dict[str, np.dtype] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 STORED["bfloat16"] = np.dtype(np.uint16)
+STORED |= {name: np.dtype(name) for name in ("int8", "uint8", "int32")}
 
 
 def stored(array: np.ndarray, dtype: str) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import gcd
 
 from ..codegen.code import Code
@@ -26,6 +27,8 @@ _WIDEST = 16  # bytes of one access
 
 def print_copy(batch: int, source: Tensor, target: Tensor) -> Launch:
     """The kernel that copies a value; pointers are source and target."""
+    if source.dtype == "int32":  # the same bits are moved
+        source, target = (replace(t, dtype="float32") for t in (source, target))
     if source.rows * source.columns > 1 and source.channels > 1:
         ways = ((source, target), (target, source))
         if any(_is_planar(one) and _is_last(other) for one, other in ways):
@@ -112,7 +115,7 @@ def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
             code.line("#pragma unroll")
             code.line(f"for (int j = 0; j < {writes}; j++) pack.items[j] = tile[c + j][k];")
             place = f"y + (i * {to_inner}ll + o)"
-            wide = writes * target.itemsize > 2
+            wide = writes > 1 or target.itemsize > 2
             code.line(
                 f"md_write_word({place}, pack.word);" if wide else f"*({place}) = *pack.items;"
             )

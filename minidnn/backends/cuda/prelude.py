@@ -28,8 +28,9 @@ one must neither have ended nor have written there again: ``md_cluster_done()`` 
 thread reads no more, and ``md_cluster_leave()`` waits until all have said so.  Meeting and saying
 so wait for what the thread has written to global memory, too: store between done and leave.
 
-**Element types.**  ``float``, ``md_half`` and ``md_bf16`` in memory, float in registers.
-``md_value`` reads one, ``md_as<T>`` rounds to one, ``md_round<T>`` is the float that it then is.
+**Element types.**  ``float``, ``md_half``, ``md_bf16``, ``md_u8`` and ``md_s8`` in memory, float in
+registers.  ``md_value`` reads one, ``md_as<T>`` rounds to one, ``md_round<T>`` is the float that it
+then is; bytes saturate, lose fractions and are the least number of NaN.
 ``md_max_pairs<T>`` is ``md_max`` of two pairs of halves as they lie in registers, of which
 ``md_load_pairs`` reads as many as are wanted and ``md_of_pairs<T>(x, v)`` gives number v as float.
 ``md_load(x, p)`` and ``md_store(p, x)`` move N neighbours with accesses as wide as
@@ -70,6 +71,10 @@ MD_FUNCTION float md_min(float a, float b) {
   float c;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
+}
+// The least of NaN: both functions give the operand that is a number.
+MD_FUNCTION float md_clamp(float x, float least, float most) {
+  return fminf(fmaxf(x, least), most);
 }
 MD_FUNCTION float md_max_positive(float a, float b) {
   return __int_as_float(max(__float_as_int(a), __float_as_int(b)));
@@ -194,12 +199,20 @@ MD_FUNCTION float md_narrow_quotient(float x, float high, float low) {
 }
 struct md_half { unsigned short bits; };
 struct md_bf16 { unsigned short bits; };
+struct md_u8 { unsigned char bits; };
+struct md_s8 { signed char bits; };
+MD_FUNCTION float md_within(md_u8, float x) { return md_clamp(x, 0.0f, 255.0f); }
+MD_FUNCTION float md_within(md_s8, float x) { return md_clamp(x, -128.0f, 127.0f); }
 MD_FUNCTION float md_value(float x) { return x; }
 MD_FUNCTION float md_value(md_half x) { return md_from_half(x.bits); }
 MD_FUNCTION float md_value(md_bf16 x) { return floatbits((unsigned int)x.bits << 16); }
+MD_FUNCTION float md_value(md_u8 x) { return (float)x.bits; }
+MD_FUNCTION float md_value(md_s8 x) { return (float)x.bits; }
 MD_FUNCTION void md_set(float &y, float x) { y = x; }
 MD_FUNCTION void md_set(md_half &y, float x) { y.bits = md_to_half(x); }
 MD_FUNCTION void md_set(md_bf16 &y, float x) { y.bits = md_to_bf16(x); }
+MD_FUNCTION void md_set(md_u8 &y, float x) { y.bits = (unsigned char)(int)md_within(y, x); }
+MD_FUNCTION void md_set(md_s8 &y, float x) { y.bits = (signed char)(int)md_within(y, x); }
 template <class T> MD_FUNCTION T md_as(float x) {
   T y;
   md_set(y, x);
@@ -209,12 +222,17 @@ MD_FUNCTION float md_rounded(float, float x) { return x; }
 MD_FUNCTION float md_rounded(md_half, float x) { return md_from_half(md_to_half(x)); }
 // As one of a pair: on its own, the conversion has a quarter of the rate.
 MD_FUNCTION float md_rounded(md_bf16, float x) { return floatbits(md_pair_of_bf16s(0.0f, x)); }
+MD_FUNCTION float md_rounded(md_u8 y, float x) { return (float)(int)md_within(y, x); }
+MD_FUNCTION float md_rounded(md_s8 y, float x) { return (float)(int)md_within(y, x); }
 template <class T> MD_FUNCTION float md_round(float x) { return md_rounded(T(), x); }
 template <int Bytes> struct md_word;
+template <> struct md_word<1> { typedef unsigned char type; };
 template <> struct md_word<2> { typedef unsigned short type; };
 template <> struct md_word<4> { typedef unsigned int type; };
 template <> struct md_word<8> { typedef uint2 type; };
 template <> struct md_word<16> { typedef uint4 type; };
+struct md_two_words { uint4 low, high; };
+template <> struct md_word<32> { typedef md_two_words type; };
 template <int N, class T> union md_pack {
   typename md_word<N * sizeof(T)>::type word;
   T items[N];
@@ -284,6 +302,8 @@ template <int N, class T> MD_FUNCTION void md_store(T *p, const float (&x)[N]) {
 }
 MD_FUNCTION unsigned int md_as_pair(md_half, float a, float b) { return md_pair_of_halves(a, b); }
 MD_FUNCTION unsigned int md_as_pair(md_bf16, float a, float b) { return md_pair_of_bf16s(a, b); }
+MD_FUNCTION void md_write_word(void *p, unsigned char x) { *(unsigned char *)p = x; }
+MD_FUNCTION void md_write_word(void *p, unsigned short x) { *(unsigned short *)p = x; }
 MD_FUNCTION void md_write_word(void *p, unsigned int x) { *(unsigned int *)p = x; }
 template <int N, class T> MD_FUNCTION void md_write(T *p, const float (&x)[N]) {
   md_pairs<N / 2> pairs;
@@ -311,6 +331,14 @@ template <int N, class T> MD_FUNCTION void md_store_row(T *p, const float (&x)[N
     words[N / 2 - 1] = pairs[N / 2 - 1];
   }
 }
+template <int N, class T> MD_FUNCTION void md_write_bytes(T *p, const float (&x)[N]) {
+  md_pack<N, T> pack;
+  #pragma unroll
+  for (int i = 0; i < N; i++) pack.items[i] = md_as<T>(x[i]);
+  md_write_word(p, pack.word);
+}
+template <int N> MD_FUNCTION void md_write(md_u8 *p, const float (&x)[N]) { md_write_bytes(p, x); }
+template <int N> MD_FUNCTION void md_write(md_s8 *p, const float (&x)[N]) { md_write_bytes(p, x); }
 template <int N> MD_FUNCTION void md_write(float *p, const float (&x)[N]) {
   md_pairs<N> words;
   #pragma unroll
@@ -320,6 +348,7 @@ template <int N> MD_FUNCTION void md_write(float *p, const float (&x)[N]) {
 """
 
 TYPES = {"float32": "float", "float16": "md_half", "bfloat16": "md_bf16"}
+TYPES |= {"uint8": "md_u8", "int8": "md_s8"}
 """The names of element types in CUDA."""
 
 

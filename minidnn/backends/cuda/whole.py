@@ -8,7 +8,6 @@ from ..codegen.functions import WHOLE_FUNCTIONS
 from .prelude import TYPES
 
 STORED = {**TYPES, "int32": "int", "int64": "long long", "bool": "unsigned char"}
-STORED |= {"uint8": "unsigned char"}
 """The element types of all values; a bool is a byte of 0 or 1."""
 
 HELPERS = "typedef long long int64;\n" + CUDA.fill(WHOLE_FUNCTIONS)

@@ -381,6 +381,10 @@ MD_FUNCTION float md_min(float a, float b) {
   if (a == b) return floatbits(intbits(a) | intbits(b));
   return a < b ? a : b;
 }
+MD_FUNCTION float md_clamp(float x, float least, float most) {
+  const float y = x > least ? x : least;
+  return y < most ? y : most;
+}
 MD_FUNCTION float md_max_positive(float a, float b) {
   return floatbits(max((int)intbits(a), (int)intbits(b)));
 }
