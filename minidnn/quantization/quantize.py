@@ -45,9 +45,9 @@ def quantize(
     Normalizations go into weights first.  Then each input of a convolution or linear layer is
     rounded to 256 numbers, by a scale and a zero that follow from its values on ``data``; so is
     each weight, by scales that follow from the weight itself.  The result is a graph with QDQ: it
-    says where numbers are rounded, and computes in float32 by itself.  Compiled for the CPU its
-    layers multiply bytes; ``save_graph`` keeps it, ``save_onnx`` exports it, and ``compare`` with
-    ``original=network`` tells what each layer lost.
+    says where numbers are rounded, and computes in float32 by itself.  Compiled for the CPU or CUDA
+    its layers multiply bytes; ``save_graph`` keeps it, ``save_onnx`` exports it, and ``compare``
+    with ``original=network`` tells what each layer lost.
 
     Args:
         network: what ``compile`` takes, in float32.

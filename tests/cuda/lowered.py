@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,9 +42,11 @@ Kernel = tuple[str, Launch, list[int]]
 
 
 def planned(
-    network: md.Layer, shape: tuple[int, ...], precision: str, states: bool = False
+    network: md.Layer | Graph, shape: tuple[int, ...], precision: str, states: bool = False
 ) -> Plan:
-    """The plan of a network whose parameters are constants, or states."""
+    """The plan of a network whose parameters are constants, or states, or of a graph."""
+    if isinstance(network, Graph):
+        return planned_graph(network, precision)
     return planned_graph(to_graph(network, shape, states=states), precision, states)
 
 
@@ -93,12 +95,11 @@ def by_window(problem: ContractionProblem, tiles: int) -> Kernel:
 
 
 class EmulatedProgram:
-    """A plan of one input and one output, its memory full of NaN before each run, laid out as
-    that of an instance."""
+    """A plan, its memory full of NaN before each run, laid out as that of an instance."""
 
     def __init__(
         self,
-        network: md.Layer,
+        network: md.Layer | Graph,
         shape: tuple[int, ...],
         precision: str,
         kernel: Callable[[ContractionProblem], Kernel],
@@ -128,20 +129,28 @@ class EmulatedProgram:
         self._constants: dict[tuple[object, ...], np.ndarray] = {}
 
     def __call__(self, x: np.ndarray, backwards: bool = False) -> np.ndarray:
+        """The only output of the only input."""
+        (result,) = self.all([x], backwards)
+        return result
+
+    def all(self, inputs: Sequence[np.ndarray], backwards: bool = False) -> list[np.ndarray]:
+        """All outputs."""
         plan, block = self.plan, self.block
-        (given,), (out,) = plan.graph.inputs, plan.graph.outputs
         memory = _memory(block.own_bytes)
         begin = memory.ctypes.data
-        (source,), (result,) = block.inputs, block.outputs
-        bits = np.frombuffer(to_bits(x, given.dtype).tobytes(), np.uint8)
-        memory[source : source + bits.size] = bits
-        bases = [begin, begin + source, begin + result]
+        for x, value, source in zip(inputs, plan.graph.inputs, block.inputs, strict=True):
+            bits = np.frombuffer(to_bits(x, value.dtype).tobytes(), np.uint8)
+            memory[source : source + bits.size] = bits
+        bases = [begin, *(begin + place for place in (*block.inputs, *block.outputs))]
         for task in self.tasks:
             workspace = memory[block.workspaces.get(task.node, 0) :]
             self._run(task, bases, memory, workspace, backwards)
-        assert self.slots.source(0) is None
-        values = memory[result : result + out.type.bytes].view(STORED[out.dtype])
-        return from_bits(values.reshape(out.shape), out.dtype).copy()
+        found = []
+        for i, (out, place) in enumerate(zip(plan.graph.outputs, block.outputs, strict=True)):
+            assert self.slots.source(i) is None
+            values = memory[place : place + out.type.bytes].view(STORED[out.dtype])
+            found.append(from_bits(values.reshape(out.shape), out.dtype).copy())
+        return found
 
     def _run(
         self,

@@ -15,7 +15,7 @@ from minidnn.graph.evaluate import evaluate
 from .models import model, node
 
 TYPES = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int32": TensorProto.INT32}
-DEVICES = ["reference", "cpu"]
+DEVICES = ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def drawn(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -57,7 +57,10 @@ def typed(made: Any, **dtypes: str) -> Any:
 
 def check(made: Any, device: str, x: np.ndarray, wanted: np.ndarray) -> None:
     graph = load_onnx(made)
-    found = evaluate(graph, [x])[0] if device == "reference" else md.compile(graph, device="cpu")(x)
+    if device == "reference":
+        (found,) = evaluate(graph, [x])
+    else:
+        found = np.asarray(md.compile(graph, device=device)(x))
     assert found.dtype == wanted.dtype
     np.testing.assert_array_equal(found, wanted)
 

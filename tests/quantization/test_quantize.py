@@ -270,10 +270,3 @@ def test_errors(kind: type[Exception], wrong: Callable[[], Any], text: str) -> N
     with pytest.raises(kind) as caught:
         wrong()
     assert text in str(caught.value)
-
-
-def test_cuda_refuses_it() -> None:
-    from minidnn.backends.cuda.backend import CudaBackend
-
-    reasons = [CudaBackend().unsupported(node, "float32") for node in quantized().nodes]
-    assert any(reason and "is quantized, which the CPU" in reason for reason in reasons)

@@ -8,8 +8,9 @@ from typing import Any
 
 from ...cudnn._cupy import cupy
 from ...errors import DeviceError, GraphError
+from ...fusion.contraction import parts_of
 from ...fusion.functions import LayerFunction
-from ...fusion.region import FusedElements
+from ...fusion.region import FusedContraction, FusedElements
 from ...fusion.region import Region as FusedRegion
 from ...fusion.target import Target
 from ...graph import operators as ops
@@ -22,6 +23,7 @@ from ...runtime.plan import Plan
 from ...runtime.program import Program
 from ..options import accuracy_option, check_options, tune_option
 from .captured import on_device
+from .contraction.bytes import why_not_bytes
 from .machine import machine_of
 from .memory import told
 from .nvrtc import why_unusable
@@ -53,6 +55,8 @@ _OF_ANY_DTYPE = (
     *(ops.ArgMax, ops.Concat, ops.Gather, ops.RandomDrop, ops.Reduce, ops.TakeChannels),
     ops.SumOverRanks,
 )
+#: What multiplies whole numbers, too, and says itself which.
+_WITH_WHOLE = (Contraction, FusedContraction, ops.MatMul)
 #: What sums one number after the other: of halves, sums would lose their digits.
 _IN_FULL = (ops.ScatterAdd,)
 
@@ -89,9 +93,9 @@ class CudaBackend:
     def unsupported(self, node: Node, precision: str) -> str | None:
         if not isinstance(node.op, (*_KNOWN, *_OF_ANY_DTYPE, *_IN_FULL)):
             return f"there is no kernel for {node.op.name}"
-        if (value := _quantized(node)) is not None:
-            return f"{value!r} is quantized, which the CPU and the reference compute"
-        valid = tuple(STORED if isinstance(node.op, _OF_ANY_DTYPE) else TYPES)
+        if (reason := _why_not_whole(node, precision)) is not None:
+            return reason
+        valid = tuple(STORED if isinstance(node.op, (*_OF_ANY_DTYPE, *_WITH_WHOLE)) else TYPES)
         valid = ("float32", "int32", "int64") if isinstance(node.op, _IN_FULL) else valid
         for value in (*node.inputs, *node.outputs):
             if value.dtype not in valid:
@@ -116,6 +120,16 @@ class CudaBackend:
             agree_on_sums(plan.graph)
             tasks = lower_plan(plan, machine, precision == "tf32", accuracy, others, deterministic)
             return CudaProgram(plan, tasks, self.index, machine, tune, limit)
+
+
+def _why_not_whole(node: Node, precision: str) -> str | None:
+    """Why a node does not compute with whole numbers that it reads or makes; None if it does."""
+    if STORAGE[precision] != "float32" and (value := _quantized(node)) is not None:
+        valid = ", ".join(name for name, storage in STORAGE.items() if storage == "float32")
+        return f"{value!r} is quantized, which is not computed in {precision}; valid are {valid}"
+    if isinstance(node.op, (Contraction, FusedContraction)):
+        return why_not_bytes(parts_of(node))
+    return None
 
 
 def _quantized(node: Node) -> Value | None:

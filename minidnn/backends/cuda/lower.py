@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import UnsupportedError
+from ...fusion.contraction import parts_of
 from ...fusion.functions import LayerFunction
 from ...fusion.region import (
     FusedContraction,
@@ -48,8 +49,10 @@ from ...memory.liveness import awaited
 from ...runtime.plan import Plan
 from .channels import print_take_channels
 from .constants import Data
+from .contraction.bytes import is_by_channel, packed_filter, why_not_bytes
 from .contraction.problem import (
     Address,
+    BytesOnly,
     ContractionProblem,
     PlacedContraction,
     contraction_of,
@@ -315,9 +318,11 @@ class _Lowering:
         )
 
     def _contraction(self, node: Node) -> Sequence[Task]:
+        if (reason := why_not_bytes(parts_of(node))) is not None:
+            raise UnsupportedError(f"node {node.name!r}: {reason}")
         found = contraction_of(node, *self._given())
         self._check_rows(node, found)
-        packing, filter = self._filter(node, found.weight, found.problem)
+        packing, filter = self._filter(node, found.weight, found.problem, found.whole)
         pointers: list[Pointer] = [
             _placed(found.source),
             filter,
@@ -340,13 +345,17 @@ class _Lowering:
         return Task(node, found.problem, (_placed(found.source), weight, _placed(found.result)))
 
     def _filter(
-        self, node: Node, weight: Value, problem: ContractionProblem
+        self,
+        node: Node,
+        weight: Value,
+        problem: ContractionProblem,
+        whole: BytesOnly | None = None,
     ) -> tuple[Sequence[Task], Pointer]:
         """The filter as the problem has it, and what makes it of one that is computed at run time
         where passes have not brought it about."""
         gather = problem.gather
         if isinstance(weight, Constant):
-            return (), _packed(weight, problem)
+            return (), _packed(weight, problem, whole)
         self._check_dense(node, weight)
         planar = self._is_planar(weight)
         if gather is None:
@@ -428,9 +437,14 @@ def _placed(place: Address) -> Pointer:
     return data_of(place.value) if isinstance(place.value, Constant) else place
 
 
-def _packed(weight: Constant, problem: ContractionProblem) -> Data:
+def _packed(weight: Constant, problem: ContractionProblem, whole: BytesOnly | None) -> Data:
     """A constant filter in the order in which the problem has it."""
     gather = problem.gather
+    if whole is not None:
+        order = (gather, problem.x.dtype, is_by_channel(problem))
+        before = (id(whole.bias), whole.zero, repr(whole.numbers))
+        make = packed_filter(weight, whole, problem)
+        return Data(make, weight.dtype, (id(weight), *before, *order))
     if gather is not None:
         key = (id(weight), gather)
         return Data(lambda: gather.filter(weight.data, weight.dtype), weight.dtype, key)

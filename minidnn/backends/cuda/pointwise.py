@@ -22,7 +22,8 @@ _WIDEST = 16  # bytes of one access
 
 @dataclass(frozen=True)
 class Argument:
-    """What a step reads: "chain" (the step before), "tensor" or "vector" of that index."""
+    """What a step reads: "chain" (the step before), "tensor" or "vector" of that index, or a
+    "number" that does not stand in the kernel's text."""
 
     kind: str
     index: int = 0
@@ -85,8 +86,8 @@ def print_chain(
 ) -> str:
     """Prints the steps for lane ``j`` from ``a0[j]`` on; returns the name of the result.
 
-    Tensor i is ``a<i>[j]``, a vector's number as ``vector`` says; with ``round_to`` each step's
-    result is rounded to that type.
+    Tensor i is ``a<i>[j]``, number i ``k<i>``, a vector's number as ``vector`` says; with
+    ``round_to`` each step's result is rounded to that type.
     """
     value = "a0[j]"
     for step in steps:
@@ -96,6 +97,8 @@ def print_chain(
                 names.append(value)
             elif argument.kind == "tensor":
                 names.append(f"a{argument.index}[j]")
+            elif argument.kind == "number":
+                names.append(f"k{argument.index}")
             else:
                 names.append(code.fresh())
                 code.line(f"const float {names[-1]} = {vector(argument.index)};")

@@ -11,7 +11,13 @@ from ...fusion.stacks import reads_otherwise
 from ...fusion.target import Target
 from ...graph.ir import Node, Value
 from ...graph.layout import CHANNELS_LAST, PLANAR, Layout
-from ...graph.operator import Contraction, Reshaping, Windowed
+from ...graph.operator import (
+    Contraction,
+    Elementwise,
+    Reshaping,
+    Windowed,
+    is_whole_product,
+)
 from ...graph.operators import (
     AdaptiveAvgPool2d,
     Concat,
@@ -23,9 +29,10 @@ from ...graph.operators import (
     TakeChannels,
     Transpose,
 )
+from ...graph.types import BYTES
 from .channels import MOST_SIDE_BY_SIDE
 from .contraction.chunks import LANES
-from .contraction.problem import lies_one_way, wants_gather
+from .contraction.problem import gather_precision, lies_one_way, wants_gather
 from .library.support import PRODUCTS, layer_functions, product_gradient, takes_layouts
 from .prelude import TYPES
 from .sequence.sums import choose_sums
@@ -63,9 +70,13 @@ class CudaTarget(Target):
         return STORAGE[self.precision]
 
     def is_exact(self, node: Node) -> bool:
-        """Whether a node's products are float32 products: of values that are in half precision
-        they never are, whatever was asked for."""
-        return self.precision != "tf32" and node.inputs[0].dtype not in HALVES
+        """Whether a node's products are float32 products: of values that are in half precision or
+        bytes they never are, whatever was asked for."""
+        return self.precision != "tf32" and node.inputs[0].dtype not in (*HALVES, *BYTES)
+
+    @property
+    def multiplies_bytes(self) -> bool:
+        return self.storage == "float32"
 
     def layer_functions(self, node: Node) -> LibraryFunctions | str:
         return layer_functions(node, self.storage)
@@ -116,7 +127,7 @@ class CudaTarget(Target):
         read = is_weight or value is node.inputs[0]
         if not isinstance(inner.op, Conv2d) or not read or self.is_exact(node):
             return False
-        precision = "tf32" if self.precision == "tf32" else value.dtype
+        precision = gather_precision(value.dtype, self.precision == "tf32")
         return wants_gather(inner.op, inner.inputs[1].shape, precision)
 
     def layout_seconds(self, node: Node, layout: Layout) -> float:
@@ -167,6 +178,8 @@ class CudaTarget(Target):
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         exact = self.is_exact(contraction)
+        if contraction.inputs[0].dtype in BYTES:
+            return "bytes are read as they lie"
         if contraction.output.dtype not in HALVES and not exact:
             return "no kernel does so in tf32"
         op, weight = contraction.op, contraction.inputs[1]
@@ -179,6 +192,8 @@ class CudaTarget(Target):
     def refuse_epilogue(self, contraction: Node, node: Node) -> str | None:
         if isinstance(contraction.op, Linear) and contraction.output.type.rank != 2:
             return f"its values have rank {contraction.output.type.rank}"
+        if is_whole_product(*(value.type for value in contraction.inputs)):
+            return _why_not_behind_sums(contraction, node)
         return reads_otherwise(node) or super().refuse_epilogue(contraction, node)
 
     def refuse_slice(self, node: Node, value: Value, channel: int) -> str | None:
@@ -195,6 +210,22 @@ class CudaTarget(Target):
         if not _takes_layouts(node) or (contracts and value is _weight(node)):
             return f"{node.op.name} reads a value of its own"
         return None
+
+
+def _why_not_behind_sums(contraction: Node, node: Node) -> str | None:
+    """Why a node cannot be computed on sums of int32; None if it can."""
+    if not isinstance(node.op, Elementwise):
+        return f"{node.op.name} is a {node.op.kind} operator"
+    if node.output.shape != contraction.output.shape:
+        return "it changes the shape"
+    if node.op.computed_in([value.dtype for value in node.inputs]) != "float32":
+        return "it does not compute in float32"
+    tensors = [value for value in node.tensors if value is not contraction.output]
+    vectors = node.inputs[len(node.tensors) :]
+    for value in (*tensors, *vectors, node.output):
+        if value.dtype not in TYPES:
+            return f"{value!r} is none of {', '.join(TYPES)}"
+    return reads_otherwise(node)
 
 
 def _turned(node: Node) -> tuple[Layout, Layout] | None:

@@ -176,6 +176,34 @@ static inline void multiply(float (&c)[4], const unsigned int (&own)[4], unsigne
       [&](int column, int k) { return emulated_half(b.of[column * 4 + k % 8 / 2][k / 8], k); }, 1);
 }
 
+
+// Products of bytes: 32 of a row and a column.
+template <class T>
+static inline void multiply(int (&c)[4], const unsigned int (&own)[4], unsigned int b0,
+                            unsigned int b1) {
+  const Registers<4> a(own);
+  const unsigned int both[2] = {b0, b1};
+  const Registers<2> b(both);
+  const int lane = emulator.current & 31;
+  for (int i = 0; i < 4; i++) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 32; k++) {
+      T x;
+      x.bits = (unsigned char)(a.of[row % 8 * 4 + k % 16 / 4][row / 8 + k / 16 * 2] >> k % 4 * 8);
+      const unsigned int w = b.of[column * 4 + k % 16 / 4][k / 16] >> k % 4 * 8;
+      c[i] += (int)x.bits * (int)(signed char)(unsigned char)w;
+    }
+  }
+}
+template <class T> static inline int quad(unsigned int a, unsigned int b, int sum) {
+  for (int i = 0; i < 32; i += 8) {
+    T x;
+    x.bits = (unsigned char)(a >> i);
+    sum += (int)x.bits * (int)(signed char)(unsigned char)(b >> i);
+  }
+  return sum;
+}
+
 template <class T>
 static inline unsigned int scaled(unsigned int x, unsigned int scale, unsigned int shift) {
   unsigned int y = 0;

@@ -8,10 +8,10 @@ LANES = 8
 """Elements of a chunk, of two bytes each."""
 
 
-def is_aligned(t: Tensor, batch: int) -> bool:
-    """Whether all pixels are whole chunks."""
+def is_aligned(t: Tensor, batch: int, lanes: int = LANES) -> bool:
+    """Whether all pixels are whole chunks of so many elements."""
     steps = (t.channels, t.offset, t.pixel, *((t.image,) if batch > 1 else ()))
-    return t.channel == 1 and all(step % LANES == 0 for step in steps)
+    return t.channel == 1 and all(step % lanes == 0 for step in steps)
 
 
 def is_regular(t: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..machine import Machine
+from .byte_graphs import why_no_engine
 from .graphs import can_be_product, fusable_stages
 from .kernel_registry import KERNELS
 from .problem import ContractionProblem
@@ -27,6 +28,9 @@ def _by_cudnn(problem: ContractionProblem) -> list[Form]:
     """It computes all stages that it knows, or those before the first residual, since a residual
     leaves it few engines; what it does not compute, a kernel of ours does.  A result that is a
     slice is written there or packed and carried over."""
+    if problem.is_whole:
+        fused = Form(CONVOLUTION, len(problem.stages))
+        return [fused] if why_no_engine(problem) is None else []
     if problem.direction != "forward":
         return [Form(CONVOLUTION, 0), *([Form(FIXED, 0)] if problem.is_exact else [])]
     most = fusable_stages(problem)
@@ -43,7 +47,7 @@ def _by_cudnn(problem: ContractionProblem) -> list[Form]:
 
 def last_resort(problem: ContractionProblem) -> list[Form]:
     """What is left where cuDNN has no engine for any of the forms: the convolution by itself."""
-    if problem.direction != "forward":
+    if problem.direction != "forward" or problem.is_whole:
         return []
     places = [False] if problem.is_dense else [False, True]
     return [Form(CONVOLUTION, 0, packed) for packed in places]

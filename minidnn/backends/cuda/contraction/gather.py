@@ -37,11 +37,13 @@ _THREADS = 128
 @dataclass(frozen=True)
 class Gathering:
     """How an image becomes blocks: ``stride``, the padding before the first row and column, and the
-    ``columns`` of a block, which are those of its stride or of a whole window."""
+    ``columns`` of a block, which are those of its stride or of a whole window, and the number that
+    ``fill``s what lies outside."""
 
     stride: Pair
     padding: Pair
     columns: int
+    fill: int = 0
 
     def channels(self, channels: int, dtype: str) -> int:
         """Of the gathered image: a whole number of accesses."""
@@ -74,11 +76,13 @@ class Gathering:
         return made
 
 
-def gather_of(stride: Pair, padding: Pair, kernel: Pair, channels: int, dtype: str) -> Gathering:
+def gather_of(
+    stride: Pair, padding: Pair, kernel: Pair, channels: int, dtype: str, fill: int = 0
+) -> Gathering:
     """The gather of a convolution of so many channels; "float32" is computed in tf32."""
     narrow, wide = (channels * stride[0] * columns for columns in (stride[1], kernel[1]))
     whole = dtype == "float32" and narrow < _AT_ONCE and wide <= _WIDEST
-    return Gathering(stride, padding, kernel[1] if whole else stride[1])
+    return Gathering(stride, padding, kernel[1] if whole else stride[1], fill)
 
 
 def print_gather(batch: int, x: Tensor, made: Tensor, how: Gathering) -> Launch:
@@ -110,6 +114,6 @@ def print_gather(batch: int, x: Tensor, made: Tensor, how: Gathering) -> Launch:
             place = f"rest % {x.channels} * {x.channel} + row * {x.row} + column * {x.pixel}"
             if x.image >= 1 << 31:
                 place = place.replace("* ", "* (long long)")
-            code.line(f"r[i] = inside ? md_value(x[{place}]) : 0.0f;")
+            code.line(f"r[i] = inside ? md_value(x[{place}]) : {how.fill}.0f;")
         code.line(f"md_store<{lanes}>(y + (long long)t * {lanes}, r);")
     return Launch.named("gather", code, -(-count // _THREADS), _THREADS)

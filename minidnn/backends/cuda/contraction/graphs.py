@@ -8,6 +8,7 @@ from typing import Any
 from ....cudnn.graph import Constraints, Graph
 from ....cudnn.graph.spec import TensorSpec
 from ....cudnn.graph.tensor import Tensor as GraphTensor
+from .byte_graphs import add_stages
 from .problem import IMAGE_GRADIENT, ContractionProblem, EpilogueStep, spec_of
 
 CONVOLUTION, PRODUCT = "convolution", "product"
@@ -48,6 +49,9 @@ def graph_of(problem: ContractionProblem, core: str, stages: int, output: Tensor
             stride=problem.stride,
             dilation=problem.dilation,
         )
+    if problem.is_whole:
+        assert stages == len(problem.stages)
+        value, stages = add_stages(graph, problem, value), 0
     for number, stage in enumerate(problem.stages[:stages]):
         value = _fused(graph, value, stage, spec, others, number)
     final = spec.image(output)

@@ -14,6 +14,7 @@ from .direct import DirectKernel
 from .halo import HaloKernel
 from .kernel import ContractionKernel
 from .problem import Addresses, ContractionProblem
+from .quads import QuadsKernel
 from .rows import RowsKernel
 from .stem_gradient import StemGradientKernel
 from .stream import StreamKernel
@@ -27,6 +28,7 @@ _ENTRIES: tuple[ContractionKernel, ...] = (
     DepthwiseKernel(),
     DirectKernel(),
     HaloKernel(),
+    QuadsKernel(),
     RowsKernel(),
     StemGradientKernel(),
     StreamKernel(),

@@ -8,6 +8,7 @@ from typing import Any
 from ....cudnn.graph import arrays
 from ....cudnn.graph.spec import TensorSpec
 from ..memory import with_room
+from .bytes import header_bytes
 from .problem import Addresses, ContractionProblem, spec_of
 
 
@@ -31,7 +32,7 @@ def _scratch(problem: ContractionProblem, workspace: int) -> tuple[Addresses, in
     batch = problem.batch
     at = Addresses(
         tensor(spec_of(problem.x, batch), problem.x.offset),
-        tensor(problem.w, 0),
+        tensor(problem.w, header_bytes(problem) if problem.is_whole else 0),
         tensor(problem.output, problem.y.offset),
         tuple(tensor(spec_of(t, batch), t.offset) for t in problem.others),
         tuple(tensor(_vector(problem.w.shape[0], dtype), 0) for dtype in problem.vectors),

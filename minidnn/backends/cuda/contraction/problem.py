@@ -13,10 +13,11 @@ from ....cudnn.graph.spec import ALIGNMENT, TensorSpec
 from ....fusion.contraction import Parts, parts_of
 from ....fusion.region import FusedContraction
 from ....graph import operators as ops
-from ....graph.expression import argument, linearize
-from ....graph.ir import Node, Value
+from ....graph.expression import Instruction, argument, linearize
+from ....graph.ir import Constant, Node, Value
 from ....graph.operator import Operator
 from ....graph.operators import Conv2d, Conv2dInputGradient, Conv2dWeightGradient, Linear
+from ....graph.types import BYTES
 from ....runtime.operand import KernelArgument
 from ..pointwise import CHAIN, Argument, PointStep
 from ..tensor import Tensor
@@ -77,6 +78,19 @@ class ContractionProblem:
     deterministic: bool = True
     #: Whether mean and variance of the result over all but channels are wanted, too.
     statistics: bool = False
+    #: Of bytes whether sums begin with other numbers than 0, or what lies outside is not 0.
+    shifted: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether bytes are multiplied, whose sums are int32."""
+        return self.x.dtype in BYTES
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers stages read that stand before a filter's weights."""
+        arguments = (a for stage in self.stages for a in stage.step.arguments)
+        return 1 + max((a.index for a in arguments if a.kind == "number"), default=-1)
 
     @property
     def gathered(self) -> Tensor:
@@ -156,6 +170,17 @@ class Address:
 
 
 @dataclass(frozen=True)
+class BytesOnly:
+    """What is known of a contraction of bytes and stands before its weights: the bias in int32,
+    which byte stands for 0, and the numbers that stages read.  So layers that differ in these alone
+    are one problem."""
+
+    bias: Constant | None
+    zero: int
+    numbers: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class PlacedContraction:
     """A problem and the values that it is about."""
 
@@ -168,6 +193,7 @@ class PlacedContraction:
     before_vectors: tuple[Value, ...]
     #: Mean and variance of the result, if they are wanted.
     statistics: tuple[Value, ...] = ()
+    whole: BytesOnly | None = None
 
 
 @dataclass(frozen=True)
@@ -236,10 +262,10 @@ def contraction_of(
     shape = (weight.shape[0], weight.shape[1], *(weight.shape[2:] or (1, 1)))
     padding, stride = geometry.padding, geometry.stride
     gather = None
-    few = wants_gather(geometry, shape, "tf32" if tf32 else x.dtype)
+    few = wants_gather(geometry, shape, gather_precision(x.dtype, tf32))
     if few and isinstance(op, Conv2d):
         before_first, kernel = (padding[0][0], padding[1][0]), (shape[2], shape[3])
-        gather = gather_of(stride, before_first, kernel, shape[1], x.dtype)
+        gather = gather_of(stride, before_first, kernel, shape[1], x.dtype, op.zero)
         taps = gather.taps(kernel)
         shape = (shape[0], gather.channels(shape[1], x.dtype), *taps)
         padding, stride, planar = ((0, 0), (0, 0)), (1, 1), False
@@ -266,7 +292,17 @@ def contraction_of(
     )
     named = (vectors, before_vectors, parts.statistics)
     read = [tuple(outer.get(v, v) for v in some) for some in named]
-    return PlacedContraction(problem, places[0], weight, places[1], tuple(places[2:]), *read)
+    first, second, third = read
+    x_at, y_at, *beside = places
+    placed = PlacedContraction(problem, x_at, weight, y_at, tuple(beside), first, second, third)
+    if not problem.is_whole:
+        return placed
+    stages, numbers = _without_numbers(stages)
+    bias = inner.inputs[2] if len(inner.inputs) > 2 else None
+    assert bias is None or isinstance(bias, Constant), node
+    shifted = op.zero != 0 or bias is not None
+    problem = replace(problem, stages=stages, shifted=shifted)
+    return replace(placed, problem=problem, whole=BytesOnly(bias, op.zero, numbers))
 
 
 def gradient_of(
@@ -317,9 +353,17 @@ def gradient_of(
 
 
 def wants_gather(op: Conv2d, weight: Sequence[int], precision: str) -> bool:
-    """Whether a convolution has so few channels that its image is gathered for tensor cores."""
+    """Whether a convolution has so few channels that its image is gathered for tensor cores, or, of
+    bytes, channels that are no whole accesses."""
     plain = op.groups == 1 and op.dilation == (1, 1)
+    if precision in BYTES:
+        return plain and weight[1] % ALIGNMENT != 0
     return plain and weight[1] <= FEW_CHANNELS and precision != "float32"
+
+
+def gather_precision(dtype: str, tf32: bool) -> str:
+    """In what a contraction of images of that dtype is computed."""
+    return "tf32" if tf32 and dtype not in BYTES else dtype
 
 
 def lies_one_way(weight: Value) -> bool:
@@ -356,7 +400,7 @@ def _stages(node: Node, parts: Parts) -> tuple[tuple[EpilogueStep, ...], tuple[V
     """The epilogue, the bias first, and the vectors that it reads."""
     stages: list[EpilogueStep] = []
     vectors: dict[Value, None] = {}
-    if len(parts.node.inputs) > 2:
+    if len(parts.node.inputs) > 2 and parts.node.inputs[0].dtype not in BYTES:
         vectors[parts.node.inputs[2]] = None
         stages.append(EpilogueStep("bias", _BIAS))
     chain = parts.node.output
@@ -377,6 +421,25 @@ def _stages(node: Node, parts: Parts) -> tuple[tuple[EpilogueStep, ...], tuple[V
         stages.append(_stage(op, step))
         chain = operation.output
     return tuple(stages), tuple(vectors)
+
+
+def _without_numbers(
+    stages: Sequence[EpilogueStep],
+) -> tuple[tuple[EpilogueStep, ...], tuple[float, ...]]:
+    """Stages that read their constants but 0 as numbers, and these."""
+    numbers: list[float] = []
+    made = []
+    for stage in stages:
+        code, arguments = [], list(stage.step.arguments)
+        for line in stage.step.code:
+            if line.op == "constant" and repr(line.value) != "0.0":
+                code.append(Instruction("argument", (), len(arguments)))
+                arguments.append(Argument("number", len(numbers)))
+                numbers.append(float(line.value or 0))
+            else:
+                code.append(line)
+        made.append(replace(stage, step=PointStep(tuple(code), tuple(arguments))))
+    return tuple(made), tuple(numbers)
 
 
 def _before(parts: Parts) -> tuple[tuple[PointStep, ...], tuple[Value, ...]]:

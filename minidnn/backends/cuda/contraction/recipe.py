@@ -16,6 +16,8 @@ from ..memory import aligned
 from ..pointwise import Argument, PointStep, print_pointwise
 from ..table import KernelRow, LibraryRow, Row
 from ..tensor import Tensor
+from .byte_graphs import operands_of
+from .bytes import header_bytes, number_at
 from .fixed import FixedConvolution, algorithms_of, fixed_convolution
 from .gather import print_gather
 from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
@@ -143,6 +145,14 @@ class Built:
             by_image = problem.direction == IMAGE_GRADIENT
             tensors = (y, at.w, x) if by_image else (y, x, at.w)
             return [LibraryRow(PlanCall(core), (*tensors, workspace))]
+        if problem.is_whole:
+            assert not isinstance(core, FixedConvolution)
+            reads = [x, at.w + header_bytes(problem)]
+            for a in operands_of(problem):
+                number = at.w + number_at(problem, a.index)
+                reads.append(at.vectors[a.index] if a.kind == "vector" else number)
+            call = PlanCall(core, tuple(range(1, len(reads))) if at.are_settled else ())
+            return [LibraryRow(call, (*reads, y, workspace))]
         reads = [x, at.w]
         settled = [1]  # the filter; nothing writes it any more, nor vectors, if they are constants
         residual: KernelArgument = 0

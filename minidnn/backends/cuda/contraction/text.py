@@ -9,8 +9,8 @@ from pathlib import Path
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
 from ..pointwise import print_chain
-from ..prelude import TYPES
 from ..warp import may_part
+from ..whole import STORED
 from .problem import ContractionProblem
 
 
@@ -42,13 +42,12 @@ def parameters_of(
     """Image, filter, the other tensors, the vectors of what comes after, those of what comes
     before, the result and further ones; then the numbers of those names, and the others' distances
     if they are asked for."""
-    element = TYPES[problem.x.dtype]
-    pointers = ["x", "w"]
-    pointers += [f"x{1 + i}" for i in range(len(problem.others))]
-    pointers += [f"v{i}" for i in range(len(problem.vectors))]
-    pointers += [f"u{i}" for i in range(len(problem.before_vectors))]
-    parameters = [f"const {element} *__restrict__ {name}" for name in pointers]
-    parameters += (f"{element} *__restrict__ y", *results)
+    pointers = [("x", problem.x.dtype), ("w", problem.x.dtype)]
+    pointers += [(f"x{1 + i}", t.dtype) for i, t in enumerate(problem.others)]
+    pointers += [(f"v{i}", dtype) for i, dtype in enumerate(problem.vectors)]
+    pointers += [(f"u{i}", dtype) for i, dtype in enumerate(problem.before_vectors)]
+    parameters = [f"const {STORED[dtype]} *__restrict__ {name}" for name, dtype in pointers]
+    parameters += (f"{STORED[problem.y.dtype]} *__restrict__ y", *results)
     parameters += [f"const long long P_{name}" for name in names]
     if distances:
         parameters += [f"const long long P_other{i}" for i in range(len(problem.others))]

@@ -9,6 +9,7 @@ namespace tile_$NAME$ {
 typedef $T$ T;
 enum { BM = $BM$, BN = $BN$, BK = $BK$, WM = $WM$, WN = $WN$, STAGES = $STAGES$ };
 enum { PARTS = $PARTS$ };
+enum { EACH = 16 / sizeof(T) };  // elements of a chunk
 enum { WARPS_N = BN / WN, THREADS = BM / WM * WARPS_N * 32 };
 enum { CHUNKS = BK / 8, ROWS = THREADS / CHUNKS, TURNS_A = BM / ROWS };
 enum { TURNS_B = (BN + ROWS - 1) / ROWS, STAGE = (BM + BN) * BK * 2 };
@@ -33,27 +34,22 @@ MD_FUNCTION void fragments(unsigned int (&r)[4], unsigned int at) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
 }
 
-// Sixteen rows by eight columns.
+// Sixteen rows by eight columns, of as many products as 32 bytes hold.
 template <class>
-MD_FUNCTION void multiply(float (&c)[4], const unsigned int (&a)[4], unsigned int b0,
+MD_FUNCTION void multiply($SUM$ (&c)[4], const unsigned int (&a)[4], unsigned int b0,
                           unsigned int b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.$PTX$.$PTX$.f32 "
+  asm volatile("mma.sync.aligned.$SHAPE$ "
                "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "+$REGISTER$"(c[0]), "+$REGISTER$"(c[1]), "+$REGISTER$"(c[2]), "+$REGISTER$"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// fma and ReLU of two numbers at once; NaN stays NaN.
-template <class>
-MD_FUNCTION unsigned int scaled(unsigned int x, unsigned int scale, unsigned int shift) {
-  unsigned int y;
-  asm("fma.rn.relu.$PTX$x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(scale), "r"(shift));
-  return y;
-}
+$SCALED$
 #endif
 
 extern "C" __global__ void $CLUSTER$__launch_bounds__(THREADS, $BLOCKS$) $NAME$($PARAMETERS$) {
   MD_SHARED;
+$HEADER$
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   const int filters = (int)P_filters, products = (int)P_products;
   // This block's part of the slabs: at least one, as there are no more parts than slabs.
@@ -87,7 +83,7 @@ $LOAD$
         const int row = first + i * ROWS;
         if (BN % ROWS == 0 || row < BN) {
           const bool inside = some && load_n0 + row < filters;
-          const T *from = inside ? w + ((long long)(load_n0 + row) * products + q) * 8 : w;
+          const T *from = inside ? w + ((long long)(load_n0 + row) * products + q) * EACH : w;
           copy<T>(slab + BM * BK * 2 + place(row, column), from, inside);
         }
       }
@@ -110,13 +106,8 @@ $NEXT$
   for (int tile = blockIdx.x / PARTS; tile < tiles; tile += gridDim.x / PARTS) {
   const long long m0 = tile / tiles_n * (long long)BM;
   const int n0 = tile % tiles_n * BN;
-  float c[WM / 16][WN / 8][4];
-  #pragma unroll
-  for (int i = 0; i < WM / 16; i++)
-    #pragma unroll
-    for (int j = 0; j < WN / 8; j++)
-      #pragma unroll
-      for (int k = 0; k < 4; k++) c[i][j][k] = 0.0f;
+  $SUM$ c[WM / 16][WN / 8][4];
+$BEGIN$
   for (int step = 0; step < steps; step++) {
 $PROLOGUE_LOADS$
     md_copy_wait_but<STAGES - 2>();

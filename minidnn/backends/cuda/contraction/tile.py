@@ -1,5 +1,6 @@
 """Contractions by tensor cores in a kernel of ours: where cuDNN has no engine, or a slow one.
 
+Of bytes sums are int32, and begin with what stands before the weights (:mod:`.bytes`).
 It takes what point-wise operators come before a 1x1 convolution, residuals, slices on both sides,
 and any window over channels-last images.  Sizes and strides are numbers in memory, so that one
 kernel serves all shapes; what is computed around the product stands in its text.  Where pixels are
@@ -11,14 +12,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+from ....cudnn.graph.spec import ALIGNMENT
 from ....graph.expression import linearize
 from ....graph.operators import ReLU, ScaleShift
+from ....graph.types import BYTES
 from ...codegen.code import Code
 from ..kernels import Launch
 from ..machine import Machine
 from ..pointwise import print_chain
 from ..prelude import TYPES
-from .chunks import LANES, is_aligned, is_regular, step_of
+from .bytes import header_of
+from .chunks import is_aligned, is_regular, step_of
 from .kernel import ContractionKernel
 from .parts import pixels_of
 from .problem import ContractionProblem
@@ -50,19 +54,29 @@ class TileKernel(ContractionKernel):
     name = "tile"
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
+        return self.why_no_tile(problem)
+
+    def why_no_tile(self, problem: ContractionProblem) -> str | None:
         """Why no tile computes a problem; None if they do."""
-        if problem.x.dtype not in ("float16", "bfloat16"):
+        if problem.x.dtype not in ("float16", "bfloat16", *BYTES):
             return f"it is in {problem.x.dtype}"
         if problem.planar or problem.groups != 1:
             return "its images are planar" if problem.planar else f"it has {problem.groups} groups"
-        tensors = (problem.gathered, problem.y, *problem.others)
-        if any(not is_aligned(t, problem.batch) for t in tensors):
+        results = (problem.y, *problem.others)
+        if not is_aligned(problem.gathered, problem.batch, _each(problem)):
+            return "its image is no whole chunks of 16 bytes"
+        if any(not is_aligned(t, problem.batch) for t in results):
             return "its tensors are no whole chunks of 8 channels"
+        if problem.is_whole and any(t.dtype not in TYPES or t.offset for t in results):
+            return "its result is whole numbers, or what it reads and writes begins inside a chunk"
         if problem.before and not (problem.is_pointwise or prod(problem.w.shape[2:]) == 1):
             return "every tap would compute what comes before"
         if any(not is_regular(t) for t in (problem.y, *problem.others)):
             return "pixels of its result do not follow each other"
-        if max(problem.batch * problem.gathered.image // LANES, pixels_of(problem)) >= 1 << 30:
+        if (
+            max(problem.batch * problem.gathered.image // _each(problem), pixels_of(problem))
+            >= 1 << 30
+        ):
             return "its images do not fit 32 bits"
         return None
 
@@ -84,6 +98,7 @@ class TileKernel(ContractionKernel):
         """
         tile, parts = DIVISIONS[choice]
         simple = _is_simple(problem)
+        is_whole = problem.is_whole
         crowded = tile.spare_registers(parts, machine) < _FEW_REGISTERS
         x = problem.gathered
         text = {
@@ -98,7 +113,12 @@ class TileKernel(ContractionKernel):
             "CLUSTER": f"__cluster_dims__({parts}, 1, 1) " if parts > 1 else "",
             "BLOCKS": tile.side_by_side(parts, machine),
             "AHEAD": tile.stages if crowded else 1,
-            "PTX": "f16" if problem.x.dtype == "float16" else "bf16",
+            "SUM": "int" if is_whole else "float",
+            "REGISTER": "r" if is_whole else "f",
+            "SHAPE": _SHAPES[problem.x.dtype],
+            "SCALED": "" if is_whole else _SCALED.replace("$PTX$", _ptx(problem)),
+            "HEADER": header_of(problem) if is_whole else "",
+            "BEGIN": _WHOLE_BEGIN if is_whole else _BEGIN,
             "PARAMETERS": parameters_of(problem, _NAMES),
             "TURN": template("turn.cu"),
             "STATE": _SIMPLE_STATE if simple else _WINDOW_STATE,
@@ -107,6 +127,8 @@ class TileKernel(ContractionKernel):
             "LOAD": _SIMPLE_LOAD if simple else _WINDOW_LOAD,
             "NEXT": "" if simple else _WINDOW_NEXT,
             "INDEX": "long long" if crowded else "int",
+            "SHIFT": _each(problem).bit_length() - 1,
+            "OUTSIDE": _WHOLE_OUTSIDE if is_whole else _OUTSIDE,
             "CACHE": "cg.shared.global.L2::128B" if simple else "ca.shared.global",
             "STEP": "P_image" if x.rows * x.columns == 1 else "P_pixel",
             "PROLOGUE_LOADS": _prologue_loads(problem),
@@ -128,7 +150,7 @@ class TileKernel(ContractionKernel):
         return [
             pixels_of(problem),
             out,
-            rows * columns * channels // LANES,
+            rows * columns * channels // _each(problem),
             slabs_of(problem, tile),
             y.columns,
             y.rows * y.columns,
@@ -138,7 +160,7 @@ class TileKernel(ContractionKernel):
             *(before for before, _ in problem.padding),
             *problem.dilation,
             columns,
-            channels // LANES,
+            channels // _each(problem),
             x.image,
             x.row,
             x.pixel,
@@ -165,7 +187,7 @@ _SIMPLE_ROWS = """\
     }"""
 _SIMPLE_LOAD = """\
         const bool inside = some && base[i] >= 0;
-        const T *from = inside ? x + base[i] + q * 8 : x;
+        const T *from = inside ? x + base[i] + q * EACH : x;
         copy<T>(slab + place(first + i * ROWS, column), from, inside);"""
 
 _WINDOW_STATE = """\
@@ -188,16 +210,21 @@ _WINDOW_ROWS = """\
       const int p = (int)(m - image * plane);
       top[i] = p / columns * (int)P_SY - (int)P_PY;
       left[i] = p % columns * (int)P_SX - (int)P_PX;
-      base[i] = (int)((image * P_image + top[i] * P_row + left[i] * P_pixel) >> 3);
+      base[i] = (int)((image * P_image + top[i] * P_row + left[i] * P_pixel) >> $SHIFT$);
       if (m >= P_pixels) top[i] = -(1 << 29);
     }"""
 _WINDOW_TAP = """\
-      const long long tap = down * P_row + across * P_pixel + channel * 8;"""
+      const long long tap = down * P_row + across * P_pixel + channel * EACH;"""
 _WINDOW_LOAD = """\
         const bool inside = some && (unsigned)(top[i] + down) < (unsigned)H
                             && (unsigned)(left[i] + across) < (unsigned)W;
-        const T *from = inside ? x + base[i] * 8ll + tap : x;
+$OUTSIDE$"""
+_OUTSIDE = """\
+        const T *from = inside ? x + base[i] * (long long)EACH + tap : x;
         copy<T>(slab + place(first + i * ROWS, column), from, inside);"""
+_WHOLE_OUTSIDE = """\
+        const T *from = inside ? x + base[i] * (long long)EACH + tap : zeros;
+        copy<T>(slab + place(first + i * ROWS, column), from, true);"""
 _WINDOW_NEXT = """\
       channel += CHUNKS;
       while (channel >= C8) {
@@ -208,6 +235,54 @@ _WINDOW_NEXT = """\
           down += DY;
         }
       }"""
+
+
+_SHAPES = {
+    "float16": "m16n8k16.row.col.f32.f16.f16.f32",
+    "bfloat16": "m16n8k16.row.col.f32.bf16.bf16.f32",
+    "uint8": "m16n8k32.row.col.s32.u8.s8.s32",
+    "int8": "m16n8k32.row.col.s32.s8.s8.s32",
+}
+_SCALED = """\
+// fma and ReLU of two numbers at once; NaN stays NaN.
+template <class>
+MD_FUNCTION unsigned int scaled(unsigned int x, unsigned int scale, unsigned int shift) {
+  unsigned int y;
+  asm("fma.rn.relu.$PTX$x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(scale), "r"(shift));
+  return y;
+}"""
+_BEGIN = """\
+  #pragma unroll
+  for (int i = 0; i < WM / 16; i++)
+    #pragma unroll
+    for (int j = 0; j < WN / 8; j++)
+      #pragma unroll
+      for (int k = 0; k < 4; k++) c[i][j][k] = 0.0f;"""
+_WHOLE_BEGIN = """\
+  #pragma unroll
+  for (int j = 0; j < WN / 8; j++)
+    #pragma unroll
+    for (int k = 0; k < 2; k++) {
+      const int n = n0 + wn + j * 8 + (lane & 3) * 2 + k;
+      const int begin = n < filters && part == 0 ? starts[n] : 0;
+      #pragma unroll
+      for (int i = 0; i < WM / 16; i++) c[i][j][k] = c[i][j][k + 2] = begin;
+    }"""
+
+_WHOLE_ADDED = "floatbits(intbits(total[i][j]) + intbits(more[j]))"
+_WHOLE_TOTAL = """\
+      float a0[8];
+      #pragma unroll
+      for (int j = 0; j < 8; j++) a0[j] = (float)(int)intbits(total[i][j]);"""
+
+
+def _ptx(problem: ContractionProblem) -> str:
+    return "f16" if problem.x.dtype == "float16" else "bf16"
+
+
+def _each(problem: ContractionProblem) -> int:
+    """Elements of a chunk."""
+    return ALIGNMENT // problem.x.itemsize
 
 
 _SCALE_SHIFT, _RELU = (linearize(op.expression()) for op in (ScaleShift(), ReLU()))
@@ -263,7 +338,7 @@ def _prologue(problem: ContractionProblem) -> str:
 
 def _whole_results(problem: ContractionProblem, tile: Tile, simple: bool) -> str:
     """What a block does with the sums of its tile."""
-    early = tile.early[not simple] // max(1, len(problem.others))
+    early = 0 if problem.is_whole else tile.early[not simple] // max(1, len(problem.others))
     text = {
         "JOIN": join_of(problem),
         "OTHERS": _others(problem, early),
@@ -275,7 +350,13 @@ def _whole_results(problem: ContractionProblem, tile: Tile, simple: bool) -> str
 
 def _added_results(problem: ContractionProblem) -> str:
     """What a block of a cluster does with its part of the sums."""
-    text = {"OTHERS": _others_of_parts(problem), "EPILOGUE": epilogue_of(problem, "[i]")}
+    is_whole = problem.is_whole
+    text = {
+        "OTHERS": "" if is_whole else _others_of_parts(problem),
+        "EPILOGUE": epilogue_of(problem, None if is_whole else "[i]"),
+        "ADDED": _WHOLE_ADDED if is_whole else "total[i][j] + more[j]",
+        "TOTAL": _WHOLE_TOTAL if is_whole else "      const float (&a0)[8] = total[i];",
+    }
     return _results("tile_parts.cu", problem, text)
 
 

@@ -13,7 +13,8 @@ from .problem import ContractionProblem
 
 @dataclass(frozen=True)
 class Tile:
-    """What a block and a warp make, products in a slab, slabs in flight, blocks side by side.
+    """What a block and a warp make, products in a slab (twice as many are those of bytes), slabs in
+    flight, blocks side by side.
 
     ``early``: of how many parts of sixteen rows the other tensors are asked for before results are
     turned, behind products of pixels and behind windows.
@@ -123,4 +124,4 @@ def tiles_of(problem: ContractionProblem, tile: Tile) -> int:
 
 def slabs_of(problem: ContractionProblem, tile: Tile) -> int:
     """Into how many slabs a tile's products fall."""
-    return -(-prod(problem.w.shape[1:]) // tile.products)
+    return -(-prod(problem.w.shape[1:]) * problem.x.itemsize // (2 * tile.products))

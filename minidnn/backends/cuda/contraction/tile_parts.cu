@@ -6,7 +6,7 @@
   float *sums = (float *)(md_shared + STAGES * STAGE);
   #pragma unroll
   for (int i = 0; i < WM / 16; i++)
-    turn<WN, PITCH>(sums + (wm + i * 16) * PITCH + wn, c[i][0], lane);
+    turn<WN, PITCH, true>(sums + (wm + i * 16) * PITCH + wn, c[i][0], lane);
   const int n = n0 + thread % ACROSS * 8;
   const bool some = n < filters;
 $VECTORS$
@@ -24,7 +24,7 @@ $OTHERS$
         float more[8];
         md_load_of(more, from, k);
         #pragma unroll
-        for (int j = 0; j < 8; j++) total[i][j] += more[j];
+        for (int j = 0; j < 8; j++) total[i][j] = $ADDED$;
       }
     }
   }
@@ -34,7 +34,7 @@ $OTHERS$
     const int row = i * DOWN + thread / ACROSS;
     const long long m = m0 + part * OWN + row;
     if (row < OWN && m < P_pixels && some) {
-      const float (&a0)[8] = total[i];
+$TOTAL$
       float r[8];
 $EPILOGUE$
       md_store<8>(y + m * P_y + n, r);

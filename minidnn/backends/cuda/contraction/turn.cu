@@ -2,14 +2,20 @@
 // follows takes eight columns side by side, which threads then write as whole chunks.  It stands
 // in the namespace of each kernel that makes products on tensor cores.
 
+// Sums as floats, and as they lie in registers.
+MD_FUNCTION float as_float(float x) { return x; }
+MD_FUNCTION float as_float(int x) { return (float)x; }
+MD_FUNCTION float as_bits(float x) { return x; }
+MD_FUNCTION float as_bits(int x) { return floatbits((unsigned int)x); }
 // Sixteen rows of COLUMNS results, from the registers of a product to rows of PITCH numbers.
-template <int COLUMNS, int PITCH>
-MD_FUNCTION void turn(float *rows, const float *c, int lane) {
+template <int COLUMNS, int PITCH, bool BITS = false, class Sum>
+MD_FUNCTION void turn(float *rows, const Sum *c, int lane) {
+  const auto number = [](Sum x) { return BITS ? as_bits(x) : as_float(x); };
   #pragma unroll
   for (int j = 0; j < COLUMNS / 8; j++) {
     float *at = rows + (lane >> 2) * PITCH + j * 8 + (lane & 3) * 2;
-    *(float2 *)at = make_float2(c[4 * j], c[4 * j + 1]);
-    *(float2 *)(at + 8 * PITCH) = make_float2(c[4 * j + 2], c[4 * j + 3]);
+    *(float2 *)at = make_float2(number(c[4 * j]), number(c[4 * j + 1]));
+    *(float2 *)(at + 8 * PITCH) = make_float2(number(c[4 * j + 2]), number(c[4 * j + 3]));
   }
 }
 // Eight columns of a row.  Odd rows read their halves in the other order: then no two rows share
