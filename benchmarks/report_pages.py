@@ -330,6 +330,15 @@ PAGES = (
                 "ours that adds up what it writes; by cuDNN's fused engines, float16 only.",
             ),
             Section(
+                "Several steps in a launch",
+                "steps_per_launch_h100.jsonl",
+                "python -m benchmarks.steps_per_launch --launches 1 4 16 --precision bfloat16",
+                training_report.launches,
+                "Milliseconds of a step of small networks. "
+                "`Trainer.fit` reads the loss of every step; where none is read, the host runs "
+                "ahead of the GPU.",
+            ),
+            Section(
                 "Two GPUs",
                 "distributed_2_h100.jsonl",
                 "minidnn launch --processes 2 benchmarks/distributed_step.py resnet50 --precision "

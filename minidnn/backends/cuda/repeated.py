@@ -53,6 +53,8 @@ class Repeated:
             self._ends.append((at, aligned(size)))
             at += count * aligned(size)
         self._inputs = table.inputs
+        #: What was gathered for the last launch: it stays until the next one.
+        self._gathered: list[np.ndarray] = []
         self._stream = cuda.Stream(non_blocking=True)
         #: Libraries' calls have to stay as long as the graph.
         self._runs: list[Run] = []
@@ -80,6 +82,7 @@ class Repeated:
     def launch(self, calls: Sequence[Sequence[Given]], stream: int) -> np.ndarray:
         """Starts all runs on a stream.  What it returns has the bytes of all outputs, for
         :meth:`results`, once the stream has come so far; what is given must stay until then."""
+        self._gathered.clear()
         inputs = zip(self._inputs, self._ends, strict=False)
         for place, (size, (begin, step)) in enumerate(inputs):
             column = [call[place] for call in calls]
@@ -88,6 +91,7 @@ class Repeated:
                 for row, one in zip(rows, column, strict=True):
                     row[:size] = one.kept.reshape(-1).view(np.uint8)
                 self._send(begin, rows.ctypes.data, rows.nbytes, HOST_TO_DEVICE, stream)
+                self._gathered.append(rows)
                 continue
             for number, one in enumerate(column):
                 self._send(begin + number * step, one.pointer, size, one.kind, stream)

@@ -103,8 +103,6 @@ class CudaTarget(Target):
             return (PLANAR,) if exact else (CHANNELS_LAST,)
         if isinstance(op, LayerFunction) and op.function in PRODUCTS:
             return (PLANAR,) if exact else (CHANNELS_LAST,)
-        if isinstance(op, LayerFunction) and node.inputs[0].dtype == "float32":
-            return (PLANAR,)  # cuDNN's kernels for float32 are made for it
         if isinstance(op, (Contraction, FusedContraction)) and not exact:
             return (CHANNELS_LAST,)
         plain = exact and self.precision not in HALVES
