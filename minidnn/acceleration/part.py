@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -13,11 +14,14 @@ from minidnn.acceleration.threads import rest, team_of
 from minidnn.backends.cuda.arrays import TORCH
 from minidnn.executable import Executable
 from minidnn.frontends.torch.convert import Part
-from minidnn.graph.ir import Graph
+from minidnn.graph.ir import Graph, Value
 from minidnn.graph.types import TensorType
 
 #: What lies in memory as it seems to; other classes may look at a tensor in their own way.
-PLAIN = (torch.Tensor, nn.Parameter)
+PLAIN = frozenset({torch.Tensor, nn.Parameter})
+
+_IS_NESTED, _LAYOUT = attrgetter("is_nested"), attrgetter("layout")
+_DEVICE, _SHAPE, _DTYPE = attrgetter("device"), attrgetter("shape"), attrgetter("dtype")
 
 
 class TakenPart(nn.Module):
@@ -64,7 +68,8 @@ class TakenPart(nn.Module):
             and _types(part.graph) == _types(executable.graph)
         )
         self._device = torch.device(memory)
-        self._takes = [(v.shape, getattr(torch, v.dtype), self._device) for v in part.graph.inputs]
+        #: Whether tensors lie there as the program takes them.
+        self.takes = self.lying(part.graph.inputs)
         self._gives = [
             (v.shape, _strides(v.shape), getattr(torch, v.dtype)) for v in part.graph.outputs
         ]
@@ -83,13 +88,14 @@ class TakenPart(nn.Module):
         made = tuple(each.to(dtype) for each, dtype in zip(results, self._dtypes, strict=True))
         return made if isinstance(result, tuple) else made[0]
 
-    def takes(self, tensors: Sequence[Any]) -> bool:
-        """Whether these tensors lie there as the program takes them.  None stands for one that is
-        known to."""
-        return len(tensors) == len(self._takes) and all(
-            tensor is None or lies_there(tensor, expected)
-            for tensor, expected in zip(tensors, self._takes, strict=True)
-        )
+    def lying(self, values: Iterable[Value]) -> ExpectedTensors:
+        """What tells whether tensors are these on the program's device."""
+        return ExpectedTensors((v.shape, getattr(torch, v.dtype), self._device) for v in values)
+
+    @property
+    def stream(self) -> int:
+        """The stream that it computes on now; 0 on the CPU."""
+        return 0 if self._on_cores else TORCH.stream(self._device.index)
 
     def run_at(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The results for such tensors: between the networks' regions nothing of Python is in the
@@ -98,20 +104,20 @@ class TakenPart(nn.Module):
         self.compute([t.data_ptr() for t in tensors], [r.data_ptr() for r in results])
         return results[0] if len(results) == 1 else tuple(results)
 
-    def empty(self, count: int | None = None) -> list[torch.Tensor]:
-        """Tensors for the results, or for so many from the first, in which nothing is written."""
+    def empty(self, first: int = 0, end: int | None = None) -> list[torch.Tensor]:
+        """Tensors for the results, or for some of them in a row, in which nothing is written."""
         # Strides are the shortest way to an array: without them PyTorch looks for a memory format.
         # The device is told: PyTorch's default may be another, whose memory is not for the program.
         return [
             torch.empty_strided(*type_, dtype=dtype, device=self._device)
-            for *type_, dtype in self._gives[:count]
+            for *type_, dtype in self._gives[first:end]
         ]
 
     def compute(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Computes the results of what lies at these addresses, as :meth:`takes` says."""
         program = self._program
         if not self._on_cores:
-            program.run_on(TORCH.stream(self._device.index), inputs, outputs)
+            program.run_on(self.stream, inputs, outputs)
             return
         if not self.shares_threads:
             rest()
@@ -139,15 +145,28 @@ def computes_its_own_way(tensor: torch.Tensor) -> bool:
     )
 
 
-def lies_there(tensor: torch.Tensor, expected: tuple[Any, torch.dtype, torch.device]) -> bool:
-    """Whether a tensor's memory is an array of the type expected."""
-    return (
-        type(tensor) in PLAIN
-        and not tensor.is_nested  # has no shape
-        and tensor.device == expected[2]
-        and tensor.shape == expected[0]
-        and tensor.dtype is expected[1]
-        and tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-    )
+class ExpectedTensors:
+    """What tells whether tensors' memory is arrays of these types, on these devices.
+
+    There may be hundreds, and the device may have nothing to do meanwhile: so each look is one pass
+    over all of them.
+    """
+
+    def __init__(self, types: Iterable[tuple[tuple[int, ...], torch.dtype, torch.device]]) -> None:
+        every = list(types)
+        self._shapes = [shape for shape, *_ in every]
+        self._dtypes = [dtype for _, dtype, _ in every]
+        self._devices = [device for *_, device in every]
+        self._layouts = [torch.strided] * len(every)
+
+    def __call__(self, tensors: Sequence[Any]) -> bool:
+        return (
+            PLAIN.issuperset(map(type, tensors))
+            and not any(map(_IS_NESTED, tensors))  # these have no shape
+            and list(map(_LAYOUT, tensors)) == self._layouts
+            and list(map(_DEVICE, tensors)) == self._devices
+            and list(map(_SHAPE, tensors)) == self._shapes
+            and list(map(_DTYPE, tensors)) == self._dtypes
+            and all(map(torch.Tensor.is_contiguous, tensors))
+            and not any(map(torch.Tensor.is_neg, tensors))
+        )

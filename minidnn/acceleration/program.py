@@ -14,12 +14,12 @@ from torch.utils import _pytree as pytree
 from minidnn.acceleration.counts import BATCHES, count_together
 from minidnn.acceleration.engine import Engine, memory_of
 from minidnn.acceleration.overlaps import Overlaps
-from minidnn.acceleration.part import TakenPart, lies_there
+from minidnn.acceleration.part import ExpectedTensors, TakenPart
 from minidnn.acceleration.price import gain
 from minidnn.acceleration.watch import Watch
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.aten.call import arguments_of, key_of
-from minidnn.frontends.torch.capture import Captured, Held
+from minidnn.frontends.torch.capture import Captured, Held, reader_of
 from minidnn.frontends.torch.convert import Part, convert, judge_operations
 from minidnn.frontends.torch.memory import SHARED
 from minidnn.frontends.torch.opaque import OpaqueModule, is_opaque
@@ -110,8 +110,9 @@ class SizedProgram:
                 memory = self.engine.memory
                 self.parts.append(TakenPart(part, executable, memory, followed, among))
         self._overlaps = Overlaps(self.captured) if self.captured.writes else None
-        self._runner, self._held, self._places = self._build()
-        whole = len(self.levels) == 1 and self.levels[0].taken and not self._held
+        self._runner, held, self._places = self._build()
+        self._read = reader_of(held)
+        whole = len(self.levels) == 1 and self.levels[0].taken and not held
         self._direct = self.parts[0] if whole and self._is_direct() else None
         on_gpu = self.engine.memory != "cpu"
         self.starts_early = on_gpu and self._direct is not None and not self.captured.writes
@@ -133,7 +134,7 @@ class SizedProgram:
             return None
         if not isinstance(self._results[0], fx.Node):
             return None
-        return _Chain(self._runner, self._held, given)
+        return _Chain(self._runner, self._read, given)
 
     def _is_direct(self) -> bool:
         """Whether the one part takes the arguments and gives the results as they are."""
@@ -167,8 +168,7 @@ class SizedProgram:
                 return result
             results: Sequence[Any] = result if isinstance(result, tuple) else (result,)
         else:
-            tensors = (*(held.tensor for held in self._held), *(leaves[p] for p in self._places))
-            results = self._runner(*tensors)
+            results = self._runner(*self._read(), *(leaves[place] for place in self._places))
         if self.captured.writes:
             results = self._write_back(results, leaves)
         return arranged_as(iter(results), self.captured.arranged)
@@ -235,22 +235,19 @@ class _Chain:
     """Parts and operations of PyTorch's in a row, for arguments that are tensors as captured."""
 
     def __init__(
-        self, runner: Callable[..., Any], held: Sequence[Any], given: Sequence[Any]
+        self, runner: Callable[..., Any], read: Callable[[], Iterator[Any]], given: Sequence[Any]
     ) -> None:
         self._runner = runner
-        self._held = held
-        self._takes = [(tuple(value.shape), value.dtype, value.device) for value in given]
-
-    def takes(self, tensors: Sequence[Any]) -> bool:
-        """Whether these tensors lie there as the network was captured for."""
-        return len(tensors) == len(self._takes) and all(map(lies_there, tensors, self._takes))
+        self._read = read
+        #: Whether tensors lie there as the network was captured for.
+        self.takes = ExpectedTensors((tuple(v.shape), v.dtype, v.device) for v in given)
 
     def run_at(self, tensors: Sequence[Any]) -> Any:
         """The result for such tensors."""
         if torch.is_grad_enabled():
             with torch.no_grad():
-                return self._runner(*(held.tensor for held in self._held), *tensors)[0]
-        return self._runner(*(held.tensor for held in self._held), *tensors)[0]
+                return self._runner(*self._read(), *tensors)[0]
+        return self._runner(*self._read(), *tensors)[0]
 
 
 class _Builder:

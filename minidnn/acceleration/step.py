@@ -6,10 +6,12 @@ programs for each such choice: the graph with what is kept as further outputs, a
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import compress, count
+from operator import attrgetter
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -18,7 +20,7 @@ from minidnn._forks import ForkLock
 from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.kept import giving_last, is_image, taking_last
 from minidnn.acceleration.kept_block import KeptBlock
-from minidnn.acceleration.part import TakenPart
+from minidnn.acceleration.part import ExpectedTensors, TakenPart
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.convert import Part
 from minidnn.gradients.halves import BackwardHalf, Halves
@@ -31,6 +33,8 @@ from minidnn.passes.share_joins import share_joins
 #: For so many choices of what requires a gradient programs are kept.
 _CHOICES = 4
 
+_ADDRESS = torch.Tensor.data_ptr
+_IS_TRAINED = attrgetter("requires_grad")
 _IS_BATCHED = torch._C._functorch.is_legacy_batchedtensor
 _BATCHED = (
     "is_grads_batched=True through {name}, whose gradient minidnn computes for one tensor at a "
@@ -77,8 +81,9 @@ class TrainedPart(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         pair = self._pair(_trained(tensors))
-        numbers = self._random()
-        results = _Through.apply(pair, *tensors, *numbers)
+        given = (*tensors, *self._random())
+        # Of what is not trained nothing need be on the tape.
+        results = _Through.apply(pair, given, *(tensors[place] for place in pair.trained))
         return results[0] if len(results) == 1 else results
 
     def prepare(self, trained: Sequence[bool]) -> None:
@@ -109,6 +114,7 @@ class Pair:
     """The programs of a part, for one choice of what requires a gradient.
 
     Attributes:
+        trained: the inputs that require gradients, by place.
         outputs: how many there are of the graph: results, and what the part writes.
         results: how many results.
         halves: their graphs.
@@ -126,6 +132,7 @@ class Pair:
         narrow: Narrow | None = None,
     ) -> None:
         self.name = part.graph.name
+        self.trained = tuple(trained)
         self.outputs, self.results = len(part.graph.outputs), len(part.outputs)
         places = {node: place for place, node in enumerate(part.inputs)}
         self._written = [places[node] for node in part.written]
@@ -140,7 +147,12 @@ class Pair:
         self.forward = self._compiled(self._forward())
         kept = self.forward.part.graph.outputs[self.outputs :]
         self._block = KeptBlock(kept, torch.device(engine.memory))
+        #: By streams, memory of calls before for what the part writes, until it is copied there.
+        self._copied: defaultdict[int, list[list[torch.Tensor]]] = defaultdict(list)
         self.backwards: dict[tuple[int, ...], tuple[BackwardHalf, TakenPart]] = {}
+        self._loose: dict[tuple[int, ...], ExpectedTensors] = {}
+        kept_places = self.halves.backward.kept
+        self._keeps_copied = any(self.results <= p < self.outputs for p in kept_places)
         #: Results by which there are no gradients.
         self.others = [p for p in range(self.results) if p not in self.halves.floating]
         self._lock = ForkLock()
@@ -158,17 +170,29 @@ class Pair:
     ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """The results of the program forwards, and the block in which those of them lie that are
         only kept; without one, all are tensors.  What the part writes to is written."""
-        forward, plain, block = self.forward, [*map(_plain, tensors)], None
-        if forward.is_addressed and forward.takes(plain):
-            results, block = forward.empty(self.outputs), self._block.empty()
-            outputs = [*(r.data_ptr() for r in results), *self._block.addresses(block)]
-            forward.compute([tensor.data_ptr() for tensor in plain], outputs)
-        else:
+        forward, plain, block = self.forward, tensors, None
+        if not (lying := forward.is_addressed and forward.takes(plain)):
+            plain = [*map(_plain, tensors)]
+            lying = forward.is_addressed and forward.takes(plain)
+        if not lying:
             results = list(_all(forward(*plain)))
-        if self._written:
-            written = [tensors[place] for place in self._written]
-            torch._foreach_copy_(written, results[self.results : self.outputs])
+            self._write(tensors, results[self.results : self.outputs])
+            return results, None
+        stream, block = forward.stream, self._block.empty()
+        free = self._copied[stream]
+        copied = free.pop() if free else forward.empty(self.results, self.outputs)
+        results = [*forward.empty(0, self.results), *copied]
+        addresses = [*map(_ADDRESS, results), *self._block.addresses(block)]
+        forward.compute(list(map(_ADDRESS, plain)), addresses)
+        self._write(tensors, copied)
+        if not self._keeps_copied:
+            free.append(copied)
         return results, block
+
+    def _write(self, tensors: Sequence[torch.Tensor], results: list[torch.Tensor]) -> None:
+        """Writes results to what the part writes to."""
+        if results:
+            torch._foreach_copy_([tensors[place] for place in self._written], results)
 
     def run_back(
         self,
@@ -186,24 +210,21 @@ class Pair:
         if not present:
             return {}
         backward, program = self.backward(present)
-        tensors = [
-            *(given[place] for place in backward.given),
-            *(kept.get(place) for place in backward.kept),  # None lies in the block
-            *(gradients[place] for place in present),
-        ]
-        plain = [None if tensor is None else _plain(tensor) for tensor in tensors]
-        places = [*backward.given, *(place - self.outputs for place in backward.kept), *present]
-        if program.is_addressed and program.takes(plain):
-            at = () if block is None else self._block.addresses(block)
-            results = program.empty()
-            program.compute(
-                [at[p] if t is None else t.data_ptr() for t, p in zip(plain, places, strict=True)],
-                [result.data_ptr() for result in results],
-            )
-        else:
-            lying = () if block is None else self._block.tensors(block)
-            whole = (lying[p] if t is None else t for t, p in zip(plain, places, strict=True))
-            results = list(_all(program(*whole)))
+        first = [given[place] for place in backward.given]
+        last = [_plain(cast(torch.Tensor, gradients[place])) for place in present]
+        if block is not None:
+            own = (kept[place] for place in backward.kept if place < self.outputs)
+            if program.is_addressed and self._loose[present]([*first, *own, *last]):
+                at = {place: _ADDRESS(tensor) for place, tensor in kept.items()}
+                at.update(enumerate(self._block.addresses(block), self.outputs))
+                within = map(at.__getitem__, backward.kept)
+                addresses = [*map(_ADDRESS, first), *within, *map(_ADDRESS, last)]
+                results = program.empty()
+                program.compute(addresses, list(map(_ADDRESS, results)))
+                return dict(zip(backward.differentiated, results, strict=True))
+            kept = {**kept, **dict(enumerate(self._block.tensors(block), self.outputs))}
+        tensors = [*first, *(kept[place] for place in backward.kept), *last]
+        results = list(_all(program(*map(_plain, tensors))))
         return dict(zip(backward.differentiated, results, strict=True))
 
     def kept(self, has_block: bool) -> Sequence[int]:
@@ -217,8 +238,18 @@ class Pair:
             if present not in self.backwards:
                 every = present == self.halves.floating
                 found = self.halves.backward if every else self.halves.backward_of(present)
-                self.backwards[present] = found, self._compiled(self._backward(found, present))
+                program = self._compiled(self._backward(found, present))
+                self._loose[present] = self._lying_beside_block(found, program)
+                self.backwards[present] = found, program
             return self.backwards[present]
+
+    def _lying_beside_block(self, found: BackwardHalf, program: TakenPart) -> ExpectedTensors:
+        """What tells of what a program is given beside the block whether it takes it at its
+        address."""
+        begin = len(found.given)
+        within = {begin + i for i, place in enumerate(found.kept) if place >= self.outputs}
+        values = enumerate(program.part.graph.inputs)
+        return program.lying(value for place, value in values if place not in within)
 
     def _forward(self) -> Graph:
         """What runs forwards, in the precision of the part; values are kept as they are there."""
@@ -269,14 +300,17 @@ class _Through(torch.autograd.Function):
     """A part as one operation on PyTorch's tape."""
 
     @staticmethod
-    def forward(ctx: Any, pair: Pair, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, pair: Pair, tensors: Sequence[torch.Tensor], *trained: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """trained: those of the tensors that are on the tape."""
         results, block = pair.run(tensors)
         kept = pair.kept(block is not None)
         own = () if block is None else (block,)
         given = (tensors[place] for place in pair.halves.backward.given)
         ctx.save_for_backward(*own, *given, *(results[place] for place in kept))
         ctx.has_block = block is not None
-        ctx.pair, ctx.count = pair, len(tensors)
+        ctx.pair = pair
         ctx.mark_non_differentiable(*(results[place] for place in pair.others))
         ctx.set_materialize_grads(False)
         return tuple(results[: pair.results])
@@ -296,7 +330,7 @@ class _Through(torch.autograd.Function):
             block,
             gradients,
         )
-        return None, *map(found.get, range(ctx.count))
+        return None, None, *map(found.get, pair.trained)
 
 
 def _all(results: Any) -> tuple[torch.Tensor, ...]:
@@ -311,4 +345,4 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 def _trained(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     if not torch.is_grad_enabled():
         return ()
-    return tuple(place for place, tensor in enumerate(tensors) if tensor.requires_grad)
+    return tuple(compress(count(), map(_IS_TRAINED, tensors)))

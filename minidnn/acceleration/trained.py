@@ -19,7 +19,7 @@ from minidnn.acceleration.step import Narrow, TrainedPart
 from minidnn.acceleration.watch import TrainedWatch, Watch
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.aten.call import arguments_of, key_of
-from minidnn.frontends.torch.capture import Captured
+from minidnn.frontends.torch.capture import Captured, reader_of
 from minidnn.frontends.torch.convert import Part, convert, judge_operations
 from minidnn.frontends.torch.inplace import WRITES
 from minidnn.frontends.torch.memory import SHARED, Memory
@@ -75,7 +75,8 @@ class TrainedProgram(SizedProgram):
                 name = f"{self.name}.{len(self.parts)}"
                 part = convert(level.nodes, captured.constants, captured.tensor, name, trained=True)
                 self.parts.append(TrainedPart(part, self.engine, self._narrow(part)))
-        self._runner, self._held, self._places = self._build()
+        self._runner, held, self._places = self._build()
+        self._read = reader_of(held)
         self._direct = self._overlaps = None
         self._is_bare = self.starts_early = False
         self.at_once = None

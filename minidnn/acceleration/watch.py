@@ -34,7 +34,7 @@ from torch.utils.hooks import RemovableHandle
 from minidnn.acceleration.counts import BATCHES
 from minidnn.acceleration.part import computes_its_own_way
 from minidnn.errors import UnsupportedError
-from minidnn.frontends.torch.capture import Captured, Held
+from minidnn.frontends.torch.capture import Captured, Held, reader_of
 from minidnn.frontends.torch.hooks import BACKWARD_HOOKS, HOOKS
 from minidnn.frontends.torch.scripted import is_scripted
 from minidnn.frontends.torch.state import OF_MODULES, PLAIN
@@ -147,6 +147,7 @@ class TrainedWatch(Watch):
         self, held: Iterable[Held], root: nn.Module | None, opaque: Iterable[nn.Module]
     ) -> None:
         self._given = list(held)
+        self._read = reader_of(self._given)
         super().__init__((), root, opaque)
         self._batches = []
         self.renew()
@@ -177,7 +178,7 @@ class TrainedWatch(Watch):
         return None
 
     def _addresses(self) -> list[int]:
-        return [_ADDRESS(each.tensor) for each in self._given]
+        return list(map(_ADDRESS, self._read()))
 
 
 class _Weights:

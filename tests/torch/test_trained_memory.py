@@ -1,7 +1,8 @@
-"""Many steps of an optimized module take no more memory than few."""
+"""Many steps of an optimized module take no more memory than few, and the same."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 import minidnn as md
-from tests.torch.test_trained import network, program
+from tests.torch.test_trained import examples, network, program
 
 MOST_BYTES = 1 << 20
 """Less than 200 steps would lose of the kept values, gradients, or results of this network."""
@@ -49,3 +50,18 @@ def test_two_hundred_steps(device: str) -> None:
     assert after[1] == before[1]
     assert after[0] - before[0] < MOST_BYTES
     assert len(program(fast).parts[0].pairs) == 1
+
+
+def test_statistics_pass_through_the_same_memory_in_every_call() -> None:
+    """Also where calls come before their gradients."""
+    net = network()
+    own, fast = copy.deepcopy(net).train(), md.optimize(net, device="cpu").train()
+    x = examples(3, 3, 6, 6)
+    for factor in (1, 2, 3):
+        for module in (fast, own):
+            (module(x * factor) * module(x + factor)).sum().backward()
+        for one, other in zip(net.buffers(), own.buffers(), strict=True):
+            torch.testing.assert_close(one, other)
+    (part,) = program(fast).parts
+    (pair,) = part.pairs.values()
+    assert [len(each) for each in pair._copied.values()] == [1]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextvars
 import operator
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from minidnn.frontends.torch.opaque import OpaqueCall, is_opaque
 from minidnn.frontends.torch.scripted import check_scripted
 from minidnn.frontends.torch.unseen import NOTHING, Changing
 
-__all__ = ["CAPTURING", "Captured", "Held", "NotCapturable", "capture"]
+__all__ = ["CAPTURING", "Captured", "Held", "NotCapturable", "capture", "reader_of"]
 
 #: Held by the thread that captures: PyTorch keeps what it does meanwhile where all threads see it.
 #: Whoever makes programs holds it all along, so that nobody waits for it who is waited for.
@@ -57,6 +58,14 @@ class Held:
     @property
     def tensor(self) -> Any:
         return self.holder[self.key]
+
+
+def reader_of(held: Iterable[Held]) -> Callable[[], Iterator[Any]]:
+    """What gives these tensors as they are whenever it is called."""
+    every = list(held)
+    return partial(
+        map, operator.getitem, [each.holder for each in every], [each.key for each in every]
+    )
 
 
 @dataclass
