@@ -63,6 +63,16 @@ def training_options(device: str) -> Mapping[str, Any]:
     return found
 
 
+def any_size_options(device: str) -> Mapping[str, Any] | None:
+    """The options with which a device's float32 kernels are those of planes of any size, so that
+    nothing is compiled for another size; None if it has no such kernels.
+
+    A backend that has says so by an attribute of this name.
+    """
+    found: Mapping[str, Any] | None = getattr(get_backend(device), "any_size_options", None)
+    return found
+
+
 def why_not_in(backend: Backend, precision: str) -> str | None:
     """Why a backend does not compute in one of its precisions on this machine; None if it does.
 

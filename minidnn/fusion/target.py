@@ -41,6 +41,11 @@ class Target:
         """Whether contractions of bytes are computed, and faster than those of floats."""
         return False
 
+    @property
+    def any_size(self) -> bool:
+        """Whether kernels are those of planes of any size."""
+        return False
+
     def layer_functions(self, node: Node) -> LibraryFunctions | str:
         """What a library has for a node, or why it has nothing."""
         return "this device has no library of layers"

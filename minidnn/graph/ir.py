@@ -71,7 +71,7 @@ class Stored(Value):
     it is still there for as long as somebody else, as the network, has it.
     """
 
-    __slots__ = ("_data", "_elsewhere")
+    __slots__ = ("_data", "_elsewhere", "_is_finite")
     _kind = "value"
 
     def __init__(
@@ -80,6 +80,15 @@ class Stored(Value):
         super().__init__(type, name)
         self._data: np.ndarray | Callable[[], np.ndarray] | None = data
         self._elsewhere: Callable[[], Any] = _nowhere
+        self._is_finite: bool | None = None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether none of its numbers is infinite or NaN; once asked, known of what was forgotten,
+        too."""
+        if self._is_finite is None:
+            self._is_finite = bool(np.isfinite(self.data).all())
+        return self._is_finite
 
     @property
     def data(self) -> np.ndarray:
@@ -120,7 +129,7 @@ class Stored(Value):
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         _, state = super().__getstate__()
-        return None, state | {"_data": self.data, "_elsewhere": _nowhere}
+        return None, state | {"_data": self.data, "_elsewhere": _nowhere, "_is_finite": None}
 
 
 def _nowhere() -> None:

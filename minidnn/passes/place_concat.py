@@ -24,7 +24,7 @@ from minidnn.passes.infrastructure import Context, Pass
 
 def place_concat(graph: Graph, context: Context) -> Graph:
     """See the module."""
-    if context.strategy in APART:
+    if context.strategy in APART and not context.target.any_size:
         return graph
     placements: dict[Value, Placement] = {}
     for node in reversed(graph.nodes):

@@ -16,6 +16,7 @@ from functools import partial
 
 import numpy as np
 
+from minidnn.fusion.target import Target
 from minidnn.graph.index_map import Indexed
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Operator, Reshaping, Windowed
@@ -45,7 +46,7 @@ def _fewer_nodes(graph: Graph, context: Context) -> Graph:
             if context.allow(f"drop {node.name} ({node.op})"):
                 rewriter.replace(node.output, rewriter.value(node.inputs[0]))
                 continue
-        elif (regular := _regular(node)) is not None:
+        elif (regular := _regular(node, context.target)) is not None:
             if context.allow(f"{node.name}: {node.op} is {regular}"):
                 inputs = [rewriter.value(value) for value in node.inputs]
                 new = rewriter.add(regular, inputs, node.name, node.source)
@@ -150,8 +151,11 @@ def _operands(node: Node, rewriter: Rewriter, joined: dict[Value, list[Value]]) 
     return [value for old in node.inputs for value in joined.get(old, [rewriter.value(old)])]
 
 
-def _regular(node: Node) -> Operator | None:
-    """The kind of average for which there are kernels: long windows are adaptive ones."""
+def _regular(node: Node, target: Target) -> Operator | None:
+    """The kind of average for which there are kernels: long windows are adaptive ones.  Where
+    kernels are those of any size, an average is of one kind for all."""
+    if target.any_size:
+        return None
     if isinstance(node.op, AdaptiveAvgPool2d):
         return node.op.regular(node.inputs[0].type)
     if isinstance(node.op, AvgPool2d):

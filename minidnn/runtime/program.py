@@ -10,6 +10,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from minidnn.graph.ir import Node
+    from minidnn.runtime.plan import Plan
     from minidnn.runtime.store import Store
 
 
@@ -63,6 +64,14 @@ class SharingProgram(PackedProgram, Protocol):
     @property
     def shared_constants(self) -> Mapping[Any, int]:
         """The bytes of each; programs that share one have it by the same key."""
+
+
+@runtime_checkable
+class ResizableProgram(Program, Protocol):
+    """A program whose kernels may be those of any size."""
+
+    def of_size(self, plan: Plan) -> Program:
+        """The program of the same plan for other sizes, see :mod:`minidnn.runtime.resize`."""
 
 
 @runtime_checkable

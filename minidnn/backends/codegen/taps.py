@@ -115,7 +115,8 @@ class TapLoop:
 
 @dataclass(frozen=True)
 class TapPrinter:
-    """Prints a window of one output, with ``loop``, over planes of ``extent``.
+    """Prints a window of one output, with ``loop``, over planes of ``extent``, whose sizes may be
+    names of variables.
 
     ``begin`` prints what each row of taps begins with, and ``tap`` computes a tap, of its number,
     where ``sy`` and ``sx`` are its position; it gives the result's name.
@@ -123,7 +124,7 @@ class TapPrinter:
 
     loop: TapLoop
     window: Window
-    extent: tuple[int, int]
+    extent: tuple[int | str, int | str]
     begin: Callable[[], None]
     tap: Callable[[str], str]
 
@@ -144,7 +145,7 @@ class TapPrinter:
         self.loop.print("part", across.kernel, tap)
         return "part"
 
-    def _place(self, name: str, axis: Axis, output: str, k: str, size: int) -> str:
+    def _place(self, name: str, axis: Axis, output: str, k: str, size: int | str) -> str:
         """Declares the position of a tap along an axis, and goes on with the next if there is
         none; its number."""
         declared, number, outside = tap_place(name, axis, output, k, size)
@@ -156,9 +157,9 @@ class TapPrinter:
 
 
 def tap_place(
-    name: str, axis: Axis, output: str, k: str, size: int
+    name: str, axis: Axis, output: str, k: str, size: int | str
 ) -> tuple[dict[str, str], str, list[str]]:
-    """Where tap ``k`` of an output lies along an axis of that size.
+    """Where tap ``k`` of an output lies along an axis of that size, or of the name of one.
 
     Returns:
         What is declared, first ``s`` and the name, the position; the tap's number; and the
@@ -167,8 +168,11 @@ def tap_place(
     at, number = f"s{name}", f"t{name}"
     if isinstance(axis, WindowAxis):
         place = f"({output}) * {axis.stride} - {axis.padding[0]} + {k} * {axis.dilation}"
-        last = axis.tap(axis.output_size(size) - 1, axis.kernel - 1)
-        reaches_out = axis.first(0) < 0 or last >= size
+        if isinstance(size, str):
+            reaches_out = axis.ceil_mode or any(axis.padding)
+        else:
+            last = axis.tap(axis.output_size(size) - 1, axis.kernel - 1)
+            reaches_out = axis.first(0) < 0 or last >= size
         return {at: place}, k, [f"{at} < 0", f"{at} >= {size}"] if reaches_out else []
     of, before = axis.of, axis.of.padding[0]
     # So many windows further on, numbers that are divided are not negative.

@@ -52,11 +52,17 @@ MD_KERNEL(@) {{
 
 
 def print_adaptive(
-    op: AdaptiveAvgPool2d, type: TensorType, source: Tensor, result: Tensor, isa: Isa
+    op: AdaptiveAvgPool2d,
+    type: TensorType,
+    source: Tensor,
+    result: Tensor,
+    isa: Isa,
+    any_size: bool = False,
 ) -> Staged:
-    """The kernels of an adaptive average over a value in blocks or, if it is long, in NCHW."""
-    if op.is_long(type):
-        return _print_long(op, type.shape[0], source, result, isa)
+    """The kernels of an adaptive average over a value in blocks or, if it is long, in NCHW; with
+    ``any_size`` those that planes of any size have."""
+    if any_size or op.is_long(type):
+        return _print_long(op, type.shape[0], source, result, isa, any_size)
     batch = type.shape[0]
     x, y = ELEMENTS[source.dtype], ELEMENTS[result.dtype]
     at = f"(r * {source.columns} + c) * {isa.lanes} + programIndex"
@@ -224,7 +230,12 @@ MD_KERNEL(@) {{
 
 
 def _print_long(
-    op: AdaptiveAvgPool2d, batch: int, source: Tensor, result: Tensor, isa: Isa
+    op: AdaptiveAvgPool2d,
+    batch: int,
+    source: Tensor,
+    result: Tensor,
+    isa: Isa,
+    any_size: bool = False,
 ) -> Staged:
     blocked = source.block > 1
     lanes, planes = source.block, source.blocks
@@ -242,7 +253,7 @@ def _print_long(
         text = text.replace("<type>", element.type)
         return text + _LONG_SUM.format(segment=_SEGMENT, type=element.type, **names)
 
-    short = max(high - low for low, high in across) <= 16
+    short = not any_size and max(high - low for low, high in across) <= 16
     keep = "y[r * programCount + programIndex] = sum;" if blocked else "y[r] = sum;"
     rows = _ROWS_BESIDE if short and not blocked else _ROW_BY_ROW
     read = x.load("z[(int)r * (uniform int)n[2] + i]")

@@ -76,6 +76,7 @@ class CpuBackend:
     interface = "float32"
     #: What F(4x4) rounds more is a small part of a result, but steps add it up.
     training_options: Mapping[str, Any] = {"accuracy": "direct"}
+    any_size_options: Mapping[str, Any] = {"any_size": True}
 
     def unavailable(self) -> str | None:
         try:
@@ -99,7 +100,8 @@ class CpuBackend:
         if precision == "bfloat16":
             isa = bfloat16_isa(isa)
         device = device_for(isa, threads)
-        return CpuTarget(device, isa.lanes, _accuracy(options, precision), precision)
+        accuracy, any_size = _accuracy(options, precision), _any_size(options)
+        return CpuTarget(device, isa.lanes, accuracy, precision, any_size)
 
     def unsupported(self, node: Node, precision: str) -> str | None:
         if not isinstance(node.op, (*_FLOAT, *_ANY, *_IN_FULL)):
@@ -117,7 +119,7 @@ class CpuBackend:
         return None
 
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> CpuProgram:
-        valid = ("threads", "isa", "accuracy", "guarded", "memory_limit", "tune")
+        valid = ("threads", "isa", "accuracy", "guarded", "memory_limit", "tune", "any_size")
         check_options("cpu", options, valid)
         guarded = options.get("guarded", False)
         if type(guarded) is not bool:
@@ -139,7 +141,7 @@ class CpuBackend:
             )
         agree_on_sums(plan.graph)
         if tune == "heuristic":
-            tasks = lower_plan(plan, isa, threads, accuracy)
+            tasks = lower_plan(plan, isa, threads, accuracy, any_size=_any_size(options))
         else:
             build = builder(plan, isa, threads, store=Store())
             tasks = tuned_tasks(plan, isa, threads, accuracy, tune, build)
@@ -163,7 +165,11 @@ def builder(
 
     def build(tasks: Sequence[Task], other: CpuProgram | None = None) -> CpuProgram:
         texts = [task.source for task in tasks if isinstance(task.source, KernelSource)]
-        compiled = iter(compile_kernels(texts, isa))
+        there = {} if other is None else other.kernels
+        lacked = [text for text in texts if text.name not in there]
+        compiled = dict(there)
+        for text, function in zip(lacked, compile_kernels(lacked, isa), strict=True):
+            compiled[text.name] = function
         kernels: list[NativeFunction] = []
         for task in tasks:
             if isinstance(task.source, str):
@@ -171,7 +177,7 @@ def builder(
             elif isinstance(task.source, HostSum):
                 kernels.append(task.source.function())
             else:
-                kernels.append(next(compiled))
+                kernels.append(compiled[task.source.name])
         program = CpuProgram(plan, tasks, kernels, isa, threads, guarded, other)
         if store is not None:
             program.attach(store)
@@ -182,6 +188,13 @@ def builder(
 
 def _isa(options: Mapping[str, Any], named: Callable[[str], Isa]) -> Isa:
     return named(options["isa"]) if options.get("isa") is not None else best_isa()
+
+
+def _any_size(options: Mapping[str, Any]) -> bool:
+    any_size = options.get("any_size", False)
+    if type(any_size) is not bool:
+        raise GraphError(f"any_size={any_size!r:.80}; valid are True and False")
+    return any_size
 
 
 def _threads(options: Mapping[str, Any]) -> int:
@@ -219,6 +232,12 @@ class CpuProgram(TableProgram):
         self.plan = plan
         self.tasks = tuple(tasks)
         self.isa = isa
+        #: Those that were compiled, by name.
+        self.kernels = {
+            task.source.name: kernel
+            for task, kernel in zip(tasks, kernels, strict=True)
+            if isinstance(task.source, KernelSource)
+        }
         packed = None if other is None else other.constants
         self.constants: PackedConstants = PackedConstants(threads, guarded, packed)
         table, self._names = bind(plan, tasks, kernels, self.constants, guarded)
@@ -227,6 +246,15 @@ class CpuProgram(TableProgram):
 
     def attach(self, store: Store) -> None:
         self.use_states(list(store.hold(self.plan.graph.states).values()), store.lock)
+
+    def of_size(self, plan: Plan) -> CpuProgram:
+        """The program of the same plan for other sizes, by the same kernels and constants as far as
+        these are those of any size."""
+        target = plan.target
+        assert isinstance(target, CpuTarget) and target.any_size
+        plan.check_fits(memory_bytes(), "this machine")
+        tasks = lower_plan(plan, self.isa, self.threads, target.accuracy, any_size=True)
+        return builder(plan, self.isa, self.threads, self.guarded)(tasks, self)
 
     @property
     def constant_bytes(self) -> int:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Callable, Hashable
+from functools import partial
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from ..._forks import ForkLock
+from ...graph.ir import Value
 from .buffers import AlignedMemory, Array, Guard
-from .packing import Packed
+from .packing import Packed, PackedVectors
 
 _ALIGNMENT = 64
 _CHUNK_BYTES = 32 << 20
@@ -55,7 +57,7 @@ class PackedConstants:
         self._threads = threads
         self._guarded = guarded
         self._before = {} if packed is None else packed._all
-        self._all: dict[Callable[[], Array], PackedConstant] = {}
+        self._all: dict[Hashable, PackedConstant] = {}
         self._chunk: AlignedMemory | None = None
         self._used = 0
         self._beside: AlignedMemory | None = None
@@ -71,9 +73,10 @@ class PackedConstants:
 
     def add(self, make: Callable[[], Array]) -> PackedConstant:
         """The constant that a function makes; it is called once."""
-        if make not in self._all:
-            self._all[make] = self._before.get(make) or self._made(make)
-        return self._all[make]
+        key = _key(make)
+        if key not in self._all:
+            self._all[key] = self._before.get(key) or self._made(make)
+        return self._all[key]
 
     def finish(self) -> None:
         """Lets go of what only packing needed."""
@@ -129,6 +132,15 @@ class PackedConstants:
         if self._beside is None or self._beside.size < size:
             self._beside = AlignedMemory(size)
         return self._beside
+
+
+def _key(make: Callable[[], Array]) -> Hashable:
+    """What is equal for functions that make the same."""
+    if isinstance(make, (Packed, PackedVectors)):
+        return make.key
+    if isinstance(make, partial) and all(isinstance(each, Value) for each in make.args):
+        return make.func, make.args
+    return make
 
 
 def _sample(array: Array) -> bytes:

@@ -17,8 +17,8 @@ MOST_BYTES = 256 << 10
 """Of a region's output: with more, sequences write past the caches."""
 
 
-def is_flat(body: Graph) -> bool:
-    """Whether a region is element-wise, with one small output.
+def is_flat(body: Graph, any_size: bool = False) -> bool:
+    """Whether a region is element-wise, with one output, which is small or of ``any_size``.
 
     In bfloat16 each result is rounded, and so are bytes that are made: one expression of all does
     not do that, but for the output.
@@ -29,7 +29,7 @@ def is_flat(body: Graph) -> bool:
         and not any(value.dtype == "bfloat16" for value in body.values)
         and not any(value.dtype in BYTES for value in made)
         and len(body.outputs) == 1
-        and body.outputs[0].type.bytes <= MOST_BYTES
+        and (any_size or body.outputs[0].type.bytes <= MOST_BYTES)
     )
 
 

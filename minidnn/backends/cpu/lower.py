@@ -17,7 +17,7 @@ from ...fusion.region import (
     window_alone,
 )
 from ...graph.index_map import Indexed
-from ...graph.ir import Constant, Node, Value
+from ...graph.ir import Constant, Graph, Node, Value
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed, is_whole_product
 from ...graph.operators import (
     AdaptiveAvgPool2d,
@@ -44,6 +44,7 @@ from ...runtime.bits import to_bits
 from ...runtime.plan import Plan
 from ..codegen.kernel import KernelSource
 from .adaptive import print_adaptive
+from .any_size import print_for_any_size, why_of_one_size
 from .argmax import print_argmax
 from .broadcast import Shaped, print_broadcast
 from .byte_window import print_byte_window
@@ -55,6 +56,7 @@ from .contraction import (
     Question,
     Workspace,
     choose_by_price,
+    choose_for_any_size,
     print_choice,
     print_whole,
     question_of,
@@ -68,7 +70,7 @@ from .layer_norm import print_layer_norm
 from .linear import print_linear, reads_weight_as_it_lies
 from .matmul import print_matmul
 from .matmul_integers import print_matmul_of_integers
-from .movement import print_copy, print_join
+from .movement import copied, print_copy, print_join
 from .one_image import one_image
 from .packing import Packed, PackedVectors, data_of
 from .random import print_random_drop
@@ -116,13 +118,15 @@ def lower_plan(
     accuracy: str = "normal",
     choose: Choose = choose_by_price,
     only: Container[Node] | None = None,
+    any_size: bool = False,
 ) -> list[Task]:
     """The kernels of a plan for a pool of ``threads``, in the order in which they run.
 
     ``accuracy``: see :func:`.contraction.question_of`; ``choose`` says how contractions are
-    computed; ``only``: for these nodes.
+    computed; ``only``: for these nodes; ``any_size``: by kernels that know no sizes of planes.
     """
-    lowering = _Lowering(plan, isa, threads, accuracy, choose)
+    choose = choose_for_any_size if any_size else choose
+    lowering = _Lowering(plan, isa, threads, accuracy, choose, any_size=any_size)
     grouped = {node: group for group in plan.annotations.groups for node in group}
     tasks: list[Task] = []
     for node in plan.graph.nodes:
@@ -154,7 +158,8 @@ def _by_image(
 
 @dataclass(frozen=True)
 class _Lowering:
-    """Lowers nodes; ``images`` times as many images are computed as the plan's nodes say."""
+    """Lowers nodes; ``images`` times as many images are computed as the plan's nodes say.  With
+    ``any_size`` kernels are those of planes of any size, where there are such."""
 
     plan: Plan
     isa: Isa
@@ -162,6 +167,7 @@ class _Lowering:
     accuracy: str
     choose: Choose
     images: int = 1
+    any_size: bool = False
 
     def tensor(self, value: Value) -> Tensor:
         """How a value lies in memory; a constant lies as NCHW."""
@@ -179,7 +185,7 @@ class _Lowering:
             first = op.body.nodes[0]
             if dense and isinstance(first.op, Windowed) and first.output.dtype in BYTES:
                 return (self._byte_window(node, first.op),)
-            flat = dense and is_flat(op.body)
+            flat = dense and is_flat(op.body, self.any_size)
             return (self._flat(node, op),) if flat else self._sequence(node, op)
         if isinstance(op, FusedSums):
             return self._sums(node, op)
@@ -201,7 +207,8 @@ class _Lowering:
             return _tasks(node, staged)
         if isinstance(op, AdaptiveAvgPool2d):
             x, y = node.inputs[0], node.output
-            staged = print_adaptive(op, x.type, self.tensor(x), self.tensor(y), self.isa)
+            ends = self.tensor(x), self.tensor(y)
+            staged = print_adaptive(op, x.type, *ends, self.isa, self.any_size)
             return _tasks(node, staged)
         if isinstance(op, Conv2dWeightGradient):
             given, gradient = node.inputs
@@ -209,13 +216,10 @@ class _Lowering:
             staged = print_weight_gradient(op, given.shape[0], *tensors, self.isa)
             return _tasks(node, staged)
         if isinstance(op, Reshaping):
-            source, tasks = print_join(node.output.type, node.output.type, 0, 0)
-            return (Task(node, source, (_pointer(node.inputs[0]), node.output), tasks),)
+            return (_shaped_task(node, print_join(node.output.type, node.output.type, 0, 0)),)
         if isinstance(op, Reorder):
             return (self._copy(node, node.inputs[0], node.output),)
-        shaped = _shaped(node)
-        pointers = (*map(_pointer, node.inputs), node.output, lambda: shaped.sizes)
-        return (Task(node, shaped.source, pointers, shaped.tasks, shaped.grain),)
+        return (_shaped_task(node, _shaped(node)),)
 
     def _widened(self, node: Node) -> Sequence[Task]:
         """A node on float32 copies of what it reads and gives, which lie in workspace."""
@@ -274,10 +278,25 @@ class _Lowering:
         given = (*pointers, node.output, lambda: shaped.sizes)
         return Task(node, shaped.source, given, shaped.tasks, shaped.grain)
 
+    def _of_any_size(
+        self, node: Node, body: Graph, outer: Mapping[Value, Value], channel: int = 0
+    ) -> Task:
+        """A region whose kernel knows no size of a plane; see :func:`print_for_any_size`."""
+
+        def of(value: Value) -> Value:
+            return outer.get(value, value)
+
+        printed = print_for_any_size(body, lambda v: self.tensor(of(v)), self.isa, channel)
+        values = [_pointer(of(value)) for value in (*printed.operands, *body.outputs)]
+        pointers = (*values, *printed.more)
+        return Task(node, printed.source, pointers, printed.tasks, 1, printed.scratch_bytes)
+
     def _sequence(self, node: Node, op: FusedSequence) -> Sequence[Task]:
-        kernel, binding = op.kernel
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
+        if self.any_size and not op.summed and why_of_one_size(op.body) is None:
+            return _packing([self._of_any_size(node, op.body, outer)], outer)
+        kernel, binding = op.kernel
         inputs = [outer.get(slot.value, slot.value) for slot in binding.inputs]
         outputs = [outer[slot.value] for slot in binding.outputs]
         printed = print_sequence(
@@ -352,16 +371,17 @@ class _Lowering:
     def _joined(self, node: Node, value: Value, axis: int, offset: int) -> Task:
         out = node.output
         if self.plan.layout(out).block == 1:
-            source, tasks = print_join(value.type, out.type, axis, offset)
-            pointers = (_pointer(value), out)
-            return Task(node, source, pointers, tasks)
-        printed = print_copy(value.type, self.tensor(value), self.tensor(out), self.isa, offset)
-        tasks = value.shape[0] * printed.tasks_per_image
-        pointers = (_pointer(value), out)
-        return Task(node, printed.source, pointers, tasks, 1, printed.scratch_bytes)
+            return _shaped_task(node, print_join(value.type, out.type, axis, offset), [value])
+        return self._copy(node, value, out, offset)
 
-    def _copy(self, node: Node, value: Value, out: Value) -> Task:
-        printed = print_copy(value.type, self.tensor(value), self.tensor(out), self.isa)
+    def _copy(self, node: Node, value: Value, out: Value, channel: int = 0) -> Task:
+        if self.any_size and value.dtype == "float32":
+            body = copied(value.type)
+            return self._of_any_size(
+                node, body, {body.inputs[0]: value, body.outputs[0]: out}, channel
+            )
+        ends = self.tensor(value), self.tensor(out)
+        printed = print_copy(value.type, *ends, self.isa, channel)
         tasks = value.type.plane[0] * printed.tasks_per_image
         pointers = (_pointer(value), out)
         return Task(node, printed.source, pointers, tasks, 1, printed.scratch_bytes)
@@ -437,6 +457,13 @@ def _stages(
         )
         for stage in staged.stages
     ]
+
+
+def _shaped_task(node: Node, shaped: Shaped, inputs: Sequence[Value] | None = None) -> Task:
+    """The task of a kernel without sizes on these inputs, by default all of the node's."""
+    given = map(_pointer, node.inputs if inputs is None else inputs)
+    pointers = (*given, node.output, lambda: shaped.sizes)
+    return Task(node, shaped.source, pointers, shaped.tasks, shaped.grain)
 
 
 def _shaped(node: Node) -> Shaped:

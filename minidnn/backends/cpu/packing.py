@@ -6,7 +6,7 @@ before what reads them (:mod:`.lower`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -56,6 +56,11 @@ class Packed:
         """What is equal for two that write the same floats of the same weights."""
         return (self.function, self.size, *(numbers.tobytes() for numbers in self.numbers))
 
+    @property
+    def key(self) -> Hashable:
+        """What is equal for two that give the same floats."""
+        return self.recipe, self.values
+
     def weight(self) -> Array:
         """The constant weight, as :meth:`write` takes it."""
         (value,) = self.values
@@ -81,12 +86,23 @@ class PackedVectors:
     """Floats that ``pack`` makes of arrays with a number for each channel, placing each of these
     anywhere and zeros elsewhere.
 
-    Calling it gives those of constants.
+    Calling it gives those of constants.  ``recipe`` is equal for two functions that do the same.
     """
 
-    def __init__(self, values: Sequence[Value], pack: Callable[[Sequence[Array]], Array]) -> None:
+    def __init__(
+        self,
+        values: Sequence[Value],
+        pack: Callable[[Sequence[Array]], Array],
+        recipe: Hashable = None,
+    ) -> None:
         self.values = tuple(values)
         self._pack = pack
+        self._recipe = pack if recipe is None else recipe
+
+    @property
+    def key(self) -> Hashable:
+        """What is equal for two that give the same floats."""
+        return self._recipe, self.values
 
     def __call__(self) -> Array:
         return self._pack([data_of(v).astype(np.float32, copy=False) for v in self.values])

@@ -50,6 +50,7 @@ class CpuTarget(Target):
     accuracy: str = "normal"
     #: The dtype in which values lie between kernels.
     precision: str = "float32"
+    any_size: bool = False
 
     @property
     def storage(self) -> str:
@@ -75,7 +76,7 @@ class CpuTarget(Target):
             as_is = rows * columns == 1 and channels % self.lanes == 0
             as_is &= node.output.type.rank != 4
             return (lanes,) if as_is else (PLANAR,)
-        if isinstance(node.op, FusedSequence) or _averages_long(node):
+        if isinstance(node.op, FusedSequence) or self._averages_any(node):
             return (lanes, PLANAR)
         takes_blocks = (
             *(FusedContraction, FusedNormalization, FusedSums, Contraction, Concat),
@@ -88,7 +89,7 @@ class CpuTarget(Target):
     def reads_any(self, node: Node, value: Value) -> bool:
         """Sequences transpose rows of NCHW while they read and write them; long averages have
         kernels for both."""
-        return isinstance(node.op, FusedSequence) or _averages_long(node)
+        return isinstance(node.op, FusedSequence) or self._averages_any(node)
 
     def reads(self, node: Node, value: Value, layout: Layout) -> Layout:
         if isinstance(node.op, Conv2dWeightGradient):
@@ -97,6 +98,10 @@ class CpuTarget(Target):
         if self._is_stem(node) and value is node.inputs[0]:
             return PLANAR
         return PLANAR if value is _weight(node) else layout
+
+    def _averages_any(self, node: Node) -> bool:
+        """Whether a node is an average with a kernel for each layout."""
+        return _averages_long(node) or (self.any_size and isinstance(node.op, AdaptiveAvgPool2d))
 
     def _is_stem(self, node: Node) -> bool:
         if not isinstance(node.op, (Contraction, FusedContraction)):

@@ -176,13 +176,21 @@ def print_divisor(window: Window, extent: tuple[int, int], row: str, column: str
         if len(set(table.tolist())) == 1:
             parts.append(str(int(table[0])))
             continue
-        before, after = axis.padding if window.count_padding else (0, 0)
-        start = f"(({name}) * {axis.stride} - {axis.padding[0]})"
-        if axis.dilation > 1:
-            step = axis.dilation  # taps from the first that counts to the last
-            end = f"({size + after + step - 1} - {start}) / {step}"
-            begin = f"({step - 1 - before} - {start}) / {step}"
-            parts.append(f"max(0, min({axis.kernel}, {end}) - max(0, {begin}))")
-            continue
-        parts.append(f"(min({start} + {axis.kernel}, {size + after}) - max({start}, {-before}))")
+        parts.append(print_count(window, axis, name, size))
     return f"(uniform float)({parts[0]} * {parts[1]})"
+
+
+def print_count(window: Window, axis: WindowAxis, at: str, size: int | str) -> str:
+    """How many taps count at a position of an axis of that size, or of the name of one."""
+    before, after = axis.padding if window.count_padding else (0, 0)
+    start = f"(({at}) * {axis.stride} - {axis.padding[0]})"
+
+    def behind(more: int) -> str:
+        return str(size + more) if isinstance(size, int) else f"{size} + {more}"
+
+    if axis.dilation > 1:
+        step = axis.dilation  # taps from the first that counts to the last
+        end = f"({behind(after + step - 1)} - {start}) / {step}"
+        begin = f"({step - 1 - before} - {start}) / {step}"
+        return f"max(0, min({axis.kernel}, {end}) - max(0, {begin}))"
+    return f"(min({start} + {axis.kernel}, {behind(after)}) - max({start}, {-before}))"

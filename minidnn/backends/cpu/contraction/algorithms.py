@@ -17,6 +17,7 @@ from ....graph.ir import Node
 from ..isa import Isa
 from ..tensor import Tensor
 from .algorithm import Algorithm
+from .choose import scheme_for_any_size
 from .direct import Direct
 from .dots.algorithm import Dots
 from .price import NOMINAL_THREADS, nominal_speed
@@ -114,6 +115,13 @@ def choose_by_price(question: Question) -> Choice:
     algorithm = choose_algorithm(whole, question.has_prologue, isa, question.accuracy)
     scheme = algorithm.scheme(problem, question.has_prologue, isa, question.threads)
     return Choice(algorithm, scheme)
+
+
+def choose_for_any_size(question: Question) -> Choice:
+    """The direct algorithm, by the kernel that is that of planes of any size."""
+    algorithm = Direct(compensated=question.accuracy == "high")
+    given = question.problem, question.has_prologue, question.isa, question.threads
+    return Choice(algorithm, scheme_for_any_size(*given, algorithm.compensated))
 
 
 @dataclass(frozen=True)

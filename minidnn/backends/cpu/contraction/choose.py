@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..isa import Isa
@@ -31,6 +31,9 @@ part takes a tile about as long as seven terms."""
 
 MOST_UNROLLED_PLANES = 8
 
+_ENDLESS = 1 << 20
+"""Pixels of a row of which tiles leave nothing that counts."""
+
 TILE_MARGIN = 1.4
 """Register tiles whose sums take that many times as long as the best one's are not considered."""
 
@@ -48,6 +51,19 @@ def choose_scheme(
         shape = _shape(seen, has_prologue, isa, compensated)
         tile = choose_tile(seen.out, shape.vectors, seen.depth, isa, shape.most_vectors)
         found += _blocked(seen, shape, tile)
+    return min(found, key=lambda scheme: block_cycles(scheme, threads))
+
+
+@lru_cache(4096)
+def scheme_for_any_size(
+    problem: Problem, has_prologue: bool, isa: Isa, threads: int, compensated: bool = False
+) -> Scheme:
+    """The scheme whose kernel is that of problems that differ from this one in their numbers of
+    pixels alone."""
+    seen = _seen(problem, isa.lanes)[-1]
+    shape = _shape(seen, has_prologue, isa, compensated)
+    tile = choose_tile((1, _ENDLESS), shape.vectors, seen.depth, isa, shape.most_vectors)
+    found = _blocked(seen, shape, tile, any_size=True)
     return min(found, key=lambda scheme: block_cycles(scheme, threads))
 
 
@@ -106,26 +122,17 @@ def _shape(problem: Problem, has_prologue: bool, isa: Isa, compensated: bool) ->
     return _Shape(lanes, packing, unit, chunk, part, compensated and part > 0, -(-outputs // lanes))
 
 
-def _blocked(problem: Problem, shape: _Shape, tile: Tile) -> list[Scheme]:
-    """Schemes with blocks of all sizes that differ."""
-    by_columns = problem.out[0] == 1
-    step = tile.columns if by_columns else tile.rows
-    steps = -(-problem.out[1 if by_columns else 0] // step)
-    sizes = dict.fromkeys(-(-steps // count) * step for count in range(1, steps + 1))
-    return [
-        Scheme(
-            problem,
-            shape.lanes,
-            tile,
-            shape.packing,
-            shape.unit,
-            size,
-            shape.chunk,
-            shape.part,
-            shape.compensated,
-        )
-        for size in sizes
-    ]
+def _blocked(problem: Problem, shape: _Shape, tile: Tile, any_size: bool = False) -> list[Scheme]:
+    """Schemes with blocks of all sizes that differ, or with ``any_size`` of a few."""
+    given = (shape.packing, shape.unit, 1, shape.chunk, shape.part, shape.compensated)
+    least = Scheme(problem, shape.lanes, tile, *given, any_size=any_size)
+    step = tile.columns if least.by_columns else tile.rows
+    steps = -(-problem.out[1 if least.by_columns else 0] // step)
+    counts: Sequence[int] = range(1, steps + 1)
+    if any_size:  # chosen in a call that waits for it
+        counts = [1 << i for i in range(steps.bit_length())]
+    sizes = dict.fromkeys(-(-steps // count) * step for count in counts)
+    return [replace(least, block=size) for size in sizes]
 
 
 def _chunk(problem: Problem, unit: int, terms: int) -> int:

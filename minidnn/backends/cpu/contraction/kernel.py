@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
-
 from ....fusion.contraction import Parts
 from ....graph.ir import Constant, Value
 from ...codegen.code import Code
@@ -19,13 +17,13 @@ from .problem import BlockedView
 from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme
 from .stage import Pointer, PrintedContraction, Stage
 from .tile import print_tile, tile_name
+from .tiling import Tile
 from .weights import packed_inputs, packed_outputs, packed_weights
 
 
 def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> PrintedContraction:
     """The kernel that follows ``scheme``."""
-    code = Code()
-    printer = _Kernel(parts, scheme, code)
+    printer = _Kernel(parts, scheme, short=scheme.any_size)
     printer.print()
     weight, *bias = parts.node.inputs[1:]
     others = len(parts.others)
@@ -37,7 +35,7 @@ def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> PrintedContr
     pointers += [packed_inputs(v, scheme) for v in printer.packer.vectors]
     pointers += [packed_outputs([v], scheme) for v in printer.epilogue.vectors]
     stage = Stage(
-        KernelSource.named("conv", str(code)),
+        _whole(printer) if scheme.any_size else KernelSource.named("conv", str(printer.code)),
         (*pointers, printer.numbers.pack),
         scheme.tasks,
         grain_of(scheme, threads),
@@ -46,16 +44,43 @@ def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> PrintedContr
     return PrintedContraction("direct", (stage,))
 
 
+_MOST_KNOWN = 512
+#: By the text with short tiles and the tiles: those that a process printed.
+_known: dict[tuple[str, Tile], KernelSource] = {}
+
+
+def _whole(short: _Kernel) -> KernelSource:
+    """The kernel of which ``short`` has printed the text with tiles of two pixels and steps of two
+    channels.
+
+    From the first two follow all others, and numbers are the same: so a kernel that was printed for
+    another size is not printed again, which takes ten times as long.
+    """
+    key = str(short.code), short.scheme.tile
+    if (known := _known.get(key)) is None:
+        whole = _Kernel(short.parts, short.scheme)
+        whole.print()
+        assert list(whole.numbers.names) == list(short.numbers.names)
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        known = _known[key] = KernelSource.named("conv", str(whole.code))
+    return known
+
+
 def _finite(weight: Value) -> int:
     """Whether all weights are known to be finite."""
-    return int(isinstance(weight, Constant) and np.isfinite(weight.data).all())
+    return int(isinstance(weight, Constant) and weight.is_finite)
 
 
 class _Kernel:
-    def __init__(self, parts: Parts, scheme: Scheme, code: Code) -> None:
+    """Prints a kernel; ``short`` leaves out all pixels of tiles, and channels of steps, but two."""
+
+    def __init__(self, parts: Parts, scheme: Scheme, short: bool = False) -> None:
+        self.parts = parts
         self.scheme = scheme
         self.problem = scheme.problem
-        self.code = code
+        self.short = short
+        self.code = Code()
         self.numbers = Numbers()
         self.epilogue = Epilogue(parts, scheme, self.numbers)
         self.packer = Packer(parts, scheme, self.numbers)
@@ -68,7 +93,8 @@ class _Kernel:
         for rows, columns in self._shapes():
             for count, vectors in ((tile.wide, tile.vectors), (tile.narrow, tile.vectors - 1)):
                 if count:
-                    print_tile(code, scheme, self.epilogue, self.numbers, rows, columns, vectors)
+                    shape = rows, columns, vectors
+                    print_tile(code, scheme, self.epilogue, self.numbers, *shape, short=self.short)
         with code.block("MD_KERNEL(@)"):
             self._pointers()
             with self.numbers.declared(code):
@@ -82,9 +108,10 @@ class _Kernel:
     def _shapes(self) -> list[tuple[int, int]]:
         """The tiles' shapes: the whole one, and what is left at the end."""
         tile, out = self.scheme.tile, self.problem.out
+        if self.short:
+            return [(1, min(2, tile.columns))]
         shapes = [(tile.rows, tile.columns)]
-        if out[1] % tile.columns:
-            shapes.append((1, out[1] % tile.columns))
+        shapes += [(1, columns) for columns in self.scheme.narrower]
         if out[0] % tile.rows:
             shapes.append((out[0] % tile.rows, tile.columns))
         return shapes
@@ -220,9 +247,10 @@ class _Kernel:
             code.line("uniform int c = c0;")
             with code.block(f"for (; c + {tile.columns} <= c1; c += {tile.columns})"):
                 self._call(1, tile.columns, vectors, weights, "r", "c")
-            if rest := out[1] % tile.columns:
-                with code.block("if (c < c1)"):
-                    self._call(1, rest, vectors, weights, "r", "c")
+            for columns in self.scheme.narrower:
+                several = f"for (; c + {columns} <= c1; c += {columns})"
+                with code.block(several if self.scheme.any_size else "if (c < c1)"):
+                    self._call(1, columns, vectors, weights, "r", "c")
 
     def _call(
         self, rows: int, columns: int, vectors: int, weights: str, row: str, column: str

@@ -7,7 +7,7 @@ it is read from memory, and compiling costs a tenth of a second for each text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -38,6 +38,10 @@ class Numbers:
         assert held == value, f"{name} has two values"
         self._used[name] = None
         return name
+
+    @property
+    def names(self) -> Iterable[str]:
+        return self._values.keys()
 
     @contextmanager
     def declared(self, code: Code) -> Iterator[None]:

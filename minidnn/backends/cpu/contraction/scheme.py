@@ -87,6 +87,8 @@ class Scheme:
         compensated: whether what is rounded off where parts are added up is summed up, too, and
             added at the end.
         near: whether inputs that lie in blocks of channels are in the second-level cache anyway.
+        any_size: whether the text is that of planes of any size, whatever else is better for this
+            one: tiles have one row, and what they leave of a row is computed by narrower ones.
     """
 
     problem: Problem
@@ -99,6 +101,7 @@ class Scheme:
     part: int = 0
     compensated: bool = False
     near: bool = False
+    any_size: bool = False
 
     @property
     def spread(self) -> bool:
@@ -125,9 +128,21 @@ class Scheme:
         """Turns of the sum's outer loop, the last perhaps with fewer channels."""
         return -(-self.problem.inputs // self.unit)
 
-    @property
+    @cached_property
     def by_columns(self) -> bool:
-        return self.problem.out[0] == 1
+        """Whether all pixels are one row."""
+        problem = self.problem
+        row = not self.any_size or ((1, 1) == problem.kernel == problem.stride and not problem.pads)
+        return row and problem.out[0] == 1
+
+    @property
+    def narrower(self) -> list[int]:
+        """Columns of the tiles for what whole ones leave of a row, one after the other."""
+        columns = self.tile.columns
+        if not self.any_size:
+            rest = self.problem.out[1] % columns
+            return [rest] if rest else []
+        return [columns >> halved for halved in range(1, columns.bit_length())]
 
     @property
     def blocks(self) -> int:
@@ -151,6 +166,8 @@ class Scheme:
         Zeros times weights change no sum (the sign of a zero aside) as long as weights are
         finite, which a kernel is told when it runs.
         """
+        if self.any_size:
+            return self.problem.kernel[0] > 1 and not self.by_columns
         return self.taken_rows < 1
 
     @cached_property
@@ -267,7 +284,7 @@ class Scheme:
         it matters that they are asked for evenly, and up to the first-level cache: a burst for
         each turn leaves the memory idle between bursts.
         """
-        if self.read.channel > 1 or self.spread or self.unit % OFTEN:
+        if self.any_size or self.read.channel > 1 or self.spread or self.unit % OFTEN:
             return False
         return self._lines_used * OFTEN >= self.unit * self.tiles
 
@@ -326,7 +343,7 @@ class Scheme:
     def streams(self) -> bool:
         """Whether results go to memory past the caches, which they would only flush."""
         pixels = self.problem.batch * self.problem.out[0] * self.problem.out[1]
-        wide = self.problem.result.dtype == "float32"
+        wide = self.problem.result.dtype == "float32" and not self.any_size
         return wide and 4 * pixels * self.outputs * self.groups >= STREAMED_BYTES
 
     def kept_floats(self, rows: int, columns: int, vectors: int) -> int:

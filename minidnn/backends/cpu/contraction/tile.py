@@ -23,13 +23,15 @@ def print_tile(
     columns: int,
     vectors: int,
     bias: bool = True,
+    short: bool = False,
 ) -> None:
     """A function for ``rows`` x ``columns`` pixels and ``vectors`` vectors of channels.
 
     It is given the first pixel's inputs ``x``, weights ``w``, later weights to ask for
     (``ahead``; NULL: none), initial values ``bias`` (or zeros); with chunks the steps from
     ``begin`` to ``end``; with parts where unfinished sums are kept; where rows of taps are left
-    out, those from ``ky0`` to ``ky1`` that are not.
+    out, those from ``ky0`` to ``ky1`` that are not.  ``short`` leaves out all channels of a step
+    but two.
     """
     lanes = scheme.lanes
     parameters = [PARAMETER]
@@ -57,7 +59,7 @@ def print_tile(
         steps = numbers("steps", scheme.steps)
         with code.block(f"if (end == {steps})" if scheme.chunk else ""):
             epilogue.prefetch(code, rows, columns, vectors)
-        sums = _Sums(code, scheme, numbers, rows, columns, vectors)
+        sums = _Sums(code, scheme, numbers, rows, columns, vectors, short)
         if scheme.chunk:
             code.line(f"x += (uniform int64)begin * {numbers('x_block', scheme.read.block)};")
         if scheme.part:
@@ -125,12 +127,20 @@ class _Sums:
     """
 
     def __init__(
-        self, code: Code, scheme: Scheme, numbers: Numbers, rows: int, columns: int, vectors: int
+        self,
+        code: Code,
+        scheme: Scheme,
+        numbers: Numbers,
+        rows: int,
+        columns: int,
+        vectors: int,
+        short: bool,
     ) -> None:
         self.code = code
         self.scheme = scheme
         self.numbers = numbers
         self.rows, self.columns, self.vectors = rows, columns, vectors
+        self.short = short
 
     def print(self, begin: str = "", end: str = "") -> None:
         """All terms, or those of the steps from ``begin`` to ``end``."""
@@ -197,7 +207,7 @@ class _Sums:
         """Products of some channels, unrolled; the first one's inputs are at ``first``."""
         scheme, code = self.scheme, self.code
         lanes, vectors = scheme.lanes, self.vectors
-        for channel in range(channels):
+        for channel in range(min(channels, 2) if self.short else channels):
             with code.block(""):
                 for v in range(vectors):
                     at = (channel * vectors + v) * lanes

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..isa import Isa
 
@@ -57,6 +58,7 @@ def step_cycles(pixels: int, vectors: int) -> float:
     return max(pixels * vectors / 2, (pixels + vectors) * LOAD, LATENCY) + WEIGHTS * vectors
 
 
+@lru_cache(4096)
 def choose_tile(
     out: tuple[int, int], blocks: int, depth: int, isa: Isa, most_vectors: int = 4
 ) -> Tile:

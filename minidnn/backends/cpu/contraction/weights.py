@@ -62,12 +62,14 @@ def packed_outputs(vectors: Sequence[Value], scheme: ResultScheme) -> PackedVect
             packed[:, : scheme.outputs] = vector.reshape(scheme.groups, scheme.outputs)
         return packed.reshape(-1)
 
-    return PackedVectors(vectors, pack)
+    return PackedVectors(vectors, pack, ("outputs", scheme.groups, scheme.slots, scheme.outputs))
 
 
 def packed_inputs(vector: Value, scheme: Scheme) -> PackedVectors:
     """A number per input channel, as the packing function reads it."""
-    return PackedVectors([vector], lambda given: _pack_inputs(given[0], scheme))
+    problem = scheme.problem
+    recipe = "inputs", scheme.packing, scheme.lanes, scheme.slots, problem.inputs, problem.outputs
+    return PackedVectors([vector], lambda given: _pack_inputs(given[0], scheme), recipe)
 
 
 def _pack_inputs(vector: Array, scheme: Scheme) -> Array:

@@ -1,0 +1,99 @@
+"""Kernels of planes of any size: case records between guard pages, and one text for all sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidnn as md
+import models
+from minidnn.backends.codegen.kernel import KernelSource
+from minidnn.backends.cpu.backend import CpuBackend
+from minidnn.backends.cpu.isa import Isa, best_isa
+from minidnn.backends.cpu.lower import lower_plan
+from minidnn.errors import GraphError
+from minidnn.executable import Executable
+from minidnn.graph.ir import Graph
+from minidnn.layers.build import to_graph
+from minidnn.passes.infrastructure import Context
+from minidnn.passes.pipeline import optimize
+from minidnn.runtime.plan import make_plan
+from tests import cases
+from tests.cases import Case, check
+from tests.cases.record import Shape
+
+from .warming import compile_together, texts_of
+
+#: Those that have kernels of their own for any size; those that need no more than one are few.
+OWN = (*cases.contraction.CASES, *cases.movement.CASES, *cases.pooling.CASES)
+SHOWN = OWN[::5]
+
+
+def kernels_of(graph: Graph, isa: Isa) -> list[KernelSource]:
+    options = {"isa": isa.name, "threads": 2, "any_size": True}
+    context = Context(CpuBackend().target("float32", options), "contractions")
+    plan = make_plan(optimize(graph, context), context)
+    return texts_of(lower_plan(plan, isa, 2, any_size=True))
+
+
+@cache
+def graph_of(case: Case, shapes: tuple[Shape, ...]) -> Graph:
+    return case.graph(shapes)
+
+
+@cache
+def warm(tested: tuple[Case, ...], isa: Isa) -> None:
+    graphs = [graph_of(case, shapes) for case in tested for shapes in case.shapes]
+    compile_together([each for graph in graphs for each in kernels_of(graph, isa)], isa)
+
+
+@cache
+def compiled(graph: Graph, isa_name: str) -> Executable:
+    options: dict[str, Any] = {"isa": isa_name, "threads": 2, "guarded": True, "any_size": True}
+    return md.compile(graph, device="cpu", strategy="contractions", **options)
+
+
+def check_case(case: Case, isa: Isa) -> None:
+    def run(graph: Graph, inputs: Sequence[np.ndarray], dtype: str) -> Sequence[np.ndarray]:
+        result = compiled(graph_of(case, tuple(x.shape for x in inputs)), isa.name)(*inputs)
+        return result if isinstance(result, tuple) else (result,)
+
+    check(case, "float32", run, by_torch=False)
+
+
+@pytest.mark.parametrize("case", SHOWN, ids=str)
+def test_cases(case: Case, own_cache: None) -> None:
+    warm(SHOWN, best_isa())
+    check_case(case, best_isa())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", cases.CASES, ids=str)
+def test_all_cases(case: Case, isa: Isa, own_cache: None) -> None:
+    warm(cases.CASES, isa)
+    check_case(case, isa)
+
+
+@pytest.mark.parametrize(
+    "name", ["squeezenet1_1", pytest.param("densenet121", marks=pytest.mark.full)]
+)
+def test_kernels_of_networks_are_the_same_for_all_sizes(name: str) -> None:
+    """Of planes that end in several pixels: one pixel lies in memory as a vector does."""
+    net = getattr(models, name)()
+
+    def names(batch: int, rows: int, columns: int) -> set[str]:
+        sources = kernels_of(to_graph(net, (batch, 3, rows, columns)), best_isa())
+        return {source.name for source in sources}
+
+    known = names(1, 512, 512)
+    for size in [(1, 64, 64), (3, 224, 193), (2, 97, 640)]:
+        assert names(*size) <= known, size
+
+
+def test_bad_options() -> None:
+    with pytest.raises(GraphError, match="any_size=1; valid are True and False"):
+        md.compile(md.layers.ReLU(), (1, 2), device="cpu", any_size=1)
