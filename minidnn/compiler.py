@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, overload
 from weakref import ref
@@ -14,6 +14,7 @@ from minidnn._habits import instead_of_layer
 from minidnn.backends.backend import (
     Backend,
     advice_on_precision,
+    any_size_options,
     default_device,
     get_backend,
     takes_float32,
@@ -22,20 +23,20 @@ from minidnn.backends.backend import (
 )
 from minidnn.backends.options import memory_limit_option, tune_option
 from minidnn.compiled_file import ALREADY, is_compiled
-from minidnn.dynamic.dim import Dim, NamedShapes, dims_of
+from minidnn.dynamic.dim import Dim, NamedShapes, dims_of, taken_options
 from minidnn.dynamic.executable import DynamicExecutable, NetworkSource
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.frontends.frontend import ask, open_model
 from minidnn.frontends.zoo import advice
-from minidnn.fusion.collapse import check_strategy
+from minidnn.fusion.collapse import APART, check_strategy
 from minidnn.fusion.region import Region, constants
 from minidnn.fusion.target import check_target
 from minidnn.graph.checker import check, check_own_shape
 from minidnn.graph.ir import Constant, Graph
 from minidnn.graph.operators import Reorder
 from minidnn.graph.plain import plain
-from minidnn.graph.types import FLOATS
+from minidnn.graph.types import BYTES, FLOATS
 from minidnn.layers.build import to_graph
 from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
@@ -175,15 +176,8 @@ def _compile_named(
     **given: Any,
 ) -> DynamicExecutable:
     """Compiles a network for named sizes."""
-    keep, most_bytes = options.pop("keep", 8), options.pop("keep_bytes", None)
-    if type(keep) is not int or keep < 1:
-        raise GraphError(f"keep={keep!r:.80}; valid is an int of at least 1")
-    if most_bytes is not None and (type(most_bytes) is not int or most_bytes < 0):
-        raise GraphError(f"keep_bytes={most_bytes!r:.80}; valid is a number of bytes, or None")
+    limits = taken_options(options)
     device = _default_device() if device is None else device
-    background = options.pop("background", True)
-    if type(background) is not bool:
-        raise GraphError(f"background={background!r:.80}; valid are True and False")
     if isinstance(network, Graph):
         raise GraphError(
             f"shape={shapes!r:.100} names sizes, and graph {network.name!r} has its own; valid is "
@@ -196,19 +190,35 @@ def _compile_named(
     def trace(shape: Any) -> Graph:
         return graph_of(opened, shape, states=store is not None)
 
-    def made(graph: Graph, tunes: bool) -> Executable:
-        own = options if tunes else {**options, "tune": False} if "tune" in options else options
+    def made(graph: Graph, own: Mapping[str, Any], strategy: str = "") -> Executable:
+        how = given | {"strategy": strategy} if strategy else given
         found = _compile(
-            graph, None, device=device, options=own, is_ours=True, **given, store=kept["store"]
+            graph, None, device=device, options=own, is_ours=True, **how, store=kept["store"]
         )
         if graph.states and kept["store"] is None:
             kept["store"] = found.store  # states are those of all programs
         return found
 
+    untuned = {**options, "tune": False} if "tune" in options else options
+
+    def compiled(graph: Graph, tunes: bool) -> Executable:
+        return made(graph, options if tunes else untuned)
+
+    def compiled_for_any_size(graph: Graph) -> Callable[[], Executable] | None:
+        alike, backend = any_size_options(device), get_backend(device)
+        if alike is None or any(value.dtype in BYTES for value in graph.values):
+            return None
+        if _precision(backend, given["precision"], graph) != "float32":
+            return None
+        # Only what is computed layer by layer has such kernels.
+        strategy = given["strategy"] if given["strategy"] in APART else "contractions"
+        return lambda: made(graph, {**untuned, **alike}, strategy)
+
     tunes = tune_option(options, "heuristic") != "heuristic"
     others = has_others_code(opened) if isinstance(opened, Layer) else opened is network
-    source = NetworkSource(shapes, trace, made, tunes, is_code=others)
-    return DynamicExecutable(source, dims, keep=keep, keep_bytes=most_bytes, background=background)
+    ask = others or not isinstance(opened, Layer)
+    made_of = (shapes, trace, compiled, tunes, others, compiled_for_any_size, ask)
+    return DynamicExecutable(NetworkSource(*made_of), dims, **limits)
 
 
 def compile_mixed(graph: Graph, *, device: str, precision: str, **options: Any) -> Executable:

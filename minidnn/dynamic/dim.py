@@ -18,6 +18,7 @@ __all__ = [
     "check_inputs",
     "dims_of",
     "sizes_of",
+    "taken_options",
     "templates_of",
 ]
 
@@ -74,6 +75,12 @@ class Dim:
         by = f" that are multiples of {self.multiple}" if self.multiple > 1 else ""
         return f"{self.least} to {self.most}{by}"
 
+    @property
+    def halfway(self) -> int:
+        """A size between its ends."""
+        steps = (self.most - self.least) // self.multiple
+        return self.least + steps // 2 * self.multiple
+
     def takes(self, size: Any) -> bool:
         """Whether it is one of its sizes."""
         return type(size) is int and self.least <= size <= self.most and size % self.multiple == 0
@@ -112,6 +119,20 @@ def dims_of(shapes: Any) -> tuple[Dim, ...]:
                 "is one range for one name"
             )
     return tuple(found.values())
+
+
+def taken_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Takes those out that are named sizes', see :func:`minidnn.compile`; GraphError if one is not
+    valid."""
+    keep, most_bytes = options.pop("keep", 8), options.pop("keep_bytes", None)
+    if type(keep) is not int or keep < 1:
+        raise GraphError(f"keep={keep!r:.80}; valid is an int of at least 1")
+    if most_bytes is not None and (type(most_bytes) is not int or most_bytes < 0):
+        raise GraphError(f"keep_bytes={most_bytes!r:.80}; valid is a number of bytes, or None")
+    background = options.pop("background", True)
+    if type(background) is not bool:
+        raise GraphError(f"background={background!r:.80}; valid are True and False")
+    return {"keep": keep, "keep_bytes": most_bytes, "background": background}
 
 
 def bound(shapes: Any, sizes: Mapping[str, int]) -> Any:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from minidnn._forks import ForkLock
+from minidnn.dynamic.alike import AlikePrograms
 from minidnn.dynamic.background import Background
 from minidnn.dynamic.batches import BatchSplit, BatchSplitter
+from minidnn.dynamic.constants import check_same, checksums
 from minidnn.dynamic.dim import Dim, bound, check_inputs, sizes_of, templates_of, written
 from minidnn.dynamic.kept import KeptProgram, KeptPrograms, Key
 from minidnn.dynamic.split import run_in_parts
@@ -48,6 +49,9 @@ class NetworkSource:
         compile: the executable of such a graph; with False nothing is tuned.
         tunes: whether tuning was asked for.
         is_code: whether graphs come from others' code, which may look at a size.
+        compile_any_size: the same by kernels of any size; None if there are none for a graph.
+        asks_each: whether what a graph does may depend on its sizes in ways that two of them do not
+            show.
     """
 
     shapes: Any
@@ -55,6 +59,10 @@ class NetworkSource:
     compile: Callable[[Graph, bool], Executable]
     tunes: bool
     is_code: bool
+    compile_any_size: Callable[[Graph], Callable[[], Executable] | None] = field(
+        default=lambda graph: None
+    )
+    asks_each: bool = True
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,7 @@ class SizeCounts:
         compiled: programs that were made, those that are gone included.
         dropped: programs that made room for others.
         in_parts: calls that were computed in parts.
+        by_any_size: calls that were computed by kernels of any size.
         run_bytes: memory of runs of all programs that are kept.
         weight_bytes: their packed weights, those that several share once.
 
@@ -77,6 +86,7 @@ class SizeCounts:
     compiled: int
     dropped: int
     in_parts: int
+    by_any_size: int
     run_bytes: int
     weight_bytes: int
 
@@ -88,8 +98,9 @@ class DynamicExecutable:
     It is called like an :class:`minidnn.executable.Executable`, with arrays of any of these sizes,
     and keeps a bounded number of programs, each for one size.  A batch whose rows are independent
     of each other and for which there is no program yet is computed in parts, by those that there
-    are, until its own program has been made in the background.  Of any other new size the first
-    call compiles.
+    are, until its own program has been made in the background.  Any other new size is computed by
+    kernels that know no sizes until then, if the device has such, and else compiled by its first
+    call.
 
     >>> exe = md.compile(net, (md.Dim("batch", 1, 64), 3, 32, 32), device="reference")
     >>> y = exe(x)
@@ -112,9 +123,12 @@ class DynamicExecutable:
         self._kept = KeptPrograms(keep, keep_bytes)
         self._lock = ForkLock()  # of what is kept, for a moment; never while a program is made
         self._making = ForkLock(reentrant=True)
+        #: The same of programs by kernels of any size, which wait for no compiler.
+        self._making_alike = ForkLock(reentrant=True)
         self._background = Background("minidnn-sizes")
         self._compiled = 0
         self._parts_runs = 0
+        self._alike_runs = 0
         #: By the shapes of arrays, what computes them: of what is kept, or the parts.
         self._ready: dict[Any, KeptProgram] = {}
         #: Sizes of which programs were made for parts of batches.
@@ -132,11 +146,20 @@ class DynamicExecutable:
         self.inputs = interface.inputs
         self.output_names = interface.output_names
         self.templates = templates_of(source.shapes, self.inputs, interface_of(large).inputs)
-        later = _checksums(large)
+        later = checksums(large)
         #: Of the constants that no size changes.
-        self._weights = {n: sum for n, sum in _checksums(small).items() if later.get(n) == sum}
+        self._weights = {n: sum for n, sum in checksums(small).items() if later.get(n) == sum}
         self._batches = BatchSplitter(self.dims, self.templates, source.is_code, self._traced)
-        first = self._made(least, tunes=source.tunes, how="compiled at first")
+        self._any_size = (
+            self.background
+            and self._is_more_than_batches()
+            and source.compile_any_size(small) is not None
+        )
+        self._alike = AlikePrograms(self._traced, self._executable_of_any_size, self._shapes_of)
+        if self._any_size:
+            halfway = tuple(dim.halfway for dim in self.dims)
+            self._alike.find(most, halfway, source.asks_each)
+        first = self._made(least, source.tunes, "compiled at first", self._any_size)
         self._traces.clear()
         if self.why_not_parts is None:
             self._kept.base = least
@@ -183,15 +206,30 @@ class DynamicExecutable:
                 self._later(key, len(split.parts))
                 return run_in_parts(split, key[self._batches.index], given, out)
         if program is None:
-            program = self._made_now(key, self._source.tunes and not self.background)
+            if self._any_size:
+                program = self._made_alike(key)
+            else:
+                program = self._made_now(key, self._source.tunes and not self.background)
             if self._source.tunes and self.background:
                 self._background.do(("tune", key), lambda: self._tune(key))
+        if program.any_size:
+            return self._run_alike(key, program, given, out)
         with self._lock:
             if self._kept.find(key) is program:
                 if len(self._ready) >= 4 * self._kept.most:
                     self._ready.clear()
                 self._ready[shapes] = program
         program.calls += 1
+        return program.executable(*given, out=out)
+
+    def _run_alike(self, key: Key, program: KeptProgram, given: Sequence[Any], out: Any) -> Any:
+        """A call by kernels of any size, of which the second has the size's own made."""
+        with self._lock:
+            wanted = key not in self._failed and self._kept.deserves(key)
+            self._alike_runs += 1
+            program.calls += 1
+        if wanted:
+            self._background.do(key, lambda: self._make_beside(key))
         return program.executable(*given, out=out)
 
     def warm(self, sizes: Sequence[Mapping[str, int] | int]) -> None:
@@ -250,6 +288,7 @@ class DynamicExecutable:
                 self._compiled,
                 kept.dropped,
                 self._parts_runs,
+                self._alike_runs,
                 kept.run_bytes,
                 kept.weight_bytes,
             )
@@ -283,6 +322,8 @@ class DynamicExecutable:
                 f"{entry.seconds * 1e3:>9.3f}  {entry.how}"
             )
         lines.append(self._told_of_parts())
+        if self._any_size:
+            lines.append(f"{self._alike_runs} calls were computed by kernels of any size")
         for key, reason in self._failed.items():
             lines.append(f"note: sizes {key}: {reason}")
         most = max((entry for _, entry in entries), key=lambda each: each.calls + each.in_parts)
@@ -330,7 +371,20 @@ class DynamicExecutable:
         with self._making:
             with self._lock:
                 program = self._kept.find(key)
-            return program or self._made(key, tunes, "compiled when asked for")
+            if program is not None and not program.any_size:
+                return program
+            return self._made(key, tunes, "compiled when asked for")
+
+    def _made_alike(self, key: Key) -> KeptProgram:
+        """The program of these sizes, or one of kernels of any size that is made."""
+        with self._making_alike:
+            with self._lock:
+                program = self._kept.find(key)
+            return program or self._made(key, False, "kernels of any size", any_size=True)
+
+    def _is_more_than_batches(self) -> bool:
+        """Whether there are sizes that are not computed in parts."""
+        return self.why_not_parts is not None or len(self.dims) > 1
 
     def _later(self, key: Key, parts: int) -> None:
         """Has a program made if these sizes are worth it, and once one for larger parts of all
@@ -374,12 +428,18 @@ class DynamicExecutable:
                 if len(self._failed) < self._kept.most:
                     self._failed[key] = f"{type(error).__name__}: {error}"
 
-    def _made(self, key: Key, tunes: bool, how: str) -> KeptProgram:
+    def _made(self, key: Key, tunes: bool, how: str, any_size: bool = False) -> KeptProgram:
         start = time.perf_counter()
-        graph = self._traced(key)
-        _check_same(self._weights, _checksums(graph))
-        executable = self._source.compile(graph, tunes)
-        program = KeptProgram(executable, predicted(executable.plan) + _CALL_SECONDS, how)
+        executable = self._alike.of(key) if any_size else None
+        if executable is None:
+            graph = self._traced(key)
+            check_same(self._weights, checksums(graph))
+            if any_size:
+                executable = self._executable_of_any_size(graph)
+            else:
+                executable = self._source.compile(graph, tunes)
+        seconds = predicted(executable.plan) + _CALL_SECONDS
+        program = KeptProgram(executable, seconds, how, any_size)
         taken = time.perf_counter() - start
         log.info("%s: compiled for sizes %s in %.2f s", self.name, key, taken)
         with self._lock:
@@ -388,6 +448,14 @@ class DynamicExecutable:
             self._ready.clear()
             self._batches.forget_parts()
         return program
+
+    def _executable_of_any_size(self, graph: Graph) -> Executable:
+        alike = self._source.compile_any_size(graph)
+        return self._source.compile(graph, False) if alike is None else alike()
+
+    def _shapes_of(self, key: Key) -> list[tuple[int, ...]]:
+        sizes = dict(zip(self._names, key, strict=True))
+        return [bound(template, sizes) for template in self.templates]
 
     # Parts
 
@@ -422,21 +490,3 @@ def _shape_of(array: Any) -> tuple[int, ...]:
         except ValueError:  # rows of different lengths, of which the executable tells
             shape = ()
     return tuple(shape)
-
-
-def _checksums(graph: Graph) -> dict[str, int]:
-    """Of the constants: programs of other sizes must have the same."""
-    found: dict[str, int] = {}
-    for value in graph.constants:
-        array = np.ascontiguousarray(value.data)
-        found[value.name] = zlib.crc32(array.reshape(-1).view(np.uint8).data)
-    return found
-
-
-def _check_same(before: Mapping[str, int], now: Mapping[str, int]) -> None:
-    changed = [name for name, value in now.items() if before.get(name, value) != value]
-    if changed:
-        raise GraphError(
-            f"parameter {changed[0]!r} of the network has other numbers than when it was compiled, "
-            "so a program for another size would not compute the same; valid is to compile again"
-        )

@@ -23,6 +23,8 @@ class KeptProgram:
     Attributes:
         seconds: that it is predicted to take.
         how: how it came about.
+        any_size: whether its kernels are those of any size: it does until its own program, which
+            is faster, has been made.
         calls: of its own size.
         in_parts: runs as a part of larger batches.
         score: how much it was used until a program was last added; older uses count less.
@@ -31,6 +33,7 @@ class KeptProgram:
     executable: Executable
     seconds: float
     how: str
+    any_size: bool = False
     calls: int = 0
     in_parts: int = 0
     score: float = 0.0
@@ -136,8 +139,10 @@ class KeptPrograms:
     def deserves(self, key: Key) -> bool:
         """Whether a program for these sizes is worth making: they were asked for again, and more
         than twice as much as the program that would have to go is used."""
+        if (there := self._programs.get(key)) is not None:
+            return there.any_size and there.calls > 0
         asked = self._asked.get(key, 0)
-        if key in self._programs or asked < 2:
+        if asked < 2:
             return False
         if not self._is_full:
             return True

@@ -1,0 +1,176 @@
+"""Rows and columns of any size on the CPU: results at once, by kernels that know no sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.backends.backend import get_backend
+from minidnn.cache import forbid_builds
+from minidnn.dynamic.executable import DynamicExecutable
+from tests.onnx.models import model, node, save
+
+HEIGHT, WIDTH = md.Dim("height", 9, 90), md.Dim("width", 9, 90)
+
+
+@pytest.fixture(autouse=True)
+def cpu() -> None:
+    if (reason := get_backend("cpu").unavailable()) is not None:
+        pytest.skip(reason)
+
+
+def network(channels: int = 20) -> L.Sequential:
+    return md.Sequential(
+        L.Conv2d(3, channels, 3, stride=2, padding=1, bias=False),
+        L.BatchNorm2d(channels),
+        L.ReLU(),
+        L.MaxPool2d(3, 2, padding=1),
+        L.Conv2d(channels, channels, 3, padding=1, groups=channels),
+        L.Conv2d(channels, 33, 1),
+        L.Sigmoid(),
+        L.AvgPool2d(2, ceil_mode=True, count_include_pad=False),
+        L.AdaptiveAvgPool2d(1),
+        L.Flatten(),
+        L.Linear(33, 5),
+    )
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)
+
+
+def named(net: Any, shape: Any, **options: Any) -> DynamicExecutable:
+    found = md.compile(net, shape, device="cpu", **options)
+    assert isinstance(found, DynamicExecutable)
+    return found
+
+
+def expected(net: Any, x: np.ndarray) -> np.ndarray:
+    exe = md.compile(net, x.shape, device="reference", precision="float64")
+    return np.asarray(exe(x))
+
+
+def test_new_sizes_are_computed_without_a_compiler() -> None:
+    net, random = network(), np.random.default_rng(1)
+    exe = named(net, (md.Dim("batch", 1, 8), 3, HEIGHT, WIDTH), keep=3)
+    with forbid_builds():
+        for turn in range(12):
+            shape = (int(random.integers(1, 9)), 3, *random.integers(9, 91, 2).tolist())
+            x = numbers(*shape, seed=turn)
+            np.testing.assert_allclose(exe(x), expected(net, x), rtol=1e-4, atol=1e-5)
+        assert exe.counts.by_any_size == 12 and exe.counts.kept <= 3
+        assert "12 calls were computed by kernels of any size" in exe.explain()
+
+
+def test_no_pass_runs_for_a_new_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network()
+    exe = named(net, (1, 3, HEIGHT, WIDTH))
+    monkeypatch.setattr("minidnn.compiler.optimize", None)
+    x = numbers(1, 3, 52, 33)
+    got = exe(x)
+    monkeypatch.undo()
+    np.testing.assert_allclose(got, expected(net, x), rtol=1e-4, atol=1e-5)
+
+
+def test_what_passes_do_for_one_size_alone() -> None:
+    """Of the most sizes the average is of single pixels, and left out."""
+    net = md.Sequential(
+        L.Conv2d(3, 4, 3, padding=1, stride=30), L.AdaptiveAvgPool2d(3), L.MaxPool2d(3)
+    )
+    exe = named(net, (1, 3, HEIGHT, WIDTH))
+    for rows, columns in [(90, 90), (90, 20), (31, 70)]:
+        x = numbers(1, 3, rows, columns)
+        np.testing.assert_allclose(exe(x), expected(net, x), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_are_those_that_were_compiled() -> None:
+    net = network()
+    exe = named(net, (1, 3, HEIGHT, WIDTH))
+    x = numbers(1, 3, 40, 41)
+    before = expected(net, x)
+    net.initialize(7)
+    np.testing.assert_allclose(exe(x), before, rtol=1e-4, atol=1e-5)
+
+
+def test_a_size_that_comes_again_gets_its_own_program() -> None:
+    net = network()
+    exe = named(net, (1, 3, HEIGHT, WIDTH))
+    x = numbers(1, 3, 31, 47)
+    first = exe(x)
+    exe.wait()
+    assert "compiled in the background" not in exe.explain()
+    exe(x)
+    exe.wait()
+    assert "compiled in the background" in exe.explain()
+    own = md.compile(net, x.shape, device="cpu")
+    np.testing.assert_array_equal(exe(x), own(x))
+    np.testing.assert_allclose(exe(x), first, rtol=1e-4, atol=1e-5)
+    assert exe.counts.by_any_size == 2
+
+
+def test_warm_and_at_give_programs_of_their_own() -> None:
+    net = network()
+    exe = named(net, (1, 3, HEIGHT, WIDTH))
+    x, y = numbers(1, 3, 9, 9), numbers(1, 3, 15, 20)
+    exe(x)  # the least sizes have one of any size from the first on
+    exe.warm([{"height": 9, "width": 9}])
+    np.testing.assert_array_equal(exe(x), md.compile(net, x.shape, device="cpu")(x))
+    own = exe.at(height=15, width=20)
+    np.testing.assert_array_equal(own(y), md.compile(net, y.shape, device="cpu")(y))
+    assert exe.counts.by_any_size == 1
+
+
+def test_nan_and_infinity_stay_where_they_are() -> None:
+    net = md.Sequential(L.MaxPool2d(3, 1, padding=1), L.Conv2d(3, 17, 3, padding=1), L.ReLU())
+    exe = named(net, (1, 3, HEIGHT, WIDTH))
+    x = numbers(1, 3, 23, 40)
+    x[0, 1, 5, 7], x[0, 2, 20, 30], x[0, 0, 0, 0] = np.nan, np.inf, -np.inf
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(exe(x), expected(net, x), rtol=1e-4, atol=1e-5)
+
+
+class Looks(L.Layer):
+    """Code whose network is one for some sizes, and another for ``others``."""
+
+    def __init__(self, others: set[int]) -> None:
+        super().__init__()
+        self.others = others
+
+    def forward(self, x: Any) -> Any:
+        return x * float(x.shape[2]) if x.shape[2] in self.others else L.ReLU()(x)
+
+
+@pytest.mark.parametrize("others", [{21, 35}, {90, 21}])
+def test_code_that_looks_at_a_size_is_asked_at_each(others: set[int]) -> None:
+    net = md.Sequential(L.Conv2d(3, 4, 3, padding=1), Looks(others))
+    exe = named(net, (1, 3, HEIGHT, WIDTH))
+    for rows in (20, 21, 35):
+        x = numbers(1, 3, rows, 30)
+        np.testing.assert_allclose(exe(x), expected(net, x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_file_is_asked_at_each_size(tmp_path: Path) -> None:
+    """What its operators pad depends on the size, and is the same for most and half of them."""
+    same = node("MaxPool", "x", kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER")
+    path = save(model([same], [("x", [1, 3, "H", "W"])]), tmp_path / "net.onnx")
+    exe = named(path, (1, 3, md.Dim("H", 10, 90), md.Dim("W", 10, 90)))
+    for rows, columns in [(32, 32), (57, 40), (33, 57)]:
+        x = numbers(1, 3, rows, columns)
+        np.testing.assert_array_equal(exe(x), md.compile(path, x.shape, device="reference")(x))
+
+
+@pytest.mark.parametrize("why", ["background", "bfloat16"])
+def test_where_there_are_no_such_kernels_each_size_has_its_own(why: str) -> None:
+    options: dict[str, Any] = {"background": False}
+    if why == "bfloat16":
+        if get_backend("cpu").why_not_in("bfloat16"):  # type: ignore[attr-defined]
+            pytest.skip("this processor does not multiply bfloat16")
+        options = {"precision": "bfloat16"}
+    exe = named(L.Conv2d(3, 8, 3), (1, 3, HEIGHT, 12), **options)
+    exe(numbers(1, 3, 30, 12))
+    assert exe.counts.by_any_size == 0 and exe.counts.compiled == 2
