@@ -6,12 +6,13 @@ what they are by :func:`quantization_of` and :func:`dequantization_of`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.graph.expression import Expression, argument, linearize, rint
+from minidnn.graph.expression import Expression, Instruction, argument, linearize, rint
 from minidnn.graph.operator import Operator
 from minidnn.graph.operators import Formula
 from minidnn.graph.types import BYTES
@@ -53,6 +54,9 @@ class Steps:
         )
 
 
+MOST_ZERO = 255
+"""No byte's zero is further from 0."""
+
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 Operand = Expression | float
 
@@ -60,6 +64,20 @@ Operand = Expression | float
 def quantized(x: Expression, scale: Operand, zero: Operand) -> Expression:
     """The whole number that stands for ``x``, which may be too large for a byte."""
     return rint(x / scale) + zero
+
+
+def before_rounding(code: Sequence[Instruction]) -> tuple[tuple[Instruction, ...], int] | None:
+    """Of code that ends as :func:`quantized` does with a zero that is known, the code of what is
+    rounded, and the zero; None of any other."""
+    if code[-1].op != "add":
+        return None
+    rounded, zero = (code[i] for i in code[-1].operands)
+    if rounded.op != "round" or zero.op != "constant":
+        return None
+    number = float(zero.value or 0)
+    if not number.is_integer() or abs(number) > MOST_ZERO:
+        return None
+    return tuple(code[: rounded.operands[0] + 1]), int(number)
 
 
 def dequantized(whole: Expression, scale: Operand, zero: Operand) -> Expression:

@@ -13,6 +13,8 @@ import numpy as np
 
 from ...graph.types import ITEMSIZE
 
+_WHOLE = 1.5 * 2**23
+
 
 @dataclass(frozen=True)
 class Element:
@@ -57,6 +59,15 @@ class Element:
     def store(self, at: str, value: str) -> str:
         """Writes a float to a place."""
         return f"{at} = {self.narrows.format(value)};"
+
+    def store_nearest(self, at: str, value: str, zero: int) -> str:
+        """Writes ``zero`` and the whole number that is nearest to a float, ties to even, to a place
+        of a byte: what rounding, adding and :meth:`store` write."""
+        bounds = np.iinfo(self.dtype)
+        within = f"min(max({value}, {bounds.min - zero}.0f), {bounds.max - zero}.0f)"
+        # Floats of this size are whole: adding rounds, and leaves the number in the lowest bits.
+        bits = f"intbits({within} + {_WHOLE}f)"
+        return f"{at} = ({self.type})({bits}{f' + {zero}' if zero else ''});"
 
     def round(self, value: str) -> str:
         """A float as it would be read again."""

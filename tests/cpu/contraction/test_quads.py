@@ -34,6 +34,7 @@ pytestmark = pytest.mark.skipif(
     not isa.is_usable(isa.AVX512_VNNI), reason="this processor has no AVX-512 for bytes"
 )
 RESULT = Steps(0.5, 100, "uint8")
+ROUNDED = (Steps(0.5, 0, "uint8"), Steps(0.5, 201, "uint8"), Steps(0.25, -128, "int8"))
 
 
 @pytest.fixture(params=["tiles", "vectors"])
@@ -179,6 +180,39 @@ def test_no_thread_waits_for_images() -> None:
     assert scheme_of(large, blocked(16), 2).images > 1
     for threads in (1, 2, 4):
         assert scheme_of(small, blocked(16), threads).tasks >= threads
+
+
+@pytest.mark.parametrize("steps", ROUNDED, ids=str)
+def test_sums_are_rounded_to_even_and_to_bounds(steps: Steps, warm_cache: Path) -> None:
+    """Ties, what no byte has, and what is no number."""
+    graph = rounded(steps)
+    x = np.random.default_rng(0).integers(0, 255, (1, 16, 5, 7), np.uint8, endpoint=True)
+    x[0, :, 0, 0] = 0
+    (wanted,) = evaluate(graph, [x])
+    bounds = np.iinfo(steps.dtype)
+    assert {bounds.min, bounds.max} <= set(wanted.ravel()) and len(np.unique(wanted)) > 50
+    exe = md.compile(graph, device="cpu", threads=1)
+    np.testing.assert_array_equal(exe(x), wanted)
+
+
+def rounded(steps: Steps) -> Graph:
+    """The inputs as sums, each channel times another number, as bytes."""
+    scales = np.array([0.25, -0.25, 0.125, 0.5, 1, 2**-6, 1e30, -1e30, np.inf, np.nan] + [0.25] * 6)
+    shifts = np.array([0.25] * 2 + [0] * 9 + [-np.inf, np.nan, 1, -7, 0.125])
+    with tracing("rounded") as trace:
+        x = trace.input(TensorType((1, 16, 5, 7), "uint8"), "x")
+        weight = partial(np.reshape, np.eye(16, dtype=np.int8), (16, 16, 1, 1))
+        given = trace.constant(object(), "w", TensorType((16, 16, 1, 1), "int8"), weight)
+        vectors = [
+            trace.constant(object(), name, TensorType((16,)), partial(np.float32, data))
+            for name, data in (("scale", scales), ("shift", shifts))
+        ]
+        rescale = fma(argument(0), argument(1), argument(2))
+        sums = apply(ops.Conv2d(), x, given)
+        numbers = apply(
+            ops.Formula(rescale, 1, 2, title="Rescale", compute="float32"), sums, *vectors
+        )
+        return trace.graph([apply(steps.quantize(), numbers)])
 
 
 def scheme_of(problem: Problem, layout: Layout, threads: int) -> QuadScheme:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ....fusion.contraction import Parts
 from ....fusion.operations import Operation
 from ....fusion.rounding import chooses
 from ....graph.ir import Value
+from ....graph.quantization import before_rounding
+from ....graph.types import BYTES
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC
 from ..element import ELEMENTS
@@ -99,6 +101,14 @@ class Epilogue:
         self.tensors = [("y", self.result), *((f"z{i}", c) for i, c in enumerate(self.others))]
         vectors = [v.value for o in self.operations for v in o.vectors]
         self.vectors: tuple[Value, ...] = tuple(dict.fromkeys(vectors))
+        #: The operations up to what is rounded to bytes, if they end so, and those bytes' zero.
+        self._before_store = self.operations
+        self.zero: int | None = None
+        if self.element.dtype in BYTES and self.operations:
+            *before, last = self.operations
+            if (found := before_rounding(last.code)) is not None:
+                self._before_store = (*before, replace(last, code=found[0]))
+                self.zero = found[1]
         self.is_long = sum(o.operations for o in self.operations) > MOST_UNROLLED
 
     @property
@@ -259,7 +269,7 @@ class Epilogue:
         names: dict[Value, str] = {} if self.start is None else {self.start: sum}
         rounded = {*self.operands}
         result = sum
-        for operation in self.operations:
+        for operation in self._before_store:
             self._round(code, operation, names, rounded)
             result = self._operation(code, operation, names, where, v)
         channels = self.result
@@ -267,7 +277,10 @@ class Epilogue:
             code.line(f"streaming_store(y_at{v} + {where('y', channels.view)}, {result});")
             return
         at = channels.at("y", where("y", channels.view), v, self.scheme.lanes)
-        stored = self.element.store(at, result)
+        if self.zero is None:
+            stored = self.element.store(at, result)
+        else:
+            stored = self.element.store_nearest(at, result, self.zero)
         code.line(f"if (m{v}) {stored}" if channels.masked else stored)
 
     def _round(
