@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cache
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -36,12 +37,8 @@ class Progress:
 
     def before(self, batches: int) -> Progress:
         """A copy, as it was so many batches ago but for what :meth:`count` counts."""
-        return replace(
-            self,
-            steps=self.steps - batches,
-            batches=self.batches - batches,
-            sums=dict(self.sums),
-        )
+        at = (self.epoch, self.position, self.samples, dict(self.sums))
+        return Progress(self.steps - batches, self.batches - batches, *at)
 
 
 def add(sums: dict[str, float], found: Mapping[str, Any], count: int) -> None:
@@ -55,12 +52,13 @@ class Batch:
     """A batch of an epoch.
 
     Attributes:
-        shapes: of its inputs.
+        inputs: what ``x`` has, and their shapes.
         place: where the loader goes on behind it.
     """
 
     x: Any
     target: Any
+    inputs: Sequence[Any]
     shapes: tuple[tuple[int, ...], ...]
     place: Any
 
@@ -83,10 +81,18 @@ def launches(batches: Iterable[Batch], steps: int) -> Iterator[Sequence[Batch]]:
     yield from ([one] for one in waiting)
 
 
+@cache
+def _repeats(kind: type) -> bool:
+    """Whether programs of a class make several runs in a launch.  (To ask a protocol each time
+    takes longer than a launch.)"""
+    return issubclass(kind, RepeatingProgram)
+
+
 def repeat(program: Executable, count: int) -> None:
     """Has a program get ready for launches of so many runs."""
-    if isinstance(program.program, RepeatingProgram):
-        program.program.repeat(count)
+    made: Any = program.program
+    if _repeats(made.__class__):
+        made.repeat(count)
 
 
 #: What callbacks find after a step: how far training has come, its loss and measures.
@@ -125,12 +131,11 @@ def _launched(trainer: Any, batches: Sequence[Batch]) -> list[dict[str, Any]]:
     graph, program = trainer._program("step", batches[0].shapes)
     calls = []
     for i, batch in enumerate(batches):
-        inputs = trainer._inputs(batch.x)[0]
         numbers = trainer.optimizer.numbers(at.steps + i)
-        targets = trainer._targets(graph, batch.target, len(inputs), len(numbers))
-        calls.append([*inputs, *targets, *map(np.asarray, numbers.values())])
-    if isinstance(program.program, RepeatingProgram):
-        columns = program.packed(program.program.launch(calls))
+        targets = trainer._targets(graph, batch.target, len(batch.inputs), len(numbers))
+        calls.append([*batch.inputs, *targets, *map(np.asarray, numbers.values())])
+    if _repeats(program.program.__class__):
+        columns = program.packed(cast(RepeatingProgram, program.program).launch(calls))
         found = [{name: column[i] for name, column in columns.items()} for i in range(len(calls))]
     else:
         found = [{n: on_host(a) for n, a in program(*call).items()} for call in calls]
@@ -139,10 +144,9 @@ def _launched(trainer: Any, batches: Sequence[Batch]) -> list[dict[str, Any]]:
 
 
 def _not_finite(trainer: Any, batch: Batch, last: Mapping[str, Any], left: int) -> str:
-    inputs = trainer._inputs(batch.x)[0]
     graph = trainer.objective.applied(trainer.network, list(batch.shapes), "train")
-    targets = trainer._targets(graph, batch.target, len(inputs), 0)
-    arrays = list(map(on_host, (*inputs, *targets)))
+    targets = trainer._targets(graph, batch.target, len(batch.inputs), 0)
+    arrays = list(map(on_host, (*batch.inputs, *targets)))
     dtype = "float64" if trainer.step_program.precision == "float64" else None
     place = first_not_finite(graph, arrays, trainer.store, dtype)
     at = trainer.progress

@@ -415,7 +415,7 @@ class Trainer:
 
     def _batches(self, train: Iterable[tuple[Any, Any]]) -> Iterator[Batch]:
         for x, target in self._rest(train):
-            yield Batch(x, target, self._inputs(x)[1], self._loader_is_at())
+            yield Batch(x, target, *self._inputs(x), self._loader_is_at())
 
     def _rest(self, train: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
         """What is left of the epoch: all of it, unless a checkpoint was read within one."""

@@ -187,6 +187,6 @@ def test_what_is_refused(given: dict[str, Any], message: str) -> None:
 def test_batches_of_one_size_share_a_launch(
     sizes: Sequence[int], steps: int, expected: tuple[tuple[int, ...], ...]
 ) -> None:
-    batches = [Batch(None, None, ((size, 1),), None) for size in sizes]
+    batches = [Batch(None, None, (), ((size, 1),), None) for size in sizes]
     found = tuple(tuple(b.samples for b in group) for group in launches(batches, steps))
     assert found == expected
