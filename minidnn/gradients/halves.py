@@ -9,16 +9,19 @@ So is, if that is asked for, what contractions read: where it is made of one oth
 a join of such, element by element, its element-wise readers compute it again, as they read that
 value, too.
 
+A join of channels that is written anyway is kept in place of what it joins, which is a part of it.
+
 A window over the graph's values that gradients alone need, as the places of maxima, runs forwards,
 where its neighbours do, and what it gives is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from minidnn.gradients.joins import JoinedPart, in_joins, parts_of_joins
 from minidnn.gradients.reverse import pullback, reached_values
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Operator
@@ -81,6 +84,8 @@ class Halves:
         #: Windows of gradients that run forwards: none more once there is a forward graph.
         self._early: dict[tuple[Operator, tuple[Value, ...]], Node] = {}
         self._is_made = False
+        #: Where in a kept join values lie that are kept as its parts.
+        self._parts: dict[Value, JoinedPart] = {}
         self.backward = self.backward_of(self.floating)
         self._is_made = True
         nodes = [*graph.nodes, *self._early.values()]
@@ -102,10 +107,15 @@ class Halves:
         needed = [v for v in _read(later, whole.outputs) if v.producer in forwards]
         kept, again = _kept(graph, needed)
         stands = {v: w for node, other in early.items() for v, w in _pairs(node, other)}
+        parts: dict[Value, JoinedPart] = {}
         if self._compute_again:
-            again |= _made_of_one(graph, kept, again)
+            if not self._is_made:
+                self._parts = parts_of_joins(graph, kept, again, later)
+            kept, again, parts = in_joins(graph, kept, again, self._parts)
+            again |= _made_of_one(graph, kept, again, parts)
         nodes = [*(node for node in graph.nodes if node in again), *later]
-        read = {v for v in _read(nodes, whole.outputs) if v.producer is None}
+        read = {*_read(nodes, whole.outputs)}
+        parts = {value: part for value, part in parts.items() if value in read}
         given = tuple(place for place, value in enumerate(graph.inputs) if value in read)
         given_on = [stands.get(value, value) for value in kept]
         self._results += [value for value in given_on if value not in self._results]
@@ -116,6 +126,7 @@ class Halves:
                     *kept,
                     *whole.inputs[len(graph.inputs) :],
                 ],
+                parts,
                 nodes,
                 whole.outputs,
                 f"{graph.name}.backward",
@@ -167,12 +178,14 @@ def _kept(graph: Graph, needed: Sequence[Value]) -> tuple[list[Value], set[Node]
     return sorted(kept, key=lambda value: order.get(value, len(order))), again
 
 
-def _made_of_one(graph: Graph, kept: Sequence[Value], again: Collection[Node]) -> set[Node]:
+def _made_of_one(
+    graph: Graph, kept: Sequence[Value], again: Collection[Node], parts: Collection[Value]
+) -> set[Node]:
     """The nodes that compute kept values, each of one other value that is kept or moved and of what
     is as small as a number for each channel, if all of that is there."""
-    there = {*kept, *graph.inputs, *(value for node in again for value in node.outputs)}
+    there = {*kept, *parts, *graph.inputs, *(v for node in again for v in node.outputs)}
     moved = (node.outputs for node in again if node.op.kind == "movement")
-    whole = {*kept, *chain.from_iterable(moved)}
+    whole = {*kept, *parts, *chain.from_iterable(moved)}
     found: set[Node] = set()
     for value in kept:
         nodes: dict[Node, None] = {}
@@ -220,9 +233,13 @@ def _read(nodes: Iterable[Node], outputs: Iterable[Value]) -> list[Value]:
 
 
 def _on_inputs(
-    inputs: Sequence[Value], nodes: Iterable[Node], outputs: Iterable[Value], name: str
+    inputs: Sequence[Value],
+    parts: Mapping[Value, JoinedPart],
+    nodes: Iterable[Node],
+    outputs: Iterable[Value],
+    name: str,
 ) -> Graph:
-    """A graph of its own of some nodes, whose inputs stand for values."""
+    """A graph of its own of some nodes, whose inputs, and parts of these, stand for values."""
     known: dict[Value, Value] = {}
     names: set[str] = set()
     for value in inputs:
@@ -232,7 +249,8 @@ def _on_inputs(
             unique = f"{value.name}.{count}"
         names.add(unique)
         known[value] = Value(value.type, unique)
-    made = []
+    made = [Node(part.slice_of(v), [known[part.whole]], v.name) for v, part in parts.items()]
+    known.update((v, node.output) for v, node in zip(parts, made, strict=True))
     again: dict[Value, Value] = {}
     for node in nodes:
         stands = known | again if node.op.kind == "elementwise" else known

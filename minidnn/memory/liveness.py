@@ -74,7 +74,8 @@ def _roots(graph: Graph, annotations: Annotations) -> dict[Value, Value]:
     for node in graph.nodes:
         for value in node.outputs:
             if value in annotations.placements:
-                roots[value] = annotations.placements[value].buffer
+                buffer = annotations.placements[value].buffer
+                roots[value] = roots.get(buffer, buffer)  # an input's, or a join's behind it
             elif annotations.is_view(node):
                 roots[value] = roots[node.inputs[0]]
             else:

@@ -4,9 +4,9 @@ Handles: a TakeChannels that takes channels of one operand that follow each othe
 gradient of a join's operand; its result is a name for a part of the operand's storage, and it
 copies nothing.  The graph keeps its nodes; what changes is where values lie
 (``Annotations.placements``).
-Refuses (noted with the reason): results of the graph, parts of inputs, constants, states and
-views, another layout, and what the target's kernels do not read; everything under strategies that
-compute layer by layer.
+Refuses (noted with the reason): results of the graph, parts of constants, states, views and inputs
+but those that are given channels last, another layout, and what the target's kernels do not read;
+everything under strategies that compute layer by layer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from minidnn.fusion.collapse import APART
 from minidnn.graph.ir import Graph, Node
-from minidnn.graph.operators import TakeChannels
+from minidnn.graph.operators import TakeChannels, Transpose
 from minidnn.memory.annotations import Annotations, Placement
 from minidnn.passes.infrastructure import Context, Pass
 
@@ -52,7 +52,7 @@ def _refusal(
         return "it is an output of the graph, or what a state becomes, or a part of one"
     if buffer.producer is None:
         return "it is taken of an input, a constant or a state"
-    if found.is_view(buffer.producer):
+    if found.is_view(buffer.producer) and not _is_turned_input(graph, buffer.producer):
         return "what it is taken of lies in another value"
     if found.layout(value) != found.layout(node.inputs[0]):
         return "it has another layout"
@@ -63,6 +63,11 @@ def _refusal(
         if reason is not None:
             return f"for {reader.name}, {reason}"
     return None
+
+
+def _is_turned_input(graph: Graph, node: Node) -> bool:
+    """Whether a node gives an input that is given channels last."""
+    return isinstance(node.op, Transpose) and node.inputs[0] in graph.inputs
 
 
 PLACE_PARTS = Pass("place_parts", place_parts, requires=("layout", "place_concat"))

@@ -90,22 +90,29 @@ class Memory:
     def _is_last(self, value: Value) -> bool:
         return value.type.rank == 4 and self.plan.layout(value).block == 0
 
+    def _lying(self, node: Node, value: Value) -> np.ndarray:
+        """The bits of a value where it lies, which may be a part of a wider one."""
+        place = self.plan.annotations.place(value)
+        whole, first = place.buffer, place.channel
+        flat = self.at(node, value)[: whole.type.bytes].view(STORED.get(value.dtype, value.dtype))
+        if whole is value and not self._is_last(value):
+            return flat.reshape(value.shape)
+        batch, channels, *plane = whole.shape
+        if self._is_last(value):
+            array = flat.reshape(batch, *plane, channels).transpose(0, 3, 1, 2)
+        else:
+            array = flat.reshape(whole.shape)
+        return array[:, first : first + value.shape[1]]
+
     def read(self, node: Node, value: Value) -> np.ndarray:
         if isinstance(value, Constant):
             return value.data
-        flat = self.at(node, value)[: value.type.bytes].view(STORED.get(value.dtype, value.dtype))
-        array = from_bits(flat, value.dtype)
-        if not self._is_last(value):
-            return array.reshape(value.shape)
-        batch, channels, *plane = value.shape
-        return array.reshape(batch, *plane, channels).transpose(0, 3, 1, 2)
+        return from_bits(np.ascontiguousarray(self._lying(node, value)), value.dtype)
 
     def write(self, node: Node, value: Value, array: np.ndarray) -> None:
-        array = np.asarray(array).reshape(value.shape)
-        laid = array.transpose(0, 2, 3, 1) if self._is_last(value) else array
-        bits = to_bits(np.ascontiguousarray(laid), value.dtype)
-        memory = np.frombuffer(bits.tobytes(), np.uint8)
-        self.at(node, value)[: memory.size] = memory
+        bits = to_bits(np.ascontiguousarray(np.reshape(array, value.shape)), value.dtype)
+        lying = self._lying(node, value)
+        lying[...] = np.asarray(bits).view(lying.dtype).reshape(value.shape)
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "float16", "bfloat16"])

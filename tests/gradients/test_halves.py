@@ -97,13 +97,13 @@ def test_what_is_kept_lies_in_memory_anyway() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "kept_names"),
-    [(two_products, ["conv2d", "tanh"]), (joined, ["conv2d", "conv2d.1", "tanh"])],
+    ("make", "own", "joined_names"),
+    [(two_products, ["conv2d"], ["conv2d"]), (joined, ["conv2d", "conv2d.1"], ["concat"])],
 )
 def test_what_a_product_reads_is_computed_again(
-    make: Callable[[], Graph], kept_names: list[str]
+    make: Callable[[], Graph], own: list[str], joined_names: list[str]
 ) -> None:
-    """Of the product before, or of a join of such."""
+    """Of the product before, or of a join of such, which is kept then."""
     graph, found = make(), []
     arrays = arrays_of(graph)
     seed = np.random.default_rng(1).standard_normal(graph.outputs[0].shape)
@@ -111,7 +111,8 @@ def test_what_a_product_reads_is_computed_again(
         halves = Halves(graph, (1, 2, 3), compute_again=compute_again)
         backward = halves.backward
         kept = halves.forward.outputs[len(graph.outputs) :]
-        assert [value.name for value in kept] == kept_names
+        names = joined_names if compute_again else own
+        assert [value.name for value in kept] == [*names, "tanh"]
         readers = backward.graph.readers[backward.graph.inputs[len(backward.given) + len(kept) - 1]]
         kinds = {node.op.kind for node in readers}
         assert ("elementwise" in kinds) is not compute_again and "contraction" in kinds
@@ -162,3 +163,59 @@ def test_places_of_maxima_are_found_forwards(kernel: int, present: tuple[int, ..
     np.testing.assert_allclose(found[0], expected * arrays[1], 1e-6, 1e-6)
     by_scale = (expected * arrays[0]).sum((0, 2, 3))[:, None, None]
     np.testing.assert_allclose(found[1], by_scale, 1e-6, 1e-5)
+
+
+def joins(way: str) -> Graph:
+    """Layers that read joins of joins, of which the last is kept for all."""
+    with tracing("joins") as trace:
+        x = trace.input(TensorType((2, 3, 5, 6)), "x")
+        kernels = [trace.input(TensorType((c, 3, 3, 3)), f"kernel{c}") for c in (5, 2, 1)]
+        last = trace.input(TensorType((4, 8, 1, 1)), "last")
+        first, second, third = (
+            apply(ops.Conv2d(padding=((1, 1), (1, 1))), x, kernel) for kernel in kernels
+        )
+        one: Any = apply(ops.Concat(1), first, second)
+        two: Any = apply(ops.Concat(1), one, third)
+        y: Any = apply(ops.Conv2d(), apply(ops.Sigmoid(), two * two), last)
+        results = [y, (one * one).mean((2, 3))]
+        if way == "a part is a result":
+            results.append(second)
+        if way == "two joins begin with one":
+            other: Any = apply(ops.Concat(1), one, third * third, first)
+            results.append((other * other).mean((2, 3)))
+        if way == "a value is joined twice":
+            other = apply(ops.Concat(1), one, first)
+            results.append((other * other).mean((2, 3)))
+        return trace.graph(results)
+
+
+@pytest.mark.parametrize(
+    ("way", "is_joined"),
+    [
+        ("plain", True),
+        ("a part is a result", False),
+        ("two joins begin with one", True),
+        ("a value is joined twice", True),
+    ],
+)
+def test_joins_are_kept_in_place_of_what_they_join(way: str, is_joined: bool) -> None:
+    """Whichever results there are gradients by."""
+    graph = joins(way)
+    arrays, random = arrays_of(graph), np.random.default_rng(1)
+    seeds = [random.standard_normal(value.shape) for value in graph.outputs]
+    plain = Halves(graph, range(1, 5))
+    halves = Halves(graph, range(1, 5), compute_again=True)
+    kept = [value.name for value in halves.forward.outputs[len(graph.outputs) :]]
+    assert any("concat" in name for name in kept) is is_joined
+    if is_joined:
+        assert not {"conv2d", "conv2d.1", "conv2d.2"} & {*kept}
+    for present in [(0,), (1,), tuple(range(len(graph.outputs)))]:
+        found = []
+        for each in (plain, halves):
+            backward = each.backward_of(present)
+            results = run(each.forward, arrays)
+            given = [arrays[place] for place in backward.given]
+            read = [results[place] for place in backward.kept]
+            found.append(run(backward.graph, [*given, *read, *(seeds[p] for p in present)]))
+        for one, other in zip(*found, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)

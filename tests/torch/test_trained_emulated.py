@@ -18,7 +18,7 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.graph.expression import linearize
 from minidnn.graph.ir import Graph, Node
 from minidnn.graph.operator import Elementwise
-from minidnn.graph.operators import TakeChannels, Transpose
+from minidnn.graph.operators import Concat, TakeChannels, Transpose
 from minidnn.graph.types import rounded_to
 from tests.cuda.cards import H200
 from tests.cuda.lowered import planned_mixed
@@ -43,11 +43,30 @@ class Network(nn.Module):
         return self.head(F.avg_pool2d((self.second(y) + y).relu(), 2).flatten(1))
 
 
+class Dense(nn.Module):
+    """Layers of which each reads a join of all before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (64, 96, 128)
+        self.first = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList(map(nn.BatchNorm2d, (*widths, 160)))
+        self.layers = nn.ModuleList(nn.Conv2d(w, 32, 3, padding=1, bias=False) for w in widths)
+        self.head = nn.Linear(160, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values = [self.first(x)]
+        for norm, layer in zip(self.norms[:-1], self.layers, strict=True):
+            values.append(layer(norm(torch.cat(values, 1)).relu()))
+        return self.head(self.norms[-1](torch.cat(values, 1)).relu().mean((2, 3)))
+
+
 @pytest.mark.parametrize(
     "half", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
 )
-def test_both_programs(half: torch.dtype, tmp_path: Path) -> None:
-    fast: Any = md.optimize(Network().train(), device="reference")
+@pytest.mark.parametrize("make", [Network, Dense])
+def test_both_programs(make: type[nn.Module], half: torch.dtype, tmp_path: Path) -> None:
+    fast: Any = md.optimize(make().train(), device="reference")
     with torch.autocast("cpu", half):
         fast(torch.randn(4, 3, 16, 16))
     (part,) = program(fast).parts
@@ -117,24 +136,6 @@ def test_a_backward_pass_stores_no_normalized_images() -> None:
     assert sorted(len(n.outputs) for n in sums if n.inputs[0].type.rank == 4)[-2:] == [2, 2]
 
 
-class Dense(nn.Module):
-    """Layers of which each reads a join of all before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        widths = (64, 96, 128)
-        self.first = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-        self.norms = nn.ModuleList(map(nn.BatchNorm2d, (*widths, 160)))
-        self.layers = nn.ModuleList(nn.Conv2d(w, 32, 3, padding=1, bias=False) for w in widths)
-        self.head = nn.Linear(160, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        values = [self.first(x)]
-        for norm, layer in zip(self.norms[:-1], self.layers, strict=True):
-            values.append(layer(norm(torch.cat(values, 1)).relu()))
-        return self.head(self.norms[-1](torch.cat(values, 1)).relu().mean((2, 3)))
-
-
 def test_a_backward_pass_through_joins_is_a_trainers() -> None:
     """Sums read a join and a gradient, and store nothing; gradients are added up join by join."""
     fast: Any = md.optimize(Dense().train(), device="reference")
@@ -149,4 +150,25 @@ def test_a_backward_pass_through_joins_is_a_trainers() -> None:
     sums = [n for n in nodes if isinstance(n.op, FusedSums) and n.inputs[0].type.rank == 4]
     assert [len(node.outputs) for node in sums] == [2] * 4  # one sweep for each normalization
     parts = [node for node in nodes if isinstance(node.op, TakeChannels)]
-    assert len(parts) == 2 * 3  # of the gradient of each join what was joined before, and the rest
+    # Of the join, which is kept, what was joined before; and of the gradient of each join the same
+    # and the rest.
+    assert len(parts) == 3 + 2 * 3
+
+
+def test_joins_are_kept_where_they_are_written() -> None:
+    """Neither program copies what is joined."""
+    fast: Any = md.optimize(Dense().train(), device="reference")
+    with torch.autocast("cpu", torch.bfloat16):
+        fast.prepare(torch.randn(16, 3, 32, 32))
+    (part,) = program(fast).parts
+    (pair,) = part.pairs.values()
+    ((_, backward),) = pair.backwards.values()
+    forwards = planned_mixed(pair.forward.part.graph, "bfloat16")
+    joins = [node for node in forwards.graph.nodes if isinstance(node.op, Concat)]
+    assert len(joins) == 3 and not any(list(forwards.annotations.copied(each)) for each in joins)
+    plan = planned_mixed(backward.part.graph, "bfloat16")
+    assert not any(isinstance(node.op, Concat) for node in plan.graph.nodes)
+    given = {plan.roots[value] for value in plan.graph.inputs}
+    parts = [node for node in plan.graph.nodes if isinstance(node.op, TakeChannels)]
+    own = [node for node in parts if plan.roots[node.output] in given]
+    assert len(own) == 3 and all(map(plan.annotations.is_view, own))
