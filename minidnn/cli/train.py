@@ -66,6 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how pictures are changed at random: cut out at any size, or shifted, and mirrored; "
         "turned and sheared (photos for folders, shifts for fashion-mnist, affine for digits)",
     )
+    add(
+        "--steps-per-launch",
+        metavar="STEPS",
+        type=count,
+        default=1,
+        help="steps that a GPU takes at once, for small networks (1)",
+    )
     add("--seed", type=count_from_0, default=0, help="of weights, order and augmentation (0)")
     add("--workers", type=count_from_0, default=2, help="threads that read pictures (2)")
     add("--skip-corrupt", action="store_true", help="leave out pictures that cannot be read")
@@ -92,6 +99,7 @@ def run(options: argparse.Namespace) -> int:
         md.losses.CrossEntropy(),
         _optimizer(options, options.epochs * len(loader)),
         seed=options.seed,
+        steps_per_launch=options.steps_per_launch,
         device=options.device,
         precision=options.precision,
     )

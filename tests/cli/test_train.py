@@ -44,7 +44,7 @@ def train(*arguments: object, network: str = "digits", code: int = 0) -> None:
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("trained") / "new" / "folder"
-    train("--data", data, "--output", output, "--epochs", 6)
+    train("--data", data, "--output", output, "--epochs", 6, "--steps-per-launch", 2)
     return output
 
 
