@@ -34,9 +34,9 @@ UNEVEN = 0.15
 """Part of a call for which threads wait for the slowest one."""
 
 
-def block_cycles(scheme: Scheme, threads: int) -> float:
-    """Predicted cycles of one thread."""
-    return _cycles(scheme, threads, grain_of(scheme, threads))
+def block_cycles(scheme: Scheme, threads: int, grain: int = 0) -> float:
+    """Predicted cycles of one thread with so many tasks in a call, by default the best number."""
+    return _cycles(scheme, threads, grain or grain_of(scheme, threads))
 
 
 def _cycles(scheme: Scheme, threads: int, grain: int) -> float:

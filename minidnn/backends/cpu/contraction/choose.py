@@ -64,7 +64,7 @@ def scheme_for_any_size(
     shape = _shape(seen, has_prologue, isa, compensated)
     tile = choose_tile((1, _ENDLESS), shape.vectors, seen.depth, isa, shape.most_vectors)
     found = _blocked(seen, shape, tile, any_size=True)
-    return min(found, key=lambda scheme: block_cycles(scheme, threads))
+    return min(found, key=lambda scheme: block_cycles(scheme, threads, scheme.tile.groups))
 
 
 def schemes_for(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
+from typing import Any
 
 from ....fusion.contraction import Parts
 from ....graph.ir import Constant, Value
@@ -24,7 +26,7 @@ from .weights import packed_inputs, packed_outputs, packed_weights
 def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> PrintedContraction:
     """The kernel that follows ``scheme``."""
     printer = _Kernel(parts, scheme, short=scheme.any_size)
-    printer.print()
+    source = _of_any_size(printer) if scheme.any_size else printer.source()
     weight, *bias = parts.node.inputs[1:]
     others = len(parts.others)
     pointers: list[Pointer] = [
@@ -35,7 +37,7 @@ def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> PrintedContr
     pointers += [packed_inputs(v, scheme) for v in printer.packer.vectors]
     pointers += [packed_outputs([v], scheme) for v in printer.epilogue.vectors]
     stage = Stage(
-        _whole(printer) if scheme.any_size else KernelSource.named("conv", str(printer.code)),
+        source,
         (*pointers, printer.numbers.pack),
         scheme.tasks,
         grain_of(scheme, threads),
@@ -44,26 +46,64 @@ def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> PrintedContr
     return PrintedContraction("direct", (stage,))
 
 
-_MOST_KNOWN = 512
-#: By the text with short tiles and the tiles: those that a process printed.
-_known: dict[tuple[str, Tile], KernelSource] = {}
+_MOST_KNOWN = 2048
+#: What a process printed for any size: by the text with short tiles, and the tiles; by the scheme
+#: and what is absorbed, there with the numbers.
+_texts: dict[tuple[str, Tile], KernelSource] = {}
+_printed: dict[Hashable, tuple[KernelSource, dict[str, int | None]]] = {}
+
+
+def _of_any_size(printer: _Kernel) -> KernelSource:
+    """The kernel for any size, and its numbers into those of the printer.
+
+    Someone waits for it, and networks repeat themselves: what was printed is not printed again.
+    """
+    key = printer.scheme, _absorbed(printer.parts)
+    if (known := _printed.get(key)) is not None:
+        source, numbers = known
+        for name, value in numbers.items():
+            printer.numbers(name, printer.finite if value is None else value)
+        return source
+    source = _whole(printer)
+    values = printer.numbers.values
+    # What follows from the weight is not that of another one.
+    kept = {name: None if callable(value) else value for name, value in values.items()}
+    if len(_printed) >= _MOST_KNOWN:
+        _printed.clear()
+    _printed[key] = source, kept
+    return source
+
+
+def _absorbed(parts: Parts) -> Hashable:
+    """What a kernel computes before and after its sums."""
+    places: dict[Value, Any] = {value: i for i, value in enumerate(parts.others)}
+    places |= {parts.source: "source", parts.node.output: "sums"}
+    vectors = {value: i for i, value in enumerate(parts.vectors)}
+    found: list[Hashable] = [len(parts.prologue), len(parts.statistics)]
+    for operation in (*parts.prologue, *parts.epilogue):
+        read = tuple(places[value] for value in operation.operands)
+        used = tuple(vectors[vector.value] for vector in operation.vectors)
+        found.append((operation.code, read, used, operation.output.dtype))
+        places[operation.output] = ("made", len(found))
+    return tuple(found)
 
 
 def _whole(short: _Kernel) -> KernelSource:
-    """The kernel of which ``short`` has printed the text with tiles of two pixels and steps of two
+    """The kernel of which ``short`` prints the text with tiles of two pixels and steps of two
     channels.
 
     From the first two follow all others, and numbers are the same: so a kernel that was printed for
     another size is not printed again, which takes ten times as long.
     """
+    short.print()
     key = str(short.code), short.scheme.tile
-    if (known := _known.get(key)) is None:
+    if (known := _texts.get(key)) is None:
         whole = _Kernel(short.parts, short.scheme)
-        whole.print()
-        assert list(whole.numbers.names) == list(short.numbers.names)
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        known = _known[key] = KernelSource.named("conv", str(whole.code))
+        known = whole.source()
+        assert list(whole.numbers.values) == list(short.numbers.values)
+        if len(_texts) >= _MOST_KNOWN:
+            _texts.clear()
+        _texts[key] = known
     return known
 
 
@@ -85,6 +125,10 @@ class _Kernel:
         self.epilogue = Epilogue(parts, scheme, self.numbers)
         self.packer = Packer(parts, scheme, self.numbers)
         self.finite = partial(_finite, parts.node.inputs[1])
+
+    def source(self) -> KernelSource:
+        self.print()
+        return KernelSource.named("conv", str(self.code))
 
     def print(self) -> None:
         scheme, tile, code = self.scheme, self.scheme.tile, self.code

@@ -7,13 +7,16 @@ it is read from memory, and compiling costs a tenth of a second for each text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
 
 from ...codegen.code import Code
 from ..buffers import Array
+
+#: A number, or what gives it when constants are packed.
+Number = int | Callable[[], int]
 
 PARAMETER = "const uniform int32 * uniform numbers"
 
@@ -26,10 +29,10 @@ class Numbers:
     """
 
     def __init__(self) -> None:
-        self._values: dict[str, int | Callable[[], int]] = {}
+        self._values: dict[str, Number] = {}
         self._used: dict[str, None] = {}
 
-    def __call__(self, name: str, value: int | Callable[[], int]) -> str:
+    def __call__(self, name: str, value: Number) -> str:
         """The name, for use within :meth:`declared`.
 
         A number that follows from weights is a function, called when constants are packed.
@@ -40,8 +43,9 @@ class Numbers:
         return name
 
     @property
-    def names(self) -> Iterable[str]:
-        return self._values.keys()
+    def values(self) -> Mapping[str, Number]:
+        """All of them by name."""
+        return self._values
 
     @contextmanager
     def declared(self, code: Code) -> Iterator[None]:

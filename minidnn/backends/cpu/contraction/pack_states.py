@@ -6,6 +6,8 @@ compiled for every x86-64 processor, which is enough for weights that are packed
 
 from __future__ import annotations
 
+from functools import cache
+
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
 
@@ -16,6 +18,7 @@ _SHAPE = (
 """``shape`` in runner/weights.c."""
 
 
+@cache
 def print_packing() -> KernelSource:
     """As ``md_pack_weights``."""
     code = Code()
