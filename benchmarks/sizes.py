@@ -2,11 +2,15 @@
 
 python -m benchmarks.sizes resnet18 resnet50 --device cuda --precision bfloat16
 python -m benchmarks.sizes densenet121 --batches 1 3 8 --threads 2
+python -m benchmarks.sizes resnet50 --planes 224x224 160x256 333x200 --threads 2
 
 A line of JSON for each network and batch: ``beyond`` is what the first call took beyond the median
 of the static program, ``parts`` what a call in parts takes once all is made (both milliseconds),
 ``ratio`` the time of the batch's own program over that of a static one, in turn.  Then batches of
 random sizes are compared with the static program of all rows, and what is kept is told.
+
+With ``--planes`` pictures of these rows and columns are measured instead, one at a time:
+``any_size`` is the time by kernels of any size, which give first results, over a static program's.
 """
 
 from __future__ import annotations
@@ -60,11 +64,13 @@ class Arrays:
             cupy.cuda.get_current_stream().synchronize()
 
 
-def compiled(name: str, batch: Any, given: argparse.Namespace, **more: Any) -> Any:
+def compiled(
+    name: str, batch: Any, given: argparse.Namespace, plane: Sequence[Any] = (), **more: Any
+) -> Any:
     """A network of the zoo, with the same weights each time."""
     if given.threads is not None:
         more["threads"] = given.threads
-    shape = (batch, 3, given.size, given.size)
+    shape = (batch, 3, *(plane or (given.size, given.size)))
     net = getattr(models, name)()
     return md.compile(net, shape, device=given.device, precision=given.precision, **more)
 
@@ -108,6 +114,46 @@ def study(name: str, given: argparse.Namespace, late: Callable[[], bool]) -> Non
     many(exe, static, arrays, given, late)
 
 
+def study_planes(name: str, given: argparse.Namespace, late: Callable[[], bool]) -> None:
+    """Measures a network on pictures of several sizes."""
+    arrays = Arrays(given.device)
+    most = max(size for plane in given.planes for size in plane)
+    dims = [md.Dim(axis, 32, max(512, most)) for axis in ("height", "width")]
+    exe = compiled(name, 1, given, dims, keep=len(given.planes) + 2)
+    exe(arrays.make((1, 3, 32, 32)))
+    for plane in given.planes:
+        if late():
+            return
+        x = arrays.make((1, 3, *plane))
+        made = {"static": compiled(name, 1, given, plane)}
+        if given.device == "cpu":
+            alike = {"any_size": True, "strategy": "contractions"}
+            made["any_size"] = compiled(name, 1, given, plane, **alike)
+        calls = {how: partial(arrays.seconds, partial(each, x)) for how, each in made.items()}
+        for call in calls.values():
+            call()
+        taken = {how: median(each) for how, each in in_turn(calls, given.rounds).items()}
+        first = arrays.seconds(partial(exe, x))
+        exe(x)
+        exe.wait()
+        own = in_turn({"own": partial(arrays.seconds, partial(exe, x)), **calls}, given.rounds)
+        record = {
+            "network": name,
+            "plane": plane,
+            "ms": 1e3 * taken["static"],
+            "beyond": 1e3 * (first - taken["static"]),
+            "any_size": taken.get("any_size", 0) / taken["static"] or None,
+            "ratio": median(own["own"]) / median(own["static"]),
+        }
+        print(json.dumps(record), flush=True)
+
+
+def plane_of(text: str) -> tuple[int, int]:
+    """Rows and columns as in 224x160."""
+    rows, columns = map(int, text.split("x"))
+    return rows, columns
+
+
 def many(
     exe: DynamicExecutable,
     static: dict[int, Any],
@@ -146,6 +192,7 @@ def main() -> int:
     add("--batches", type=int, nargs="+", default=[3, 5, 8, 16, 32], help="(3 5 8 16 32)")
     add("--most", type=int, default=64, help="the largest batch (64)")
     add("--size", type=int, default=224, help="rows and columns of pictures (224)")
+    add("--planes", type=plane_of, nargs="+", help="rows x columns of pictures, such as 224x160")
     add("--threads", type=int, help="of the CPU")
     add("--rounds", type=int, default=15, help="of each comparison (15)")
     add("--random", type=int, default=1000, help="batches of random sizes in the end (1000)")
@@ -153,7 +200,8 @@ def main() -> int:
     given = parser.parse_args()
     end = time.perf_counter() + given.seconds
     for name in given.networks:
-        study(name, given, lambda: time.perf_counter() > end)
+        measured = study_planes if given.planes else study
+        measured(name, given, lambda: time.perf_counter() > end)
     return 0
 
 
