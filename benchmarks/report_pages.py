@@ -330,6 +330,16 @@ PAGES = (
                 "ours that adds up what it writes; by cuDNN's fused engines, float16 only.",
             ),
             Section(
+                "Fusion by itself",
+                "training_fusion_h100.jsonl",
+                "python -m benchmarks.fusion_step results.jsonl --gpus 0 1 2 3",
+                training_report.fusion,
+                "Steps of the networks of BrainSlug's table 2 layer by layer, by cuDNN's functions "
+                "for layers, and depth first. Optimizable are regions without a convolution or "
+                "product, forwards and backwards, timed one by one. The paper's figures are of "
+                "inference: it has none of training.",
+            ),
+            Section(
                 "Several steps in a launch",
                 "steps_per_launch_h100.jsonl",
                 "python -m benchmarks.steps_per_launch --launches 1 4 16 --precision bfloat16",

@@ -55,8 +55,8 @@ _OF_ANY_DTYPE = (
     *(ops.ArgMax, ops.Concat, ops.Gather, ops.RandomDrop, ops.Reduce, ops.TakeChannels),
     ops.SumOverRanks,
 )
-#: What multiplies whole numbers, too, and says itself which.
-_WITH_WHOLE = (Contraction, FusedContraction, ops.MatMul)
+#: What takes whole numbers, too, and says itself which, or moves their sums.
+_WITH_WHOLE = (Contraction, FusedContraction, ops.MatMul, ops.Reorder)
 #: What sums one number after the other: of halves, sums would lose their digits.
 _IN_FULL = (ops.ScatterAdd,)
 

@@ -385,6 +385,17 @@ MD_FUNCTION float md_clamp(float x, float least, float most) {
   const float y = x > least ? x : least;
   return y < most ? y : most;
 }
+MD_FUNCTION unsigned int emulated_byte(float x, float least, float most, int at) {
+  return ((unsigned int)(int)md_clamp(x, least, most) & 0xff) << at;
+}
+MD_FUNCTION unsigned int md_four_unsigned(float a, float b, float c, float d) {
+  return emulated_byte(a, 0.0f, 255.0f, 0) | emulated_byte(b, 0.0f, 255.0f, 8)
+         | emulated_byte(c, 0.0f, 255.0f, 16) | emulated_byte(d, 0.0f, 255.0f, 24);
+}
+MD_FUNCTION unsigned int md_four_signed(float a, float b, float c, float d) {
+  return emulated_byte(a, -128.0f, 127.0f, 0) | emulated_byte(b, -128.0f, 127.0f, 8)
+         | emulated_byte(c, -128.0f, 127.0f, 16) | emulated_byte(d, -128.0f, 127.0f, 24);
+}
 MD_FUNCTION float md_max_positive(float a, float b) {
   return floatbits(max((int)intbits(a), (int)intbits(b)));
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
 from ..pointwise import print_chain
+from ..prelude import TYPES
 from ..warp import may_part
 from ..whole import STORED
 from .problem import ContractionProblem
@@ -80,6 +81,12 @@ def join_of(problem: ContractionProblem) -> str:
     return "md_sync_warp();" if parts else "__syncwarp();"
 
 
+def element_of(problem: ContractionProblem, other: int) -> str:
+    """The type of the elements of one of the other tensors."""
+    dtype = problem.others[other].dtype
+    return "T" if dtype == problem.x.dtype else TYPES[dtype]
+
+
 def epilogue_of(problem: ContractionProblem, asked: str | None = None) -> str:
     """What comes after, on ``a0`` and the other tensors' eight numbers behind pixel ``m``: those of
     the words ``p0`` and on at that index, if they were asked for early."""
@@ -89,7 +96,7 @@ def epilogue_of(problem: ContractionProblem, asked: str | None = None) -> str:
         if asked is None:
             code.line(f"md_load<8>(a{1 + i}, x{1 + i} + m * P_other{i} + n);")
             continue
-        code.line(f"md_pack<8, T> q{i};")
+        code.line(f"md_pack<8, {element_of(problem, i)}> q{i};")
         code.line(f"q{i}.word = p{i}{asked};")
         code.line("#pragma unroll")
         code.line(f"for (int j = 0; j < 8; j++) a{1 + i}[j] = md_value(q{i}.items[j]);")

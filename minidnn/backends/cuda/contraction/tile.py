@@ -338,7 +338,7 @@ def _prologue(problem: ContractionProblem) -> str:
 
 def _whole_results(problem: ContractionProblem, tile: Tile, simple: bool) -> str:
     """What a block does with the sums of its tile."""
-    early = 0 if problem.is_whole else tile.early[not simple] // max(1, len(problem.others))
+    early = _early(problem, tile.early[not simple], tile.warp_pixels // 16)
     text = {
         "JOIN": join_of(problem),
         "OTHERS": _others(problem, early),
@@ -352,8 +352,8 @@ def _added_results(problem: ContractionProblem) -> str:
     """What a block of a cluster does with its part of the sums."""
     is_whole = problem.is_whole
     text = {
-        "OTHERS": "" if is_whole else _others_of_parts(problem),
-        "EPILOGUE": epilogue_of(problem, None if is_whole else "[i]"),
+        "OTHERS": _others_of_parts(problem),
+        "EPILOGUE": epilogue_of(problem, "[i]"),
         "ADDED": _WHOLE_ADDED if is_whole else "total[i][j] + more[j]",
         "TOTAL": _WHOLE_TOTAL if is_whole else "      const float (&a0)[8] = total[i];",
     }
@@ -364,18 +364,25 @@ def _results(file: str, problem: ContractionProblem, text: Mapping[str, str]) ->
     return fill(template(file), {"VECTORS": vectors_of(problem), **text}).rstrip("\n")
 
 
+def _early(problem: ContractionProblem, halves: int, most: int) -> int:
+    """Of how many parts the other tensors are asked for early, where so many are of a tensor of
+    halves: as many as take the same registers."""
+    size = sum(t.itemsize for t in problem.others)
+    return min(most, 2 * halves // size) if problem.others else halves
+
+
 def _others(problem: ContractionProblem, early: int) -> str:
     """The other tensors, asked for long before they are used; if not, they are read there."""
     code = Code()
     for i in range(len(problem.others) if early else 0):
-        code.line(f"uint4 p{i}[{early}][WN / 16];")
+        code.line(f"{_word(problem, i)} p{i}[{early}][WN / 16];")
         code.line("#pragma unroll")
         with code.block(f"for (int i = 0; i < {early}; i++)"):
             code.line("#pragma unroll")
             with code.block("for (int k = 0; k < WN / 16; k++)"):
                 row = "lane / (WN / 8) + k * (32 / (WN / 8))"
                 code.line(f"const long long m = m0 + wm + i * 16 + {row};")
-                code.line(f"if (m < P_pixels && some) p{i}[i][k] = {_chunk(i, 'm')};")
+                code.line(f"if (m < P_pixels && some) p{i}[i][k] = {_chunk(problem, i, 'm')};")
     return str(code).rstrip("\n")
 
 
@@ -387,7 +394,7 @@ def _next_others(problem: ContractionProblem, early: int) -> str:
             code.line(f"const long long next = m + {16 * early};")
             for i in range(len(problem.others)):
                 place = f"p{i}[i % {early}][k]"
-                code.line(f"if (next < P_pixels && some) {place} = {_chunk(i, 'next')};")
+                code.line(f"if (next < P_pixels && some) {place} = {_chunk(problem, i, 'next')};")
     return str(code).rstrip("\n")
 
 
@@ -395,14 +402,21 @@ def _others_of_parts(problem: ContractionProblem) -> str:
     """The other tensors where a block writes, asked for before the cluster meets."""
     code = Code()
     for i in range(len(problem.others)):
-        code.line(f"uint4 p{i}[TIMES];")
+        code.line(f"{_word(problem, i)} p{i}[TIMES];")
         code.line("#pragma unroll")
         with code.block("for (int i = 0; i < TIMES; i++)"):
             code.line("const int row = i * DOWN + thread / ACROSS;")
             code.line("const long long m = m0 + part * OWN + row;")
-            code.line(f"if (row < OWN && m < P_pixels && some) p{i}[i] = {_chunk(i, 'm')};")
+            code.line(
+                f"if (row < OWN && m < P_pixels && some) p{i}[i] = {_chunk(problem, i, 'm')};"
+            )
     return str(code).rstrip("\n")
 
 
-def _chunk(i: int, m: str) -> str:
-    return f"*(const uint4 *)(x{1 + i} + {m} * P_other{i} + n)"
+def _chunk(problem: ContractionProblem, i: int, m: str) -> str:
+    return f"*(const {_word(problem, i)} *)(x{1 + i} + {m} * P_other{i} + n)"
+
+
+def _word(problem: ContractionProblem, i: int) -> str:
+    """What holds eight numbers of one of the other tensors."""
+    return {1: "uint2", 2: "uint4", 4: "md_two_words"}[problem.others[i].itemsize]

@@ -184,8 +184,9 @@ def _sums_what_it_copies(plan: KernelPlan) -> bool:
 
 
 def pack_of(binding: Binding, tensors: Sequence[Tensor]) -> int:
-    """Channels that every access of a thread can move at once."""
-    common = 16 // min(tensor.itemsize for tensor in tensors)
+    """Channels that every access of a thread can move at once.  More than eight would take too many
+    registers as floats."""
+    common = min(8, 16 // min(tensor.itemsize for tensor in tensors))
     for begin, end in binding.segments:
         common = gcd(common, gcd(begin, end))
     for slot, tensor in zip(binding.slots, tensors, strict=True):
