@@ -26,7 +26,7 @@ from minidnn import models
 from minidnn.bench.networks import noise
 from minidnn.measure.turns import in_turn
 
-NETWORKS = ("resnet18", "resnet50", "vgg16_bn", "densenet121", "squeezenet1_1", "mobilenet_v2")
+NETWORKS = ("resnet18", "resnet50", "vgg16_bn", "densenet121", "squeezenet1_1")
 BURST_SECONDS = 0.05
 
 

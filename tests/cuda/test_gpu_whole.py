@@ -84,10 +84,10 @@ def quantized(name: str, dtype: str) -> tuple[Graph, np.ndarray]:
     return md.quantize(net, x, ranges="minmax", dtype=dtype, device="cuda", shape=x.shape), x
 
 
-NETWORKS = ("alexnet", "densenet121", "inception_v3", "resnet50", "squeezenet1_1", "mobilenet_v2")
+NETWORKS = ("alexnet", "densenet121", "inception_v3", "resnet50", "squeezenet1_1")
 
 
-@pytest.mark.parametrize("name", [n for n in NETWORKS if n in models.list_models()])
+@pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_networks(name: str, dtype: str) -> None:
     """What the graph gives that passes leave, which is what the CPU computes, too."""
