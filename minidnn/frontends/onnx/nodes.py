@@ -13,7 +13,7 @@ from minidnn.frontends.onnx.call import NotConverted, OnnxCall
 from minidnn.frontends.onnx.library import OLDEST_OPSET, newest_opset
 from minidnn.frontends.onnx.limits import DEEPEST, MOST_NODES, MOST_OUTPUTS
 from minidnn.frontends.onnx.model import OWN_DOMAIN, OnnxModel
-from minidnn.frontends.onnx.operators import CONVERTERS
+from minidnn.frontends.onnx.operators import CONVERTERS, OTHER_DOMAINS
 from minidnn.frontends.onnx.operators.quantization import CONVERTERS as QUANTIZED
 from minidnn.frontends.onnx.scope import Scope, attributes_of, bound, counted, key_of
 from minidnn.frontends.onnx.signature import signature_of
@@ -27,7 +27,7 @@ _MOVING = {
     *("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice"),
     *("SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
 }
-_OF_ANY = _MOVING | set(QUANTIZED) | {"Cast", "CastLike", "If", "Shape", "Size"}
+_OF_ANY = _MOVING | set(QUANTIZED) | {*("Cast", "CastLike", "If", "MaxPool", "Shape", "Size")}
 
 
 class _Told(Exception):
@@ -94,9 +94,11 @@ class Nodes:
     def _converted(self, proto: Any, label: str, scope: Scope) -> tuple[Value, ...]:
         own = proto.domain in OWN_DOMAIN
         function = self.model.functions.get(key_of(proto))
-        if function is None and not own:
+        converters = CONVERTERS if own else OTHER_DOMAINS.get(str(proto.domain))
+        converter = (converters or {}).get(str(proto.op_type))
+        if function is None and converters is None:
             raise NotConverted(f"it is of the domain {proto.domain!r:.50}")
-        if function is None and proto.op_type not in CONVERTERS:
+        if function is None and converter is None:
             raise NotConverted("no operator of minidnn does that")
         operands = [scope.value(name) if name else None for name in proto.input]
         given = [bool(name) and name not in scope.absent for name in proto.input]
@@ -105,17 +107,19 @@ class Nodes:
         if function is not None:
             return self._called(function, proto, operands, label, scope)
         dtypes = [None if value is None else self.build.dtype(value) for value in operands]
-        signature = signature_of(str(proto.op_type), scope.opset)
+        signature = signature_of(str(proto.op_type), scope.opset) if own else None
         if signature is not None:
             signature.check(dtypes)
-        self._check_dtypes(proto, operands, dtypes)
+        if own:
+            self._check_dtypes(proto, operands, dtypes)
 
         def inline(graph: Any) -> tuple[Value, ...]:
             return self._branch(graph, proto, label, scope)
 
         call = OnnxCall(proto, scope.opset, operands, self.build, self.model.path, inline)
         with self.trace.scope(label, leaf=True):
-            results = CONVERTERS[proto.op_type].convert(call)
+            assert converter is not None
+            results = converter.convert(call)
         if call.unread():
             raise NotConverted(f"its attributes {', '.join(call.unread())} are not known")
         found = results if isinstance(results, tuple) else (results,)

@@ -204,7 +204,9 @@ def rounded(steps: Steps) -> Graph:
         weight = partial(np.reshape, np.eye(16, dtype=np.int8), (16, 16, 1, 1))
         given = trace.constant(object(), "w", TensorType((16, 16, 1, 1), "int8"), weight)
         vectors = [
-            trace.constant(object(), name, TensorType((16,)), partial(np.float32, data))
+            trace.constant(
+                object(), name, TensorType((16,)), partial(np.array, data.astype(np.float32))
+            )
             for name, data in (("scale", scales), ("shift", shifts))
         ]
         rescale = fma(argument(0), argument(1), argument(2))

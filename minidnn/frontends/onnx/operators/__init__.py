@@ -8,6 +8,7 @@ from minidnn.frontends.onnx.operators import (
     contraction,
     control,
     elementwise,
+    microsoft,
     movement,
     normalization,
     pooling,
@@ -30,4 +31,7 @@ CONVERTERS: dict[str, Converter] = dict(
     )
 )
 
-__all__ = ["CONVERTERS", "Converter"]
+#: Converters of domains other than ONNX's own.
+OTHER_DOMAINS: dict[str, dict[str, Converter]] = {microsoft.DOMAIN: microsoft.CONVERTERS}
+
+__all__ = ["CONVERTERS", "OTHER_DOMAINS", "Converter"]

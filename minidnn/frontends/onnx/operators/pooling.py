@@ -16,6 +16,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.expression import maximum
 from minidnn.graph.ir import Value
 from minidnn.graph.operator import Operator
+from minidnn.graph.types import BYTES
 from minidnn.graph.window import Window, WindowAxis, average_window
 
 _family = Family("pooling")
@@ -100,6 +101,8 @@ def _max_pool(call: OnnxCall) -> tuple[Value, ...]:
     axes = _axes(call, x)
     by_columns = call.flag("storage_order")
     out = _pooled(call, x, axes, partial(Window, join="max"))
+    if call.wants(1) and x.dtype in BYTES:
+        raise call.refuse(f"its output of places is of {x.dtype}; valid is float32")
     return (out, _places(call, x, axes, by_columns)) if call.wants(1) else (out,)
 
 
@@ -152,14 +155,22 @@ def _places(call: OnnxCall, x: Value, axes: list[WindowAxis], by_columns: bool) 
 @_family("AveragePool")
 def _average_pool(call: OnnxCall) -> Value:
     """Of one to three dimensions."""
-    x = call.operand(0)
+    return average_pool(call, call.operand(0))
+
+
+def average_pool(call: OnnxCall, x: Value) -> Value:
+    """The averages of the windows that a node tells of."""
     pool = partial(average_window, count_padding=call.flag("count_include_pad"))
     return _pooled(call, x, _axes(call, x), pool)
 
 
 @_family("GlobalAveragePool")
 def _global_average_pool(call: OnnxCall) -> Value:
-    x = call.operand(0)
+    return global_average_pool(call, call.operand(0))
+
+
+def global_average_pool(call: OnnxCall, x: Value) -> Value:
+    """The average of each channel."""
     if x.type.rank == 4:
         return call.build.apply(ops.AdaptiveAvgPool2d((1, 1)), x)
     return call.build.apply(ops.Reduce("mean", _spatial(x), True), x)

@@ -171,7 +171,7 @@ def _qlinear_conv(call: OnnxCall) -> Value:
     x, weight, bias = call.operand(0), call.operand(3), call.optional(8)
     sums = _convolved(call, x, call.operand(2), weight, call.operand(5), bias)
     scale = _rescaling(call, (1, 4, 6))
-    return _requantized(call, sums, scale, call.operand(7), weight.shape[0])
+    return requantized(call, sums, scale, call.operand(7), weight.shape[0])
 
 
 def _convolved(
@@ -195,34 +195,34 @@ def _convolved(
 @_family("MatMulInteger")
 def _matmul_integer(call: OnnxCall) -> Value:
     a, b = call.operand(0), call.operand(1)
-    return _product(call, a, call.optional(2), b, call.optional(3))
+    return product(call.build, a, call.optional(2), b, call.optional(3))
 
 
 @_family("QLinearMatMul")
 def _qlinear_matmul(call: OnnxCall) -> Value:
     """By scales that are known."""
     a, b = call.operand(0), call.operand(3)
-    sums = _product(call, a, call.operand(2), b, call.operand(5))
+    sums = product(call.build, a, call.operand(2), b, call.operand(5))
     scale = _rescaling(call, (1, 4, 6))
-    return _requantized(call, sums, scale, call.operand(7), None)
+    return requantized(call, sums, scale, call.operand(7), None)
 
 
-def _product(
-    call: OnnxCall, a: Value, a_zero: Value | None, b: Value, b_zero: Value | None
+def product(
+    build: Builder, a: Value, a_zero: Value | None, b: Value, b_zero: Value | None
 ) -> Value:
-    build = call.build
+    """The sums of products of matrices of whole numbers without their zeros, in int32."""
     if a_zero is not None and a_zero.type.size > 1:  # one for each row
         a_zero = build.view(a_zero, (*a_zero.shape, 1)) if a_zero.type.rank == 1 else a_zero
     right = _without_zero(build, b, b_zero, None)
     zero, left = _with_zero(build, a, a_zero)
 
-    def product(build: Builder, a: Value, b: Value) -> Value:
+    def multiply(build: Builder, a: Value, b: Value) -> Value:
         if isinstance(b, Constant) and b.type.rank == 2:
             return build.apply(ops.Linear(zero), a, build.transpose(b, (1, 0)))
         whole = build.pointwise("WithoutZero", lambda x: x - float(zero), a, dtype="int32")
         return build.apply(ops.MatMul(), whole if zero else a, b)
 
-    return matmul(build, left, right, product)
+    return matmul(build, left, right, multiply)
 
 
 def _with_zero(build: Builder, x: Value, zero: Value | None) -> tuple[int, Value]:
@@ -270,7 +270,7 @@ def _rescaling(call: OnnxCall, places: tuple[int, int, int]) -> np.ndarray:
     return found
 
 
-def _requantized(
+def requantized(
     call: OnnxCall, sums: Value, scale: np.ndarray, zero: Value, channels: int | None
 ) -> Value:
     """Sums as whole numbers of the result's scale.
