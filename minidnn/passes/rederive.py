@@ -29,7 +29,7 @@ from minidnn.fusion.collapse import APART
 from minidnn.fusion.stacks import why_not_fusable
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Elementwise, Windowed
-from minidnn.graph.operators import Transpose
+from minidnn.graph.operators import Formula, Transpose
 from minidnn.passes.infrastructure import Context, Pass
 
 MOST_NODES = 6
@@ -90,8 +90,10 @@ def forward_nodes(graph: Graph) -> set[Node]:
 
 
 def _is_gradient(value: Value) -> bool:
-    """Whether a rule has recorded what makes a value."""
+    """Whether a rule has recorded what makes a value, as it is or before it was converted."""
     node = value.producer
+    while node is not None and isinstance(node.op, Formula) and node.op.title == "Cast":
+        node = node.inputs[0].producer
     return node is not None and _RECORDED.search(node.name) is not None
 
 

@@ -15,10 +15,12 @@ from minidnn.graph.ir import Graph
 from minidnn.layers.build import to_graph
 from minidnn.models import get_model
 from minidnn.passes.infrastructure import Context
+from minidnn.passes.mix_precision import mixed
 from minidnn.passes.pipeline import optimize
 from minidnn.passes.rederive import REDERIVE
 from minidnn.report.training import kept_values
 from minidnn.runtime.plan import Plan, make_plan
+from minidnn.training.step import Objective
 from tests.passes.build import inputs_of, run
 from tests.passes.test_recompute import network, step
 
@@ -90,6 +92,19 @@ def test_the_same_bits_and_names() -> None:
     assert before.keys() == after.keys()
     for name, array in before.items():
         np.testing.assert_array_equal(after[name], array, err_msg=name)
+
+
+def test_gradients_that_are_converted_are_no_forward_pass() -> None:
+    """Those in half precision are results in float32."""
+    net = L.Sequential(*block(8), *block(8, 8), *head(8))
+    graph = Objective(md.losses.CrossEntropy(), {}).applied(net, [SHAPE], "train")
+    names = [name for name, _ in net.trainable_parameters()]
+    graph, found = md.gradient(graph, graph.outputs[0], of=names), []
+    for each in (graph, mixed(graph, "bfloat16")):
+        context = Context()
+        run(each, REDERIVE, context=context)
+        found.append([rewrite.description for rewrite in context.rewrites])
+    assert found[0] and found[0] == found[1]
 
 
 def test_fuel_and_strategies_without_stacks_leave_it() -> None:
