@@ -30,7 +30,7 @@ from .warming import compile_together, texts_of
 
 #: Those that have kernels of their own for any size; those that need no more than one are few.
 OWN = (*cases.contraction.CASES, *cases.movement.CASES, *cases.pooling.CASES)
-SHOWN = OWN[::5]
+SHOWN = OWN[::7]
 
 
 def kernels_of(graph: Graph, isa: Isa) -> list[KernelSource]:

