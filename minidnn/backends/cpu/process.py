@@ -22,7 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-POLL_SECONDS = 0.002
+POLL_SECONDS = 0.002, 0.02
+"""At first, and at most: a fiftieth of what has been waited for already."""
 OUTPUT_BYTES = 1 << 18
 """How much of a command's output is kept (its beginning)."""
 
@@ -103,7 +104,7 @@ def run_all(
 
     After the first command that fails no further one is started and the others are killed; they
     are missing from the result, which then ends with the one that failed.  ``on_done`` is called
-    as commands end, ``on_poll`` every few milliseconds while any runs.
+    as commands end, ``on_poll`` several times in a tenth of a second while any runs.
 
     Raises:
         OSError: a command cannot be started at all.
@@ -111,6 +112,7 @@ def run_all(
     waiting = list(enumerate(commands))[::-1]
     running: dict[int, _Process] = {}
     done: dict[int, Finished] = {}
+    begin = time.monotonic()
     try:
         while waiting or running:
             while waiting and len(running) < max(1, jobs):
@@ -130,7 +132,8 @@ def run_all(
             if on_poll is not None:
                 on_poll()
             if running:
-                time.sleep(POLL_SECONDS)
+                shortest, longest = POLL_SECONDS
+                time.sleep(min(max(shortest, (time.monotonic() - begin) / 50), longest))
     finally:
         for process in running.values():
             process.kill()
