@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minidnn.backends.codegen.kernel import KernelSource
+from minidnn.backends.codegen.kernel import KernelSource, shared_function
 from minidnn.backends.cpu.isa import AVX2, AVX512
 from minidnn.backends.cpu.kernels import compile_kernels, group
 from minidnn.backends.cpu.prelude import prelude
@@ -72,6 +72,23 @@ def test_groups_have_equal_lengths() -> None:
     assert sorted(s.name for _, part in files for s in part) == sorted(s.name for s in sources)
     lengths = [len(unit.source) for unit, _ in files]
     assert max(lengths) < 1.2 * min(lengths)
+
+
+def test_what_kernels_share_stands_in_a_file_once() -> None:
+    """Functions of one text that are called with other constants are two."""
+    text = "static void <name>() {}\n" + "// \n" * 500
+    shared = [shared_function("step", text, constant) for constant in ("0", "1")]
+    sources = [
+        KernelSource(f"k{i}", f"MD_KERNEL(k{i}) {{ {name}(); }}\n", shared=(function,))
+        for i, (name, function) in enumerate(shared * 4)
+    ]
+    files = group(sources, "", AVX2, 2)
+    assert len(files) == 2 and shared[0] != shared[1]
+    for unit, members in files:
+        assert [unit.source.count(function) for _, function in shared] == [
+            any(source.shared == (function,) for source in members) for _, function in shared
+        ]
+        assert unit.source.index(members[0].shared[0]) < unit.source.index("MD_KERNEL")
 
 
 @pytest.mark.parametrize(

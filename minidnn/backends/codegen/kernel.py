@@ -44,6 +44,16 @@ class KernelSource:
         return cls(name, text.replace(mark, name), specific, beside, shared)
 
 
+def shared_function(kind: str, text: str, *constants: object) -> tuple[str, str]:
+    """The name of a function that kernels share, and its text, in which ``<name>`` stands for it.
+
+    ``constants`` says which arguments are numbers in its calls: a compiler puts them into the
+    function, and what it makes of a kernel should not depend on the others in the same file.
+    """
+    name = f"{kind}_{digest(text, *constants)[:20]}"
+    return name, text.replace("<name>", name)
+
+
 def by_name(sources: Iterable[KernelSource]) -> dict[str, KernelSource]:
     """Each kernel once; ValueError if two of one name have different texts."""
     unique: dict[str, KernelSource] = {}
@@ -57,9 +67,19 @@ def in_groups(sources: Sequence[KernelSource], count: int) -> list[list[KernelSo
     """Distributes kernels over ``count`` groups of about equal length: compilers that run side by
     side then end together.  Equal arguments, in any order, give equal groups in every process."""
     groups: list[list[KernelSource]] = [[] for _ in range(count)]
+    shared: list[set[str]] = [set() for _ in range(count)]
     lengths = [0] * count
-    for source in sorted(sources, key=lambda s: (-len(s.text), s.name)):
-        shortest = lengths.index(min(lengths))
+
+    def length_with(source: KernelSource, group: int) -> int:
+        added = (len(piece) for piece in source.shared if piece not in shared[group])
+        return lengths[group] + len(source.text) + sum(added)
+
+    def length_alone(source: KernelSource) -> int:
+        return len(source.text) + sum(map(len, source.shared))
+
+    for source in sorted(sources, key=lambda s: (-length_alone(s), s.name)):
+        shortest = min(range(count), key=lambda group: length_with(source, group))
+        lengths[shortest] = length_with(source, shortest)
         groups[shortest].append(source)
-        lengths[shortest] += len(source.text)
+        shared[shortest].update(source.shared)
     return groups

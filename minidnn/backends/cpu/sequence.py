@@ -34,6 +34,7 @@ from .isa import Isa
 from .packing import PackedVectors
 from .patch import Storage, identity_columns, storages_of
 from .step import WORDS, StepPrinter
+from .step_function import StepFunctions
 from .tensor import Access, Tensor
 from .transpose import Move
 from .view import CallerTensor, PlaneView, Ring
@@ -114,8 +115,7 @@ class _Printer:
         self.windows = [o.window for o in plan.operations if o.window is not None]
         self.checked = _seen_by_maxima(plan)
         self.bound = input_bound(plan, binding) if self.checked else None
-        #: Names of step functions by their text.
-        self.functions: dict[str, str] = {}
+        self.functions = StepFunctions()
         #: What transposes.
         self.moves: set[Move] = set()
         self.row_floats = 0
@@ -133,9 +133,9 @@ class _Printer:
             for variant in variants:
                 self._segment(segments, segment, variant)
         main = self._main(blocks, variants)
-        functions = (text.replace("<name>", name) for text, name in self.functions.items())
-        text = "".join((*functions, str(segments), str(main)))
-        shared = tuple(sorted(move.text(self.lanes) for move in self.moves))
+        text, steps = self.functions.named(f"{segments}{main}")
+        moves = sorted(move.text(self.lanes) for move in self.moves)
+        shared = (*moves, *steps)
         source = KernelSource.named("seq", text, "$", shared=shared)
         floats = self._rows_offset + self.row_floats
         vectors = _packed(self.binding, self.lanes)
@@ -399,8 +399,7 @@ class _Printer:
         function = printer.print()
         self.row_floats = max(self.row_floats, function.scratch_floats)
         self.moves.update(printer.moves)
-        name = self.functions.setdefault(function.text, f"$_s{len(self.functions)}")
-        return f"{name}({', '.join(['yb', 'ye', *function.arguments])});"
+        return self.functions.call(function)
 
     def _view(self, number: int, segment: int, operations: Sequence[PlanOperation]) -> PlaneView:
         plane = self.plan.planes[number]

@@ -17,20 +17,12 @@ from ..codegen.code import Code
 from ..codegen.dialect import ISPC
 from ..codegen.taps import TapLoop, TapPrinter, is_looped
 from .element import ELEMENTS, Element
+from .step_function import StepFunction
 from .transpose import Move
 from .view import CallerTensor, PlaneView, Ring
 from .window import WindowPrinter, print_divisor, print_identity
 
 WORDS = "uniform unsigned int * uniform"
-
-
-@dataclass
-class StepFunction:
-    """The text of a function, with <name> for its name, and the arguments of one call."""
-
-    text: str
-    arguments: list[str]
-    scratch_floats: int
 
 
 @dataclass

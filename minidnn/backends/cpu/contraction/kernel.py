@@ -124,16 +124,19 @@ class _Kernel:
         self.numbers = Numbers()
         self.epilogue = Epilogue(parts, scheme, self.numbers)
         self.packer = Packer(parts, scheme, self.numbers)
+        self.packing = ""
+        self.shared: tuple[str, ...] = ()
         self.finite = partial(_finite, parts.node.inputs[1])
 
     def source(self) -> KernelSource:
         self.print()
-        return KernelSource.named("conv", str(self.code))
+        return KernelSource.named("conv", str(self.code), shared=self.shared)
 
     def print(self) -> None:
         scheme, tile, code = self.scheme, self.scheme.tile, self.code
         if scheme.packing != "none":
-            self.packer.print(code)
+            self.packing, function = self.packer.print()
+            self.shared = (function,)
         for rows, columns in self._shapes():
             for count, vectors in ((tile.wide, tile.vectors), (tile.narrow, tile.vectors - 1)):
                 if count:
@@ -217,7 +220,8 @@ class _Kernel:
             with code.block(f"if (held != {key})"):
                 group = "part" if scheme.spread else "group"
                 vectors = "".join(f"p{i}, " for i in range(len(self.packer.vectors)))
-                code.line(f"@_pack(numbers, xn, packed, {vectors}{group}, r0, r1, c0, c1);")
+                arguments = f"numbers, xn, packed, {vectors}{group}, r0, r1, c0, c1"
+                code.line(f"{self.packing}({arguments});")
                 code.line(f"held = {key};")
         elif scheme.groups > 1:
             code.line(f"xn += {self._group_offset(problem.source)};")

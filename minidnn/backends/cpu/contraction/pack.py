@@ -10,6 +10,7 @@ from ....fusion.contraction import Parts
 from ....graph.ir import Value
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC
+from ...codegen.kernel import shared_function
 from ..element import ELEMENTS
 from .numbers import PARAMETER, Numbers
 from .problem import BlockedView
@@ -52,7 +53,7 @@ class Prologue:
 
 
 class Packer(Prologue):
-    """Prints ``@_pack`` for a scheme that packs.
+    """Prints the function that packs, for a scheme that does.
 
     For "lanes", each vector is arranged like the packed channels.
     """
@@ -67,8 +68,14 @@ class Packer(Prologue):
         given += [f"const uniform float * uniform p{i}" for i in range(len(self.vectors))]
         return given + [f"uniform int {n}" for n in ("group", "r0", "r1", "c0", "c1")]
 
-    def print(self, code: Code) -> None:
-        head = f"static noinline unmasked void @_pack({', '.join(self.parameters)})"
+    def print(self) -> tuple[str, str]:
+        """The function's name, and its text."""
+        code = Code()
+        self._print(code)
+        return shared_function("conv_pack", str(code), self.scheme.by_columns)
+
+    def _print(self, code: Code) -> None:
+        head = f"static noinline unmasked void <name>({', '.join(self.parameters)})"
         with code.block(head), self.numbers.declared(code):
             if self.scheme.packing == "features":
                 self._features(code)
