@@ -280,7 +280,8 @@ def test_long_chains_in_tiles(padding: int, blocks: int, most: int, isa: Isa) ->
     compile in seconds, to the right bits."""
     half = blocks // 2
     cases = [in_tiles(n, padding, isa) for n in (half, half + half // 2, blocks)]
-    short, middle, long = (texts_of(lower_plan(c.plan, isa, 2))[0].text for c in cases)
+    sources = [texts_of(lower_plan(c.plan, isa, 2))[0] for c in cases]
+    short, middle, long = ("".join((*s.shared, s.text)) for s in sources)
     added = len(middle) - len(short), len(long) - len(middle)
     assert added[1] / (half // 2) < most and added[1] < 1.1 * added[0]
     assert max(line.count("(") for line in long.splitlines()) < 20
