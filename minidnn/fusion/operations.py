@@ -178,7 +178,29 @@ def lower(nodes: Sequence[Node], outputs: Sequence[Value]) -> Stack:
         home[node.output] = step
         level[node.output] = step.level
     order = sorted(range(len(steps)), key=lambda i: (steps[i].level, i))
-    return Stack(tuple(nodes), tuple(outputs), [steps[i] for i in order], frame)
+    ordered = _late([steps[i] for i in order], set(outputs))
+    return Stack(tuple(nodes), tuple(outputs), ordered, frame)
+
+
+def _late(steps: Sequence[Step], outputs: set[Value]) -> list[Step]:
+    """Steps in an order in which each that reads what is there in any case when its results are
+    first read, or stored, stands just before that: its results need not be kept in between."""
+    computed = {operation.output for step in steps for operation in step.operations}
+    found: list[Step] = []
+    for step in reversed(steps):
+        results = {operation.output for operation in step.operations}
+        place = 0
+        if not results & outputs:
+            first = next((i for i, other in enumerate(found) if _read(other) & results), 0)
+            there = results.union(outputs, *map(_read, found[first:]))
+            if _read(step) & computed <= there:
+                place = first
+        found.insert(place, step)
+    return found
+
+
+def _read(step: Step) -> set[Value]:
+    return {value for operation in step.operations for value in operation.operands}
 
 
 def operation_of(node: Node, channel: int) -> Operation:

@@ -275,24 +275,39 @@ def _grow(graph: Graph, fusable: set[Node]) -> list[list[Node]]:
 
 
 def _belongs_to_reader(groups: Groups, fusable: set[Node], node: Node, value: Value) -> bool:
-    """Whether a node that reads one tensor is better computed with what reads its result alone.
+    """Whether a node is better computed with what reads its result alone than with what makes a
+    tensor that it reads.
 
-    So it is where that cannot be computed with what makes the tensor, as something between them,
-    such as a sum, needs all of it: the tensor is stored anyway, and the result need not be.
+    So it is where these cannot be computed together, as something between them, such as a sum,
+    needs all of the tensor: that is stored anyway, and the result need not be.
     """
     graph = groups.graph
     reader = graph.only_reader(node.output)
     producer = value.producer
     if reader not in fusable or node.output in graph.results or producer is None:
         return False
-    if not isinstance(node.op, Elementwise) or not isinstance(reader.op, Elementwise):
+    if value not in graph.results and fusable.issuperset(graph.readers[value]):
         return False
-    tensors = [each for each in node.tensors if each.shape == node.output.shape]
-    if tensors != [value] or reader.output.shape != node.output.shape:
-        return False
-    if all(each in fusable for each in graph.readers[value]) and value not in graph.results:
+    others = [each for each in node.tensors if each is not value]
+    if isinstance(node.op, Elementwise) and isinstance(reader.op, Elementwise):
+        shape = node.output.shape
+        if shape != reader.output.shape or shape in {each.shape for each in others}:
+            return False
+    elif isinstance(node.op, Windowed) and isinstance(reader.op, Windowed):
+        # What else it reads must have been computed for it.
+        if not others or not all(_is_computed_for(graph, node, each) for each in others):
+            return False
+    else:
         return False
     return not groups.can_merge([producer, node, reader])
+
+
+def _is_computed_for(graph: Graph, node: Node, value: Value) -> bool:
+    """Whether a value is an element-wise node's that only this node reads."""
+    made = value.producer
+    return (
+        made is not None and isinstance(made.op, Elementwise) and graph.only_reader(value) is node
+    )
 
 
 def _is_loose_join(graph: Graph, node: Node, stack: set[Node]) -> bool:

@@ -29,6 +29,7 @@ from minidnn.graph.expression import (
     sin,
     where,
 )
+from minidnn.graph.scalar_ops import COMPARISONS
 
 #: The change of a result by that of one operand: of that change, the result, and the operands.
 Term = Callable[..., Expression]
@@ -73,7 +74,7 @@ TERMS: dict[str, tuple[Term, ...]] = {
     "atan": (lambda t, y, a: t / (1.0 + a * a),),
 }
 #: Steps have no slope, and neither have comparisons, which choose.
-_FLAT = frozenset(("argument", "constant", "floor", "round", "lt", "le", "gt", "ge"))
+_FLAT = frozenset(("argument", "constant", "floor", "round", *COMPARISONS))
 
 
 def derivative(expression: Expression, index: int, seed: Expression) -> Expression | None:

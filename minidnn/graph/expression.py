@@ -29,6 +29,7 @@ __all__ = [
     "clip",
     "constant",
     "cos",
+    "equal",
     "erf",
     "evaluate",
     "exp",
@@ -190,7 +191,7 @@ def apply(op: str, *operands: Operand) -> Expression:
     condition, *choices = lifted
     if condition.op not in COMPARISONS:
         raise GraphError(
-            f"the condition of where is {condition}; valid is a comparison by <, <=, > or >="
+            f"the condition of where is {condition}; valid is a comparison by <, <=, >, >= or equal"
         )
     return Expression(op, (condition, *map(number, choices)))
 
@@ -200,7 +201,7 @@ def _lift(op: str, operand: Operand) -> Expression:
         return operand
     if isinstance(operand, (int, float, np.integer, np.floating)) and not isinstance(operand, bool):
         return constant(float(operand))
-    hint = "; == and != compare descriptions, not numbers" if isinstance(operand, bool) else ""
+    hint = "; == compares descriptions, equal(a, b) numbers" if isinstance(operand, bool) else ""
     raise GraphError(
         f"operand {operand!r} of scalar operation {op!r} is a {type(operand).__name__}; "
         f"valid are numbers and scalar expressions{hint}"
@@ -244,6 +245,14 @@ def fma(a: Operand, b: Operand, c: Operand) -> Expression:
     >>> layer = Elementwise(lambda a, b: scalar.fma(a, b, 1.0))
     """
     return apply("fma", a, b, c)
+
+
+def equal(a: Operand, b: Operand) -> Expression:
+    """Whether ``a`` is the number ``b``: a comparison, as ``a < b`` is one.
+
+    >>> layer = Elementwise(lambda a, b: scalar.where(scalar.equal(a, 0.0), b, a))
+    """
+    return apply("eq", a, b)
 
 
 def where(condition: Expression, a: Operand, b: Operand) -> Expression:

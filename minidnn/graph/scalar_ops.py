@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}
 
 
 def _fma(a: Any, b: Any, c: Any) -> Any:
@@ -108,6 +108,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "le": ScalarOp(2, np.less_equal),
     "gt": ScalarOp(2, np.greater),
     "ge": ScalarOp(2, np.greater_equal),
+    "eq": ScalarOp(2, np.equal),
     "where": ScalarOp(3, np.where),
 }
 

@@ -15,9 +15,10 @@ In a graph in half precision without updates, which runs forwards or backwards f
 the forward pass is what is computed of inputs alone, element by element.
 A value that the backward pass reads whole, too, as a convolution's operand, is kept; those readers
 compute it again that read what it is computed of in any case, as a mask's do.
-Refuses: values without such readers; everything under strategies that compute layer by layer.  A
-window over such values that needs no gradient, as the places of maxima, is computed with the
-forward pass, which keeps its result.
+A window over such values that needs no gradient, as the places of maxima, is computed where it is
+read if that is predicted to take no longer than to write and to read it, and else with the forward
+pass, which keeps its result.
+Refuses: values without such readers; everything under strategies that compute layer by layer.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def rederive(graph: Graph, context: Context) -> Graph:
         return graph
     if graph.updates:
         forward = forward_nodes(graph)
-        forward |= _windows_of(graph, forward)
+        forward |= _kept_windows(graph, forward, context)
     elif context.mixed:
         forward = _nodes_of_inputs(graph)
     else:
@@ -109,14 +110,35 @@ def _nodes_of_inputs(graph: Graph) -> set[Node]:
     return found
 
 
-def _windows_of(graph: Graph, forward: set[Node]) -> set[Node]:
-    """The other windows over values of the forward pass."""
+def _kept_windows(graph: Graph, forward: set[Node], context: Context) -> set[Node]:
+    """The other windows over values of the forward pass, other than those that are computed faster
+    than they are written and read."""
+    device = context.target.device
     found: set[Node] = set()
     for node in graph.nodes:
         made = {value.producer for value in node.inputs} - {None}
-        if isinstance(node.op, Windowed) and made <= forward | found:
+        if node in forward or not isinstance(node.op, Windowed) or not made <= forward | found:
+            continue
+        reading = sum(
+            value.type.bytes
+            for value in dict.fromkeys(node.inputs)
+            if not _is_read_beside(graph, node, value, forward)
+        )
+        seconds = _operations(node) / device.operations + reading / device.bandwidth
+        if seconds > 2 * node.output.type.bytes / device.bandwidth:
             found.add(node)
-    return found - forward
+    return found
+
+
+def _is_read_beside(graph: Graph, window: Node, value: Value, forward: set[Node]) -> bool:
+    """Whether the gradient reads a value anyway where it would compute a window of it.
+
+    Not so in half precision, where sums are another region's, nor where fewer windows than elements
+    make it likely.
+    """
+    if value.dtype != "float32" or value.type.bytes > window.output.type.bytes:
+        return False
+    return not forward.issuperset({*graph.readers[value]} - {window})
 
 
 def _chains(

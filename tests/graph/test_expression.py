@@ -28,7 +28,7 @@ from minidnn.graph.expression import (
     operations,
     to_json,
 )
-from minidnn.graph.scalar_ops import SCALAR_OPS
+from minidnn.graph.scalar_ops import COMPARISONS, SCALAR_OPS
 
 x, y, z = argument(0), argument(1), argument(2)
 POINTS = np.array([-3.0, -0.5, 0.0, 0.25, 1.0, 2.5])
@@ -61,6 +61,7 @@ MEANING: dict[str, tuple[Expression, Callable[..., float]]] = {
     "le": (scalar.where(x <= y, 1, 2), lambda a, b: 1 if a <= b else 2),
     "gt": (scalar.where(x > y, 1, 2), lambda a, b: 1 if a > b else 2),
     "ge": (scalar.where(x >= y, 1, 2), lambda a, b: 1 if a >= b else 2),
+    "eq": (scalar.where(scalar.equal(x, y), 1, 2), lambda a, b: 1 if a == b else 2),
     "where": (scalar.where(x > y, x, y), lambda a, b: a if a > b else b),
 }
 MORE = (
@@ -213,11 +214,11 @@ def test_text(expression: Expression, text: str) -> None:
         (
             lambda: scalar.where(x == 0, x, y),  # type: ignore[arg-type]
             "operand False of scalar operation 'where' is a bool; valid are numbers and scalar "
-            "expressions; == and != compare descriptions, not numbers",
+            "expressions; == compares descriptions, equal(a, b) numbers",
         ),
         (
             lambda: scalar.where(x + 1, x, y),
-            "the condition of where is x0 + 1.0; valid is a comparison by <, <=, > or >=",
+            "the condition of where is x0 + 1.0; valid is a comparison by <, <=, >, >= or equal",
         ),
         (
             lambda: x + "1",  # type: ignore[operator]
@@ -236,9 +237,7 @@ def test_errors(wrong: Callable[[], Any], text: str) -> None:
 
 UNARY = sorted(op for op, known in SCALAR_OPS.items() if known.arity == 1)
 BINARY = sorted(
-    op
-    for op, known in SCALAR_OPS.items()
-    if known.arity == 2 and op not in ("lt", "le", "gt", "ge")
+    op for op, known in SCALAR_OPS.items() if known.arity == 2 and op not in COMPARISONS
 )
 
 

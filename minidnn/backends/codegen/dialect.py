@@ -10,13 +10,14 @@ from string import Template
 
 from ..._cached_property import cached_property
 from ...graph.expression import Instruction
+from ...graph.scalar_ops import COMPARISONS
 from .functions import BOUNDS
 
 #: Each operation of floats over its operands.  ``$`` is before functions that languages name
 #: differently.
 _FLOAT = {
     **{"add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}"},
-    **{"lt": "{} < {}", "le": "{} <= {}", "gt": "{} > {}", "ge": "{} >= {}"},
+    **{op: f"{{}} {symbol} {{}}" for op, symbol in COMPARISONS.items()},
     **{name: f"${name}({{}})" for name in ("abs", "floor", "round", "sqrt")},
     **{name: f"md_{name}({{}})" for name in BOUNDS},
     **{"pow": "md_pow({}, {})", "fma": "md_fma({}, {}, {})", "where": "{} ? {} : {}"},
@@ -26,7 +27,6 @@ _FLOAT = {
 _CHOSEN = {"maximum": "{0} > {1} ? {0} : {1}", "minimum": "{0} < {1} ? {0} : {1}"}
 #: Operations of whole numbers; ``@`` is the kernel's name.
 _WHOLE = _FLOAT | _CHOSEN | {"abs": "$llabs({})", "div": "@_div({}, {})", "pow": "@_pow({}, {})"}
-_COMPARISONS = ("lt", "le", "gt", "ge")
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Dialect:
                     text = self._wholes[line.op].format(*operands)
                 else:
                     text = self._float(line.op, operands, known)
-                assign("bool" if line.op in _COMPARISONS else number, text)
-        if code[-1].op in _COMPARISONS:
+                assign("bool" if line.op in COMPARISONS else number, text)
+        if code[-1].op in COMPARISONS:
             assign(number, f"{names[-1]} ? {one} : {zero}")
         return lines, names[-1]
 

@@ -17,6 +17,7 @@ import numpy as np
 from ...fusion.plan import Binding, KernelPlan, PlanOperation
 from ...graph.expression import Instruction
 from ...graph.ir import Constant
+from ...graph.scalar_ops import COMPARISONS
 from ...graph.window import Window
 from ..codegen.taps import is_looped
 
@@ -214,8 +215,5 @@ _RULES: dict[str, Callable[..., Interval]] = {
     "atan": lambda a: Interval(-1.572, 1.572),
     "sqrt": _domain(0.0, math.sqrt),
     "log1p": _domain(0.0, np.log1p),
-    "lt": lambda a, b: Interval(0.0, 1.0),
-    "le": lambda a, b: Interval(0.0, 1.0),
-    "gt": lambda a, b: Interval(0.0, 1.0),
-    "ge": lambda a, b: Interval(0.0, 1.0),
+    **{op: lambda a, b: Interval(0.0, 1.0) for op in COMPARISONS},
 }

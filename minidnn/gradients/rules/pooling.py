@@ -15,7 +15,7 @@ from minidnn.gradients.places import summed_at
 from minidnn.gradients.scalar import derivative, renumbered
 from minidnn.gradients.table import Backward, rule
 from minidnn.graph import operators as ops
-from minidnn.graph.expression import Expression, argument, floor, where
+from minidnn.graph.expression import Expression, argument, equal, floor, where
 from minidnn.graph.ir import Value
 from minidnn.graph.operator import Windowed
 from minidnn.graph.trace import apply
@@ -133,37 +133,48 @@ def _folded(taps: Value, axes: Sequence[WindowAxis], shape: tuple[int, ...]) -> 
 
 def _by_maximum(call: Backward, shape: Window) -> Value:
     """Each window gives what it got to the first element that is its maximum."""
-    last = float(shape.taps - 1)
-    places = _places(call.inputs[0], call.output, shape)
-    gradient, number = argument(len(places)), argument(len(places) + 1)
+    x, y = call.inputs[0], call.output
+    if shape.taps <= _EXACT:
+        places = [apply(place_of_maximum(shape), x, y)]
+    else:
+        places = _two_places(x, y, shape)
+    return apply(maximum_gradient(shape, x.shape[2:], len(places)), *places, call.gradient)
+
+
+def maximum_gradient(shape: Window, sizes: Sequence[int], places: int = 1) -> ops.Pool2d:
+    """Of places of maxima and what the windows got: what the elements of planes of such sizes
+    get."""
+    gradient, number = argument(places), argument(places + 1)
     place = argument(0)
-    if len(places) > 1:
+    if places > 1:
         place = argument(0) * float(shape.columns.numbers) + argument(1)
     # Where the number is known, so is what a place is compared with.
-    own = last - number
-    chosen = where(place < own, 0.0, where(place > own, 0.0, gradient))
-    axes = covering(shape, call.inputs[0].shape[2:])
-    back = Window(*axes, "sum", chosen, under=len(places) + 1)
-    return apply(ops.Pool2d(back, "MaximumGradient"), *places, call.gradient)
+    chosen = where(equal(place, shape.taps - 1.0 - number), gradient, 0.0)
+    back = Window(*covering(shape, sizes), "sum", chosen, under=places + 1)
+    return ops.Pool2d(back, "MaximumGradient")
 
 
-def _places(x: Value, y: Value, shape: Window) -> list[Value]:
-    """How many taps follow the first maximum of each window; of large windows how many rows, and
-    how many columns, since values may come to be in half precision, with few whole numbers."""
+def place_of_maximum(shape: Window) -> ops.Pool2d:
+    """Of elements and the maxima of windows over them: how many taps of each window follow its
+    first maximum."""
+    return _most(shape, shape.taps - 1.0 - argument(2), 1)
+
+
+def _most(shape: Window, fits: Expression, here: int) -> ops.Pool2d:
+    """The largest number that a maximum has."""
+    taken, held = argument(0), argument(1)
+    # Of a maximum that is NaN it is the first NaN.
+    chosen = where(taken >= held, fits, where(taken <= taken, -1.0, fits))
+    return ops.Pool2d(Window(*shape.axes, "max", chosen, here=here), "Place")
+
+
+def _two_places(x: Value, y: Value, shape: Window) -> list[Value]:
+    """How many rows follow the first maximum of each window, and how many columns, since values may
+    come to be in half precision, with few whole numbers."""
     rows, columns = (axis.numbers for axis in shape.axes)
-
-    def most(fits: Expression, *here: Value) -> Value:
-        """The largest number that a maximum has."""
-        taken, held = argument(0), argument(1)
-        # Of a maximum that is NaN it is the first NaN.
-        chosen = where(taken >= held, fits, where(taken <= taken, -1.0, fits))
-        window = Window(*shape.axes, "max", chosen, here=len(here))
-        return apply(ops.Pool2d(window, "Place"), x, *here)
-
-    if shape.taps <= _EXACT:
-        return [most(shape.taps - 1.0 - argument(2), y)]
-    below = most(rows - 1.0 - floor(argument(2) / float(columns)), y)
+    below = apply(_most(shape, rows - 1.0 - floor(argument(2) / float(columns)), 1), x, y)
     row = floor(argument(3) / float(columns))
     behind = columns - 1.0 - (argument(3) - row * float(columns))
     in_row = where(argument(2) + row < rows - 1.0, -1.0, behind)
-    return [below, most(where(argument(2) + row > rows - 1.0, -1.0, in_row), y, below)]
+    fits = where(argument(2) + row > rows - 1.0, -1.0, in_row)
+    return [below, apply(_most(shape, fits, 2), x, y, below)]

@@ -97,6 +97,7 @@ _OPERATIONS = {
     **{"exp": "Exp", "log": "Log", "tanh": "Tanh", "erf": "Erf", "pow": "Pow", "where": "Where"},
     **{"sin": "Sin", "cos": "Cos", "atan": "Atan"},
     **{"lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"},
+    "eq": "Equal",
 }
 
 
