@@ -43,6 +43,10 @@ class Device:
     #: Bytes of registers that one worker may keep whole planes in; 0: it keeps none there.  A
     #: worker that has any computes several tasks side by side, as many as fit.
     register_bytes: int = 0
+    #: Bytes of instructions that a worker with registers for planes has at hand, and seconds that
+    #: one byte more takes it: planes in registers are computed by code without loops.
+    code_bytes: int = 0
+    code_seconds: float = 0.0
     #: Whether buffers that are not in use at the same time lie over each other, and
     #: whether neighbouring outputs of windows share work though nothing is in order.
     reuses_buffers: bool = False
@@ -82,6 +86,8 @@ H200 = Device(
     stages_inputs=True,
     step_overhead=150e-9,
     register_bytes=200 << 10,
+    code_bytes=128 << 10,
+    code_seconds=0.6e-9,
     reuses_buffers=True,
     shares_windows=True,
 )

@@ -28,6 +28,10 @@ it: once, and again for the next rows where not even one window's rows fit.  Mea
 chains of 3x3 windows in planes of 28 to 400 columns."""
 
 
+CODE_BYTES = 128
+"""Of instructions, for each operation of an element of planes in registers, of which a thread has
+some: 40 KB for 300 operations on an H100."""
+
 WAITS = 4
 """Each strip that keeps rows begins with a wait for memory, about as long as so many steps."""
 
@@ -233,6 +237,10 @@ class Sequence:
         inside += idle * far / device.local_bandwidth
         side_by_side = tasks_at_once(device, buffer_bytes, kept)
         inside += turns * device.step_overhead / side_by_side
+        if kept is not None:
+            code = CODE_BYTES * work / (batch * channels * self._area)
+            if code > device.code_bytes:
+                inside += tasks / device.workers * code * device.code_seconds
         both = max(memory, inside)
         if device.in_order or device.register_bytes:
             # What one task waits for memory, only others can fill.
@@ -242,6 +250,11 @@ class Sequence:
             both += waits * device.step_overhead / side_by_side
         seconds = device.overhead + both
         return Price(seconds, moved, work, buffer_bytes, tasks, work / useful if useful else 1.0)
+
+    @cached_property
+    def _area(self) -> int:
+        """Positions of the anchor's plane."""
+        return self.anchor.type.plane[2] * self.anchor.type.plane[3]
 
     @cached_property
     def _counts(self) -> Counts:
