@@ -238,7 +238,7 @@ class Sequence:
         side_by_side = tasks_at_once(device, buffer_bytes, kept)
         inside += turns * device.step_overhead / side_by_side
         if kept is not None:
-            code = CODE_BYTES * work / (batch * channels * self._area)
+            code = CODE_BYTES * work / (tasks * schedule.rows * schedule.columns)
             if code > device.code_bytes:
                 inside += tasks / device.workers * code * device.code_seconds
         both = max(memory, inside)
@@ -250,11 +250,6 @@ class Sequence:
             both += waits * device.step_overhead / side_by_side
         seconds = device.overhead + both
         return Price(seconds, moved, work, buffer_bytes, tasks, work / useful if useful else 1.0)
-
-    @cached_property
-    def _area(self) -> int:
-        """Positions of the anchor's plane."""
-        return self.anchor.type.plane[2] * self.anchor.type.plane[3]
 
     @cached_property
     def _counts(self) -> Counts:

@@ -76,8 +76,7 @@ class Expression(_Linearized):
     operands: tuple[Expression, ...] = ()
     value: float | int | None = None
 
-    # By straight-line code: comparing trees takes exponential time where subexpressions are
-    # shared.
+    # By straight-line code: to compare trees that share parts takes exponential time.
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Expression):
             return NotImplemented
@@ -190,9 +189,7 @@ def apply(op: str, *operands: Operand) -> Expression:
         return Expression(op, tuple(map(number, lifted)))
     condition, *choices = lifted
     if condition.op not in COMPARISONS:
-        raise GraphError(
-            f"the condition of where is {condition}; valid is a comparison by <, <=, >, >= or equal"
-        )
+        raise GraphError(f"the condition of where is {condition}; valid are <, <=, >, >=, equal")
     return Expression(op, (condition, *map(number, choices)))
 
 
@@ -420,11 +417,8 @@ def _tree_size(code: Sequence[Instruction]) -> int:
 
 def operations(expression: Expression) -> int:
     """How many scalar operations one evaluation of ``expression`` takes."""
-    return sum(
-        SCALAR_OPS[instruction.op].operations
-        for instruction in linearize(expression)
-        if instruction.op in SCALAR_OPS
-    )
+    known = (SCALAR_OPS.get(instruction.op) for instruction in linearize(expression))
+    return sum(op.operations for op in known if op is not None)
 
 
 def arguments(expression: Expression) -> int:

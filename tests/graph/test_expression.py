@@ -218,7 +218,7 @@ def test_text(expression: Expression, text: str) -> None:
         ),
         (
             lambda: scalar.where(x + 1, x, y),
-            "the condition of where is x0 + 1.0; valid is a comparison by <, <=, >, >= or equal",
+            "the condition of where is x0 + 1.0; valid are <, <=, >, >=, equal",
         ),
         (
             lambda: x + "1",  # type: ignore[operator]
