@@ -200,3 +200,17 @@ def test_sums_wrap() -> None:
     assert found.tolist() == [[0]]
     (found,) = ops.Linear(zero=1).reference(x[:, :1], np.full((1, 1), 1, np.int8))
     assert found.tolist() == [[(1 << 31) - 1]]
+
+
+def test_requantization_is_part_of_the_contraction(warm_cache: Any) -> None:
+    """Also by a scale for each channel: nothing lies in memory in int32."""
+    random = np.random.default_rng(3)
+    arrays: dict[str, Any] = {"xs": np.float32(0.1), "zero": np.uint8(3), "ys": np.float32(0.9)}
+    arrays |= {"w": drawn(random, (20, 16, 1, 1), "int8"), "wz": np.int8(0)}
+    arrays["ws"] = random.random(20).astype(np.float32)
+    made = model(
+        [node("QLinearConv", "x xs zero w ws wz ys zero")], [("x", (1, 16, 5, 5))], arrays=arrays
+    )
+    graph = load_onnx(typed(made, x="uint8", y="uint8"))
+    nodes = md.compile(graph, device="cpu").plan.graph.nodes
+    assert {value.dtype for node in nodes for value in node.outputs} == {"uint8"}

@@ -107,10 +107,10 @@ def run(made: Any, device: str, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("result", ["uint8", "float32"])
 @pytest.mark.parametrize("turned", [False, True])
 def test_gemm(turned: bool, result: str, device: str, warm_cache: Any) -> None:
-    """A scale for each column, and bytes or floats."""
+    """A scale for each column, bytes or floats, and a bias for each column or row."""
     random = np.random.default_rng(2)
     x, b = drawn(random, (5, 37), "uint8"), drawn(random, (37, 20), "int8")
-    bias = random.integers(-3000, 3000, (20,), np.int32)
+    bias = random.integers(-3000, 3000, (5, 1) if turned else (20,), np.int32)
     scales = random.random(20).astype(np.float32) / 50
     steps = arrays("uint8", x=X, y=(np.float32(9.5), 100))
     steps |= {

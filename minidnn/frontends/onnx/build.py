@@ -172,7 +172,7 @@ class Builder:
         except ValueError:
             given = ", ".join(str(value.shape) for value in values)
             raise GraphError(f"shapes {given} do not broadcast") from None
-        kept, literals, vectors = _sorted_out(values, shape)
+        kept, literals, vectors = _sorted_out(values, shape, compute)
         places = {**{i: argument(n) for n, i in enumerate((*kept, *vectors))}}
         places |= {i: constant(value) for i, value in literals.items()}
         formula = number(body(*(places[i] for i in range(len(values)))))
@@ -196,27 +196,29 @@ def broadcasts_to(shape: Sequence[int], full: Sequence[int]) -> bool:
 
 
 def _sorted_out(
-    values: Sequence[Value], shape: tuple[int, ...]
+    values: Sequence[Value], shape: tuple[int, ...], compute: str | None
 ) -> tuple[list[int], dict[int, float], list[int]]:
     """Which values stay operands, the numbers of those that are single ones, and which are
     vectors over channels."""
-    computed = computed_in([value.dtype for value in values])
+    computed = compute or computed_in([value.dtype for value in values])
     every = list(range(len(values)))
     literals = {i: n for i in every if (n := _number(values[i])) is not None}
     rest = [i for i in every if i not in literals]
-    if not rest or not _enough([values[i] for i in rest], shape, computed):
+
+    def enough(places: list[int]) -> bool:
+        """Whether these values alone say the result's shape and what it is computed in."""
+        found = [values[i] for i in places]
+        own = np.broadcast_shapes(*(value.shape for value in found))
+        told = compute or computed_in([value.dtype for value in found])
+        return own == shape and told == computed
+
+    if not rest or not enough(rest):
         return every, {}, []
     vectors = [i for i in rest if _is_vector(values[i], shape, computed)]
     tensors = [i for i in rest if i not in vectors]
-    if not tensors or not _enough([values[i] for i in tensors], shape, computed):
+    if not tensors or not enough(tensors):
         return rest, literals, []
     return tensors, literals, vectors
-
-
-def _enough(values: Sequence[Value], shape: tuple[int, ...], computed: str | None) -> bool:
-    """Whether these values alone say the result's shape and what it is computed in."""
-    own = np.broadcast_shapes(*(value.shape for value in values))
-    return own == shape and computed_in([value.dtype for value in values]) == computed
 
 
 def _number(value: Value) -> float | None:

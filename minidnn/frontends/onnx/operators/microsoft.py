@@ -123,9 +123,7 @@ def _gemm(call: OnnxCall) -> Value:
     """By scales that are known."""
     build = call.build
     factors = (_turned(call, 0, "transA"), call.optional(2), _turned(call, 3, "transB"))
-    sums, bias = product(build, *factors, call.optional(5)), call.optional(6)
-    if bias is not None:
-        sums = build.pointwise("Add", lambda a, b: a + b, sums, bias, dtype="int32")
+    sums = product(build, *factors, call.optional(5), call.optional(6))
     a, b = (call.known(at, "scale").astype(np.float32).reshape(-1) for at in (1, 4))
     scale = np.float32(call.number("alpha", 1.0)) * a * b
     if call.optional(7) is not None:

@@ -208,21 +208,34 @@ def _qlinear_matmul(call: OnnxCall) -> Value:
 
 
 def product(
-    build: Builder, a: Value, a_zero: Value | None, b: Value, b_zero: Value | None
+    build: Builder,
+    a: Value,
+    a_zero: Value | None,
+    b: Value,
+    b_zero: Value | None,
+    bias: Value | None = None,
 ) -> Value:
-    """The sums of products of matrices of whole numbers without their zeros, in int32."""
+    """The sums of products of matrices of whole numbers without their zeros, in int32, and a bias
+    of them."""
     if a_zero is not None and a_zero.type.size > 1:  # one for each row
         a_zero = build.view(a_zero, (*a_zero.shape, 1)) if a_zero.type.rank == 1 else a_zero
     right = _without_zero(build, b, b_zero, None)
     zero, left = _with_zero(build, a, a_zero)
 
+    known = isinstance(right, Constant) and right.type.rank == 2
+    first = known and isinstance(bias, Constant) and bias.shape == right.shape[1:]
+
     def multiply(build: Builder, a: Value, b: Value) -> Value:
         if isinstance(b, Constant) and b.type.rank == 2:
-            return build.apply(ops.Linear(zero), a, build.transpose(b, (1, 0)))
+            terms = [bias] if first and bias is not None else []
+            return build.apply(ops.Linear(zero), a, build.transpose(b, (1, 0)), *terms)
         whole = build.pointwise("WithoutZero", lambda x: x - float(zero), a, dtype="int32")
         return build.apply(ops.MatMul(), whole if zero else a, b)
 
-    return matmul(build, left, right, multiply)
+    sums = matmul(build, left, right, multiply)
+    if bias is None or first:
+        return sums
+    return build.pointwise("Add", lambda a, b: a + b, sums, bias, dtype="int32")
 
 
 def _with_zero(build: Builder, x: Value, zero: Value | None) -> tuple[int, Value]:
