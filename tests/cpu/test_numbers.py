@@ -17,14 +17,14 @@ Array = np.ndarray
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 1e-40, 3e38, 2.5], np.float32)
 
 KERNELS = """
-MD_KERNEL(varying_values) {
+MD_KERNEL(varying_NUMBER) {
   for (uniform int i = 0; i < 112; i += programCount) {
     float a = MD_IN(float, 0)[i + programIndex];
     float b = MD_IN(float, 1)[i + programIndex];
     MD_OUT(float, 2)[i + programIndex] = EXPRESSION;
   }
 }
-MD_KERNEL(uniform_values) {
+MD_KERNEL(uniform_NUMBER) {
   for (uniform int i = 0; i < 112; i++) {
     uniform float a = MD_IN(float, 0)[i];
     uniform float b = MD_IN(float, 1)[i];
@@ -49,8 +49,12 @@ def test_bits(expression: str, isa: Isa, build: Build) -> None:
     a, b = np.pad(a, (0, 12)), np.pad(b, (0, 12))
     with np.errstate(all="ignore"):
         expected = CASES[expression](a, b)
-    library = build(KERNELS.replace("EXPRESSION", expression), isa)
-    for name in ("varying_values", "uniform_values"):
+    texts = (
+        KERNELS.replace("NUMBER", str(number)).replace("EXPRESSION", each)
+        for number, each in enumerate(CASES)
+    )
+    library = build("".join(texts), isa)  # in the cache for all but the first
+    for name in (f"{kind}_{list(CASES).index(expression)}" for kind in ("varying", "uniform")):
         out = np.full(112, 7, np.float32)
         region = BoundKernel(library.kernel(name), tuple(map(Operand, range(3))), 1)
         NativeProgram([region], 3, pool=Pool(1)).run([x.ctypes.data for x in (a, b, out)])
