@@ -44,9 +44,14 @@ def test_vectors_split_evenly(vectors: int) -> None:
         assert narrow < vectors
 
 
+def whole_text(case: Case, isa: Isa) -> str:
+    """The text of a case's kernel, with the functions that it shares with others."""
+    source = build(case, isa).kernel.stages[0].source
+    return "".join((*source.shared, source.text))
+
+
 def test_direct_reads_are_not_packed() -> None:
-    texts = {case.name: build(case, AVX512).kernel.stages[0].source.text for case in CASES}
-    packed = {name: "_pack(" in text for name, text in texts.items()}
+    packed = {case.name: "conv_pack" in whole_text(case, AVX512) for case in CASES}
     for name in ("1x1", "1x1-stride", "1x1-tails", "3x3-valid", "1x1-planar", "linear"):
         assert not packed[name], name
     for name in ("3x3", "1x1-prologue", "1x1-padded", "depthwise", "stem-7x7", "groups-uneven"):
@@ -63,7 +68,7 @@ def test_lanes_read_their_group_from_the_vector_that_has_it(isa: Isa) -> None:
         op = Conv2d(padding=((1, 1), (1, 1)), groups=12)
         shape = (1, 12 * width, 9, 9)
         case = Case("groups", shape, 12 * outputs, (3, 3), op, layouts=layouts)
-        text = build(case, isa).kernel.stages[0].source.text
+        text = whole_text(case, isa)
         return "shuffle(" in text, "const bool real" in text
 
     assert reads(1, 1) == (False, False), "a vector of channels is one of outputs"
