@@ -335,9 +335,9 @@ PAGES = (
                 "python -m benchmarks.fusion_step results.jsonl --gpus 0 1 2 3",
                 training_report.fusion,
                 "Steps of the networks of BrainSlug's table 2 layer by layer, by cuDNN's functions "
-                "for layers, and depth first. Optimizable are regions without a convolution or "
-                "product, forwards and backwards, timed one by one. The paper's figures are of "
-                "inference: it has none of training.",
+                "for layers, which normalize in float32 and NCHW, and depth first. Optimizable are "
+                "regions without a convolution or product, forwards and backwards, timed one by "
+                "one. The paper's figures are of inference: it has none of training.",
             ),
             Section(
                 "Several steps in a launch",
