@@ -120,6 +120,7 @@ def check(task: Task, given: list[np.ndarray], found: list[np.ndarray]) -> None:
             np.testing.assert_allclose(one, right, 0, error * most)
             assert np.quantile(np.abs(one - right), 0.9) <= 2e-5 * most
         else:
-            apart = np.abs(one - right)
+            # What a gradient is added to may leave less of it than its own rounding.
+            apart, gradient = np.abs(one - right), values[op.gradient.output]
             assert (apart > 1e-6).mean() <= 1e-2
-            np.testing.assert_allclose(one, right, error, 1e-5)
+            assert (apart <= error * (np.abs(right) + np.abs(gradient)) + 1e-5).all()
