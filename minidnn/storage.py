@@ -21,7 +21,6 @@ from minidnn.fusion.region import (
     FusedNormalization,
     FusedSequence,
     FusedSums,
-    SummedGradient,
 )
 from minidnn.graph.attributes import brief
 from minidnn.graph.ir import Graph
@@ -42,7 +41,6 @@ register(FusedContraction)
 register(FusedElements)
 register(FusedNormalization)
 register(FusedSums)
-register(SummedGradient)
 register(LayerFunction)
 
 

@@ -31,7 +31,7 @@ def least_milliseconds(problem: ContractionProblem, form: Form, machine: Machine
         left, _, _ = used(problem, form.stages)
         seconds += _seconds(machine, 2 * y + sum(others[i] for i in left))
     if sums_of(problem, form):
-        seconds += _seconds(machine, _bytes(problem.made, batch))
+        seconds += _seconds(machine, y)
     return 1e3 * seconds
 
 
