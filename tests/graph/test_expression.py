@@ -284,7 +284,7 @@ VALID = "valid are ['argument', index], ['constant', float] and [operation, earl
         ([["argument", 0], ["neg", 1]], "not a scalar expression: line 1 is ['neg', 1]"),
         ([["argument", 0], ["neg", -1]], "not a scalar expression: line 1 is ['neg', -1]"),
         ([["argument", 0], ["add", 0]], "scalar operation 'add' takes 2 operands, got 1"),
-        ([["argument", 0], ["where", 0, 0, 0]], "the condition of where is x0; valid is a compar"),
+        ([["argument", 0], ["where", 0, 0, 0]], "the condition of where is x0; valid are <, <="),
     ],
 )
 def test_what_is_not_an_expression(data: Any, text: str) -> None:
