@@ -299,65 +299,7 @@ PAGES = (
             ),
         ),
     ),
-    Page(
-        "training",
-        "Training on a GPU",
-        "Steps of training, forward, backward and update, beside PyTorch's in its best modes, with "
-        "channels last, autocast and a fused optimizer. The ratio is the fastest of these by "
-        "minidnn's time.",
-        (
-            Section(
-                "Steps",
-                "training_step_h100.jsonl",
-                "python -m benchmarks.training_step NETWORK --batch 128 --precision bfloat16 "
-                "--compiled reduce-overhead",
-                training_report.steps,
-            ),
-            Section(
-                "Memory",
-                "step_memory_h100.jsonl",
-                "python -m benchmarks.step_memory NETWORK --batch 128 --precision bfloat16 "
-                "--compiled default",
-                training_report.memory,
-                "The peak of a step. PyTorch is eager at batch 32 and compiled at batch 128.",
-            ),
-            Section(
-                "Mean and variance behind convolutions",
-                "fused_statistics_h100.jsonl",
-                "python -m benchmarks.fused_statistics FILE resnet50 --pointwise",
-                training_report.statistics,
-                "The fastest convolution by itself; with a sweep of its result; by a kernel of "
-                "ours that adds up what it writes; by cuDNN's fused engines, float16 only.",
-            ),
-            Section(
-                "Fusion by itself",
-                "training_fusion_h100.jsonl",
-                "python -m benchmarks.fusion_step results.jsonl --gpus 0 1 2 3",
-                training_report.fusion,
-                "Steps of the networks of BrainSlug's table 2 layer by layer, by cuDNN's functions "
-                "for layers, which normalize in float32 and NCHW, and depth first. Optimizable are "
-                "regions without a convolution or product, forwards and backwards, timed one by "
-                "one. The paper's figures are of inference: it has none of training.",
-            ),
-            Section(
-                "Several steps in a launch",
-                "steps_per_launch_h100.jsonl",
-                "python -m benchmarks.steps_per_launch --launches 1 4 16 --precision bfloat16",
-                training_report.launches,
-                "Milliseconds of a step of small networks. "
-                "`Trainer.fit` reads the loss of every step; where none is read, the host runs "
-                "ahead of the GPU.",
-            ),
-            Section(
-                "Two GPUs",
-                "distributed_2_h100.jsonl",
-                "minidnn launch --processes 2 benchmarks/distributed_step.py resnet50 --precision "
-                "bfloat16 --batch 128",
-                training_report.ranks,
-                "Images a second.",
-            ),
-        ),
-    ),
+    training_report.PAGE,
     Page(
         "cuda-fusion",
         "Fusion by itself on a GPU",

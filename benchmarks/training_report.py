@@ -1,5 +1,5 @@
-"""Tables of what ``training_step.py``, ``step_memory.py`` and ``distributed_step.py``,
-``fusion_step.py`` and ``steps_per_launch.py`` measured."""
+"""Tables of what ``training_step.py``, ``step_memory.py``, ``distributed_step.py``,
+``chain_step.py``, ``fusion_step.py`` and ``steps_per_launch.py`` measured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import exp, log
 from typing import Any
 
+from benchmarks.report import Page, Section
 from benchmarks.report_tables import known, markdown, paper
 
 Row = Mapping[str, Any]
@@ -51,6 +52,19 @@ def ranks(rows: Sequence[Row]) -> str:
         alone, both = row["images_per_second_alone"], row["images_per_second_together"]
         figures = (f"{alone:.0f}", f"{both:.0f}", f"{row['efficiency']:.3f}")
         lines.append(_line(row["network"], row["precision"], row["ranks"], row["batch"], *figures))
+    return "\n".join(lines)
+
+
+def chains(rows: Sequence[Row]) -> str:
+    """Milliseconds and megabytes of steps of the paper's chain."""
+    titles = ("statistics", "blocks", "eager, ms", "torch.compile, ms", "minidnn, ms", "ratio")
+    lines = _head(*titles, "torch.compile, MB", "minidnn, MB")
+    for row in rows:
+        eager, best, ours = row["sides"].values()
+        times = (f"{side['ms']:.3f}" for side in (eager, best, ours))
+        ratio = f"{best['ms'] / ours['ms']:.2f}"
+        bytes = (f"{side['MB']:.0f}" for side in (best, ours))
+        lines.append(_line(row["statistics"], row["blocks"], *times, ratio, *bytes))
     return "\n".join(lines)
 
 
@@ -134,3 +148,71 @@ def _head(*titles: str) -> list[str]:
 
 def _line(*cells: Any) -> str:
     return f"| {' | '.join(map(str, cells))} |"
+
+
+PAGE = Page(
+    "training",
+    "Training on a GPU",
+    "Steps of training, forward, backward and update, beside PyTorch's in its best modes, with "
+    "channels last, autocast and a fused optimizer. The ratio is the fastest of these by "
+    "minidnn's time.",
+    (
+        Section(
+            "Steps",
+            "training_step_h100.jsonl",
+            "python -m benchmarks.training_step NETWORK --batch 128 --precision bfloat16 "
+            "--compiled reduce-overhead",
+            steps,
+        ),
+        Section(
+            "Memory",
+            "step_memory_h100.jsonl",
+            "python -m benchmarks.step_memory NETWORK --batch 128 --precision bfloat16 "
+            "--compiled default",
+            memory,
+            "The peak of a step. PyTorch is eager at batch 32 and compiled at batch 128.",
+        ),
+        Section(
+            "Mean and variance behind convolutions",
+            "fused_statistics_h100.jsonl",
+            "python -m benchmarks.fused_statistics FILE resnet50 --pointwise",
+            statistics,
+            "The fastest convolution by itself; with a sweep of its result; by a kernel of "
+            "ours that adds up what it writes; by cuDNN's fused engines, float16 only.",
+        ),
+        Section(
+            "Fusion by itself",
+            "training_fusion_h100.jsonl",
+            "python -m benchmarks.fusion_step results.jsonl --gpus 0 1 2 3",
+            fusion,
+            "Steps of the networks of BrainSlug's table 2 layer by layer, by cuDNN's functions "
+            "for layers, which normalize in float32 and NCHW, and depth first. Optimizable are "
+            "regions without a convolution or product, forwards and backwards, timed one by "
+            "one. The paper's figures are of inference: it has none of training.",
+        ),
+        Section(
+            "The paper's chain, trained",
+            "chain_step_h100.jsonl",
+            "python -m benchmarks.chain_step --blocks 1,5,20 --strategies model --json",
+            chains,
+            "Forward and backward, float32, 128x64x56x56; PyTorch's tensors are channels last, "
+            "in which it is faster. Statistics are frozen, or those of the batch.",
+        ),
+        Section(
+            "Several steps in a launch",
+            "steps_per_launch_h100.jsonl",
+            "python -m benchmarks.steps_per_launch --launches 1 4 16 --precision bfloat16",
+            launches,
+            "Milliseconds of a step. `Trainer.fit` reads the loss of every step; where none is "
+            "read, the host runs ahead.",
+        ),
+        Section(
+            "Two GPUs",
+            "distributed_2_h100.jsonl",
+            "minidnn launch --processes 2 benchmarks/distributed_step.py resnet50 --precision "
+            "bfloat16 --batch 128",
+            ranks,
+            "Images a second.",
+        ),
+    ),
+)
