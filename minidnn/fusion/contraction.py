@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from minidnn.fusion.operations import Operation, operation_of
 from minidnn.fusion.region import FusedContraction
 from minidnn.graph.ir import Node, Value
-from minidnn.graph.operator import Contraction
+from minidnn.graph.operator import Contraction, Elementwise
 from minidnn.graph.operators import Reduce, Variance
 
 
@@ -62,3 +62,15 @@ def parts_of(node: Node) -> Parts:
     before = tuple(operation_of(inner, 0) for inner in nodes[:at])
     after = tuple(operation_of(inner, 0) for inner in nodes[at + 1 : len(nodes) - len(added)])
     return Parts(nodes[at], before, after, added)
+
+
+def why_not_point_by_point(contraction: Node, node: Node) -> str | None:
+    """Why a node is not computed element by element in float32 on a contraction's sums of whole
+    numbers; None if it is."""
+    if not isinstance(node.op, Elementwise):
+        return f"{node.op.name} is a {node.op.kind} operator"
+    if node.output.shape != contraction.output.shape:
+        return "it changes the shape"
+    if node.op.computed_in([value.dtype for value in node.inputs]) != "float32":
+        return "it does not compute in float32"
+    return None

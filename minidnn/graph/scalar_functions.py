@@ -87,8 +87,3 @@ def ceil(x: Expression) -> Expression:
 def trunc(x: Expression) -> Expression:
     """The whole number next to x towards zero."""
     return odd(x, floor(abs(x)))
-
-
-def equal(a: Expression, b: Expression) -> Expression:
-    """1 where two numbers are equal, else 0; NaN equals nothing."""
-    return (a <= b) * (a >= b)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import minidnn as md
+from benchmarks.steps_per_launch import Block
 from minidnn import layers as L
 from minidnn.errors import GraphError, OutOfMemoryError
 from minidnn.runtime.program import RepeatingProgram
@@ -25,19 +26,6 @@ PLACES: dict[str, Callable[[np.ndarray], Any]] = {
     "cupy": lambda array: __import__("cupy").asarray(array),
     "torch": lambda array: __import__("torch").from_numpy(array).cuda(),
 }
-
-
-class Block(L.Layer):
-    def __init__(self, channels: int, more: int, stride: int) -> None:
-        self.first = L.Conv2d(channels, more, 3, stride, 1, bias=False)
-        self.norm, self.relu = L.BatchNorm2d(more), L.ReLU()
-        self.second = L.Conv2d(more, more, 3, padding=1, bias=False)
-        self.last = L.BatchNorm2d(more)
-        self.beside = L.Conv2d(channels, more, 1, stride, bias=False)
-
-    def forward(self, x: Any) -> Any:
-        y = self.last(self.second(self.relu(self.norm(self.first(x)))))
-        return self.relu(y + self.beside(x))
 
 
 def trainer(steps: int, precision: str = "float32", **options: Any) -> md.Trainer:

@@ -12,6 +12,7 @@ from minidnn.graph.expression import argument, fma, rint
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import Trace, apply, tracing
 from minidnn.graph.types import TensorType
+from tests.cases.bytes import drawn
 
 # Channels in, channels out, window, stride, dilation, groups, size: channels that are whole
 # accesses and others, groups of one channel, of few and of many.
@@ -29,15 +30,6 @@ CONVOLUTIONS = (
     (12, 6, (1, 3), (1, 1), (1, 1), 6, (4, 6)),
 )
 LINEAR = ((32, 24), (13, 10), (160, 9))
-
-
-def drawn(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """All numbers of a byte, the outermost often."""
-    bounds = np.iinfo(dtype)
-    found = random.integers(bounds.min, bounds.max, shape, dtype, endpoint=True)
-    found[random.random(shape) < 0.2] = bounds.min
-    found[random.random(shape) < 0.2] = bounds.max
-    return found
 
 
 def whole_graph(seed: int) -> tuple[Graph, list[np.ndarray]]:

@@ -14,20 +14,12 @@ from minidnn.frontends.onnx.convert import load_onnx
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Node
 from minidnn.graph.operators import Conv2d, Linear
+from tests.cases.bytes import drawn
 
 from .models import model, node
 
 TYPES = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int32": TensorProto.INT32}
 DEVICES = ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-def drawn(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """All numbers of a byte, the outermost often."""
-    bounds = np.iinfo(dtype)
-    found = random.integers(bounds.min, bounds.max, shape, dtype, endpoint=True)
-    found[random.random(shape) < 0.2] = bounds.min
-    found[random.random(shape) < 0.2] = bounds.max
-    return found
 
 
 def convolved(

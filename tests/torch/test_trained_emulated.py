@@ -113,6 +113,16 @@ def _has_roots_of_images(node: Node) -> bool:
     return any(line.op == "sqrt" for line in linearize(node.op.expression()))
 
 
+def halves(fast: Any) -> tuple[Any, Any]:
+    """The pair of programs of the only part under autocast, and the one that runs backwards."""
+    with torch.autocast("cpu", torch.bfloat16):
+        fast.prepare(torch.randn(16, 3, 32, 32))
+    (part,) = program(fast).parts
+    (pair,) = part.pairs.values()
+    ((_, backward),) = pair.backwards.values()
+    return pair, backward
+
+
 def test_a_backward_pass_stores_no_normalized_images() -> None:
     """Each normalization's gradient takes one sweep for its sums, as a trainer's does, and what a
     rectifier gave is computed again of what is read for them."""
@@ -122,11 +132,7 @@ def test_a_backward_pass_stores_no_normalized_images() -> None:
 
     end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 5)]
     fast: Any = md.optimize(nn.Sequential(*block(3), *block(64), *end).train(), device="reference")
-    with torch.autocast("cpu", torch.bfloat16):
-        fast.prepare(torch.randn(16, 3, 32, 32))
-    (part,) = program(fast).parts
-    (pair,) = part.pairs.values()
-    ((_, backward),) = pair.backwards.values()
+    pair, backward = halves(fast)
     nodes = planned_mixed(backward.part.graph, "bfloat16").graph.nodes
     forwards = planned_mixed(pair.forward.part.graph, "bfloat16").graph.nodes
     assert not any(map(_has_roots_of_images, (*nodes, *forwards)))  # but of channels
@@ -138,12 +144,7 @@ def test_a_backward_pass_stores_no_normalized_images() -> None:
 
 def test_a_backward_pass_through_joins_is_a_trainers() -> None:
     """Sums read a join and a gradient, and store nothing; gradients are added up join by join."""
-    fast: Any = md.optimize(Dense().train(), device="reference")
-    with torch.autocast("cpu", torch.bfloat16):
-        fast.prepare(torch.randn(16, 3, 32, 32))
-    (part,) = program(fast).parts
-    (pair,) = part.pairs.values()
-    ((_, backward),) = pair.backwards.values()
+    _, backward = halves(md.optimize(Dense().train(), device="reference"))
     nodes = planned_mixed(backward.part.graph, "bfloat16").graph.nodes
     images = [v for n in nodes for v in n.outputs if v.type.rank == 4 and v.shape[2:] == (32, 32)]
     assert images and {value.dtype for value in images} == {"bfloat16"}
@@ -157,12 +158,7 @@ def test_a_backward_pass_through_joins_is_a_trainers() -> None:
 
 def test_joins_are_kept_where_they_are_written() -> None:
     """Neither program copies what is joined."""
-    fast: Any = md.optimize(Dense().train(), device="reference")
-    with torch.autocast("cpu", torch.bfloat16):
-        fast.prepare(torch.randn(16, 3, 32, 32))
-    (part,) = program(fast).parts
-    (pair,) = part.pairs.values()
-    ((_, backward),) = pair.backwards.values()
+    pair, backward = halves(md.optimize(Dense().train(), device="reference"))
     forwards = planned_mixed(pair.forward.part.graph, "bfloat16")
     joins = [node for node in forwards.graph.nodes if isinstance(node.op, Concat)]
     assert len(joins) == 3 and not any(list(forwards.annotations.copied(each)) for each in joins)

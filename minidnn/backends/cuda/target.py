@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...fusion.contraction import parts_of
+from ...fusion.contraction import parts_of, why_not_point_by_point
 from ...fusion.functions import LayerFunction, LibraryFunction, LibraryFunctions
 from ...fusion.region import FusedContraction, FusedSequence, FusedSums
 from ...fusion.stacks import reads_otherwise
@@ -13,7 +13,6 @@ from ...graph.ir import Node, Value
 from ...graph.layout import CHANNELS_LAST, PLANAR, Layout
 from ...graph.operator import (
     Contraction,
-    Elementwise,
     Reshaping,
     Windowed,
     is_whole_product,
@@ -212,12 +211,8 @@ class CudaTarget(Target):
 
 def _why_not_behind_sums(contraction: Node, node: Node) -> str | None:
     """Why a node cannot be computed on sums of int32; None if it can."""
-    if not isinstance(node.op, Elementwise):
-        return f"{node.op.name} is a {node.op.kind} operator"
-    if node.output.shape != contraction.output.shape:
-        return "it changes the shape"
-    if node.op.computed_in([value.dtype for value in node.inputs]) != "float32":
-        return "it does not compute in float32"
+    if (reason := why_not_point_by_point(contraction, node)) is not None:
+        return reason
     tensors = [value for value in node.tensors if value is not contraction.output]
     vectors = node.inputs[len(node.tensors) :]
     for value in (*tensors, *vectors, node.output):

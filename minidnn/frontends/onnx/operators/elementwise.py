@@ -12,10 +12,19 @@ from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.frontends.onnx.tensors import dtype_of
 from minidnn.graph import operators as ops
-from minidnn.graph.expression import Expression, apply, exp, floor, fma, maximum, minimum, where
+from minidnn.graph.expression import (
+    Expression,
+    apply,
+    equal,
+    exp,
+    floor,
+    fma,
+    maximum,
+    minimum,
+    where,
+)
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.operator import Operator
-from minidnn.graph.scalar_functions import equal
 from minidnn.graph.types import BYTES, FLOATS, INTEGERS
 
 _family = Family("element-wise with broadcasting")

@@ -12,7 +12,7 @@ from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.frontends.onnx.limits import LONGEST_TABLE
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.graph import operators as ops
-from minidnn.graph.expression import apply, fma, sqrt
+from minidnn.graph.expression import apply, equal, fma, sqrt
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.window import WindowAxis, average_window
 
@@ -182,5 +182,5 @@ def _along(call: OnnxCall, x: Value, axis: int) -> Value:
     largest = build.apply(ops.ArgMax(axis, True), x)
     shape = [size if d == axis else 1 for d, size in enumerate(x.shape)]
     places = build.constant(np.arange(x.shape[axis]).reshape(shape))
-    same = build.pointwise("Equal", lambda a, b: (a <= b) * (a >= b), largest, places, dtype="bool")
+    same = build.pointwise("Equal", equal, largest, places, dtype="bool")
     return build.cast(same, x.dtype)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from minidnn.frontends.torch.aten.call import AtenCall, Refused, takes
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
-from minidnn.graph.expression import argument, where
+from minidnn.graph.expression import argument, equal, where
 from minidnn.graph.ir import Value
 from minidnn.graph.trace import apply
 from minidnn.graph.types import FLOATS
@@ -134,8 +134,10 @@ def all_(call: AtenCall) -> Any:
 
 def _of_bools(call: AtenCall, how: How) -> Value:
     """Whether any, or all, are other than zero, as NaN is."""
-    equal = (argument(0) <= 0.0) * (argument(0) >= 0.0)
-    counted = apply(ops.Formula(1.0 - equal, title="Counts", dtype="int32"), call.tensor("self"))
+    counted = apply(
+        ops.Formula(1.0 - equal(argument(0), 0.0), title="Counts", dtype="int32"),
+        call.tensor("self"),
+    )
     found = apply(ops.Reduce(how, axes_of(call), keeps(call)), counted)
     return apply(ops.Formula(argument(0), title="Any", dtype="bool"), found)
 

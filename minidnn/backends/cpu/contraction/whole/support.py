@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import prod
 
-from .....fusion.contraction import Parts, parts_of
+from .....fusion.contraction import Parts, parts_of, why_not_point_by_point
 from .....fusion.region import FusedContraction
 from .....fusion.stacks import reads_otherwise
 from .....graph.ir import Constant, Graph, Node
-from .....graph.operator import Contraction, Elementwise, is_whole_product
+from .....graph.operator import Contraction, is_whole_product
 from .....graph.operators import Conv2d, Linear
 from .....graph.types import BYTES
 from ...broadcast import STORED
@@ -54,12 +54,8 @@ def why_not_in_blocks(parts: Parts, isa: Isa) -> str | None:
 
 def why_not_behind(contraction: Node, node: Node) -> str | None:
     """Why ``node`` cannot be computed on sums of whole numbers; None if it can."""
-    if not isinstance(node.op, Elementwise):
-        return f"{node.op.name} is a {node.op.kind} operator"
-    if node.output.shape != contraction.output.shape:
-        return "it changes the shape"
-    if node.op.computed_in([value.dtype for value in node.inputs]) != "float32":
-        return "it does not compute in float32"
+    if (reason := why_not_point_by_point(contraction, node)) is not None:
+        return reason
     if node.output.dtype not in ("float32", *BYTES):
         return f"it gives {node.output.dtype}"
     if any(value.dtype not in STORED for value in node.inputs):
