@@ -32,13 +32,14 @@ def main() -> None:
     parser.add_argument("--precision", nargs="+", default=["bfloat16"])
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--every", type=int, default=1, help="every so many-th convolution")
+    parser.add_argument("--gradients", action="store_true", help="for images, with their sums")
     parser.add_argument(
         "--pointwise", action="store_true", help="1x1 convolutions of stride 1 only"
     )
     given = parser.parse_args()
     for name in given.networks:
         for precision in given.precision:
-            problems = problems_of(name, precision, given.batch)
+            problems = problems_of(name, precision, given.batch, given.gradients)
             if given.pointwise:
                 problems = [one for one in problems if one[0].is_pointwise]
             for problem, count in problems[:: given.every]:
@@ -49,12 +50,13 @@ def main() -> None:
                 print(line_of(row), flush=True)
 
 
-def problems_of(name: str, precision: str, batch: int) -> list[tuple[Any, int]]:
-    """The convolutions of a training step that images of several channels go through, and how
-    often there is each."""
+def problems_of(name: str, precision: str, batch: int, back: bool) -> list[tuple[Any, int]]:
+    """The convolutions of a training step that images of several channels go through, with mean and
+    variance of their results, or the gradients that have sums behind them; and how often there is
+    each."""
     import minidnn as md
     from minidnn import models
-    from minidnn.backends.cuda.contraction.problem import ContractionProblem
+    from minidnn.backends.cuda.contraction.problem import ContractionProblem, moments_of
     from minidnn.backends.cuda.lower import lower_plan
     from minidnn.backends.cuda.machine import machine_of
     from minidnn.backends.cuda.target import CudaTarget
@@ -69,10 +71,13 @@ def problems_of(name: str, precision: str, batch: int) -> list[tuple[Any, int]]:
     machine = machine_of(0)
     context = Context(CudaTarget(machine.device(precision), precision), stored=True)
     tasks = lower_plan(make_plan(optimize(graph, context), context), machine, False)
-    works = (task.work for task in tasks if isinstance(task.work, ContractionProblem))
+    works = [task.work for task in tasks if isinstance(task.work, ContractionProblem)]
+    if back:
+        summed = (work for work in works if work.behind and work.direction != "forward")
+        return list(Counter(summed).items())
     forward = (work for work in works if work.direction == "forward" and work.gather is None)
     images = (work for work in forward if work.y.rows > 1)
-    return list(Counter(replace(work, statistics=True) for work in images).items())
+    return list(Counter(replace(work, behind=moments_of(work)) for work in images).items())
 
 
 def measured(problem: Any) -> dict[str, Any]:
@@ -88,11 +93,12 @@ def measured(problem: Any) -> dict[str, Any]:
     others = [one for one in ours if one.sums]
     ranked = measured(problem, [*everything(problem, [], {}, tuning), *others[:1]], tuning)
     times = raced(problem, [*adding[:1], ranked[0]])
-    plain = replace(problem, statistics=False)
+    plain = replace(problem, behind=None)
     alone = measured(plain, everything(plain, own(plain, tuning), {}, tuning), tuning)
     x, w = problem.x, problem.w.shape
     return {
-        "convolution": f"{w[1]} to {w[0]} at {x.rows}x{x.columns}, {w[2]}x{w[3]}"
+        "convolution": ("gradient of " if problem.direction != "forward" else "")
+        + f"{w[1]} to {w[0]} at {x.rows}x{x.columns}, {w[2]}x{w[3]}"
         + f", stride {problem.stride[0]}" * (problem.stride[0] > 1),
         "alone": alone[0].recipe.milliseconds,
         "sweep": times[-1],
@@ -130,7 +136,7 @@ def by_cudnn(problem: Any) -> float | None:
     from minidnn.cudnn.graph import Graph
     from minidnn.cudnn.graph.timing import Contestant, race
 
-    if problem.x.dtype != "float16":
+    if problem.x.dtype != "float16" or problem.direction != "forward":
         return None  # it says that it supports no other
 
     numbers = np.random.default_rng(0).standard_normal(1 << 20).astype("float16")

@@ -173,9 +173,9 @@ PAGE = Page(
             "The peak of a step. PyTorch is eager at batch 32 and compiled at batch 128.",
         ),
         Section(
-            "Mean and variance behind convolutions",
+            "Sums behind 1x1 convolutions and their gradients",
             "fused_statistics_h100.jsonl",
-            "python -m benchmarks.fused_statistics FILE resnet50 --pointwise",
+            "python -m benchmarks.fused_statistics FILE resnet50 --pointwise; and --gradients",
             statistics,
             "The fastest convolution by itself; with a sweep of its result; by a kernel of "
             "ours that adds up what it writes; by cuDNN's fused engines, float16 only.",

@@ -21,6 +21,7 @@ from minidnn.fusion.region import (
     FusedNormalization,
     FusedSequence,
     FusedSums,
+    SummedGradient,
 )
 from minidnn.graph.attributes import brief
 from minidnn.graph.ir import Graph
@@ -41,6 +42,7 @@ register(FusedContraction)
 register(FusedElements)
 register(FusedNormalization)
 register(FusedSums)
+register(SummedGradient)
 register(LayerFunction)
 
 

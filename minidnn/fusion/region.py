@@ -20,7 +20,7 @@ from minidnn.graph.types import TensorType
 
 __all__ = [
     *("FusedContraction", "FusedElements", "FusedNormalization", "FusedSequence", "FusedSums"),
-    "Region",
+    *("Region", "SummedGradient"),
     *("constants", "sum_alone", "window_alone"),
 ]
 
@@ -205,6 +205,31 @@ class FusedSums(Region):
         """The other results, by their numbers."""
         results = enumerate(self.body.outputs)
         return {i: value for i, value in results if i not in self.reductions}
+
+
+@dataclass(frozen=True, eq=False)
+class SummedGradient(Region):
+    """The gradient of a convolution for its input, and a region of sums that reads it.  ``body`` is
+    the gradient's node, then those of the sums.  The first result is the gradient itself, if others
+    read it; those of the sums follow."""
+
+    @property
+    def gradient(self) -> Node:
+        return self.body.nodes[0]
+
+    @cached_property
+    def is_kept(self) -> bool:
+        """Whether the gradient itself is a result."""
+        return self.gradient.output in self.body.outputs
+
+    @cached_property
+    def sums(self) -> FusedSums:
+        """The region of sums, the gradient its first operand."""
+        first, *nodes = self.body.nodes
+        made = {value for node in self.body.nodes for value in node.outputs}
+        read = dict.fromkeys(v for node in nodes for v in node.inputs if v not in made)
+        outputs = self.body.outputs[self.is_kept :]
+        return FusedSums(Graph([first.output, *read], outputs, nodes, self.body.name))
 
 
 @dataclass(frozen=True, eq=False)

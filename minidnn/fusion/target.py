@@ -128,6 +128,11 @@ class Target:
         it can."""
         return "this device adds up stored values"
 
+    def refuse_summed_gradient(self, gradient: Node) -> str | None:
+        """Why a gradient of a convolution for its image cannot be computed together with sums of
+        it; None if it can."""
+        return "this device adds up stored values"
+
     @property
     def stores_summed(self) -> bool:
         """Whether sums can store what they compute on the way."""

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from minidnn.fusion.region import FusedContraction
+from minidnn.fusion.region import FusedContraction, SummedGradient
 from minidnn.graph.ir import Graph, Node, Rewriter
 from minidnn.graph.operator import Contraction
 from minidnn.graph.operators import Conv2dInputGradient, Conv2dWeightGradient, MatMul
 from minidnn.passes.infrastructure import Context, Pass
 
-_PRODUCTS = (Contraction, FusedContraction, Conv2dInputGradient, Conv2dWeightGradient, MatMul)
+_PRODUCTS = (
+    *(Contraction, FusedContraction, Conv2dInputGradient, Conv2dWeightGradient, MatMul),
+    SummedGradient,
+)
 
 
 def place_sums(graph: Graph, context: Context) -> Graph:

@@ -1,24 +1,25 @@
-"""sum_behind: mean and variance of what a contraction makes are results of the contraction.
+"""sum_behind: what is added up of a contraction's result is computed with the contraction.
 
-In training these are what batch normalization needs: a kernel that adds up what it writes saves a
-sweep that would read it again.  Which kernel computes the contraction stays open; one that adds up
-nothing is followed by the sweep.
+In training these are mean and variance, which batch normalization needs, and, backwards, what is
+added up of gradients: a kernel that adds up what it writes saves a sweep that would read it again.
+Which kernel computes the contraction stays open; one that adds up nothing is followed by the sweep.
 
 Handles: sweeps for the mean and the variance of a contraction's result, of which other nodes read
-all three.
-Refuses: whatever the target refuses (noted with its reason); sweeps that compute anything else;
-everything under strategies that leave layers apart.
+all three; sweeps of sums that read a gradient of a convolution for its image, which then is stored
+only if others read it, too.
+Refuses: whatever the target refuses (noted with its reason); everything under strategies that leave
+layers apart.
 """
 
 from __future__ import annotations
 
 from minidnn.fusion.collapse import UNFUSED
-from minidnn.fusion.region import FusedContraction, FusedSums
+from minidnn.fusion.region import FusedContraction, FusedSums, SummedGradient
 from minidnn.fusion.stacks import Groups
 from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.operator import Contraction
-from minidnn.graph.operators import Reduce, Variance
-from minidnn.passes.contract import contract, flat
+from minidnn.graph.operators import Conv2dInputGradient, Reduce, Variance
+from minidnn.passes.contract import MakeRegion, contract, flat
 from minidnn.passes.infrastructure import Context, Pass
 
 
@@ -27,34 +28,67 @@ def sum_behind(graph: Graph, context: Context) -> Graph:
     if context.strategy in UNFUSED:
         return graph
     groups = Groups(graph)
-    found = []
+    found: list[tuple[list[Node], MakeRegion]] = []
     for node in graph.nodes:
-        contraction = _made_by(graph, node)
-        if contraction is None or len(groups.nodes_of(contraction)) > 1:
+        if not isinstance(node.op, FusedSums) or len(groups.nodes_of(node)) > 1:
             continue
-        reason = context.target.refuse_statistics(contraction)
-        if reason is None and not groups.can_merge([contraction, node]):
-            reason = "what reads the contraction's result comes before them"
-        if reason is not None:
-            context.notes[node.name] = f"not computed by {contraction.name}: {reason}"
-            continue
-        if not context.allow(f"{contraction.name} adds up {node.name}"):
+        for made in _made_by(graph, node, node.op):
+            reason = _refusal(groups, made, node, context)
+            if reason is not None:
+                context.notes[node.name] = f"not computed by {made.name}: {reason}"
+                continue
+            if not context.allow(f"{made.name} adds up {node.name}"):
+                return contract(graph, found)
+            groups.merge([made, node])
+            back = isinstance(made.op, Conv2dInputGradient)
+            found.append(([made, node], _summed_gradient if back else _contraction))
             break
-        groups.merge([contraction, node])
-        found.append(((contraction, node), lambda body: FusedContraction(flat(body))))
     return contract(graph, found)
 
 
-def _made_by(graph: Graph, node: Node) -> Node | None:
-    """The contraction whose result's mean and variance a sweep adds up."""
-    if not isinstance(node.op, FusedSums) or len(node.inputs) != 1 or not _is_moments(node.op):
-        return None
-    contraction = node.inputs[0].producer
-    if contraction is None or not isinstance(contraction.op, (Contraction, FusedContraction)):
-        return None
-    read = any(reader is not node for reader in graph.readers[node.inputs[0]])
-    wanted = (read or node.inputs[0] in graph.results, *(_is_read(graph, v) for v in node.outputs))
-    return contraction if all(wanted) else None
+def _contraction(body: Graph) -> FusedContraction:
+    return FusedContraction(flat(body))
+
+
+def _summed_gradient(body: Graph) -> SummedGradient:
+    return SummedGradient(flat(body))
+
+
+def _refusal(groups: Groups, made: Node, node: Node, context: Context) -> str | None:
+    """Why a contraction does not compute a sweep; None if it does."""
+    target = context.target
+    back = isinstance(made.op, Conv2dInputGradient)
+    asked = target.refuse_summed_gradient(made) if back else target.refuse_statistics(made)
+    if asked is not None:
+        return asked
+    if len(groups.nodes_of(made)) > 1:
+        return "it computes another one"
+    if not groups.can_merge([made, node]):
+        return "one of the sweep's operands depends on it by another path"
+    return None
+
+
+def _made_by(graph: Graph, node: Node, op: FusedSums) -> list[Node]:
+    """What makes an operand of a sweep and may compute the sweep, too."""
+    makers = [value.producer for value in node.inputs if value.producer is not None]
+    if _is_moments(op):
+        read = any(reader is not node for reader in graph.readers[node.inputs[0]])
+        wanted = (
+            read or node.inputs[0] in graph.results,
+            *(_is_read(graph, v) for v in node.outputs),
+        )
+        kinds = (Contraction, FusedContraction)
+        return [made for made in makers if isinstance(made.op, kinds) and all(wanted)]
+    plain = all(isinstance(each.op, Reduce) for each in op.reductions.values())
+    if not plain or op.body.constants or len(op.shape) != 4:
+        return []
+    if not all(_is_read(graph, value) for value in node.outputs):
+        return []
+    return [
+        made
+        for made in makers
+        if isinstance(made.op, Conv2dInputGradient) and made.output.shape == op.shape
+    ]
 
 
 def _is_moments(op: FusedSums) -> bool:

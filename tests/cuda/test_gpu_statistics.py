@@ -41,7 +41,7 @@ def computed(problem: ContractionProblem, kernel: Any, choice: int, x: Any, w: A
     room = cupy.full(built.workspace // 4 + 64, np.nan, np.float32)
     at = Addresses(
         *(given[0].data.ptr, given[1].data.ptr, y.data.ptr),
-        statistics=(mean.data.ptr, variance.data.ptr),
+        behind=(mean.data.ptr, variance.data.ptr),
     )
     built.bind(at, room.data.ptr)()
     cupy.cuda.get_current_stream().synchronize()

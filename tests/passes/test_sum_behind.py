@@ -6,7 +6,7 @@ from typing import Any
 
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.fusion.contraction import parts_of
-from minidnn.fusion.region import FusedContraction
+from minidnn.fusion.region import FusedContraction, SummedGradient
 from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node
@@ -14,9 +14,11 @@ from minidnn.graph.operator import Contraction
 from minidnn.graph.trace import apply
 from minidnn.passes.absorb import ABSORB
 from minidnn.passes.infrastructure import Context
+from minidnn.passes.store_summed import STORE_SUMMED
 from minidnn.passes.sum_behind import SUM_BEHIND
 from minidnn.passes.sum_together import SUM_TOGETHER
 from tests.passes.build import Build, assert_same, constant, conv, graph_of, ops_of, relu, run
+from tests.passes.test_sum_together import PAIR, total
 
 X = (2, 4, 6, 7)
 AXES = (0, 2, 3)
@@ -30,6 +32,13 @@ class Adding(Target):
 
     def refuse_statistics(self, contraction: Node) -> str | None:
         return None
+
+    def refuse_summed_gradient(self, gradient: Node) -> str | None:
+        return None
+
+    @property
+    def stores_summed(self) -> bool:
+        return True
 
 
 class Plain(Adding):
@@ -157,3 +166,73 @@ def test_cuda_adds_up_behind_products_of_pixels_in_half_precision() -> None:
     assert refused(X, 8, "bfloat16") is None
     assert "half precision" in (refused(X, 8, "float32") or "")
     assert "1x1" in (refused(X, 8, "bfloat16", 3) or "")
+
+
+def gradient_of(t: Any, x: Any, y: Any) -> Any:
+    """The gradient for images like ``x`` from that of three channels."""
+    weight = constant(t, (3, x.shape[1], 1, 1), f"w{len(t.nodes)}")
+    return apply(ops.Conv2dInputGradient(ops.Conv2d(), (6, 7)), y, weight)
+
+
+def after_gradient(build: Build, context: Context | None = None) -> Graph:
+    before = graph_of(build, X, (2, 3, 6, 7))
+    context = context or Context(Adding())
+    result = before
+    for step in (SUM_TOGETHER, STORE_SUMMED, SUM_BEHIND):
+        result = run(result, step, context=context)
+    assert_same(before, result)
+    return result
+
+
+def regions(graph: Graph) -> list[SummedGradient]:
+    return [node.op for node in graph.nodes if isinstance(node.op, SummedGradient)]
+
+
+def masked(t: Any, x: Any, y: Any) -> Any:
+    g = gradient_of(t, x, y)
+    return [apply(PAIR, g, x), total(apply(PAIR, relu(x), g)), total(relu(g))]
+
+
+def test_a_gradient_that_others_read_is_kept() -> None:
+    (region,) = regions(after_gradient(masked))
+    assert region.is_kept and region.gradient.op.name == "Conv2dInputGradient"
+    assert [node.op.name for node in region.sums.reductions.values()] == ["Reduce", "Reduce"]
+    assert not region.sums.stored
+    assert region.sums.body.inputs[0] is region.gradient.output
+
+
+def test_a_gradient_that_is_added_up_alone_is_not_kept() -> None:
+    def build(t: Any, x: Any, y: Any) -> Any:
+        summed = apply(PAIR, gradient_of(t, x, y), x)
+        return [summed, total(summed)]
+
+    (region,) = regions(after_gradient(build))
+    assert not region.is_kept
+    assert [value.shape for value in region.sums.stored.values()] == [X]
+
+
+def test_of_two_gradients_one_is_computed_with_the_sums() -> None:
+    def build(t: Any, x: Any, y: Any) -> Any:
+        return [total(apply(PAIR, gradient_of(t, x, y), gradient_of(t, x, relu(y))))]
+
+    found = after_gradient(build)
+    assert len(regions(found)) == 1
+    assert ops_of(found).count("Conv2dInputGradient") == 1
+
+
+def test_gradients_stay_apart_where_the_device_says_so() -> None:
+    class Apart(Adding):
+        def refuse_summed_gradient(self, gradient: Node) -> str | None:
+            return "it adds nothing up"
+
+    context = Context(Apart())
+    assert not regions(after_gradient(masked, context))
+    assert any("it adds nothing up" in note for note in context.notes.values())
+
+
+def test_what_depends_on_a_gradient_by_another_path_stays_apart() -> None:
+    def build(t: Any, x: Any, y: Any) -> Any:
+        g = gradient_of(t, x, y)
+        return [total(apply(PAIR, g, conv(t, g, X[1], 3)))]
+
+    assert not regions(after_gradient(build))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,11 +16,13 @@ from ...fusion.region import (
     FusedElements,
     FusedSequence,
     FusedSums,
+    SummedGradient,
     sum_alone,
     window_alone,
 )
 from ...graph.index_map import Indexed
 from ...graph.ir import Constant, Node, Value
+from ...graph.layout import CHANNELS_LAST
 from ...graph.operator import Contraction as ContractionOperator
 from ...graph.operator import Elementwise, Reshaping, Windowed
 from ...graph.operators import (
@@ -49,6 +51,7 @@ from ...memory.liveness import awaited
 from ...runtime.plan import Plan
 from .channels import print_take_channels
 from .constants import Data
+from .contraction.behind import recorded
 from .contraction.bytes import is_by_channel, packed_filter, why_not_bytes
 from .contraction.problem import (
     Address,
@@ -98,8 +101,8 @@ class Task:
     """What computes a node, or a part of one.
 
     A launch takes ``pointers`` in its kernel's order; a contraction image, filter, result, then
-    the other tensors, the vectors of what follows, those of what comes before, then mean and
-    variance of the result if they are wanted; sums over ranks all operands, then all results, and
+    the other tensors, the vectors of what follows, those of what comes before, then what is read
+    behind it, what is stored there, and sums; sums over ranks all operands, then all results, and
     so does a function of cuDNN's.
     """
 
@@ -179,6 +182,8 @@ class _Lowering:
             return self._contraction(node)
         if isinstance(op, (Conv2dInputGradient, Conv2dWeightGradient)):
             return (self._gradient(node),)
+        if isinstance(op, SummedGradient):
+            return (self._summed_gradient(node, op),)
         if isinstance(op, SumOverRanks):
             return self._sum_over_ranks(node, op)
         if isinstance(op, Concat):
@@ -330,7 +335,7 @@ class _Lowering:
             *map(_placed, found.others),
             *map(_pointer, found.vectors),
             *map(_pointer, found.before_vectors),
-            *found.statistics,
+            *map(_pointer, found.behind),
         ]
         size = sum(task.workspace_bytes for task in packing)
         return *packing, Task(node, found.problem, tuple(pointers), (), size)
@@ -343,6 +348,33 @@ class _Lowering:
         found = gradient_of(node, *self._given())
         _, weight = self._filter(node, found.weight, found.problem)
         return Task(node, found.problem, (_placed(found.source), weight, _placed(found.result)))
+
+    def _summed_gradient(self, node: Node, op: SummedGradient) -> Task:
+        """The gradient, with what is read behind it, what is stored there, and the sums."""
+        outer = dict(zip(op.body.inputs, node.inputs, strict=True))
+        outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
+        made = op.gradient.output
+
+        def lies(value: Value) -> Tensor:
+            passes = value is made and not op.is_kept
+            return tensor_of(made.type, CHANNELS_LAST) if passes else self.tensor(outer[value])
+
+        rest = (self.tf32, self.accuracy, self.deterministic)
+        found = gradient_of(op.gradient, lies, lambda value: False, *rest)
+        sums = op.sums
+        read = [value for value in sums.body.inputs[1:] if value.shape == sums.shape]
+        stored = list(map(lies, sums.stored.values()))
+        behind, others = recorded(sums, made, list(map(lies, read)), stored, op.is_kept)
+        results = (*sums.stored, *sums.reductions)
+        pointers: list[Pointer] = [
+            Address(outer[made], found.source.bytes) if op.is_kept else InWorkspace(0),
+            _pointer(outer[found.weight]),
+            Address(outer[found.result.value], found.result.bytes),
+            *(_pointer(outer[value]) for value in others),
+            *(node.outputs[op.is_kept + i] for i in results),
+        ]
+        problem = replace(found.problem, behind=behind)
+        return Task(node, problem, tuple(pointers))
 
     def _filter(
         self,

@@ -88,7 +88,7 @@ class ContractionWork:
         at = Addresses(
             *(x, w, y, tuple(rest[:first]), tuple(rest[first:second])),
             before=tuple(rest[second:third]),
-            statistics=tuple(rest[third:]),
+            behind=tuple(rest[third:]),
             are_settled=all(isinstance(pointer, Data) for pointer in read),
         )
         return self.built.rows(at, operands(InWorkspace(self.left)))

@@ -85,7 +85,7 @@ class _Printer:
         self.tensors = {v: lies(v) for v in operands if v.shape == op.shape}
         self.vectors = tuple(v for v in operands if v not in self.tensors)
         self.stored = {v: lies(v) for v in op.stored.values()}
-        self.found = _found(op)
+        self.found = found_in(op)
         self.many = sum(each.sums for each in self.found)
         self.code = Code()
 
@@ -247,23 +247,9 @@ class _Printer:
 
     def _computed(self, vector: str) -> dict[Value, str]:
         """Prints what is computed of one element of each operand; what each value is."""
-        code = self.code
         names = {value: f"a{i}[j]" for i, value in enumerate(self.tensors)}
         names |= {value: vector.format(i) for i, value in enumerate(self.vectors)}
-        for node in self.op.body.nodes:
-            if isinstance(node.op, (Reduce, Variance)):
-                continue
-            given = [names[value] for value in node.inputs]
-            if isinstance(node.op, Elementwise):
-                lines, result = CUDA.print_code(linearize(node.op.expression()), given, code.fresh)
-                code.lines(lines)
-                dtype = node.output.dtype
-                if dtype in HALVES and any(value.dtype != dtype for value in node.inputs):
-                    result = f"md_round<{TYPES[dtype]}>({result})"
-                names[node.output] = result
-            else:
-                names[node.output] = given[0]  # a vector that is repeated
-        return names
+        return print_values(self.code, self.op, names)
 
     def _join(self, by_columns: bool, wide: int, step: int, parts: SumParts) -> None:
         """The threads of a block add what they have, in a fixed order."""
@@ -301,7 +287,7 @@ class _Printer:
             parts.print_part(code, [f"shared[{i * size} + k]" for i in range(self.many)], firsts)
 
 
-def _found(op: FusedSums) -> tuple[Total | MeanAndVariance, ...]:
+def found_in(op: FusedSums) -> tuple[Total | MeanAndVariance, ...]:
     """What is added up: a sum, or a variance with its mean, whether that is a result or not, which
     changes no bit."""
     numbers: dict[Node | None, int] = {node: i for i, node in op.reductions.items()}
@@ -313,6 +299,26 @@ def _found(op: FusedSums) -> tuple[Total | MeanAndVariance, ...]:
         for node in op.reductions.values()
         if node not in means.values()
     )
+
+
+def print_values(code: Code, op: FusedSums, given: Mapping[Value, str]) -> dict[Value, str]:
+    """Prints what a region computes of one element of each operand, which are ``given``; what each
+    value is."""
+    names = dict(given)
+    for node in op.body.nodes:
+        if isinstance(node.op, (Reduce, Variance)):
+            continue
+        operands = [names[value] for value in node.inputs]
+        if isinstance(node.op, Elementwise):
+            lines, result = CUDA.print_code(linearize(node.op.expression()), operands, code.fresh)
+            code.lines(lines)
+            dtype = node.output.dtype
+            if dtype in HALVES and any(value.dtype != dtype for value in node.inputs):
+                result = f"md_round<{TYPES[dtype]}>({result})"
+            names[node.output] = result
+        else:
+            names[node.output] = operands[0]  # a vector that is repeated
+    return names
 
 
 def _pixel(tensor: Tensor, plane: int) -> str:

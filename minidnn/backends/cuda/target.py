@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...fusion.contraction import parts_of, why_not_point_by_point
 from ...fusion.functions import LayerFunction, LibraryFunction, LibraryFunctions
-from ...fusion.region import FusedContraction, FusedSequence, FusedSums
+from ...fusion.region import FusedContraction, FusedSequence, FusedSums, SummedGradient
 from ...fusion.stacks import reads_otherwise
 from ...fusion.target import Target
 from ...graph.ir import Node, Value
@@ -98,6 +98,8 @@ class CudaTarget(Target):
         if not _takes_layouts(node):
             return (PLANAR,)
         exact = self.is_exact(node)
+        if isinstance(op, SummedGradient):
+            return (CHANNELS_LAST,)
         if isinstance(op, _GRADIENTS):
             return (PLANAR,) if exact else (CHANNELS_LAST,)
         if isinstance(op, LayerFunction) and op.function in PRODUCTS:
@@ -165,6 +167,16 @@ class CudaTarget(Target):
             return "only kernels of 1x1 convolutions add up what they write"
         return None
 
+    def refuse_summed_gradient(self, gradient: Node) -> str | None:
+        op, kernel = gradient.op, gradient.inputs[1].shape[2:]
+        assert isinstance(op, Conv2dInputGradient)
+        if gradient.output.dtype not in HALVES:
+            return "only kernels for half precision add up what they write"
+        plain = op.convolution.groups == 1 and op.convolution.padding == ((0, 0), (0, 0))
+        if not plain or (*kernel, *op.convolution.stride) != (1, 1, 1, 1):
+            return "only kernels of 1x1 convolutions add up what they write"
+        return None
+
     @property
     def stores_summed(self) -> bool:
         return True
@@ -194,14 +206,15 @@ class CudaTarget(Target):
         return reads_otherwise(node) or super().refuse_epilogue(contraction, node)
 
     def refuse_slice(self, node: Node, value: Value, channel: int) -> str | None:
-        if isinstance(node.op, (Reorder, *_GRADIENTS)) or not _takes_layouts(node):
+        if isinstance(node.op, (Reorder, SummedGradient, *_GRADIENTS)) or not _takes_layouts(node):
             return f"{node.op.name} writes a value of its own"
         if value.type.rank != 4:
             return f"it has rank {value.type.rank}"
         return None
 
     def refuse_part(self, node: Node, value: Value, channel: int) -> str | None:
-        if isinstance(node.op, _GRADIENTS):
+        gradient = isinstance(node.op, SummedGradient) and value in _multiplied(node, node.op)
+        if gradient or isinstance(node.op, _GRADIENTS):
             return "cuDNN copies it each time where pixels do not follow each other"
         contracts = isinstance(node.op, (Contraction, FusedContraction))
         if not _takes_layouts(node) or (contracts and value is _weight(node)):
@@ -242,7 +255,8 @@ def _takes_layouts(node: Node) -> bool:
         return True
     if isinstance(node.op, TakeChannels):
         return node.output.dtype in TYPES and node.output.shape[1] <= MOST_SIDE_BY_SIDE
-    return isinstance(node.op, (FusedSequence, FusedSums, Windowed, AdaptiveAvgPool2d, Reorder))
+    regions = (FusedSequence, FusedSums, SummedGradient)
+    return isinstance(node.op, (*regions, Windowed, AdaptiveAvgPool2d, Reorder))
 
 
 def _contraction(node: Node) -> Node:
@@ -256,6 +270,12 @@ def _weight(node: Node) -> Value:
     if isinstance(node.op, FusedContraction):
         return dict(zip(node.op.body.inputs, node.inputs, strict=True)).get(weight, weight)
     return weight
+
+
+def _multiplied(node: Node, op: SummedGradient) -> list[Value]:
+    """The operands of a region that its gradient reads."""
+    outer = zip(op.body.inputs, node.inputs, strict=True)
+    return [value for inner, value in outer if inner in op.gradient.inputs]
 
 
 def _is_linear(node: Node) -> bool:

@@ -31,7 +31,7 @@ def least_milliseconds(problem: ContractionProblem, form: Form, machine: Machine
         left, _, _ = used(problem, form.stages)
         seconds += _seconds(machine, 2 * y + sum(others[i] for i in left))
     if sums_of(problem, form):
-        seconds += _seconds(machine, y)
+        seconds += _seconds(machine, _bytes(problem.made, batch))
     return 1e3 * seconds
 
 

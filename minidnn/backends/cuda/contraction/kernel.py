@@ -23,13 +23,13 @@ class ContractionKernel(ABC):
         name: in forms, reports and what is remembered.
         accuracies: for which it is exact enough.
         directions: which of the three contractions of a convolution it computes.
-        adds_statistics: whether it adds up mean and variance of what it writes.
+        adds_up: whether it computes what is added up behind the contraction.
     """
 
     name: str
     accuracies: tuple[str, ...] = ACCURACIES
     directions: tuple[Direction, ...] = ("forward",)
-    adds_statistics: bool = False
+    adds_up: bool = False
 
     def refusal(self, problem: ContractionProblem, machine: Machine) -> str | None:
         """Why it is not tried for a problem on a machine; None if it is."""

@@ -18,6 +18,7 @@ from .quads import QuadsKernel
 from .rows import RowsKernel
 from .stem_gradient import StemGradientKernel
 from .stream import StreamKernel
+from .stream_back import BackwardStreamKernel
 from .tile import TileKernel
 from .window import WindowKernel
 from .winograd import WinogradKernel
@@ -25,6 +26,7 @@ from .winograd import WinogradKernel
 Load = Callable[[Sequence[Launch]], list[Loaded]]
 
 _ENTRIES: tuple[ContractionKernel, ...] = (
+    BackwardStreamKernel(),
     DepthwiseKernel(),
     DirectKernel(),
     HaloKernel(),

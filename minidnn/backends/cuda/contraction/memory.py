@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ....cudnn.graph import arrays
 from ....cudnn.graph.spec import TensorSpec
 from ..memory import with_room
+from .behind import SumsBehind
 from .bytes import header_bytes
 from .problem import Addresses, ContractionProblem, spec_of
 
@@ -38,12 +40,26 @@ def _scratch(problem: ContractionProblem, workspace: int) -> tuple[Addresses, in
         tuple(tensor(_vector(problem.w.shape[0], dtype), 0) for dtype in problem.vectors),
         tuple(tensor(_vector(problem.x.channels, dtype), 0) for dtype in problem.before_vectors),
     )
-    if problem.statistics:
-        numbers = _vector(problem.y.channels, "float32")
-        at = replace(at, statistics=(tensor(numbers, 0), tensor(numbers, 0)))
+    if problem.behind is not None:
+        at = replace(at, behind=_behind(problem, problem.behind, tensor))
     room = arrays.allocate(workspace) if workspace else None
     kept.append(room)
     return at, 0 if room is None else int(room.ptr), kept
+
+
+def _behind(
+    problem: ContractionProblem, behind: SumsBehind, tensor: Callable[[TensorSpec, int], int]
+) -> tuple[int, ...]:
+    """What is read behind the contraction, what is stored there, and the sums."""
+    channels = problem.made.channels
+    vectors = [_vector(channels, dtype) for dtype in behind.vectors]
+    sums = [_vector(channels, "float32")] * (len(behind.results) - len(behind.stored))
+    return (
+        *(tensor(spec_of(t, problem.batch), t.offset) for t in behind.tensors),
+        *(tensor(vector, 0) for vector in vectors),
+        *(tensor(spec_of(t, problem.batch), t.offset) for t in behind.stored),
+        *(tensor(one, 0) for one in sums),
+    )
 
 
 def _vector(channels: int, dtype: str) -> TensorSpec:

@@ -17,10 +17,11 @@ from ....graph.expression import Instruction, argument, linearize
 from ....graph.ir import Constant, Node, Value
 from ....graph.operator import Operator
 from ....graph.operators import Conv2d, Conv2dInputGradient, Conv2dWeightGradient, Linear
-from ....graph.types import BYTES
+from ....graph.types import BYTES, TensorType
 from ....runtime.operand import KernelArgument
 from ..pointwise import CHAIN, Argument, PointStep
 from ..tensor import Tensor
+from .behind import SumsBehind
 from .gather import FEW_CHANNELS, Gathering, gather_of
 
 Pair = tuple[int, int]
@@ -76,10 +77,20 @@ class ContractionProblem:
     direction: Direction = "forward"
     #: Whether every run must give the same bits.
     deterministic: bool = True
-    #: Whether mean and variance of the result over all but channels are wanted, too.
-    statistics: bool = False
+    #: What is added up of the result, if anything is.
+    behind: SumsBehind | None = None
     #: Of bytes whether sums begin with other numbers than 0, or what lies outside is not 0.
     shifted: bool = False
+
+    @property
+    def made(self) -> Tensor:
+        """What is written; of a gradient of the filter this is no tensor, but ``w``."""
+        return self.x if self.direction == IMAGE_GRADIENT else self.y
+
+    @property
+    def passes(self) -> bool:
+        """Whether what is written is read for sums alone."""
+        return self.behind is not None and not self.behind.keeps
 
     @property
     def is_whole(self) -> bool:
@@ -139,12 +150,11 @@ class ContractionProblem:
         """One line for messages and cache entries."""
         sizes = "x".join(map(str, self.input.shape)), "x".join(map(str, self.w.shape))
         text = f"{self.x.dtype} {sizes[0]} by {sizes[1]}, stride {self.stride}"
+        sums = f", with {len(self.behind.results)} sums" if self.behind is not None else ""
         if self.direction != "forward":
-            return f"{self.direction} of {text}"
+            return f"{self.direction} of {text}{sums}"
         stages = " + ".join(stage.mode or "code" for stage in self.stages) or "nothing"
-        if self.statistics:
-            stages += ", with its mean and variance"
-        return f"{text}, then {stages}"
+        return f"{text}, then {stages}{sums}"
 
 
 def packed(t: Tensor, planar: bool) -> Tensor:
@@ -191,8 +201,8 @@ class PlacedContraction:
     others: tuple[Address, ...]
     vectors: tuple[Value, ...]
     before_vectors: tuple[Value, ...]
-    #: Mean and variance of the result, if they are wanted.
-    statistics: tuple[Value, ...] = ()
+    #: What is read behind it, what is stored there, and the sums.
+    behind: tuple[Value, ...] = ()
     whole: BytesOnly | None = None
 
 
@@ -209,8 +219,8 @@ class Addresses:
     workspace: KernelArgument = 0
     #: Whether nothing in flight writes the filter or a vector, as they are constants.
     are_settled: bool = True
-    #: Where mean and variance of the result are written, if they are wanted.
-    statistics: tuple[KernelArgument, ...] = ()
+    #: What is read behind the contraction, what is stored there, and the sums.
+    behind: tuple[KernelArgument, ...] = ()
 
 
 def spec_of(t: Tensor, batch: int) -> TensorSpec:
@@ -288,8 +298,9 @@ def contraction_of(
         before_vectors=tuple(value.dtype for value in before_vectors),
         gather=gather,
         deterministic=deterministic,
-        statistics=bool(parts.statistics),
     )
+    if parts.statistics:
+        problem = replace(problem, behind=moments_of(problem))
     named = (vectors, before_vectors, parts.statistics)
     read = [tuple(outer.get(v, v) for v in some) for some in named]
     first, second, third = read
@@ -391,6 +402,17 @@ def _rows(value: Value) -> Tensor:
     """A value as rows of features, each an image of one pixel."""
     features = value.shape[-1]
     return Tensor(value.dtype, features, 1, 1, features, 1, features, features)
+
+
+def moments_of(problem: ContractionProblem) -> SumsBehind:
+    """Mean and variance of a problem's result."""
+    y = problem.y
+    shape = (problem.batch, y.channels, y.rows, y.columns)
+    operators: tuple[tuple[Operator, tuple[int, ...]], ...] = (
+        (ops.Reduce("mean", (0, 2, 3), dtype="float32"), (0,)),
+        (ops.Variance("float32"), (0, 1)),
+    )
+    return SumsBehind((TensorType(shape, y.dtype),), operators, (1, 2))
 
 
 _BIAS = PointStep(linearize(argument(0) + argument(1)), (CHAIN, Argument("vector", 0)))

@@ -25,7 +25,7 @@ from .kernel import ContractionKernel
 from .kernel_registry import KERNELS, Load, LoadedContraction, load_contraction
 from .plan_call import PlanCall
 from .problem import IMAGE_GRADIENT, Addresses, ContractionProblem, spec_of
-from .statistics import sweep_of
+from .sums_behind import sweep_of
 
 FIXED = "fixed"
 
@@ -98,7 +98,7 @@ class Built:
             said.insert(0, f"before it {self.prepare.describe()}")
         if self.finish is not None:
             said.append(f"after it {self.finish.describe()}")
-        said += [f"mean and variance by {one.describe()}" for one in self.sums]
+        said += [f"sums by {one.describe()}" for one in self.sums]
         return said
 
     def bind(self, at: Addresses, workspace: int) -> Run:
@@ -116,7 +116,10 @@ class Built:
         problem, form = self.problem, self.recipe.form
         packed = workspace + aligned(self.core.workspace)
         prepared = packed + aligned(_packed_bytes(problem, form))
+        passing = prepared + aligned(_prepared_bytes(problem, form))
         y = packed if form.packed else at.y + problem.y.offset * problem.y.itemsize
+        if problem.passes and self.sums:
+            at = replace(at, x=passing)
         x = at.x + problem.x.offset * problem.x.itemsize if self.prepare is None else prepared
         rows: list[Row] = []
         if self.prepare is not None:
@@ -127,11 +130,18 @@ class Built:
             others = (*(at.others[i] for i in tensors), *(at.vectors[i] for i in vectors))
             rows.append(KernelRow(self.finish, (packed if form.packed else at.y, *others, at.y)))
         if self.sums:
-            first, *last = self.sums
-            parts = prepared + aligned(_prepared_bytes(problem, form))
-            rows.append(KernelRow(first, (at.y, *([parts] if last else at.statistics))))
-            rows += [KernelRow(one, (parts, *at.statistics)) for one in last]
+            rows += self._sums(at, passing + aligned(_passing_bytes(problem)))
         return rows
+
+    def _sums(self, at: Addresses, parts: KernelArgument) -> list[Row]:
+        """The sweep behind the core."""
+        behind, (first, *last) = self.problem.behind, self.sums
+        assert behind is not None
+        count = len(behind.read) - 1 + len(behind.stored)
+        made = at.x if self.problem.direction == IMAGE_GRADIENT else at.y
+        sums = at.behind[count:]
+        swept = KernelRow(first, (made, *at.behind[:count], *([parts] if last else sums)))
+        return [swept, *(KernelRow(one, (parts, *sums)) for one in last)]
 
     def _core(
         self, at: Addresses, x: KernelArgument, y: KernelArgument, workspace: KernelArgument
@@ -263,8 +273,8 @@ def finish_of(problem: ContractionProblem, form: Form) -> Launch | None:
 
 
 def sums_of(problem: ContractionProblem, form: Form) -> list[Launch]:
-    """The kernels that read the result for its mean and variance, unless the core adds them up."""
-    if not problem.statistics or (form.kernel is not None and form.kernel.adds_statistics):
+    """The kernels that read the result for its sums, unless the core adds them up."""
+    if problem.behind is None or (form.kernel is not None and form.kernel.adds_up):
         return []
     sweep = sweep_of(problem)
     return [launch for launch in (sweep.first, sweep.parts) if launch is not None]
@@ -273,8 +283,15 @@ def sums_of(problem: ContractionProblem, form: Form) -> list[Launch]:
 def room(problem: ContractionProblem, form: Form, workspace: int) -> int:
     """Bytes that a recipe takes beside the tensors, when its core takes ``workspace``."""
     packed, prepared = _packed_bytes(problem, form), _prepared_bytes(problem, form)
-    sums = sweep_of(problem).bytes if sums_of(problem, form) else 0
-    return sum(map(aligned, (workspace, packed, prepared, sums)))
+    swept = bool(sums_of(problem, form))
+    behind = (_passing_bytes(problem), sweep_of(problem).bytes) if swept else ()
+    return sum(map(aligned, (workspace, packed, prepared, *behind)))
+
+
+def _passing_bytes(problem: ContractionProblem) -> int:
+    """Of a result that is no result of the node, but for a sweep of its own."""
+    x = problem.x
+    return problem.batch * x.image * x.itemsize if problem.passes else 0
 
 
 def _prepared_bytes(problem: ContractionProblem, form: Form) -> int:

@@ -22,7 +22,7 @@ enum { LANES = N % 128 == 0 ? 16 : N % 64 == 0 ? 8 : N % 32 == 0 ? 4 : 2 };  // 
 enum { ROWS = 32 / LANES, DOWN = 16 / ROWS, ACROSS = N / (LANES * 8) };
 
 $HOPPER$
-$MOMENTS$
+$SUMS$
 extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1) $NAME$($PARAMETERS$) {
   MD_SHARED;
   const int thread = threadIdx.x & 127, group = threadIdx.x >> 7;
@@ -35,7 +35,8 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1) $NAME$($PARA
   const unsigned int joined = weights + STAYS * steps * FILTERS * 32;
   const unsigned int vectors = joined + $JOINED$ * JOINED * 2;
   const unsigned int behind = vectors + $BEFORE$ * steps * 64;
-  const unsigned int full = behind + $BEHIND$ * FILTERS * 6, empty = full + slabs * 8;
+  const unsigned int given_at = behind + $BEHIND$ * FILTERS * 6;
+  const unsigned int full = given_at + $GIVEN$ * FILTERS * 4, empty = full + slabs * 8;
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < slabs; i++) {
@@ -87,6 +88,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1) $NAME$($PARA
   }
 $BEFORE_VECTORS$
 $BEHIND_VECTORS$
+$SUMS_VECTORS$
   copies_end();
 $BEHIND_NUMBERS$
   written();
@@ -101,7 +103,7 @@ $BEHIND_NUMBERS$
   // Of the first chunk that a thread writes, and asks for: every ROWS-th row, LANES chunks further.
   const int row0 = lane / LANES, column0 = lane % LANES * 8;
 $OTHERS$
-$MOMENTS_BEGIN$
+$SUMS_BEGIN$
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const long long m1 = (long long)tile * PIXELS + part_row;
     const int left = (int)min(P_pixels - m1, 16ll);
@@ -171,17 +173,10 @@ $EPILOGUE$
       #pragma unroll
       for (int j = 0; j < DOWN; j++)
         chunks[i][j] = *(uint4 *)(own + (row0 + j * ROWS) * PITCH + column0 + i * LANES * 8);
-    #pragma unroll
-    for (int i = 0; i < ACROSS; i++) {
-      const int n = n1 + column0 + i * LANES * 8;
-      T *to = y + (m1 + row0) * P_y + n;
-      #pragma unroll
-      for (int j = 0; j < DOWN; j++, to += ROWS * P_y)
-        if (n < filters && row0 + j * ROWS < left) md_write_word(to, chunks[i][j]);
-    }
+$WRITE$
 $NEXT_OTHERS$
-$MOMENTS_ADD$
+$SUMS_ADD$
   }
-$MOMENTS_END$
+$SUMS_END$
 }
 }  // namespace stream_$NAME$

@@ -1,7 +1,7 @@
 """1x1 convolutions by ``wgmma``: pixels stream past filters, or both pass through shared memory.
 
-It takes scale, shift and ReLU in front, residuals, and slices on both sides, and adds up the mean
-and the variance of what it writes.  Filters stay in shared memory where all of a block's fit beside
+It takes scale, shift and ReLU in front, residuals, slices on both sides, and sums behind what it
+writes.  Filters stay in shared memory where all of a block's fit beside
 a few slabs of pixels; else a slab brings its channels of both.
 """
 
@@ -15,19 +15,18 @@ from ...codegen.code import Code
 from ..kernels import Launch
 from ..machine import Machine
 from ..prelude import TYPES
-from ..sum_parts import LARGEST, join_parts
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
 from .kernel import ContractionKernel
 from .problem import Addresses, ContractionProblem
-from .statistics import tile_parts
+from .stream_sums import names, parameters, registers_of, shared_bytes, steps, sums_text, why_not
+from .sums_behind import join_of_parts, tile_parts
 from .text import (
     compute_stages,
     fill,
     join_of,
     parameters_of,
     source_of,
-    template,
 )
 from .tile import is_packed
 
@@ -63,15 +62,15 @@ class Stream:
         return 128 * (self.pixels + (0 if self.stays else self.filters))
 
     @property
-    def moments(self) -> int:
-        """Registers of a thread for mean and variance of the filters whose results it writes."""
-        lanes = next(n for n in (16, 8, 4, 2) if self.columns % (8 * n) == 0)
-        return 24 * self.columns // (8 * lanes)
+    def lanes(self) -> int:
+        """Threads that write a row of a warp group's filters, a chunk each at a time."""
+        return next(lanes for lanes in (16, 8, 4, 2) if self.columns % (8 * lanes) == 0)
 
-    @property
-    def adds(self) -> bool:
-        """Whether these fit beside the sums of products."""
-        return self.columns // 2 + self.moments <= _MOST_SUMS[self.groups]
+    def adds(self, sums: int) -> bool:
+        """Whether so many numbers for each filter that a thread writes fit its registers beside the
+        sums of products."""
+        kept = sums * self.columns // self.lanes
+        return self.columns // 2 + kept <= _MOST_SUMS[self.groups]
 
     @property
     def kind(self) -> tuple[bool, bool, int]:
@@ -90,7 +89,7 @@ STREAMS = (
     *(Stream(filters, False, True, 3) for filters in (64, 96, 128, 192)),
 )
 
-_MOST_SUMS = {2: 120, 3: 96}
+_MOST_SUMS = {2: 120, 3: 88}
 """Registers of a thread, by the groups that multiply."""
 _LEAST_SLABS = 48 << 10
 _MOST_SLABS = 128 << 10
@@ -108,7 +107,7 @@ class StreamKernel(ContractionKernel):
     """1x1 convolutions; a choice is an index of :data:`STREAMS`."""
 
     name = "stream"
-    adds_statistics = True
+    adds_up = True
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if machine.arch != ARCH:
@@ -126,6 +125,8 @@ class StreamKernel(ContractionKernel):
             return "what comes before is not scale, shift and ReLU"
         if problem.w.span >= 1 << 31 or _pixels(problem) >= 1 << 31:
             return "its sizes do not fit 32 bits"
+        if (reason := why_not(problem)) is not None:
+            return reason
         if not self.choices(problem, machine):
             return f"its filters do not fit the shared memory of {machine.arch}"
         return None
@@ -141,15 +142,15 @@ class StreamKernel(ContractionKernel):
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """One for each way to share work.
 
-        Filters that pass are measured where something comes before the product, or sums after it:
-        else those that stay, or cuDNN's kernels, are as fast.
+        Filters that pass are measured where something comes before the product: else those that
+        stay, or cuDNN's kernels, are as fast.
         """
         limit = machine.shared_bytes
         fitting = [
             i
             for i, one in enumerate(STREAMS)
-            if (problem.before or problem.statistics or one.stays)
-            and (one.adds or not problem.statistics)
+            if (problem.before or one.stays)
+            and (problem.behind is None or one.adds(registers_of(problem.behind)))
             and _slabs(problem, one, limit)
         ]
         least: dict[tuple[bool, bool, int], int] = {}
@@ -163,8 +164,8 @@ class StreamKernel(ContractionKernel):
         """A block for each multiprocessor.
 
         Arguments: image, filter, the others, the vectors of what comes after, those of what comes
-        before, the result, the parts of its mean and variance if they are wanted; then the numbers
-        of :meth:`numbers`.  What joins the parts takes them, the mean and the variance.
+        before, the result, what is read and stored behind it and the parts of sums, if there are
+        any; then the numbers of :meth:`numbers`.  What joins the parts takes them and the sums.
         """
         stream = STREAMS[choice]
         element = TYPES[problem.x.dtype]
@@ -176,9 +177,9 @@ class StreamKernel(ContractionKernel):
             "GROUPS": stream.groups,
             "HOPPER": hopper_text(problem.x.dtype, stream.columns),
             "PARAMETERS": parameters_of(
-                problem, _NAMES, results=["float *part"] if problem.statistics else []
+                problem, (*_NAMES, *names(problem)), results=parameters(problem)
             ),
-            **_moments(problem),
+            **sums_text(problem, stream.lanes // 2),
             "BEFORE": int(bool(problem.before)),
             "BEFORE_VECTORS": _before_vectors(problem),
             "SCALE4": _scale(problem, "k", "slab * 4 + k"),
@@ -201,21 +202,25 @@ class StreamKernel(ContractionKernel):
         groups = _rounds(problem, stream)
         blocks = _blocks(problem, stream, machine)
         first = Launch(source, (blocks, groups, 1), (stream.threads, 1, 1), shared)
-        if not problem.statistics:
+        if problem.behind is None:
             return [first]
-        return [first, join_parts(tile_parts(problem, stream.pixels, blocks))]
+        return [first, join_of_parts(problem, stream.pixels, blocks)]
 
     def arguments(
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
     ) -> list[list[KernelArgument]]:
-        if not problem.statistics:
+        if problem.behind is None:
             return super().arguments(problem, choice, at, machine)
         reads = (at.x, at.w, *at.others, *at.vectors, *at.before)
         numbers = self.numbers(problem, choice, machine)
-        return [[*reads, at.y, at.workspace, *numbers], [at.workspace, *at.statistics]]
+        behind, size = problem.behind, problem.y.itemsize
+        lies = (*behind.tensors, *(None for _ in behind.vectors), *behind.stored)
+        swept = [a + t.offset * size if t else a for a, t in zip(at.behind, lies, strict=False)]
+        sums = at.behind[len(lies) :]
+        return [[*reads, at.y, *swept, at.workspace, *numbers], [at.workspace, *sums]]
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
-        if not problem.statistics:
+        if problem.behind is None:
             return 0
         stream = STREAMS[choice]
         blocks = _blocks(problem, stream, machine)
@@ -231,6 +236,7 @@ class StreamKernel(ContractionKernel):
             _pixels(problem),
             step_of(problem.x),
             step_of(problem.y),
+            *steps(problem),
             *map(step_of, problem.others),
         ]
 
@@ -272,7 +278,8 @@ def _fixed(problem: ContractionProblem, stream: Stream) -> int:
     joined = max(1, len(problem.others)) * stream.groups * 4 * 16 * (stream.columns + 8) * 2
     staying = steps * stream.filters * 32 if stream.stays else 0
     before = steps * 64 if problem.before else 0
-    return 1024 + staying + joined + before + len(problem.vectors) * stream.filters * 6
+    after = len(problem.vectors) * stream.filters * 6 + shared_bytes(problem, stream.filters)
+    return 1024 + staying + joined + before + after
 
 
 def _slabs(problem: ContractionProblem, stream: Stream, limit: int) -> int:
@@ -282,19 +289,6 @@ def _slabs(problem: ContractionProblem, stream: Stream, limit: int) -> int:
         return count if count >= _LEAST_PASSING else 0
     count = min(count, _MOST_SLABS // stream.slab)
     return count if count * stream.slab >= _LEAST_SLABS else 0
-
-
-def _moments(problem: ContractionProblem) -> dict[str, str]:
-    """How threads add up mean and variance of what they write, if that is wanted."""
-    if not problem.statistics:
-        return dict.fromkeys(("MOMENTS", "MOMENTS_BEGIN", "MOMENTS_ADD", "MOMENTS_END"), "")
-    all = "(float *)(md_shared + (ring - begins))"
-    return {
-        "MOMENTS": fill(template("moments.cu"), {"LARGEST": LARGEST}),
-        "MOMENTS_BEGIN": "  Moments moments;",
-        "MOMENTS_ADD": "    add(moments, chunks, left - row0);",
-        "MOMENTS_END": f"  leave(moments, {all}, part, n0, filters);",
-    }
 
 
 _NAMES = ("filters", "chunks", "slabs", "tiles", "pixels", "x", "y")

@@ -87,8 +87,12 @@ class Tuning:
 @lru_cache(maxsize=1024)
 def _least_room(problem: ContractionProblem, machine: Machine) -> int:
     """Bytes beside the tensors that all forms take: for an image that has to be gathered, or that
-    only cuDNN's forms read, which take nothing that comes before."""
-    return min(room(problem, form, 0) for form in forms_of(problem, machine))
+    only cuDNN's forms read, which take nothing that comes before.  Behind what sums are added up
+    of, cuDNN's forms are followed by a sweep, and ours have parts of sums."""
+    forms = forms_of(problem, machine)
+    if problem.behind is not None:
+        forms = [form for form in forms if form.kernel is None]
+    return min(room(problem, form, 0) for form in forms)
 
 
 def launches_of(

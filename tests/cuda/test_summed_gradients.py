@@ -1,0 +1,169 @@
+"""Gradients of 1x1 convolutions with what is added up behind them: in the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from minidnn.backends.cuda.build import compile_kernels
+from minidnn.backends.cuda.contraction.graphs import CONVOLUTION
+from minidnn.backends.cuda.contraction.kernel_registry import KERNELS, LoadedContraction
+from minidnn.backends.cuda.contraction.recipe import Built, Form, Recipe, sums_of
+from minidnn.backends.cuda.contraction.sums_behind import sweep_of
+from minidnn.backends.cuda.functions import Loaded
+from minidnn.backends.cuda.lower import Task
+from minidnn.backends.cuda.memory import aligned
+from minidnn.backends.cuda.target import HALVES
+from minidnn.backends.cuda.tensor import Tensor
+from tests.cuda.cards import A100, H200
+
+from .arrays import STORED
+from .emulator.run import Emulated
+from .lowered import FEW
+from .single import EmulatedLaunch
+from .summed import addresses, check, drawn, laid, problem_of, read, tasks_of
+
+BACK = KERNELS["backward stream"]
+SHAPE, INNER = (3, 80, 9, 11), 24
+
+
+@pytest.fixture(scope="module", params=HALVES)
+def tasks(request: pytest.FixtureRequest) -> list[Task]:
+    return tasks_of(SHAPE, INNER, request.param)
+
+
+def test_there_is_every_kind(tasks: list[Task]) -> None:
+    """Kept gradients behind a mask, and joins that store what they add up, of one and two
+    branches."""
+    behind = [problem_of(task).behind for task in tasks]
+    kinds = {(b.keeps, len(b.tensors), len(b.stored)) for b in behind if b is not None}
+    assert (True, 1, 0) in kinds and {True, False} == {keeps for keeps, *_ in kinds}
+    assert any(stored for _, _, stored in kinds)
+    for task in tasks:
+        problem = problem_of(task)
+        assert BACK.why_not(problem, H200) is None
+        assert "no wgmma" in (BACK.why_not(problem, A100) or "")
+
+
+@pytest.mark.race
+def test_numbers(tasks: list[Task], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Results are those of the nodes, one by one, and the same whichever threads come first."""
+    cases = []
+    for i, task in enumerate(tasks):
+        choices = BACK.choices(problem_of(task), H200)
+        choice = choices[i % len(choices)]
+        cases.append((task, choice, BACK.launches(problem_of(task), choice, FEW)))
+    sources = [launch.source for *_, launches in cases for launch in launches]
+    kernels = Emulated(sources, tmp_path_factory.mktemp("summed"), busy=True)
+    for task, choice, launches in cases:
+        given = drawn(task)
+        found = computed(task, choice, launches, kernels, given)
+        check(task, given, found)
+        again = computed(task, choice, launches, kernels, given, backwards=True)
+        slices = computed(task, choice, launches, kernels, given, sides=8)
+        for one, *others in zip(found, again, slices, strict=True):
+            for other in others:
+                np.testing.assert_array_equal(one, other)
+
+
+def computed(
+    task: Task,
+    choice: int,
+    launches: Sequence[Any],
+    kernels: Emulated,
+    given: Sequence[np.ndarray],
+    backwards: bool = False,
+    sides: int = 0,
+) -> list[np.ndarray]:
+    """The node's results; what is read behind the gradient lies between so many channels."""
+    problem, node = problem_of(task), task.node
+    assert problem.behind is not None
+    lies = tuple(_wider(t, sides) for t in problem.behind.tensors)
+    problem = replace(problem, behind=replace(problem.behind, tensors=lies))
+    wide = task.pointers[3 : 3 + len(lies)]
+    bits = {}
+    for value, x in zip(node.inputs, given, strict=True):
+        pads = [(0, 0), (sides * (value in wide),) * 2, (0, 0), (0, 0)][: x.ndim]
+        padded = np.pad(x, pads, constant_values=np.nan)
+        bits[value] = _aligned(laid(value, padded))
+    for value in node.outputs:
+        bits[value] = _aligned(np.full(value.type.size, 0xFF, STORED[value.dtype]))
+    room = _aligned(np.full(BACK.workspace(problem, choice, FEW) // 4, np.nan, np.float32))
+    arrays = [*bits.values(), room]
+    loaded: list[Any] = [EmulatedLaunch(one, kernels, backwards, arrays) for one in launches]
+    made = LoadedContraction(problem, BACK, choice, FEW, cast(Sequence[Loaded], loaded))
+    places = {value: array.ctypes.data for value, array in bits.items()}
+    for row in made.rows(addresses(task, places, room.ctypes.data)):
+        row.bind(())()
+    return [read(value, bits[value]) for value in node.outputs]
+
+
+def _wider(t: Tensor, sides: int) -> Tensor:
+    """A tensor between other channels."""
+    pixel = t.pixel + 2 * sides
+    row = t.columns * pixel
+    return replace(t, pixel=pixel, row=row, image=t.rows * row, offset=sides)
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    memory = np.empty(array.nbytes + 256, np.uint8)
+    begin = -memory.ctypes.data % 256
+    found = memory[begin : begin + array.nbytes].view(array.dtype)
+    found[...] = array.reshape(-1)
+    return found
+
+
+@pytest.mark.parametrize("most", [1, pytest.param(5, marks=pytest.mark.full)])
+def test_kernels_keep_to_the_budget(most: int) -> None:
+    """They compile without spills, with registers for all threads of a block."""
+    launches = {
+        launch.source: launch
+        for task in tasks_of((64, 256, 14, 14), 64, "bfloat16")
+        for choice in BACK.choices(problem_of(task), H200)[:most]
+        for launch in BACK.launches(problem_of(task), choice, H200)
+    }
+    kernels = compile_kernels(list(launches), H200.arch)
+    for launch, kernel in zip(launches.values(), kernels, strict=True):
+        taken = kernel.resources
+        assert taken.spill_bytes == 0 and taken.stack_bytes == 0, launch.source.name
+        assert taken.registers * launch.block[0] <= 65536
+        assert launch.shared_bytes + taken.shared_bytes <= H200.shared_bytes
+
+
+def test_a_gradient_that_is_swept_lies_in_the_workspace_unless_it_is_kept(
+    tasks: list[Task],
+) -> None:
+    """Behind cuDNN's: what it takes, the gradient and the parts of sums do not overlap, and the
+    sweep reads where cuDNN writes."""
+    taken, begin = 1000, 1 << 20
+    for task in tasks:
+        problem = problem_of(task)
+        form = Form(CONVOLUTION, 0)
+        sweep = sums_of(problem, form)
+        core: Any = SimpleNamespace(workspace=taken, settled=())
+        swept: Any = tuple(sweep)
+        built = Built(problem, Recipe(form, 0), core, None, None, swept)
+        places = {
+            value: i << 30 for i, value in enumerate((*task.node.inputs, *task.node.outputs), 1)
+        }
+        library, *rows = built.rows(addresses(task, places, begin), begin)
+        y, w, x, room = library.arguments
+        kept = problem.behind is not None and problem.behind.keeps
+        assert (y, w, room) == (places[task.node.inputs[0]], places[task.node.inputs[1]], begin)
+        size = prod(problem.input.shape) * problem.x.itemsize
+        assert x == (places[task.node.outputs[0]] if kept else begin + aligned(taken))
+        assert rows[0].arguments[0] == x and len(rows) == len(sweep)
+        if len(rows) > 1:
+            parts = rows[0].arguments[-1]
+            assert (
+                parts == rows[1].arguments[0] == begin + aligned(taken) + (not kept) * aligned(size)
+            )
+            assert parts + sweep_of(problem).bytes <= begin + built.workspace
+        sums = [places[v] for v in task.node.outputs if v.type.rank == 1]
+        assert list(rows[-1].arguments[-len(sums) :]) == sums
