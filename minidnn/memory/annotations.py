@@ -21,10 +21,19 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a value lies inside a wider one: from ``channel`` of ``buffer`` on."""
+    """Where a value lies inside a wider one: from ``channel`` of ``buffer`` on.
+
+    Channels are axis 1, and the elements of a vector.  A vector's elements lie side by side in a
+    wider one, too: its address says where, and kernels read and write it like any other.
+    """
 
     buffer: Value
     channel: int
+
+
+def channel_axis(value: Value) -> int:
+    """The axis along which a value may be a part of a wider one."""
+    return min(1, value.type.rank - 1)
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,10 @@ class Annotations:
         """Where a value lies; one that was not placed lies in itself."""
         return self.placements.get(value) or Placement(value, 0)
 
+    def within(self, value: Value) -> Placement:
+        """Where a value lies in what begins at its address, as kernels have to know it."""
+        return Placement(value, 0) if value.type.rank < 2 else self.place(value)
+
     def copied(self, join: Node) -> Iterator[tuple[Value, int]]:
         """The operands of a join that are not written where it lies, each with the place along
         the joined axis that it is copied to."""
@@ -55,7 +68,7 @@ class Annotations:
         base, first = self.place(join.output), 0
         for value in join.inputs:
             wanted = Placement(base.buffer, base.channel + first)
-            if axis != 1 or self.placements.get(value) != wanted:
+            if axis != channel_axis(value) or self.placements.get(value) != wanted:
                 yield value, first
             first += value.shape[axis]
 

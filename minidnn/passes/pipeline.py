@@ -34,6 +34,7 @@ from minidnn.passes.reduce_precision import REDUCE_PRECISION
 from minidnn.passes.repeat_inside import REPEAT_INSIDE
 from minidnn.passes.schedule import SCHEDULE
 from minidnn.passes.share_joins import SHARE_JOINS
+from minidnn.passes.share_sums import SHARE_SUMS
 from minidnn.passes.simplify import SIMPLIFY
 from minidnn.passes.store_summed import STORE_SUMMED
 from minidnn.passes.sum_behind import SUM_BEHIND
@@ -47,6 +48,7 @@ PIPELINE: tuple[Pass, ...] = (
     KEEP_LAYERS,
     MULTIPLY_BYTES,
     COMPOSE_GRADIENTS,
+    SHARE_SUMS,
     COMPOSE_VARIANCE,
     REPEAT_INSIDE,
     SIMPLIFY,

@@ -1,13 +1,13 @@
 """place_concat: operands of a join of channels are written where the join wants them.
 
-Handles: a Concat along channels whose operands' producers can write slices; where that is
-predicted to be cheaper than the copy, the operand is placed in the joined value, and the join
-copies it no more.  A join whose operands all lie side by side in one buffer already, as in a
+Handles: a Concat along channels, or of vectors, whose operands' producers can write slices; where
+that is predicted to be cheaper than the copy, the operand is placed in the joined value, and the
+join copies it no more.  A join whose operands all lie side by side in one buffer already, as in a
 dense block, is itself only a name for a part of that buffer.  The graph keeps its nodes; what
 changes is where values lie (``Annotations.placements``).
 Refuses (noted with the reason): graph inputs, constants, values placed elsewhere, values that
-are operands twice, and what the target refuses; everything under strategies that compute layer
-by layer.
+are operands twice, vectors that would not begin at a cache line, and what the target refuses;
+everything under strategies that compute layer by layer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from minidnn.fusion.collapse import APART
 from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.operator import Reshaping
 from minidnn.graph.operators import Concat, Reorder
-from minidnn.memory.annotations import Annotations, Placement
+from minidnn.graph.types import ITEMSIZE
+from minidnn.memory.annotations import ALIGNMENT, Annotations, Placement, channel_axis
 from minidnn.passes.infrastructure import Context, Pass
 
 
@@ -28,7 +29,7 @@ def place_concat(graph: Graph, context: Context) -> Graph:
         return graph
     placements: dict[Value, Placement] = {}
     for node in reversed(graph.nodes):
-        if isinstance(node.op, Concat) and node.op.axis % node.output.type.rank == 1:
+        if isinstance(node.op, Concat) and _is_of_channels(node, node.op):
             _place(graph, node, placements, context)
     context.annotations = replace(context.annotations, placements=placements)
     return graph
@@ -53,7 +54,11 @@ def _place(graph: Graph, node: Node, placements: dict[Value, Placement], context
             placements[value] = Placement(base.buffer, channel)
         elif placements.get(value) != Placement(base.buffer, channel):
             context.notes[value.name] = f"copied into {node.name}: {reason}"
-        channel += value.shape[1]
+        channel += value.shape[channel_axis(value)]
+
+
+def _is_of_channels(node: Node, op: Concat) -> bool:
+    return op.axis % node.output.type.rank == channel_axis(node.output)
 
 
 def _is_reshape(found: Annotations, node: Node) -> bool:
@@ -71,7 +76,7 @@ def _common_buffer(node: Node, placements: dict[Value, Placement]) -> Placement 
     for value in node.inputs:
         if placements.get(value) != Placement(first.buffer, channel):
             return None
-        channel += value.shape[1]
+        channel += value.shape[channel_axis(value)]
     return first
 
 
@@ -100,6 +105,9 @@ def _refusal(
         return "it is a reordered copy"
     if found.layout(value) != found.layout(node.output):
         return "it has another layout"
+    begin = channel * ITEMSIZE[value.dtype]
+    if value.type.rank == 1 and begin % ALIGNMENT:
+        return f"it would begin at byte {begin}, which is no multiple of {ALIGNMENT}"
     reason = context.target.refuse_slice(producer, value, channel)
     if reason is not None:
         return reason

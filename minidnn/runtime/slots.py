@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from minidnn.graph.ir import Constant, Value
+from minidnn.graph.types import ITEMSIZE
 from minidnn.runtime.operand import Operand
 from minidnn.runtime.plan import Plan
 
@@ -38,8 +39,11 @@ class Slots:
                 self._operands.setdefault(root, Operand(self.outputs + i))
 
     def operand(self, value: Value) -> Operand:
-        """Where the storage begins that a value lies in."""
-        return self._operands[self._plan.roots.get(value, value)]
+        """Where the storage begins that a value lies in; where a vector itself does."""
+        found = self._operands[self._plan.roots.get(value, value)]
+        if value.type.rank != 1 or isinstance(value, Constant):
+            return found
+        return found + self._plan.annotations.place(value).channel * ITEMSIZE[value.dtype]
 
     def source(self, number: int) -> Operand | Constant | None:
         """What an output must be copied from at the end of a run; None if kernels write it."""

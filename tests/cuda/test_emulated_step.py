@@ -24,7 +24,7 @@ from minidnn.gradients.reverse import pullback
 from minidnn.graph import meeting
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Node, Value
-from minidnn.graph.operators import SumOverRanks
+from minidnn.graph.operators import Concat, SumOverRanks
 from minidnn.layers.build import to_graph
 from minidnn.runtime.bits import from_bits, to_bits
 from minidnn.runtime.operand import Operand
@@ -92,7 +92,7 @@ class Memory:
 
     def _lying(self, node: Node, value: Value) -> np.ndarray:
         """The bits of a value where it lies, which may be a part of a wider one."""
-        place = self.plan.annotations.place(value)
+        place = self.plan.annotations.within(value)
         whole, first = place.buffer, place.channel
         flat = self.at(node, value)[: whole.type.bytes].view(STORED.get(value.dtype, value.dtype))
         if whole is value and not self._is_last(value):
@@ -113,6 +113,44 @@ class Memory:
         bits = to_bits(np.ascontiguousarray(np.reshape(array, value.shape)), value.dtype)
         lying = self._lying(node, value)
         lying[...] = np.asarray(bits).view(lying.dtype).reshape(value.shape)
+
+
+class Dense(L.Layer):
+    """A dense block: each layer normalizes all channels so far, of which some begin at no cache
+    line."""
+
+    def __init__(self) -> None:
+        self.stem = L.Conv2d(3, 32, 3, 2, 1, bias=False)
+        self.norms, self.convs = L.LayerList(), L.LayerList()
+        channels = 32
+        for growth in (16, 8, 16):
+            self.norms.append(L.BatchNorm2d(channels))
+            self.convs.append(L.Conv2d(channels, growth, 3, padding=1, bias=False))
+            channels += growth
+        self.norm, self.relu, self.concat = L.BatchNorm2d(channels), L.ReLU(), L.Concat()
+        self.head = L.Sequential(L.AdaptiveAvgPool2d(1), L.Flatten(), L.Linear(channels, 5))
+
+    def forward(self, x: Any) -> Any:
+        y = self.stem(x)
+        for norm, conv in zip(self.norms, self.convs, strict=True):
+            y = self.concat(y, conv(self.relu(norm(y))))
+        return self.head(self.relu(self.norm(y)))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_statistics_that_lie_side_by_side(precision: str, tmp_path: Path) -> None:
+    objective = Objective(md.losses.CrossEntropy(), {})
+    optimizer = md.optim.SGD(0.02, momentum=0.9)
+    graph = step_graph(Dense().initialize(0), (SHAPE,), objective, optimizer)
+    plan = planned_graph(graph, precision, True)
+    found = plan.annotations
+    joins = [n for n in plan.graph.nodes if isinstance(n.op, Concat) and n.output.type.rank == 1]
+    copied = [[value.shape for value, _ in found.copied(join)] for join in joins]
+    # The last layer's begin at byte 4 * 56, in the join of the mean and in that of the variance.
+    assert sorted(copied) == [[], [], [], [], [(16,)], [(16,)]]
+    random = np.random.default_rng(0)
+    given = [random.standard_normal(SHAPE, np.float32) + 1, np.array([0, 3, 1, 4])]
+    check_values(plan, [*given, np.array(0.02, np.float32)], precision, tmp_path)
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "float16", "bfloat16"])

@@ -132,7 +132,7 @@ class _Operands:
             return Operand(self._workspace, pointer.offset, thread_stride=own)
         if not isinstance(pointer, Value):
             return Operand(self.slots.constants, constants.add(pointer).address)
-        channel = self._plan.annotations.place(pointer).channel
+        channel = self._plan.annotations.within(pointer).channel
         found = self.slots.operand(pointer)
         found += channel * prod(pointer.shape[2:]) * ITEMSIZE[pointer.dtype]
         if group is None:

@@ -171,7 +171,7 @@ class _Lowering:
 
     def tensor(self, value: Value) -> Tensor:
         """How a value lies in memory; a constant lies as NCHW."""
-        wide = self.plan.annotations.place(value).buffer
+        wide = self.plan.annotations.within(value).buffer
         return tensor_of(value.type, self.plan.layout(value), wide.type)
 
     def node(self, node: Node) -> Sequence[Task]:
@@ -268,8 +268,8 @@ class _Lowering:
 
     def _is_dense(self, value: Value) -> bool:
         """Whether a value lies as NCHW, and by itself."""
-        placed = value in self.plan.annotations.placements
-        return self.plan.layout(value).block == 1 and not placed
+        alone = self.plan.annotations.within(value).buffer is value
+        return self.plan.layout(value).block == 1 and alone
 
     def _flat(self, node: Node, op: FusedSequence) -> Task:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))

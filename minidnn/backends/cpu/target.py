@@ -210,6 +210,8 @@ class CpuTarget(Target):
         return None if isinstance(node.op, kinds) else f"{node.op.name} reads whole batches"
 
     def refuse_slice(self, node: Node, value: Value, channel: int) -> str | None:
+        if value.type.rank == 1 and isinstance(node.op, (FusedSums, Concat)):
+            return None
         if not isinstance(node.op, (FusedSequence, Contraction, FusedContraction, Concat)):
             return f"{node.op.name} writes a value of its own"
         return self._refuse_lanes(value, channel)

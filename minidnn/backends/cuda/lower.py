@@ -156,7 +156,7 @@ class _Lowering:
 
     def tensor(self, value: Value) -> Tensor:
         """How a value lies in memory; a constant lies as NCHW."""
-        place = self.plan.annotations.place(value)
+        place = self.plan.annotations.within(value)
         return tensor_of(value.type, self.plan.layout(value), place.buffer.type, place.channel)
 
     def node(self, node: Node) -> Sequence[Task]:

@@ -31,7 +31,7 @@ class Strided:
 
 def strided_of(annotations: Annotations, value: Value) -> Strided:
     """How a value lies whose layout is NCHW."""
-    place = annotations.place(value)
+    place = annotations.within(value)
     offset = place.channel * prod(value.shape[2:])
     return Strided(value.dtype, _dense(place.buffer.shape), offset)
 

@@ -206,6 +206,9 @@ class CudaTarget(Target):
         return reads_otherwise(node) or super().refuse_epilogue(contraction, node)
 
     def refuse_slice(self, node: Node, value: Value, channel: int) -> str | None:
+        sums = (FusedContraction, FusedSums, Concat)
+        if value.type.rank == 1 and isinstance(node.op, sums):
+            return None
         if isinstance(node.op, (Reorder, SummedGradient, *_GRADIENTS)) or not _takes_layouts(node):
             return f"{node.op.name} writes a value of its own"
         if value.type.rank != 4:

@@ -23,6 +23,7 @@ from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Constant, Node, State, Value
 from minidnn.graph.types import ITEMSIZE, numpy_dtype, rounded_to
+from minidnn.memory.annotations import channel_axis
 from minidnn.memory.liveness import lifetimes
 from minidnn.runtime.agreement import agree_on_sums
 from minidnn.runtime.plan import Plan
@@ -152,7 +153,9 @@ class _Memory:
         placement = self._plan.annotations.placements.get(value)
         if placement is None:
             return root.reshape(value.shape)
-        return root[:, placement.channel : placement.channel + value.shape[1]]
+        axis = channel_axis(value)
+        part = slice(placement.channel, placement.channel + value.shape[axis])
+        return root[(slice(None),) * axis + (part,)]
 
     def read(self, value: Value) -> np.ndarray:
         return self._place(value)
