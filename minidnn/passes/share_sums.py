@@ -30,7 +30,6 @@ def share_sums(graph: Graph, context: Context) -> Graph:
 
 class _Sharing:
     def __init__(self, graph: Graph, context: Context) -> None:
-        self.graph = graph
         self.context = context
         self.rewriter = Rewriter(graph)
         #: By what is computed, and of which of the graph's values: the new graph's.

@@ -13,7 +13,7 @@ from minidnn.graph.ir import Graph, Node
 from minidnn.graph.operator import Contraction
 from minidnn.graph.trace import apply
 from minidnn.passes.absorb import ABSORB
-from minidnn.passes.infrastructure import Context
+from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.store_summed import STORE_SUMMED
 from minidnn.passes.sum_behind import SUM_BEHIND
 from minidnn.passes.sum_together import SUM_TOGETHER
@@ -51,11 +51,16 @@ def moments(x: Any) -> list[Any]:
     return [mean, apply(ops.Variance("float32"), x, mean)]
 
 
-def after(build: Build, context: Context | None = None) -> Graph:
-    before = graph_of(build, X)
+def after(
+    build: Build,
+    context: Context | None = None,
+    inputs: tuple[tuple[int, ...], ...] = (X,),
+    steps: tuple[Pass, ...] = (ABSORB, SUM_TOGETHER, SUM_BEHIND),
+) -> Graph:
+    before = graph_of(build, *inputs)
     context = context or Context(Adding())
     result = before
-    for step in (ABSORB, SUM_TOGETHER, SUM_BEHIND):
+    for step in steps:
         result = run(result, step, context=context)
     assert_same(before, result)
     return result
@@ -175,13 +180,8 @@ def gradient_of(t: Any, x: Any, y: Any) -> Any:
 
 
 def after_gradient(build: Build, context: Context | None = None) -> Graph:
-    before = graph_of(build, X, (2, 3, 6, 7))
-    context = context or Context(Adding())
-    result = before
-    for step in (SUM_TOGETHER, STORE_SUMMED, SUM_BEHIND):
-        result = run(result, step, context=context)
-    assert_same(before, result)
-    return result
+    steps = (SUM_TOGETHER, STORE_SUMMED, SUM_BEHIND)
+    return after(build, context, (X, (2, 3, 6, 7)), steps)
 
 
 def regions(graph: Graph) -> list[SummedGradient]:
