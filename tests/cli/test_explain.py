@@ -74,12 +74,13 @@ def test_passes_are_printed_before_and_after(capsys: pytest.CaptureFixture[str])
     out = explain(capsys, "digits", "--passes")
     graph = to_graph(models.digits(), (1, 1, 8, 8))
     headings = [line for line in out.splitlines() if line.startswith("== ")]
-    assert headings[:15] == [
+    assert headings[:16] == [
         "== before freeze ==",
         "== after freeze ==",
         "== after keep_layers ==",
         "== after multiply_bytes ==",
         "== after compose_gradients ==",
+        "== after share_sums ==",
         "== after compose_variance ==",
         "== after repeat_inside ==",
         "== after simplify ==",
