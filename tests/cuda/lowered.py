@@ -15,8 +15,9 @@ from minidnn.backends.cuda.contraction.kernel import ContractionKernel
 from minidnn.backends.cuda.contraction.problem import Address, ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Form, prepare_of, room
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.lower import InWorkspace, Pointer, Task, lower_plan
+from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.target import CudaTarget
+from minidnn.backends.cuda.task import InWorkspace, Pointer, Task
 from minidnn.fusion.collapse import Strategy
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Node, State

@@ -19,8 +19,9 @@ from minidnn.backends.cuda.contraction.problem import Address, Addresses, Contra
 from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.functions import Loaded
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.lower import Pointer, lower_plan
+from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.machine import Machine
+from minidnn.backends.cuda.task import Pointer
 from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
 from tests.cuda.cards import H200

@@ -10,7 +10,8 @@ import numpy as np
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction.problem import Address, Addresses, ContractionProblem
-from minidnn.backends.cuda.lower import InWorkspace, Task, lower_plan
+from minidnn.backends.cuda.lower import lower_plan
+from minidnn.backends.cuda.task import InWorkspace, Task
 from minidnn.fusion.region import SummedGradient
 from minidnn.graph.ir import Value
 from minidnn.graph.types import rounded_to

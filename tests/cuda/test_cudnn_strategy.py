@@ -16,7 +16,7 @@ from minidnn import layers as L
 from minidnn.backends.cuda.contraction.fixed import FixedConvolution
 from minidnn.backends.cuda.library.call import FunctionCall
 from minidnn.backends.cuda.library.convolution import LayerConvolution
-from minidnn.backends.cuda.lower import Task
+from minidnn.backends.cuda.task import Task
 from minidnn.cudnn import _cupy, handle, library
 from minidnn.cudnn.convolution.key import TensorKey
 from minidnn.cudnn.convolution.plan import Problem

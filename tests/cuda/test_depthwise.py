@@ -17,7 +17,8 @@ from minidnn.backends.cuda.constants import Data
 from minidnn.backends.cuda.contraction import depthwise
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import Address, ContractionProblem
-from minidnn.backends.cuda.lower import Pointer, lower_plan
+from minidnn.backends.cuda.lower import lower_plan
+from minidnn.backends.cuda.task import Pointer
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph

@@ -17,8 +17,9 @@ from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.constants import Data
 from minidnn.backends.cuda.contraction.problem import Address
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.lower import InWorkspace, Pointer, Task, lower_plan
+from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.rank_sums import RankSum
+from minidnn.backends.cuda.task import InWorkspace, Pointer, Task
 from minidnn.fusion.region import FusedSequence
 from minidnn.gradients.reverse import pullback
 from minidnn.graph import meeting

@@ -10,9 +10,9 @@ import pytest
 from minidnn.backends.cuda.contraction.recipe import Built
 from minidnn.backends.cuda.contraction.tune import Tuning, everything, own
 from minidnn.backends.cuda.functions import load_launches
-from minidnn.backends.cuda.lower import Task
 from minidnn.backends.cuda.machine import machine_of
 from minidnn.backends.cuda.target import HALVES
+from minidnn.backends.cuda.task import Task
 from tests.cuda.summed import addresses, check, drawn, laid, problem_of, read, tasks_of
 
 pytestmark = pytest.mark.gpu

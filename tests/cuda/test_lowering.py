@@ -27,9 +27,10 @@ from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import FIXED, PRODUCT, Form, finish_of, target, used
 from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.lower import Task, lower_plan
+from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.target import CudaTarget
+from minidnn.backends.cuda.task import Task
 from minidnn.errors import DeviceError, GraphError, OutOfMemoryError, UnsupportedError
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context

@@ -14,8 +14,9 @@ from minidnn import layers as L
 from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.backends.cuda.constants import Data
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.lower import InWorkspace, Pointer, Task, lower_plan
+from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.target import CudaTarget
+from minidnn.backends.cuda.task import InWorkspace, Pointer, Task
 from minidnn.graph.index_map import Indexed
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Windowed

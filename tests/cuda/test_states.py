@@ -16,8 +16,9 @@ from minidnn.backends.cuda.constants import Data
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import Addresses, ContractionProblem
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.lower import InWorkspace, lower_plan
+from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.target import CudaTarget
+from minidnn.backends.cuda.task import InWorkspace
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph, State
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout

@@ -17,9 +17,9 @@ from minidnn.backends.cuda.contraction.kernel_registry import KERNELS, LoadedCon
 from minidnn.backends.cuda.contraction.recipe import Built, Form, Recipe, sums_of
 from minidnn.backends.cuda.contraction.sums_behind import sweep_of
 from minidnn.backends.cuda.functions import Loaded
-from minidnn.backends.cuda.lower import Task
 from minidnn.backends.cuda.memory import aligned
 from minidnn.backends.cuda.target import HALVES
+from minidnn.backends.cuda.task import Task
 from minidnn.backends.cuda.tensor import Tensor
 from tests.cuda.cards import A100, H200
 

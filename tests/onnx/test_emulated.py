@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.lower import Task, lower_plan
+from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.target import CudaTarget
+from minidnn.backends.cuda.task import Task
 from minidnn.graph.ir import Graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize

@@ -21,7 +21,7 @@ from ...runtime.plan import Plan
 from .constants import Constants, Data
 from .functions import Loaded
 from .kernels import Launch
-from .lower import InWorkspace, Pointer, Task
+from .task import InWorkspace, Pointer, Task
 
 log = logging.getLogger(__name__)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -65,10 +64,7 @@ from .contraction.problem import (
 from .copy import print_copy
 from .elements import print_elements
 from .indexing import print_gather, print_move, print_pick, print_scatter_add
-from .kernels import Launch
 from .layer_norm import print_layer_norm
-from .library.call import FunctionCall
-from .library.convolution import LayerConvolution
 from .library.lower import Lowering, Reserve
 from .machine import Machine
 from .matmul import print_matmul
@@ -81,38 +77,8 @@ from .sequence import are_apart, print_region, print_variants, print_vectors
 from .softmax import print_softmax
 from .strided import print_broadcast, print_join, strided_of
 from .sums import print_sums
+from .task import InWorkspace, Pointer, Task, data_of, numbers_of, placed_at, pointer_to
 from .tensor import Tensor, tensor_of
-
-
-@dataclass(frozen=True)
-class InWorkspace:
-    """So many bytes from where the workspace of a node begins."""
-
-    offset: int
-
-
-#: What a pointer points to: the storage of a value, a part of it, numbers that never change, or
-#: what one kernel of a node leaves to the next.
-Pointer = Value | Address | Data | InWorkspace
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """What computes a node, or a part of one.
-
-    A launch takes ``pointers`` in its kernel's order; a contraction image, filter, result, then
-    the other tensors, the vectors of what follows, those of what comes before, then what is read
-    behind it, what is stored there, and sums; sums over ranks all operands, then all results, and
-    so does a function of cuDNN's.
-    """
-
-    node: Node
-    work: Launch | ContractionProblem | RankSum | FunctionCall | LayerConvolution
-    pointers: tuple[Pointer, ...]
-    #: Launches that may take the place of ``work``: they give the same bits.
-    others: tuple[Launch, ...] = ()
-    #: What launches take of the node's workspace; a contraction's own lies behind it.
-    workspace_bytes: int = 0
 
 
 def lower_plan(
@@ -173,7 +139,7 @@ class _Lowering:
         if isinstance(op, FusedElements):
             launch = print_elements(annotations, node)
             given = (*node.inputs, *op.body.constants)
-            return (Task(node, launch, (*map(_pointer, given), *node.outputs)),)
+            return (Task(node, launch, (*map(pointer_to, given), *node.outputs)),)
         if isinstance(op, Variance):  # alone where the passes had no fuel
             return self._sums(node, sum_alone(node))
         if isinstance(op, Windowed):  # alone where the passes had no fuel
@@ -205,7 +171,7 @@ class _Lowering:
             return (self._copy(node, node.inputs[0], self.tensor(node.output)),)
         else:
             return (self._other(node),)
-        return (Task(node, launch, (*map(_pointer, node.inputs), node.output)),)
+        return (Task(node, launch, (*map(pointer_to, node.inputs), node.output)),)
 
     def _other(self, node: Node) -> Task:
         """What works on values in NCHW order of any rank."""
@@ -214,11 +180,11 @@ class _Lowering:
         table: list[Pointer] = []
         if isinstance(op, Indexed):
             launch, make = print_move(op.index_map(x.shape), x.shape, lies)
-            table.append(_table(make()))
+            table.append(numbers_of(make()))
         elif isinstance(op, MatMul):
             self._check_dense(node, *node.inputs)
             launch, make = print_matmul(x.type, node.inputs[1].type, node.output.type)
-            table.append(_table(make()))
+            table.append(numbers_of(make()))
         elif isinstance(op, Gather):
             launch = print_gather(op, x.type, lies, node.inputs[1].type)
         elif isinstance(op, ScatterAdd):
@@ -232,7 +198,7 @@ class _Lowering:
         else:
             assert isinstance(op, (LayerNorm, GroupNorm)), f"no kernel for {op}"
             launch = print_layer_norm(op, x.type, lies, len(node.inputs) - 1)
-        return Task(node, launch, (*map(_pointer, node.inputs), *table, node.output))
+        return Task(node, launch, (*map(pointer_to, node.inputs), *table, node.output))
 
     def _check_dense(self, node: Node, *values: Value) -> None:
         placed = [value for value in values if value in self.plan.annotations.placements]
@@ -246,7 +212,7 @@ class _Lowering:
         self._check_dense(node, *node.inputs)
         types = tuple(value.type for value in node.inputs)
         work = RankSum(op, types, node.name, begins=True)
-        begin = Task(node, work, (*map(_pointer, node.inputs), *node.outputs))
+        begin = Task(node, work, (*map(pointer_to, node.inputs), *node.outputs))
         return (begin,) if op.lasts else (begin, _wait(node))
 
     def _averages_planes(self, node: Node, op: FusedSequence) -> bool:
@@ -277,20 +243,20 @@ class _Lowering:
 
         suited = print_region(op, lies, self.machine)
         values = [outer.get(slot.value, slot.value) for slot in suited.binding.slots]
-        pointers: list[Pointer] = [_pointer(value) for value in values]
+        pointers: list[Pointer] = [pointer_to(value) for value in values]
         others = print_variants(op, lies, self.machine) if self.others else ()
         vectors = [outer.get(vector.value, vector.value) for vector in suited.binding.vectors]
         apart = are_apart(suited.binding)
         if apart or all(isinstance(value, Constant) for value in vectors):
             if apart:
-                pointers += map(_pointer, vectors)
+                pointers += map(pointer_to, vectors)
             elif vectors:
                 pointers.append(Data(suited.kernel.vectors, "float32", (id(op), "vectors")))
             return (Task(node, suited.kernel.launch, tuple(pointers), tuple(others)),)
         packing, size = print_vectors(suited.binding)
         packed = InWorkspace(0)
         return (
-            Task(node, packing, (*map(_pointer, vectors), packed), (), size),
+            Task(node, packing, (*map(pointer_to, vectors), packed), (), size),
             Task(node, suited.kernel.launch, (*pointers, packed), tuple(others), size),
         )
 
@@ -312,7 +278,7 @@ class _Lowering:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
         sums = print_sums(op, lambda value: self.tensor(outer.get(value, value)))
-        given = [_pointer(outer.get(value, value)) for value in sums.operands]
+        given = [pointer_to(outer.get(value, value)) for value in sums.operands]
         results = [node.outputs[i] for i in sums.sums]
         if sums.parts is None:
             return (Task(node, sums.first, (*given, *results)),)
@@ -329,13 +295,13 @@ class _Lowering:
         self._check_rows(node, found)
         packing, filter = self._filter(node, found.weight, found.problem, found.whole)
         pointers: list[Pointer] = [
-            _placed(found.source),
+            placed_at(found.source),
             filter,
             found.result,
-            *map(_placed, found.others),
-            *map(_pointer, found.vectors),
-            *map(_pointer, found.before_vectors),
-            *map(_pointer, found.behind),
+            *map(placed_at, found.others),
+            *map(pointer_to, found.vectors),
+            *map(pointer_to, found.before_vectors),
+            *map(pointer_to, found.behind),
         ]
         size = sum(task.workspace_bytes for task in packing)
         return *packing, Task(node, found.problem, tuple(pointers), (), size)
@@ -347,7 +313,7 @@ class _Lowering:
     def _gradient(self, node: Node) -> Task:
         found = gradient_of(node, *self._given())
         _, weight = self._filter(node, found.weight, found.problem)
-        return Task(node, found.problem, (_placed(found.source), weight, _placed(found.result)))
+        return Task(node, found.problem, (placed_at(found.source), weight, placed_at(found.result)))
 
     def _summed_gradient(self, node: Node, op: SummedGradient) -> Task:
         """The gradient, with what is read behind it, what is stored there, and the sums."""
@@ -368,9 +334,9 @@ class _Lowering:
         results = (*sums.stored, *sums.reductions)
         pointers: list[Pointer] = [
             Address(outer[made], found.source.bytes) if op.is_kept else InWorkspace(0),
-            _pointer(outer[found.weight]),
+            pointer_to(outer[found.weight]),
             Address(outer[found.result.value], found.result.bytes),
-            *(_pointer(outer[value]) for value in others),
+            *(pointer_to(outer[value]) for value in others),
             *(node.outputs[op.is_kept + i] for i in results),
         ]
         problem = replace(found.problem, behind=behind)
@@ -401,7 +367,7 @@ class _Lowering:
             places = places.reshape(-1, *kernel, channels).transpose(0, 3, 1, 2)
         table = gather.filter(places, weight.dtype).ravel() - 1
         launch, packed = print_pick(table.size, weight.dtype), InWorkspace(0)
-        given = (weight, _table(table), packed)
+        given = (weight, numbers_of(table), packed)
         size = table.size * ITEMSIZE[weight.dtype]
         return (Task(node, launch, given, (), size),), packed
 
@@ -422,7 +388,7 @@ class _Lowering:
     def _take_channels(self, node: Node, op: TakeChannels) -> Task:
         sources, out = list(map(self.tensor, node.inputs)), self.tensor(node.output)
         launch, table = print_take_channels(op, node.output.shape[0], sources, out)
-        return Task(node, launch, (*map(_pointer, node.inputs), _table(table), node.output))
+        return Task(node, launch, (*map(pointer_to, node.inputs), numbers_of(table), node.output))
 
     def _join(self, node: Node, op: Concat) -> Sequence[Task]:
         """Copies the operands that were not written in place."""
@@ -438,35 +404,17 @@ class _Lowering:
             part = tensor_of(value.type, layout, base.buffer.type, base.channel + first)
             return self._copy(node, value, part)
         launch = print_join(self.plan.annotations, value, out, axis, first)
-        return Task(node, launch, (_pointer(value), out))
+        return Task(node, launch, (pointer_to(value), out))
 
     def _copy(self, node: Node, value: Value, target: Tensor) -> Task:
         launch = print_copy(value.type.plane[0], self.tensor(value), target)
-        return Task(node, launch, (_pointer(value), node.output))
+        return Task(node, launch, (pointer_to(value), node.output))
 
 
 def _wait(node: Node) -> Task:
     """What waits for the sums over ranks that a node has begun."""
     assert isinstance(node.op, SumOverRanks)
     return Task(node, RankSum(node.op, (), node.name, begins=False), ())
-
-
-def data_of(constant: Constant) -> Data:
-    """A constant as it is."""
-    return Data(lambda: constant.data, constant.dtype, (id(constant), "as it is"))
-
-
-def _table(numbers: np.ndarray) -> Data:
-    """Whole numbers that a kernel reads; kernels of one text may read different ones."""
-    return Data(lambda: numbers, "int64", ("table", hashlib.sha256(numbers.tobytes()).digest()))
-
-
-def _pointer(value: Value) -> Pointer:
-    return data_of(value) if isinstance(value, Constant) else value
-
-
-def _placed(place: Address) -> Pointer:
-    return data_of(place.value) if isinstance(place.value, Constant) else place
 
 
 def _packed(weight: Constant, problem: ContractionProblem, whole: BytesOnly | None) -> Data:

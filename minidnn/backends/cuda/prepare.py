@@ -24,11 +24,11 @@ from .functions import LaunchLoader, Loaded
 from .kernels import Launch
 from .library.call import FunctionCall
 from .library.convolution import LayerConvolution, chosen
-from .lower import InWorkspace, Pointer, Task, data_of
 from .machine import Machine
 from .memory import Limit, aligned, release_unused
 from .rank_sums import RankSum, RankSums
 from .table import CudaTable, KernelRow, LibraryRow, Row
+from .task import InWorkspace, Pointer, Task, data_of
 
 MOST_WORKSPACE = 1 << 30
 """Bytes that algorithms may take beside their tensors, unless ``memory_limit`` leaves less, or more

@@ -17,12 +17,12 @@ from .arrays import ArraySlot
 from .captured import CapturedProgram, on_device
 from .contraction.kernel_registry import refusals
 from .instance import Instance
-from .lower import Task
 from .machine import Machine, machine_of
 from .memory import Limit, make_within, told
 from .prepare import ContractionWork, PreparedPlan, prepare
 from .states import StatesInTurn
 from .target import CudaTarget
+from .task import Task
 
 
 class CudaProgram(CapturedProgram):
