@@ -31,7 +31,8 @@ from ...graph.operators import (
 from ...graph.types import BYTES
 from .channels import MOST_SIDE_BY_SIDE
 from .contraction.chunks import LANES
-from .contraction.problem import gather_precision, lies_one_way, wants_gather
+from .contraction.gather import gather_precision, wants_gather
+from .contraction.problem import lies_one_way
 from .library.support import PRODUCTS, layer_functions, product_gradient, takes_layouts
 from .prelude import TYPES
 from .sequence.sums import choose_sums

@@ -16,18 +16,21 @@ more than 48 channels would take too much memory for what they save.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ....graph.types import ITEMSIZE
+from ....cudnn.graph.spec import ALIGNMENT
+from ....graph.operators import Conv2d
+from ....graph.types import BYTES, ITEMSIZE
 from ...codegen.code import Code
 from ..kernels import Launch
 from ..prelude import TYPES
 from ..tensor import Tensor
 
 Pair = tuple[int, int]
-FEW_CHANNELS = 4
+_FEW_CHANNELS = 4
 _AT_ONCE = 32  # channels of a tap, in tf32
 _WIDEST = 48  # channels of a block that is as wide as the window
 _ACCESS = 16  # bytes
@@ -117,3 +120,17 @@ def print_gather(batch: int, x: Tensor, made: Tensor, how: Gathering) -> Launch:
             code.line(f"r[i] = inside ? md_value(x[{place}]) : {how.fill}.0f;")
         code.line(f"md_store<{lanes}>(y + (long long)t * {lanes}, r);")
     return Launch.named("gather", code, -(-count // _THREADS), _THREADS)
+
+
+def wants_gather(op: Conv2d, weight: Sequence[int], precision: str) -> bool:
+    """Whether a convolution has so few channels that its image is gathered for tensor cores, or, of
+    bytes, channels that are no whole accesses."""
+    plain = op.groups == 1 and op.dilation == (1, 1)
+    if precision in BYTES:
+        return plain and weight[1] % ALIGNMENT != 0
+    return plain and weight[1] <= _FEW_CHANNELS and precision != "float32"
+
+
+def gather_precision(dtype: str, tf32: bool) -> str:
+    """In what a contraction of images of that dtype is computed."""
+    return "tf32" if tf32 and dtype not in BYTES else dtype

@@ -22,7 +22,7 @@ from ....runtime.operand import KernelArgument
 from ..pointwise import CHAIN, Argument, PointStep
 from ..tensor import Tensor
 from .behind import SumsBehind
-from .gather import FEW_CHANNELS, Gathering, gather_of
+from .gather import Gathering, gather_of, gather_precision, wants_gather
 
 Pair = tuple[int, int]
 Direction = Literal["forward", "gradient of the image", "gradient of the filter"]
@@ -361,20 +361,6 @@ def gradient_of(
         deterministic=deterministic,
     )
     return PlacedContraction(problem, places[0], weight, places[1], (), (), ())
-
-
-def wants_gather(op: Conv2d, weight: Sequence[int], precision: str) -> bool:
-    """Whether a convolution has so few channels that its image is gathered for tensor cores, or, of
-    bytes, channels that are no whole accesses."""
-    plain = op.groups == 1 and op.dilation == (1, 1)
-    if precision in BYTES:
-        return plain and weight[1] % ALIGNMENT != 0
-    return plain and weight[1] <= FEW_CHANNELS and precision != "float32"
-
-
-def gather_precision(dtype: str, tf32: bool) -> str:
-    """In what a contraction of images of that dtype is computed."""
-    return "tf32" if tf32 and dtype not in BYTES else dtype
 
 
 def lies_one_way(weight: Value) -> bool:
