@@ -12,7 +12,8 @@ from minidnn.backends.cpu.backend import CpuBackend
 from minidnn.backends.cpu.contraction import multiplies_bytes
 from minidnn.backends.cpu.isa import Isa, bfloat16_isa, with_bytes
 from minidnn.backends.cpu.library import NativeFunction
-from minidnn.backends.cpu.lower import Task, lower_plan
+from minidnn.backends.cpu.lower import lower_plan
+from minidnn.backends.cpu.task import Task
 from minidnn.fusion.collapse import check_strategy
 from minidnn.graph.ir import Graph
 from minidnn.passes.infrastructure import Context

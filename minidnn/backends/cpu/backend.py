@@ -41,7 +41,7 @@ from .isa import (
 )
 from .kernels import compile_kernels
 from .library import NativeFunction
-from .lower import Task, lower_plan
+from .lower import lower_plan
 from .machine import describe_machine, memory_bytes
 from .native import runner_kernel, why_not_there
 from .rank_sums import HostSum
@@ -49,6 +49,7 @@ from .rates import measured_rates
 from .stored import store
 from .table import TableProgram
 from .target import CpuTarget, device_for
+from .task import Task
 from .toolchain import why_unusable
 from .tuning import Build, tuned_tasks
 

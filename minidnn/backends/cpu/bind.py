@@ -18,9 +18,9 @@ from .buffers import Array
 from .constants import PackedConstants
 from .contraction import Workspace
 from .library import NativeFunction
-from .lower import Pointer, Task
 from .program import BoundKernel, Group
 from .table import Table
+from .task import Pointer, Task
 
 
 def bind(

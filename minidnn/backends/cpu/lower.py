@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -42,7 +42,6 @@ from ...graph.types import BYTES, ITEMSIZE, TensorType
 from ...memory.annotations import ALIGNMENT, Annotations
 from ...runtime.bits import to_bits
 from ...runtime.plan import Plan
-from ..codegen.kernel import KernelSource
 from .adaptive import print_adaptive
 from .any_size import print_for_any_size, why_of_one_size
 from .argmax import print_argmax
@@ -50,10 +49,8 @@ from .broadcast import Shaped, print_broadcast
 from .byte_window import print_byte_window
 from .channel_norm import print_channel_norm
 from .contraction import (
-    Choice,
     Choose,
     PrintedContraction,
-    Question,
     Workspace,
     choose_by_price,
     choose_for_any_size,
@@ -80,35 +77,12 @@ from .sequence import print_sequence
 from .softmax import print_softmax
 from .staged import Staged
 from .sums import print_sums
+from .task import Pointer, Task
 from .tensor import Tensor, tensor_of
 from .widened import needs_copies, print_conversion, widened
 
 _WINDOW_BYTES = 1 << 12
 """Bytes that a call of a kernel for windows over bytes reads."""
-
-#: What a kernel's pointer points to: a value, the workspace that the kernels of a node share, or
-#: a constant that is packed for it.
-Pointer = Value | Workspace | Callable[[], np.ndarray]
-
-
-@dataclass(frozen=True)
-class Task:
-    """One kernel over its tasks, for a node."""
-
-    node: Node
-    #: Its text, the name of a function of the runner, or what calls back into Python.
-    source: KernelSource | str | HostSum
-    pointers: tuple[Pointer, ...]
-    tasks: int
-    grain: int = 1
-    scratch_bytes: int = 0
-    workspace_bytes: int = 0
-    #: The group of nodes to which it belongs, if that is computed image after image: ``tasks`` are
-    #: those of one image then, and pointers are those of the first.
-    group: tuple[Node, ...] | None = None
-    #: Of a contraction: what was chosen for what.
-    question: Question | None = None
-    choice: Choice | None = None
 
 
 def lower_plan(

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ..contraction import Question
-from ..lower import Task
+from ..task import Task
 
 LEAST_ROUNDS = 5
 MOST_ROUNDS = 25

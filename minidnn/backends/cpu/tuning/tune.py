@@ -24,9 +24,10 @@ from ..contraction import Choice, Question, choose_by_price
 from ..contraction.candidates import candidates
 from ..contraction.price import nominal_speed
 from ..isa import Isa
-from ..lower import Task, lower_plan
+from ..lower import lower_plan
 from ..machine import describe_machine
 from ..progress import terminal_progress
+from ..task import Task
 from .choices import Choices
 from .race import Timed, Times, race
 
