@@ -36,7 +36,7 @@ from minidnn.graph.checker import check, check_own_shape
 from minidnn.graph.ir import Constant, Graph
 from minidnn.graph.operators import Reorder
 from minidnn.graph.plain import plain
-from minidnn.graph.types import BYTES, FLOATS
+from minidnn.graph.types import FLOATS
 from minidnn.layers.build import to_graph
 from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
@@ -205,10 +205,7 @@ def _compile_named(
         return made(graph, options if tunes else untuned)
 
     def compiled_for_any_size(graph: Graph) -> Callable[[], Executable] | None:
-        alike, backend = any_size_options(device), get_backend(device)
-        if alike is None or any(value.dtype in BYTES for value in graph.values):
-            return None
-        if _precision(backend, given["precision"], graph) != "float32":
+        if (alike := any_size_options(device)) is None:
             return None
         # Only what is computed layer by layer has such kernels.
         strategy = given["strategy"] if given["strategy"] in APART else "contractions"

@@ -64,8 +64,8 @@ def training_options(device: str) -> Mapping[str, Any]:
 
 
 def any_size_options(device: str) -> Mapping[str, Any] | None:
-    """The options with which a device's float32 kernels are those of planes of any size, so that
-    nothing is compiled for another size; None if it has no such kernels.
+    """The options with which a device's kernels are those of planes of any size, so that nothing is
+    compiled for another size; None if it has no such kernels.
 
     A backend that has says so by an attribute of this name.
     """

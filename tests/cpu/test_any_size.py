@@ -13,7 +13,7 @@ import minidnn as md
 import models
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu.backend import CpuBackend
-from minidnn.backends.cpu.isa import Isa, best_isa
+from minidnn.backends.cpu.isa import AVX512, Isa, best_isa, bfloat16_isa, why_no_bfloat16
 from minidnn.backends.cpu.lower import lower_plan
 from minidnn.errors import GraphError
 from minidnn.executable import Executable
@@ -25,6 +25,7 @@ from minidnn.runtime.plan import make_plan
 from tests import cases
 from tests.cases import Case, check
 from tests.cases.record import Shape
+from tests.cuda.precisions import EPSILON, assert_near, rounded
 
 from .warming import compile_together, texts_of
 
@@ -33,10 +34,11 @@ OWN = (*cases.contraction.CASES, *cases.movement.CASES, *cases.pooling.CASES)
 SHOWN = OWN[::7]
 
 
-def kernels_of(graph: Graph, isa: Isa) -> list[KernelSource]:
+def kernels_of(graph: Graph, isa: Isa, precision: str = "float32") -> list[KernelSource]:
     options = {"isa": isa.name, "threads": 2, "any_size": True}
-    context = Context(CpuBackend().target("float32", options), "contractions")
+    context = Context(CpuBackend().target(precision, options), "contractions")
     plan = make_plan(optimize(graph, context), context)
+    isa = isa if precision == "float32" else bfloat16_isa(isa)
     return texts_of(lower_plan(plan, isa, 2, any_size=True))
 
 
@@ -46,14 +48,15 @@ def graph_of(case: Case, shapes: tuple[Shape, ...]) -> Graph:
 
 
 @cache
-def warm(tested: tuple[Case, ...], isa: Isa) -> None:
+def warm(tested: tuple[Case, ...], isa: Isa, precision: str = "float32") -> None:
     graphs = [graph_of(case, shapes) for case in tested for shapes in case.shapes]
-    compile_together([each for graph in graphs for each in kernels_of(graph, isa)], isa)
+    compile_together([each for graph in graphs for each in kernels_of(graph, isa, precision)], isa)
 
 
 @cache
-def compiled(graph: Graph, isa_name: str) -> Executable:
+def compiled(graph: Graph, isa_name: str, precision: str = "float32") -> Executable:
     options: dict[str, Any] = {"isa": isa_name, "threads": 2, "guarded": True, "any_size": True}
+    options |= {"precision": precision}
     return md.compile(graph, device="cpu", strategy="contractions", **options)
 
 
@@ -71,6 +74,36 @@ def test_cases(case: Case, own_cache: None) -> None:
     check_case(case, best_isa())
 
 
+def check_in_bfloat16(case: Case) -> None:
+    for shapes in case.shapes:
+        exe = compiled(graph_of(case, shapes), AVX512.name, "bfloat16")
+        for special in (False, True) if case.special else (False,):
+            given = rounded(case.inputs(shapes, "float32", special=special), "bfloat16")
+            actual = np.asarray(exe(*given))
+            what = f"{case}{' special' if special else ''}"
+            assert_near(case, "bfloat16", EPSILON["bfloat16"], given, actual, what)
+
+
+NO_BFLOAT16 = pytest.mark.skipif(
+    why_no_bfloat16(AVX512) is not None, reason=str(why_no_bfloat16(AVX512))
+)
+
+
+@NO_BFLOAT16
+@pytest.mark.parametrize("case", SHOWN[::3], ids=str)
+def test_cases_in_bfloat16(case: Case, own_cache: None) -> None:
+    warm(SHOWN[::3], AVX512, "bfloat16")
+    check_in_bfloat16(case)
+
+
+@NO_BFLOAT16
+@pytest.mark.full
+@pytest.mark.parametrize("case", OWN, ids=str)
+def test_all_own_cases_in_bfloat16(case: Case, own_cache: None) -> None:
+    warm(OWN, AVX512, "bfloat16")
+    check_in_bfloat16(case)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("case", cases.CASES, ids=str)
 def test_all_cases(case: Case, isa: Isa, own_cache: None) -> None:
@@ -78,15 +111,16 @@ def test_all_cases(case: Case, isa: Isa, own_cache: None) -> None:
     check_case(case, isa)
 
 
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=NO_BFLOAT16)])
 @pytest.mark.parametrize(
     "name", ["squeezenet1_1", pytest.param("densenet121", marks=pytest.mark.full)]
 )
-def test_kernels_of_networks_are_the_same_for_all_sizes(name: str) -> None:
+def test_kernels_of_networks_are_the_same_for_all_sizes(name: str, precision: str) -> None:
     """Of planes that end in several pixels: one pixel lies in memory as a vector does."""
     net = getattr(models, name)()
 
     def names(batch: int, rows: int, columns: int) -> set[str]:
-        sources = kernels_of(to_graph(net, (batch, 3, rows, columns)), best_isa())
+        sources = kernels_of(to_graph(net, (batch, 3, rows, columns)), best_isa(), precision)
         return {source.name for source in sources}
 
     known = names(1, 512, 512)

@@ -7,14 +7,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cpu.backend import CpuBackend
+from minidnn.backends.cpu.backend import CpuBackend, CpuProgram
+from minidnn.backends.cpu.isa import AVX512, why_no_bfloat16
 from minidnn.cache import forbid_builds
 from minidnn.dynamic.executable import DynamicExecutable
 from tests.onnx.models import model, node, save
 
+PRECISIONS = [
+    "float32",
+    pytest.param(
+        "bfloat16",
+        marks=pytest.mark.skipif(
+            why_no_bfloat16(AVX512) is not None, reason=str(why_no_bfloat16(AVX512))
+        ),
+    ),
+]
 HEIGHT, WIDTH = md.Dim("height", 9, 90), md.Dim("width", 9, 90)
 
 
@@ -55,16 +66,40 @@ def expected(net: Any, x: np.ndarray) -> np.ndarray:
     return np.asarray(exe(x))
 
 
-def test_new_sizes_are_computed_without_a_compiler() -> None:
+def assert_near(net: Any, x: np.ndarray, actual: np.ndarray, precision: str) -> None:
+    """Within what several layers round, and not finite where that is expected."""
+    with np.errstate(invalid="ignore"):
+        wanted = expected(net, x)
+    if precision == "float32":
+        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
+    else:
+        allowed = 4 * 2.0**-8 * float(np.abs(wanted[np.isfinite(wanted)]).max())
+        np.testing.assert_allclose(actual, wanted, rtol=4 * 2.0**-8, atol=allowed)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_new_sizes_are_computed_without_a_compiler(precision: str) -> None:
     net, random = network(), np.random.default_rng(1)
-    exe = named(net, (md.Dim("batch", 1, 8), 3, HEIGHT, WIDTH), keep=3)
+    sizes = (md.Dim("batch", 1, 8), 3, HEIGHT, WIDTH)
+    exe = named(net, sizes, keep=3, precision=precision)
     with forbid_builds():
         for turn in range(12):
             shape = (int(random.integers(1, 9)), 3, *random.integers(9, 91, 2).tolist())
             x = numbers(*shape, seed=turn)
-            np.testing.assert_allclose(exe(x), expected(net, x), rtol=1e-4, atol=1e-5)
+            assert_near(net, x, exe(x), precision)
         assert exe.counts.by_any_size == 12 and exe.counts.kept <= 3
         assert "12 calls were computed by kernels of any size" in exe.explain()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_programs_share_packed_weights(precision: str) -> None:
+    exe = named(L.Conv2d(64, 64, 3), (1, 64, HEIGHT, WIDTH), precision=precision)
+    for rows, columns in [(9, 30), (31, 47), (80, 21)]:
+        exe(numbers(1, 64, rows, columns))
+    alone = exe.at(height=9, width=9).program
+    assert exe.counts.kept == 4
+    assert isinstance(alone, CpuProgram)
+    assert exe.counts.weight_bytes < 2.5 * alone.constant_bytes
 
 
 def test_no_pass_runs_for_a_new_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +109,7 @@ def test_no_pass_runs_for_a_new_size(monkeypatch: pytest.MonkeyPatch) -> None:
     x = numbers(1, 3, 52, 33)
     got = exe(x)
     monkeypatch.undo()
-    np.testing.assert_allclose(got, expected(net, x), rtol=1e-4, atol=1e-5)
+    assert_near(net, x, got, "float32")
 
 
 def test_what_passes_do_for_one_size_alone() -> None:
@@ -125,13 +160,13 @@ def test_warm_and_at_give_programs_of_their_own() -> None:
     assert exe.counts.by_any_size == 1
 
 
-def test_nan_and_infinity_stay_where_they_are() -> None:
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_nan_and_infinity_stay_where_they_are(precision: str) -> None:
     net = md.Sequential(L.MaxPool2d(3, 1, padding=1), L.Conv2d(3, 17, 3, padding=1), L.ReLU())
-    exe = named(net, (1, 3, HEIGHT, WIDTH))
+    exe = named(net, (1, 3, HEIGHT, WIDTH), precision=precision)
     x = numbers(1, 3, 23, 40)
     x[0, 1, 5, 7], x[0, 2, 20, 30], x[0, 0, 0, 0] = np.nan, np.inf, -np.inf
-    with np.errstate(invalid="ignore"):
-        np.testing.assert_allclose(exe(x), expected(net, x), rtol=1e-4, atol=1e-5)
+    assert_near(net, x, exe(x), precision)
 
 
 class Looks(L.Layer):
@@ -164,13 +199,69 @@ def test_a_file_is_asked_at_each_size(tmp_path: Path) -> None:
         np.testing.assert_array_equal(exe(x), md.compile(path, x.shape, device="reference")(x))
 
 
-@pytest.mark.parametrize("why", ["background", "bfloat16"])
-def test_where_there_are_no_such_kernels_each_size_has_its_own(why: str) -> None:
-    options: dict[str, Any] = {"background": False}
-    if why == "bfloat16":
-        if CpuBackend().why_not_in("bfloat16"):
-            pytest.skip("this processor does not multiply bfloat16")
-        options = {"precision": "bfloat16"}
-    exe = named(L.Conv2d(3, 8, 3), (1, 3, HEIGHT, 12), **options)
+def quantized(path: Path) -> Path:
+    """A file whose convolutions multiply bytes: of whole blocks, of groups, and with a bias."""
+    random, nodes = np.random.default_rng(3), []
+    constants: dict[str, Any] = {}
+    last = "x"
+
+    def rounds(name: str, scale: float, zero: int) -> None:
+        nonlocal last
+        constants[f"{name}.s"] = np.float32(scale).reshape(())
+        constants[f"{name}.z"] = np.uint8(zero).reshape(())
+        steps = [f"{name}.s", f"{name}.z"]
+        nodes.append(helper.make_node("QuantizeLinear", [last, *steps], [f"{name}.q"]))
+        nodes.append(helper.make_node("DequantizeLinear", [f"{name}.q", *steps], [f"{name}.d"]))
+        last = f"{name}.d"
+
+    def convolves(name: str, shape: tuple[int, ...], scale: float, **how: Any) -> None:
+        nonlocal last
+        constants[f"{name}.w"] = random.integers(-127, 128, shape, dtype=np.int8)
+        constants[f"{name}.ws"] = np.float32(scale).reshape(())
+        constants[f"{name}.wz"] = np.int8(0).reshape(())
+        constants[f"{name}.b"] = random.standard_normal(shape[0]).astype(np.float32)
+        weight = [f"{name}.{each}" for each in ("w", "ws", "wz")]
+        nodes.append(helper.make_node("DequantizeLinear", weight, [f"{name}.f"]))
+        given = [last, f"{name}.f", f"{name}.b"]
+        nodes.append(helper.make_node("Conv", given, [name], **how))
+        last = name
+
+    rounds("a", 0.03, 120)
+    convolves("c1", (32, 3, 3, 3), 0.004, strides=[2, 2], pads=[1, 1, 1, 1])
+    rounds("b", 0.05, 100)
+    pool = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
+    nodes.append(helper.make_node("MaxPool", [last], ["p"], **pool))
+    last = "p"
+    convolves("c2", (32, 1, 3, 3), 0.004, pads=[1, 1, 1, 1], group=32)
+    rounds("c", 0.05, 128)
+    convolves("c3", (33, 32, 1, 1), 0.004)
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, "H", "W"])]
+    outputs = [helper.make_tensor_value_info(last, TensorProto.FLOAT, None)]
+    arrays = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "quantized", inputs, outputs, arrays)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path.write_bytes(made.SerializeToString())
+    return path
+
+
+def test_bytes(tmp_path: Path) -> None:
+    """Sums of bytes are exact: all kernels give the same."""
+    path = quantized(tmp_path / "net.onnx")
+    exe = named(path, (1, 3, md.Dim("H", 10, 90), md.Dim("W", 10, 90)), keep=3)
+    assert exe.counts.by_any_size == 0
+    for rows, columns in [(32, 32), (57, 41), (33, 90), (10, 11)]:
+        x = numbers(1, 3, rows, columns)
+        with forbid_builds():
+            got = exe(x)
+        np.testing.assert_array_equal(got, md.compile(path, x.shape, device="cpu")(x))
+        wanted = np.asarray(md.compile(path, x.shape, device="reference")(x))
+        # Numbers halfway between two steps may go to either, which two layers see.
+        near = np.abs(got - wanted) <= 0.1 * np.abs(wanted).max()
+        assert near.all() and np.abs(got - wanted).mean() < 1e-3 * np.abs(wanted).max()
+    assert exe.counts.by_any_size == 4 and exe.counts.kept <= 3
+
+
+def test_without_a_background_each_size_has_its_own() -> None:
+    exe = named(L.Conv2d(3, 8, 3), (1, 3, HEIGHT, 12), background=False)
     exe(numbers(1, 3, 30, 12))
     assert exe.counts.by_any_size == 0 and exe.counts.compiled == 2

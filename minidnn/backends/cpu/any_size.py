@@ -21,6 +21,7 @@ from ..codegen.code import Code
 from ..codegen.dialect import ISPC
 from ..codegen.kernel import KernelSource
 from ..codegen.taps import TapLoop, TapPrinter
+from .element import ELEMENTS
 from .isa import Isa
 from .packing import PackedVectors
 from .tensor import Access, Tensor
@@ -52,8 +53,9 @@ def why_of_one_size(body: Graph) -> str | None:
         return "it joins channels"
     if len({value.type.plane for value in made}) != 1:
         return "its results have several sizes"
-    if any(value.dtype != "float32" for value in body.values):
-        return "it has values of other dtypes than float32"
+    for value in body.values:
+        if value.dtype not in ELEMENTS:
+            return f"it has values in {value.dtype}"
     for node in body.nodes:
         if isinstance(node.op, Windowed):
             window = node.op.window()
@@ -230,6 +232,15 @@ class _Printer:
             names[operation.output] = result
             if operation.output in self.outside:
                 self._store(operation.output, result)
+            self._round(operation.output, names)
+
+    def _round(self, value: Value, names: dict[Value, str]) -> None:
+        """What others read of a result in a narrower dtype than that in which it is computed."""
+        if value.dtype != "float32" and any(value in each.operands for each in self.operations):
+            rounded = self.code.fresh()
+            text = ELEMENTS[value.dtype].round(names[value])
+            self.code.line(f"const float {rounded} = {text};")
+            names[value] = rounded
 
     def _index(self, value: Value, y: str, x: str) -> str:
         """Where a position of a plane lies behind the first one."""
@@ -255,12 +266,11 @@ class _Printer:
 
     def _read(self, value: Value, y: str, x: str) -> str:
         place, access, at = self._index(value, y, x), self.access[value], self.outside[value]
-        if access == "one":
-            return f"p{at}[{place}]"
         if access == "vector":
-            return f"p{at}[{place} + programIndex]"
-        # Lanes past the channels read the first one's element.
-        return f"p{at}[{place} + (programIndex < channels ? l{at} : 0)]"
+            place += " + programIndex"
+        elif access == "gather":  # lanes past the channels read the first one's element
+            place += f" + (programIndex < channels ? l{at} : 0)"
+        return self.tensors[value].element.load(f"p{at}[{place}]")
 
     def _store(self, value: Value, result: str) -> None:
         code, access, at = self.code, self.access[value], self.outside[value]
@@ -270,11 +280,12 @@ class _Printer:
             return
         lane = "programIndex" if access == "vector" else f"l{at}"
         place = f"p{at}[{self._index(value, 'y', 'x')} + {lane}]"
+        element = self.tensors[value].element
         if self.full and access == "vector":
-            code.line(f"{place} = {result};")
+            code.line(element.store(place, result))
             return
         kept = f"(programIndex < channels ? {result} : 0.0f)"
-        code.line(f"if (programIndex < f{at}) {place} = {kept};")
+        code.line(f"if (programIndex < f{at}) {element.store(place, kept)}")
 
     def _windowed(self, operation: Operation, window: Window, names: dict[Value, str]) -> str:
         """Joins the taps of one output, each by itself, and finishes it; the result's name."""

@@ -11,7 +11,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ..._forks import ForkLock
-from ...graph.ir import Value
 from .buffers import AlignedMemory, Array, Guard
 from .packing import Packed, PackedVectors
 
@@ -138,7 +137,7 @@ def _key(make: Callable[[], Array]) -> Hashable:
     """What is equal for functions that make the same."""
     if isinstance(make, (Packed, PackedVectors)):
         return make.key
-    if isinstance(make, partial) and all(isinstance(each, Value) for each in make.args):
+    if isinstance(make, partial) and all(isinstance(each, Hashable) for each in make.args):
         return make.func, make.args
     return make
 

@@ -309,7 +309,7 @@ class _Lowering:
         others = [outer.get(value, value) for value in parts.others]
         whole = is_whole_product(source.type, parts.node.inputs[1].type)
         if whole and why_not_in_blocks(parts, self.isa):
-            printed = print_whole(parts, self.isa)
+            printed = print_whole(parts, self.isa, self.any_size)
             return _stages(node, printed, [_pointer(v) for v in (source, *others, result)])
         batch = source.type.plane[0]
         tensors = [self.tensor(value) for value in (source, *others, result)]
@@ -349,8 +349,7 @@ class _Lowering:
         return self._copy(node, value, out, offset)
 
     def _copy(self, node: Node, value: Value, out: Value, channel: int = 0) -> Task:
-        if self.any_size and value.dtype == "float32":
-            body = copied(value.type)
+        if self.any_size and why_of_one_size(body := copied(value.type)) is None:
             return self._of_any_size(
                 node, body, {body.inputs[0]: value, body.outputs[0]: out}, channel
             )

@@ -20,9 +20,11 @@ from .algorithm import Algorithm
 from .choose import scheme_for_any_size
 from .direct import Direct
 from .dots.algorithm import Dots
+from .dots.scheme import choose_dots
 from .price import NOMINAL_THREADS, nominal_speed
 from .problem import Problem, problem_of
 from .quads.algorithm import Quads
+from .quads.scheme import choose_quads
 from .stage import PrintedContraction
 from .winograd.algorithm import Winograd
 from .winograd.transform import F2, F4
@@ -118,10 +120,17 @@ def choose_by_price(question: Question) -> Choice:
 
 
 def choose_for_any_size(question: Question) -> Choice:
-    """The direct algorithm, by the kernel that is that of planes of any size."""
-    algorithm = Direct(compensated=question.accuracy == "high")
-    given = question.problem, question.has_prologue, question.isa, question.threads
-    return Choice(algorithm, scheme_for_any_size(*given, algorithm.compensated))
+    """The algorithm, by the kernel that is that of planes of any size: products of pairs or of
+    quads where they compute the problem, and the direct one elsewhere."""
+    problem, isa = question.problem, question.isa
+    given = problem, question.has_prologue, isa, question.accuracy
+    usable = {type(algorithm): algorithm for algorithm in usable_algorithms(*given)}
+    for kind, choose in ((Dots, choose_dots), (Quads, choose_quads)):
+        if kind in usable:
+            return Choice(usable[kind], choose(problem, isa, question.threads, any_size=True))
+    direct = Direct(compensated=question.accuracy == "high")
+    shape = problem, question.has_prologue, isa, question.threads
+    return Choice(direct, scheme_for_any_size(*shape, direct.compensated))
 
 
 @dataclass(frozen=True)

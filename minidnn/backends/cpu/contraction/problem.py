@@ -91,6 +91,11 @@ class Problem:
         return self.inputs * self.kernel[0] * self.kernel[1]
 
     @property
+    def is_pointwise(self) -> bool:
+        """Whether each pixel of the result reads one of the input, the one at its place."""
+        return (1, 1) == self.kernel == self.stride and not self.pads
+
+    @property
     def pads(self) -> bool:
         """Whether an output reads beyond the input."""
         for size, out, kernel, stride, dilation, pads in zip(
@@ -156,8 +161,7 @@ def problem_of(
 
 
 def _flattened(problem: Problem) -> Problem:
-    pointwise = (1, 1) == problem.kernel == problem.stride and not problem.pads
-    if not pointwise or not all(_is_flat(v, problem.out) for v in problem.others):
+    if not problem.is_pointwise or not all(_is_flat(v, problem.out) for v in problem.others):
         return problem
     pixels = problem.size[0] * problem.size[1]
     return replace(

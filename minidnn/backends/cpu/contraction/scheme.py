@@ -131,9 +131,7 @@ class Scheme:
     @cached_property
     def by_columns(self) -> bool:
         """Whether all pixels are one row."""
-        problem = self.problem
-        row = not self.any_size or ((1, 1) == problem.kernel == problem.stride and not problem.pads)
-        return row and problem.out[0] == 1
+        return self.problem.out[0] == 1 and (not self.any_size or self.problem.is_pointwise)
 
     @property
     def narrower(self) -> list[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from .....graph.types import ITEMSIZE
 from ...isa import Isa
@@ -70,6 +70,8 @@ class DotScheme:
             of zero between them.
         images: whose blocks one task computes, if a block is all of an image: weights that do not
             stay in a second-level cache are read less often.
+        any_size: whether the text is that of planes of any size, whatever else is better for this
+            one.
     """
 
     word: ClassVar[Word] = PAIRS
@@ -83,6 +85,7 @@ class DotScheme:
     block: int
     merged: int = 1
     images: int = 1
+    any_size: bool = False
 
     @property
     def streams(self) -> bool:
@@ -116,7 +119,7 @@ class DotScheme:
 
     @property
     def by_columns(self) -> bool:
-        return self.problem.out[0] == 1
+        return self.problem.out[0] == 1 and (not self.any_size or self.problem.is_pointwise)
 
     @property
     def blocks(self) -> int:
@@ -131,6 +134,15 @@ class DotScheme:
     def blocks_of_images(self) -> int:
         """Blocks of pixels of all images, or of some of them together."""
         return self.problem.batch // self.images * self.blocks
+
+    def of_weights(self) -> Self:
+        """The same for one pixel: all that the order of packed weights follows from.  Programs for
+        several sizes share what is packed for it."""
+        problem = self.problem
+        source = replace(problem.source, image=0, plane=0, row=0, column=0)
+        sizes: dict[str, Any] = {"batch": 1, "size": (1, 1), "out": (1, 1), "others": ()}
+        pixel = replace(problem, source=source, result=source, padding=((0, 0), (0, 0)), **sizes)
+        return replace(self, problem=pixel, block=1, images=1, pixels=1)
 
     # What is packed
 
@@ -414,9 +426,9 @@ S = TypeVar("S", bound=DotScheme)
 
 
 @lru_cache(4096)
-def choose_dots(problem: Problem, isa: Isa, threads: int) -> DotScheme:
-    """The scheme with the least predicted time."""
-    return cheapest(dot_schemes(problem, isa), threads)
+def choose_dots(problem: Problem, isa: Isa, threads: int, any_size: bool = False) -> DotScheme:
+    """The scheme with the least predicted time; ``any_size``: see :class:`DotScheme`."""
+    return cheapest(dot_schemes(problem, isa, any_size), threads)
 
 
 def cheapest(schemes: Iterable[S], threads: int) -> S:
@@ -431,34 +443,48 @@ def cheapest(schemes: Iterable[S], threads: int) -> S:
     return min(schemes, key=time)
 
 
-def dot_schemes(problem: Problem, isa: Isa) -> Iterator[DotScheme]:
+def dot_schemes(problem: Problem, isa: Isa, any_size: bool = False) -> Iterator[DotScheme]:
     """Schemes with blocks of all sizes that fit, or one of the smallest."""
     merged = merged_groups(problem, isa.lanes)
     problem = merge(problem, isa.lanes)
     packing = packing_of_pairs(problem, isa.lanes)
     assert packing is not None
-    yield from schemes_of(DotScheme, problem, isa, packing, isa.products == "tiles", merged)
+    tiles = isa.products == "tiles"
+    yield from schemes_of(DotScheme, problem, isa, packing, tiles, merged, any_size)
 
 
 def schemes_of(
-    kind: type[S], problem: Problem, isa: Isa, packing: Packing, tiles: bool, merged: int = 1
+    kind: type[S],
+    problem: Problem,
+    isa: Isa,
+    packing: Packing,
+    tiles: bool,
+    merged: int = 1,
+    any_size: bool = False,
 ) -> Iterator[S]:
-    """Schemes of a kind with blocks of all sizes that fit, or one of the smallest."""
+    """Schemes of a kind with blocks of all sizes that fit, or one of the smallest; with
+    ``any_size`` of a few."""
     wide, narrow = split_vectors(-(-problem.outputs // isa.lanes), _VECTORS)
     vectors = _VECTORS if wide else 1
     if not wide:
         wide, narrow = narrow, 0
-    size = problem.out[1] if problem.out[0] == 1 else problem.out[0]
-    sizes = dict.fromkeys(-(-size // count) for count in range(1, size + 1))
     tile = Tile(1, 1, vectors, wide, narrow)
+    given = (problem, isa.lanes, packing, tiles, _TILE_PIXELS if tiles else _MOST_PIXELS, tile)
+    least = kind(*given, block=1, merged=merged, any_size=any_size)
+    size = problem.out[1 if least.by_columns else 0]
+    counts: Iterable[int] = range(1, size + 1)
+    if any_size:  # chosen in a call that waits for it
+        counts = [1 << i for i in range(size.bit_length())]
+    sizes = dict.fromkeys(-(-size // count) for count in counts)
     images = [n for n in range(2, problem.batch + 1) if problem.batch % n == 0]
     blocks = [(block, 1) for block in sorted(sizes)] + [(size, count) for count in images]
     most = FEATURE_BYTES if packing == "features" else _BLOCK_BYTES
     for i, (block, count) in enumerate(blocks):
-        scheme = kind(problem, isa.lanes, packing, tiles, _TILE_PIXELS, tile, block, merged, count)
+        scheme = replace(least, block=block, images=count)
         if i and scheme.images * scheme.block_bytes + scheme.line_bytes > most:
             break
-        yield scheme if tiles else replace(scheme, pixels=_pixels(scheme.flat_pixels))
+        fixed = tiles or any_size
+        yield scheme if fixed else replace(scheme, pixels=_pixels(scheme.flat_pixels))
 
 
 def _pixels(count: int) -> int:

@@ -19,7 +19,7 @@ def packed_pairs(weight: Value, scheme: DotScheme) -> partial[Array]:
     Where taps of a row are packed as channels, they are channels here, the last of them input
     channels.
     """
-    return partial(_pack, weight, scheme)
+    return partial(_pack, weight, scheme.of_weights())
 
 
 def _merged(given: Array, scheme: DotScheme) -> Array:

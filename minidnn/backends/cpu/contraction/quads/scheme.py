@@ -70,13 +70,14 @@ def packing_of_quads(problem: Problem, lanes: int) -> Packing | None:
 
 
 @lru_cache(4096)
-def choose_quads(problem: Problem, isa: Isa, threads: int) -> QuadScheme:
-    """The scheme with the least predicted time."""
-    return cheapest(quad_schemes(problem, isa), threads)
+def choose_quads(problem: Problem, isa: Isa, threads: int, any_size: bool = False) -> QuadScheme:
+    """The scheme with the least predicted time; ``any_size``: see :class:`.DotScheme`."""
+    return cheapest(quad_schemes(problem, isa, any_size), threads)
 
 
-def quad_schemes(problem: Problem, isa: Isa) -> Iterator[QuadScheme]:
+def quad_schemes(problem: Problem, isa: Isa, any_size: bool = False) -> Iterator[QuadScheme]:
     """Schemes with blocks of all sizes that fit, or one of the smallest."""
     packing = packing_of_quads(problem, isa.lanes)
     assert packing is not None
-    yield from schemes_of(QuadScheme, problem, isa, packing, isa.quads == "tiles")
+    tiles = isa.quads == "tiles"
+    yield from schemes_of(QuadScheme, problem, isa, packing, tiles, any_size=any_size)

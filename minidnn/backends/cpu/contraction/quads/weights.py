@@ -27,7 +27,7 @@ def packed_quads(weight: Value, scheme: QuadScheme) -> partial[Array]:
     Where a pixel's taps are packed as channels, they are channels here, the last of them input
     channels.
     """
-    return partial(_pack, weight, scheme)
+    return partial(_pack, weight, scheme.of_weights())
 
 
 def _pack(weight: Value, scheme: QuadScheme) -> Array:

@@ -62,7 +62,7 @@ class PackedPlanes:
 
 
 class WholeConvolution(WholeKernel):
-    def __init__(self, parts: Parts, isa: Isa) -> None:
+    def __init__(self, parts: Parts, isa: Isa, any_size: bool) -> None:
         super().__init__(parts, isa)
         op, weight = self.op, self.weight
         assert isinstance(op, Conv2d)
@@ -73,7 +73,8 @@ class WholeConvolution(WholeKernel):
         out = parts.node.output.shape[2:]
         pads = (op.padding[0][0], op.padding[1][0])
         stride = op.stride
-        if kernel == [1, 1] and stride == (1, 1) and list(out) == size:
+        pointwise = kernel == [1, 1] and stride == (1, 1) and list(out) == size
+        if pointwise:
             size, out, pads = [1, prod(size)], (1, prod(size)), (0, 0)
         self.planes = PackedPlanes(
             (size[0], size[1]),
@@ -90,7 +91,8 @@ class WholeConvolution(WholeKernel):
         self.wide = 3
         # Whole rows of a chunk, or a part of the only one.
         planes = self.planes
-        if planes.out[0] == 1:
+        self.flat = pointwise if any_size else planes.out[0] == 1
+        if self.flat:
             self.chunk_rows, pixels = 1, min(planes.out[1], _CHUNK)
             self.chunks = -(-planes.out[1] // pixels)
         else:
@@ -100,6 +102,11 @@ class WholeConvolution(WholeKernel):
             pixels = self.chunk_rows * planes.pitch
         self.pixels = pixels
         self.chunk_vectors = -(-pixels // self.lanes)
+        whole, rest = divmod(self.chunk_vectors, self.wide)
+        #: Vectors of pixels of tiles, one after the other until those of a chunk are computed.
+        self.tile_vectors = [self.wide, 1] if any_size else [self.wide] * (whole > 0)
+        if rest and not any_size:
+            self.tile_vectors.append(rest)
 
     def print(self) -> PrintedContraction:
         slack = (self.wide + 1) * self.lanes + self.chunk_rows * self.planes.pitch
@@ -126,7 +133,8 @@ class WholeConvolution(WholeKernel):
     _NAMES = (
         *("groups", "steps", "inputs", "words", "rows", "pitch", "height", "width"),
         *("out_rows", "out_columns", "down", "across", "above", "left", "outputs", "tiles"),
-        *("chunks", "chunk_rows", "chunk_pixels", "taps", "tile_words", "zero_word"),
+        *("chunks", "chunk_rows", "chunk_pixels", "chunk_vectors"),
+        *("taps", "tile_words", "zero_word"),
     )
 
     def numbers(self) -> np.ndarray:
@@ -140,6 +148,7 @@ class WholeConvolution(WholeKernel):
             **{"above": planes.pads[0], "left": planes.pads[1]},
             **{"outputs": self.outputs, "tiles": self.tiles, "chunks": self.chunks},
             **{"chunk_rows": self.chunk_rows, "chunk_pixels": self.pixels},
+            "chunk_vectors": self.chunk_vectors,
             **{"taps": prod(planes.kernel), "zero_word": self.zero_word()},
             "tile_words": self.steps * prod(planes.kernel) * self.tile,
         }
@@ -218,10 +227,7 @@ class WholeConvolution(WholeKernel):
 
     def compute_text(self) -> str:
         code = Code()
-        whole, rest = divmod(self.chunk_vectors, self.wide)
-        for vectors in (self.wide, rest):
-            if (vectors == self.wide and not whole) or not vectors:
-                continue
+        for vectors in self.tile_vectors:
             self._tile_text(code, vectors)
         with code.block("MD_KERNEL(@)"):
             code.line("const uniform unsigned int32 * uniform packed = MD_IN(unsigned int32, 0);")
@@ -231,11 +237,11 @@ class WholeConvolution(WholeKernel):
             self.pointers(code)
             code.line("uniform int32 * uniform sums = (uniform int32 * uniform)md_scratch;")
             with code.block("for (uniform int t = md_begin; t < md_end; t++)"):
-                self._task(code, whole, rest)
+                self._task(code)
         return str(code)
 
-    def _task(self, code: Code, whole: int, rest: int) -> None:
-        lanes, wide, size = self.lanes, self.wide, self.chunk_vectors * self.lanes
+    def _task(self, code: Code) -> None:
+        lanes, flat = self.lanes, self.flat
         code.line("const uniform int tile = t % tiles;")
         code.line("const uniform int chunk = t / tiles % chunks;")
         code.line("const uniform int64 image = t / tiles / chunks;")
@@ -243,24 +249,22 @@ class WholeConvolution(WholeKernel):
         code.line("const uniform int at = group * tiles + tile;")
         code.line("const uniform int32 * uniform w = weights + (uniform int64)at * tile_words;")
         code.line(f"const uniform int32 * uniform b = starts + at * {self.tile};")
-        flat = self.planes.out[0] == 1
         begin = "chunk * chunk_pixels" if flat else "chunk * chunk_rows * pitch"
         code.line(
             f"const uniform unsigned int32 * uniform x = packed + image * steps * words + {begin};"
         )
-        given = "steps, words, taps, offsets"
-        if whole:
-            with code.block(f"for (uniform int v = 0; v < {whole}; v++)"):
-                step = f"v * {wide * lanes}"
-                code.line(f"@_tile{wide}(x + {step}, w, b, sums + {step}, {given});")
-        if rest:
-            behind = whole * wide * lanes
-            code.line(f"@_tile{rest}(x + {behind}, w, b, sums + {behind}, {given});")
+        code.line(f"const uniform int size = chunk_vectors * {lanes};")
+        given = "size, steps, words, taps, offsets"
+        code.line("uniform int v = 0;")
+        for vectors in self.tile_vectors:
+            with code.block(f"for (; v + {vectors} <= chunk_vectors; v += {vectors})"):
+                step = f"v * {lanes}"
+                code.line(f"@_tile{vectors}(x + {step}, w, b, sums + {step}, {given});")
         code.line("const uniform int64 plane = (uniform int64)out_rows * out_columns;")
         with code.block(f"for (uniform int o = 0; o < {self.tile}; o++)"):
             code.line(f"const uniform int channel = group * outputs + tile * {self.tile} + o;")
             code.line(f"if (tile * {self.tile} + o >= outputs) break;")
-            code.line(f"const uniform int32 * uniform s = sums + o * {size};")
+            code.line("const uniform int32 * uniform s = sums + o * size;")
             code.line(
                 "const uniform int64 to = (image / groups * groups * outputs + channel) * plane;"
             )
@@ -286,12 +290,11 @@ class WholeConvolution(WholeKernel):
         parameters = [
             *(f"const uniform {kind} * uniform {name}" for kind, name in _TILE_POINTERS),
             "uniform int32 * uniform sums",
-            *("uniform int steps", "uniform int words", "uniform int taps"),
+            *(f"uniform int {name}" for name in ("size", "steps", "words", "taps")),
             "const uniform int32 * uniform offsets",
         ]
         head = f"static noinline unmasked void @_tile{vectors}({', '.join(parameters)})"
         names = [(o, v) for o in range(self.tile) for v in range(vectors)]
-        size = self.chunk_vectors * self.lanes
         with code.block(head):
             for o, v in names:
                 code.line(f"int32 a{o}_{v} = b[{o}];")
@@ -310,7 +313,7 @@ class WholeConvolution(WholeKernel):
                     code.line(f"w += {self.tile};")
                 code.line("x += words;")
             for o, v in names:
-                at = f"sums[{o * size + v * self.lanes} + programIndex]"
+                at = f"sums[{o} * size + {v * self.lanes} + programIndex]"
                 code.line(f"{at} = a{o}_{v};")
 
 

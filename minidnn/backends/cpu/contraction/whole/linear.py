@@ -17,7 +17,7 @@ _ROWS = 4
 
 
 class WholeLinear(WholeKernel):
-    def __init__(self, parts: Parts, isa: Isa) -> None:
+    def __init__(self, parts: Parts, isa: Isa, any_size: bool) -> None:
         super().__init__(parts, isa)
         self.outputs, self.inputs = self.weight.shape
         self.rows = self.x.size // max(1, self.inputs)
@@ -25,7 +25,7 @@ class WholeLinear(WholeKernel):
         vectors = -(-self.outputs // self.lanes)
         self.wide = min(_FEATURE_VECTORS, vectors)
         self.tiles = -(-vectors // self.wide)
-        self.high = min(_ROWS, self.rows)
+        self.high = _ROWS if any_size else min(_ROWS, self.rows)
         self.width = self.wide * self.lanes
 
     def print(self) -> PrintedContraction:

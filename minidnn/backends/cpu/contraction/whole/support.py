@@ -72,9 +72,9 @@ def multiplies_bytes(graph: Graph) -> bool:
     return any(is_whole_product(*(value.type for value in node.inputs)) for node in found)
 
 
-def print_whole(parts: Parts, isa: Isa) -> PrintedContraction:
+def print_whole(parts: Parts, isa: Isa, any_size: bool = False) -> PrintedContraction:
     """The kernels for a contraction of whole numbers by a constant weight, whose values lie as
-    NCHW, each by itself."""
+    NCHW, each by itself; with ``any_size`` those of any number of rows and pixels."""
     if isinstance(parts.node.op, Linear):
-        return WholeLinear(parts, isa).print()
-    return WholeConvolution(parts, isa).print()
+        return WholeLinear(parts, isa, any_size).print()
+    return WholeConvolution(parts, isa, any_size).print()
