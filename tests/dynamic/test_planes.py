@@ -200,7 +200,8 @@ def test_a_file_is_asked_at_each_size(tmp_path: Path) -> None:
 
 
 def quantized(path: Path) -> Path:
-    """A file whose convolutions multiply bytes: of whole blocks, of groups, and with a bias."""
+    """A file whose convolutions multiply bytes: of whole blocks, of groups, with a bias, and two
+    that differ in what stands for zero alone."""
     random, nodes = np.random.default_rng(3), []
     constants: dict[str, Any] = {}
     last = "x"
@@ -235,6 +236,11 @@ def quantized(path: Path) -> Path:
     convolves("c2", (32, 1, 3, 3), 0.004, pads=[1, 1, 1, 1], group=32)
     rounds("c", 0.05, 128)
     convolves("c3", (33, 32, 1, 1), 0.004)
+    rounds("d", 0.1, 40)
+    convolves("c4", (33, 33, 3, 3), 0.001, pads=[1, 1, 1, 1])
+    rounds("e", 0.1, 200)
+    convolves("c5", (33, 33, 3, 3), 0.001, pads=[1, 1, 1, 1])
+    rounds("f", 0.1, 200)
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, "H", "W"])]
     outputs = [helper.make_tensor_value_info(last, TensorProto.FLOAT, None)]
     arrays = [numpy_helper.from_array(array, name) for name, array in constants.items()]

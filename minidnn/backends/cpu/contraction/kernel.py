@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from functools import partial
-from typing import Any
 
 from ....fusion.contraction import Parts
 from ....graph.ir import Constant, Value
@@ -15,6 +13,7 @@ from .blocking import grain_of
 from .epilogue import Epilogue
 from .numbers import PARAMETER, Numbers
 from .pack import Packer
+from .printed import absorbed, printed_once
 from .problem import BlockedView
 from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme
 from .stage import Pointer, PrintedContraction, Stage
@@ -26,7 +25,12 @@ from .weights import packed_inputs, packed_outputs, packed_weights
 def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> PrintedContraction:
     """The kernel that follows ``scheme``."""
     printer = _Kernel(parts, scheme, short=scheme.any_size)
-    source = _of_any_size(printer) if scheme.any_size else printer.source()
+    if scheme.any_size:
+        key = scheme, absorbed(parts)
+        whole = partial(_whole, printer)
+        source = printed_once(key, printer.numbers, whole, of_weight=printer.finite)
+    else:
+        source = printer.source()
     weight, *bias = parts.node.inputs[1:]
     others = len(parts.others)
     pointers: list[Pointer] = [
@@ -47,45 +51,8 @@ def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> PrintedContr
 
 
 _MOST_KNOWN = 2048
-#: What a process printed for any size: by the text with short tiles, and the tiles; by the scheme
-#: and what is absorbed, there with the numbers.
+#: What a process printed for any size, by the text with short tiles, and the tiles.
 _texts: dict[tuple[str, Tile], KernelSource] = {}
-_printed: dict[Hashable, tuple[KernelSource, dict[str, int | None]]] = {}
-
-
-def _of_any_size(printer: _Kernel) -> KernelSource:
-    """The kernel for any size, and its numbers into those of the printer.
-
-    Someone waits for it, and networks repeat themselves: what was printed is not printed again.
-    """
-    key = printer.scheme, _absorbed(printer.parts)
-    if (known := _printed.get(key)) is not None:
-        source, numbers = known
-        for name, value in numbers.items():
-            printer.numbers(name, printer.finite if value is None else value)
-        return source
-    source = _whole(printer)
-    values = printer.numbers.values
-    # What follows from the weight is not that of another one.
-    kept = {name: None if callable(value) else value for name, value in values.items()}
-    if len(_printed) >= _MOST_KNOWN:
-        _printed.clear()
-    _printed[key] = source, kept
-    return source
-
-
-def _absorbed(parts: Parts) -> Hashable:
-    """What a kernel computes before and after its sums."""
-    places: dict[Value, Any] = {value: i for i, value in enumerate(parts.others)}
-    places |= {parts.source: "source", parts.node.output: "sums"}
-    vectors = {value: i for i, value in enumerate(parts.vectors)}
-    found: list[Hashable] = [len(parts.prologue), len(parts.statistics)]
-    for operation in (*parts.prologue, *parts.epilogue):
-        read = tuple(places[value] for value in operation.operands)
-        used = tuple(vectors[vector.value] for vector in operation.vectors)
-        found.append((operation.code, read, used, operation.output.dtype))
-        places[operation.output] = ("made", len(found))
-    return tuple(found)
 
 
 def _whole(short: _Kernel) -> KernelSource:

@@ -13,6 +13,7 @@ from ...buffers import Array
 from ...element import ELEMENTS
 from ..epilogue import Epilogue
 from ..numbers import PARAMETER, Numbers
+from ..printed import absorbed, printed_once
 from ..stage import Pointer, PrintedContraction, Stage
 from ..weights import packed_channels, packed_outputs
 from .pack import DotPacker
@@ -41,16 +42,16 @@ def print_products(
     """
     word, numbers = scheme.word, packer.numbers
     printer = DotKernel(scheme, packer, Epilogue(parts, scheme, numbers, sums=word.sums), numbers)
-    printer.print()
+    if scheme.any_size:
+        key = scheme, absorbed(parts), packer.zero
+        source = printed_once(key, numbers, printer.source)
+    else:
+        source = printer.source()
     pointers: list[Pointer] = [*range(len(parts.others) + 2), *given, partial(offsets_of, scheme)]
     pointers += [packed_channels(v, scheme.lanes) for v in packer.vectors]
     pointers += [packed_outputs([v], scheme) for v in printer.epilogue.vectors]
-    products = [scheme.products(v, p) for v in printer.vectors for p in printer.pixels]
-    if scheme.multiplies_strangers:
-        products += [scheme.exact_products(v) for v in printer.vectors]
-    pieces = dict.fromkeys(piece for each in products for piece in each.pieces)
     stage = Stage(
-        KernelSource.named(word.name, str(printer.code), beside=tuple(pieces)),
+        source,
         (*pointers, numbers.pack),
         scheme.tasks,
         grain_of(scheme, threads),
@@ -93,6 +94,15 @@ class DotKernel:
         self.pixels = [scheme.pixels]
         if scheme.tiles:
             self.pixels.append(16)
+
+    def source(self) -> KernelSource:
+        self.print()
+        scheme = self.scheme
+        products = [scheme.products(v, p) for v in self.vectors for p in self.pixels]
+        if self.exact:
+            products += [scheme.exact_products(v) for v in self.vectors]
+        pieces = dict.fromkeys(piece for each in products for piece in each.pieces)
+        return KernelSource.named(scheme.word.name, str(self.code), beside=tuple(pieces))
 
     def print(self) -> None:
         code, scheme = self.code, self.scheme

@@ -19,7 +19,13 @@ _SHORT, BLOCK = PAIRS.stored, PAIRS.block
 
 
 class DotPacker(Prologue):
-    """Prints ``@_pack`` for a scheme."""
+    """Prints ``@_pack`` for a scheme.
+
+    Attributes:
+        zero: what stands for 0 in packed inputs.
+    """
+
+    zero = 0
 
     def __init__(self, parts: Parts, scheme: DotScheme, numbers: Numbers) -> None:
         super().__init__(parts, scheme.problem.source, numbers)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .word import Word
 
@@ -122,17 +123,22 @@ class Products:
     @property
     def pieces(self) -> tuple[str, ...]:
         """Its text in C, in pieces that others share."""
-        word = self.word
-        names = {
-            **{"name": self.name, "pixels": self.pixels, "vectors": self.vectors},
-            **{"step": self.step, "prefix": word.prefix, "c_sums": word.c_sums},
-            **{"sum": word.registers[0], "factor": word.registers[1], "suffix": word.suffix},
-            **{"multiply": word.multiplies[0], "needs": word.multiplies[1]},
-            "multiply_tiles": word.multiplies_tiles[0],
-            "tiles_need": word.multiplies_tiles[1],
-        }
-        pieces = (_SHARED_TILES, _tiles_text(self)) if self.tiles else (_VECTORS,)
-        return (_HEAD, *(_filled(piece, names) for piece in pieces))
+        return _pieces(self)
+
+
+@lru_cache(1024)
+def _pieces(products: Products) -> tuple[str, ...]:
+    word = products.word
+    names = {
+        **{"name": products.name, "pixels": products.pixels, "vectors": products.vectors},
+        **{"step": products.step, "prefix": word.prefix, "c_sums": word.c_sums},
+        **{"sum": word.registers[0], "factor": word.registers[1], "suffix": word.suffix},
+        **{"multiply": word.multiplies[0], "needs": word.multiplies[1]},
+        "multiply_tiles": word.multiplies_tiles[0],
+        "tiles_need": word.multiplies_tiles[1],
+    }
+    pieces = (_SHARED_TILES, _tiles_text(products)) if products.tiles else (_VECTORS,)
+    return (_HEAD, *(_filled(piece, names) for piece in pieces))
 
 
 def _filled(text: str, names: Mapping[str, object]) -> str:

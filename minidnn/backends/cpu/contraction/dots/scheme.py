@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from .....graph.types import ITEMSIZE
@@ -117,7 +117,7 @@ class DotScheme:
         tile = self.tile
         return [tile.vectors] * tile.wide + [tile.vectors - 1] * tile.narrow
 
-    @property
+    @cached_property
     def by_columns(self) -> bool:
         return self.problem.out[0] == 1 and (not self.any_size or self.problem.is_pointwise)
 
@@ -146,7 +146,7 @@ class DotScheme:
 
     # What is packed
 
-    @property
+    @cached_property
     def reads_all(self) -> bool:
         """Whether inputs are packed pixel by pixel of the results, with no taps of their own."""
         whole = self.packing in ("features", "unrolled")
@@ -187,12 +187,12 @@ class DotScheme:
     def column_stride(self) -> int:
         return 1 if self.reads_all else self.problem.stride[1]
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of results of one block."""
         return (1, self.block) if self.by_columns else (self.block, self.problem.out[1])
 
-    @property
+    @cached_property
     def flat_width(self) -> int:
         """Pixels from a row of results to the next one."""
         if self.reads_all:
