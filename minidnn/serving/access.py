@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
+from minidnn.errors import DeviceError
 from minidnn.serving.faults import Fault, Refusal
 from minidnn.serving.settings import Settings
 
@@ -36,6 +38,23 @@ def check_token(settings: Settings, authorization: str | None) -> None:
             Refusal.UNAUTHORIZED,
             "the token is missing or wrong; valid is the header 'Authorization: Bearer TOKEN'",
         )
+
+
+def check_certificate(settings: Settings) -> None:
+    """DeviceError if TLS is asked for, and its files are not a certificate and the key of it.
+
+    The protocols' own libraries name no file, and one of them asks the terminal for a password.
+    """
+    if settings.certificate is None or settings.key is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(settings.certificate, settings.key, password=lambda: "")
+    except (OSError, ValueError) as error:
+        raise DeviceError(
+            f"certificate {settings.certificate} and key {settings.key} cannot be used: {error}; "
+            "valid are PEM files of a certificate and of its own key, which has no password"
+        ) from error
 
 
 def check_site(settings: Settings, headers: Headers) -> None:

@@ -13,6 +13,7 @@ from minidnn.serving.tensors import GivenTensor
 
 LENGTH = "Inference-Header-Content-Length"
 _MOST_SIZES = 16
+_SIZE_BITS = 40
 
 
 class RestRequest:
@@ -66,11 +67,11 @@ class RestRequest:
         if (
             not isinstance(shape, list)
             or len(shape) > _MOST_SIZES
-            or any(type(size) is not int or not 0 <= size < 1 << 40 for size in shape)
+            or any(type(size) is not int or not 0 <= size < 1 << _SIZE_BITS for size in shape)
         ):
             raise invalid(
                 f"{where} has shape {shape!r:.100}; valid is a list of at most {_MOST_SIZES} whole "
-                "numbers"
+                f"numbers from 0 to 2^{_SIZE_BITS} - 1"
             )
         size = _parameters(each, where).get("binary_data_size")
         if size is None:

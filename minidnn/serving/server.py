@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import uvicorn
 
 from minidnn.errors import DeviceError
+from minidnn.serving.access import check_certificate
 from minidnn.serving.connections import Connection
 from minidnn.serving.grpc_service import started_server
 from minidnn.serving.model import Source
@@ -54,8 +55,8 @@ class Server:
     def run(self) -> None:
         """Serves until SIGTERM, SIGINT or :meth:`stop`.
 
-        DeviceError if an address cannot be listened on; what loading a model raises, if one that
-        it starts with cannot be loaded.
+        DeviceError if an address cannot be listened on, or the certificate cannot be used; what
+        loading a model raises, if one that it starts with cannot be loaded.
         """
         asyncio.run(self.serve())
 
@@ -66,6 +67,7 @@ class Server:
 
     async def serve(self) -> None:
         """:meth:`run`, within a loop."""
+        check_certificate(self._settings)
         loop = self._loop = asyncio.get_running_loop()
         for each in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread

@@ -64,6 +64,10 @@ def connected(server: Running) -> socket.socket:
         (body(name=3), "an input has name 3; valid is a text"),
         (body(shape="16"), "input 'input' has shape '16'; valid is a list"),
         (body(shape=[1, -6]), "has shape [1, -6]; valid is a list"),
+        (
+            body(shape=[1, 1 << 40]),
+            "valid is a list of at most 16 whole numbers from 0 to 2^40 - 1",
+        ),
         (body(shape=[1, True]), "has shape [1, True]; valid is a list"),
         (body(shape=[1] * 99), "valid is a list of at most 16"),
         (body(data=None), "input 'input' has no data; valid is a list"),

@@ -17,6 +17,9 @@ from tritonclient import http as triton_http
 from tritonclient.utils import InferenceServerException
 
 import minidnn as md
+from minidnn.errors import DeviceError
+from minidnn.serving.server import Server
+from minidnn.serving.settings import Settings
 
 from .conftest import Running, linear, running, weights
 from .test_clients import ask, rows
@@ -96,15 +99,16 @@ def test_pages_of_other_sites_are_refused(server: Running) -> None:
     assert get(server.rest, load, "POST", Origin=f"http://{server.rest}")[0] == 200
 
 
-def test_tls(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+def make_certificate(folder: Path, *password: str) -> tuple[Path, Path]:
+    """A key, without a password unless openssl is told of one, and its certificate."""
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
     made = [
         "openssl",
         "req",
         "-x509",
         "-newkey",
         "rsa:2048",
-        "-nodes",
+        *(password or ("-nodes",)),
         "-days",
         "1",
         "-subj",
@@ -114,6 +118,11 @@ def test_tls(tmp_path: Path) -> None:
     subprocess.run(
         [*made, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True
     )
+    return key, certificate
+
+
+def test_tls(tmp_path: Path) -> None:
+    key, certificate = make_certificate(tmp_path)
     x, mine = rows(2), weights()
     with running(linear(mine), certificate=str(certificate), key=str(key)) as server:
         context = ssl.create_default_context(cafile=str(certificate))
@@ -127,6 +136,22 @@ def test_tls(tmp_path: Path) -> None:
         ) as client:
             client.module = triton_grpc
             assert ask(client, x).as_numpy("output").shape == (2, 4)
+
+
+@pytest.mark.parametrize("wrong", ["garbage", "gone", "another's key", "password"])
+def test_a_certificate_that_cannot_be_used_is_named(wrong: str, tmp_path: Path) -> None:
+    password = ("-passout", "pass:secret") if wrong == "password" else ()
+    key, certificate = make_certificate(tmp_path, *password)
+    if wrong == "garbage":
+        certificate.write_text("no certificate")
+    elif wrong == "gone":
+        key.unlink()
+    elif wrong == "another's key":
+        (tmp_path / "other").mkdir()
+        key, _ = make_certificate(tmp_path / "other")
+    server = Server([linear(weights())], Settings(certificate=str(certificate), key=str(key)))
+    with pytest.raises(DeviceError, match=r"certificate .* and key .* cannot be used: .*; valid"):
+        server.run()
 
 
 def test_not_ready_until_all_models_are(monkeypatch: pytest.MonkeyPatch) -> None:
