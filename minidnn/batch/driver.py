@@ -12,7 +12,7 @@ from typing import Any
 from minidnn.batch.faults import BatchError
 from minidnn.batch.formats import check_format
 from minidnn.batch.inputs import FilePart, Found, parts_of, write_list
-from minidnn.batch.manifest import LOCK, FolderLock, Manifest
+from minidnn.batch.manifest import LOCK, NAME, FolderLock, Manifest
 from minidnn.batch.parts import ATTEMPTS, LIST, UNFINISHED, Entry, Worker, written_whole
 from minidnn.batch.predictor import Predictor
 
@@ -83,13 +83,7 @@ class Run:
 
     def _locked(self, execute: Execute, say: Callable[[str], None]) -> Summary:
         manifest = Manifest(self.folder)
-        if manifest.exists:
-            if manifest.mend():
-                say(f"{manifest.path}: its last line was cut off; that part is computed again")
-            header = manifest.header()
-            self._compare(header["job"])
-        else:
-            header = self._begin(manifest, say)
+        header = self._gone_on_with(manifest, say) or self._begin(manifest, say)
         self._sweep()
         parts, sha256 = parts_of(self.folder / LIST, self.part)
         if sha256 != header["sha256"]:
@@ -113,11 +107,40 @@ class Run:
     def _job(self) -> dict[str, Any]:
         return {"input": self.pattern, "format": self.format, "part": self.part, **self.model}
 
+    def _gone_on_with(
+        self, manifest: Manifest, say: Callable[[str], None]
+    ) -> dict[str, Any] | None:
+        """The header of the folder's run, if it is this one; None if it is to begin.
+
+        Of another run that came to nothing, as one whose model could not be compiled, nothing
+        stays.
+        """
+        if not manifest.exists:
+            return None
+        if manifest.mend():
+            say(f"{manifest.path}: its last line was cut off; that part is computed again")
+        header = manifest.header()
+        differing = self._differing(header["job"])
+        if not differing:
+            return header
+        if next(iter(manifest.entries()), None) is not None or self._others(NAME, BAD):
+            raise BatchError(
+                f"--output {self.folder} is of another run: {differing}; valid is another folder, "
+                "or the same arguments"
+            )
+        for name in (BAD, NAME):
+            (self.folder / name).unlink(missing_ok=True)
+        return None
+
+    def _others(self, *more: str) -> list[Path]:
+        """What is in the folder beside the list of files and ``more``, and is no leftover."""
+        ours = (LOCK, LIST, *more)
+        found = self.folder.iterdir()
+        return [each for each in found if each.name not in ours and not _is_left(each)]
+
     def _begin(self, manifest: Manifest, say: Callable[[str], None]) -> dict[str, Any]:
         """Lists the files, and writes a manifest with no parts."""
-        ours = {LOCK, LIST}
-        others = [each for each in self.folder.iterdir() if each.name not in ours]
-        if other := next((each for each in others if each.suffix != UNFINISHED), None):
+        if other := next(iter(self._others()), None):
             raise BatchError(
                 f"--output {self.folder} has {other.name} and no manifest, so it is no folder of a "
                 "run; valid are an empty one, and one to go on with"
@@ -136,22 +159,16 @@ class Run:
         say(f"{listed.files:,} files{others_left}")
         return header
 
-    def _compare(self, job: Mapping[str, Any]) -> None:
+    def _differing(self, job: Mapping[str, Any]) -> str:
+        """What is another job than this, in words."""
         own = self._job
         names = [name for name in {**job, **own} if job.get(name) != own.get(name)]
-        if names:
-            differing = "; ".join(
-                f"{name} was {job.get(name)!r} and is {own.get(name)!r}" for name in names
-            )
-            raise BatchError(
-                f"--output {self.folder} is of another run: {differing}; valid is another folder, "
-                "or the same arguments"
-            )
+        return "; ".join(f"{name} was {job.get(name)!r} and is {own.get(name)!r}" for name in names)
 
     def _sweep(self) -> None:
         """Takes away what killed processes left."""
         for each in self.folder.iterdir():
-            if each.name.startswith(".") and each.suffix in (UNFINISHED, ATTEMPTS):
+            if _is_left(each):
                 each.unlink(missing_ok=True)
 
     def _done(self, manifest: Manifest, say: Callable[[str], None]) -> list[bool]:
@@ -200,6 +217,11 @@ class Run:
                 summary.bad += len(entry["bad"])
                 for each in entry["bad"]:
                     file.write(json.dumps(each, ensure_ascii=False).encode() + b"\n")
+
+
+def _is_left(path: Path) -> bool:
+    """Whether a killed process may have left a file."""
+    return path.name.startswith(".") and path.suffix in (UNFINISHED, ATTEMPTS)
 
 
 def _latest(manifest: Manifest) -> Iterable[Entry]:

@@ -311,6 +311,37 @@ def test_a_folder_of_another_run_is_refused(
         run(**more)
 
 
+def test_a_folder_of_another_run_that_came_to_nothing_is_begun_anew(
+    run: Callable[..., Summary], pictures: Path, tmp_path: Path
+) -> None:
+    def refused(worker: Worker, parts: list[FilePart]) -> Iterator[Entry]:
+        raise GraphError("no such device")
+        yield
+
+    def failed(worker: Worker, parts: list[FilePart]) -> Iterator[Entry]:
+        yield from ({"part": part.number, "failed": "its worker was killed"} for part in parts)
+
+    with pytest.raises(GraphError):
+        run(refused, model={"model": "mistyped"})
+    assert run(failed, part=9).failed
+    (tmp_path / "out" / ".part.attempts").write_text("1")
+    found = run()
+    assert (found.computed, found.good + found.bad) == (COUNT, COUNT)
+    check(pictures, tmp_path / "out")
+    with pytest.raises(BatchError, match="is of another run: part was 6 and is 9; valid"):
+        run(part=9)
+
+
+def test_parts_of_another_run_are_kept(run: Callable[..., Summary], tmp_path: Path) -> None:
+    """A part that was written, of which the manifest does not tell yet."""
+    run(lambda worker, parts: iter(()))
+    part = tmp_path / "out" / "part-00003.jsonl"
+    part.write_text("{}")
+    with pytest.raises(BatchError, match="is of another run: part was 6 and is 9; valid"):
+        run(part=9)
+    assert part.read_text() == "{}"
+
+
 def test_a_folder_of_something_else_is_refused(
     run: Callable[..., Summary], pictures: Path, tmp_path: Path
 ) -> None:
