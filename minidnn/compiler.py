@@ -205,7 +205,9 @@ def _compile_named(
         return made(graph, options if tunes else untuned)
 
     def compiled_for_any_size(graph: Graph) -> Callable[[], Executable] | None:
-        if (alike := any_size_options(device)) is None:
+        alike = any_size_options(device, graph)
+        # cuDNN's functions are given windows of one size.
+        if alike is None or given["strategy"] == "cudnn":
             return None
         # Only what is computed layer by layer has such kernels.
         strategy = given["strategy"] if given["strategy"] in APART else "contractions"

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from minidnn.cache import building_forbidden
 from minidnn.errors import DeviceError, did_you_mean
 from minidnn.fusion.target import Target
-from minidnn.graph.ir import Node
+from minidnn.graph.ir import Graph, Node
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.program import Program
 from minidnn.third_parties import BACKENDS, broken, entries, make
@@ -63,14 +63,17 @@ def training_options(device: str) -> Mapping[str, Any]:
     return found
 
 
-def any_size_options(device: str) -> Mapping[str, Any] | None:
+def any_size_options(device: str, graph: Graph) -> Mapping[str, Any] | None:
     """The options with which a device's kernels are those of planes of any size, so that nothing is
-    compiled for another size; None if it has no such kernels.
+    compiled for another size; None if it has no such kernels for a graph.
 
-    A backend that has says so by an attribute of this name.
+    A backend that has says so by an attribute of this name, and by ``of_one_size`` for values of
+    which dtypes it has none.
     """
-    found: Mapping[str, Any] | None = getattr(get_backend(device), "any_size_options", None)
-    return found
+    backend = get_backend(device)
+    found: Mapping[str, Any] | None = getattr(backend, "any_size_options", None)
+    without = getattr(backend, "of_one_size", ())
+    return None if any(value.dtype in without for value in graph.values) else found
 
 
 def why_not_in(backend: Backend, precision: str) -> str | None:

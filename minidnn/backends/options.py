@@ -57,3 +57,11 @@ def tune_option(options: Mapping[str, Any], default: str) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names))
+
+
+def any_size_option(options: Mapping[str, Any]) -> bool:
+    """Whether kernels are to be those of planes of any size; GraphError if it is no bool."""
+    any_size = options.get("any_size", False)
+    if type(any_size) is not bool:
+        raise GraphError(f"any_size={any_size!r:.80}; valid are True and False")
+    return any_size

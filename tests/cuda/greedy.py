@@ -16,6 +16,7 @@ from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import room
 from minidnn.backends.cuda.contraction.tune import Tuning
+from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.errors import UnsupportedError
 from tests.cuda.cards import H200
@@ -54,12 +55,15 @@ def taken_by(workspace: int, problem: ContractionProblem) -> Any:
     return SimpleNamespace(workspace=workspace, problem=problem, rows=lambda at, workspace: [])
 
 
+def loaded(launches: Sequence[Launch]) -> list[Any]:
+    """What stands for kernels that can run."""
+    return [SimpleNamespace(launch=launch) for launch in launches]
+
+
 def be_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has :class:`Greedy` choose, and nothing compiled."""
     monkeypatch.setattr(prepare, "Choice", Greedy)
-    monkeypatch.setattr(
-        prepare, "LaunchLoader", lambda arch: lambda launches: [None] * len(launches)
-    )
+    monkeypatch.setattr(prepare, "LaunchLoader", lambda arch, other: loaded)
 
 
 def least(network: md.Layer, shape: tuple[int, ...], precision: str) -> tuple[Any, Any, int]:

@@ -43,18 +43,30 @@ Kernel = tuple[str, Launch, list[int]]
 
 
 def planned(
-    network: md.Layer | Graph, shape: tuple[int, ...], precision: str, states: bool = False
+    network: md.Layer | Graph,
+    shape: tuple[int, ...],
+    precision: str,
+    states: bool = False,
+    any_size: bool = False,
 ) -> Plan:
-    """The plan of a network whose parameters are constants, or states, or of a graph."""
+    """The plan of a network whose parameters are constants, or states, or of a graph; with kernels
+    of any size if they are asked for."""
+    strategy: Strategy = "contractions" if any_size else "model"
     if isinstance(network, Graph):
-        return planned_graph(network, precision)
-    return planned_graph(to_graph(network, shape, states=states), precision, states)
+        return planned_graph(network, precision, False, strategy, any_size)
+    graph = to_graph(network, shape, states=states)
+    return planned_graph(graph, precision, states, strategy, any_size)
 
 
 def planned_graph(
-    graph: Graph, precision: str, states: bool = False, strategy: Strategy = "model"
+    graph: Graph,
+    precision: str,
+    states: bool = False,
+    strategy: Strategy = "model",
+    any_size: bool = False,
 ) -> Plan:
-    context = Context(CudaTarget(H200.device(precision), precision), strategy, stored=states)
+    target = CudaTarget(H200.device(precision), precision, any_size)
+    context = Context(target, strategy, stored=states)
     return make_plan(optimize(graph, context, verify=True), context)
 
 
@@ -106,10 +118,11 @@ class EmulatedProgram:
         kernel: Callable[[ContractionProblem], Kernel],
         folder: Path,
         states: bool = False,
+        any_size: bool = False,
     ) -> None:
-        self.plan = planned(network, shape, precision, states)
+        self.plan = planned(network, shape, precision, states, any_size)
         self.states = {s: _aligned(to_bits(s.data, s.dtype)) for s in self.plan.graph.states}
-        self.tasks = lower_plan(self.plan, H200, precision == "tf32")
+        self.tasks = lower_plan(self.plan, H200, precision == "tf32", any_size=any_size)
         self.kernels: dict[ContractionProblem, tuple[Kernel, Launch | None]] = {}
         launches = [task.work for task in self.tasks if isinstance(task.work, Launch)]
         workspaces: dict[Node, int] = {}

@@ -11,6 +11,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.cache import forbid_builds
 from minidnn.dynamic.batches import BatchSplit
 from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.dynamic.kept import KeptProgram
@@ -89,3 +90,37 @@ def test_batches_of_any_size_on_a_gpu(library: str, background: bool) -> None:
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
     exe.wait()
     assert (exe.counts.in_parts > 0) == background
+
+
+TOLERANCES = {"float32": 1e-5, "tf32": 4e-3, "float16": 4e-3, "bfloat16": 3e-2}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", TOLERANCES)
+def test_planes_of_any_size_on_a_gpu(precision: str) -> None:
+    """The first call of a size needs no compiler; the size's own program gives what it gives."""
+    net = md.Sequential(
+        *(L.Conv2d(3, 24, 3, stride=2, padding=1, bias=False), L.BatchNorm2d(24), L.ReLU()),
+        *(L.MaxPool2d(3, 2, padding=1), L.Conv2d(24, 24, 3, padding=1, groups=24), L.Sigmoid()),
+        *(L.Conv2d(24, 40, 1), L.ReLU(), L.AvgPool2d(2, ceil_mode=True, count_include_pad=False)),
+        *(L.AdaptiveAvgPool2d(1), L.Flatten(), L.Linear(40, 8)),
+    )
+    dims = md.Dim("height", 9, 90), md.Dim("width", 9, 90)
+    exe = md.compile(net, (2, 3, *dims), device="cuda", precision=precision, keep=4)
+    assert isinstance(exe, DynamicExecutable)
+    random, shapes = np.random.default_rng(0), [(31, 47), (90, 9), (64, 64), (17, 80), (9, 90)]
+    found: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+    with forbid_builds():
+        for plane in shapes:
+            x = random.standard_normal((2, 3, *plane)).astype(np.float32)
+            found[plane] = x, np.asarray(exe(x), np.float64)
+    assert exe.counts.by_any_size == len(shapes) and exe.counts.kept <= 4
+    for x, y in found.values():
+        exact = md.compile(net, x.shape, device="reference", precision="float64")(x)
+        bound = TOLERANCES[precision] * np.abs(exact).max()
+        np.testing.assert_allclose(y, exact, rtol=0, atol=bound)
+    x, y = found[9, 90]
+    exe(x)
+    exe.wait()
+    assert "compiled in the background" in exe.explain()
+    np.testing.assert_allclose(exe(x), y, rtol=0, atol=2 * bound)

@@ -186,3 +186,19 @@ def tap_place(
     if of.dilation > 1:
         outside.append(f"{number} % {of.dilation} != 0")
     return declared, f"{number} / {of.dilation}" if of.dilation > 1 else number, outside
+
+
+def print_count(window: Window, axis: WindowAxis, at: str, size: int | str) -> str:
+    """How many taps count at a position of an axis of that size, or of the name of one."""
+    before, after = axis.padding if window.count_padding else (0, 0)
+    start = f"(({at}) * {axis.stride} - {axis.padding[0]})"
+
+    def behind(more: int) -> str:
+        return str(size + more) if isinstance(size, int) else f"{size} + {more}"
+
+    if axis.dilation > 1:
+        step = axis.dilation  # taps from the first that counts to the last
+        end = f"({behind(after + step - 1)} - {start}) / {step}"
+        begin = f"({step - 1 - before} - {start}) / {step}"
+        return f"max(0, min({axis.kernel}, {end}) - max(0, {begin}))"
+    return f"(min({start} + {axis.kernel}, {behind(after)}) - max({start}, {-before}))"

@@ -15,18 +15,16 @@ import numpy as np
 from ...fusion.operations import Operation, operation_of
 from ...graph.expression import linearize
 from ...graph.ir import Graph, Value
-from ...graph.operator import Elementwise, Windowed
-from ...graph.window import Window, WindowAxis
+from ...graph.window import Window
 from ..codegen.code import Code
 from ..codegen.dialect import ISPC
 from ..codegen.kernel import KernelSource
-from ..codegen.taps import TapLoop, TapPrinter
+from ..codegen.taps import TapLoop, TapPrinter, print_count
 from .element import ELEMENTS
 from .isa import Isa
 from .packing import PackedVectors
 from .tensor import Access, Tensor
 from .transpose import Move
-from .window import print_count
 
 POSITIONS = 256
 """Of a task: rows of so many that are transposed fit the first-level cache."""
@@ -46,30 +44,10 @@ class AnySizeKernel:
     more: tuple[PackedVectors | Callable[[], np.ndarray], ...]
 
 
-def why_of_one_size(body: Graph) -> str | None:
-    """Why there is no kernel of a region for planes of any size; None if there is one."""
-    made = [node.output for node in body.nodes]
-    if not all(isinstance(node.op, (Elementwise, Windowed)) for node in body.nodes):
-        return "it joins channels"
-    if len({value.type.plane for value in made}) != 1:
-        return "its results have several sizes"
-    for value in body.values:
-        if value.dtype not in ELEMENTS:
-            return f"it has values in {value.dtype}"
-    for node in body.nodes:
-        if isinstance(node.op, Windowed):
-            window = node.op.window()
-            if any(value in made for value in node.inputs[: window.under]):
-                return "a window reads what it computes"
-            if not all(isinstance(axis, WindowAxis) for axis in window.axes):
-                return "a window moves by fractions"
-    return None
-
-
 def print_for_any_size(
     body: Graph, tensors: Callable[[Value], Tensor], isa: Isa, channel: int = 0
 ) -> AnySizeKernel:
-    """The kernel of a region of which :func:`why_of_one_size` says nothing.
+    """The kernel of a region of which :func:`codegen.any_size.why_of_one_size` says nothing.
 
     Args:
         tensors: how the values that it reads and its outputs lie.

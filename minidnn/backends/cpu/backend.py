@@ -24,7 +24,13 @@ from ...runtime.plan import Plan
 from ...runtime.program import WHY_NO_STATES, StoredProgram
 from ...runtime.store import Store
 from ..codegen.kernel import KernelSource
-from ..options import accuracy_option, check_options, memory_limit_option, tune_option
+from ..options import (
+    accuracy_option,
+    any_size_option,
+    check_options,
+    memory_limit_option,
+    tune_option,
+)
 from . import sequence
 from .bind import bind
 from .buffers import AlignedMemory, Array, Guard
@@ -101,7 +107,7 @@ class CpuBackend:
         if precision == "bfloat16":
             isa = bfloat16_isa(isa)
         device = device_for(isa, threads)
-        accuracy, any_size = _accuracy(options, precision), _any_size(options)
+        accuracy, any_size = _accuracy(options, precision), any_size_option(options)
         return CpuTarget(device, isa.lanes, accuracy, precision, any_size)
 
     def unsupported(self, node: Node, precision: str) -> str | None:
@@ -142,7 +148,7 @@ class CpuBackend:
             )
         agree_on_sums(plan.graph)
         if tune == "heuristic":
-            tasks = lower_plan(plan, isa, threads, accuracy, any_size=_any_size(options))
+            tasks = lower_plan(plan, isa, threads, accuracy, any_size=any_size_option(options))
         else:
             build = builder(plan, isa, threads, store=Store())
             tasks = tuned_tasks(plan, isa, threads, accuracy, tune, build)
@@ -189,13 +195,6 @@ def builder(
 
 def _isa(options: Mapping[str, Any], named: Callable[[str], Isa]) -> Isa:
     return named(options["isa"]) if options.get("isa") is not None else best_isa()
-
-
-def _any_size(options: Mapping[str, Any]) -> bool:
-    any_size = options.get("any_size", False)
-    if type(any_size) is not bool:
-        raise GraphError(f"any_size={any_size!r:.80}; valid are True and False")
-    return any_size
 
 
 def _threads(options: Mapping[str, Any]) -> int:

@@ -42,8 +42,9 @@ from ...graph.types import BYTES, ITEMSIZE, TensorType
 from ...memory.annotations import ALIGNMENT, Annotations
 from ...runtime.bits import to_bits
 from ...runtime.plan import Plan
+from ..codegen.any_size import why_of_one_size
 from .adaptive import print_adaptive
-from .any_size import print_for_any_size, why_of_one_size
+from .any_size import print_for_any_size
 from .argmax import print_argmax
 from .broadcast import Shaped, print_broadcast
 from .byte_window import print_byte_window
@@ -60,6 +61,7 @@ from .contraction import (
     why_not_in_blocks,
 )
 from .contraction.weight_gradient import print_weight_gradient
+from .element import ELEMENTS
 from .flat import is_flat, print_flat
 from .indexing import print_gather, print_move, print_scatter_add, print_take_channels
 from .isa import Isa
@@ -268,7 +270,7 @@ class _Lowering:
     def _sequence(self, node: Node, op: FusedSequence) -> Sequence[Task]:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
-        if self.any_size and not op.summed and why_of_one_size(op.body) is None:
+        if self.any_size and not op.summed and why_of_one_size(op.body.nodes, ELEMENTS) is None:
             return _packing([self._of_any_size(node, op.body, outer)], outer)
         kernel, binding = op.kernel
         inputs = [outer.get(slot.value, slot.value) for slot in binding.inputs]
@@ -349,7 +351,8 @@ class _Lowering:
         return self._copy(node, value, out, offset)
 
     def _copy(self, node: Node, value: Value, out: Value, channel: int = 0) -> Task:
-        if self.any_size and why_of_one_size(body := copied(value.type)) is None:
+        if self.any_size and value.dtype in ELEMENTS:
+            body = copied(value.type)
             return self._of_any_size(
                 node, body, {body.inputs[0]: value, body.outputs[0]: out}, channel
             )

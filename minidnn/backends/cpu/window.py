@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ...graph.window import JOINS, JoinName, Window, WindowAxis
 from ..codegen.code import Code
 from ..codegen.dialect import ISPC, literal
-from ..codegen.taps import join_text
+from ..codegen.taps import join_text, print_count
 
 CARRIED = 8
 CARRIED_SUMS = 4
@@ -178,19 +178,3 @@ def print_divisor(window: Window, extent: tuple[int, int], row: str, column: str
             continue
         parts.append(print_count(window, axis, name, size))
     return f"(uniform float)({parts[0]} * {parts[1]})"
-
-
-def print_count(window: Window, axis: WindowAxis, at: str, size: int | str) -> str:
-    """How many taps count at a position of an axis of that size, or of the name of one."""
-    before, after = axis.padding if window.count_padding else (0, 0)
-    start = f"(({at}) * {axis.stride} - {axis.padding[0]})"
-
-    def behind(more: int) -> str:
-        return str(size + more) if isinstance(size, int) else f"{size} + {more}"
-
-    if axis.dilation > 1:
-        step = axis.dilation  # taps from the first that counts to the last
-        end = f"({behind(after + step - 1)} - {start}) / {step}"
-        begin = f"({step - 1 - before} - {start}) / {step}"
-        return f"max(0, min({axis.kernel}, {end}) - max(0, {begin}))"
-    return f"(min({start} + {axis.kernel}, {behind(after)}) - max({start}, {-before}))"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ...cudnn._cupy import cupy
@@ -17,11 +18,11 @@ from ...graph import operators as ops
 from ...graph.index_map import Indexed
 from ...graph.ir import Node, Value
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
-from ...graph.types import FLOATS
+from ...graph.types import BYTES, FLOATS
 from ...runtime.agreement import agree_on_sums
 from ...runtime.plan import Plan
 from ...runtime.program import Program
-from ..options import accuracy_option, check_options, tune_option
+from ..options import accuracy_option, any_size_option, check_options, tune_option
 from .captured import on_device
 from .contraction.bytes import why_not_bytes
 from .machine import machine_of
@@ -66,6 +67,8 @@ class CudaBackend:
 
     name = "cuda"
     keeps_states = True
+    any_size_options: Mapping[str, Any] = {"any_size": True}
+    of_one_size = BYTES
 
     def __init__(self, index: int = 0) -> None:
         self.index = index
@@ -88,7 +91,8 @@ class CudaBackend:
         return tuple(STORAGE)
 
     def target(self, precision: str, options: Mapping[str, Any]) -> Target:
-        return CudaTarget(machine_of(self.index).device(precision), precision)
+        device = machine_of(self.index).device(precision)
+        return CudaTarget(device, precision, any_size_option(options))
 
     def unsupported(self, node: Node, precision: str) -> str | None:
         if not isinstance(node.op, (*_KNOWN, *_OF_ANY_DTYPE, *_IN_FULL)):
@@ -107,8 +111,10 @@ class CudaBackend:
         from .lower import lower_plan
         from .program import CudaProgram
 
-        check_options("cuda", options, ("accuracy", "deterministic", "memory_limit", "tune"))
-        tune = tune_option(options, "quick")
+        valid = ("accuracy", "deterministic", "memory_limit", "tune", "any_size")
+        check_options("cuda", options, valid)
+        any_size = any_size_option(options)
+        tune = tune_option(options, "heuristic" if any_size else "quick")
         # Without Winograd and FFT, all that is left adds products up.
         accuracy = "normal" if accuracy_option(options) == "normal" else "high"
         limit, deterministic = _memory_limit(options), _deterministic(options)
@@ -118,8 +124,16 @@ class CudaBackend:
             plan.check_fits(memory, machine.name)
             others = tune == "exhaustive"
             agree_on_sums(plan.graph)
-            tasks = lower_plan(plan, machine, precision == "tf32", accuracy, others, deterministic)
-            return CudaProgram(plan, tasks, self.index, machine, tune, limit)
+            lower = partial(
+                lower_plan,
+                machine=machine,
+                tf32=precision == "tf32",
+                accuracy=accuracy,
+                others=others,
+                deterministic=deterministic,
+                any_size=any_size,
+            )
+            return CudaProgram(plan, lower(plan), self.index, machine, tune, limit, lower)
 
 
 def _why_not_whole(node: Node, precision: str) -> str | None:

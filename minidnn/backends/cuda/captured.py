@@ -85,11 +85,15 @@ class CapturedProgram:
         self._states: StatesInTurn | None = None
         self._limit: Limit | None = None
 
-    def use(self, table: CudaTable, constants: Constants | LaidDown, instance: Instance) -> None:
-        """From now on runs a table, first on an instance of it."""
+    def use(
+        self, table: CudaTable, constants: Constants | LaidDown, instance: Instance | None
+    ) -> None:
+        """From now on runs a table, first on an instance of it; on one that the first call makes if
+        there is none."""
         self.table = table
         self._constants = constants
-        self._instances[None] = instance
+        if instance is not None:
+            self._instances[None] = instance
         self._fixed.clear()
         self._met.clear()
         self._repeated.clear()

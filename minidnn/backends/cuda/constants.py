@@ -28,13 +28,17 @@ class Constants:
     """All data of a program in one block of device memory, equal data once.
 
     A pool's threads make them (NumPy lets go of the interpreter in large operations) while the
-    caller does something else; :meth:`lay_down` waits.
+    caller does something else; :meth:`lay_down` waits.  What an ``other`` has is not made again: it
+    is read there, and places are counted from that one's address.
     """
 
-    def __init__(self, data: Iterable[Data], pool: Executor) -> None:
+    def __init__(
+        self, data: Iterable[Data], pool: Executor, other: Constants | None = None
+    ) -> None:
         self._making: dict[tuple[object, ...], Future[np.ndarray]] = {}
+        self._other = other
         for one in data:
-            if one.key not in self._making:
+            if one.key not in self._making and not (other and one.key in other._offsets):
                 self._making[one.key] = pool.submit(_bits, one)
         self._offsets: dict[tuple[object, ...], int] = {}
         self._sizes: dict[tuple[object, ...], int] = {}
@@ -53,6 +57,8 @@ class Constants:
 
     def lay_down(self) -> None:
         """Copies everything to the device; OutOfMemoryError if it does not fit."""
+        if self._other is not None and not self.bytes:
+            return
         self._memory = allocated(self.bytes, "weights")
         for key, made in self._making.items():
             array = made.result()
@@ -65,12 +71,16 @@ class Constants:
 
     @property
     def address(self) -> int:
-        """Where they begin, once they are laid down."""
-        return int(self._memory.ptr)
+        """Where they begin, or those of the other one, once they are laid down."""
+        return int(self._memory.ptr) if self._other is None else self._other.address
 
     def offset(self, data: Data) -> int:
-        """Where one begins, behind that."""
-        return self._offsets[data.key]
+        """Where one begins, behind that, or before it."""
+        if self._other is None:
+            return self._offsets[data.key]
+        if data.key in self._other._offsets:
+            return self._other.offset(data)
+        return self._offsets[data.key] + int(self._memory.ptr) - self.address
 
     def copied(self) -> np.ndarray:
         """Their bytes, from the device; what lies between them, which nobody wrote, is zeros."""

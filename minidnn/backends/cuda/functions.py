@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...cudnn._cupy import cupy
@@ -74,10 +74,12 @@ class KernelRun:
 
 
 class LaunchLoader:
-    """Gives loaded launches, those that are asked for at once compiled together."""
+    """Gives loaded launches, those that are asked for at once compiled together; what an ``other``
+    has loaded is not loaded again."""
 
-    def __init__(self, arch: str) -> None:
+    def __init__(self, arch: str, other: LaunchLoader | None = None) -> None:
         self._arch = arch
+        self._other = other
         self._known: dict[Launch, Loaded] = {}
         self._lock = threading.Lock()
 
@@ -85,9 +87,21 @@ class LaunchLoader:
         with self._lock:
             missing = list(dict.fromkeys(one for one in launches if one not in self._known))
             if missing:
+                there = {} if self._other is None else self._other.there()
+                for one in missing:
+                    same = there.get(one.source.name)
+                    if same is not None and one.shared_bytes <= same.launch.shared_bytes:
+                        self._known[one] = replace(same, launch=one)
+                missing = [one for one in missing if one not in self._known]
+            if missing:
                 loaded = load_launches(missing, self._arch)
                 self._known.update(zip(missing, loaded, strict=True))
             return [self._known[one] for one in launches]
+
+    def there(self) -> dict[str, Loaded]:
+        """What is loaded, by the kernels' names."""
+        with self._lock:
+            return {one.launch.source.name: one for one in self._known.values()}
 
 
 def load_launches(launches: Sequence[Launch], arch: str) -> list[Loaded]:

@@ -12,7 +12,8 @@ from ..codegen.kernel import KernelSource
 class Launch:
     """A kernel and its launch: blocks, threads a block, and bytes of dynamic shared memory.
 
-    Arguments are pointers alone, in the order that the printer states; sizes stand in the text.
+    Arguments are pointers, in the order that the printer states, then ``numbers``: sizes, as far as
+    they do not stand in the text.
     More than 48 KiB of ``shared_bytes`` must be allowed to the function first
     (``CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES``).
     """
@@ -21,6 +22,7 @@ class Launch:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int = 0
+    numbers: tuple[int, ...] = ()
 
     @classmethod
     def named(

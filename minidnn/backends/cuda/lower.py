@@ -48,6 +48,12 @@ from ...graph.operators import (
 from ...graph.types import ITEMSIZE
 from ...memory.liveness import awaited
 from ...runtime.plan import Plan
+from .any_size import (
+    has_any_size,
+    print_adaptive_for_any_size,
+    print_chain_for_any_size,
+    print_for_any_size,
+)
 from .channels import print_take_channels
 from .constants import Data
 from .contraction.behind import recorded
@@ -88,14 +94,15 @@ def lower_plan(
     accuracy: str = "normal",
     others: bool = False,
     deterministic: bool = True,
+    any_size: bool = False,
 ) -> list[Task]:
     """The tasks of a plan for a machine, in the order in which they run, with ``others``
     to be measured beside the cost model's choice, if they are wanted; ``deterministic``: every run
-    must give the same bits.
+    must give the same bits; ``any_size``: by kernels that know no sizes of planes.
 
     UnsupportedError names a node that no kernel computes as it stands in this graph.
     """
-    lowering = _Lowering(plan, machine, tf32, accuracy, others, deterministic)
+    lowering = _Lowering(plan, machine, tf32, accuracy, others, deterministic, any_size)
     waited, nodes, tasks = awaited(plan.graph), plan.graph.nodes, list[Task]()
     for place in range(len(nodes) + 1):
         tasks += map(_wait, waited.get(place, ()))
@@ -112,6 +119,7 @@ class _Lowering:
         accuracy: str,
         others: bool,
         deterministic: bool,
+        any_size: bool,
     ) -> None:
         self.plan = plan
         self.machine = machine
@@ -119,6 +127,7 @@ class _Lowering:
         self.accuracy = accuracy
         self.others = others
         self.deterministic = deterministic
+        self.any_size = any_size
 
     def tensor(self, value: Value) -> Tensor:
         """How a value lies in memory; a constant lies as NCHW."""
@@ -129,6 +138,8 @@ class _Lowering:
         op, annotations = node.op, self.plan.annotations
         if annotations.is_view(node):
             return ()
+        if self.any_size and (found := self._of_any_size(node)) is not None:
+            return found
         if isinstance(op, FusedSequence):
             averages = self._averages_planes(node, op)
             return (self._plane_average(node),) if averages else self._sequence(node, op)
@@ -172,6 +183,30 @@ class _Lowering:
         else:
             return (self._other(node),)
         return (Task(node, launch, (*map(pointer_to, node.inputs), node.output)),)
+
+    def _of_any_size(self, node: Node) -> Sequence[Task] | None:
+        """A node whose kernel knows no size of a plane; None if there is no such kernel."""
+        op = node.op
+        if isinstance(op, AdaptiveAvgPool2d):
+            x, y = node.inputs[0], node.output
+            launch = print_adaptive_for_any_size(x.shape[0], self.tensor(x), self.tensor(y))
+            return (Task(node, launch, (pointer_to(x), y)),)
+        nodes: Sequence[Node] = (node,)
+        outputs, outer = node.outputs, dict[Value, Value]()
+        if isinstance(op, FusedSequence):
+            if op.summed:
+                return None
+            nodes, outputs = op.body.nodes, op.body.outputs
+            outer = dict(zip(op.body.inputs, node.inputs, strict=True))
+            outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
+        elif not isinstance(op, (Elementwise, Windowed)):
+            return None
+        if not has_any_size(nodes):
+            return None
+        printed = print_for_any_size(nodes, outputs, lambda v: self.tensor(outer.get(v, v)))
+        values = (*printed.operands, *printed.vectors, *outputs)
+        pointers = tuple(pointer_to(outer.get(value, value)) for value in values)
+        return (Task(node, printed.launch, pointers),)
 
     def _other(self, node: Node) -> Task:
         """What works on values in NCHW order of any rank."""
@@ -292,6 +327,8 @@ class _Lowering:
         if (reason := why_not_bytes(parts_of(node))) is not None:
             raise UnsupportedError(f"node {node.name!r}: {reason}")
         found = contraction_of(node, *self._given())
+        if self.any_size:
+            found = replace(found, problem=replace(found.problem, any_size=True))
         self._check_rows(node, found)
         packing, filter = self._filter(node, found.weight, found.problem, found.whole)
         pointers: list[Pointer] = [
@@ -407,7 +444,11 @@ class _Lowering:
         return Task(node, launch, (pointer_to(value), out))
 
     def _copy(self, node: Node, value: Value, target: Tensor) -> Task:
-        launch = print_copy(value.type.plane[0], self.tensor(value), target)
+        batch, source = value.type.plane[0], self.tensor(value)
+        if self.any_size and value.dtype in TYPES and target.dtype in TYPES:
+            launch = print_chain_for_any_size(batch, [source], target)
+        else:
+            launch = print_copy(batch, source, target)
         return Task(node, launch, (pointer_to(value), node.output))
 
 

@@ -63,7 +63,7 @@ class KernelWork:
 
     def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
         """What it starts on its operands."""
-        return [KernelRow(self.loaded, tuple(map(operands, pointers)))]
+        return [KernelRow.of(self.loaded, list(map(operands, pointers)))]
 
     def describe(self) -> str:
         text = self.loaded.describe()
@@ -172,6 +172,7 @@ class PreparedPlan:
     table: CudaTable
     slots: Slots
     constants: Constants
+    load: LaunchLoader
 
 
 def prepare(
@@ -180,8 +181,10 @@ def prepare(
     machine: Machine,
     tune: str,
     limit: Limit | None,
+    other: PreparedPlan | None = None,
 ) -> PreparedPlan:
-    """Everything that is done once, on the current device.
+    """Everything that is done once, on the current device; what it has in common with an ``other``
+    of the same network is that one's.
 
     OutOfMemoryError if the limit does not suffice, a Shortage if memory runs out.
     """
@@ -193,11 +196,12 @@ def prepare(
     pointers = (*outputs.values(), *(p for task in tasks for p in task.pointers))
     problems = dict.fromkeys(t.work for t in tasks if isinstance(t.work, ContractionProblem))
     launches = [t.work for t in tasks if isinstance(t.work, Launch) and not t.others]
-    load = LaunchLoader(machine.arch)
+    load = LaunchLoader(machine.arch, None if other is None else other.load)
     fastest = Fastest(plan, tasks)
     # Where memory is short, tensors for one timing at a time have to do.
     with threads() as making, threads(*([1] if short else [])) as building:
-        constants = Constants((p for p in pointers if isinstance(p, Data)), making)
+        data = (p for p in pointers if isinstance(p, Data))
+        constants = Constants(data, making, None if other is None else other.constants)
         workspace_limit = MOST_WORKSPACE
         if limit is not None:
             left = _left(limit, lay_out(plan, {}), constants)
@@ -256,7 +260,7 @@ def prepare(
         tuple(value.type.bytes for value in plan.graph.outputs),
         tuple(copies),
     )
-    return PreparedPlan(tuple(done), table, slots, constants)
+    return PreparedPlan(tuple(done), table, slots, constants, load)
 
 
 def _left(limit: Limit, block: Block, constants: Constants) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+from ...cudnn._cupy import cupy
 from ...errors import UnsupportedError
 from ...graph.ir import Node
 from ...runtime.agreement import WHY_NO_TIMES, sums_over_ranks
@@ -37,13 +38,17 @@ class CudaProgram(CapturedProgram):
         machine: Machine,
         tune: str,
         memory_limit: int | None,
+        lower: Callable[[Plan], Sequence[Task]] | None = None,
+        other: PreparedPlan | None = None,
     ) -> None:
         self.plan = plan
+        self._lower = lower
         graph = plan.graph
         inputs = [ArraySlot.of(f"input {v.name!r}", v.type) for v in graph.inputs]
         outputs = [ArraySlot.of(f"out[{i}]", v.type) for i, v in enumerate(graph.outputs)]
         super().__init__(device, inputs, outputs)
-        self._prepare = partial(prepare, plan, tasks, machine, tune)
+        self._machine = machine
+        self._prepare = partial(prepare, plan, tasks, machine, tune, other=other)
         self._memory_limit = memory_limit
         if not graph.states:
             self._make()
@@ -63,13 +68,30 @@ class CudaProgram(CapturedProgram):
             states = f", of which states take {held}" if held else ""
             limit = Limit(given - held, f"memory_limit={given} bytes{states}")
 
-        def make(limit: Limit | None) -> tuple[Limit | None, PreparedPlan, Instance]:
+        target = self.plan.target
+        # Of those of any size, of which most never run, the first call makes it.
+        later = isinstance(target, CudaTarget) and target.any_size
+
+        def make(limit: Limit | None) -> tuple[Limit | None, PreparedPlan, Instance | None]:
             prepared = self._prepare(limit)
+            if later:
+                return limit, prepared, None
             return limit, prepared, self.instance(prepared.table, prepared.constants.address)
 
         with on_device(self.device):
             self._limit, self.prepared, instance = make_within(limit, make)
         self.use(self.prepared.table, self.prepared.constants, instance)
+
+    def of_size(self, plan: Plan) -> CudaProgram:
+        """The program of the same plan for other sizes, by the same kernels and constants as far as
+        these are those of any size."""
+        target = plan.target
+        assert isinstance(target, CudaTarget) and target.any_size and self._lower is not None
+        with told(), on_device(self.device):
+            _, memory = cupy().cuda.runtime.memGetInfo()
+            plan.check_fits(memory, self._machine.name)
+            given = (self.device, self._machine, "heuristic", self._memory_limit, self._lower)
+            return CudaProgram(plan, self._lower(plan), *given, self.prepared)
 
     def stored(self) -> StoredProgram:
         """It as a file has it; UnsupportedError if it has states."""

@@ -24,7 +24,7 @@ _PLANE_PACKS = 8
 _MOST_SHARED = 48 << 10
 
 
-_SUM = """\
+SUM = """\
 // The sum of so many taps, of any number, as graph.window.sum_taps adds them.
 template <class Tap> MD_FUNCTION float @_sum(int count, Tap tap) {
   float total = 0.0f;
@@ -92,7 +92,7 @@ def print_adaptive(batch: int, x: Tensor, y: Tensor) -> Launch:
         code.line(f"const float total = @_sum(high, {row}) / (float)(high * wide);")
         place = f"n * {y.image} + c * {y.channel}ll + i * {y.row} + j * {y.pixel} + {y.offset}"
         code.line(f"y[{place}] = md_as<{TYPES[y.dtype]}>(total);")
-    source = KernelSource.named("adaptive", _SUM + str(code))
+    source = KernelSource.named("adaptive", SUM + str(code))
     return Launch(source, (-(-count // THREADS), 1, 1), (THREADS, 1, 1))
 
 

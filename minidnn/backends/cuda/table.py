@@ -18,6 +18,11 @@ class KernelRow:
     loaded: Loaded
     arguments: tuple[KernelArgument, ...]
 
+    @classmethod
+    def of(cls, loaded: Loaded, pointers: Sequence[KernelArgument]) -> KernelRow:
+        """With the numbers of its launch."""
+        return cls(loaded, (*pointers, *loaded.launch.numbers))
+
     def bind(self, bases: Sequence[int]) -> Run:
         """Launches it on CuPy's current stream, where slots begin at these addresses."""
         return self.loaded.bind(resolved(self.arguments, bases))

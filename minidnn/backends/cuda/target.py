@@ -64,6 +64,7 @@ class CudaTarget(Target):
     """Contractions by tensor cores want NHWC; exact float32 is faster in NCHW."""
 
     precision: str = "float32"
+    any_size: bool = False
 
     @property
     def storage(self) -> str:
@@ -108,6 +109,8 @@ class CudaTarget(Target):
         if isinstance(op, (Contraction, FusedContraction)) and not exact:
             return (CHANNELS_LAST,)
         plain = exact and self.precision not in HALVES
+        if plain and self.any_size:
+            return (PLANAR,)  # whatever is faster for some sizes
         return (PLANAR, CHANNELS_LAST) if plain else _BOTH
 
     def reads(self, node: Node, value: Value, layout: Layout) -> Layout:
@@ -184,7 +187,7 @@ class CudaTarget(Target):
 
     @property
     def computes_together(self) -> bool:
-        return True
+        return not self.any_size
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         exact = self.is_exact(contraction)

@@ -74,9 +74,11 @@ class Emulated:
         arguments: Sequence[np.ndarray],
         backwards: bool = False,
     ) -> None:
-        """Runs a kernel on arrays, whose memory it reads and writes as it lies; a number that it
-        takes is an array of one.  ``backwards``: its threads in the other order."""
+        """Runs a kernel on arrays, whose memory it reads and writes as it lies, and on the numbers
+        of its launch; another number that it takes is an array of one.  ``backwards``: its threads
+        in the other order."""
         kernel = getattr(self._dll, f"enter_{launch.source.name}")
+        arguments = [*arguments, *(np.array([number]) for number in launch.numbers)]
         pointers = (ctypes.c_void_p * len(arguments))(*(a.ctypes.data for a in arguments))
         grid = (ctypes.c_uint * 3)(*launch.grid)
         block = (ctypes.c_uint * 3)(*launch.block)

@@ -1,4 +1,4 @@
-"""cuDNN's fixed-function convolution and its gradients, for exact float32, on addresses.
+"""cuDNN's fixed-function convolution and its gradients, on addresses.
 
 Sources: cuDNN, ``cudnnConvolutionForward``, ``cudnnConvolutionBiasActivationForward``,
 ``cudnnConvolutionBackwardData``, ``cudnnConvolutionBackwardFilter``.
@@ -16,6 +16,7 @@ from ....cudnn.activation import ActivationDescriptor
 from ....cudnn.convolution.choose import ADDS_IN_ANY_ORDER
 from ....cudnn.convolution.key import ConvolutionKey, FilterKey, Operation, TensorKey
 from ....cudnn.convolution.plan import FUNCTIONS, Problem
+from ....cudnn.dtypes import BY_NAME
 from ....cudnn.enums import (
     ActivationMode,
     ConvolutionMode,
@@ -54,9 +55,8 @@ class FixedConvolution:
         if not descriptors.key.fused:
             return cls(descriptors, algorithm, workspace)
         channels = descriptors.key.w.shape[0]
-        bias = TensorDescriptor.strided(
-            DataType.CUDNN_DATA_FLOAT, (1, channels, 1, 1), (channels, 1, 1, 1)
-        )
+        kind = descriptors.key.y.dtype
+        bias = TensorDescriptor.strided(kind, (1, channels, 1, 1), (channels, 1, 1, 1))
         activation = ActivationDescriptor.of(ActivationMode.CUDNN_ACTIVATION_RELU)
         return cls(descriptors, algorithm, workspace, bias, activation)
 
@@ -135,10 +135,18 @@ def algorithms_of(problem: ContractionProblem) -> Any:
     return FUNCTIONS[_OPERATIONS[problem.direction]].algorithm
 
 
+def _math(problem: ContractionProblem) -> MathType:
+    """What products may be: of halves cuDNN leaves tensor cores out unless it is told."""
+    if problem.is_exact:
+        return MathType.CUDNN_FMA_MATH
+    halves = problem.x.dtype != "float32"
+    return MathType.CUDNN_TENSOR_OP_MATH if halves else MathType.CUDNN_DEFAULT_MATH
+
+
 def _key(
     problem: ContractionProblem, algorithm: int, fused: bool, output: TensorSpec
 ) -> ConvolutionKey:
-    kind = DataType.CUDNN_DATA_FLOAT
+    kind = BY_NAME[problem.x.dtype]
     layout = TensorFormat.CUDNN_TENSOR_NCHW if problem.planar else TensorFormat.CUDNN_TENSOR_NHWC
     return ConvolutionKey(
         operation=_OPERATIONS[problem.direction],
@@ -150,8 +158,8 @@ def _key(
         dilation=problem.dilation,
         groups=problem.groups,
         mode=ConvolutionMode.CUDNN_CROSS_CORRELATION,
-        compute=kind,
-        math=MathType.CUDNN_FMA_MATH,
+        compute=DataType.CUDNN_DATA_FLOAT,
+        math=_math(problem),
         search=str(algorithm),
         deterministic=problem.deterministic,
         workspace_limit=1 << 62,

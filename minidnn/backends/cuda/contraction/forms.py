@@ -13,6 +13,8 @@ from .recipe import CONVOLUTION, FIXED, PRODUCT, Form
 def forms_of(problem: ContractionProblem, machine: Machine) -> list[Form]:
     """The forms on a machine, the most promising first: the kernels of ours by their prices, which
     are multiples of what cuDNN's first form takes, and its others behind all."""
+    if problem.any_size:
+        return _of_any_size(problem)
     stages = len(problem.stages)
     priced = [
         (kernel.price(problem), Form(kernel.name, stages))
@@ -22,6 +24,13 @@ def forms_of(problem: ContractionProblem, machine: Machine) -> list[Form]:
     cudnn = _by_cudnn(problem)
     priced += [(1.0, form) for form in cudnn[:1]]
     return [form for _, form in sorted(priced, key=lambda one: one[0])] + cudnn[1:]
+
+
+def _of_any_size(problem: ContractionProblem) -> list[Form]:
+    """cuDNN's fixed functions, which are compiled already."""
+    levels = dict.fromkeys((_fixed_stages(problem), 0))
+    places = [False] if problem.is_dense else [False, True]
+    return [Form(FIXED, level, packed) for level in levels for packed in places]
 
 
 def _by_cudnn(problem: ContractionProblem) -> list[Form]:
@@ -55,6 +64,8 @@ def last_resort(problem: ContractionProblem) -> list[Form]:
 
 def _fixed_stages(problem: ContractionProblem) -> int:
     """How many stages the fused fixed function takes: bias, residual if any, ReLU."""
+    if problem.vectors[:1] != (problem.y.dtype,):
+        return 0
     modes = [stage.mode for stage in problem.stages[:3]]
     plain = [not stage.parameters for stage in problem.stages[:3]]
     for pattern in (["bias", "add", "relu"], ["bias", "relu"]):

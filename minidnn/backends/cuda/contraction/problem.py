@@ -81,6 +81,8 @@ class ContractionProblem:
     behind: SumsBehind | None = None
     #: Of bytes whether sums begin with other numbers than 0, or what lies outside is not 0.
     shifted: bool = False
+    #: Whether it is computed by what needs no compiler, whatever its sizes.
+    any_size: bool = False
 
     @property
     def made(self) -> Tensor:

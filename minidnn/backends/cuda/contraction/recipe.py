@@ -9,6 +9,7 @@ from ....cudnn.graph.plan import Plan
 from ....cudnn.graph.spec import TensorSpec
 from ....graph.types import ITEMSIZE
 from ....runtime.operand import KernelArgument
+from ..any_size import print_chain_for_any_size, print_gather_for_any_size
 from ..functions import Loaded, Run
 from ..kernels import Launch
 from ..machine import Machine
@@ -123,12 +124,13 @@ class Built:
         x = at.x + problem.x.offset * problem.x.itemsize if self.prepare is None else prepared
         rows: list[Row] = []
         if self.prepare is not None:
-            rows.append(KernelRow(self.prepare, (at.x, *at.before, prepared)))
+            rows.append(KernelRow.of(self.prepare, (at.x, *at.before, prepared)))
         rows += self._core(at, x, y, workspace)
         if self.finish is not None:
             tensors, vectors, _ = used(problem, form.stages)
             others = (*(at.others[i] for i in tensors), *(at.vectors[i] for i in vectors))
-            rows.append(KernelRow(self.finish, (packed if form.packed else at.y, *others, at.y)))
+            given = (packed if form.packed else at.y, *others, at.y)
+            rows.append(KernelRow.of(self.finish, given))
         if self.sums:
             rows += self._sums(at, passing + aligned(_passing_bytes(problem)))
         return rows
@@ -219,10 +221,12 @@ def core_of(
 def prepare_of(problem: ContractionProblem, form: Form) -> Launch | None:
     """The kernel that goes before the core, if any."""
     if problem.gather is not None:
-        return print_gather(problem.batch, problem.x, problem.gathered, problem.gather)
+        gathers = print_gather_for_any_size if problem.any_size else print_gather
+        return gathers(problem.batch, problem.x, problem.gathered, problem.gather)
     if not problem.before or form.kernel is not None:
         return None
-    return print_pointwise(
+    prints = print_chain_for_any_size if problem.any_size else print_pointwise
+    return prints(
         problem.batch,
         [problem.x],
         problem.prepared,
@@ -263,7 +267,8 @@ def finish_of(problem: ContractionProblem, form: Form) -> Launch | None:
         return None
     tensors, vectors, steps = used(problem, form.stages)
     first: Tensor = problem.packed if form.packed else problem.y
-    return print_pointwise(
+    prints = print_chain_for_any_size if problem.any_size else print_pointwise
+    return prints(
         problem.batch,
         [first, *(problem.others[i] for i in tensors)],
         problem.y,

@@ -285,7 +285,10 @@ def _fixed(
     problem: ContractionProblem, form: Form, most: int | None, workspace_limit: int
 ) -> Iterator[tuple[Recipe, FixedConvolution]]:
     output = target(problem, form)
-    for algorithm in list(algorithms_of(problem))[:most]:
+    algorithms = list(algorithms_of(problem))
+    if problem.any_size:  # those that take all sizes, the faster one first
+        algorithms = [algorithms[1], algorithms[0]]
+    for algorithm in algorithms[:most]:
         found = fixed_convolution(problem, int(algorithm), form.stages, output)
         if isinstance(found, str):
             log.debug("%s: %s: %s", problem.describe(), algorithm.name, found)
