@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from minidnn.graph.expression import linearize
 from minidnn.graph.window import JOINS, Window
 
 from ....fusion.plan import KernelPlan, PlanOperation
-from ...codegen.dialect import CUDA, literal
 from ..prelude import TYPES
 from .functions import Function
 from .grid import Grid, is_number, phases_of, reach_of, taps_along
 from .pack import Pack
-from .window import Finish, identity_text, join, join_text, shares
+from .tap_join import Tap, TapJoin
+from .window import Finish, identity_text, join, shares
 
 Cells = dict[tuple[int, int], str]
 
@@ -213,25 +212,23 @@ class RectanglePrinter:
         lying = [self._lying(number) for number in under]
         for phase, axis in enumerate(phases := phases_of(window)):
             self._exchange(phase, axis, window, lying, phase == len(phases) - 1)
-        code, body = linearize(window.tap), self.code
         down, across = map(taps_along, window.axes)
+        join = TapJoin(self.pack, window, self.plan.anchor, under[0] in self.positive)
         totals: Cells = {}
         for row, column in product(range(self.grid.rows), range(self.grid.columns)):
             own = [self._operand(number, row, column) for number in here]
-            parts = []
-            for y, i in down:
-                taps = []
-                for x, j in across:
-                    place = row + y, column + x
-                    given = [self._known(each, place) for each in lying]
-                    number = literal(float(window.numbered(i, j)))
-                    lines, text = CUDA.print_code(code, [*given, *own, number], body.fresh)
-                    body.lines(lines)
-                    test = self._in_plane(*place)
-                    identity = identity_text(self.pack, window)
-                    taps.append(f"({test} ? {text} : {identity})" if test else text)
-                parts.append(self._chained(window, taps))
-            totals[row, column] = self._chained(window, parts)
+            taps = [
+                [
+                    Tap(
+                        [self._known(each, (row + y, column + x)) for each in lying],
+                        window.numbered(i, j),
+                        self._in_plane(row + y, column + x),
+                    )
+                    for x, j in across
+                ]
+                for y, i in down
+            ]
+            totals[row, column] = join.print(taps, own)
         if len(phases) == 1:
             self.code.line(self.barrier)  # the next step writes to the same place
         return totals
@@ -294,15 +291,6 @@ class RectanglePrinter:
             elif (count - 1) * each + at >= size:
                 tests.append(f"{name} + {at} < {size}")
         return " && ".join(tests)
-
-    def _chained(self, window: Window, names: Sequence[str]) -> str:
-        """All joined, one after another.  A sum need not begin with zero, as its finish adds it."""
-        total = names[0]
-        for name in names[1:]:
-            fresh = self.code.fresh()
-            self.pack.declare(fresh, join_text(self.pack, window, total, name, False))
-            total = fresh
-        return total
 
     def _along(self, phase: int, axis: int, window: Window, cells: Cells, positive: bool) -> Cells:
         """Joins along one axis, after an exchange with both neighbours."""
