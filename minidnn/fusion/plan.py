@@ -117,6 +117,8 @@ class KernelPlan:
     lead: int = 0
     #: Of which outputs only the sums over planes are wanted.
     summed: tuple[int, ...] = ()
+    #: Of which of these the variance over the plane is wanted instead.
+    spread: tuple[int, ...] = ()
 
     @property
     def operations(self) -> list[PlanOperation]:
@@ -146,6 +148,7 @@ class KernelPlan:
         for i, plane in enumerate(self.planes):
             kinds = [f"input {plane.input}"] if plane.input is not None else []
             how = "sum" if plane.output in self.summed else "output"
+            how = "variance" if plane.output in self.spread else how
             kinds += [f"{how} {plane.output}"] if plane.output is not None else []
             kinds += [str(plane.buffer)] if plane.buffer else []
             where = ", ".join(kinds) or "register"

@@ -73,7 +73,8 @@ class FusedSequence(Region):
     the stack was cut into.  0: no stack.
 
     Of the body's outputs those of the numbers ``summed`` are no results; the sum over each of their
-    planes is, (N, C, 1, 1), added up in an order of the kernel's own.
+    planes is, (N, C, 1, 1), added up in an order of the kernel's own; or, of the numbers ``spread``
+    among them, the variance over each plane.
     """
 
     schedule: Schedule
@@ -81,6 +82,7 @@ class FusedSequence(Region):
     part: int = field(default=1, repr=False)
     parts: int = field(default=1, repr=False)
     summed: tuple[int, ...] = field(default=(), repr=False)
+    spread: tuple[int, ...] = field(default=(), repr=False)
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         found = super().infer(*inputs)
@@ -90,10 +92,12 @@ class FusedSequence(Region):
         return self._added(super().reference(*inputs))
 
     def _added(self, results: Iterable[np.ndarray]) -> tuple[np.ndarray, ...]:
-        return tuple(
-            array.sum((2, 3), keepdims=True) if i in self.summed else array
-            for i, array in enumerate(results)
-        )
+        def added(i: int, array: np.ndarray) -> np.ndarray:
+            if i in self.spread:
+                return array.var((2, 3), keepdims=True)
+            return array.sum((2, 3), keepdims=True) if i in self.summed else array
+
+        return tuple(added(i, array) for i, array in enumerate(results))
 
     @property
     def origin(self) -> str:
@@ -109,7 +113,7 @@ class FusedSequence(Region):
     def kernel(self) -> tuple[KernelPlan, Binding]:
         """The kernel plan and what it is bound to (values of the body)."""
         plan, binding = build_plan(self.body, self.schedule)
-        return replace(plan, summed=self.summed), binding
+        return replace(plan, summed=self.summed, spread=self.spread), binding
 
     def interpret(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         """The outputs, computed patch by patch by the plan's interpreter."""

@@ -6,15 +6,18 @@ of, as the inputs of normalizations, then need not be stored for them.
 Handles: sweeps of sums over tensors of which a sequence makes the last, as long as all others are
 there before it.  The sequence computes what the sweep computes point by point, and adds up each
 plane; what is left of the sweep adds up these numbers over the batch.  Results of the sequence that
-nothing else reads are no longer stored.
-Refuses: means and variances; sweeps that store something; values in half precision; whatever the
-target refuses, and everything under strategies that leave layers apart.
+nothing else reads are no longer stored.  A variance is that of the planes' means and, added to it,
+the mean of the planes' variances.
+Refuses: means without variances, and variances around means that are no result; sweeps that store
+something; values in half precision; whatever the target refuses, and everything under strategies
+that leave layers apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from minidnn.fusion.collapse import APART
 from minidnn.fusion.region import FusedSequence, FusedSums
@@ -22,7 +25,8 @@ from minidnn.fusion.sequence import Schedule
 from minidnn.fusion.stacks import why_not_fusable
 from minidnn.graph.expression import argument
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
-from minidnn.graph.operators import Formula, Reduce, View
+from minidnn.graph.operator import Operator
+from minidnn.graph.operators import Add, Formula, Reduce, Variance, View
 from minidnn.passes.infrastructure import Context, Pass
 
 _COPY = Formula(argument(0), title="Copy")
@@ -52,8 +56,10 @@ def sum_inside(graph: Graph, context: Context) -> Graph:
 def _maker(graph: Graph, sweep: Node, op: FusedSums) -> Node | None:
     """The sequence in which a sweep can be computed."""
     for node in op.body.nodes:
-        if isinstance(node.op, Reduce):
-            if node.op.how != "sum" or node.inputs[0].dtype != "float32":
+        if isinstance(node.op, (Reduce, Variance)):
+            if node.inputs[0].dtype != "float32" or node.output.dtype != "float32":
+                return None
+            if not _is_added_up(node, op):
                 return None
         elif why_not_fusable(node) is not None:
             return None
@@ -70,6 +76,15 @@ def _maker(graph: Graph, sweep: Node, op: FusedSums) -> Node | None:
         if producer in graph.position and producer is not last and graph.position[producer] > end:
             return None
     return last
+
+
+def _is_added_up(node: Node, op: FusedSums) -> bool:
+    """Whether a sum, mean or variance is made of numbers of planes."""
+    if isinstance(node.op, Variance):
+        return node.inputs[1] in op.body.outputs
+    assert isinstance(node.op, Reduce)
+    moments = (each for each in op.body.nodes if isinstance(each.op, Variance))
+    return node.op.how == "sum" or any(each.inputs[1] is node.output for each in moments)
 
 
 class _Merged:
@@ -94,8 +109,12 @@ class _Merged:
         self.kept = [value for value in maker.outputs if value in others]
         outputs = [self._inside[value] for value in self.kept]
         first = len(outputs)
+        spread: list[int] = []
         for sweep in sweeps:
-            outputs += self._planes(sweep, outputs)
+            for node, plane in self._planes(sweep, outputs).items():
+                if isinstance(node.op, Variance):
+                    spread.append(len(outputs))
+                outputs.append(plane)
         inputs = [self._inside[value] for value in self.operands]
         rows, columns = outputs[0].type.plane[2:]
         self.region = replace(
@@ -103,10 +122,11 @@ class _Merged:
             body=Graph(inputs, outputs, self._nodes, body.name),
             schedule=Schedule(rows, columns),
             summed=tuple(range(first, len(outputs))),
+            spread=tuple(spread),
         )
 
-    def _planes(self, sweep: Node, outputs: Sequence[Value]) -> list[Value]:
-        """The planes of which a sweep wants the sums, each another one."""
+    def _planes(self, sweep: Node, outputs: Sequence[Value]) -> dict[Node, Value]:
+        """The planes of which a sweep's nodes want sums or variances, each another one."""
         assert isinstance(sweep.op, FusedSums)
         inner = sweep.op.body
         for value in sweep.inputs:
@@ -117,15 +137,15 @@ class _Merged:
             value: self._inside[outer]
             for value, outer in zip(inner.inputs, sweep.inputs, strict=True)
         }
-        found: list[Value] = []
+        found: dict[Node, Value] = {}
         for node in inner.nodes:
-            if not isinstance(node.op, Reduce):
+            if not isinstance(node.op, (Reduce, Variance)):
                 here[node.output] = self._computed(node, [_of(here, v) for v in node.inputs])
         for node in sweep.op.reductions.values():
             plane = _of(here, node.inputs[0])
-            if plane in outputs or plane in found or plane.producer not in self._nodes:
+            if plane in outputs or plane in found.values() or plane.producer not in self._nodes:
                 plane = self._add(Node(_COPY, [plane], self._fresh(node.name), node.source))
-            found.append(plane)
+            found[node] = plane
         return found
 
     def _computed(self, node: Node, inputs: list[Value]) -> Value:
@@ -179,14 +199,39 @@ def _add_over_batch(rewriter: Rewriter, sweep: Node, numbers: Sequence[Value]) -
         name = rewriter.fresh(f"{sweep.name}.planes")
         given.append(rewriter.add(View(value.shape[:2]), [value], name, sweep.source).output)
     inside = [Value(value.type, value.name) for value in given]
-    nodes = [
-        Node(Reduce("sum", (0,)), [value], f"{sweep.name}.{i}", sweep.source)
-        for i, value in enumerate(inside)
-    ]
-    body = Graph(inside, [node.output for node in nodes], nodes, sweep.name)
+    assert isinstance(sweep.op, FusedSums)
+    wanted = list(sweep.op.reductions.values())
+    _, _, *plane = sweep.op.shape
+    nodes: list[Node] = []
+
+    def add(op: Operator, *operands: Value) -> Value:
+        nodes.append(Node(op, operands, f"{sweep.name}.{len(nodes)}", sweep.source))
+        return nodes[-1].output
+
+    sums, means = dict(zip(wanted, inside, strict=True)), dict[Value, Value]()
+    found, within = dict[Node, Value](), dict[Node, Value]()
+    for node, value in sums.items():
+        if isinstance(node.op, Reduce) and node.op.how == "mean":
+            mean = Formula(argument(0) * (1.0 / prod(plane)), title="PlaneMean")
+            means[node.output] = add(mean, value)
+            found[node] = add(Reduce("mean", (0,)), means[node.output])
+        elif isinstance(node.op, Reduce):
+            found[node] = add(Reduce("sum", (0,)), value)
+    for node, value in sums.items():
+        if isinstance(node.op, Variance):
+            around = node.inputs[1]
+            assert around.producer is not None
+            found[node] = add(node.op, means[around], found[around.producer])
+            within[node] = add(Reduce("mean", (0,)), value)
+    outputs = [*(found[node] for node in wanted), *within.values()]
+    body = Graph(inside, outputs, nodes, sweep.name)
     made = rewriter.add(FusedSums(body), given, sweep.name, sweep.source)
-    for old, new in zip(sweep.outputs, made.outputs, strict=True):
-        rewriter.replace(old, new)
+    new = dict(zip(wanted, made.outputs, strict=False))
+    for node, value in zip(within, made.outputs[len(wanted) :], strict=True):
+        name = rewriter.fresh(f"{sweep.name}.variance")
+        new[node] = rewriter.add(Add(), [new[node], value], name, sweep.source).output
+    for old, node in zip(sweep.outputs, wanted, strict=True):
+        rewriter.replace(old, new[node])
 
 
 SUM_INSIDE = Pass("sum_inside", sum_inside, requires=("sum_together", "depth_first"))

@@ -4,7 +4,7 @@ otherwise than its readers think, or is written over too early, is seen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from minidnn.backends.cuda.task import InWorkspace, Pointer, Task
 from minidnn.fusion.region import FusedSequence
 from minidnn.gradients.reverse import pullback
 from minidnn.graph import meeting
+from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operators import Concat, SumOverRanks
+from minidnn.graph.trace import apply
 from minidnn.layers.build import to_graph
 from minidnn.runtime.bits import from_bits, to_bits
 from minidnn.runtime.operand import Operand
@@ -34,6 +36,7 @@ from minidnn.runtime.slots import Slots
 from minidnn.training.step import Objective, Ranks, step_graph
 from tests.cuda.arrays import STORED
 from tests.cuda.cards import H200
+from tests.passes.build import graph_of, max_pool, relu
 
 from .emulator.run import Emulated
 from .lowered import planned_graph
@@ -206,10 +209,12 @@ def check_values(
     precision: str,
     folder: Path,
     call: Callable[[Task, list[int]], None] | None = None,
+    checked: Collection[Value] | None = None,
 ) -> None:
     """Every value, after the node that makes it, is what the reference makes of the plan.
 
     call: computes what no kernel of ours does, at addresses; by default the reference does.
+    checked: only these values are looked at.
     """
     nodes = plan.graph.nodes
     values = [value for node in nodes for value in node.outputs]
@@ -240,6 +245,8 @@ def check_values(
         if follows and not isinstance(node.op, SumOverRanks):
             continue
         for value in node.outputs:
+            if checked is not None and value not in checked:
+                continue
             wanted = np.asarray(expected[value], np.float64)
             away = np.linalg.norm(np.asarray(memory.read(node, value), np.float64) - wanted)
             # A sum that is zero but for rounding has no size of its own.
@@ -272,3 +279,23 @@ def test_planes_that_are_added_up_on_the_way(frozen: bool, tmp_path: Path) -> No
     assert any(isinstance(n.op, FusedSequence) and n.op.summed for n in plan.graph.nodes)
     given = [random.standard_normal(v.shape).astype(np.float32) for v in graph.inputs]
     check_values(plan, given, "float32", tmp_path)
+
+
+@pytest.mark.parametrize("plane", [(11, 9), (56, 56)])
+def test_variances_of_planes_far_from_zero(plane: tuple[int, int], tmp_path: Path) -> None:
+    """Squares of values would leave no digit of what lies so close to its mean.
+
+    What planes' means differ by has as many digits as means of float32 leave it, which is enough
+    for the variance of all, and not looked at by itself.
+    """
+
+    def build(t: Any, x: Any) -> list[Any]:
+        y = max_pool(x)
+        mean = apply(ops.Reduce("mean", (0, 2, 3)), y)
+        return [relu(y), mean, apply(ops.Variance(), y, mean)]
+
+    graph = graph_of(build, (3, 2, *plane))
+    plan = planned_graph(graph, "float32")
+    assert any(isinstance(n.op, FusedSequence) and n.op.spread for n in plan.graph.nodes)
+    x = np.random.default_rng(0).standard_normal((3, 2, *plane)) + 1000.0
+    check_values(plan, [x.astype(np.float32)], "float32", tmp_path, checked=plan.graph.outputs)

@@ -74,6 +74,41 @@ def test_a_plane_that_is_stored_too_is_copied() -> None:
     assert region.summed == (1,) and ops_of(region.body)[-1] == "Copy"
 
 
+def moments(x: Any) -> list[Any]:
+    mean = apply(ops.Reduce("mean", (0, 2, 3)), x)
+    return [mean, apply(ops.Variance(), x, mean)]
+
+
+@pytest.mark.parametrize("far", [0.0, 50.0])
+def test_a_variance_is_that_of_means_and_within_planes(far: float) -> None:
+    def build(t, x):
+        y = max_pool(x + far)
+        return [relu(y), *moments(y)]
+
+    found = after(build, X)
+    (region,) = sequences(found)
+    assert (region.summed, region.spread) == ((1, 2), (2,))
+    (sums,) = (node.op for node in found.nodes if isinstance(node.op, FusedSums))
+    assert sums.shape == X[:2] and ops_of(found)[-1] == "Add"
+
+
+def test_a_variance_beside_sums() -> None:
+    def build(t, x, g):
+        y = max_pool(apply(TIMES, x, g))
+        return [total(y), *moments(y), total(apply(TIMES, y, y))]
+
+    (region,) = sequences(after(build, X, X))
+    assert (region.summed, region.spread) == ((0, 1, 2, 3), (2,))
+
+
+def test_a_variance_alone_stays_apart() -> None:
+    def build(t, x, mean):
+        return [apply(ops.Variance(), max_pool(x), mean)]
+
+    (region,) = sequences(after(build, X, X[1:2]))
+    assert not region.summed
+
+
 def test_two_sweeps_over_one_sequence() -> None:
     def build(t, x, g):
         one = max_pool(x)

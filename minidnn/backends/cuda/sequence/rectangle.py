@@ -125,11 +125,22 @@ class RectanglePrinter:
                 self._add(operation.result, row, column)
 
     def _add(self, number: int, row: int, column: int) -> None:
-        """Adds an element of a plane to what the thread has of its sum."""
+        """Adds an element of a plane to what the thread has of its sum; where the variance is
+        wanted, the distance from the thread's first element and its square."""
         total = self.function.take("float &", f"sum{number}")
-        test = self.inside(row, column)
-        line = f"{total} += {self.names[number, row, column]};"
-        self.code.line(f"if ({test}) {line}" if test else line)
+        test, name = self.inside(row, column), self.names[number, row, column]
+        condition = f"if ({test}) " if test else ""
+        if self.plan.planes[number].output not in self.plan.spread:
+            self.code.line(f"{condition}{total} += {name};")
+            return
+        first = self.function.take("float &", f"first{number}")
+        squares = self.function.take("float &", f"squares{number}")
+        if (row, column) == (0, 0):
+            self.code.line(f"{first} = {name};")
+        apart = self.code.fresh()
+        self.code.line(f"const float {apart} = {name} - {first};")
+        line = f"{total} += {apart}, {squares} += {apart} * {apart};"
+        self.code.line(condition + line)
 
     def _windowed(
         self, operation: PlanOperation, window: Window, total: str, row: int, column: int

@@ -30,6 +30,7 @@ from ..tensor import Tensor
 from .barrier import barrier_of
 from .functions import Functions
 from .grid import Grid, assign_arrays, edges_of, is_number, planes_of
+from .plane_sums import PlaneSums
 from .rectangle import RectanglePrinter
 from .sign_analysis import positive_planes
 from .vectors import SequenceKernel, are_apart, kernel_of, vector_at
@@ -176,7 +177,7 @@ class _Printer:
     # A segment of channels
 
     def _segment(self, code: Code, segment: int) -> None:
-        plan = self.plan
+        plan, grid = self.plan, self.grid
         self.arrays = assign_arrays(plan, segment)
         operations = [o for step in plan.steps for o in step.segments[segment]]
         self.dtypes = roundings(operations, plan.planes)
@@ -198,10 +199,11 @@ class _Printer:
             code.line("md_copy_wait();")
             code.line(self.barrier)
         for array in sorted(set(self.arrays.values())):
-            code.line(f"float r{array}[{self.grid.rows * self.grid.columns}];")
+            code.line(f"float r{array}[{grid.rows * grid.columns}];")
         sums = [n for n in used if plan.planes[n].output in plan.summed]
-        for number in sums:
-            code.line(f"float sum{number} = 0.0f;")
+        if sums:
+            added = PlaneSums(code, plan, grid, self.barrier, tuple(sums))
+            added.declare()
         calls: list[_Call] = []
         has_identities = False
         for step in plan.steps:
@@ -222,7 +224,8 @@ class _Printer:
                 self._write(code, number, segment)
         self._run(code, calls)
         if sums:
-            self._write_sums(code, sums)
+            first = len(self.binding.inputs)
+            added.write([TYPES[tensor.dtype] for tensor in self.tensors[first:]])
 
     def _write_identities(self, code: Code) -> None:
         """Fills the slots of threads that there are not; the barrier before they are read is that
@@ -327,29 +330,6 @@ class _Printer:
                 code.line("else")
             word = f"md_word<{unit}>::type"
             code.line(f"*({word} *)(t{number}{back} + i) = *(const {word} *)({region} + i);")
-
-    def _write_sums(self, code: Code, numbers: Sequence[int]) -> None:
-        """Adds what threads have of planes, two halves of the threads at a time."""
-        threads, used = self.grid.threads, self.grid.used
-        code.line(self.barrier)
-        code.line("float *const sums = (float *)md_shared;")
-        for i, number in enumerate(numbers):
-            own = f"sum{number}" if used == threads else f"thread < {used} ? sum{number} : 0.0f"
-            code.line(f"sums[{i * threads} + thread] = {own};")
-        code.line(self.barrier)
-        half = 1 << (threads - 1).bit_length() - 1
-        while half:
-            with code.block(f"if (thread < {half} && thread + {half} < {threads})"):
-                for i in range(len(numbers)):
-                    at = f"sums[{i * threads} + thread"
-                    code.line(f"{at}] += {at} + {half}];")
-            code.line(self.barrier)
-            half //= 2
-        for i, number in enumerate(numbers):
-            output = self.plan.planes[number].output
-            assert output is not None
-            type = TYPES[self.tensors[len(self.binding.inputs) + output].dtype]
-            code.line(f"if (thread == {i}) *t{number} = md_as<{type}>(sums[{i * threads}]);")
 
     def _write_row(self, code: Code, number: int, row: int, region: str, dtype: str) -> None:
         """Copies a row of the rectangle to the region."""
