@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
 from .....fusion.contraction import Parts
-from .....graph.ir import Constant, Value
+from .....graph.ir import Value
 from .....graph.operators import Conv2d, Linear
 from ...buffers import Array
 from ...packing import data_of
@@ -41,15 +42,18 @@ def _pack(weight: Value, scheme: QuadScheme) -> Array:
     return packed_words(given, scheme)
 
 
-def starts(parts: Parts, scheme: QuadScheme) -> Array:
+def packed_starts(parts: Parts, scheme: QuadScheme) -> partial[Array]:
     """The first terms of sums in int32, group by group filled up to whole vectors: the bias, less
     what the input's zero adds."""
-    weight, *bias = parts.node.inputs[1:]
+    return partial(_starts, parts.node.inputs[1:], packed_zero(parts), scheme.of_weights())
+
+
+def _starts(values: Sequence[Value], zero: int, scheme: QuadScheme) -> Array:
+    weight, *bias = values
     data = data_of(weight).astype(np.int64)
-    start = -packed_zero(parts) * data.reshape(len(data), -1).sum(1)
+    start = -zero * data.reshape(len(data), -1).sum(1)
     for value in bias:
-        assert isinstance(value, Constant)
-        start = start + value.data
+        start = start + data_of(value)
     packed = np.zeros((scheme.groups, scheme.slots), np.int32)
     packed[:, : scheme.outputs] = start.reshape(scheme.groups, scheme.outputs).astype(np.int32)
     return packed.reshape(-1)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
 
 from .....fusion.contraction import Parts
+from .....graph.ir import Value
 from .....graph.operators import Conv2d
 from ....codegen.code import Code
 from ....codegen.kernel import KernelSource
 from ...broadcast import STORED
 from ...isa import Isa
 from ..stage import PrintedContraction, Stage, Workspace
-from .kernel import PACKED_WORDS, WholeKernel
+from .kernel import PACKED_WORDS, WholeKernel, first_terms, word_weights
 
 _CHUNK = 960
 """Pixels, about, whose sums of a tile's channels stay in the first-level cache."""
@@ -114,9 +117,12 @@ class WholeConvolution(WholeKernel):
         scratch = self.tile * self.chunk_vectors * self.lanes * 4
         tasks = self.batch * self.groups * self.chunks * self.tiles
         numbers = self.numbers()
+        order = self.groups, self.tile
+        weights = partial(_weights, self.weight, self.inputs, self.unit, *order)
+        starts = partial(_starts, self.parts.node.inputs[1:], self.zero, *order)
         compute = Stage(
             KernelSource.named("whole_conv", self.compute_text()),
-            tuple(self.operands(self.weights, numbers)),
+            tuple(self.operands(weights, starts, numbers)),
             tasks,
             1,
             scratch,
@@ -212,19 +218,6 @@ class WholeConvolution(WholeKernel):
             code.line(f"to[i] = {self.packed_word(rows, at)};")
         code.line("foreach (i = last ... pitch) to[i] = zero_word;")
 
-    def weights(self) -> np.ndarray:
-        """[group][tile][step][tap][output of the tile]"""
-        words = self.word_weights(self.inputs)
-        words = words.reshape(self.groups, self.outputs, self.steps, -1)
-        short = self.tiles * self.tile - self.outputs
-        words = np.pad(words, ((0, 0), (0, short), (0, 0), (0, 0)))
-        words = words.reshape(self.groups, self.tiles, self.tile, self.steps, -1)
-        return np.ascontiguousarray(words.transpose(0, 1, 3, 4, 2)).reshape(-1)
-
-    def starts(self) -> np.ndarray:
-        start = self.start().reshape(self.groups, self.outputs)
-        return np.pad(start, ((0, 0), (0, self.tiles * self.tile - self.outputs))).reshape(-1)
-
     def compute_text(self) -> str:
         code = Code()
         for vectors in self.tile_vectors:
@@ -318,3 +311,17 @@ class WholeConvolution(WholeKernel):
 
 
 _TILE_POINTERS = (("unsigned int32", "x"), ("int32", "w"), ("int32", "b"))
+
+
+def _weights(weight: Value, inputs: int, unit: int, groups: int, tile: int) -> np.ndarray:
+    """[group][tile][step][tap][output of the tile]"""
+    words = word_weights(weight, inputs, unit)
+    words = words.reshape(groups, -1, *words.shape[1:])
+    words = np.pad(words, ((0, 0), (0, -words.shape[1] % tile), (0, 0), (0, 0)))
+    words = words.reshape(groups, -1, tile, *words.shape[2:])
+    return np.ascontiguousarray(words.transpose(0, 1, 3, 4, 2)).reshape(-1)
+
+
+def _starts(values: Sequence[Value], zero: int, groups: int, tile: int) -> np.ndarray:
+    start = first_terms(values, zero).reshape(groups, -1)
+    return np.pad(start, ((0, 0), (0, -start.shape[1] % tile))).reshape(-1)

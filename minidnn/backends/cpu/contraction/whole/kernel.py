@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -15,6 +15,7 @@ from ....codegen.code import Code
 from ....codegen.dialect import ISPC
 from ...broadcast import STORED, converted
 from ...isa import Isa
+from ...packing import data_of
 from ..stage import Pointer, Workspace
 
 MOST_EXACT = ((1 << 24) - 1) // (255 * 128)
@@ -68,25 +69,6 @@ class WholeKernel:
             return f"{sum} = dot4add_u8i8packed({x}, {w}, {sum});"
         return f"{sum} += (int32)({x} * {w});"
 
-    def start(self) -> np.ndarray:
-        """The sums' first terms (outputs,): the bias, less what the input's zero adds."""
-        weight = self.weight.data.astype(np.int64)
-        start = -self.zero * weight.reshape(len(weight), -1).sum(1)
-        for bias in self.parts.node.inputs[2:]:
-            assert isinstance(bias, Constant)
-            start = start + bias.data
-        return np.asarray(start).astype(np.int32)
-
-    def word_weights(self, inputs: int) -> np.ndarray:
-        """The weight as words (outputs, words of inputs, taps)."""
-        given = self.weight.data.astype(np.int32).reshape(self.weight.shape[0], inputs, -1)
-        padded = np.pad(given, ((0, 0), (0, -inputs % self.unit), (0, 0)))
-        data = padded.reshape(len(padded), -1, self.unit, padded.shape[2])
-        if not self.words:
-            return data[:, :, 0]
-        bytes_ = np.ascontiguousarray(data.astype(np.int8).transpose(0, 1, 3, 2))
-        return bytes_.view(np.int32)[..., 0]
-
     @property
     def others(self) -> tuple[Value, ...]:
         return self.parts.others
@@ -110,18 +92,14 @@ class WholeKernel:
         kind = STORED[self.parts.result.dtype]
         code.line(f"uniform {kind} * uniform ys = y + {first};")
 
-    def operands(self, weights: Callable[[], np.ndarray], numbers: np.ndarray) -> list[Pointer]:
-        found: list[Pointer] = [Workspace(0), weights, self.starts, lambda: numbers]
+    def operands(
+        self, weights: partial[np.ndarray], starts: partial[np.ndarray], numbers: np.ndarray
+    ) -> list[Pointer]:
+        """What the kernel is given; ``weights`` and ``starts`` are equal for all sizes."""
+        found: list[Pointer] = [Workspace(0), weights, starts, lambda: numbers]
         found += [1 + i for i in range(len(self.others))]
-        found += [partial(self.vector, value) for value in self.vectors]
+        found += [partial(_vector, value) for value in self.vectors]
         return [*found, 1 + len(self.others)]
-
-    def starts(self) -> np.ndarray:
-        raise NotImplementedError
-
-    def vector(self, value: Value) -> np.ndarray:
-        assert isinstance(value, Constant)
-        return value.data.astype(np.float32)
 
     def finish(self, code: Code, sum: str, at: str, channel: str) -> None:
         """From a sum to what is stored at ``at`` of a row; a vector's number is that of
@@ -144,3 +122,29 @@ class WholeKernel:
             code.lines(lines)
         result = self.parts.result
         code.line(f"ys[{at}] = {converted(names[result], result.dtype)};")
+
+
+def first_terms(values: Sequence[Value], zero: int) -> np.ndarray:
+    """The first terms (outputs,) of sums of weights, and of a bias if there is one: that, less what
+    the input's zero adds."""
+    weight, *bias = values
+    data = data_of(weight).astype(np.int64)
+    start = -zero * data.reshape(len(data), -1).sum(1)
+    for value in bias:
+        start = start + data_of(value)
+    return np.asarray(start).astype(np.int32)
+
+
+def word_weights(weight: Value, inputs: int, unit: int) -> np.ndarray:
+    """The weight as words of so many channels (outputs, words of inputs, taps)."""
+    given = data_of(weight).astype(np.int32).reshape(weight.shape[0], inputs, -1)
+    padded = np.pad(given, ((0, 0), (0, -inputs % unit), (0, 0)))
+    data = padded.reshape(len(padded), -1, unit, padded.shape[2])
+    if unit == 1:
+        return data[:, :, 0]
+    bytes_ = np.ascontiguousarray(data.astype(np.int8).transpose(0, 1, 3, 2))
+    return bytes_.view(np.int32)[..., 0]
+
+
+def _vector(value: Value) -> np.ndarray:
+    return data_of(value).astype(np.float32)

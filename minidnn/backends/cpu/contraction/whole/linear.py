@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import numpy as np
 
 from .....fusion.contraction import Parts
+from .....graph.ir import Value
 from ....codegen.code import Code
 from ....codegen.kernel import KernelSource
 from ...broadcast import STORED
 from ...isa import Isa
 from ..stage import PrintedContraction, Stage, Workspace
-from .kernel import PACKED_WORDS, WholeKernel
+from .kernel import PACKED_WORDS, WholeKernel, first_terms, word_weights
 
 _FEATURE_VECTORS = 4
 _ROWS = 4
@@ -31,9 +35,11 @@ class WholeLinear(WholeKernel):
     def print(self) -> PrintedContraction:
         numbers = np.array([self.rows, self.inputs, self.outputs, self.steps], np.int32)
         tasks = self.tiles * -(-self.rows // self.high)
+        weights = partial(_weights, self.weight, self.inputs, self.unit, self.width)
+        starts = partial(_starts, self.parts.node.inputs[1:], self.zero, self.width)
         compute = Stage(
             KernelSource.named("whole_linear", self.compute_text()),
-            tuple(self.operands(self.weights, numbers)),
+            tuple(self.operands(weights, starts, numbers)),
             tasks,
         )
         pack = Stage(
@@ -61,16 +67,6 @@ class WholeLinear(WholeKernel):
                 word = " | ".join(f"({n} << {8 * k})" if k else n for k, n in enumerate(numbers))
                 code.line(f"to[i] = {word};")
         return str(code)
-
-    def weights(self) -> np.ndarray:
-        """[tile][step][output of the tile]"""
-        words = self.word_weights(self.inputs)[:, :, 0]
-        words = np.pad(words, ((0, self.tiles * self.width - self.outputs), (0, 0)))
-        words = words.reshape(self.tiles, self.width, self.steps)
-        return np.ascontiguousarray(words.transpose(0, 2, 1)).reshape(-1)
-
-    def starts(self) -> np.ndarray:
-        return np.pad(self.start(), (0, self.tiles * self.width - self.outputs))
 
     def compute_text(self) -> str:
         code, lanes = Code(), self.lanes
@@ -111,3 +107,16 @@ class WholeLinear(WholeKernel):
                             with code.block(f"if ({channel} < outputs)"):
                                 self.finish(code, f"a{r}_{v}", channel, channel)
         return str(code)
+
+
+def _weights(weight: Value, inputs: int, unit: int, width: int) -> np.ndarray:
+    """[tile][step][output of the tile]"""
+    words = word_weights(weight, inputs, unit)[:, :, 0]
+    words = np.pad(words, ((0, -len(words) % width), (0, 0)))
+    words = words.reshape(-1, width, words.shape[1])
+    return np.ascontiguousarray(words.transpose(0, 2, 1)).reshape(-1)
+
+
+def _starts(values: Sequence[Value], zero: int, width: int) -> np.ndarray:
+    start = first_terms(values, zero)
+    return np.pad(start, (0, -len(start) % width))
