@@ -17,7 +17,7 @@ from benchmarks import (
     floors,
     fusion,
     fusion_bound,
-    low_precision_report,
+    onnx_networks_report,
     optimize_report,
     report_tables,
     scaling,
@@ -125,7 +125,7 @@ PAGES = (
             ),
         ),
     ),
-    low_precision_report.PAGE,
+    onnx_networks_report.PAGE,
     Page(
         "cpu-chain",
         "BrainSlug's chain on the CPU",

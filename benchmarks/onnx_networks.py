@@ -1,19 +1,21 @@
-"""Networks in bfloat16 and int8 beside OpenVINO and ONNX Runtime, on the CPU, all on one file.
+"""ONNX files beside OpenVINO and ONNX Runtime, on the CPU: float32, bfloat16 and int8.
 
-    python -m benchmarks.low_precision [--precisions bfloat16 int8] [--batch 1 16] [--threads 2]
-        [--networks resnet50 mobilenet_v2] [--jsonl FILE]
+    python -m benchmarks.onnx_networks [--precisions float32 bfloat16 int8] [--batch 1 16]
+        [--threads 2] [--networks resnet50 mobilenet_v2] [--jsonl FILE]
 
-Networks have random weights, and normalizations that are calibrated on noise.  In bfloat16 all read
-a file in float32, and OpenVINO is the peer; in int8 ``md.quantize`` makes a file with QDQ, and
-ONNX Runtime is a peer, too.  Files are kept in ``--folder``, and so are kernels in the cache: a
-second run only measures.
+Networks have random weights, and normalizations that are calibrated on noise.  All engines read one
+file: of float32, which OpenVINO computes in bfloat16 where that is asked for, or one with QDQ which
+``md.quantize`` makes.  ONNX Runtime has no bfloat16 and is no peer there.  timm is installed apart,
+``pip install --no-deps timm huggingface_hub httpcore2 pyyaml tqdm``; only networks of float32 come
+from it.  Files are kept in ``--folder``, and so are kernels in the cache: a second run only
+measures.
 
 Engines take turns in one process, in bursts with a rest before each, in which threads of the one
 before stop spinning.  A ratio is a peer's time over minidnn's, the median over rounds: above 1
 minidnn is faster.  On one thread a burst takes what the process used of a processor, else what a
-clock tells.  An error is the root of the mean square of what differs from OpenVINO in float32, by
-that of its result; in int8 what differs most from ONNX Runtime, which reads the same steps, by its
-largest number.  ``--jsonl`` adds each cell to a file of results as soon as it is measured.
+clock tells.  An error is what differs most from ONNX Runtime, by its largest number; in bfloat16
+the root of the mean square of what differs from OpenVINO in float32, by that of its result.
+``--jsonl`` adds each cell to a file of results as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -44,17 +46,28 @@ ZOO = (
     "vgg16_bn",
 )
 #: Chosen before anything was measured.
-TODAY = {
+NETWORKS = {
+    "float32": (
+        *("mobilenet_v2", "mobilenet_v3_large", "mnasnet1_0", "efficientnet_b0"),
+        *("shufflenet_v2_x1_0", "regnet_y_400mf", "regnet_x_800mf", "resnext50_32x4d"),
+        *("convnext_tiny", "ghostnet_100", "tf_efficientnetv2_b0", "mobilenetv4_conv_small"),
+    ),
     "bfloat16": (
+        *ZOO,
         *("convnext_tiny", "efficientnet_b0", "mobilenet_v2", "regnet_y_400mf"),
         "resnext50_32x4d",
     ),
     "int8": (
+        *ZOO,
         *("efficientnet_b0", "mobilenet_v2", "mobilenet_v3_large", "resnext50_32x4d"),
         "shufflenet_v2_x1_0",
     ),
 }
-PEERS = {"bfloat16": ("openvino",), "int8": ("openvino", "onnxruntime")}
+PEERS = {
+    "float32": ("openvino", "onnxruntime"),
+    "bfloat16": ("openvino",),
+    "int8": ("openvino", "onnxruntime"),
+}
 ROUNDS = 9
 BURST_SECONDS, REST_SECONDS = 0.12, 0.03
 
@@ -77,7 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
     for precision in options.precisions:
         lines = []
         for batch in options.batch:
-            for name in options.networks or (*ZOO, *TODAY[precision]):
+            for name in options.networks or NETWORKS[precision]:
                 lines.append(measured(name, precision, batch, options))
                 if options.jsonl is not None:
                     with options.jsonl.open("a", encoding="utf-8") as file:
@@ -103,11 +116,10 @@ def measured(name: str, precision: str, batch: int, options: argparse.Namespace)
     x = noise((batch, 3, *[side_of(name)] * 2), 1)
     line: dict[str, Any] = {"precision": precision, "network": name, "batch": batch}
     line["threads"] = options.threads
-    exact = None if precision == "int8" else _openvino(path, x, options.threads, "f32")[1]()
+    low = precision == "bfloat16"
+    exact = _openvino(path, x, options.threads, "f32")[1]() if low else None
     engines: dict[str, Engine] = {"minidnn": _minidnn(path, x, options.threads, precision)}
-    engines["openvino"] = _openvino(
-        path, x, options.threads, "bf16" if precision == "bfloat16" else "f32"
-    )
+    engines["openvino"] = _openvino(path, x, options.threads, "bf16" if low else "f32")
     if "onnxruntime" in PEERS[precision]:
         engines["onnxruntime"] = _onnxruntime(path, x, options.threads)
     counts = {each: _runs(run) for each, (run, _) in engines.items()}
@@ -173,7 +185,7 @@ def written(name: str, precision: str, batch: int, folder: Path) -> Path:
     if not path.exists():
         side = side_of(name)
         shape = (batch, 3, side, side)
-        net = _zoo(name, side) if name in models.list_models() else _torchvision(name, side)
+        net = _zoo(name, side) if name in models.list_models() else _module(name, side)
         if precision == "int8":
             net = md.quantize(net, noise(shape, 1), ranges="minmax", device="cpu")
         given = None if precision == "int8" else shape
@@ -187,14 +199,19 @@ def _zoo(name: str, side: int) -> Any:
     return net
 
 
-def _torchvision(name: str, side: int) -> Any:
-    """A module with random weights, whose normalizations have the statistics of noise."""
+def _module(name: str, side: int) -> Any:
+    """torchvision's or timm's, with random weights and the statistics of noise."""
     import torch
 
     from minidnn.bench.torchvision_models import models as torchvision_models
 
     torch.manual_seed(0)
-    module = getattr(torchvision_models, name)(weights=None).train()
+    if hasattr(torchvision_models, name):
+        module = getattr(torchvision_models, name)(weights=None).train()
+    else:
+        import timm
+
+        module = timm.create_model(name).train()
     for each in module.modules():
         if isinstance(each, torch.nn.BatchNorm2d):
             each.momentum = 1.0

@@ -1,4 +1,4 @@
-"""Files of cells in bfloat16 and int8, and their tables."""
+"""Files of cells beside OpenVINO and ONNX Runtime, and their tables."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import low_precision
-from benchmarks.low_precision_report import cells, of
+from benchmarks import onnx_networks
+from benchmarks.onnx_networks_report import cells, of
 
 
 def row(network: str, batch: int, ratio: float, **more: Any) -> dict[str, Any]:
@@ -31,5 +31,5 @@ def test_a_cell_is_as_it_was_measured_last() -> None:
 
 def test_arguments_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        low_precision.main(["--precisions", "float16"])
-    assert "choose from 'bfloat16', 'int8'" in capsys.readouterr().err
+        onnx_networks.main(["--precisions", "float16"])
+    assert "choose from 'float32', 'bfloat16', 'int8'" in capsys.readouterr().err

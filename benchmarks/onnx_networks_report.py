@@ -1,4 +1,4 @@
-"""The page of what ``low_precision.py`` measured."""
+"""The page of what ``onnx_networks.py`` measured."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def _means(rows: Sequence[Row], peers: Sequence[str], batch: object) -> list[lis
 def _section(precision: str, about: str) -> Section:
     return Section(
         precision,
-        "low_precision_sapphire_rapids.jsonl",
-        f"python -m benchmarks.low_precision --precisions {precision} --threads 2 --jsonl FILE",
+        "onnx_networks_sapphire_rapids.jsonl",
+        f"python -m benchmarks.onnx_networks --precisions {precision} --threads 2 --jsonl FILE",
         cells,
         about,
         part=of(precision),
@@ -73,11 +73,16 @@ def _section(precision: str, about: str) -> Section:
 
 
 PAGE = Page(
-    "cpu-low-precision",
-    "bfloat16 and int8 on the CPU",
-    "Networks on AMX, beside OpenVINO and ONNX Runtime in the same precision, with two threads. A "
-    "ratio is a peer's time by minidnn's: above 1 minidnn is faster.",
+    "cpu-onnx",
+    "ONNX files on the CPU: float32, bfloat16 and int8",
+    "Networks beside OpenVINO and ONNX Runtime in the same precision, with two threads, on a "
+    "processor with AMX. A ratio is a peer's time by minidnn's: above 1 minidnn is faster.",
     (
+        _section(
+            "float32",
+            "Networks of grouped and depthwise convolutions, 1x1 and channel attention. An error "
+            "is what differs most from ONNX Runtime, by its largest number.",
+        ),
         _section(
             "bfloat16",
             "An error is the root of the mean square of what differs from OpenVINO in float32, by "
