@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...fusion.operations import Operation, operation_of
-from ...graph.expression import linearize
 from ...graph.ir import Graph, Value
 from ...graph.window import Window
+from ..codegen.any_size import print_window
 from ..codegen.code import Code
 from ..codegen.dialect import ISPC
 from ..codegen.kernel import KernelSource
-from ..codegen.taps import TapLoop, TapPrinter, print_count
 from .element import ELEMENTS
 from .isa import Isa
 from .packing import PackedVectors
@@ -270,31 +269,10 @@ class _Printer:
         code = self.code
         under, here = operation.operands[: window.under], operation.operands[window.under :]
         own = [self._operand(value, names) for value in here]
-        tap = linearize(window.tap)
-
-        def declare(name: str, text: str) -> None:
-            code.line(f"float {name} = {text};")
-
-        def assign(name: str, text: str) -> None:
-            code.line(f"{name} = {text};")
-
-        def one(number: str) -> str:
-            read = [self._read(each, "sy", "sx") for each in under]
-            lines, name = ISPC.print_code(tap, [*read, *own, f"((float)({number}))"], code.fresh)
-            code.lines(lines)
-            return name
-
         at, (height, width) = self.outside[under[0]], under[0].type.plane[2:]
         extent = self._number(f"height{at}", height), self._number(f"width{at}", width)
-        loop = TapLoop(code, "uniform int", declare, assign, str, ISPC, window.joins)
-        joined = TapPrinter(loop, window, extent, lambda: None, one).print("y", "x")
-        if window.is_finished:
-            return joined
-        whole = zip(window.whole, ("y", "x"), extent, strict=True)
-        counts = [print_count(window, axis, at, size) for axis, at, size in whole]
-        if window.divisor is not None:
-            counts = [str(window.divisor), "1"]
-        count = f"(uniform float)({counts[0]} * {counts[1]})"
-        lines, name = ISPC.print_code(linearize(window.finish), [joined, count], code.fresh)
-        code.lines(lines)
-        return name
+
+        def read() -> list[str]:
+            return [self._read(each, "sy", "sx") for each in under]
+
+        return print_window(code, ISPC, "uniform ", window, extent, ("y", "x"), read, own)

@@ -124,3 +124,14 @@ def data_of(value: Value) -> Array:
     """The array of a constant."""
     assert isinstance(value, Constant)
     return value.data
+
+
+def first_terms(values: Sequence[Value], zero: int) -> np.ndarray:
+    """The first terms (outputs,) of sums of weights, and of a bias if there is one: that, less what
+    the input's zero adds."""
+    weight, *bias = values
+    data = data_of(weight).astype(np.int64)
+    start = -zero * data.reshape(len(data), -1).sum(1)
+    for value in bias:
+        start = start + data_of(value)
+    return np.asarray(start).astype(np.int32)

@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 
 from ...fusion.operations import Operation, operation_of
 from ...fusion.stacks import is_tensor_operand
-from ...graph.expression import linearize
 from ...graph.ir import Node, Value
 from ...graph.window import Window
-from ..codegen.any_size import why_of_one_size
+from ..codegen.any_size import print_window, why_of_one_size
 from ..codegen.code import Code
 from ..codegen.dialect import CUDA
 from ..codegen.kernel import KernelSource
-from ..codegen.taps import TapLoop, TapPrinter, print_count
 from .contraction.gather import Gathering
 from .kernels import Launch
 from .pointwise import PointStep, print_chain
@@ -241,34 +239,14 @@ class _Region:
         code = self.grid.code
         under, here = operation.operands[: window.under], operation.operands[window.under :]
         own = [self._operand(value, names) for value in here]
-        tap = linearize(window.tap)
-
-        def declare(name: str, text: str) -> None:
-            code.line(f"float {name} = {text};")
-
-        def assign(name: str, text: str) -> None:
-            code.line(f"{name} = {text};")
-
-        def one(number: str) -> str:
-            read = [self._read(each, "sy", "sx") for each in under]
-            lines, name = CUDA.print_code(tap, [*read, *own, f"((float)({number}))"], code.fresh)
-            code.lines(lines)
-            return name
-
         name, (height, width) = self.outside[under[0]], under[0].type.plane[2:]
         high, wide = self.grid.size(f"{name}_rows", height), self.grid.size(f"{name}_wide", width)
         code.line(f"const int {name}_rows = (int){high}, {name}_wide = (int){wide};")
         code.line("const int row_at = (int)y_at, column_at = (int)x_at;")
         extent = f"{name}_rows", f"{name}_wide"
-        loop = TapLoop(code, "int", declare, assign, str, CUDA, window.joins)
-        joined = TapPrinter(loop, window, extent, lambda: None, one).print("row_at", "column_at")
-        if window.is_finished:
-            return joined
-        whole = zip(window.whole, ("row_at", "column_at"), extent, strict=True)
-        counts = [print_count(window, axis, at, size) for axis, at, size in whole]
-        if window.divisor is not None:
-            counts = [str(window.divisor), "1"]
-        count = f"(float)({counts[0]} * {counts[1]})"
-        lines, result = CUDA.print_code(linearize(window.finish), [joined, count], code.fresh)
-        code.lines(lines)
-        return result
+        place = "row_at", "column_at"
+
+        def read() -> list[str]:
+            return [self._read(each, "sy", "sx") for each in under]
+
+        return print_window(code, CUDA, "", window, extent, place, read, own)

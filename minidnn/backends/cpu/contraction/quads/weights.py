@@ -11,7 +11,7 @@ from .....fusion.contraction import Parts
 from .....graph.ir import Value
 from .....graph.operators import Conv2d, Linear
 from ...buffers import Array
-from ...packing import data_of
+from ...packing import data_of, first_terms
 from ..dots.weights import packed_words
 from .scheme import QuadScheme
 
@@ -49,11 +49,6 @@ def packed_starts(parts: Parts, scheme: QuadScheme) -> partial[Array]:
 
 
 def _starts(values: Sequence[Value], zero: int, scheme: QuadScheme) -> Array:
-    weight, *bias = values
-    data = data_of(weight).astype(np.int64)
-    start = -zero * data.reshape(len(data), -1).sum(1)
-    for value in bias:
-        start = start + data_of(value)
     packed = np.zeros((scheme.groups, scheme.slots), np.int32)
-    packed[:, : scheme.outputs] = start.reshape(scheme.groups, scheme.outputs).astype(np.int32)
+    packed[:, : scheme.outputs] = first_terms(values, zero).reshape(scheme.groups, scheme.outputs)
     return packed.reshape(-1)

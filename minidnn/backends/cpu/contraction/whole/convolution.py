@@ -16,8 +16,9 @@ from ....codegen.code import Code
 from ....codegen.kernel import KernelSource
 from ...broadcast import STORED
 from ...isa import Isa
+from ...packing import first_terms
 from ..stage import PrintedContraction, Stage, Workspace
-from .kernel import PACKED_WORDS, WholeKernel, first_terms, word_weights
+from .kernel import PACKED_WORDS, WholeKernel, word_weights
 
 _CHUNK = 960
 """Pixels, about, whose sums of a tile's channels stay in the first-level cache."""

@@ -124,17 +124,6 @@ class WholeKernel:
         code.line(f"ys[{at}] = {converted(names[result], result.dtype)};")
 
 
-def first_terms(values: Sequence[Value], zero: int) -> np.ndarray:
-    """The first terms (outputs,) of sums of weights, and of a bias if there is one: that, less what
-    the input's zero adds."""
-    weight, *bias = values
-    data = data_of(weight).astype(np.int64)
-    start = -zero * data.reshape(len(data), -1).sum(1)
-    for value in bias:
-        start = start + data_of(value)
-    return np.asarray(start).astype(np.int32)
-
-
 def word_weights(weight: Value, inputs: int, unit: int) -> np.ndarray:
     """The weight as words of so many channels (outputs, words of inputs, taps)."""
     given = data_of(weight).astype(np.int32).reshape(weight.shape[0], inputs, -1)
