@@ -31,18 +31,19 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Stem:
-    """A convolution: the shape of its images, filters, window, stride and padding."""
+    """A convolution: the shape of its images, filters, window, stride, padding and dilation."""
 
     images: tuple[int, int, int, int]
     filters: int
     window: Pair
     stride: Pair = (1, 1)
     padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
 
     @property
     def convolution(self) -> ops.Conv2d:
         (top, left) = self.padding
-        return ops.Conv2d(self.stride, ((top, top), (left, left)), (1, 1), 1)
+        return ops.Conv2d(self.stride, ((top, top), (left, left)), self.dilation, 1)
 
     @property
     def graph(self) -> Graph:
