@@ -128,8 +128,13 @@ STRIDED = {
     "1x1, strided": Stem((2, 20, 9, 8), 40, (1, 1), (2, 2)),
     "strides": Stem((2, 5, 10, 17), 24, (2, 3), (3, 4)),
 }
+STEPPED = {
+    "1x1, stepped": Stem((2, 20, 9, 35), 40, (1, 1), (2, 3)),
+    "1x1, stepped to the end": Stem((3, 9, 8, 7), 12, (1, 1), (3, 2)),
+    "1x1, one pixel": Stem((1, 6, 4, 4), 5, (1, 1), (4, 5)),
+}
 GRADIENTS = {
-    **{f"image {name}": Gradient("image", stem) for name, stem in STEMS.items()},
+    **{f"image {name}": Gradient("image", stem) for name, stem in (STEMS | STEPPED).items()},
     **{f"filter {name}": Gradient("filter", stem) for name, stem in (STEMS | STRIDED).items()},
 }
 
@@ -182,7 +187,8 @@ def test_any_geometry(seed: int, folder: Path) -> None:
         random.integers(low, most, 2).tolist() for low, most in ((1, 6), (1, 4), (0, 4))
     )
     padding = (0, 0) if window == [1, 1] else tuple(padding)
-    stride = (1, 1) if of == "image" else tuple(random.integers(1, 4, 2).tolist())
+    stride = tuple(random.integers(1, 4, 2).tolist())
+    stride = stride if of == "filter" or window == [1, 1] else (1, 1)
     sizes = [
         max(1, d * (k - 1) + 1 - 2 * p) + int(random.integers(0, 9))
         for d, k, p in zip(dilation, window, padding, strict=True)
@@ -245,7 +251,7 @@ def test_only_exact_planar_gradients_have_these_forms() -> None:
         for name in ("image 1x1, many", "filter 1x1, many"):
             assert not {IMAGE.name, FILTER.name} & forms(GRADIENTS[name], precision)
     strided = Gradient("image", STRIDED["stem"]).problem
-    assert IMAGE.why_not(strided, H200) == "its stride is (2, 2)"
+    assert IMAGE.why_not(strided, H200) == "its window has a stride of (2, 2)"
     for of, kernel in KINDS.items():
         problem = replace(GRADIENTS[f"{of} 3x3"].problem, groups=2)
         assert kernel.why_not(problem, H200) == "it has 2 groups"

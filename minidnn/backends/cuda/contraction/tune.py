@@ -122,7 +122,7 @@ def first(problem: ContractionProblem, tuning: Tuning) -> Built:
 
 def _runs(built: Built) -> bool:
     """Whether it can be executed: cuDNN builds plans that then fail."""
-    at, workspace, kept = scratch_addresses(built.problem, built.workspace)
+    at, workspace, kept = scratch_addresses(built.problem, built.workspace, timed=False)
     try:
         built.bind(at, workspace)()
         cupy().cuda.get_current_stream().synchronize()
