@@ -16,6 +16,7 @@ from functools import lru_cache
 
 from ....cache import CacheStore, digest
 from ....cudnn._cupy import cupy
+from ....cudnn.enums import ConvolutionFwdAlgo
 from ....cudnn.errors import CuDNNError
 from ....cudnn.gpu_turn import turn
 from ....cudnn.graph import EngineConfig
@@ -56,6 +57,11 @@ _COMPILED = 1
 core, and on ResNet-50 and DenseNet-121 the first was within 1 % of the best of eight."""
 _TRIED = 3
 """So many proposals for a form are built when nothing is measured, should the first not run."""
+_FOR_ALL_SIZES = (
+    ConvolutionFwdAlgo.CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM,
+    ConvolutionFwdAlgo.CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM,
+)
+"""cuDNN's algorithms that take planes of any size, the faster one first."""
 _store = CacheStore("cuda_contraction", ".json", 64 << 20)
 
 Ahead = dict[Form, list[tuple[Recipe, Core]]]
@@ -286,8 +292,8 @@ def _fixed(
 ) -> Iterator[tuple[Recipe, FixedConvolution]]:
     output = target(problem, form)
     algorithms = list(algorithms_of(problem))
-    if problem.any_size:  # those that take all sizes, the faster one first
-        algorithms = [algorithms[1], algorithms[0]]
+    if problem.any_size:
+        algorithms = list(_FOR_ALL_SIZES)
     for algorithm in algorithms[:most]:
         found = fixed_convolution(problem, int(algorithm), form.stages, output)
         if isinstance(found, str):
