@@ -46,8 +46,6 @@ class BackwardKernel(ContractionKernel):
                 return "it steps over pixels of images that are not planar"
             if _rows(problem) >= _MOST_ROWS:
                 return "it is too large for numbers of 32 bits"
-        if problem.groups != 1:
-            return f"it has {problem.groups} groups"
         return self._forward.why_not(_turned(problem), machine)
 
     def why_slow(self, problem: ContractionProblem) -> str | None:
@@ -109,7 +107,7 @@ def _few_bytes(problem: ContractionProblem) -> int:
 def _turned(problem: ContractionProblem) -> ContractionProblem:
     """The gradient as a convolution of the result's gradient."""
     filters, channels, *window = problem.w.shape
-    shape = (channels, filters, *window)
+    shape = (channels * problem.groups, filters // problem.groups, *window)
     padding = [
         ((k - 1) * d - before, (k - 1) * d - after)
         for k, d, (before, after) in zip(window, problem.dilation, problem.padding, strict=True)
@@ -129,11 +127,16 @@ def _turned(problem: ContractionProblem) -> ContractionProblem:
     )
 
 
+def _is_matrix(problem: ContractionProblem) -> bool:
+    """Whether the filter has neither windows nor groups: it is transposed."""
+    return problem.groups == 1 and prod(problem.w.shape[2:]) == 1
+
+
 def _turning(problem: ContractionProblem) -> Launch:
     """The kernel that exchanges filters and channels, and turns windows around."""
-    filters, channels, *window = problem.w.shape
+    filters, channels = problem.w.shape[:2]
     dtype, size = problem.w.dtype, filters * channels
-    if prod(window) == 1:  # a matrix is transposed
+    if _is_matrix(problem):
         given = Tensor(dtype, channels, filters, 1, size, 1, channels, channels)
         return print_copy(1, given, replace(given, channel=filters, row=1, pixel=1))
     parts = {"T": TYPES[dtype], "PLANAR": str(problem.planar).lower()}
@@ -144,8 +147,9 @@ def _turning(problem: ContractionProblem) -> Launch:
 def _turning_numbers(problem: ContractionProblem) -> list[int]:
     """What it takes behind both filters."""
     filters, channels, *window = problem.w.shape
-    taps = prod(window)
-    return [] if taps == 1 else [prod(problem.w.shape), filters, channels, taps]
+    if _is_matrix(problem):
+        return []
+    return [prod(problem.w.shape), filters // problem.groups, channels, prod(window)]
 
 
 def _rows(problem: ContractionProblem) -> int:

@@ -27,6 +27,7 @@ from .winograd import WinogradKernel
 Load = Callable[[Sequence[Launch]], list[Loaded]]
 
 _ENTRIES: tuple[ContractionKernel, ...] = (
+    BackwardKernel(DepthwiseKernel()),
     BackwardKernel(DirectKernel()),
     BackwardKernel(StreamKernel()),
     DepthwiseKernel(),

@@ -1,5 +1,5 @@
-// A filter turned around: filters and channels change places, and windows begin with their last tap.
-// A thread moves one weight.
+// A filter turned around: in each group filters and channels change places, and windows begin with
+// their last tap.  A thread moves one weight.
 extern "C" __global__ void __launch_bounds__(256) $NAME$(const $T$ *__restrict__ w, $T$ *turned,
                                                          const long long P_size,
                                                          const long long P_filters,
@@ -7,12 +7,11 @@ extern "C" __global__ void __launch_bounds__(256) $NAME$(const $T$ *__restrict__
                                                          const long long P_window) {
   const long long i = blockIdx.x * 256ll + threadIdx.x;
   if (i >= P_size) return;
-  const long long last = P_window - 1;
-  if ($PLANAR$) {
-    const long long tap = i % P_window, k = i / P_window % P_filters, c = i / P_window / P_filters;
-    turned[i] = w[(k * P_channels + c) * P_window + last - tap];
-  } else {
-    const long long k = i % P_filters, tap = i / P_filters % P_window, c = i / P_filters / P_window;
-    turned[i] = w[(k * P_window + last - tap) * P_channels + c];
-  }
+  const bool planar = $PLANAR$;
+  const long long inner = planar ? P_window : P_filters, outer = planar ? P_filters : P_window;
+  const long long low = i % inner, high = i / inner % outer, channel = i / inner / outer;
+  const long long k = planar ? high : low, tap = P_window - 1 - (planar ? low : high);
+  const long long filter = channel / P_channels * P_filters + k, c = channel % P_channels;
+  const long long from = planar ? c * P_window + tap : tap * P_channels + c;
+  turned[i] = w[filter * P_channels * P_window + from];
 }

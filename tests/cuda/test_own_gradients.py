@@ -1,4 +1,4 @@
-"""Gradients of convolutions in exact float32 by our kernels: in the emulator, compiled, refused."""
+"""Gradients of convolutions by kernels of ours: in the emulator, compiled, and refused."""
 
 from __future__ import annotations
 
@@ -13,23 +13,28 @@ import pytest
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import filter_gradient
 from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.kernel import ContractionKernel
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS, LoadedContraction
 from minidnn.backends.cuda.contraction.problem import Addresses, ContractionProblem
 from minidnn.backends.cuda.functions import Loaded
 from minidnn.backends.cuda.machine import Machine
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node, Value
-from minidnn.graph.types import TensorType
+from minidnn.graph.types import TensorType, rounded_to
+from minidnn.runtime.bits import from_bits, to_bits
 
+from .arrays import STORED
 from .cards import A100, H200, on_each
 from .contractions import DIRECT
 from .emulator.run import Emulated, guarded
 from .lowered import graph_problems
+from .precisions import EPSILON
 from .single import EmulatedLaunch
 from .stems import Stem
 
 IMAGE, FILTER = KERNELS["backward direct"], KERNELS["filter gradient"]
 KINDS = {"image": IMAGE, "filter": FILTER}
+DEPTHWISE = KERNELS["backward depthwise"]
 
 
 @dataclass(frozen=True)
@@ -38,13 +43,18 @@ class Gradient:
 
     of: str
     stem: Stem
+    dtype: str = "float32"
+
+    @property
+    def kernel(self) -> ContractionKernel:
+        """What computes it."""
+        return KINDS[self.of] if self.stem.groups == 1 else DEPTHWISE
 
     @property
     def graph(self) -> Graph:
         """From image or filter, and the result's gradient."""
         stem = self.stem
-        x = TensorType(stem.images)
-        weight = TensorType((stem.filters, stem.images[1], *stem.window))
+        x, weight = TensorType(stem.images), stem.weight
         (y,) = stem.convolution.infer(x, weight)
         if self.of == "filter":
             op: Any = ops.Conv2dWeightGradient(stem.convolution, stem.window)
@@ -58,13 +68,14 @@ class Gradient:
 
     @property
     def problem(self) -> ContractionProblem:
-        (problem,) = graph_problems(self.graph, "float32")
+        (problem,) = graph_problems(self.graph, self.dtype)
         return problem
 
     def drawn(self, seed: int = 0) -> list[np.ndarray]:
         random = np.random.default_rng(seed)
         shapes = (value.shape for value in self.graph.inputs)
-        return [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+        drawn = (random.standard_normal(shape).astype(np.float32) for shape in shapes)
+        return [rounded_to(self.dtype, one).astype(np.float32) for one in drawn]
 
     def reference(self, given: Sequence[np.ndarray]) -> np.ndarray:
         """In float64."""
@@ -82,21 +93,30 @@ class Gradient:
     ) -> np.ndarray:
         """By the emulator, from an incoming gradient that lies between ``wide`` channels of NaN on
         either side; nothing but the result and the workspace is written."""
-        problem, kernel = self.problem, KINDS[self.of]
+        problem, kernel = self.problem, self.kernel
         y = problem.y
-        plane = y.rows * y.columns
-        lies = replace(y, image=(y.channels + 2 * wide) * plane, offset=wide * plane)
+        channels, pixels = y.channels + 2 * wide, y.rows * y.columns
+        if problem.planar:
+            lies = replace(y, image=channels * pixels, offset=wide * pixels)
+        else:
+            line = y.columns * channels
+            lies = replace(y, image=y.rows * line, row=line, pixel=channels, offset=wide)
         problem = replace(problem, y=lies)
         assert kernel.refusal(problem, H200) is None
         launches = kernel.launches(problem, choice, H200)
         kernels = Emulated([launch.source for launch in launches], folder)
         gradient, other = given if self.of == "image" else reversed(given)
         padded = np.pad(gradient, ((0, 0), (wide, wide), (0, 0), (0, 0)), constant_values=np.nan)
-        count = int(np.prod(problem.w.shape)) if self.of == "filter" else self._size
-        sizes = (padded.size, other.size, count, kernel.workspace(problem, choice, H200) // 4)
-        rooms = [guarded(size, np.dtype("f")) for size in sizes]
-        (_, dy), (_, read), (whole_made, made), (whole_room, room) = rooms
-        dy[:], read[:] = padded.ravel(), other.ravel()
+        made_shape = self.graph.outputs[0].shape
+        stored = STORED[self.dtype]
+        sizes = (padded.size, other.size, int(np.prod(made_shape)))
+        (_, dy), (_, read), (whole_made, made) = (guarded(size, stored) for size in sizes)
+        whole_room, room = guarded(kernel.workspace(problem, choice, H200) // 4, np.dtype("f"))
+        order = (0, 1, 2, 3) if problem.planar else (0, 2, 3, 1)
+        for to, array in ((dy, padded), (read, other)):
+            to[:] = to_bits(array.transpose(order), self.dtype).ravel()
+        margins = [np.isnan(from_bits(whole_made, self.dtype)).sum(), np.isnan(whole_room).sum()]
+        margins = [count - array.size for count, array in zip(margins, (made, room), strict=True)]
         arrays = [dy, read, made, room]
         loaded: list[Any] = [EmulatedLaunch(one, kernels, backwards, arrays) for one in launches]
         computed = LoadedContraction(problem, kernel, choice, H200, cast(Sequence[Loaded], loaded))
@@ -104,14 +124,14 @@ class Gradient:
         x, w = (at_made, at_read) if self.of == "image" else (at_read, at_made)
         for row in computed.rows(Addresses(x, w, at_y, workspace=at_room)):
             row.bind(())()
-        for whole, inner in ((whole_made, made), (whole_room, room)):
-            margins = whole.size - inner.size
-            assert np.isnan(whole).sum() - np.isnan(inner).sum() == margins
-        return made.reshape(self.graph.outputs[0].shape).copy()
-
-    @property
-    def _size(self) -> int:
-        return int(np.prod(self.stem.images))
+        result = from_bits(made, self.dtype)
+        left = [
+            np.isnan(from_bits(whole_made, self.dtype)).sum() - np.isnan(result).sum(),
+            np.isnan(whole_room).sum() - np.isnan(room).sum(),
+        ]
+        assert left == margins, "something else was written"
+        moved = result.reshape([made_shape[i] for i in order])
+        return np.asarray(moved.transpose(np.argsort(order)), np.float32)
 
 
 STEMS = {
@@ -133,6 +153,10 @@ STEPPED = {
     "1x1, stepped to the end": Stem((3, 9, 8, 7), 12, (1, 1), (3, 2)),
     "1x1, one pixel": Stem((1, 6, 4, 4), 5, (1, 1), (4, 5)),
 }
+GROUPED = {
+    "float16": Stem((2, 24, 9, 11), 24, (3, 3), padding=(1, 1), groups=24),
+    "bfloat16": Stem((1, 16, 12, 7), 16, (5, 2), padding=(3, 1), groups=16),
+}
 GRADIENTS = {
     **{f"image {name}": Gradient("image", stem) for name, stem in (STEMS | STEPPED).items()},
     **{f"filter {name}": Gradient("filter", stem) for name, stem in (STEMS | STRIDED).items()},
@@ -145,12 +169,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("emulated")
 
 
+def near(gradient: Gradient, given: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The gradient in float64, and how far from it results may lie."""
+    exact, size = gradient.reference(given), gradient.reference([*map(np.abs, given)])
+    return exact, EPSILON[gradient.dtype] * np.abs(exact) + 2.0**-20 * size
+
+
 def check(gradient: Gradient, choice: int, folder: Path, wide: int = 0, seed: int = 0) -> None:
     """Beside float64, and the same bits when threads take turns backwards."""
     given = gradient.drawn(seed)
     made = gradient.emulated(given, choice, folder, wide)
-    size = gradient.reference([*map(np.abs, given)])
-    assert (np.abs(made - gradient.reference(given)) <= 2.0**-20 * size).all()
+    exact, allowed = near(gradient, given)
+    assert (np.abs(made - exact) <= allowed).all()
     again = gradient.emulated(given, choice, folder, wide, backwards=True)
     np.testing.assert_array_equal(again, made)
 
@@ -176,6 +206,13 @@ def test_numbers(name: str, folder: Path) -> None:
 def test_all_shapes_of_blocks(shape: int, folder: Path) -> None:
     gradient = GRADIENTS["filter 1x1, many"]
     check(gradient, chosen(gradient, shape, 2), folder)
+
+
+@pytest.mark.parametrize("dtype", GROUPED)
+def test_images_of_depthwise_convolutions(dtype: str, folder: Path) -> None:
+    gradient = Gradient("image", GROUPED[dtype], dtype)
+    for choice in DEPTHWISE.choices(gradient.problem, H200)[:3]:
+        check(gradient, choice, folder)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -252,9 +289,11 @@ def test_only_exact_planar_gradients_have_these_forms() -> None:
             assert not {IMAGE.name, FILTER.name} & forms(GRADIENTS[name], precision)
     strided = Gradient("image", STRIDED["stem"]).problem
     assert IMAGE.why_not(strided, H200) == "its window has a stride of (2, 2)"
-    for of, kernel in KINDS.items():
-        problem = replace(GRADIENTS[f"{of} 3x3"].problem, groups=2)
-        assert kernel.why_not(problem, H200) == "it has 2 groups"
+    grouped = Stem((2, 16, 6, 6), 16, (3, 3), groups=2)
+    assert IMAGE.why_not(Gradient("image", grouped).problem, H200) == "it has groups"
+    assert FILTER.why_not(Gradient("filter", grouped).problem, H200) == "it has 2 groups"
+    image = Gradient("image", grouped, "bfloat16").problem
+    assert DEPTHWISE.why_not(image, H200) == "its groups have more than one input channel"
     wide = replace(GRADIENTS["filter 3x3"].problem, dilation=(1 << 14, 1))
     assert FILTER.why_not(wide, H200) == "its window reaches too far"
     assert DIRECT.why_not(replace(strided, direction="forward"), H200) is None
