@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 _KEPT = 6
 _OWN_KEPT = 2
 """So many of our kernels race with cuDNN's, once they were timed among themselves."""
-_VERSION = 20
+_VERSION = 21
 _COMPILED = 1
 """So many of cuDNN's engines that compile are measured for a form: building one takes a second of a
 core, and on ResNet-50 and DenseNet-121 the first was within 1 % of the best of eight."""
@@ -72,13 +72,15 @@ Ahead = dict[Form, list[tuple[Recipe, Core]]]
 class Tuning:
     """How recipes are chosen on the current device, a ``machine``: ``tune``, and bytes of
     workspace: ``workspace_limit``, or what is ``spare`` in the plan's memory while a contraction
-    runs, or what it takes in any case, if that is more."""
+    runs, or what it takes in any case, if that is more; ``taken`` is what another program of the
+    same network computes its contractions by."""
 
     machine: Machine
     tune: str
     workspace_limit: int
     load: Load
     spare: Mapping[ContractionProblem, int] = field(default_factory=dict)
+    taken: Mapping[ContractionProblem, Recipe] = field(default_factory=dict)
 
     def limit(self, problem: ContractionProblem) -> int:
         """Bytes of workspace that the problem may take."""
@@ -118,12 +120,26 @@ def launches_of(
 
 def first(problem: ContractionProblem, tuning: Tuning) -> Built:
     """The first that runs; nothing is measured."""
+    recipe = tuning.taken.get(problem)
+    if recipe is not None and (built := _again(problem, recipe, tuning)) is not None:
+        return built
     for form in (*forms_of(problem, tuning.machine), *last_resort(problem)):
         for recipe, core in _candidates(problem, form, _TRIED, tuning):
             built = build(problem, recipe, core, tuning.load)
             if _runs(built):
                 return built
     raise _nothing(problem, tuning)
+
+
+def _again(problem: ContractionProblem, recipe: Recipe, tuning: Tuning) -> Built | None:
+    """A recipe that runs for other sizes, if it is a fixed function of cuDNN's that takes these."""
+    form = recipe.form
+    if form.core != FIXED:
+        return None
+    found = fixed_convolution(problem, recipe.engine, form.stages, target(problem, form))
+    if isinstance(found, str) or room(problem, form, found.workspace) > tuning.limit(problem):
+        return None
+    return build(problem, recipe, found, tuning.load)
 
 
 def _runs(built: Built) -> bool:
