@@ -9,17 +9,18 @@ from ..functions import Loaded
 from ..kernels import Launch
 from ..machine import Machine
 from ..table import KernelRow, Row
-from .backward import BackwardKernel
 from .depthwise import DepthwiseKernel
 from .direct import DirectKernel
-from .filter_gradient import FilterGradientKernel
 from .halo import HaloKernel
 from .kernel import ContractionKernel
+from .planes import PlanesKernel
+from .planes_filter import PlanesFilterKernel
 from .problem import Addresses, ContractionProblem
 from .quads import QuadsKernel
 from .rows import RowsKernel
 from .stem_gradient import StemGradientKernel
 from .stream import StreamKernel
+from .stream_back import BackwardStreamKernel
 from .tile import TileKernel
 from .window import WindowKernel
 from .winograd import WinogradKernel
@@ -27,13 +28,12 @@ from .winograd import WinogradKernel
 Load = Callable[[Sequence[Launch]], list[Loaded]]
 
 _ENTRIES: tuple[ContractionKernel, ...] = (
-    BackwardKernel(DepthwiseKernel()),
-    BackwardKernel(DirectKernel()),
-    BackwardKernel(StreamKernel()),
+    BackwardStreamKernel(),
     DepthwiseKernel(),
     DirectKernel(),
-    FilterGradientKernel(),
     HaloKernel(),
+    PlanesKernel(),
+    PlanesFilterKernel(),
     QuadsKernel(),
     RowsKernel(),
     StemGradientKernel(),

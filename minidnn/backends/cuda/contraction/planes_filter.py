@@ -1,0 +1,164 @@
+"""Gradients of the filters of depthwise convolutions of planes in float32.
+
+As in :mod:`.planes` a thread takes some rows of a column, and neighbours share what they read.  It
+keeps a sum for each tap, over many such units; a block takes one channel and a part of the units of
+all images, and adds its threads' sums up in a tree.  A second kernel adds the parts in a fixed
+order, so that every run gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from ....runtime.operand import KernelArgument
+from ..kernels import Launch
+from ..machine import Machine
+from ..memory import aligned
+from .kernel import ContractionKernel
+from .parts import MOST_DOWN, Divisions, filled
+from .planes import patch_of, why_no_planes
+from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
+from .text import source_of
+
+ROWS = (1, 2, 4, 7, 8)
+DIVISIONS = Divisions(tuple(f"of {rows} rows" for rows in ROWS))
+"""Rows of a thread's unit, and parts."""
+_REGISTERS = 80
+_SIDE_BY_SIDE = ((32, 4), (56, 2), (_REGISTERS, 1))
+"""Of sums, a column and a row, and for how many blocks of them a multiprocessor has registers."""
+_FURTHEST = 48
+"""Rows that a unit reaches."""
+_THREADS = 256
+_TOTAL_THREADS = 256
+_NAMES = ("units", "all", "across", "down", "channels", "rows", "top", "left", "height", "width")
+_STRIDES = ("image", "channel", "row", "dy_image", "dy_channel", "dy_row")
+
+
+class PlanesFilterKernel(ContractionKernel):
+    """A choice is one of :data:`DIVISIONS`."""
+
+    name = "planes filter"
+    directions = (FILTER_GRADIENT,)
+
+    def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
+        reason = why_no_planes(problem)
+        if reason is not None:
+            return reason
+        return None if possible(problem) else "its windows do not fit registers"
+
+    def price(self, problem: ContractionProblem) -> float:
+        return 0.5
+
+    def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
+        return DIVISIONS.promising(_priced(problem, machine))
+
+    def launches(
+        self, problem: ContractionProblem, choice: int, machine: Machine
+    ) -> Sequence[Launch]:
+        """The kernel of the parts, which takes image, gradient and parts, then its numbers; and,
+        where there are several, the one that adds them up, which takes parts and result, then the
+        size of a part and how many there are."""
+        rows, parts = _division(choice)
+        window = problem.w.shape[2:]
+        text = {
+            "THREADS": _THREADS,
+            "BLOCKS": _together(problem, rows),
+            "ROWS": rows,
+            "TALL": _tall(problem, rows),
+            **dict(zip(("KR", "KC"), window, strict=True)),
+            **dict(zip(("SR", "SC"), problem.stride, strict=True)),
+            **dict(zip(("DR", "DC"), problem.dilation, strict=True)),
+            "PARAMETERS": ", ".join(f"const long long P_{name}" for name in (*_NAMES, *_STRIDES)),
+        }
+        shared = _THREADS // 32 * prod(window) * 4
+        grid = (problem.w.shape[0], parts, 1)
+        first = Launch(source_of("planes_filter.cu", text), grid, (_THREADS, 1, 1), shared)
+        if parts == 1:
+            return [first]
+        across = -(-prod(problem.w.shape) // 32)
+        total = source_of("stem_total.cu", {"T": "float"})
+        return [first, Launch(total, (across, 1, 1), (_TOTAL_THREADS, 1, 1), 4 * _TOTAL_THREADS)]
+
+    def arguments(
+        self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
+    ) -> list[list[KernelArgument]]:
+        _, parts = _division(choice)
+        y = at.y + problem.y.offset * problem.y.itemsize
+        numbers = self.numbers(problem, choice, machine)
+        if parts == 1:
+            return [[at.x, y, at.w, *numbers]]
+        total: list[KernelArgument] = [at.workspace, at.w, prod(problem.w.shape), parts]
+        return [[at.x, y, at.workspace, *numbers], total]
+
+    def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
+        rows, parts = _division(choice)
+        x, y = problem.x, problem.y
+        units = _units(problem, rows)
+        return [
+            *(-(-units // parts), units, y.columns, -(-y.rows // rows), y.channels, y.rows),
+            *(before for before, _ in problem.padding),
+            *(x.rows, x.columns, x.image, x.channel, x.row, y.image, y.channel, y.row),
+        ]
+
+    def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
+        _, parts = _division(choice)
+        return aligned(parts * prod(problem.w.shape) * 4) if parts > 1 else 0
+
+    def shape(self, choice: int) -> str:
+        return DIVISIONS.shown(choice)
+
+
+def _division(choice: int) -> tuple[int, int]:
+    """Rows of a unit, and parts."""
+    shape, parts = DIVISIONS[choice]
+    return ROWS[DIVISIONS.shapes.index(shape)], parts
+
+
+def _units(problem: ContractionProblem, rows: int) -> int:
+    """Of a channel."""
+    return problem.batch * problem.y.columns * -(-problem.y.rows // rows)
+
+
+def _tall(problem: ContractionProblem, rows: int) -> int:
+    """Rows of the image that a unit reads."""
+    window, stride, dilation = problem.w.shape[2], problem.stride[0], problem.dilation[0]
+    return patch_of(rows, window, stride, dilation, 0, False).read
+
+
+def _registers(problem: ContractionProblem, rows: int) -> int:
+    return prod(problem.w.shape[2:]) + rows + problem.w.shape[3]
+
+
+def _together(problem: ContractionProblem, rows: int) -> int:
+    """Blocks of a multiprocessor."""
+    registers = _registers(problem, rows)
+    return next(blocks for most, blocks in _SIDE_BY_SIDE if registers <= most)
+
+
+def possible(problem: ContractionProblem) -> list[int]:
+    """The units that fit, none larger than the plane needs."""
+    return [
+        rows
+        for i, rows in enumerate(ROWS)
+        if (i == 0 or problem.y.rows > ROWS[i - 1])
+        and _registers(problem, rows) <= _REGISTERS
+        and _tall(problem, rows) <= _FURTHEST
+    ]
+
+
+def _priced(problem: ContractionProblem, machine: Machine) -> Iterator[tuple[float, int]]:
+    """Instructions of a multiprocessor's threads, about, of each division."""
+    channels, taps = problem.w.shape[0], prod(problem.w.shape[2:])
+    for rows in possible(problem):
+        units = _units(problem, rows)
+        each = 50 + 2 * rows + 2 * _tall(problem, rows) * problem.w.shape[3] + taps * rows
+        together = _together(problem, rows)
+        for waves in (1, 2, 4):
+            wanted = max(1, waves * together * machine.multiprocessors // channels)
+            parts = filled(units, min(wanted, -(-units // _THREADS), MOST_DOWN))
+            of_part = -(-units // parts)
+            rounds = -(-of_part // _THREADS)
+            blocks = -(-channels * parts // (together * machine.multiprocessors))
+            cost = blocks * (rounds * each + 600 + 15 * taps) * together
+            yield cost + (1000 * (parts > 1)), DIVISIONS.number(ROWS.index(rows), parts)
