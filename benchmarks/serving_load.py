@@ -17,12 +17,14 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +38,11 @@ Send = Callable[[], Awaitable[str]]
 
 @dataclass
 class Figures:
-    """What a load came to: times in milliseconds, ``client_cpu`` in processor seconds a second."""
+    """What a load came to: times in milliseconds, ``client_cpu`` in processor seconds a second.
+
+    ``busy`` is the part of the time in which the server computed: more than the part of the
+    capacity that was asked for, where the machine was slower than when the capacity was measured.
+    """
 
     what: str
     seconds: float
@@ -46,13 +52,19 @@ class Figures:
     p90: float
     p99: float
     client_cpu: float
+    busy: float
+    rows_a_batch: float
+
+
+#: Seconds in which a server computed, batches, and their rows.
+Computed = Callable[[], Awaitable[np.ndarray]]
 
 
 class Load:
     """Requests under way, and what became of those that were answered."""
 
-    def __init__(self, send: Send, rows: int) -> None:
-        self._send, self._rows = send, rows
+    def __init__(self, send: Send, computed: Computed, rows: int) -> None:
+        self._send, self._computed, self._rows = send, computed, rows
         self._statuses: Counter[str] = Counter()
         self._latencies: list[float] = []
 
@@ -86,16 +98,20 @@ class Load:
     ) -> Figures:
         self._statuses.clear()
         self._latencies.clear()
+        before = await self._computed()
         begun, cpu = time.monotonic(), time.process_time()
         await run(begun + seconds)
-        took = time.monotonic() - begun
+        took, cpu = time.monotonic() - begun, time.process_time() - cpu
+        busy, batches, rows = await self._computed() - before
         return Figures(
             what,
             round(took, 2),
             dict(self._statuses),
             round(self._statuses["ok"] * self._rows / took, 2),
             *_quantiles(self._latencies),
-            round((time.process_time() - cpu) / took, 3),
+            round(cpu / took, 3),
+            round(busy / took, 3),
+            round(rows / max(batches, 1), 2),
         )
 
     async def _one(self, due: float) -> None:
@@ -120,9 +136,32 @@ async def metadata(options: argparse.Namespace) -> Any:
     import aiohttp
 
     url = f"http://{options.rest}/v2/models/{options.model}"
-    async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        answer.raise_for_status()
-        return await answer.json()
+    try:
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            answer.raise_for_status()
+            return await answer.json()
+    except aiohttp.ClientError as error:
+        raise SystemExit(
+            f"{url} does not answer: {error}; valid is a server that serves it, which "
+            f"'minidnn serve {options.model}' starts, at --rest"
+        ) from error
+
+
+async def computed(options: argparse.Namespace) -> np.ndarray:
+    """Of all versions of the model, what the server's metrics say."""
+    import aiohttp
+
+    names = ("batch_seconds_sum", "batch_rows_count", "batch_rows_sum")
+    found = dict.fromkeys(names, 0.0)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{options.rest}/metrics") as answer,
+    ):
+        text = await answer.text()
+    for name, labels, value in re.findall(r"^minidnn_(\w+)\{(.*)\} (\S+)$", text, re.MULTILINE):
+        if name in found and f'model="{options.model}"' in labels:
+            found[name] += float(value)
+    return np.array(list(found.values()))
 
 
 async def _over_grpc(
@@ -180,7 +219,8 @@ async def _over_rest(
 
 async def run(options: argparse.Namespace) -> list[Figures]:
     async with AsyncExitStack() as stack:
-        load = Load(await sender(options, stack), options.rows)
+        send = await sender(options, stack)
+        load = Load(send, partial(computed, options), options.rows)
         await load.closed(1, 1.0)  # the first requests are slower
         found = [_told(await load.closed(options.concurrency, options.seconds))]
         if options.study:
@@ -214,6 +254,8 @@ def bare(options: argparse.Namespace) -> Figures:
         round(len(times) * options.rows / took, 2),
         *_quantiles(times),
         round((time.process_time() - cpu) / took, 3),
+        round(sum(times) / took, 3),
+        options.rows,
     )
 
 

@@ -27,7 +27,7 @@ from minidnn.dynamic.dim import Dim, NamedShapes, dims_of, taken_options
 from minidnn.dynamic.executable import DynamicExecutable, NetworkSource
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
 from minidnn.executable import Executable
-from minidnn.frontends.frontend import ask, open_model
+from minidnn.frontends.frontend import ask, looks_at_sizes, open_model
 from minidnn.frontends.zoo import advice
 from minidnn.fusion.collapse import APART, check_strategy
 from minidnn.fusion.region import Region, constants
@@ -215,8 +215,8 @@ def _compile_named(
 
     tunes = tune_option(options, "heuristic") != "heuristic"
     others = has_others_code(opened) if isinstance(opened, Layer) else opened is network
-    ask = others or not isinstance(opened, Layer)
-    made_of = (shapes, trace, compiled, tunes, others, compiled_for_any_size, ask)
+    looks = others or (not isinstance(opened, Layer) and looks_at_sizes(opened))
+    made_of = (shapes, trace, compiled, tunes, others, compiled_for_any_size, looks)
     return DynamicExecutable(NetworkSource(*made_of), dims, **limits)
 
 

@@ -127,8 +127,8 @@ def taken_options(options: dict[str, Any]) -> dict[str, Any]:
     keep, most_bytes = options.pop("keep", 8), options.pop("keep_bytes", None)
     if type(keep) is not int or keep < 1:
         raise GraphError(f"keep={keep!r:.80}; valid is an int of at least 1")
-    if most_bytes is not None and (type(most_bytes) is not int or most_bytes < 0):
-        raise GraphError(f"keep_bytes={most_bytes!r:.80}; valid is a number of bytes, or None")
+    if most_bytes is not None and (type(most_bytes) is not int or most_bytes < 1):
+        raise GraphError(f"keep_bytes={most_bytes!r:.80}; valid is an int of at least 1, or None")
     background = options.pop("background", True)
     if type(background) is not bool:
         raise GraphError(f"background={background!r:.80}; valid are True and False")

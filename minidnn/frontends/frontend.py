@@ -48,10 +48,24 @@ class OpeningFrontEnd(FrontEnd, Protocol):
         """
 
 
+@runtime_checkable
+class SizingFrontEnd(FrontEnd, Protocol):
+    """A front end that can tell of a model whether its graph is the same for all sizes."""
+
+    def looks_at_sizes(self, network: Any) -> bool:
+        """Whether two graphs for different sizes may not show what those of others are."""
+
+
 def open_model(network: Any) -> Any:
     """A model that was read once, or ``network`` itself if that needs no reading."""
     found = ask(network).found
     return found.open(network) if isinstance(found, OpeningFrontEnd) else network
+
+
+def looks_at_sizes(network: Any) -> bool:
+    """Whether two graphs of a model for different sizes may not show what those of others are."""
+    found = ask(network).found
+    return found.looks_at_sizes(network) if isinstance(found, SizingFrontEnd) else True
 
 
 def _onnx() -> FrontEnd:

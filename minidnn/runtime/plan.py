@@ -58,9 +58,11 @@ class Plan:
         values = self.arena.bytes + self.group_arena.bytes * self.target.device.workers
         stored = stored_bytes(self.graph)
         if limit is not None and stored + values > limit:
+            batches = any(value.type.rank and value.shape[0] > 1 for value in self.graph.inputs)
             raise OutOfMemoryError(
                 f"memory_limit={limit} bytes; weights and states take {stored} and values, as few "
-                f"as were found, {values}: {stored + values} are needed; a smaller batch needs less"
+                f"as were found, {values}: {stored + values} are needed"
+                f"{'; a smaller batch needs less' if batches else ''}"
             )
 
 

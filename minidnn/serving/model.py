@@ -6,17 +6,22 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from minidnn.dynamic.parts import BatchPart, parts_of
 from minidnn.errors import UnsupportedError
 from minidnn.executable import Executable
+from minidnn.measure.turns import in_turn
 from minidnn.runtime.arrays import random_array
 from minidnn.serving.tensors import DATATYPES, Spec
 
 _RUNS = 3
 """By how many runs executables of several sizes are compared."""
+
+_ALIKE = 1.15
+"""By what factor a few runs on a busy machine may differ, though both ways are as fast."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +172,7 @@ def load(source: Source, max_batch: int) -> ServedModel:
             f"model {source.name!r}: {reason}, so requests cannot share a batch; valid is "
             "--max-batch 1"
         )
-    seconds = {size: _seconds(each) for size, each in executables.items()}
+    seconds = evened(_seconds(executables))
     return _model(source, executables, seconds, *tried[sizes[-1]], batched=True)
 
 
@@ -224,14 +229,28 @@ def _try(executable: Executable) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return inputs, results_of(executable, inputs)
 
 
-def _seconds(executable: Executable) -> float:
-    """What a run takes: the least of a few."""
-    inputs, found = executable.random_inputs(), []
-    for _ in range(_RUNS):
+def _seconds(executables: Mapping[int, Executable]) -> dict[int, float]:
+    """What a run of each takes: the least of a few, in turn."""
+
+    def run(executable: Executable, inputs: list[np.ndarray]) -> float:
         begin = time.perf_counter()
         results_of(executable, inputs)
-        found.append(time.perf_counter() - begin)
-    return min(found)
+        return time.perf_counter() - begin
+
+    takes = {str(n): partial(run, each, each.random_inputs()) for n, each in executables.items()}
+    return {int(rows): min(found) for rows, found in in_turn(takes, _RUNS).items()}
+
+
+def evened(seconds: Mapping[int, float]) -> dict[int, float]:
+    """The same, where an executable that seems a little slower than smaller ones together takes as
+    long as these: what a few runs show is not exact, and batches are better whole."""
+    found: dict[int, float] = {}
+    for rows in sorted(seconds):
+        parts = parts_of(rows, found) or ()
+        apart = sum(found[part.rows] for part in parts)
+        alike = bool(parts) and apart < seconds[rows] <= _ALIKE * apart
+        found[rows] = apart if alike else seconds[rows]
+    return found
 
 
 def _mixes_rows(executable: Executable) -> str | None:

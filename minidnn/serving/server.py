@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
@@ -23,6 +24,9 @@ from minidnn.serving.settings import Settings
 log = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 1000
+
+_SWITCH_SECONDS = 5e-4
+"""After which the thread that computes has its turn while requests are read: cores stand still."""
 
 
 class _Uvicorn(uvicorn.Server):
@@ -58,7 +62,12 @@ class Server:
         DeviceError if an address cannot be listened on, or the certificate cannot be used; what
         loading a model raises, if one that it starts with cannot be loaded.
         """
-        asyncio.run(self.serve())
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        try:
+            asyncio.run(self.serve())
+        finally:
+            sys.setswitchinterval(before)
 
     def stop(self) -> None:
         """Ends :meth:`run`, from any thread, once what was taken is answered."""

@@ -31,24 +31,30 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Stem:
-    """A convolution: the shape of its images, filters, window, stride and padding."""
+    """A convolution: images' shape, filters, window, stride, padding, dilation and groups."""
 
     images: tuple[int, int, int, int]
     filters: int
     window: Pair
     stride: Pair = (1, 1)
     padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    groups: int = 1
 
     @property
     def convolution(self) -> ops.Conv2d:
         (top, left) = self.padding
-        return ops.Conv2d(self.stride, ((top, top), (left, left)), (1, 1), 1)
+        return ops.Conv2d(self.stride, ((top, top), (left, left)), self.dilation, self.groups)
+
+    @property
+    def weight(self) -> TensorType:
+        """Of its filter."""
+        return TensorType((self.filters, self.images[1] // self.groups, *self.window))
 
     @property
     def graph(self) -> Graph:
         """The gradient of its filter from images and gradient."""
-        x = TensorType(self.images)
-        weight = TensorType((self.filters, self.images[1], *self.window))
+        x, weight = TensorType(self.images), self.weight
         (y,) = self.convolution.infer(x, weight)
         inputs = [Value(x, "x"), Value(y, "gradient")]
         node = Node(ops.Conv2dWeightGradient(self.convolution, self.window), inputs, "g", "g")

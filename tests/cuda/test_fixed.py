@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,8 @@ from minidnn import layers as L
 from minidnn.backends.cuda.contraction import fixed, tune
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import FIXED, Form, target
+from minidnn.backends.cuda.contraction.recipe import FIXED, Built, Form, target
+from minidnn.backends.cuda.contraction.tune import Tuning
 from minidnn.cudnn.convolution.key import ConvolutionKey
 from minidnn.cudnn.enums import ConvolutionFwdAlgo
 from minidnn.graph.evaluate import evaluate
@@ -38,10 +40,8 @@ NETS = {
 }
 
 
-@pytest.mark.parametrize("name", NETS)
-def test_descriptors_are_those_of_what_is_written(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def faked(monkeypatch: pytest.MonkeyPatch) -> list[ConvolutionKey]:
+    """cuDNN's descriptors, which need no library; what they were asked for."""
     made: list[ConvolutionKey] = []
 
     def descriptors(key: ConvolutionKey) -> Any:
@@ -51,6 +51,14 @@ def test_descriptors_are_those_of_what_is_written(
     monkeypatch.setattr(fixed, "Problem", descriptors)
     monkeypatch.setattr(fixed, "TensorDescriptor", SimpleNamespace(strided=lambda *about: None))
     monkeypatch.setattr(fixed, "ActivationDescriptor", SimpleNamespace(of=lambda mode: None))
+    return made
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_descriptors_are_those_of_what_is_written(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = faked(monkeypatch)
     make, shape = NETS[name]
     packed = 0
     for problem in problems_of(make(), shape, "float32"):
@@ -64,6 +72,35 @@ def test_descriptors_are_those_of_what_is_written(
             assert (key.y.shape, key.y.strides) == (output.shape, output.strides)
             packed += form.packed and output.strides != problem.output.strides
     assert packed
+
+
+def test_what_another_size_is_computed_by_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unless cuDNN refuses it for this one."""
+    faked(monkeypatch)
+    tried: list[ContractionProblem] = []
+
+    def runs(built: Built) -> bool:
+        tried.append(built.problem)
+        return True
+
+    monkeypatch.setattr(tune, "_runs", runs)
+    one, other = (
+        problems_of(L.Conv2d(16, 24, 3, padding=1), (1, 16, size, size), "float32")[0]
+        for size in (14, 20)
+    )
+    problem = replace(one, any_size=True)
+    load: Any = list  # launches stand for what is loaded
+    tuning = Tuning(H200, "heuristic", 1 << 20, load)
+    recipe = tune.first(replace(other, any_size=True), tuning).recipe
+    assert recipe.form.core == FIXED and len(tried) == 1
+    tuning = replace(tuning, taken={problem: recipe})
+    assert tune.first(problem, tuning).recipe == recipe and len(tried) == 1
+    refused = replace(recipe, engine=int(ConvolutionFwdAlgo.CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD))
+    problem = replace(problem, accuracy="high")
+    tuning = replace(tuning, taken={problem: refused})
+    assert tune.first(problem, tuning).recipe == recipe and len(tried) == 2
 
 
 def reads_elsewhere(problem: ContractionProblem, form: Form) -> bool:

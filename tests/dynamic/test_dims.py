@@ -105,7 +105,9 @@ def test_arguments_that_are_not_valid() -> None:
         md.compile(network, given, device="reference", **options)
 
     refused("keep=0; valid is an int of at least 1", compiled, keep=0)
-    refused("keep_bytes=-1; valid is a number of bytes, or None", compiled, keep_bytes=-1)
+    for bytes in (-1, 0):
+        valid = "valid is an int of at least 1, or None"
+        refused(f"keep_bytes={bytes}; {valid}", compiled, keep_bytes=bytes)
     refused("background='no'; valid are True and False", compiled, background="no")
     twice = (Dim("n", 1, 4), Dim("n", 1, 5))
     refused("Dim 'n' is given as 1 to 4, and as 1 to 5; valid is one range", compiled, net, twice)

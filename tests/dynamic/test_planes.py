@@ -15,6 +15,8 @@ from minidnn.backends.cpu.backend import CpuBackend, CpuProgram
 from minidnn.backends.cpu.isa import AVX512, why_no_bfloat16
 from minidnn.cache import forbid_builds
 from minidnn.dynamic.executable import DynamicExecutable
+from minidnn.frontends.onnx import convert
+from minidnn.frontends.onnx.operators import quantization
 from tests.onnx.models import model, node, save
 
 PRECISIONS = [
@@ -266,6 +268,31 @@ def test_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         near = np.abs(got - wanted) <= 0.1 * np.abs(wanted).max()
         assert near.all() and np.abs(got - wanted).mean() < 1e-3 * np.abs(wanted).max()
     assert exe.counts.by_any_size == 4 and exe.counts.kept <= 3
+
+
+def test_constants_are_computed_for_no_further_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two graphs of this file show what those of all sizes are."""
+    path = quantized(tmp_path / "net.onnx")
+    computed: list[str] = []
+    numbers_of = quantization._numbers_of
+
+    def counted(x: Any, *how: Any) -> np.ndarray:
+        computed.append(x.name)
+        return numbers_of(x, *how)
+
+    monkeypatch.setattr(quantization, "_numbers_of", counted)
+    exe = named(path, (1, 3, md.Dim("H", 10, 90), md.Dim("W", 10, 90)))
+    assert set(computed) == {"c2.w"}  # of the others the kernels read bytes
+    computed.clear()
+    monkeypatch.setattr(convert, "load_model", None)
+    got = {shape: exe(numbers(1, 3, *shape)) for shape in [(57, 41), (30, 88)]}
+    assert not computed
+    monkeypatch.undo()
+    for shape, result in got.items():
+        own = md.compile(path, (1, 3, *shape), device="cpu")
+        np.testing.assert_array_equal(result, own(numbers(1, 3, *shape)))
 
 
 def test_without_a_background_each_size_has_its_own() -> None:

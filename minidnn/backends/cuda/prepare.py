@@ -17,7 +17,7 @@ from .constants import Constants, Data
 from .contraction.choice import Choice, threads
 from .contraction.fixed import FixedConvolution
 from .contraction.problem import Address, ContractionProblem
-from .contraction.recipe import Addresses, Built
+from .contraction.recipe import Addresses, Built, Recipe
 from .contraction.tune import Tuning
 from .fastest import Fastest
 from .functions import LaunchLoader, Loaded
@@ -206,7 +206,8 @@ def prepare(
         if limit is not None:
             left = _left(limit, lay_out(plan, {}), constants)
             workspace_limit = min(_power_of_two(left), MOST_WORKSPACE)
-        tuning = Tuning(machine, tune, workspace_limit, load, _spare(plan, tasks))
+        taken = {} if other is None else _taken(tasks, other)
+        tuning = Tuning(machine, tune, workspace_limit, load, _spare(plan, tasks), taken)
         choice = Choice(list(problems), tuning, building)
         load([*launches, *fastest.launches(), *choice.launches()])
         if not short:
@@ -261,6 +262,17 @@ def prepare(
         tuple(copies),
     )
     return PreparedPlan(tuple(done), table, slots, constants, load)
+
+
+def _taken(tasks: Sequence[Task], other: PreparedPlan) -> dict[ContractionProblem, Recipe]:
+    """What the same contractions of another program are computed by."""
+    if len(tasks) != len(other.tasks):
+        return {}
+    return {
+        task.work: done.work.built.recipe
+        for task, done in zip(tasks, other.tasks, strict=True)
+        if isinstance(task.work, ContractionProblem) and isinstance(done.work, ContractionWork)
+    }
 
 
 def _left(limit: Limit, block: Block, constants: Constants) -> int:

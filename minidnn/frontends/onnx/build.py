@@ -62,8 +62,13 @@ class Builder:
             value = self.constant(array.astype(np.int32), name)
             self.store(value, dtype)
             return value
-        type = TensorType(tuple(array.shape), dtype)
-        return self._trace.constant(object(), name, type, lambda: array)
+        return self.later(TensorType(tuple(array.shape), dtype), lambda: array, name)
+
+    def later(
+        self, type: TensorType, compute: Callable[[], np.ndarray], name: str = "constant"
+    ) -> Constant:
+        """A constant that is computed when it is first read."""
+        return self._trace.constant(object(), name, type, compute)
 
     def spend(self, what: str, bytes: int) -> None:
         """Counts constants that something else than :meth:`apply` computes; GraphError if they are
@@ -85,9 +90,15 @@ class Builder:
             return self.constant(np.empty(type.shape, numpy_dtype(type.dtype)))
         if all(isinstance(value, Constant) for value in operands):
             self._budget.spend(op.name, type.bytes)
-            arrays = [value.data for value in operands if isinstance(value, Constant)]
-            (result,) = op.reference(*arrays)
-            return self.constant(np.ascontiguousarray(result).reshape(type.shape))
+            known = [value for value in operands if isinstance(value, Constant)]
+
+            def compute() -> np.ndarray:
+                (result,) = op.reference(*(value.data for value in known))
+                return np.ascontiguousarray(result).reshape(type.shape)
+
+            # What moves numbers cannot fail, and that of large weights may never be read.
+            moves = isinstance(op, (Transpose, View))
+            return self.later(type, compute) if moves else self.constant(compute())
         (output,) = self._trace.apply(op, *operands)
         self._sources[output] = frozenset().union(*map(self.sources, operands))
         return output

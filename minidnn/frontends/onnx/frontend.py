@@ -20,6 +20,11 @@ class OnnxFrontEnd:
     def open(self, network: Any) -> OnnxModel:
         return network if isinstance(network, OnnxModel) else read_model(network)
 
+    def looks_at_sizes(self, network: Any) -> bool:
+        from minidnn.frontends.onnx.sizes import looks_at_sizes
+
+        return looks_at_sizes(self.open(network))
+
     def to_graph(self, network: Any, shape: Any) -> Graph:
         from minidnn.frontends.onnx.convert import load_model
 

@@ -82,9 +82,10 @@ class Choice:
     def launches(self) -> list[Launch]:
         """The kernels of ours that may be needed, to be compiled together."""
         found: list[Launch] = []
+        tuning = self._tuning
         for problem in self._problems:
-            ranked = self._known.get(problem, (None,))
-            found += launches_of(problem, self._tuning.machine, ranked[0])
+            ranked = self._known.get(problem, (tuning.taken.get(problem),))
+            found += launches_of(problem, tuning.machine, ranked[0])
         return found
 
     def made(self) -> dict[ContractionProblem, Built]:

@@ -3,22 +3,16 @@
 //
 // A block makes BM filters by BN pixels of one part of the sum, a thread RM x RN of them in groups of
 // four, from slabs of 16 products in shared memory, while the next slabs are on their way there.
-//
-// Of neighbouring lanes one pair shares its filters and the next its pixels, which merges their reads
-// of shared memory by twos.  A multiply-add reads three registers, of which two banks give one each a
-// cycle and one is kept from the instruction before: so pixels lie in shared memory with neighbours
-// exchanged, which puts each into the other bank than the sum that it is added to, and the order goes
-// to and fro along the pixels, a filter's number staying.  With sums and pixels in the same bank
-// multiply-adds took 61 % of the cycles on an H200.
+namespace direct_$NAME$ {
+$MULTIPLY$
 extern "C" __global__ void __launch_bounds__($THREADS$, 512 / $THREADS$) $NAME$($PARAMETERS$) {
   constexpr int BM = $BM$, BN = $BN$, RM = $RM$, RN = $RN$, TX = BN / RN, TY = BM / RM;
   constexpr int THREADS = TX * TY, DEEP = 16, LINE = BM + 4, SLAB = DEEP * (LINE + BN), STAGES = $STAGES$;
   constexpr int STEP = THREADS / BN;  // products, between two that a thread loads of its pixel
   MD_SHARED;
   float *const slabs = (float *)md_shared;
-  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  const int tx = (warp % (TX / 8) * 8 + (lane & 1 | lane >> 1 & 2 | lane >> 2 & 4)) * 4;
-  const int ty = (warp / (TX / 8) * 4 + (lane >> 1 & 1 | lane >> 2 & 2)) * 4;
+  const int thread = threadIdx.x;
+  const int tx = first_column<TX>(thread), ty = first_row<TX>(thread);
   const int groups = (int)P_groups, filters = (int)P_filters, products = (int)P_products;
   const int pixels = (int)P_pixels, plane = (int)P_plane, channel = (int)P_channel;
   const int k0 = (int)(blockIdx.x % groups) * BM, m0 = (int)(blockIdx.x / groups) * BN;
@@ -79,22 +73,9 @@ $BEFORE$
 $NEXT$
     const float *const left = slabs + slot * SLAB + ty;
     const float *const right = slabs + slot * SLAB + DEEP * LINE + tx;
-    #pragma unroll 2
-    for (int k = 0; k < DEEP; k++) {
-      float a[RM / 4][4], b[RN / 4][4];
-      #pragma unroll
-      for (int g = 0; g < RM / 4; g++) md_load<4>(a[g], left + k * LINE + g * TY * 4);
-      #pragma unroll
-      for (int g = 0; g < RN / 4; g++) md_load<4>(b[g], right + k * BN + g * TX * 4);
-      #pragma unroll
-      for (int i = 0; i < RM; i++)
-        #pragma unroll
-        for (int fro = 0; fro < RN; fro++) {
-          const int j = i % 2 ? RN - 1 - fro : fro;
-          sum[i][j] = md_fma(a[i / 4][i % 4], b[j / 4][j % 4 ^ 1], sum[i][j]);
-        }
-    }
+    multiply<DEEP, TX, TY, LINE, BN>(sum, left, right);
     slot = slot + 1 == STAGES ? 0 : slot + 1;
   }
 $RESULTS$
 }
+}  // namespace direct_$NAME$

@@ -35,7 +35,7 @@ from .parts import (
     without_stages,
 )
 from .problem import Addresses, ContractionProblem
-from .text import parameters_of, source_of
+from .text import parameters_of, source_of, template
 
 _DEEP = 16
 """Products of a slab."""
@@ -206,6 +206,7 @@ def _product(problem: ContractionProblem, shape: DirectShape, parts: int) -> Lau
         **{"BM": shape.filters, "BN": shape.pixels, "RM": shape.rows, "RN": shape.columns},
         "THREADS": shape.threads,
         "STAGES": shape.stages,
+        "MULTIPLY": template("multiply.cu"),
         "INSIDE": _INSIDE if window else "    inside = 1;",
         "TAPS": _TAPS if window else "",
         "FIRST": _FIRST if window else "",

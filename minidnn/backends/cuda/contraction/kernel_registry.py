@@ -9,8 +9,10 @@ from ..functions import Loaded
 from ..kernels import Launch
 from ..machine import Machine
 from ..table import KernelRow, Row
+from .backward import BackwardKernel
 from .depthwise import DepthwiseKernel
 from .direct import DirectKernel
+from .filter_gradient import FilterGradientKernel
 from .halo import HaloKernel
 from .kernel import ContractionKernel
 from .planes import PlanesKernel
@@ -20,7 +22,6 @@ from .quads import QuadsKernel
 from .rows import RowsKernel
 from .stem_gradient import StemGradientKernel
 from .stream import StreamKernel
-from .stream_back import BackwardStreamKernel
 from .tile import TileKernel
 from .window import WindowKernel
 from .winograd import WinogradKernel
@@ -28,9 +29,12 @@ from .winograd import WinogradKernel
 Load = Callable[[Sequence[Launch]], list[Loaded]]
 
 _ENTRIES: tuple[ContractionKernel, ...] = (
-    BackwardStreamKernel(),
+    BackwardKernel(DepthwiseKernel()),
+    BackwardKernel(DirectKernel()),
+    BackwardKernel(StreamKernel()),
     DepthwiseKernel(),
     DirectKernel(),
+    FilterGradientKernel(),
     HaloKernel(),
     PlanesKernel(),
     PlanesFilterKernel(),

@@ -1,4 +1,4 @@
-"""Device memory on which recipes are timed: random numbers, since timings on zeros lie."""
+"""Device memory on which recipes are timed, or are tried."""
 
 from __future__ import annotations
 
@@ -8,28 +8,37 @@ from typing import Any
 
 from ....cudnn.graph import arrays
 from ....cudnn.graph.spec import TensorSpec
+from ....graph.types import ITEMSIZE
 from ..memory import with_room
 from .behind import SumsBehind
 from .bytes import header_bytes
 from .problem import Addresses, ContractionProblem, spec_of
 
 
-def scratch_addresses(problem: ContractionProblem, workspace: int) -> tuple[Addresses, int, Any]:
+def scratch_addresses(
+    problem: ContractionProblem, workspace: int, timed: bool = True
+) -> tuple[Addresses, int, Any]:
     """Tensors of a problem and a workspace, and what keeps them alive.
+
+    What is ``timed`` has random numbers, as timings on zeros lie; else whatever is there.
 
     OutOfMemoryError if they do not fit into the free memory.
     """
     what = f"the tensors of a timing with {workspace} bytes of workspace"
-    return with_room(lambda: _scratch(problem, workspace), what)
+    return with_room(lambda: _scratch(problem, workspace, timed), what)
 
 
-def _scratch(problem: ContractionProblem, workspace: int) -> tuple[Addresses, int, Any]:
+def _scratch(
+    problem: ContractionProblem, workspace: int, timed: bool
+) -> tuple[Addresses, int, Any]:
     kept: list[Any] = []
 
     def tensor(spec: TensorSpec, offset: int) -> int:
         flat = TensorSpec((spec.span + offset,), (1,), spec.dtype)
-        kept.append(arrays.random_like(flat, seed=len(kept)))
-        return int(kept[-1].ptr)
+        size = flat.span * ITEMSIZE[flat.dtype]
+        made = arrays.random_like(flat, seed=len(kept)) if timed else arrays.allocate(size)
+        kept.append(made)
+        return int(made.ptr)
 
     batch = problem.batch
     at = Addresses(

@@ -16,6 +16,7 @@ from functools import lru_cache
 
 from ....cache import CacheStore, digest
 from ....cudnn._cupy import cupy
+from ....cudnn.enums import ConvolutionFwdAlgo
 from ....cudnn.errors import CuDNNError
 from ....cudnn.gpu_turn import turn
 from ....cudnn.graph import EngineConfig
@@ -50,12 +51,17 @@ log = logging.getLogger(__name__)
 _KEPT = 6
 _OWN_KEPT = 2
 """So many of our kernels race with cuDNN's, once they were timed among themselves."""
-_VERSION = 20
+_VERSION = 21
 _COMPILED = 1
 """So many of cuDNN's engines that compile are measured for a form: building one takes a second of a
 core, and on ResNet-50 and DenseNet-121 the first was within 1 % of the best of eight."""
 _TRIED = 3
 """So many proposals for a form are built when nothing is measured, should the first not run."""
+_FOR_ALL_SIZES = (
+    ConvolutionFwdAlgo.CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM,
+    ConvolutionFwdAlgo.CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM,
+)
+"""cuDNN's algorithms that take planes of any size, the faster one first."""
 _store = CacheStore("cuda_contraction", ".json", 64 << 20)
 
 Ahead = dict[Form, list[tuple[Recipe, Core]]]
@@ -66,13 +72,15 @@ Ahead = dict[Form, list[tuple[Recipe, Core]]]
 class Tuning:
     """How recipes are chosen on the current device, a ``machine``: ``tune``, and bytes of
     workspace: ``workspace_limit``, or what is ``spare`` in the plan's memory while a contraction
-    runs, or what it takes in any case, if that is more."""
+    runs, or what it takes in any case, if that is more; ``taken`` is what another program of the
+    same network computes its contractions by."""
 
     machine: Machine
     tune: str
     workspace_limit: int
     load: Load
     spare: Mapping[ContractionProblem, int] = field(default_factory=dict)
+    taken: Mapping[ContractionProblem, Recipe] = field(default_factory=dict)
 
     def limit(self, problem: ContractionProblem) -> int:
         """Bytes of workspace that the problem may take."""
@@ -112,6 +120,9 @@ def launches_of(
 
 def first(problem: ContractionProblem, tuning: Tuning) -> Built:
     """The first that runs; nothing is measured."""
+    recipe = tuning.taken.get(problem)
+    if recipe is not None and (built := _again(problem, recipe, tuning)) is not None:
+        return built
     for form in (*forms_of(problem, tuning.machine), *last_resort(problem)):
         for recipe, core in _candidates(problem, form, _TRIED, tuning):
             built = build(problem, recipe, core, tuning.load)
@@ -120,9 +131,20 @@ def first(problem: ContractionProblem, tuning: Tuning) -> Built:
     raise _nothing(problem, tuning)
 
 
+def _again(problem: ContractionProblem, recipe: Recipe, tuning: Tuning) -> Built | None:
+    """A recipe that runs for other sizes, if it is a fixed function of cuDNN's that takes these."""
+    form = recipe.form
+    if form.core != FIXED:
+        return None
+    found = fixed_convolution(problem, recipe.engine, form.stages, target(problem, form))
+    if isinstance(found, str) or room(problem, form, found.workspace) > tuning.limit(problem):
+        return None
+    return build(problem, recipe, found, tuning.load)
+
+
 def _runs(built: Built) -> bool:
     """Whether it can be executed: cuDNN builds plans that then fail."""
-    at, workspace, kept = scratch_addresses(built.problem, built.workspace)
+    at, workspace, kept = scratch_addresses(built.problem, built.workspace, timed=False)
     try:
         built.bind(at, workspace)()
         cupy().cuda.get_current_stream().synchronize()
@@ -286,8 +308,8 @@ def _fixed(
 ) -> Iterator[tuple[Recipe, FixedConvolution]]:
     output = target(problem, form)
     algorithms = list(algorithms_of(problem))
-    if problem.any_size:  # those that take all sizes, the faster one first
-        algorithms = [algorithms[1], algorithms[0]]
+    if problem.any_size:
+        algorithms = list(_FOR_ALL_SIZES)
     for algorithm in algorithms[:most]:
         found = fixed_convolution(problem, int(algorithm), form.stages, output)
         if isinstance(found, str):

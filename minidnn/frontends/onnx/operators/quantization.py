@@ -24,7 +24,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.expression import maximum, minimum, rint, where
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.quantization import DEQUANTIZE, PER_CHANNEL, QUANTIZE, dequantized, quantized
-from minidnn.graph.types import BYTES, numpy_dtype
+from minidnn.graph.types import BYTES, TensorType, numpy_dtype
 
 _family = Family("quantization")
 CONVERTERS = _family.converters
@@ -52,13 +52,12 @@ def _is_known(value: Value) -> bool:
 def _known_numbers(
     build: Builder, x: Constant, scale: Constant, zero: Value, kind: str, dtype: str
 ) -> Value:
-    """The numbers of a constant, rounded where ONNX says so."""
+    """The numbers of a constant, which are not computed where its bytes are read instead."""
     assert isinstance(zero, Constant)
     build.spend(DEQUANTIZE, x.type.size * numpy_dtype(dtype).itemsize)
-    whole = x.data.astype(np.int64) - zero.data.astype(np.int64)
-    with np.errstate(over="ignore"):
-        found = (whole.astype(kind) * scale.data.astype(kind)).astype(numpy_dtype(dtype))
-    value = build.constant(found)
+    shape = np.broadcast_shapes(x.shape, zero.shape, scale.shape)
+    compute = partial(_numbers_of, x, scale, zero, kind, dtype)
+    value = build.later(TensorType(shape, dtype), compute)
     if x.dtype not in BYTES or dtype != "float32" or kind != "float32":
         return value
     rank = (1,) * x.type.rank
@@ -70,6 +69,13 @@ def _known_numbers(
         if isinstance(each, Constant)
     ]
     return build.keep(value, PER_CHANNEL, x, *operands)
+
+
+def _numbers_of(x: Constant, scale: Constant, zero: Constant, kind: str, dtype: str) -> np.ndarray:
+    """What the bytes of a constant stand for, rounded where ONNX says so."""
+    whole = x.data.astype(np.int64) - zero.data.astype(np.int64)
+    with np.errstate(over="ignore"):
+        return (whole.astype(kind) * scale.data.astype(kind)).astype(numpy_dtype(dtype))
 
 
 @_family("QuantizeLinear")

@@ -1,0 +1,211 @@
+"""Gradients of filters in exact float32 by a kernel of ours: products over all images' pixels.
+
+What is made is small and what is added up is long: each block adds up one part of the pixels into
+the workspace, and a second kernel adds the parts in a fixed order, so that every run gives the same
+bits.
+
+The least time is that of reading image and gradient once, or that of the products where filters and
+taps are many.  Blocks make tiles of filters by taps of channels, or of taps by filters, whichever
+leaves fewer of a tile's sums unused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ....runtime.operand import KernelArgument
+from ..kernels import Launch
+from ..machine import Machine
+from .kernel import ContractionKernel
+from .parts import MOST_DOWN, Divisions, filled, has_whole_planes, pixels_of
+from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
+from .text import source_of, template
+
+_DEEP = 16
+"""Pixels of a slab."""
+_LEAST_SLABS = 4
+"""Of a part, so that filling the pipeline is not most of its work."""
+_THREADS = 512
+"""Of a multiprocessor, at 128 registers each."""
+_MOST_PIXELS = 1 << 30
+_MOST_REACH = 1 << 15
+"""Of a window's rows and columns, whose distances are halves of a word."""
+_TOTAL_THREADS = 256
+
+
+@dataclass(frozen=True)
+class GradientShape:
+    """What a block makes and what a thread of it; rows are taps if it is turned."""
+
+    rows: int
+    columns: int
+    turned: bool = False
+    own_rows: int = 8
+    own_columns: int = 8
+    stages: int = 3
+
+    @property
+    def filters(self) -> int:
+        return self.columns if self.turned else self.rows
+
+    @property
+    def taps(self) -> int:
+        return self.rows if self.turned else self.columns
+
+    @property
+    def threads(self) -> int:
+        return self.rows // self.own_rows * (self.columns // self.own_columns)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * _DEEP * (self.rows + self.columns + 8) * 4 + self.taps * 8
+
+    def __str__(self) -> str:
+        return f"of {self.filters} filters by {self.taps} taps"
+
+
+SHAPES = (
+    GradientShape(128, 128),
+    *(GradientShape(64, 128, turned) for turned in (False, True)),
+    GradientShape(64, 64),
+    *(GradientShape(32, 128, turned, 8, 4, 4) for turned in (False, True)),
+    *(GradientShape(32, 64, turned, 8, 4, 4) for turned in (False, True)),
+)
+DIVISIONS = Divisions(SHAPES)
+_NAMES = (
+    *("filters", "taps", "groups", "pixels", "depth", "rows", "columns"),
+    *("dy_image", "dy_channel", "dy_row", "down", "across", "top", "left"),
+    *("height", "breadth", "image", "channel", "row"),
+    *("tap_rows", "tap_columns", "tap_down", "tap_across"),
+)
+
+
+class FilterGradientKernel(ContractionKernel):
+    """Products of gradients by gathered pixels; a choice is one of :data:`DIVISIONS`."""
+
+    name = "filter gradient"
+    directions = (FILTER_GRADIENT,)
+
+    def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
+        x, y = problem.x, problem.y
+        if not problem.is_exact:
+            return "its products need not be exact float32"
+        if not problem.planar or x.pixel != 1 or y.pixel != 1:
+            return "its images are not planar"
+        if problem.groups != 1:
+            return f"it has {problem.groups} groups"
+        reach = ((k - 1) * d for k, d in zip(problem.w.shape[2:], problem.dilation, strict=True))
+        if max(reach) >= _MOST_REACH:
+            return "its window reaches too far"
+        images = (t.channels * t.channel + t.rows * t.row for t in (x, y))
+        sizes = (pixels_of(problem), _taps(problem), *images)
+        return "it is too large for numbers of 32 bits" if max(sizes) >= _MOST_PIXELS else None
+
+    def price(self, problem: ContractionProblem) -> float:
+        return 0.8
+
+    def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
+        return DIVISIONS.promising(_priced(problem, machine))
+
+    def launches(
+        self, problem: ContractionProblem, choice: int, machine: Machine
+    ) -> Sequence[Launch]:
+        """The products, which take image, gradient and parts, then the numbers of :meth:`numbers`;
+        and, if there are several parts, their sum, which takes parts and result, then the size of a
+        part and how many there are."""
+        shape, parts = DIVISIONS[choice]
+        pointers = ("const float *__restrict__ x", "const float *__restrict__ dy", "float *dw")
+        text: dict[str, object] = {
+            **{"BM": shape.rows, "BN": shape.columns, "RM": shape.own_rows},
+            **{"RN": shape.own_columns, "THREADS": shape.threads, "STAGES": shape.stages},
+            "TURNED": str(shape.turned).lower(),
+            "MULTIPLY": template("multiply.cu"),
+            "PARAMETERS": ", ".join((*pointers, *(f"const long long P_{n}" for n in _NAMES))),
+        }
+        source = source_of("filter_gradient.cu", text)
+        grid = (prod(_grid(problem, shape)), parts, 1)
+        first = Launch(source, grid, (shape.threads, 1, 1), shape.shared_bytes)
+        if parts == 1:
+            return [first]
+        last = source_of("stem_total.cu", {"T": "float"})
+        across, shared = -(-prod(problem.w.shape) // 32), 4 * _TOTAL_THREADS
+        return [first, Launch(last, (across, 1, 1), (_TOTAL_THREADS, 1, 1), shared)]
+
+    def arguments(
+        self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
+    ) -> list[list[KernelArgument]]:
+        parts = DIVISIONS[choice][1]
+        y = at.y + problem.y.offset * problem.y.itemsize
+        numbers = self.numbers(problem, choice, machine)
+        if parts == 1:
+            return [[at.x, y, at.w, *numbers]]
+        total: list[KernelArgument] = [at.workspace, at.w, prod(problem.w.shape), parts]
+        return [[at.x, y, at.workspace, *numbers], total]
+
+    def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
+        shape, parts = DIVISIONS[choice]
+        x, y, pixels = problem.x, problem.y, pixels_of(problem)
+        groups = _grid(problem, shape)[0]
+        depth = -(-_slabs(problem) // parts) * _DEEP
+        rows, columns = y.rows, y.columns
+        height, breadth = x.rows, x.columns
+        if problem.is_pointwise and has_whole_planes(x) and has_whole_planes(y):
+            # A plane is one row, whose end is met less often.
+            rows, columns = height, breadth = 1, rows * columns
+        return [
+            *(problem.w.shape[0], _taps(problem), groups, pixels, depth, rows, columns),
+            *(y.image, y.channel, y.row, *problem.stride),
+            *(before for before, _ in problem.padding),
+            *(height, breadth, x.image, x.channel, x.row),
+            *(*problem.w.shape[2:], *problem.dilation),
+        ]
+
+    def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
+        return _part_bytes(problem, DIVISIONS[choice][1])
+
+    def shape(self, choice: int) -> str:
+        return DIVISIONS.shown(choice)
+
+
+def _taps(problem: ContractionProblem) -> int:
+    """Of all channels."""
+    return prod(problem.w.shape[1:])
+
+
+def _slabs(problem: ContractionProblem) -> int:
+    return -(-pixels_of(problem) // _DEEP)
+
+
+def _part_bytes(problem: ContractionProblem, parts: int) -> int:
+    return parts * prod(problem.w.shape) * 4 if parts > 1 else 0
+
+
+def _grid(problem: ContractionProblem, shape: GradientShape) -> tuple[int, int]:
+    """Blocks across rows and columns of what is made."""
+    sizes = problem.w.shape[0], _taps(problem)
+    down, across = reversed(sizes) if shape.turned else sizes
+    return -(-down // shape.rows), -(-across // shape.columns)
+
+
+def _priced(problem: ContractionProblem, machine: Machine) -> Iterator[tuple[float, int]]:
+    """Cycles, about, of each division: a multiprocessor multiplies 128 times in one."""
+    slabs = _slabs(problem)
+    for i, shape in enumerate(SHAPES):
+        tiles = prod(_grid(problem, shape))
+        resident = _THREADS // shape.threads * machine.multiprocessors
+        for blocks in (1, machine.multiprocessors, resident, 2 * resident, 4 * resident):
+            wanted = min(max(1, blocks // tiles), slabs // _LEAST_SLABS, MOST_DOWN)
+            parts = filled(slabs, max(1, wanted))
+            # Blocks of the busiest multiprocessor.
+            each = -(-tiles * parts // machine.multiprocessors)
+            warps = min(each, _THREADS // shape.threads) * shape.threads // 32
+            rate = 128 * min(1.0, (warps + 2) / 10)  # two warps a scheduler hide what they wait for
+            depth = -(-slabs // parts) * _DEEP
+            moved = shape.rows + shape.columns
+            work = shape.rows * shape.columns * depth + 16 * moved * depth
+            cycles = each * work / rate + 1500
+            if parts > 1:
+                cycles += 3000 + 2 * _part_bytes(problem, parts) / 2000
+            yield cycles, DIVISIONS.number(i, parts)
