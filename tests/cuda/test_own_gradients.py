@@ -34,7 +34,7 @@ from .stems import Stem
 
 IMAGE, FILTER = KERNELS["backward direct"], KERNELS["filter gradient"]
 KINDS = {"image": IMAGE, "filter": FILTER}
-DEPTHWISE = KERNELS["backward depthwise"]
+DEPTHWISE, STEPS = KERNELS["backward depthwise"], KERNELS["depthwise steps"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Gradient:
     @property
     def kernel(self) -> ContractionKernel:
         """What computes it."""
-        return KINDS[self.of] if self.stem.groups == 1 else DEPTHWISE
+        if self.stem.groups == 1:
+            return KINDS[self.of]
+        return DEPTHWISE if self.stem.stride == (1, 1) else STEPS
 
     @property
     def graph(self) -> Graph:
@@ -155,7 +157,11 @@ STEPPED = {
 }
 GROUPED = {
     "float16": Stem((2, 24, 9, 11), 24, (3, 3), padding=(1, 1), groups=24),
-    "bfloat16": Stem((1, 16, 12, 7), 16, (5, 2), padding=(3, 1), groups=16),
+    "bfloat16, odd": Stem((1, 16, 12, 7), 16, (5, 2), padding=(3, 1), groups=16),
+    "float16, steps": Stem((2, 24, 9, 11), 24, (3, 3), (2, 2), (1, 1), groups=24),
+    "bfloat16, steps": Stem((1, 12, 13, 8), 12, (5, 4), (2, 3), (2, 3), (1, 2), groups=12),
+    "float16, far": Stem((3, 5, 8, 9), 5, (2, 2), (3, 4), groups=5),
+    "bfloat16, over the edge": Stem((1, 6, 4, 5), 6, (2, 3), (2, 2), (3, 4), groups=6),
 }
 GRADIENTS = {
     **{f"image {name}": Gradient("image", stem) for name, stem in (STEMS | STEPPED).items()},
@@ -208,11 +214,11 @@ def test_all_shapes_of_blocks(shape: int, folder: Path) -> None:
     check(gradient, chosen(gradient, shape, 2), folder)
 
 
-@pytest.mark.parametrize("dtype", GROUPED)
-def test_images_of_depthwise_convolutions(dtype: str, folder: Path) -> None:
-    gradient = Gradient("image", GROUPED[dtype], dtype)
-    for choice in DEPTHWISE.choices(gradient.problem, H200)[:3]:
-        check(gradient, choice, folder)
+@pytest.mark.parametrize("name", GROUPED)
+def test_images_of_depthwise_convolutions(name: str, folder: Path) -> None:
+    gradient = Gradient("image", GROUPED[name], name.partition(",")[0])
+    for choice in gradient.kernel.choices(gradient.problem, H200)[:3]:
+        check(gradient, choice, folder, wide=8 if gradient.kernel is STEPS else 0)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -296,6 +302,11 @@ def test_only_exact_planar_gradients_have_these_forms() -> None:
     assert DEPTHWISE.why_not(image, H200) == "its groups have more than one input channel"
     wide = replace(GRADIENTS["filter 3x3"].problem, dilation=(1 << 14, 1))
     assert FILTER.why_not(wide, H200) == "its window reaches too far"
+    stepped = Stem((2, 16, 6, 6), 32, (3, 3), (2, 2), groups=16)
+    image = Gradient("image", stepped, "bfloat16").problem
+    assert STEPS.why_not(image, H200) == "its groups have more than one channel"
+    image = Gradient("image", GROUPED["float16"], "float16").problem
+    assert STEPS.why_not(image, H200) == "it steps over no pixels"
     assert DIRECT.why_not(replace(strided, direction="forward"), H200) is None
 
 

@@ -11,6 +11,7 @@ from ..machine import Machine
 from ..table import KernelRow, Row
 from .backward import BackwardKernel
 from .depthwise import DepthwiseKernel
+from .depthwise_steps import DepthwiseStepsKernel
 from .direct import DirectKernel
 from .filter_gradient import FilterGradientKernel
 from .halo import HaloKernel
@@ -33,6 +34,7 @@ _ENTRIES: tuple[ContractionKernel, ...] = (
     BackwardKernel(DirectKernel()),
     BackwardKernel(StreamKernel()),
     DepthwiseKernel(),
+    DepthwiseStepsKernel(),
     DirectKernel(),
     FilterGradientKernel(),
     HaloKernel(),

@@ -1,0 +1,170 @@
+"""Gradients of depthwise convolutions that step over pixels, for their image, channels last.
+
+A pixel of the image is read by those taps alone that meet it in a step.  A thread makes all pixels
+from one step to the next, each of which has taps of its own, so that none is looked at in vain: the
+least time is that of reading the gradient and writing the image's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import gcd, prod
+
+from ....runtime.operand import KernelArgument
+from ...codegen.code import Code
+from ..kernels import Launch
+from ..machine import Machine
+from ..prelude import TYPES
+from .kernel import ContractionKernel
+from .problem import IMAGE_GRADIENT, Addresses, ContractionProblem
+from .text import source_of
+
+_THREADS = 256
+_ACCESS = 16  # bytes
+_MOST_TAPS = 64
+_MOST_SHARED = 48 << 10
+_BLOCKS = 8
+"""Of a multiprocessor: each reads the filter once."""
+_MOST = 1 << 31
+
+#: How many pixels of the gradient before or behind its own a step reads, down and across.
+Offset = tuple[int, int]
+
+
+class DepthwiseStepsKernel(ContractionKernel):
+    """All pixels of a step for each thread; there is one choice."""
+
+    name = "depthwise steps"
+    directions = (IMAGE_GRADIENT,)
+
+    def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
+        x, y = problem.x, problem.y
+        if problem.w.shape[1] != 1 or problem.w.shape[0] != x.channels:
+            return "its groups have more than one channel"
+        if problem.is_whole:
+            return "it multiplies bytes"
+        if problem.planar or x.channel != 1 or y.channel != 1:
+            return "its channels do not lie side by side"
+        if problem.stride == (1, 1):
+            return "it steps over no pixels"
+        if max(prod(problem.w.shape[2:]), prod(problem.stride)) > _MOST_TAPS:
+            return f"its window or its stride has more than {_MOST_TAPS} pixels"
+        if _shared_bytes(problem) > _MOST_SHARED:
+            return "its filter does not fit shared memory"
+        reaches = (t.rows * t.row for t in (x, y))
+        return "its sizes do not fit 32 bits" if max(_count(problem), *reaches) >= _MOST else None
+
+    def price(self, problem: ContractionProblem) -> float:
+        return 0.5
+
+    def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
+        return [0]
+
+    def launches(
+        self, problem: ContractionProblem, choice: int, machine: Machine
+    ) -> Sequence[Launch]:
+        """It takes filter, gradient and image, then the numbers of :meth:`numbers`."""
+        pixels = _taps_of(problem)
+        offsets = sorted({offset for taps in pixels.values() for _, offset in taps})
+        text = {
+            "T": TYPES[problem.x.dtype],
+            "LANES": _lanes(problem),
+            "TAPS": prod(problem.w.shape[2:]),
+            "GRADIENTS": _gradients(offsets),
+            "PIXELS": _pixels(problem, pixels),
+        }
+        source = source_of("depthwise_steps.cu", text)
+        blocks = min(-(-_count(problem) // _THREADS), _BLOCKS * machine.multiprocessors)
+        return [Launch(source, (blocks, 1, 1), (_THREADS, 1, 1), _shared_bytes(problem))]
+
+    def arguments(
+        self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
+    ) -> list[list[KernelArgument]]:
+        y = at.y + problem.y.offset * problem.y.itemsize
+        return [[at.w, y, at.x, *self.numbers(problem, choice, machine)]]
+
+    def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
+        x, y = problem.x, problem.y
+        down, across = _steps(problem)
+        return [
+            *(_count(problem), x.channels, across, down, x.rows, x.columns),
+            *(x.image, x.row, x.pixel, y.rows, y.columns, y.image, y.row, y.pixel),
+        ]
+
+    def shape(self, choice: int) -> str:
+        return "of one step"
+
+
+def _lanes(problem: ContractionProblem) -> int:
+    """Channels that one access takes."""
+    tensors = (problem.x, problem.y)
+    steps = (n for t in tensors for n in (t.offset, t.image, t.row, t.pixel))
+    return gcd(_ACCESS // problem.x.itemsize, problem.x.channels, *steps)
+
+
+def _steps(problem: ContractionProblem) -> tuple[int, int]:
+    """Down and across one image."""
+    (down, across), x = problem.stride, problem.x
+    return -(-x.rows // down), -(-x.columns // across)
+
+
+def _count(problem: ContractionProblem) -> int:
+    """Of threads' tasks."""
+    packs = problem.x.channels // _lanes(problem)
+    return problem.batch * prod(_steps(problem)) * packs
+
+
+def _shared_bytes(problem: ContractionProblem) -> int:
+    return prod(problem.w.shape) * 4
+
+
+def _taps_of(problem: ContractionProblem) -> dict[Offset, list[tuple[int, Offset]]]:
+    """For each pixel of a step the taps that read it, and where their results lie."""
+    rows, columns = problem.w.shape[2:]
+    found: dict[Offset, list[tuple[int, Offset]]] = {}
+    for pixel in product(*map(range, problem.stride)):
+        taps = found.setdefault((pixel[0], pixel[1]), [])
+        for tap in product(range(rows), range(columns)):
+            sides = zip(pixel, problem.padding, tap, problem.dilation, strict=True)
+            distances = [at + before - i * d for at, (before, _), i, d in sides]
+            steps = [divmod(far, s) for far, s in zip(distances, problem.stride, strict=True)]
+            if not any(rest for _, rest in steps):
+                taps.append((tap[0] * columns + tap[1], (steps[0][0], steps[1][0])))
+    return found
+
+
+def _name(offset: Offset) -> str:
+    return "_".join(f"m{-one}" if one < 0 else str(one) for one in offset)
+
+
+def _gradients(offsets: Sequence[Offset]) -> str:
+    """Reads what lies so far from a step's own gradient, where it is inside."""
+    code = Code()
+    for offset in offsets:
+        name, (down, across) = _name(offset), offset
+        code.line(f"const int r{name} = row + ({down}), q{name} = column + ({across});")
+        inside = f"(unsigned int)r{name} < (unsigned int)P_rows"
+        inside += f" && (unsigned int)q{name} < (unsigned int)P_columns"
+        code.line(f"const bool in{name} = {inside};")
+        code.line(f"float g{name}[L];")
+        place = f"from + r{name} * P_dy_row + q{name} * P_dy_pixel"
+        code.line(f"if (in{name}) md_load<L>(g{name}, {place});")
+    return str(code).rstrip("\n")
+
+
+def _pixels(problem: ContractionProblem, pixels: dict[Offset, list[tuple[int, Offset]]]) -> str:
+    """Makes each pixel of a step, if it is one of the image."""
+    code = Code()
+    down, across = problem.stride
+    for (y, x), taps in pixels.items():
+        place = f"row * {down} + {y}", f"column * {across} + {x}"
+        with code.block(f"if ({place[0]} < (int)P_height && {place[1]} < (int)P_width)"):
+            code.line("float sum[L] = {};")
+            for tap, offset in taps:
+                name = _name(offset)
+                code.line(f"if (in{name})")
+                one = f"sum[l] = md_fma(weight[{tap} * channels + l], g{name}[l], sum[l]);"
+                code.line(f"  for (int l = 0; l < L; l++) {one}")
+            code.line(f"md_store<L>(to + ({place[0]}) * P_row + ({place[1]}) * P_pixel, sum);")
+    return str(code).rstrip("\n")
