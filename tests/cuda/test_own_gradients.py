@@ -221,6 +221,18 @@ def test_images_of_depthwise_convolutions(name: str, folder: Path) -> None:
         check(gradient, choice, folder, wide=8 if gradient.kernel is STEPS else 0)
 
 
+@pytest.mark.parametrize("name", ["float16", "float16, steps"])
+def test_nan_reaches_the_pixels_that_read_it_alone(name: str, folder: Path) -> None:
+    gradient = Gradient("image", GROUPED[name], name.partition(",")[0])
+    given = gradient.drawn()
+    given[0][0, 3, 2, 2], given[0][1, 4, 1, 0] = np.nan, np.inf
+    if gradient.kernel is STEPS:  # a convolution multiplies what pads its image
+        given[1][5, 0, 0, 0] = -np.inf
+    (choice, *_) = gradient.kernel.choices(gradient.problem, H200)
+    made = gradient.emulated(given, choice, folder)
+    np.testing.assert_array_equal(np.isfinite(made), np.isfinite(gradient.reference(given)))
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_any_geometry(seed: int, folder: Path) -> None:
     random = np.random.default_rng(seed)
