@@ -87,20 +87,20 @@ def test_what_another_size_is_computed_by_is_not_tried_again(
 
     monkeypatch.setattr(tune, "_runs", runs)
     one, other = (
-        problems_of(L.Conv2d(16, 24, 3, padding=1), (1, 16, size, size), "float32")[0]
+        replace(problem, any_size=True)
         for size in (14, 20)
+        for problem in problems_of(L.Conv2d(16, 24, 3, padding=1), (1, 16, size, size), "float32")
     )
-    problem = replace(one, any_size=True)
     load: Any = list  # launches stand for what is loaded
     tuning = Tuning(H200, "heuristic", 1 << 20, load)
-    recipe = tune.first(replace(other, any_size=True), tuning).recipe
-    assert recipe.form.core == FIXED and len(tried) == 1
-    tuning = replace(tuning, taken={problem: recipe})
-    assert tune.first(problem, tuning).recipe == recipe and len(tried) == 1
-    refused = replace(recipe, engine=int(ConvolutionFwdAlgo.CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD))
-    problem = replace(problem, accuracy="high")
-    tuning = replace(tuning, taken={problem: refused})
-    assert tune.first(problem, tuning).recipe == recipe and len(tried) == 2
+    recipe = tune.first(one, tuning).recipe
+    assert recipe.form.core == FIXED and tried == [one]
+    engine = int(ConvolutionFwdAlgo.CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD)
+    high = replace(other, accuracy="high")
+    tuning = replace(tuning, taken={other: recipe, high: replace(recipe, engine=engine)})
+    again = tune.again(other, tuning)
+    assert again is not None and again.recipe == recipe and tried == [one]
+    assert tune.again(high, tuning) is None and tune.again(one, tuning) is None
 
 
 def reads_elsewhere(problem: ContractionProblem, form: Form) -> bool:

@@ -22,6 +22,7 @@ from .recipe import Built, Core, Recipe, build, core_of
 from .tune import (
     Ahead,
     Tuning,
+    again,
     certain,
     everything,
     first,
@@ -93,8 +94,13 @@ class Choice:
 
         UnsupportedError if cuDNN has no way, OutOfMemoryError if all take too much workspace.
         """
-        if self._tuning.tune == "heuristic":
-            return self._side_by_side(lambda problem: first(problem, self._tuning), self._problems)
+        tuning = self._tuning
+        if tuning.tune == "heuristic":
+            # One by one: asking takes so little that threads would only wait for each other.
+            asked = ((problem, again(problem, tuning)) for problem in self._problems)
+            found = {problem: built for problem, built in asked if built is not None}
+            others = [problem for problem in self._problems if problem not in found]
+            return found | self._side_by_side(lambda problem: first(problem, tuning), others)
         built = {problem: self._remembered(problem) for problem in self._known}
         return built | self._measured(self._missing())
 

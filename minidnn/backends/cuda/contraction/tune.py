@@ -120,9 +120,6 @@ def launches_of(
 
 def first(problem: ContractionProblem, tuning: Tuning) -> Built:
     """The first that runs; nothing is measured."""
-    recipe = tuning.taken.get(problem)
-    if recipe is not None and (built := _again(problem, recipe, tuning)) is not None:
-        return built
     for form in (*forms_of(problem, tuning.machine), *last_resort(problem)):
         for recipe, core in _candidates(problem, form, _TRIED, tuning):
             built = build(problem, recipe, core, tuning.load)
@@ -131,11 +128,13 @@ def first(problem: ContractionProblem, tuning: Tuning) -> Built:
     raise _nothing(problem, tuning)
 
 
-def _again(problem: ContractionProblem, recipe: Recipe, tuning: Tuning) -> Built | None:
-    """A recipe that runs for other sizes, if it is a fixed function of cuDNN's that takes these."""
-    form = recipe.form
-    if form.core != FIXED:
+def again(problem: ContractionProblem, tuning: Tuning) -> Built | None:
+    """What another program takes, if it is a fixed function of cuDNN's that takes these sizes; it
+    runs, as it has run there."""
+    recipe = tuning.taken.get(problem)
+    if recipe is None or recipe.form.core != FIXED:
         return None
+    form = recipe.form
     found = fixed_convolution(problem, recipe.engine, form.stages, target(problem, form))
     if isinstance(found, str) or room(problem, form, found.workspace) > tuning.limit(problem):
         return None
