@@ -4,6 +4,10 @@
 // Products are made when they are asked for: what must wait for them is not tested so, but who waits
 // at which barrier is, and where everything lies.
 
+// Kernels spend their time here: this is compiled well whatever they are compiled with.
+#pragma GCC push_options
+#pragma GCC optimize("O1")
+
 // Where shared memory begins for those who see addresses: not where a swizzle's pattern does.
 static const unsigned int SHARED_BEGINS = 1040;
 
@@ -120,17 +124,25 @@ template <class T> static inline float emulated_value(unsigned short bits) {
   x.bits = bits;
   return md_value(x);
 }
+// A thread has two rows, and of each pair of columns both products with both: what is computed most
+// of all, so that each number is read and widened once.
 template <class T, int N, class Row, class Column>
 static inline void emulated_products(float (&c)[N], Row row_of, Column column_of, int add) {
   const int lane = emulator.current & 31, warp = threadIdx.x >> 5 & 3;
-  for (int i = 0; i < N; i++) {
-    const int row = lane / 4 + (i >> 1 & 1) * 8, column = i / 4 * 8 + lane % 4 * 2 + (i & 1);
-    float sum = add ? c[i] : 0.0f;
-    for (int k = 0; k < 16; k++)
-      sum += emulated_value<T>(row_of(warp, row, k))
-             * emulated_value<T>(column_of(column, k));
-    c[i] = sum;
-  }
+  float rows[2][16];
+  for (int r = 0; r < 2; r++)
+    for (int k = 0; k < 16; k++) rows[r][k] = emulated_value<T>(row_of(warp, lane / 4 + r * 8, k));
+  for (int i = 0; i < N; i += 4)
+    for (int j = 0; j < 2; j++) {
+      float column[16];
+      for (int k = 0; k < 16; k++)
+        column[k] = emulated_value<T>(column_of(i * 2 + lane % 4 * 2 + j, k));
+      for (int r = 0; r < 2; r++) {
+        float sum = add ? c[i + r * 2 + j] : 0.0f;
+        for (int k = 0; k < 16; k++) sum += rows[r][k] * column[k];
+        c[i + r * 2 + j] = sum;
+      }
+    }
 }
 template <class T, int N>
 static inline void multiply(float (&c)[N], unsigned long long a, unsigned long long b, int add) {
@@ -176,7 +188,6 @@ static inline void multiply(float (&c)[4], const unsigned int (&own)[4], unsigne
       [&](int column, int k) { return emulated_half(b.of[column * 4 + k % 8 / 2][k / 8], k); }, 1);
 }
 
-
 // Products of bytes: 32 of a row and a column.
 template <class T>
 static inline void multiply(int (&c)[4], const unsigned int (&own)[4], unsigned int b0,
@@ -217,3 +228,5 @@ static inline unsigned int scaled(unsigned int x, unsigned int scale, unsigned i
   }
   return y;
 }
+
+#pragma GCC pop_options
