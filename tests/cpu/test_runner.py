@@ -34,11 +34,16 @@ MD_KERNEL(count) {  // one more for each task, and how often it was called
   uniform int32 * uniform counts = MD_OUT(int32, 0);
   for (uniform int t = md_begin; t < md_end; t++) counts[t]++;
 }
+MD_KERNEL(calls) {  // of each call its number of tasks, where it begins
+  MD_OUT(int32, 0)[md_begin] += md_end - md_begin;
+}
 MD_KERNEL(slow) {
   uniform int32 * uniform counts = MD_OUT(int32, 0);
-  uniform int64 start = clock();
-  while (clock() - start < 200000) {}
-  for (uniform int t = md_begin; t < md_end; t++) counts[t]++;
+  for (uniform int t = md_begin; t < md_end; t++) {
+    uniform int64 start = clock();
+    while (clock() - start < 200000) {}
+    counts[t]++;
+  }
 }
 MD_KERNEL(add) {  // y[t] = a[t] + b[t]
   for (uniform int t = md_begin; t < md_end; t++)
@@ -61,16 +66,6 @@ MD_KERNEL(halve) {
 """
 
 
-@pytest.fixture(scope="module")
-def pools() -> dict[int, Pool]:
-    return {}
-
-
-@pytest.fixture
-def pool_of(pools: dict[int, Pool]):
-    return lambda threads: pools.setdefault(threads, Pool(threads))
-
-
 def address(array: np.ndarray) -> int:
     return array.ctypes.data
 
@@ -88,6 +83,18 @@ def test_every_task_once(threads: int, tasks: int, grain: int, regions: int) -> 
     assert (counts[:-1] == regions).all() and counts[-1] == 0
 
 
+@pytest.mark.parametrize("grain, first", [(1, 10), (4, 8), (7, 7), (20, 20), (40, 30)])
+def test_chunks_become_smaller(grain: int, first: int) -> None:
+    calls = np.zeros(60, np.int32)
+    region = BoundKernel(_kernels()["calls"], (Operand(0),), 60, grain)
+    NativeProgram([region], 1, pool=_pool(2)).run([address(calls)])
+    for share in (calls[:30], calls[30:]):
+        sizes = share[share > 0]
+        assert sizes.sum() == 30 and sizes[0] == first
+        assert (np.diff(sizes) <= 0).all()
+        assert (sizes[:-1] % grain == 0).all() and (sizes[:-1] >= grain).all()
+
+
 _cache: dict[object, object] = {}
 
 
@@ -101,7 +108,7 @@ def _kernels() -> dict[str, NativeFunction]:
         from minidnn.backends.cpu.prelude import prelude
 
         library = compile_units([Unit("runner_test", prelude(AVX2) + COUNT, AVX2)])[0]
-        names = ("count", "slow", "add", "through_scratch", "scan", "halve")
+        names = ("count", "calls", "slow", "add", "through_scratch", "scan", "halve")
         _cache["kernels"] = {name: library.kernel(name) for name in names}
     return _cache["kernels"]  # type: ignore[return-value]
 

@@ -4,7 +4,8 @@
  * of the tasks and takes chunks from it; a thread that has finished its own takes chunks from the
  * others.  Shares keep a thread near the data that it wrote in the region before; taking from
  * others evens out what the system does to a thread.  Which thread runs a task changes nothing
- * about its result.
+ * about its result.  Chunks become smaller towards the end of a share: small ones even out more,
+ * but taking one waits until all that was written before has reached the cache.
  *
  * A thread enters a round by compare-and-swap on its seat.  The caller, when no tasks are left,
  * closes the seats of threads that have not entered (they were asleep, or not scheduled) and waits
@@ -28,6 +29,7 @@
 #define LINE 128 /* two cache lines: the processor fetches them in pairs */
 #define STACK_BYTES ((size_t)8 << 20)
 #define CALLER_SPIN_NS 50000
+#define PARTS 3 /* a chunk is one of so many of what is left of its share */
 
 /* A round is a sequence number and, in its low bits, how many threads take part: the others need
  * not enter to learn that.  A seat's state is round * 4 + one of the names below.  Both only grow. */
@@ -110,7 +112,9 @@ static void run_share(md_pool *pool, uint64_t round, int owner, int thread) {
     /* A value of another round means that nobody has taken anything yet. */
     const int32_t first = (seen ^ tag) >> 32 ? begin : (int32_t)(uint32_t)seen;
     if (first >= end) return;
-    const int32_t last = end - first > pool->grain ? first + pool->grain : end;
+    const int32_t left = end - first, part = left / PARTS / pool->grain * pool->grain;
+    const int32_t size = part > pool->grain ? part : pool->grain;
+    const int32_t last = left > size ? first + size : end;
     if (atomic_compare_exchange_weak_explicit(&from->next, &seen, tag | (uint32_t)last,
                                               memory_order_relaxed, memory_order_relaxed)) {
       pool->work(pool->argument, thread, first, last);
