@@ -60,6 +60,9 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.collect()
         gc.freeze()
+        # Of what tests make little is garbage in cycles: by Python's own threshold looking for it
+        # takes a tenth of a test that traces PyTorch.
+        gc.set_threshold(10_000, 20, 20)
         gc.enable()
 
 
