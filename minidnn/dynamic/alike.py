@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -69,10 +71,24 @@ class AlikePrograms:
         if asks and described(self._trace(key), self._arrays) != self._network:
             return None
         try:
-            return _of_size(self._base, self._shapes(key))
+            with _without_collector():
+                return _of_size(self._base, self._shapes(key))
         except MiniDNNError as error:  # compiling says what is wrong, if anything is
             log.info("sizes %s: %s", key, error)
             return None
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Nothing of a plan is garbage, and a collector that looks for some among all objects of the
+    process, more than once, takes longer than making it."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _of_size(base: Executable, shapes: Sequence[tuple[int, ...]]) -> Executable:

@@ -213,7 +213,7 @@ def operation_of(node: Node, channel: int) -> Operation:
     assert isinstance(op, Elementwise)
     tensors = [v for i, v in enumerate(node.inputs) if is_tensor_operand(node, i)]
     vectors = [Vector(v, channel) for v in node.inputs[len(tensors) :]]
-    return Operation(node.output, tuple(tensors), tuple(vectors), code=linearize(op.expression()))
+    return Operation(node.output, tuple(tensors), tuple(vectors), code=op.lines)
 
 
 def copy_operation(value: Value, output: Value) -> Operation:

@@ -23,9 +23,10 @@ from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
 
+from minidnn._cached_property import cached_property
 from minidnn.errors import GraphError
 from minidnn.graph import expression as scalar
-from minidnn.graph.expression import Expression, argument
+from minidnn.graph.expression import Expression, Instruction, argument
 from minidnn.graph.plain import plain
 from minidnn.graph.scalar_ops import INTEGER_OPS
 from minidnn.graph.types import BYTES, FLOATS, HALVES, INTEGERS, NUMBERS, TensorType
@@ -170,6 +171,11 @@ class Elementwise(Operator):
     def expression(self) -> Expression:
         """The math, over ``argument(0)``, ``argument(1)``, ..."""
 
+    @cached_property
+    def lines(self) -> tuple[Instruction, ...]:
+        """The math as straight-line code."""
+        return scalar.linearize(self.expression())
+
     @property
     def arity(self) -> int:
         return len(self.operand_names)
@@ -198,7 +204,7 @@ class Elementwise(Operator):
         """The expression can be computed in ``dtype``."""
         if dtype not in INTEGERS:
             return
-        used = {line.op for line in scalar.linearize(self.expression())}
+        used = {line.op for line in self.lines}
         unknown = sorted(used - INTEGER_OPS - {"argument", "constant"})
         self.require(
             not unknown,

@@ -19,7 +19,7 @@ from functools import partial
 
 import numpy as np
 
-from minidnn.graph.expression import Expression, argument, fma, linearize, rint
+from minidnn.graph.expression import Expression, argument, fma, rint
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Elementwise, Reshaping, Windowed
 from minidnn.graph.operators import Concat, Conv2d, Formula, Linear, Transpose
@@ -246,7 +246,7 @@ class _Formula:
             return False
         assert isinstance(inner.op, Elementwise)
         alone = self.graph.only_reader(value) is not None
-        short = len(linearize(inner.op.expression())) <= _MOST_LINES
+        short = len(inner.op.lines) <= _MOST_LINES
         return self.quantizes and alone and short and value.shape == self.node.output.shape
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -299,3 +300,28 @@ def test_without_a_background_each_size_has_its_own() -> None:
     exe = named(L.Conv2d(3, 8, 3), (1, 3, HEIGHT, 12), background=False)
     exe(numbers(1, 3, 30, 12))
     assert exe.counts.by_any_size == 0 and exe.counts.compiled == 2
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_collector_is_left_as_it_was(collects: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits while a program for other sizes is made, whatever comes of that."""
+    exe = named(network(), (1, 3, HEIGHT, WIDTH))
+    during: list[bool] = []
+    usual = CpuProgram.of_size
+
+    def of_size(self: CpuProgram, plan: Any) -> Any:
+        during.append(gc.isenabled())
+        if len(during) > 1:
+            raise md.GraphError("refused")
+        return usual(self, plan)
+
+    monkeypatch.setattr(CpuProgram, "of_size", of_size)
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        for size in (30, 31):
+            exe(numbers(1, 3, size, size))
+            assert gc.isenabled() == collects
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert during == [False, False]

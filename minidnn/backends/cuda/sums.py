@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from ...fusion.region import FusedSums
-from ...graph.expression import linearize
 from ...graph.ir import Node, Value
 from ...graph.operator import Elementwise
 from ...graph.operators import Reduce, Variance
@@ -310,7 +309,7 @@ def print_values(code: Code, op: FusedSums, given: Mapping[Value, str]) -> dict[
             continue
         operands = [names[value] for value in node.inputs]
         if isinstance(node.op, Elementwise):
-            lines, result = CUDA.print_code(linearize(node.op.expression()), operands, code.fresh)
+            lines, result = CUDA.print_code(node.op.lines, operands, code.fresh)
             code.lines(lines)
             dtype = node.output.dtype
             if dtype in HALVES and any(value.dtype != dtype for value in node.inputs):

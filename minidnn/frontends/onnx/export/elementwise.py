@@ -9,7 +9,6 @@ import numpy as np
 
 from minidnn.frontends.onnx.export.writer import DATA_TYPES, Writer, Writers
 from minidnn.graph import operators as ops
-from minidnn.graph.expression import linearize
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.operator import Elementwise
 from minidnn.graph.quantization import (
@@ -112,7 +111,7 @@ def write_expression(writer: Writer, node: Node, inputs: list[str]) -> str:
         for i, (value, name) in enumerate(zip(node.inputs, inputs, strict=True))
     ]
     found: list[str] = []
-    lines = linearize(op.expression())
+    lines = op.lines
     # What a quotient that was rounded down leaves is right only if it is not rounded on the way.
     exact = any(line.op == "floor" for line in lines)
     for line in lines:
