@@ -2,7 +2,8 @@
 
 A file's tests run in one worker, so that what its fixtures make is made once.  Two things keep a
 worker from ending long after the others: tests marked ``early`` come first, and of a test in parts
-(parameters named ``part-0``, ``part-1``, ...) each part goes to whichever worker is free.
+(parameters named ``part-0``, ``part-1``, ...) each part goes to whichever worker is free.  Tests
+marked ``alone`` come while the other workers have short ones, for whose ends they wait.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 
 import pytest
 
+MANY_TESTS = 400
+"""Files of about so many have short tests: ones with tests that run alone come between them."""
+
 
 def unit_of(nodeid: str) -> str:
     """What goes to a worker as a whole: the file of a test, or a part by itself."""
@@ -20,8 +24,11 @@ def unit_of(nodeid: str) -> str:
 
 
 def put_in_order(items: list[pytest.Item]) -> None:
-    """What takes long by itself first; then files of many tests before those of few."""
+    """What takes long by itself first; then files of many tests before those of few, and among them
+    those with tests that run alone."""
     sizes = Counter(unit_of(item.nodeid) for item in items)
+    for unit in {unit_of(item.nodeid) for item in items if item.get_closest_marker("alone")}:
+        sizes[unit] = max(sizes[unit], MANY_TESTS)
 
     def late(item: pytest.Item) -> tuple[bool, int]:
         return item.get_closest_marker("early") is None, -sizes[unit_of(item.nodeid)]

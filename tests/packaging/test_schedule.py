@@ -7,11 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import why_no_gpu
-from tests.schedule import unit_of
+from tests.schedule import MANY_TESTS, put_in_order, unit_of
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,26 @@ def test_long(part):
 def test_short():
     pass
 """
+
+
+class Item:
+    """What is known of a test when the order is made."""
+
+    def __init__(self, nodeid: str, *markers: str) -> None:
+        self.nodeid, self.markers = nodeid, markers
+
+    def get_closest_marker(self, name: str) -> str | None:
+        return name if name in self.markers else None
+
+
+def test_those_that_run_alone_come_between_short_ones() -> None:
+    sizes = {"few": 3, "many": MANY_TESTS - 1, "more": MANY_TESTS + 1}
+    items: list[Any] = [Item(f"{n}.py::test_{i}") for n, size in sizes.items() for i in range(size)]
+    items += [Item("one.py::test_0"), Item("one.py::test_1", "alone")]
+    items += [Item("long.py::test_0", "early")]
+    put_in_order(items)
+    files = list(dict.fromkeys(unit_of(item.nodeid) for item in items))
+    assert files == ["long.py", "more.py", "one.py", "many.py", "few.py"]
 
 
 def test_parts_come_first_and_run_at_the_same_time(root: Path, tmp_path: Path) -> None:
