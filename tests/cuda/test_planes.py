@@ -430,8 +430,9 @@ def test_gradients_on_gpu(name: str, direction: str, monkeypatch: pytest.MonkeyP
     kernel = PLANES if direction == IMAGE_GRADIENT else FILTER
     only(monkeypatch, lambda form: form.core == kernel.name)
     node = case.node(direction)
-    exe = md.compile(Graph(list(node.inputs), [node.output], [node], "g"), device="cuda")
-    assert kernel.name in exe.explain(measure=True)
+    graph = Graph(list(node.inputs), [node.output], [node], "g")
+    exe = md.compile(graph, device="cuda", precision="float32")
+    assert f"{kernel.name} of " in exe.explain(measure=True)
     given = case.drawn(direction, np.random.default_rng(0))
     result = np.asarray(exe(*given), np.float64)
     exact = case.reference(direction, given)
@@ -444,4 +445,4 @@ def test_gradients_on_gpu(name: str, direction: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", NETWORKS)
 def test_convolutions_on_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, lambda form: form.core == PLANES.name)
-    check_on_gpu(NETWORKS[name], PLANES.name)
+    check_on_gpu(NETWORKS[name], f"{PLANES.name} of ")

@@ -40,9 +40,11 @@ from .sequence.sums import choose_sums
 _GRADIENTS = (Conv2dInputGradient, Conv2dWeightGradient)
 _BOTH = (CHANNELS_LAST, PLANAR)
 _DEPTHWISE_FIRST = 15.0
-"""Exact float32 depthwise convolutions take that much longer in NCHW, by cuDNN, than in NHWC, by
-our kernel, in multiples of what their operations take at peak: 14 to 16 for windows of 7x7
-(convnext_tiny), 16 to 31 for 3x3 (shufflenet_v2_x1_0), batch 32 on an H200."""
+"""Exact float32 depthwise convolutions are taken to need that much longer in NCHW than in NHWC, in
+multiples of what their operations take at peak.  It is what cuDNN needs in NCHW: 14 to 16 for
+windows of 7x7 (convnext_tiny), 16 to 31 for 3x3 (shufflenet_v2_x1_0), batch 32 on an H200.  Our
+kernel of planes needs less, but without the price mobilenet_v2 takes 60 % longer at batch 1, where
+efficientnet_b0 takes 16 % less at 32, on an H100."""
 _EXACT_LAST = 3.0
 """Other exact float32 convolutions take that much longer in NHWC, in the same multiples: what
 explains the times of mobilenet_v2 (3.3), efficientnet_b0 (3.6), mnasnet1_0 (1.8) and
