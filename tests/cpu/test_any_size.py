@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import minidnn as md
 import models
+from minidnn import compiler
+from minidnn import layers as L
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu.backend import CpuBackend
-from minidnn.backends.cpu.isa import AVX512, Isa, best_isa, bfloat16_isa, why_no_bfloat16
+from minidnn.backends.cpu.contraction import printed
+from minidnn.backends.cpu.contraction.numbers import Numbers
+from minidnn.backends.cpu.isa import (
+    AVX512,
+    BFLOAT16_ISAS,
+    BYTE_ISAS,
+    Isa,
+    best_isa,
+    bfloat16_isa,
+    why_no_bfloat16,
+)
 from minidnn.backends.cpu.lower import lower_plan
+from minidnn.backends.cpu.task import Task
 from minidnn.errors import GraphError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
@@ -26,6 +40,7 @@ from tests import cases
 from tests.cases import Case, check
 from tests.cases.record import Shape
 from tests.cuda.precisions import EPSILON, assert_near, rounded
+from tests.dynamic.test_planes import quantized
 
 from .warming import compile_together, texts_of
 
@@ -40,6 +55,74 @@ def kernels_of(graph: Graph, isa: Isa, precision: str = "float32") -> list[Kerne
     plan = make_plan(optimize(graph, context), context)
     isa = isa if precision == "float32" else bfloat16_isa(isa)
     return texts_of(lower_plan(plan, isa, 2, any_size=True))
+
+
+def lowered(network: Any, size: tuple[int, int], isa: Isa, precision: str) -> list[Any]:
+    """Of each kernel its name, what a run of it takes, and the numbers that it reads."""
+    options = {"isa": isa.extends, "threads": 2, "any_size": True}
+    context = Context(CpuBackend().target(precision, options), "contractions")
+    plan = make_plan(optimize(compiler.graph_of(network, (1, 3, *size)), context), context)
+    return [
+        (task.source.name, task.tasks, task.grain, task.scratch_bytes, numbers_of(task))
+        for task in lower_plan(plan, isa, 2, any_size=True)
+        if isinstance(task.source, KernelSource)
+    ]
+
+
+def numbers_of(task: Task) -> list[int]:
+    packs = [p for p in task.pointers if isinstance(getattr(p, "__self__", None), Numbers)]
+    return [int(n) for pack in packs for n in cast(Any, pack)().view(np.int32)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "isa"),
+    [
+        *(("bfloat16", isa) for isa in BFLOAT16_ISAS["avx512"]),
+        *(("bytes", isa) for isa in BYTE_ISAS["avx512"]),
+    ],
+    ids=lambda each: each.name if isinstance(each, Isa) else each,
+)
+def test_what_was_printed_for_other_sizes_is_what_would_be(
+    kind: str, isa: Isa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planes that fill blocks and others, of one row, one column and one pixel."""
+    is_whole = kind == "bytes"
+    network: Any = quantized(tmp_path / "net.onnx") if is_whole else pictures()
+    precision = "float32" if is_whole else "bfloat16"
+    sizes = [(90, 90), (57, 41), (33, 90), (9, 64), (2, 90), (10, 11), (3, 3), (90, 5)]
+    known = [lowered(network, size, isa, precision) for size in sizes]
+    assert sum(len(names) > 0 and bool(names[-1]) for names in known[0]) >= 5
+    for size, before in zip(sizes, known, strict=True):
+        monkeypatch.setattr(printed, "_texts", {})
+        assert lowered(network, size, isa, precision) == before, size
+
+
+class Residual(L.Layer):
+    """A convolution, and plus what it reads."""
+
+    def __init__(self, channels: int, kernel: int) -> None:
+        super().__init__()
+        self.convolution = L.Conv2d(channels, channels, kernel, padding=kernel // 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.convolution(x) + x
+
+
+def pictures() -> L.Sequential:
+    """Contractions of pairs: few channels, whole blocks, strides, padding, groups, and others that
+    read further tensors."""
+    return md.Sequential(
+        Residual(3, 3),
+        L.Conv2d(3, 20, 3, stride=2, padding=1),
+        L.ReLU(),
+        L.Conv2d(20, 32, 1),
+        Residual(32, 1),
+        L.Conv2d(32, 64, 1, stride=2),
+        Residual(64, 3),
+        L.Conv2d(64, 64, 3, padding=(1, 2), groups=4),
+        L.Conv2d(64, 48, 5, dilation=2, padding=(4, 3)),
+        L.Conv2d(48, 40, 3, stride=4, padding=1),
+    )
 
 
 @cache

@@ -6,8 +6,8 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Protocol
 
 from ....fusion.contraction import Parts
 from ....graph.ir import Value
@@ -17,6 +17,21 @@ from .numbers import Number, Numbers
 _MOST_KNOWN = 2048
 #: By the scheme and what is absorbed, with the numbers; None for one that follows from the weight.
 _printed: dict[Hashable, tuple[KernelSource, dict[str, int | None]]] = {}
+
+
+#: By all that a text follows from, with the names of its numbers.
+_texts: dict[Hashable, tuple[KernelSource, tuple[str, ...]]] = {}
+
+
+class NamedNumbers(Protocol):
+    """Numbers that follow from their names."""
+
+    @property
+    def values(self) -> Mapping[str, Number]:
+        """All of them by name, in the order in which they are first used."""
+
+    def __call__(self, name: str) -> str:
+        """Takes note that a number is used."""
 
 
 def printed_once(
@@ -41,6 +56,26 @@ def printed_once(
     if len(_printed) >= _MOST_KNOWN:
         _printed.clear()
     _printed[key] = source, kept
+    return source
+
+
+def printed_for_all_sizes(
+    key: Hashable, numbers: NamedNumbers, print: Callable[[], KernelSource]
+) -> KernelSource:
+    """The kernel that ``print`` gives, whose numbers follow from their names.
+
+    Args:
+        key: all that the text follows from; other numbers make no other text.
+    """
+    if (known := _texts.get(key)) is not None:
+        source, names = known
+        for name in names:
+            numbers(name)
+        return source
+    source = print()
+    if len(_texts) >= _MOST_KNOWN:
+        _texts.clear()
+    _texts[key] = source, tuple(numbers.values)
     return source
 
 

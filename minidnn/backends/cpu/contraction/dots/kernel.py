@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,10 +14,11 @@ from ....codegen.kernel import KernelSource
 from ...buffers import Array
 from ...element import ELEMENTS
 from ..epilogue import Epilogue
-from ..numbers import PARAMETER, Numbers
-from ..printed import absorbed, printed_once
+from ..numbers import PARAMETER
+from ..printed import absorbed, printed_for_all_sizes
 from ..stage import Pointer, PrintedContraction, Stage
 from ..weights import packed_channels, packed_outputs
+from .numbers import DOT_NUMBERS, SchemeNumbers
 from .pack import DotPacker
 from .scheme import DotScheme
 from .weights import packed_pairs
@@ -26,7 +29,9 @@ def print_dots(parts: Parts, scheme: DotScheme, threads: int) -> PrintedContract
     """The kernel for products of pairs that follows ``scheme``."""
     weight, *bias = parts.node.inputs[1:]
     given = (packed_pairs(weight, scheme), packed_outputs(bias, scheme))
-    return print_products(parts, scheme, threads, DotPacker(parts, scheme, Numbers()), given)
+    return print_products(
+        parts, scheme, threads, DotPacker(parts, scheme, SchemeNumbers(scheme, DOT_NUMBERS)), given
+    )
 
 
 def print_products(
@@ -41,15 +46,16 @@ def print_products(
     ``given``: weights as :func:`.weights.packed_words` packs them, and the first terms of sums.
     """
     word, numbers = scheme.word, packer.numbers
-    printer = DotKernel(scheme, packer, Epilogue(parts, scheme, numbers, sums=word.sums), numbers)
+    epilogue = Epilogue(parts, scheme, numbers, sums=word.sums)
+    printer = DotKernel(scheme, packer, epilogue, numbers)
     if scheme.any_size:
-        key = scheme, absorbed(parts), packer.zero
-        source = printed_once(key, numbers, printer.source)
+        key = _text_key(scheme, epilogue), absorbed(parts)
+        source = printed_for_all_sizes(key, numbers, printer.source)
     else:
         source = printer.source()
     pointers: list[Pointer] = [*range(len(parts.others) + 2), *given, partial(offsets_of, scheme)]
     pointers += [packed_channels(v, scheme.lanes) for v in packer.vectors]
-    pointers += [packed_outputs([v], scheme) for v in printer.epilogue.vectors]
+    pointers += [packed_outputs([v], scheme) for v in epilogue.vectors]
     stage = Stage(
         source,
         (*pointers, numbers.pack),
@@ -58,6 +64,22 @@ def print_products(
         scheme.scratch_bytes,
     )
     return PrintedContraction(f"products of {word.name}", (stage,))
+
+
+def _text_key(scheme: DotScheme, epilogue: Epilogue) -> Hashable:
+    """What the text of a kernel follows from beside what it absorbs: all of the scheme but sizes
+    and the distances that follow from them."""
+    problem = scheme.problem
+    views = (problem.source, problem.result, *problem.others)
+    sizes = replace(problem.source, image=0, plane=0, row=0)
+    some = replace(problem, batch=1, size=(1, 1), out=(1, 1), source=sizes, result=sizes, others=())
+    ways = [(c.kind, c.masked) for _, c in epilogue.tensors]
+    return (
+        replace(scheme, problem=some, block=1, images=1),
+        scheme.by_columns,
+        tuple((view.block, view.column, view.dtype) for view in views),
+        tuple(ways),
+    )
 
 
 def grain_of(scheme: DotScheme, threads: int) -> int:
@@ -78,7 +100,7 @@ class DotKernel:
     """Prints packing, products and finishing."""
 
     def __init__(
-        self, scheme: DotScheme, packer: DotPacker, epilogue: Epilogue, numbers: Numbers
+        self, scheme: DotScheme, packer: DotPacker, epilogue: Epilogue, numbers: SchemeNumbers
     ) -> None:
         self.scheme = scheme
         self.problem = scheme.problem
@@ -141,7 +163,7 @@ class DotKernel:
             self.numbers.declared(code),
         ):
             epilogue.begin(code, vectors)
-            flat = self.numbers("flat_width", self.scheme.flat_width)
+            flat = self.numbers("flat_width")
             epilogue.print_rows(code, vectors, flat)
 
     def _pixels(self, vectors: int) -> None:
@@ -158,18 +180,18 @@ class DotKernel:
             parameters += ["uniform bool special", "uniform unsigned int16 * uniform exact"]
         head = f"static noinline unmasked void @_pixels{vectors}("
         with code.block(head + ", ".join(parameters) + ")"), self.numbers.declared(code):
-            flat = number("flat_width", scheme.flat_width)
+            flat = number("flat_width")
             code.line(f"const uniform int all = (height - 1) * {flat} + width;")
             code.line(f"for (uniform int q = 0; q < all; q += {scheme.pixels})")
             with code.block(""):
-                taps = number("taps", scheme.taps)
-                counts = f"{taps}, {number('blocks_of_terms', scheme.blocks_of_terms)}"
+                taps = number("taps")
+                counts = f"{taps}, {number('blocks_of_terms')}"
                 from_ = f"packed + (uniform int64)q * {scheme.step}"
                 code.line(f"const uniform int end = min(q + {scheme.pixels}, all);")
                 if self.exact:
                     with code.block("if (special)"):
                         self._exact(vectors, from_, counts)
-                given = f"{from_}, offsets, {counts}, {number('next', scheme.next)}, w, sums"
+                given = f"{from_}, offsets, {counts}, {number('next')}, w, sums"
                 calls = [f"{scheme.products(vectors).name}({given});"]
                 if scheme.tiles:
                     few = scheme.products(vectors, 16).name
@@ -184,9 +206,9 @@ class DotKernel:
     def _exact(self, vectors: int, packed: str, counts: str) -> None:
         """The sums of a tile, those of each group by themselves."""
         code, scheme, number = self.code, self.scheme, self.numbers
-        taps, groups = number("taps", scheme.taps), number("merged", scheme.merged)
-        outputs = number("outputs", scheme.outputs)
-        each = number("exact_outputs", scheme.outputs // scheme.merged)
+        taps, groups = number("taps"), number("merged")
+        outputs = number("outputs")
+        each = number("exact_outputs")
         count = scheme.pixels * vectors
         code.line(f"uniform float * uniform own = sums + {scheme.sums_floats};")
         with code.block(f"for (uniform int g = 0; g < {groups}; g++)"):
@@ -220,38 +242,38 @@ class DotKernel:
         code.line(f"{PARAMETER} = MD_IN(int32, {len(names)});")
 
     def _task(self) -> None:
-        scheme, problem, code, number = self.scheme, self.problem, self.code, self.numbers
+        scheme, code, number = self.scheme, self.code, self.numbers
         tile = scheme.tile
-        parts, blocks = number("parts", tile.groups), number("blocks", scheme.blocks)
+        parts, blocks = number("parts"), number("blocks")
         code.line(f"const uniform int part = t % {parts};")
         code.line(f"uniform int block = t / {parts};")
-        groups = number("groups", scheme.groups)
+        groups = number("groups")
         code.line(f"const uniform int group = block % {groups};")
         code.line(f"block /= {groups};")
-        images = number("images", scheme.images)
+        images = number("images")
         code.line(f"const uniform int64 image = (uniform int64)(block / {blocks}) * {images};")
         code.line(f"block %= {blocks};")
-        end = number("end_of_out", problem.out[1 if scheme.by_columns else 0])
-        size = number("block_size", scheme.block)
+        end = number("end_of_out")
+        size = number("block_size")
         if scheme.by_columns:
             code.line(f"const uniform int r0 = 0, r1 = 1, c0 = block * {size};")
             code.line(f"const uniform int c1 = min(c0 + {size}, {end});")
         else:
-            columns = number("out_columns", problem.out[1])
+            columns = number("out_columns")
             code.line(f"const uniform int c0 = 0, c1 = {columns}, r0 = block * {size};")
             code.line(f"const uniform int r1 = min(r0 + {size}, {end});")
         stored = f"uniform {scheme.word.stored} * uniform"
         code.line(f"{stored} packed = ({stored})md_scratch;")
-        behind = number("packed_bytes", scheme.packed_bytes)
-        again = number("again_bytes", scheme.line_bytes + scheme.exact_bytes)
+        behind = number("packed_bytes")
+        again = number("again_bytes")
         sums = f"uniform {self.sums} * uniform"
         code.line(f"{sums} sums = ({sums})(md_scratch + {behind} + {again});")
         beside = f"({stored})(md_scratch + {behind})"
         if self.exact:
             code.line(f"{stored} exact = {beside};")
-        apart = number("image_bytes", scheme.image_bytes)
+        apart = number("image_bytes")
         with code.block(f"if (held != t / {parts})"):
-            x_image = number("x_image", problem.source.image)
+            x_image = number("x_image")
             if self.exact:
                 code.line("special = false;")
             with code.block(f"for (uniform int i = 0; i < {images}; i++)"):
@@ -264,7 +286,7 @@ class DotKernel:
                 code.line(f"if ({call}) special = true;" if self.exact else f"{call};")
             code.line(f"held = t / {parts};")
         if tile.narrow and tile.wide:
-            wide = number("wide", tile.wide)
+            wide = number("wide")
             with code.block(f"if (part < {wide})"):
                 self._call(tile.vectors, f"part * {tile.vectors}")
             with code.block("else"):
@@ -275,19 +297,18 @@ class DotKernel:
     def _call(self, vectors: int, slot: str) -> None:
         """Computes a task's pixels, for its ``vectors`` vectors of channels from ``slot`` on."""
         scheme, problem, code, number = self.scheme, self.problem, self.code, self.numbers
-        outputs = number("group_outputs", scheme.outputs)
+        outputs = number("group_outputs")
         code.line(f"const uniform int slot = ({slot}) * {scheme.lanes};")
         code.line(f"const uniform int first = group * {outputs} + slot;")
         code.line(f"const uniform int limit = (group + 1) * {outputs};")
-        at = f"group * {number('slots', scheme.slots)} + slot"
-        terms = LINE * scheme.taps * scheme.blocks_of_terms
-        weights = f"weights + (uniform int64)({at}) * {number('weight_bytes', terms)}"
-        images, apart = number("images", scheme.images), number("image_bytes", scheme.image_bytes)
+        at = f"group * {number('slots')} + slot"
+        weights = f"weights + (uniform int64)({at}) * {number('weight_bytes')}"
+        images, apart = number("images"), number("image_bytes")
         views = [("y", problem.result)]
         views += [(f"z{i}", view) for i, view in enumerate(problem.others)]
         tensors = [
-            f"{name} + (image + i) * {number(f'{name}_image', view.image)} + "
-            f"r0 * {number(f'{name}_row', view.row)} + c0 * {view.column}"
+            f"{name} + (image + i) * {number(f'{name}_image')} + "
+            f"r0 * {number(f'{name}_row')} + c0 * {view.column}"
             for name, view in views
         ]
         packed = f"(const uniform int8 * uniform)packed + i * {apart}"

@@ -10,8 +10,9 @@ from __future__ import annotations
 from .....fusion.contraction import Parts
 from ....codegen.code import Code
 from ...element import ELEMENTS
-from ..numbers import PARAMETER, Numbers
+from ..numbers import PARAMETER
 from ..pack import Prologue
+from .numbers import SchemeNumbers
 from .scheme import DotScheme
 from .word import PAIRS
 
@@ -19,16 +20,11 @@ _SHORT, BLOCK = PAIRS.stored, PAIRS.block
 
 
 class DotPacker(Prologue):
-    """Prints ``@_pack`` for a scheme.
+    """Prints ``@_pack`` for a scheme."""
 
-    Attributes:
-        zero: what stands for 0 in packed inputs.
-    """
-
-    zero = 0
-
-    def __init__(self, parts: Parts, scheme: DotScheme, numbers: Numbers) -> None:
+    def __init__(self, parts: Parts, scheme: DotScheme, numbers: SchemeNumbers) -> None:
         super().__init__(parts, scheme.problem.source, numbers)
+        self.numbers: SchemeNumbers = numbers
         self.scheme = scheme
 
     @property
@@ -67,9 +63,9 @@ class DotPacker(Prologue):
         return ELEMENTS[self.scheme.problem.factors].narrows.format(self.apply(code))
 
     def _rows_of_features(self, code: Code) -> None:
-        inputs = self.numbers("inputs", self.scheme.problem.inputs)
-        size = self.numbers("packed_column", self.scheme.pixel_bytes // 2)
-        column = self.numbers("x_column", self.scheme.problem.source.column)
+        inputs = self.numbers("inputs")
+        size = self.numbers("packed_column")
+        column = self.numbers("x_column")
         with code.block("for (uniform int c = c0; c < c1; c++)"):
             code.line(f"{self.pointer} from = x + (uniform int64)c * {column};")
             code.line(f"uniform {_SHORT} * uniform to = packed + (c - c0) * {size};")
@@ -84,18 +80,18 @@ class DotPacker(Prologue):
         scheme, number, lanes = self.scheme, self.numbers, self.scheme.lanes
         problem = scheme.problem
         source = problem.source
-        halves = number("input_blocks", -(-problem.inputs // lanes))
-        plane, x_row = number("x_plane", source.plane), number("x_row", source.row)
-        size = number("packed_plane", scheme.plane_bytes // 2)
-        width, phase = number("packed_width", scheme.packed_width), number("phase", scheme.phase)
-        down = number("row_stride", scheme.row_stride)
+        halves = number("input_blocks")
+        plane, x_row = number("x_plane"), number("x_row")
+        size = number("packed_plane")
+        width, phase = number("packed_width"), number("phase")
+        down = number("row_stride")
         # Of a 1x1 convolution only the pixels that it reads are packed.
         skipped = problem.stride if scheme.reads_all else (1, 1)
-        apart, across = number("rows_apart", skipped[0]), skipped[1]
-        step = number("stride_x", problem.stride[1])
-        before, left = (number(f"before_{n}", problem.padding[a][0]) for a, n in enumerate("yx"))
-        height, columns = (number(f"size_{n}", problem.size[a]) for a, n in enumerate("yx"))
-        rows = "r1 - r0" if scheme.reads_all else number("packed_rows", scheme.packed_rows)
+        apart, across = number("rows_apart"), skipped[1]
+        step = number("stride_x")
+        before, left = (number(f"before_{n}") for n in "yx")
+        height, columns = (number(f"size_{n}") for n in "yx")
+        rows = "r1 - r0" if scheme.reads_all else number("packed_rows")
         first = "r0" if scheme.reads_all else f"r0 * {down}"
         stop = "c1 - c0" if scheme.reads_all else width
         with (
@@ -135,14 +131,12 @@ class DotPacker(Prologue):
         scheme, number = self.scheme, self.numbers
         problem = scheme.problem
         terms = scheme.row_terms
-        x_row, across = number("x_row", problem.source.row), number("stride_x", problem.stride[1])
-        width, phase = number("packed_width", scheme.packed_width), number("phase", scheme.phase)
-        down, rows = number("row_stride", scheme.row_stride), scheme.packed_rows
-        before, left = (number(f"before_{n}", problem.padding[a][0]) for a, n in enumerate("yx"))
-        height, columns = (number(f"size_{n}", problem.size[a]) for a, n in enumerate("yx"))
-        with code.block(
-            f"for (uniform int i = 0; i < {number('packed_rows', rows)} * {down}; i++)"
-        ):
+        x_row, across = number("x_row"), number("stride_x")
+        width, phase = number("packed_width"), number("phase")
+        down = number("row_stride")
+        before, left = (number(f"before_{n}") for n in "yx")
+        height, columns = (number(f"size_{n}") for n in "yx")
+        with code.block(f"for (uniform int i = 0; i < {number('packed_rows')} * {down}; i++)"):
             code.line(
                 f"uniform {_SHORT} * uniform to = packed + "
                 f"(i % {down} * {phase} + i / {down} * {width}) * {terms};"
@@ -162,14 +156,14 @@ class DotPacker(Prologue):
                 else:
                     self._pixels(code)
             code.line(zeros.format("end", width, terms=terms))
-        size = number("packed_plane", scheme.plane_bytes // 2)
-        run = number("run", scheme.run_bytes // 2)
+        size = number("packed_plane")
+        run = number("run")
         code.line(f"foreach (f = 0 ... {run}) {{ packed[{size} + f] = 0; }}")
 
     def _planes(self, code: Code) -> None:
         """Puts together the channels of each pixel of a row."""
         terms, inputs = self.scheme.row_terms, self.scheme.problem.inputs
-        plane = self.numbers("x_plane", self.scheme.problem.source.plane)
+        plane = self.numbers("x_plane")
         column = self.scheme.problem.source.column
         whole = f"unsigned int{16 * terms}"
         code.line(f"uniform {whole} * uniform whole = (uniform {whole} * uniform)to;")
@@ -199,7 +193,7 @@ class DotPacker(Prologue):
     def _exact(self, code: Code) -> None:
         """A function that packs the terms of some pixels once more, those of one group, and zeros
         in place of others."""
-        scheme, number = self.scheme, self.numbers
+        number = self.numbers
         parameters = [PARAMETER, f"const uniform {_SHORT} * uniform from"]
         parameters += ["const uniform int32 * uniform offsets", f"uniform {_SHORT} * uniform to"]
         parameters += ["uniform int count", "uniform int group"]
@@ -209,9 +203,9 @@ class DotPacker(Prologue):
             self.numbers.declared(code),
             code.block("for (uniform int p = 0; p < count; p++)"),
         ):
-            step, taps = number("pixel_step", scheme.step // 2), number("taps", scheme.taps)
-            run, next = number("run", scheme.run_bytes // 2), number("next", scheme.next)
-            real = number("exact_terms", scheme.exact_terms)
+            step, taps = number("pixel_step"), number("taps")
+            run, next = number("run"), number("next")
+            real = number("exact_terms")
             with code.block(f"for (uniform int tap = 0; tap < {taps}; tap++)"):
                 code.line(f"uniform {_SHORT} * uniform y = to + (p * {taps} + tap) * {run};")
                 with code.block(f"for (uniform int b = 0; b < {run} / {BLOCK}; b++)"):

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from .....fusion.contraction import Parts
 from ....codegen.code import Code
+from ..dots.numbers import SchemeNumbers
 from ..dots.pack import DotPacker
 from ..dots.word import QUADS
-from ..numbers import Numbers
 from .scheme import QuadScheme
-from .weights import packed_zero
 
 _BYTE, BLOCK = QUADS.stored, QUADS.block
 
@@ -20,9 +19,8 @@ _BYTE, BLOCK = QUADS.stored, QUADS.block
 class QuadPacker(DotPacker):
     """Prints ``@_pack`` for a scheme."""
 
-    def __init__(self, parts: Parts, scheme: QuadScheme, numbers: Numbers) -> None:
+    def __init__(self, parts: Parts, scheme: QuadScheme, numbers: SchemeNumbers) -> None:
         super().__init__(parts, scheme, numbers)
-        self.zero = packed_zero(parts)
         self.inputs = scheme.row_terms
         self.by_rows = scheme.packing == "rows"
         self.turn = " ^ 0x80" if parts.source.dtype == "int8" else ""
@@ -33,9 +31,9 @@ class QuadPacker(DotPacker):
 
     def _rows_of_features(self, code: Code) -> None:
         number = self.numbers
-        inputs = number("inputs", self.scheme.problem.inputs)
-        size = number("packed_column", self.scheme.pixel_bytes)
-        column = number("x_column", self.scheme.problem.source.column)
+        inputs = number("inputs")
+        size = number("packed_column")
+        column = number("x_column")
         with code.block("for (uniform int c = c0; c < c1; c++)"):
             code.line(f"{self.pointer} from = x + (uniform int64)c * {column};")
             code.line(f"uniform {_BYTE} * uniform to = packed + (c - c0) * {size};")
@@ -46,20 +44,20 @@ class QuadPacker(DotPacker):
         scheme, number, lanes = self.scheme, self.numbers, self.scheme.lanes
         problem = scheme.problem
         source, parts = problem.source, BLOCK // lanes
-        blocks = number("input_blocks", -(-problem.inputs // lanes))
-        plane, x_row = number("x_plane", source.plane), number("x_row", source.row)
-        size = number("packed_plane", scheme.plane_bytes)
-        width, phase = number("packed_width", scheme.packed_width), number("phase", scheme.phase)
-        down = number("row_stride", scheme.row_stride)
+        blocks = number("input_blocks")
+        plane, x_row = number("x_plane"), number("x_row")
+        size = number("packed_plane")
+        width, phase = number("packed_width"), number("phase")
+        down = number("row_stride")
         # Of a 1x1 convolution only the pixels that it reads are packed.
         skipped = problem.stride if scheme.reads_all else (1, 1)
-        apart, across = number("rows_apart", skipped[0]), skipped[1]
-        before, left = (number(f"before_{n}", problem.padding[a][0]) for a, n in enumerate("yx"))
-        height, columns = (number(f"size_{n}", problem.size[a]) for a, n in enumerate("yx"))
-        rows = "r1 - r0" if scheme.reads_all else number("packed_rows", scheme.packed_rows)
+        apart, across = number("rows_apart"), skipped[1]
+        before, left = (number(f"before_{n}") for n in "yx")
+        height, columns = (number(f"size_{n}") for n in "yx")
+        rows = "r1 - r0" if scheme.reads_all else number("packed_rows")
         first = "r0" if scheme.reads_all else f"r0 * {down}"
         stop = "c1 - c0" if scheme.reads_all else width
-        zero = f"to[j * {BLOCK} + programIndex] = {number('zero', self.zero)};"
+        zero = f"to[j * {BLOCK} + programIndex] = {number('zero')};"
         with (
             code.block(f"for (uniform int b = 0; b < {blocks}; b++)"),
             code.block(f"for (uniform int i = 0; i < ({rows}) * {down}; i++)"),
@@ -88,16 +86,15 @@ class QuadPacker(DotPacker):
     def _few_channels(self, code: Code) -> None:
         """Rows with all channels of a pixel side by side, then perhaps what each result reads."""
         scheme, number = self.scheme, self.numbers
-        problem = scheme.problem
-        inputs, rows = number("line_inputs", self.inputs), self.by_rows
+        inputs, rows = number("line_inputs"), self.by_rows
         assert isinstance(scheme, QuadScheme)
-        width = number("line_width", scheme.packed_width if rows else scheme.line_width)
-        taps, between = number("kernel_rows", problem.kernel[0]), problem.dilation
-        down = number("row_stride", problem.stride[0])
-        apart = number("tap_rows_apart", between[0])
-        before, left = (number(f"before_{n}", problem.padding[a][0]) for a, n in enumerate("yx"))
-        height, columns = (number(f"size_{n}", problem.size[a]) for a, n in enumerate("yx"))
-        across, zero = number("column_stride", problem.stride[1]), number("zero", self.zero)
+        width = number("line_width")
+        taps = number("kernel_rows")
+        down = number("row_stride")
+        apart = number("tap_rows_apart")
+        before, left = (number(f"before_{n}") for n in "yx")
+        height, columns = (number(f"size_{n}") for n in "yx")
+        across, zero = number("column_stride"), number("zero")
         code.line(f"const uniform int rows = (r1 - r0 - 1) * {down} + ({taps} - 1) * {apart} + 1;")
         code.line(f"const uniform int x0 = c0 * {across} - {left};")
         code.line(f"const uniform int begin = clamp(-x0, 0, {width});")
@@ -106,7 +103,7 @@ class QuadPacker(DotPacker):
             code.line(f"const uniform int y = r0 * {down} - {before} + i;")
             line = f"lines + i * {width}"
             if rows:
-                phase = number("phase", scheme.phase)
+                phase = number("phase")
                 line = f"packed + (i % {down} * {phase} + i / {down} * {width})"
             code.line(f"uniform {_BYTE} * uniform to = {line} * {inputs};")
             with code.block(f"if (y < 0 || y >= {height})"):
@@ -122,13 +119,13 @@ class QuadPacker(DotPacker):
         """The pixels of a row that are no padding."""
         scheme, number = self.scheme, self.numbers
         source, count = scheme.problem.source, scheme.problem.inputs
-        x_row, lanes = number("x_row", source.row), scheme.lanes
+        x_row, lanes = number("x_row"), scheme.lanes
         if source.block == lanes:
             with code.block("for (uniform int j = begin; j < end; j++)"):
                 read = f"x[y * {x_row} + (x0 + j) * {source.column} + programIndex]"
                 code.line(f"to[j * {inputs} + programIndex] = {self._packed(read)};")
             return
-        plane = number("x_plane", source.plane)
+        plane = number("x_plane")
         start = f"x + y * {x_row} + x0 * {source.column} + (uniform int64){{}} * {plane}"
         if self.inputs == count:
             with code.block(f"for (uniform int c = 0; c < {inputs}; c++)"):
@@ -151,23 +148,20 @@ class QuadPacker(DotPacker):
     def _windows(self, code: Code) -> None:
         """Whole lines of 64 bytes: what is behind a run is written again, or has no weight."""
         scheme, number = self.scheme, self.numbers
-        problem = scheme.problem
-        size = number("packed_pixel", scheme.pixel_bytes)
+        size = number("packed_pixel")
         assert isinstance(scheme, QuadScheme)
-        inputs, width = number("line_inputs", self.inputs), number("line_width", scheme.line_width)
+        inputs, width = number("line_inputs"), number("line_width")
         down, across = (
-            number("row_stride", problem.stride[0]),
-            number("column_stride", problem.stride[1]),
+            number("row_stride"),
+            number("column_stride"),
         )
         apart, taps = (
-            number("tap_rows_apart", problem.dilation[0]),
-            number("kernel_rows", problem.kernel[0]),
+            number("tap_rows_apart"),
+            number("kernel_rows"),
         )
-        side = problem.dilation[1] == 1
-        columns = problem.kernel[1]
-        run = number("run", self.inputs * (columns if side else 1))
-        many = number("runs", 1 if side else columns)
-        beside = number("tap_columns_apart", problem.dilation[1])
+        run = number("run")
+        many = number("runs")
+        beside = number("tap_columns_apart")
         with (
             code.block("for (uniform int r = 0; r < r1 - r0; r++)"),
             code.block("for (uniform int c = 0; c < c1 - c0; c++)"),
