@@ -18,6 +18,7 @@ from math import prod
 from ....runtime.operand import KernelArgument
 from ..kernels import Launch
 from ..machine import Machine
+from .filter_parts import filter_arguments, filter_part_bytes, print_filter_total
 from .kernel import ContractionKernel
 from .parts import MOST_DOWN, Divisions, filled, has_whole_planes, pixels_of
 from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
@@ -32,7 +33,6 @@ _THREADS = 512
 _MOST_PIXELS = 1 << 30
 _MOST_REACH = 1 << 15
 """Of a window's rows and columns, whose distances are halves of a word."""
-_TOTAL_THREADS = 256
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,7 @@ class FilterGradientKernel(ContractionKernel):
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """The products, which take image, gradient and parts, then the numbers of :meth:`numbers`;
-        and, if there are several parts, their sum, which takes parts and result, then the size of a
-        part and how many there are."""
+        """The products, and the sum of their parts if there are several."""
         shape, parts = DIVISIONS[choice]
         pointers = ("const float *__restrict__ x", "const float *__restrict__ dy", "float *dw")
         text: dict[str, object] = {
@@ -127,22 +125,13 @@ class FilterGradientKernel(ContractionKernel):
         source = source_of("filter_gradient.cu", text)
         grid = (prod(_grid(problem, shape)), parts, 1)
         first = Launch(source, grid, (shape.threads, 1, 1), shape.shared_bytes)
-        if parts == 1:
-            return [first]
-        last = source_of("stem_total.cu", {"T": "float"})
-        across, shared = -(-prod(problem.w.shape) // 32), 4 * _TOTAL_THREADS
-        return [first, Launch(last, (across, 1, 1), (_TOTAL_THREADS, 1, 1), shared)]
+        return [first] if parts == 1 else [first, print_filter_total(problem)]
 
     def arguments(
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
     ) -> list[list[KernelArgument]]:
-        parts = DIVISIONS[choice][1]
-        y = at.y + problem.y.offset * problem.y.itemsize
         numbers = self.numbers(problem, choice, machine)
-        if parts == 1:
-            return [[at.x, y, at.w, *numbers]]
-        total: list[KernelArgument] = [at.workspace, at.w, prod(problem.w.shape), parts]
-        return [[at.x, y, at.workspace, *numbers], total]
+        return filter_arguments(problem, at, DIVISIONS[choice][1], numbers)
 
     def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
         shape, parts = DIVISIONS[choice]
@@ -163,7 +152,8 @@ class FilterGradientKernel(ContractionKernel):
         ]
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
-        return _part_bytes(problem, DIVISIONS[choice][1])
+        parts = DIVISIONS[choice][1]
+        return filter_part_bytes(problem, parts) if parts > 1 else 0
 
     def shape(self, choice: int) -> str:
         return DIVISIONS.shown(choice)
@@ -176,10 +166,6 @@ def _taps(problem: ContractionProblem) -> int:
 
 def _slabs(problem: ContractionProblem) -> int:
     return -(-pixels_of(problem) // _DEEP)
-
-
-def _part_bytes(problem: ContractionProblem, parts: int) -> int:
-    return parts * prod(problem.w.shape) * 4 if parts > 1 else 0
 
 
 def _grid(problem: ContractionProblem, shape: GradientShape) -> tuple[int, int]:
@@ -207,5 +193,5 @@ def _priced(problem: ContractionProblem, machine: Machine) -> Iterator[tuple[flo
             work = shape.rows * shape.columns * depth + 16 * moved * depth
             cycles = each * work / rate + 1500
             if parts > 1:
-                cycles += 3000 + 2 * _part_bytes(problem, parts) / 2000
+                cycles += 3000 + 2 * filter_part_bytes(problem, parts) / 2000
             yield cycles, DIVISIONS.number(i, parts)

@@ -14,7 +14,7 @@ from math import prod
 from ....runtime.operand import KernelArgument
 from ..kernels import Launch
 from ..machine import Machine
-from ..memory import aligned
+from .filter_parts import filter_arguments, filter_part_bytes, print_filter_total
 from .kernel import ContractionKernel
 from .parts import MOST_DOWN, Divisions, filled
 from .planes import patch_of, why_no_planes
@@ -30,7 +30,6 @@ _SIDE_BY_SIDE = ((32, 4), (56, 2), (_REGISTERS, 1))
 _FURTHEST = 48
 """Rows that a unit reaches."""
 _THREADS = 256
-_TOTAL_THREADS = 256
 _NAMES = ("units", "all", "across", "down", "channels", "rows", "top", "left", "height", "width")
 _STRIDES = ("image", "channel", "row", "dy_image", "dy_channel", "dy_row")
 
@@ -56,9 +55,7 @@ class PlanesFilterKernel(ContractionKernel):
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """The kernel of the parts, which takes image, gradient and parts, then its numbers; and,
-        where there are several, the one that adds them up, which takes parts and result, then the
-        size of a part and how many there are."""
+        """The kernel of the parts, and the one that adds them up if there are several."""
         rows, parts = _division(choice)
         window = problem.w.shape[2:]
         text = {
@@ -74,22 +71,13 @@ class PlanesFilterKernel(ContractionKernel):
         shared = _THREADS // 32 * prod(window) * 4
         grid = (problem.w.shape[0], parts, 1)
         first = Launch(source_of("planes_filter.cu", text), grid, (_THREADS, 1, 1), shared)
-        if parts == 1:
-            return [first]
-        across = -(-prod(problem.w.shape) // 32)
-        total = source_of("stem_total.cu", {"T": "float"})
-        return [first, Launch(total, (across, 1, 1), (_TOTAL_THREADS, 1, 1), 4 * _TOTAL_THREADS)]
+        return [first] if parts == 1 else [first, print_filter_total(problem)]
 
     def arguments(
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
     ) -> list[list[KernelArgument]]:
         _, parts = _division(choice)
-        y = at.y + problem.y.offset * problem.y.itemsize
-        numbers = self.numbers(problem, choice, machine)
-        if parts == 1:
-            return [[at.x, y, at.w, *numbers]]
-        total: list[KernelArgument] = [at.workspace, at.w, prod(problem.w.shape), parts]
-        return [[at.x, y, at.workspace, *numbers], total]
+        return filter_arguments(problem, at, parts, self.numbers(problem, choice, machine))
 
     def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
         rows, parts = _division(choice)
@@ -103,7 +91,7 @@ class PlanesFilterKernel(ContractionKernel):
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
         _, parts = _division(choice)
-        return aligned(parts * prod(problem.w.shape) * 4) if parts > 1 else 0
+        return filter_part_bytes(problem, parts) if parts > 1 else 0
 
     def shape(self, choice: int) -> str:
         return DIVISIONS.shown(choice)

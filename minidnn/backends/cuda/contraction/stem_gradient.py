@@ -27,8 +27,8 @@ from math import gcd, prod
 from ....runtime.operand import KernelArgument
 from ..kernels import Launch
 from ..machine import Machine
-from ..memory import aligned
 from ..prelude import TYPES
+from .filter_parts import filter_part_bytes, print_filter_total, total_arguments
 from .kernel import ContractionKernel
 from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
 from .stem_shape import MOST_CHANNELS, MOST_TAPS, WARPS, StemShape, shape_of
@@ -36,7 +36,6 @@ from .text import source_of
 
 _NAMES = ("filters", "rows", "columns", "segments", "steps", "parts", "height", "width")
 _STRIDES = ("top", "left", "image", "row", "pixel", "dy_image", "dy_row", "dy_pixel")
-_TOTAL_THREADS = 256
 _LANES = 8
 """Numbers of a copy of 16 bytes."""
 
@@ -89,25 +88,19 @@ class StemGradientKernel(ContractionKernel):
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
         """The kernel of the parts, which takes image, gradient and parts, then the numbers of
-        :meth:`numbers`; and the one that adds them up, which takes parts and result, then the size
-        of a part and how many there are."""
+        :meth:`numbers`; and the one that adds them up, and makes halves of them."""
         shape = _shape(problem, machine)
         groups = -(-problem.w.shape[0] // shape.filters)
         first = source_of("stem_gradient.cu", _text(problem, shape, machine))
-        last = source_of("stem_total.cu", {"T": TYPES[problem.w.dtype]})
-        across = -(-prod(problem.w.shape) // 32)
-        return [
-            Launch(first, (choice, groups, 1), (32 * WARPS, 1, 1), shape.shared_bytes),
-            Launch(last, (across, 1, 1), (_TOTAL_THREADS, 1, 1), 4 * _TOTAL_THREADS),
-        ]
+        parts = Launch(first, (choice, groups, 1), (32 * WARPS, 1, 1), shape.shared_bytes)
+        return [parts, print_filter_total(problem)]
 
     def arguments(
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
     ) -> list[list[KernelArgument]]:
         y = at.y + problem.y.offset * problem.y.itemsize
         numbers = self.numbers(problem, choice, machine)
-        total: list[KernelArgument] = [at.workspace, at.w, prod(problem.w.shape), choice]
-        return [[at.x, y, at.workspace, *numbers], total]
+        return [[at.x, y, at.workspace, *numbers], total_arguments(problem, at, choice)]
 
     def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
         x, y = problem.x, problem.y
@@ -120,7 +113,7 @@ class StemGradientKernel(ContractionKernel):
         ]
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
-        return aligned(choice * prod(problem.w.shape) * 4)
+        return filter_part_bytes(problem, choice)
 
     def shape(self, choice: int) -> str:
         return f"in {choice} part{'s' * (choice != 1)}"
