@@ -3,79 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from minidnn.backends.cuda.contraction.kernel_registry import LoadedContraction
-from minidnn.backends.cuda.contraction.problem import Addresses, ContractionProblem
+from minidnn.backends.cuda.contraction.problem import (
+    FILTER_GRADIENT,
+    Addresses,
+    ContractionProblem,
+)
 from minidnn.backends.cuda.contraction.stem_gradient import StemGradientKernel
 from minidnn.backends.cuda.functions import Loaded
 from minidnn.backends.cuda.machine import Machine
-from minidnn.graph import operators as ops
-from minidnn.graph.ir import Graph, Node, Value
-from minidnn.graph.types import TensorType, rounded_to
+from minidnn.graph.ir import Graph
 from minidnn.runtime.bits import from_bits, to_bits
 
 from .arrays import STORED
 from .cards import H200
 from .emulator.run import Emulated, guarded
-from .lowered import graph_problems
+from .gradients import Convolved, Gradient
 from .single import EmulatedLaunch
 
 KERNEL = StemGradientKernel()
-Pair = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Stem:
-    """A convolution: images' shape, filters, window, stride, padding, dilation and groups."""
-
-    images: tuple[int, int, int, int]
-    filters: int
-    window: Pair
-    stride: Pair = (1, 1)
-    padding: Pair = (0, 0)
-    dilation: Pair = (1, 1)
-    groups: int = 1
-
-    @property
-    def convolution(self) -> ops.Conv2d:
-        (top, left) = self.padding
-        return ops.Conv2d(self.stride, ((top, top), (left, left)), self.dilation, self.groups)
-
-    @property
-    def weight(self) -> TensorType:
-        """Of its filter."""
-        return TensorType((self.filters, self.images[1] // self.groups, *self.window))
+class Stem(Convolved):
+    """A convolution of images of few channels."""
 
     @property
     def graph(self) -> Graph:
         """The gradient of its filter from images and gradient."""
-        x, weight = TensorType(self.images), self.weight
-        (y,) = self.convolution.infer(x, weight)
-        inputs = [Value(x, "x"), Value(y, "gradient")]
-        node = Node(ops.Conv2dWeightGradient(self.convolution, self.window), inputs, "g", "g")
-        return Graph(inputs, [node.output], [node], "g")
+        return Gradient(FILTER_GRADIENT, self).graph
 
     def problem(self, dtype: str) -> ContractionProblem:
-        (problem,) = graph_problems(self.graph, dtype)
-        return problem
+        return Gradient(FILTER_GRADIENT, self, dtype).problem
 
-    def drawn(self, random: np.random.Generator, dtype: str) -> list[np.ndarray]:
+    def drawn(self, seed: int, dtype: str) -> list[np.ndarray]:
         """Images and gradient."""
-        shapes = (value.shape for value in self.graph.inputs)
-        arrays = (random.standard_normal(shape).astype(np.float32) for shape in shapes)
-        return [rounded_to(dtype, array).astype(np.float32) for array in arrays]
+        return Gradient(FILTER_GRADIENT, self, dtype).drawn(seed)
 
 
 def reference(stem: Stem, given: Sequence[np.ndarray]) -> np.ndarray:
     """In float64."""
-    (node,) = stem.graph.nodes
-    (found,) = node.op.reference(*(one.astype(np.float64) for one in given))
-    return found
+    return Gradient(FILTER_GRADIENT, stem).reference(given)
 
 
 def drawn_stem(random: np.random.Generator) -> Stem:

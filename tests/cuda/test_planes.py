@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,21 +20,18 @@ from minidnn.backends.cuda.contraction.problem import (
     FILTER_GRADIENT,
     IMAGE_GRADIENT,
     Addresses,
-    ContractionProblem,
+    Direction,
 )
 from minidnn.backends.cuda.functions import Loaded
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.tensor import Tensor
-from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
-from minidnn.graph.ir import Graph, Node, Value
-from minidnn.graph.types import TensorType
 from minidnn.layers.build import to_graph
 
 from .cards import A100, H200, on_each
 from .emulator.run import Emulated, guarded
-from .lowered import graph_problems
+from .gradients import Convolved, Gradient, Pair
 from .single import (
     EmulatedLaunch,
     Network,
@@ -46,53 +43,19 @@ from .single import (
 from .single import emulated as emulated_network
 
 PLANES, FILTER = KERNELS["planes"], KERNELS["planes filter"]
-Pair = tuple[int, int]
 pytestmark = pytest.mark.early
 
 
-@dataclass(frozen=True)
-class Depthwise:
-    """A depthwise convolution: the shape of its images, window, stride, padding, dilation."""
-
-    images: tuple[int, int, int, int]
-    window: Pair = (3, 3)
-    stride: Pair = (1, 1)
-    padding: Pair = (1, 1)
-    dilation: Pair = (1, 1)
-
-    @property
-    def convolution(self) -> ops.Conv2d:
-        top, left = self.padding
-        pads = ((top, top), (left, left))
-        return ops.Conv2d(self.stride, pads, self.dilation, self.images[1])
-
-    def node(self, direction: str) -> Node:
-        """The gradient of the image or of the filter."""
-        convolution, (_, channels, *size) = self.convolution, self.images
-        x, w = TensorType(self.images), TensorType((channels, 1, *self.window))
-        (y,) = convolution.infer(x, w)
-        op: Any = ops.Conv2dWeightGradient(convolution, self.window)
-        types = [x, y]
-        if direction == IMAGE_GRADIENT:
-            op, types = ops.Conv2dInputGradient(convolution, (size[0], size[1])), [y, w]
-        return Node(op, [Value(t, f"input{i}") for i, t in enumerate(types)], "g", "g")
-
-    def problem(self, direction: str, precision: str = "float32") -> ContractionProblem:
-        node = self.node(direction)
-        graph = Graph(list(node.inputs), [node.output], [node], "g")
-        (problem,) = graph_problems(graph, precision)
-        assert problem.direction == direction
-        return problem
-
-    def drawn(self, direction: str, random: np.random.Generator) -> list[np.ndarray]:
-        """What the gradient is computed from."""
-        shapes = (value.shape for value in self.node(direction).inputs)
-        return [random.standard_normal(shape).astype(np.float32) for shape in shapes]
-
-    def reference(self, direction: str, given: Sequence[np.ndarray]) -> np.ndarray:
-        """In float64."""
-        (found,) = self.node(direction).op.reference(*(one.astype(np.float64) for one in given))
-        return found
+def one_each(
+    images: tuple[int, int, int, int],
+    window: Pair = (3, 3),
+    stride: Pair = (1, 1),
+    padding: Pair = (1, 1),
+    dilation: Pair = (1, 1),
+) -> Convolved:
+    """A depthwise convolution."""
+    channels = images[1]
+    return Convolved(images, channels, window, stride, padding, dilation, channels)
 
 
 def with_gaps(t: Tensor, gaps: int) -> Tensor:
@@ -113,8 +76,8 @@ def view(buffer: np.ndarray, t: Tensor, batch: int) -> np.ndarray:
 
 
 def emulated(
-    case: Depthwise,
-    direction: str,
+    case: Convolved,
+    direction: Direction,
     given: Sequence[np.ndarray],
     choice: int,
     folder: Path,
@@ -124,7 +87,7 @@ def emulated(
     """The gradient by the emulator.  Tensors lie between NaN and with them in gaps, which must
     stay."""
     kernel = PLANES if direction == IMAGE_GRADIENT else FILTER
-    problem = case.problem(direction)
+    problem = Gradient(direction, case).problem
     problem = replace(problem, x=with_gaps(problem.x, gaps), y=with_gaps(problem.y, gaps))
     assert kernel.refusal(problem, H200) is None
     launches = kernel.launches(problem, choice, H200)
@@ -171,12 +134,12 @@ def division(rows: int, parts: int) -> int:
 
 
 def check(
-    case: Depthwise, direction: str, folder: Path, choices: Sequence[int], gaps: int = 0
+    case: Convolved, direction: Direction, folder: Path, choices: Sequence[int], gaps: int = 0
 ) -> None:
     """Each choice beside float64, and the same bits when blocks' threads take turns backwards."""
-    given = case.drawn(direction, np.random.default_rng(0))
-    exact = case.reference(direction, given)
-    size = case.reference(direction, [*map(np.abs, given)])
+    given = Gradient(direction, case).drawn()
+    exact = Gradient(direction, case).reference(given)
+    size = Gradient(direction, case).reference([*map(np.abs, given)])
     for choice in choices:
         result = emulated(case, direction, given, choice, folder, gaps)
         assert (np.abs(result - exact) <= 2.0**-21 * size).all()
@@ -184,18 +147,18 @@ def check(
         np.testing.assert_array_equal(again, result)
 
 
-GRADIENTS = (IMAGE_GRADIENT, FILTER_GRADIENT)
+GRADIENTS: tuple[Direction, ...] = (IMAGE_GRADIENT, FILTER_GRADIENT)
 CASES = {
-    "plain": Depthwise((2, 3, 9, 13)),
-    "strided": Depthwise((2, 2, 17, 14), stride=(2, 2)),
-    "small planes": Depthwise((5, 3, 7, 7)),
-    "5x5": Depthwise((1, 2, 12, 11), (5, 5), (2, 2), (2, 2)),
-    "uneven": Depthwise((2, 2, 11, 10), (5, 3), (1, 2), (0, 3), (2, 1)),
-    "stride over the end": Depthwise((2, 3, 10, 8), (2, 3), (3, 4), (1, 0)),
-    "stride of one tap": Depthwise((1, 2, 9, 9), (1, 1), (3, 2), (0, 1)),
-    "7x7": Depthwise((1, 2, 8, 9), (7, 7), (1, 1), (3, 3)),
-    "one pixel": Depthwise((7, 5, 1, 1)),
-    "wide padding": Depthwise((1, 2, 4, 5), (3, 3), (1, 1), (4, 3)),
+    "plain": one_each((2, 3, 9, 13)),
+    "strided": one_each((2, 2, 17, 14), stride=(2, 2)),
+    "small planes": one_each((5, 3, 7, 7)),
+    "5x5": one_each((1, 2, 12, 11), (5, 5), (2, 2), (2, 2)),
+    "uneven": one_each((2, 2, 11, 10), (5, 3), (1, 2), (0, 3), (2, 1)),
+    "stride over the end": one_each((2, 3, 10, 8), (2, 3), (3, 4), (1, 0)),
+    "stride of one tap": one_each((1, 2, 9, 9), (1, 1), (3, 2), (0, 1)),
+    "7x7": one_each((1, 2, 8, 9), (7, 7), (1, 1), (3, 3)),
+    "one pixel": one_each((7, 5, 1, 1)),
+    "wide padding": one_each((1, 2, 4, 5), (3, 3), (1, 1), (4, 3)),
 }
 
 
@@ -208,9 +171,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.race
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("direction", GRADIENTS)
-def test_gradients(direction: str, name: str, folder: Path) -> None:
+def test_gradients(direction: Direction, name: str, folder: Path) -> None:
     case, number = CASES[name], list(CASES).index(name)
-    problem = case.problem(direction)
+    problem = Gradient(direction, case).problem
     if direction == IMAGE_GRADIENT:
         choices = planes.possible(problem)
     else:
@@ -220,14 +183,14 @@ def test_gradients(direction: str, name: str, folder: Path) -> None:
     check(case, direction, folder, choices[::2] if every else choices[-1:], gaps=number % 3)
 
 
-def drawn_case(random: np.random.Generator) -> Depthwise:
+def drawn_case(random: np.random.Generator) -> Convolved:
     """Any geometry, small."""
     window, stride, dilation = (random.integers(1, most, 2).tolist() for most in (8, 4, 4))
     padding = random.integers(0, 4, 2).tolist()
     reach = [d * (k - 1) + 1 - 2 * p for d, k, p in zip(dilation, window, padding, strict=True)]
     size = [max(1, r) + int(random.integers(0, 9)) for r in reach]
     batch, channels = random.integers(1, 4, 2).tolist()
-    return Depthwise((batch, channels, *size), *map(tuple, (window, stride, padding, dilation)))
+    return one_each((batch, channels, *size), *map(tuple, (window, stride, padding, dilation)))
 
 
 SEEDS = [pytest.param(i, marks=pytest.mark.full if i > 3 else ()) for i in range(40)]
@@ -237,7 +200,7 @@ SEEDS = [pytest.param(i, marks=pytest.mark.full if i > 3 else ()) for i in range
 def test_any_geometry(seed: int, folder: Path) -> None:
     case = drawn_case(np.random.default_rng(seed))
     for direction, kernel in ((IMAGE_GRADIENT, PLANES), (FILTER_GRADIENT, FILTER)):
-        problem = case.problem(direction)
+        problem = Gradient(direction, case).problem
         choices = kernel.choices(problem, H200)
         check(case, direction, folder, [choices[seed % len(choices)]], gaps=seed % 3)
 
@@ -283,8 +246,8 @@ def test_convolutions(name: str, folder: Path) -> None:
 def test_every_choice_gives_the_same_bits(folder: Path) -> None:
     """So that what is tuned on another day is the same program."""
     case = CASES["strided"]
-    given = case.drawn(IMAGE_GRADIENT, np.random.default_rng(0))
-    choices = planes.possible(case.problem(IMAGE_GRADIENT))
+    given = Gradient(IMAGE_GRADIENT, case).drawn()
+    choices = planes.possible(Gradient(IMAGE_GRADIENT, case).problem)
     first, *others = (emulated(case, IMAGE_GRADIENT, given, one, folder) for one in choices)
     assert len(others) > 2
     for other in others:
@@ -293,19 +256,19 @@ def test_every_choice_gives_the_same_bits(folder: Path) -> None:
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("direction", GRADIENTS)
-def test_gradients_of_what_is_not_finite(direction: str, stride: int, folder: Path) -> None:
+def test_gradients_of_what_is_not_finite(direction: Direction, stride: int, folder: Path) -> None:
     """It reaches what reads it and nothing else; so do weights in taps that there are."""
-    case = Depthwise((2, 3, 17, 14), stride=(stride, stride))
-    given = case.drawn(direction, np.random.default_rng(0))
+    case = one_each((2, 3, 17, 14), stride=(stride, stride))
+    given = Gradient(direction, case).drawn()
     first, second = given
     first[0, 0, 0, 0], first[1, 0, 5, 6], first[1, 2, -1, -1] = np.inf, np.nan, -np.inf
     if direction == IMAGE_GRADIENT:
         second[1, 0, 0, 2] = np.inf
     else:
         second[0, 1, 3, 4] = np.nan
-    exact = case.reference(direction, given)
+    exact = Gradient(direction, case).reference(given)
     assert np.isnan(exact).any() and np.isinf(exact).any() and np.isfinite(exact).any()
-    problem = case.problem(direction)
+    problem = Gradient(direction, case).problem
     possible = planes_filter.possible(problem)
     choices = [division(rows, 2) for rows in possible]
     if direction == IMAGE_GRADIENT:
@@ -327,10 +290,10 @@ def test_images_that_are_not_finite(folder: Path) -> None:
 
 
 WHOLE = {
-    "3x3": Depthwise((128, 32, 112, 112)),
-    "strided": Depthwise((128, 96, 112, 112), stride=(2, 2)),
-    "5x5 strided": Depthwise((128, 144, 56, 56), (5, 5), (2, 2), (2, 2)),
-    "7x7": Depthwise((128, 96, 56, 56), (7, 7), (1, 1), (3, 3)),
+    "3x3": one_each((128, 32, 112, 112)),
+    "strided": one_each((128, 96, 112, 112), stride=(2, 2)),
+    "5x5 strided": one_each((128, 144, 56, 56), (5, 5), (2, 2), (2, 2)),
+    "7x7": one_each((128, 96, 56, 56), (7, 7), (1, 1), (3, 3)),
 }
 
 
@@ -349,7 +312,7 @@ def check_budget(launches: Sequence[Launch], machine: Machine) -> None:
 def test_gradients_keep_to_their_budget(name: str, machine: Machine) -> None:
     launches: list[Launch] = []
     for direction, kernel in ((IMAGE_GRADIENT, PLANES), (FILTER_GRADIENT, FILTER)):
-        problem = WHOLE[name].problem(direction)
+        problem = Gradient(direction, WHOLE[name]).problem
         for choice in kernel.choices(problem, machine)[:2]:
             launches += kernel.launches(problem, choice, machine)
     check_budget(launches, machine)
@@ -367,41 +330,44 @@ def test_convolutions_keep_to_their_budget(machine: Machine) -> None:
 
 
 def test_one_text_serves_convolutions_of_all_sizes() -> None:
-    cases = (Depthwise((1, 8, 40, 30)), Depthwise((7, 13, 64, 64)))
+    cases = (one_each((1, 8, 40, 30)), one_each((7, 13, 64, 64)))
     for direction, kernel, choice in (
         (IMAGE_GRADIENT, PLANES, planes.ROWS.index(8)),
         (FILTER_GRADIENT, FILTER, division(8, 2)),
     ):
         first, second = (
-            kernel.launches(case.problem(direction), choice, H200)[0] for case in cases
+            kernel.launches(Gradient(direction, case).problem, choice, H200)[0] for case in cases
         )
         assert first.source == second.source
 
 
 def test_parts_fill_the_gpu_and_none_is_empty() -> None:
     for case in WHOLE.values():
-        problem = case.problem(FILTER_GRADIENT)
+        problem = Gradient(FILTER_GRADIENT, case).problem
         choices = FILTER.choices(problem, H200)
         assert FILTER.launches(problem, choices[0], H200)[0].grid[1] * 96 >= 132
         for choice in choices:
             units, every, *_ = FILTER.numbers(problem, choice, H200)
             parts = FILTER.launches(problem, choice, H200)[0].grid[1]
             assert (parts - 1) * units < every <= parts * units
-    few = Depthwise((8, 960, 7, 7)).problem(FILTER_GRADIENT)
+    few = Gradient(FILTER_GRADIENT, one_each((8, 960, 7, 7))).problem
     launches = [FILTER.launches(few, choice, H200) for choice in FILTER.choices(few, H200)]
     assert all(len(one) == 1 and one[0].grid == (960, 1, 1) for one in launches)
 
 
 def test_what_they_refuse() -> None:
-    case = Depthwise((2, 4, 20, 20))
+    case = one_each((2, 4, 20, 20))
     for direction, kernel in ((IMAGE_GRADIENT, PLANES), (FILTER_GRADIENT, FILTER)):
-        problem = case.problem(direction)
+        problem = Gradient(direction, case).problem
         assert kernel.refusal(problem, H200) is None
         assert forms_of(problem, H200)[0].core == kernel.name
         shape = (8, 1, 3, 3)
         for other, reason in (
-            (case.problem(direction, "tf32"), "its pixels do not lie side by side"),
-            (case.problem(direction, "float16"), "it is in float16, or its image is gathered"),
+            (Gradient(direction, case, "tf32").problem, "its pixels do not lie side by side"),
+            (
+                Gradient(direction, case, "float16").problem,
+                "it is in float16, or its image is gathered",
+            ),
             (
                 replace(problem, w=replace(problem.w, shape=shape)),
                 "its groups have more than one channel or filter",
@@ -415,28 +381,26 @@ def test_what_they_refuse() -> None:
             (replace(problem, dilation=(30, 1)), "its windows do not fit registers"),
         ):
             assert kernel.why_not(other, H200) == reason
-    assert PLANES.refusal(case.problem(FILTER_GRADIENT), H200) == (
+    assert PLANES.refusal(Gradient(FILTER_GRADIENT, case).problem, H200) == (
         "it computes no gradient of the filter"
     )
-    strided = Depthwise((2, 4, 40, 40), stride=(12, 12)).problem(IMAGE_GRADIENT)
+    strided = Gradient(IMAGE_GRADIENT, one_each((2, 4, 40, 40), stride=(12, 12))).problem
     assert PLANES.why_not(strided, H200) == "its windows do not fit registers"
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("direction", GRADIENTS)
 @pytest.mark.parametrize("name", CASES | WHOLE)
-def test_gradients_on_gpu(name: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_on_gpu(name: str, direction: Direction, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES.get(name) or replace(WHOLE[name], images=(5, *WHOLE[name].images[1:]))
     kernel = PLANES if direction == IMAGE_GRADIENT else FILTER
     only(monkeypatch, lambda form: form.core == kernel.name)
-    node = case.node(direction)
-    graph = Graph(list(node.inputs), [node.output], [node], "g")
-    exe = md.compile(graph, device="cuda", precision="float32")
+    exe = md.compile(Gradient(direction, case).graph, device="cuda", precision="float32")
     assert f"{kernel.name} of " in exe.explain(measure=True)
-    given = case.drawn(direction, np.random.default_rng(0))
+    given = Gradient(direction, case).drawn()
     result = np.asarray(exe(*given), np.float64)
-    exact = case.reference(direction, given)
-    size = case.reference(direction, [*map(np.abs, given)])
+    exact = Gradient(direction, case).reference(given)
+    size = Gradient(direction, case).reference([*map(np.abs, given)])
     assert (np.abs(result - exact) <= 2.0**-20 * size).all()
     np.testing.assert_array_equal(np.asarray(exe(*given), np.float64), result)
 
