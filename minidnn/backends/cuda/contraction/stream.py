@@ -15,11 +15,20 @@ from ...codegen.code import Code
 from ..kernels import Launch
 from ..machine import Machine
 from ..prelude import TYPES
+from .chunk_sums import (
+    arguments,
+    names,
+    parameters,
+    registers_of,
+    shared_bytes,
+    steps,
+    why_not,
+)
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
 from .kernel import ContractionKernel
 from .problem import Addresses, ContractionProblem
-from .stream_sums import names, parameters, registers_of, shared_bytes, steps, sums_text, why_not
+from .stream_sums import sums_text
 from .sums_behind import join_of_parts, tile_parts
 from .text import (
     compute_stages,
@@ -211,13 +220,7 @@ class StreamKernel(ContractionKernel):
     ) -> list[list[KernelArgument]]:
         if problem.behind is None:
             return super().arguments(problem, choice, at, machine)
-        reads = (at.x, at.w, *at.others, *at.vectors, *at.before)
-        numbers = self.numbers(problem, choice, machine)
-        behind, size = problem.behind, problem.y.itemsize
-        lies = (*behind.tensors, *(None for _ in behind.vectors), *behind.stored)
-        swept = [a + t.offset * size if t else a for a, t in zip(at.behind, lies, strict=False)]
-        sums = at.behind[len(lies) :]
-        return [[*reads, at.y, *swept, at.workspace, *numbers], [at.workspace, *sums]]
+        return arguments(problem, at, self.numbers(problem, choice, machine))
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
         if problem.behind is None:
