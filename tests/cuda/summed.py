@@ -9,6 +9,8 @@ import numpy as np
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.backends.cuda.contraction.kernel import ContractionKernel
+from minidnn.backends.cuda.contraction.kernel_registry import KERNELS
 from minidnn.backends.cuda.contraction.problem import Address, Addresses, ContractionProblem
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.task import InWorkspace, Task
@@ -38,6 +40,40 @@ class Bottleneck(L.Layer):
         return self.last(relu(self.second(x) + x))
 
 
+class Windows(L.Layer):
+    """A block of two windows with its input added, behind windows of several sizes, of which some
+    make images smaller."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        geometries = (((5, 3), (2, 0)), ((1, 4), (0, 1)), ((2, 2), (1, 0)), ((3, 3), (1, 1)))
+        widths = (channels, 8, 136, 24, 64)
+        self.first = L.Sequential(
+            *(
+                _normalized(L.Conv2d(few, many, window, padding=padding, bias=False), many)
+                for few, many, (window, padding) in zip(
+                    widths, widths[1:], geometries, strict=False
+                )
+            )
+        )
+        self.block = L.Sequential(
+            *(_normalized(_window(64, 40), 40), _window(40, 64), L.BatchNorm2d(64))
+        )
+        self.last = L.Sequential(L.AdaptiveAvgPool2d(1), L.Flatten(), L.Linear(64, 3))
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        return self.last(L.ReLU()(self.block(x) + x))
+
+
+def _window(channels: int, filters: int) -> md.Layer:
+    return L.Conv2d(channels, filters, 3, padding=1, bias=False)
+
+
+def _normalized(layer: md.Layer, channels: int) -> md.Layer:
+    return L.Sequential(layer, L.BatchNorm2d(channels), L.ReLU())
+
+
 def _branch(channels: int, inner: int) -> md.Layer:
     return L.Sequential(
         *(L.Conv2d(channels, inner, 1, bias=False), L.BatchNorm2d(inner), L.ReLU()),
@@ -47,13 +83,20 @@ def _branch(channels: int, inner: int) -> md.Layer:
 
 
 def tasks_of(shape: tuple[int, ...], inner: int, dtype: str) -> list[Task]:
-    """The summed gradients of a step, those of equal problems once."""
+    """The summed gradients of a step, those of equal problems once; without ``inner`` channels, of
+    windows alone."""
     stem = L.Sequential(L.Conv2d(3, shape[1], 3, padding=1), L.BatchNorm2d(shape[1]), L.ReLU())
-    net = L.Sequential(stem, Bottleneck(shape[1], inner))
+    net = L.Sequential(stem, Bottleneck(shape[1], inner) if inner else Windows(shape[1]))
     plan = planned(net, (shape[0], 3, *shape[2:]), dtype)
     tasks = lower_plan(plan, H200, tf32=False)
     found = [task for task in tasks if isinstance(task.node.op, SummedGradient)]
     return list({task.work: task for task in found}.values())
+
+
+def kernel_of(task: Task) -> ContractionKernel:
+    """That which adds up."""
+    pointwise = problem_of(task).is_pointwise
+    return KERNELS["backward stream" if pointwise else "backward halo"]
 
 
 def problem_of(task: Task) -> ContractionProblem:
@@ -100,12 +143,8 @@ def addresses(task: Task, places: Mapping[Value, int], room: int) -> Addresses:
     return Addresses(x, w, y, workspace=room, behind=tuple(rest))
 
 
-def check(task: Task, given: list[np.ndarray], found: list[np.ndarray]) -> None:
-    """Holds results to those of the nodes one by one, each rounded as its dtype says.
-
-    Some gradients are rounded the other way, as products are added up in another order: of the
-    sums nine of ten channels do not differ for it, and the others little.
-    """
+def expected(task: Task, given: list[np.ndarray]) -> dict[Value, np.ndarray]:
+    """What the nodes of a region compute one by one, each rounded as its dtype says."""
     op = task.node.op
     assert isinstance(op, SummedGradient)
     values = dict(zip(op.body.inputs, given, strict=True))
@@ -113,6 +152,18 @@ def check(task: Task, given: list[np.ndarray], found: list[np.ndarray]) -> None:
         made = node.op.reference(*(values[value] for value in node.inputs))
         for value, array in zip(node.outputs, made, strict=True):
             values[value] = rounded_to(value.dtype, array).astype(np.float32)
+    return values
+
+
+def check(task: Task, given: list[np.ndarray], found: list[np.ndarray]) -> None:
+    """Holds results to those of the nodes one by one.
+
+    Some gradients are rounded the other way, as products are added up in another order: of the
+    sums nine of ten channels do not differ for it, and the others little.
+    """
+    op = task.node.op
+    assert isinstance(op, SummedGradient)
+    values = expected(task, given)
     for value, one in zip(op.body.outputs, found, strict=True):
         right, error = values[value], EPSILON[problem_of(task).x.dtype]
         assert one.shape == right.shape

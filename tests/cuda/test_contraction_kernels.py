@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,26 @@ WINDOWS: dict[str, Network] = {
 def test_windows_that_read_each_pixel_once(name: str, tmp_path: Path) -> None:
     dtype = "bfloat16" if list(WINDOWS).index(name) % 2 else "float16"
     check(*WINDOWS[name], dtype, by_halo, tmp_path)
+
+
+LONG_LINES: dict[str, Network] = {
+    "14x14": (lambda: L.Conv2d(16, 16, 3, padding=1), (12, 16, 14, 14)),
+    "wide-rows": (lambda: L.Conv2d(16, 16, 3, padding=1, bias=False), (1, 16, 9, 230)),
+}
+
+
+@pytest.mark.race
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("name", [*LONG_LINES, "3x3", "128-filters"])
+def test_windows_by_groups(name: str, groups: int, tmp_path: Path) -> None:
+    """Slabs of the ring are loaded anew while some groups multiply and others write."""
+    every = LONG_LINES | WINDOWS
+
+    def kernel(problem: ContractionProblem) -> Kernel:
+        first = halo.HALOS[HALO.choices(problem, H200)[0]]
+        return by_choice(HALO, problem, halo.HALOS.index(replace(first, groups=groups)))
+
+    check(*every[name], "bfloat16", kernel, tmp_path)
 
 
 PASSING_WINDOWS: dict[str, Network] = {
@@ -185,7 +206,8 @@ def test_every_geometry_is_run() -> None:
         return [p for make, shape in networks.values() for p in problems_of(make(), shape, HALF)]
 
     problems = all_of(WINDOWS)
-    assert {HALO.choices(problem, H200)[0] for problem in problems} == set(halo.WIDTHS)
+    first = {halo.HALOS[HALO.choices(problem, H200)[0]] for problem in problems}
+    assert {(one.filters, one.groups) for one in first} == {(n, 2) for n in halo.WIDTHS}
     panels = {next(n for n in (8, 4, 2, 1) if p.w.shape[1] // 8 % n == 0) for p in problems}
     assert panels == {8, 4, 2, 1}
     fitting = {n for p in all_of(PASSING_WINDOWS) for n in window.fitting(p, H200)}

@@ -1,4 +1,4 @@
-"""Gradients of 1x1 convolutions with sums behind them, on a GPU: by our kernel, and by a sweep."""
+"""Gradients of convolutions with sums behind them, on a GPU: by our kernel, and by a sweep."""
 
 from __future__ import annotations
 
@@ -39,9 +39,16 @@ def computed(task: Task, built: Built, given: list[np.ndarray]) -> list[np.ndarr
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize(("shape", "inner"), [((16, 128, 28, 28), 64), ((3, 80, 9, 11), 24)])
+@pytest.mark.parametrize(
+    ("shape", "inner"),
+    [
+        *(((16, 128, 28, 28), 64), ((3, 80, 9, 11), 24)),
+        *(((16, 32, 56, 56), 0), ((2, 16, 9, 11), 0)),
+    ],
+)
 def test_numbers(shape: tuple[int, ...], inner: int, dtype: str) -> None:
-    """Every kernel of ours, and cuDNN's with a sweep, twice each."""
+    """Every kernel of ours, and cuDNN's with a sweep, twice each; with ``inner`` channels or of
+    windows alone."""
     machine = machine_of(0)
     tuning = Tuning(machine, "quick", 1 << 30, partial(load_launches, arch=machine.arch))
     for task in tasks_of(shape, inner, dtype):

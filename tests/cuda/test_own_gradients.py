@@ -37,12 +37,13 @@ from .single import EmulatedLaunch
 IMAGE, FILTER = KERNELS["backward direct"], KERNELS["filter gradient"]
 KINDS = {IMAGE_GRADIENT: IMAGE, FILTER_GRADIENT: FILTER}
 DEPTHWISE, STEPS = KERNELS["backward depthwise"], KERNELS["depthwise steps"]
+HALO = KERNELS["backward halo"]
 
 
 def kernel_of(gradient: Gradient) -> ContractionKernel:
     """What computes it."""
     if gradient.case.groups == 1:
-        return KINDS[gradient.of]
+        return KINDS[gradient.of] if gradient.precision == "float32" else HALO
     return DEPTHWISE if gradient.case.stride == (1, 1) else STEPS
 
 
@@ -127,6 +128,12 @@ GROUPED = {
     "float16, far": Convolved((3, 5, 8, 9), 5, (2, 2), (3, 4), groups=5),
     "bfloat16, over the edge": Convolved((1, 6, 4, 5), 6, (2, 3), (2, 2), (3, 4), groups=6),
 }
+WINDOWS = {
+    "float16": Convolved((2, 24, 9, 11), 48, (3, 3), padding=(1, 1)),
+    "bfloat16, far": Convolved((2, 40, 8, 7), 16, (2, 5)),
+    "float16, dilated": Convolved((1, 8, 9, 12), 32, (3, 2), padding=(4, 1), dilation=(2, 3)),
+    "bfloat16, wide": Convolved((1, 128, 7, 7), 8, (3, 3), padding=(1, 1)),
+}
 GRADIENTS = {
     **{f"image {name}": Gradient(IMAGE_GRADIENT, stem) for name, stem in (STEMS | STEPPED).items()},
     **{
@@ -186,6 +193,23 @@ def test_images_of_depthwise_convolutions(name: str, folder: Path) -> None:
     gradient = Gradient(IMAGE_GRADIENT, GROUPED[name], name.partition(",")[0])
     for choice in kernel_of(gradient).choices(gradient.problem, H200)[:3]:
         check(gradient, choice, folder, wide=8 if kernel_of(gradient) is STEPS else 0)
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_images_of_windows_in_half_precision(name: str, folder: Path) -> None:
+    gradient = Gradient(IMAGE_GRADIENT, WINDOWS[name], name.partition(",")[0])
+    for choice in HALO.choices(gradient.problem, H200):
+        check(gradient, choice, folder, wide=8)
+
+
+def test_windows_that_are_no_ones() -> None:
+    over = Convolved((1, 8, 4, 5), 16, (2, 2), padding=(1, 2))
+    for case, reason in (
+        (over, "its padding is less than none"),
+        (Convolved((1, 8, 9, 9), 16, (3, 3), (2, 2)), "its window has a stride of (2, 2)"),
+        (Convolved((1, 8, 4, 5), 16, (1, 1)), "no two windows overlap"),
+    ):
+        assert HALO.why_not(Gradient(IMAGE_GRADIENT, case, "float16").problem, H200) == reason
 
 
 @pytest.mark.parametrize("name", ["float16", "float16, steps"])

@@ -1,4 +1,4 @@
-"""Gradients of 1x1 convolutions with what is added up behind them: in the emulator."""
+"""Gradients of convolutions with what is added up behind them: in the emulator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction.graphs import CONVOLUTION
-from minidnn.backends.cuda.contraction.kernel_registry import KERNELS, LoadedContraction
+from minidnn.backends.cuda.contraction.kernel_registry import LoadedContraction
 from minidnn.backends.cuda.contraction.recipe import Built, Form, Recipe, sums_of
 from minidnn.backends.cuda.contraction.sums_behind import sweep_of
 from minidnn.backends.cuda.functions import Loaded
@@ -21,21 +21,32 @@ from minidnn.backends.cuda.memory import aligned
 from minidnn.backends.cuda.target import HALVES
 from minidnn.backends.cuda.task import Task
 from minidnn.backends.cuda.tensor import Tensor
+from minidnn.fusion.region import SummedGradient
 from tests.cuda.cards import A100, H200
 
 from .arrays import STORED
 from .emulator.run import Emulated
 from .lowered import FEW
 from .single import EmulatedLaunch
-from .summed import addresses, check, drawn, laid, problem_of, read, tasks_of
+from .summed import (
+    addresses,
+    check,
+    drawn,
+    expected,
+    kernel_of,
+    laid,
+    problem_of,
+    read,
+    tasks_of,
+)
 
-BACK = KERNELS["backward stream"]
 SHAPE, INNER = (3, 80, 9, 11), 24
+WINDOWS = (2, 16, 9, 11)
 
 
 @pytest.fixture(scope="module", params=HALVES)
 def tasks(request: pytest.FixtureRequest) -> list[Task]:
-    return tasks_of(SHAPE, INNER, request.param)
+    return [*tasks_of(SHAPE, INNER, request.param), *tasks_of(WINDOWS, 0, request.param)]
 
 
 def test_there_is_every_kind(tasks: list[Task]) -> None:
@@ -47,18 +58,20 @@ def test_there_is_every_kind(tasks: list[Task]) -> None:
     assert any(stored for _, _, stored in kinds)
     for task in tasks:
         problem = problem_of(task)
-        assert BACK.why_not(problem, H200) is None
-        assert "no wgmma" in (BACK.why_not(problem, A100) or "")
+        assert kernel_of(task).why_not(problem, H200) is None
+        assert "no wgmma" in (kernel_of(task).why_not(problem, A100) or "")
 
 
 @pytest.mark.race
 def test_numbers(tasks: list[Task], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Results are those of the nodes, one by one, and the same whichever threads come first."""
+    """Results are those of the nodes, one by one, and the same whichever threads come first; what
+    is no number stays none."""
     cases = []
     for i, task in enumerate(tasks):
-        choices = BACK.choices(problem_of(task), H200)
-        choice = choices[i % len(choices)]
-        cases.append((task, choice, BACK.launches(problem_of(task), choice, FEW)))
+        problem, kernel = problem_of(task), kernel_of(task)
+        choices = kernel.choices(problem, H200)
+        for choice in [choices[i % len(choices)]] if problem.is_pointwise else choices:
+            cases.append((task, choice, kernel.launches(problem, choice, FEW)))
     sources = [launch.source for *_, launches in cases for launch in launches]
     kernels = Emulated(sources, tmp_path_factory.mktemp("summed"), busy=True)
     for task, choice, launches in cases:
@@ -70,6 +83,24 @@ def test_numbers(tasks: list[Task], tmp_path_factory: pytest.TempPathFactory) ->
         for one, *others in zip(found, again, slices, strict=True):
             for other in others:
                 np.testing.assert_array_equal(one, other)
+        given[0][0, 1, 2, 3], given[0][-1, 2, -1, -1] = np.nan, np.inf
+        check_no_numbers(task, given, computed(task, choice, launches, kernels, given))
+
+
+def check_no_numbers(task: Task, given: list[np.ndarray], found: list[np.ndarray]) -> None:
+    """NaN and infinity are where they ought to be; an odd number of chunks is multiplied by zeros
+    beside the window, too, which makes NaN of them."""
+    op, problem = task.node.op, problem_of(task)
+    assert isinstance(op, SummedGradient)
+    values = expected(task, given)
+    for value, one in zip(op.body.outputs, found, strict=True):
+        right = values[value]
+        assert not np.isfinite(right).all()
+        if problem.is_pointwise or problem.y.channels % 16 == 0:
+            np.testing.assert_array_equal(np.isnan(one), np.isnan(right))
+            np.testing.assert_array_equal(np.isinf(one), np.isinf(right))
+        else:
+            assert not np.isfinite(one[~np.isfinite(right)]).any()
 
 
 def computed(
@@ -94,10 +125,11 @@ def computed(
         bits[value] = _aligned(laid(value, padded))
     for value in node.outputs:
         bits[value] = _aligned(np.full(value.type.size, 0xFF, STORED[value.dtype]))
-    room = _aligned(np.full(BACK.workspace(problem, choice, FEW) // 4, np.nan, np.float32))
+    kernel = kernel_of(task)
+    room = _aligned(np.full(kernel.workspace(problem, choice, FEW) // 4, np.nan, np.float32))
     arrays = [*bits.values(), room]
     loaded: list[Any] = [EmulatedLaunch(one, kernels, backwards, arrays) for one in launches]
-    made = LoadedContraction(problem, BACK, choice, FEW, cast(Sequence[Loaded], loaded))
+    made = LoadedContraction(problem, kernel, choice, FEW, cast(Sequence[Loaded], loaded))
     places = {value: array.ctypes.data for value, array in bits.items()}
     for row in made.rows(addresses(task, places, room.ctypes.data)):
         row.bind(())()
@@ -125,8 +157,8 @@ def test_kernels_keep_to_the_budget(most: int) -> None:
     launches = {
         launch.source: launch
         for task in tasks_of((64, 256, 14, 14), 64, "bfloat16")
-        for choice in BACK.choices(problem_of(task), H200)[:most]
-        for launch in BACK.launches(problem_of(task), choice, H200)
+        for choice in kernel_of(task).choices(problem_of(task), H200)[:most]
+        for launch in kernel_of(task).launches(problem_of(task), choice, H200)
     }
     kernels = compile_kernels(list(launches), H200.arch)
     for launch, kernel in zip(launches.values(), kernels, strict=True):

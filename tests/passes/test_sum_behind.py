@@ -9,9 +9,10 @@ from minidnn.fusion.contraction import parts_of
 from minidnn.fusion.region import FusedContraction, SummedGradient
 from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
-from minidnn.graph.ir import Graph, Node
+from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.operator import Contraction
 from minidnn.graph.trace import apply
+from minidnn.graph.types import TensorType
 from minidnn.passes.absorb import ABSORB
 from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.store_summed import STORE_SUMMED
@@ -163,14 +164,30 @@ def test_cuda_adds_up_behind_products_of_pixels_in_half_precision() -> None:
         return CudaTarget(precision=dtype).refuse_statistics(halves)
 
     def _as(value: Any, dtype: str) -> Any:
-        from minidnn.graph.ir import Value
-        from minidnn.graph.types import TensorType
-
         return Value(TensorType(value.shape, dtype), value.name)
 
     assert refused(X, 8, "bfloat16") is None
     assert "half precision" in (refused(X, 8, "float32") or "")
     assert "1x1" in (refused(X, 8, "bfloat16", 3) or "")
+
+
+def test_cuda_adds_up_behind_gradients_of_windows() -> None:
+    def refused(*window: int, channels: int = 16, dtype: str = "bfloat16", **geometry: Any) -> str:
+        convolution = ops.Conv2d(**geometry)
+        x, weight = (TensorType(s, dtype) for s in ((2, channels, 9, 8), (24, channels, *window)))
+        (y,) = convolution.infer(x, weight)
+        read = [Value(type, f"v{i}") for i, type in enumerate((y, weight))]
+        node = Node(ops.Conv2dInputGradient(convolution, (9, 8)), read, "gradient")
+        return CudaTarget(precision=dtype).refuse_summed_gradient(node) or ""
+
+    assert not refused(1, 1) and not refused(3, 3, padding=((1, 1), (2, 0))) and not refused(5, 2)
+    assert "half precision" in refused(3, 3, dtype="float32")
+    assert "stride 1" in refused(3, 3, stride=(2, 2)) and "dilation" in refused(
+        3, 3, dilation=(2, 1)
+    )
+    assert "multiple of 8" in refused(3, 3, channels=12)
+    assert "padding" in refused(2, 3, padding=((2, 2), (0, 0)))
+    assert "padding" in refused(1, 1, padding=((1, 1), (0, 0)))
 
 
 def gradient_of(t: Any, x: Any, y: Any) -> Any:

@@ -174,13 +174,18 @@ class CudaTarget(Target):
         return None
 
     def refuse_summed_gradient(self, gradient: Node) -> str | None:
-        op, kernel = gradient.op, gradient.inputs[1].shape[2:]
+        op, weight = gradient.op, gradient.inputs[1]
         assert isinstance(op, Conv2dInputGradient)
+        geometry = op.convolution
         if gradient.output.dtype not in HALVES:
             return "only kernels for half precision add up what they write"
-        plain = op.convolution.groups == 1 and op.convolution.padding == ((0, 0), (0, 0))
-        if not plain or (*kernel, *op.convolution.stride) != (1, 1, 1, 1):
-            return "only kernels of 1x1 convolutions add up what they write"
+        if geometry.groups != 1 or (*geometry.stride, *geometry.dilation) != (1, 1, 1, 1):
+            return "only kernels of stride 1, with neither groups nor dilation, add up"
+        if weight.shape[0] % LANES or weight.shape[1] % LANES:
+            return f"its channels are no multiple of {LANES}"
+        sides = zip(weight.shape[2:], geometry.padding, strict=True)
+        if any(max(padding) >= size for size, padding in sides):
+            return "its padding is wider than its window"
         return None
 
     @property

@@ -169,6 +169,9 @@ template <class T> static inline T emulated_exchange(T x, unsigned int lane) {
   memcpy(&x, &bits, 4);
   return x;
 }
+template <class T> static inline T __shfl_sync(unsigned int, T x, unsigned int lane) {
+  return emulated_exchange(x, lane);
+}
 template <class T> static inline T __shfl_up_sync(unsigned int, T x, unsigned int by) {
   const unsigned int lane = threadIdx.x & 31u;
   return emulated_exchange(x, lane >= by ? lane - by : lane);

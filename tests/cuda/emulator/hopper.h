@@ -30,6 +30,12 @@ template <class T> static inline void copy(unsigned int to, const T *from, bool 
 static inline float2 pair(unsigned int at) {
   return *(const float2 *)emulated_shared(at);
 }
+static inline uint4 asked(const void *from, bool inside) {
+  uint4 x;
+  memset(&x, 0xff, sizeof(x));
+  if ((size_t)from % 16 && inside) abort();
+  return inside ? *(const uint4 *)from : x;
+}
 static inline void copies_end() { md_copy_wait(); }
 
 // Arrivals that are expected, those still missing, and how often all were there.

@@ -8,8 +8,10 @@
 // part of the line, 64 results after the other.  Its pixels go through a ring of SLABS times 64
 // places; places 0 to 63 lie once more behind the end, so that 64 pixels in a row never wrap.
 //
-// One warp group loads (cp.async), two multiply (wgmma), each every other 64 results; barriers
-// in shared memory say what is there (full) and what has been read (empty).
+// One warp group loads (cp.async), GROUPS multiply (wgmma), 64 results of the tiles in turn; barriers
+// in shared memory say what is there (full) and what has been read (empty).  While one waits for
+// its products or writes results, others multiply: so what does not depend on the products is
+// computed, and asked for, before they are there.
 //
 // A pixel's channels lie in panels of CHUNKS times 16 bytes, swizzled by their addresses: shifting
 // by a pixel is shifting the address, and eight pixels in a row never share a bank.  Panels of one
@@ -20,19 +22,25 @@ typedef $T$ T;
 enum { N = $N$, C8 = $C8$, KH = $KH$, KW = $KW$, DY = $DY$, DX = $DX$, SLABS = $SLABS$ };
 // Products go by 16 channels; a last 8 go with the next tap's, so then there is an even number.
 enum { TAPS = C8 % 2 ? (KW + 1) / 2 * 2 : KW, PRODUCTS = KH * TAPS * C8 };
-enum { CHUNKS = $CHUNKS$, PANELS = C8 / CHUNKS, TURN = N + 8, LANES = C8 < 8 ? C8 : 8 };
+enum { CHUNKS = $CHUNKS$, PANELS = C8 / CHUNKS, READERS = C8 < 8 ? C8 : 8 };
 enum { RING = SLABS * 64, PITCH = (RING + 64) * 16 * CHUNKS + (CHUNKS == 1) * 16 };
-enum { ACROSS = N / 8, ROWS = 32 / ACROSS };  // threads that write a pixel, pixels of a warp
-enum { WEIGHTS = PRODUCTS * N * 16, PIXELS = PANELS * PITCH, TURNED = 8 * 16 * TURN * 4 };
+// Threads that write a pixel, pixels that a warp writes at once, and how often it does.
+enum { LANES = N / 8, ROWS = $ROWS$, DOWN = (15 + ROWS) / ROWS };
+enum { GROUPS = $GROUPS$, TAKEN = $TAKEN$, FILTERS = N, HALVES = 0, ACROSS = 1 };
+typedef $TURNED$ Turned;  // results on their way to whole chunks, rows of TURN
+enum { TURN = $TURN$, TURNED = GROUPS * 4 * 16 * TURN * sizeof(Turned) };
+enum { WEIGHTS = PRODUCTS * N * 16, PIXELS = PANELS * PITCH };
 
 $HOPPER$
-$TURN$
-extern "C" __global__ void __launch_bounds__(384, $BLOCKS$) $NAME$($PARAMETERS$) {
+$TURNING$
+$SUMS$
+extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, $BLOCKS$) $NAME$($PARAMETERS$) {
   MD_SHARED;
   const unsigned int begins = (unsigned int)__cvta_generic_to_shared(md_shared);
   const unsigned int ring = begins + 1023 & ~1023u;  // the swizzle's pattern begins there
   const unsigned int shared = ring + PIXELS;
-  const unsigned int full = shared + WEIGHTS + TURNED, empty = full + SLABS * 8;
+  const unsigned int given_at = shared + WEIGHTS + TURNED;
+  const unsigned int full = given_at + $GIVEN$ * N * 4, empty = full + SLABS * 8;
   const int thread = threadIdx.x & 127, group = threadIdx.x >> 7;
   const int filters = (int)P_filters, line = (int)P_line, plane = (int)P_plane;
   // This block's part of the line: results from `begin` on, 64 for each of its tiles.
@@ -50,10 +58,11 @@ extern "C" __global__ void __launch_bounds__(384, $BLOCKS$) $NAME$($PARAMETERS$)
   }
   __syncthreads();
 
-  if (group == 2) {
-    // A pixel for each LANES threads; those that are left over have none, and arrive only.
-    enum { AT_ONCE = 128 / LANES };
-    const int first = thread < AT_ONCE * LANES ? thread / LANES : 64, lane = thread % LANES;
+  if (group == GROUPS) {
+    if (TAKEN) keep_registers<$KEPT$>();
+    // A pixel for each READERS threads; those that are left over have none, and arrive only.
+    enum { AT_ONCE = 128 / READERS };
+    const int first = thread < AT_ONCE * READERS ? thread / READERS : 64, lane = thread % READERS;
     for (int slab = 0, place = 0, round = 0; slab < tiles + more; slab++) {
       if (slab >= SLABS) wait(empty + place * 8, round - 1);
       #pragma unroll 2
@@ -65,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(384, $BLOCKS$) $NAME$($PARAMETERS$)
         const T *from = inside ? x + image * P_image + row * P_row + column * P_pixel : x;
         const unsigned int to = ring + (place * 64 + i) * 16 * CHUNKS;
         #pragma unroll
-        for (int j = lane; j < C8; j += LANES) {
+        for (int j = lane; j < C8; j += READERS) {
           const unsigned int chunk = to + j / CHUNKS * PITCH + j % CHUNKS * 16;
           copy(swizzled<CHUNKS>(chunk), from + j * 8, inside);
           if (place == 0)
@@ -79,31 +88,33 @@ extern "C" __global__ void __launch_bounds__(384, $BLOCKS$) $NAME$($PARAMETERS$)
     return;
   }
 
+  if (TAKEN) take_registers<TAKEN>();
   // Filters: all taps and channels of N of them, 8 filters by 8 channels after the other.  A warp
   // takes 8 filters by 4 chunks at a time, which lie on different banks.
   enum { FOURS = (PRODUCTS + 3) / 4 };
-  for (int i = threadIdx.x; i < FOURS * N * 4; i += 256) {
+  for (int i = threadIdx.x; i < FOURS * N * 4; i += GROUPS * 128) {
     const int q = (i >> 5) % FOURS * 4 + (i >> 3 & 3), n = (i >> 5) / FOURS * 8 + (i & 7);
     const int across = q / C8 % TAPS, tap = q / C8 / TAPS * KW + across;
     const bool inside = across < KW && n0 + n < filters;
     const T *from = inside ? w + (((n0 + n) * KH * KW + tap) * C8 + q % C8) * 8 : w;
     if (q < PRODUCTS) copy(shared + (q * N + n) * 16, from, inside);
   }
+$SUMS_VECTORS$
   copies_end();
   written();
-  meet(1, 256);
+  meet(1, GROUPS * 128);
 
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  float *turned = (float *)(md_shared + (shared - begins) + WEIGHTS) + warp * 16 * TURN;
-  const int n = n0 + lane % ACROSS * 8;
-  const bool some = n < filters;
+  Turned *const turned = (Turned *)(md_shared + (shared - begins) + WEIGHTS) + warp * 16 * TURN;
+  const int n = n0 + lane % LANES * 8;
+  const bool some = n < filters, writes = some && lane < ROWS * LANES;
 $VECTORS$
-  int ready = 0, place = 0, round = 0;  // the slab that is waited for next
-  for (int tile = group; tile < tiles; tile += 2) {
-    for (; ready <= tile + more; ready++) {
-      wait(full + place * 8, round);
-      if (++place == SLABS) place = 0, round++;
-    }
+$SUMS_BEGIN$
+  int ready = 0;  // the slab that is waited for next
+  for (int tile = group; tile < tiles; tile += GROUPS) {
+    // Slabs before the tile's may have been loaded anew.
+    for (ready = max(ready, tile); ready <= tile + more; ready++)
+      wait(full + ready % SLABS * 8, ready / SLABS);
     written();
     float c[N / 2];
     #pragma unroll
@@ -126,28 +137,25 @@ $VECTORS$
                     matrix(taps + (C8 - 1) * N * 16, C8 * N * 16), tap + C8 > 1);
     }
     products_commit();
+    // A thread looks where one of its warp's sixteen pixels goes, and tells those that write it;
+    // there are none between rows, nor between images.
+    const int at = begin + tile * 64 + (warp & 3) * 16 + (lane & 15);
+    const int image = at / plane, in_image = at - image * plane;
+    const int down = in_image / line, across = in_image - down * line;
+    const bool there = down < (int)P_rows && across < (int)P_columns && image < (int)P_batch;
+    const int place = there ? (image * (int)P_rows + down) * (int)P_columns + across : -1;
+    auto pixel = [&](int j) {  // less than 0: there is nothing to write
+      const int row = lane / LANES + j * ROWS, found = __shfl_sync(0xffffffffu, place, row & 15);
+      return writes && row < 16 ? found : -1;
+    };
+$ASK$
     products_end(c);
     if (lane == 0) arrive(empty + tile % SLABS * 8);
 
     // Each warp turns its sixteen results, so that threads write whole chunks of 16 bytes.
-    turn<N, TURN>(turned, c, lane);
-    __syncwarp();
-    #pragma unroll
-    for (int k = 0; k < (15 + ROWS) / ROWS; k++) {
-      const int row = lane / ACROSS + k * ROWS;
-      const int at = begin + tile * 64 + (warp & 3) * 16 + row;
-      const int image = at / plane, in_image = at - image * plane;
-      const int down = in_image / line, across = in_image - down * line;
-      const bool there = down < (int)P_rows && across < (int)P_columns && image < (int)P_batch;
-      if (there && some && row < 16 && lane < ROWS * ACROSS) {
-        const long long m = ((long long)image * P_rows + down) * P_columns + across;
-        float a0[8], r[8];
-        read_turned(a0, turned + row * TURN + lane % ACROSS * 8, row);
-$EPILOGUE$
-        md_store<8>(y + m * P_y + n, r);
-      }
-    }
+$RESULTS$
     $JOIN$
   }
+$SUMS_END$
 }
 }  // namespace halo_$NAME$

@@ -8,15 +8,21 @@ there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from ....runtime.operand import KernelArgument
 from ..kernels import Launch
 from ..machine import Machine
 from ..prelude import TYPES
+from . import chunk_sums
+from .chunk_sums import registers_of
 from .chunks import LANES, is_aligned, is_regular, step_of
+from .halo_results import is_rounded, results_text
 from .hopper import ARCH, hopper_text
 from .kernel import ContractionKernel
-from .problem import ContractionProblem
-from .text import epilogue_of, join_of, parameters_of, source_of, template, vectors_of
+from .problem import Addresses, ContractionProblem
+from .sums_behind import join_of_parts, tile_parts
+from .text import join_of, parameters_of, source_of, template, vectors_of
 
 TILE = 64
 """Pixels that one ``wgmma`` makes."""
@@ -24,11 +30,58 @@ TILE = 64
 WIDTHS = (128, 96, 64, 32, 16, 8)
 """Filters that a block may make."""
 
-_THREADS = 384
+
+@dataclass(frozen=True)
+class Halo:
+    """How many filters a block makes, and how many warp groups multiply."""
+
+    filters: int
+    groups: int = 2
+
+    @property
+    def threads(self) -> int:
+        """Of a block: one warp group loads."""
+        return 128 * (self.groups + 1)
+
+    @property
+    def rows(self) -> int:
+        """Pixels that a warp writes at once."""
+        lanes = self.filters // LANES
+        return 32 // lanes if lanes > 2 else _ROWS
+
+    @property
+    def down(self) -> int:
+        """Chunks of a tile that a thread writes."""
+        return -(-_ROWS // self.rows)
+
+    def adds(self, sums: int) -> bool:
+        """Whether so many numbers for each of a chunk's filters fit a thread's registers beside the
+        sums of products."""
+        return self.filters // 2 + sums * LANES <= _MOST_SUMS[self.groups]
+
+    def __str__(self) -> str:
+        groups = "" if self.groups == 2 else f", {self.groups} groups"
+        return f"of {self.filters} filters{groups}"
+
+
+HALOS = tuple(Halo(filters, groups) for groups in (2, 3) for filters in WIDTHS)
+
+_ROWS = 16
+"""Pixels of a warp."""
+_MOST_SUMS = {2: 104, 3: 80}
+"""Registers of a thread, by the groups that multiply."""
+_MOST_OF_TWO = 5
+"""Sums and vectors for which a thread has registers where a multiprocessor has two blocks."""
+_REGISTERS = {(2, 1): (0, 0), (2, 2): (48, 96), (3, 1): (80, 144)}
+"""What a thread keeps that loads, and what others take then, by the groups that multiply and the
+blocks of a multiprocessor; 0: as many as all have."""
 _NARROW = 32
 """Filters, of which cuDNN's kernels make more at once."""
-_MOST_SLABS_AHEAD = 3
-_LEAST_SLABS_AHEAD = 1
+_SLABS_AHEAD = 2
+"""Slabs on their way while all groups read: more are of no use."""
+_MOST_ROUNDS = 4
+"""Blocks that read the same pixels: more have so few filters that shared memory is what limits
+their products."""
 _ALIGNED = 1024
 """Bytes at which the pattern of a swizzle begins anew."""
 _NAMES = ("filters", "line", "plane", "tiles", "each", "PY", "PX", "batch", "H", "W")
@@ -36,9 +89,10 @@ _STRIDES = ("image", "row", "pixel", "rows", "columns", "y")
 
 
 class HaloKernel(ContractionKernel):
-    """A block keeps all its filters in shared memory; a choice is how many."""
+    """A block keeps all its filters in shared memory; a choice is an index of :data:`HALOS`."""
 
     name = "halo"
+    adds_up = True
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         reason = why_not_line(problem, machine)
@@ -46,6 +100,10 @@ class HaloKernel(ContractionKernel):
             return reason
         if problem.gathered.channels // LANES % 2 and problem.dilation[1] > 1:
             return "an odd number of chunks of 8 channels, dilated"
+        if problem.behind is not None and (problem.behind.is_moments or not is_rounded(problem)):
+            return "what is behind it is no sum of results as they are written"
+        if (reason := chunk_sums.why_not(problem)) is not None:
+            return reason
         if not self.choices(problem, machine):
             return f"filters and rows do not fit the shared memory of {machine.arch}"
         return None
@@ -56,25 +114,37 @@ class HaloKernel(ContractionKernel):
         return 0.8 if narrow else 1.1
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
-        """How many filters a block makes: the least that read the image few times, if any fit."""
-        filters = problem.w.shape[0]
-        limit, least = machine.shared_bytes, _slabs(problem)[0]
-        fitting = [n for n in WIDTHS if _shared(problem, n, least) <= limit]
-        return sorted(fitting, key=lambda n: (-(-filters // n), n))[:1]
+        """The least filters that read the image few times, if any fit, by two groups and by three;
+        and fewer, where two such blocks fit a multiprocessor and one of those is alone there."""
+        fitting = [one for one in HALOS if _fits(problem, one, machine)]
+        fitting.sort(key=lambda one: (_rounds(problem, one), one.filters, one.groups))
+        found = fitting[:1]
+        if found and _side_by_side(problem, found[0], machine) == 1:
+            found = [one for one in fitting if one.filters == found[0].filters]
+            double = (one for one in fitting if _side_by_side(problem, one, machine) > 1)
+            found += [one for one in double if one.filters > _NARROW][:1]
+        return [HALOS.index(one) for one in found]
 
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """Arguments: image, filter, the others, the vectors of what comes after, the result; then
-        the numbers of :meth:`numbers`."""
-        element = TYPES[problem.x.dtype]
-        blocks = _side_by_side(problem, choice, machine)
+        """Arguments: image, filter, the others, the vectors of what comes after, the result, what
+        is read and stored behind it and the parts of sums, if there are any; then the numbers of
+        :meth:`numbers`.  What joins the parts takes them and the sums."""
+        halo = HALOS[choice]
+        blocks = _side_by_side(problem, halo, machine)
+        kept, taken = _REGISTERS[halo.groups, blocks]
         room = machine.shared_bytes // blocks - 1024 * (blocks - 1)
-        slabs = _most_slabs(problem, choice, room)
+        slabs = _most_slabs(problem, halo, room)
         _, channels, rows, columns = problem.w.shape
+        names = (*_NAMES, *_STRIDES, *chunk_sums.names(problem))
+        results = chunk_sums.parameters(problem)
         parts = {
-            "T": element,
-            "N": choice,
+            "T": TYPES[problem.x.dtype],
+            "N": halo.filters,
+            "GROUPS": halo.groups,
+            "ROWS": halo.rows,
+            "TURN": _turn(problem, halo),
             "C8": channels // LANES,
             "KH": rows,
             "KW": columns,
@@ -82,23 +152,39 @@ class HaloKernel(ContractionKernel):
             "DX": problem.dilation[1],
             "SLABS": slabs,
             "BLOCKS": blocks,
+            "KEPT": kept,
+            "TAKEN": taken,
             "CHUNKS": _panel(channels // LANES),
-            "PARAMETERS": parameters_of(problem, (*_NAMES, *_STRIDES)),
-            "HOPPER": hopper_text(problem.x.dtype, choice),
-            "TURN": template("turn.cu"),
+            "PARAMETERS": parameters_of(problem, names, results=results),
+            "HOPPER": hopper_text(problem.x.dtype, halo.filters),
+            "TURNING": template("turn.cu"),
             "VECTORS": vectors_of(problem),
-            "EPILOGUE": epilogue_of(problem),
+            **results_text(problem, halo.down),
             "JOIN": join_of(problem),
         }
-        _, _, across = _split(problem, choice, machine)
+        _, _, across = _split(problem, halo, machine)
         source = source_of("halo.cu", parts, specific=True)
-        grid = (across, -(-problem.w.shape[0] // choice), 1)
-        return [Launch(source, grid, (_THREADS, 1, 1), _shared(problem, choice, slabs))]
+        grid = (across, _rounds(problem, halo), 1)
+        first = Launch(source, grid, (halo.threads, 1, 1), _shared(problem, halo, slabs))
+        return [first] if problem.behind is None else [first, join_of_parts(problem, TILE, across)]
+
+    def arguments(
+        self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
+    ) -> list[list[KernelArgument]]:
+        if problem.behind is None:
+            return super().arguments(problem, choice, at, machine)
+        return chunk_sums.arguments(problem, at, self.numbers(problem, choice, machine))
+
+    def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
+        if problem.behind is None:
+            return 0
+        _, _, across = _split(problem, HALOS[choice], machine)
+        return tile_parts(problem, TILE, across).bytes
 
     def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
         x, y = problem.gathered, problem.y
         line, lines = pitches(problem)
-        tiles, each, _ = _split(problem, choice, machine)
+        tiles, each, _ = _split(problem, HALOS[choice], machine)
         return [
             problem.w.shape[0],
             line,
@@ -110,11 +196,12 @@ class HaloKernel(ContractionKernel):
             problem.batch,
             *(x.rows, x.columns, x.image, x.row, x.pixel),
             *(y.rows, y.columns, step_of(y)),
+            *chunk_sums.steps(problem),
             *map(step_of, problem.others),
         ]
 
     def shape(self, choice: int) -> str:
-        return f"of {choice} filters"
+        return str(HALOS[choice])
 
 
 def why_not_line(problem: ContractionProblem, machine: Machine) -> str | None:
@@ -135,6 +222,8 @@ def why_not_line(problem: ContractionProblem, machine: Machine) -> str | None:
     _, _, rows, columns = problem.w.shape
     if problem.stride != (1, 1) or rows * columns == 1:
         return "no two windows overlap"
+    if any(side < 0 for sides in problem.padding for side in sides):
+        return "its padding is less than none"
     y = problem.y
     line, lines = pitches(problem)
     if y.columns > line or y.rows > lines:
@@ -158,42 +247,73 @@ def _taps(problem: ContractionProblem) -> tuple[int, int]:
     return rows, columns + columns % 2 * (channels // LANES % 2)
 
 
-def _slabs(problem: ContractionProblem) -> tuple[int, int]:
-    """Slabs of :data:`TILE` pixels in the ring: at least, and so many as are of use."""
+def _slabs(problem: ContractionProblem, groups: int) -> tuple[int, int]:
+    """Slabs of :data:`TILE` pixels in the ring: at least as many as the groups read at a time, and
+    so many as are of use."""
     rows, columns = _taps(problem)
     reach = (rows - 1) * problem.dilation[0] * pitches(problem)[0]
     reach += (columns - 1) * problem.dilation[1]
-    needed = 1 + -(-reach // TILE)
-    return needed + _LEAST_SLABS_AHEAD, needed + _MOST_SLABS_AHEAD
+    least = -(-reach // TILE) + groups
+    return least, least + _SLABS_AHEAD
 
 
-def _shared(problem: ContractionProblem, width: int, slabs: int) -> int:
-    """Bytes of shared memory: filters, the ring, results being turned, barriers."""
+def _turn(problem: ContractionProblem, halo: Halo) -> int:
+    """From one row of results being turned to the next; ``turn.cu`` has the same."""
+    padded = halo.filters + 8
+    return halo.filters if is_rounded(problem) and halo.filters % 64 == 0 else padded
+
+
+def _shared(problem: ContractionProblem, halo: Halo, slabs: int) -> int:
+    """Bytes of shared memory: filters, the ring, results being turned, the vectors behind them,
+    barriers."""
     rows, columns = _taps(problem)
     chunks = problem.w.shape[1] // LANES
     ring = chunks * ((slabs + 1) * TILE + 1) * 16 + _ALIGNED
-    return rows * columns * chunks * width * 16 + ring + 8 * 16 * (width + 8) * 4 + slabs * 16
+    itemsize = problem.x.itemsize if is_rounded(problem) else 4
+    turned = halo.groups * 4 * _ROWS * _turn(problem, halo) * itemsize
+    given = chunk_sums.shared_bytes(problem, halo.filters)
+    return rows * columns * chunks * halo.filters * 16 + ring + turned + given + slabs * 16
 
 
-def _most_slabs(problem: ContractionProblem, width: int, limit: int) -> int:
-    least, most = _slabs(problem)
-    fitting = [n for n in range(least, most + 1) if _shared(problem, width, n) <= limit]
+def _sums(problem: ContractionProblem) -> int:
+    """Numbers that are added up of each filter."""
+    return 0 if problem.behind is None else registers_of(problem.behind)
+
+
+def _fits(problem: ContractionProblem, halo: Halo, machine: Machine) -> bool:
+    least, _ = _slabs(problem, halo.groups)
+    few = _rounds(problem, halo) <= _MOST_ROUNDS
+    return (
+        few and halo.adds(_sums(problem)) and _shared(problem, halo, least) <= machine.shared_bytes
+    )
+
+
+def _most_slabs(problem: ContractionProblem, halo: Halo, limit: int) -> int:
+    least, most = _slabs(problem, halo.groups)
+    fitting = [n for n in range(least, most + 1) if _shared(problem, halo, n) <= limit]
     return max(fitting, default=0)
 
 
-def _side_by_side(problem: ContractionProblem, width: int, machine: Machine) -> int:
-    """Blocks of a multiprocessor: two where both have rings of full length."""
-    _, most = _slabs(problem)
+def _side_by_side(problem: ContractionProblem, halo: Halo, machine: Machine) -> int:
+    """Blocks of a multiprocessor: two where both have rings of full length, and registers."""
+    _, most = _slabs(problem, halo.groups)
     room = machine.shared_bytes // 2 - 1024  # of which each block takes 1 KiB
-    return 2 if width <= 64 and _shared(problem, width, most) <= room else 1
+    fits = halo.groups == 2 and halo.filters <= 64 and _shared(problem, halo, most) <= room
+    vectors = 0 if problem.behind is None else len(problem.behind.vectors)
+    return 2 if fits and _sums(problem) + vectors <= _MOST_OF_TWO else 1
 
 
-def _split(problem: ContractionProblem, width: int, machine: Machine) -> tuple[int, int, int]:
+def _rounds(problem: ContractionProblem, halo: Halo) -> int:
+    """How many blocks make all filters."""
+    return -(-problem.w.shape[0] // halo.filters)
+
+
+def _split(problem: ContractionProblem, halo: Halo, machine: Machine) -> tuple[int, int, int]:
     """Tiles of the line, tiles of a block, blocks along the line."""
     line, lines = pitches(problem)
     tiles = -(-problem.batch * line * lines // TILE)
-    groups = -(-problem.w.shape[0] // width)
-    blocks = max(1, machine.multiprocessors * _side_by_side(problem, width, machine) // groups)
+    rounds = _rounds(problem, halo)
+    blocks = max(1, machine.multiprocessors * _side_by_side(problem, halo, machine) // rounds)
     each = -(-tiles // blocks)
     return tiles, each, -(-tiles // each)
 

@@ -6,6 +6,14 @@ template <class T> MD_FUNCTION void copy(unsigned int to, const T *from, bool in
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                : : "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
+// Reads 16 bytes here and not where they are used, anything where `from` is not inside.
+MD_FUNCTION uint4 asked(const void *from, bool inside) {
+  uint4 x;
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; "
+               "mov.b32 %2, 0; mov.b32 %3, 0; @p ld.global.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+               : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w) : "l"(from), "r"((int)inside));
+  return x;
+}
 MD_FUNCTION void copies_end() { asm volatile("cp.async.wait_all;" : : : "memory"); }
 // Arrives at a barrier when all copies are there that this thread has started.
 MD_FUNCTION void arrive_with_copies(unsigned int barrier) {

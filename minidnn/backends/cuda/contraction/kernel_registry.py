@@ -32,6 +32,7 @@ Load = Callable[[Sequence[Launch]], list[Loaded]]
 _ENTRIES: tuple[ContractionKernel, ...] = (
     BackwardKernel(DepthwiseKernel()),
     BackwardKernel(DirectKernel()),
+    BackwardKernel(HaloKernel()),
     BackwardKernel(StreamKernel()),
     DepthwiseKernel(),
     DepthwiseStepsKernel(),

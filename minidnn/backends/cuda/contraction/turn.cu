@@ -27,3 +27,16 @@ MD_FUNCTION void read_turned(float (&a)[8], const float *from, int row) {
   a[0] = low.x, a[1] = low.y, a[2] = low.z, a[3] = low.w;
   a[4] = high.x, a[5] = high.y, a[6] = high.z, a[7] = high.w;
 }
+// Rounded results of sixteen rows, for threads that write them as they are.  A row of whole 128
+// bytes has no room behind it: its chunks change places, so that no two rows share a bank.
+template <int COLUMNS> MD_FUNCTION int rounded_at(int row, int chunk) {
+  return COLUMNS % 64 ? row * (COLUMNS + 8) + chunk * 8 : row * COLUMNS + (chunk ^ (row & 7)) * 8;
+}
+template <int COLUMNS, class T> MD_FUNCTION void turn_rounded(T *rows, const float *c, int lane) {
+  #pragma unroll
+  for (int i = 0; i < COLUMNS / 4; i++) {
+    const float pair[2] = {c[2 * i], c[2 * i + 1]};
+    const int row = (lane >> 2) + i % 2 * 8;
+    md_write<2>(rows + rounded_at<COLUMNS>(row, i / 2) + (lane & 3) * 2, pair);
+  }
+}
