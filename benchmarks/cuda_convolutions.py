@@ -201,7 +201,7 @@ def ours(problem: Any) -> list[Any]:
         for choice in form.kernel.choices(problem, machine):
             core = load_contraction(problem, form.kernel, choice, machine, load)
             recipe = Recipe(form, choice, (), room(problem, form, core.workspace))
-            found.append(build(problem, recipe, core, load))
+            found.append(build(problem, recipe, core, machine, load))
     return found
 
 
@@ -220,7 +220,8 @@ def cudnn(problem: Any) -> list[Any]:
     from minidnn.backends.cuda.machine import machine_of
     from minidnn.errors import UnsupportedError
 
-    load, found = partial(load_launches, arch=machine_of(0).arch), []
+    machine, found = machine_of(0), []
+    load = partial(load_launches, arch=machine.arch)
     for stages in dict.fromkeys((fusable_stages(problem), 0)):
         form = Form(CONVOLUTION, stages)
         graph = graph_of(problem, CONVOLUTION, stages, target(problem, form))
@@ -234,7 +235,7 @@ def cudnn(problem: Any) -> list[Any]:
             config = plan.config
             size = room(problem, form, plan.workspace)
             recipe = Recipe(form, config.engine, config.knobs, size)
-            found.append(build(problem, recipe, plan, load))
+            found.append(build(problem, recipe, plan, machine, load))
     return found
 
 

@@ -18,10 +18,10 @@ from minidnn.fusion.functions import LayerFunction
 from minidnn.fusion.region import (
     FusedContraction,
     FusedElements,
+    FusedGradient,
     FusedNormalization,
     FusedSequence,
     FusedSums,
-    SummedGradient,
 )
 from minidnn.graph.attributes import brief
 from minidnn.graph.ir import Graph
@@ -42,7 +42,7 @@ register(FusedContraction)
 register(FusedElements)
 register(FusedNormalization)
 register(FusedSums)
-register(SummedGradient)
+register(FusedGradient)
 register(LayerFunction)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,12 +15,12 @@ from minidnn.fusion.sequence import Schedule
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Operator
-from minidnn.graph.operators import LayerNorm, Reduce, Variance
+from minidnn.graph.operators import Conv2dInputGradient, LayerNorm, Reduce, Variance
 from minidnn.graph.types import TensorType
 
 __all__ = [
     *("FusedContraction", "FusedElements", "FusedNormalization", "FusedSequence", "FusedSums"),
-    *("Region", "SummedGradient"),
+    *("Region", "FusedGradient"),
     *("constants", "sum_alone", "window_alone"),
 ]
 
@@ -212,14 +212,20 @@ class FusedSums(Region):
 
 
 @dataclass(frozen=True, eq=False)
-class SummedGradient(Region):
-    """The gradient of a convolution for its input, and a region of sums that reads it.  ``body`` is
-    the gradient's node, then those of the sums.  The first result is the gradient itself, if others
-    read it; those of the sums follow."""
+class FusedGradient(Region):
+    """The gradient of a convolution for its input, with what is computed in front of it and sums
+    behind it.  ``body`` is the nodes that make the gradient that it reads, if any of them are here,
+    its own, and those of the sums, if there are any.  Results are, in this order, what is made in
+    front, the gradient itself, if others read it, and what the sums give."""
+
+    @cached_property
+    def _place(self) -> int:
+        nodes = self.body.nodes
+        return next(i for i, node in enumerate(nodes) if isinstance(node.op, Conv2dInputGradient))
 
     @property
     def gradient(self) -> Node:
-        return self.body.nodes[0]
+        return self.body.nodes[self._place]
 
     @cached_property
     def is_kept(self) -> bool:
@@ -227,13 +233,24 @@ class SummedGradient(Region):
         return self.gradient.output in self.body.outputs
 
     @cached_property
-    def sums(self) -> FusedSums:
+    def front(self) -> Graph | None:
+        """What makes the gradient that is read."""
+        nodes = self.body.nodes[: self._place]
+        return self._part(nodes, [], [nodes[-1].output]) if nodes else None
+
+    @cached_property
+    def sums(self) -> FusedSums | None:
         """The region of sums, the gradient its first operand."""
-        first, *nodes = self.body.nodes
-        made = {value for node in self.body.nodes for value in node.outputs}
-        read = dict.fromkeys(v for node in nodes for v in node.inputs if v not in made)
-        outputs = self.body.outputs[self.is_kept :]
-        return FusedSums(Graph([first.output, *read], outputs, nodes, self.body.name))
+        nodes = self.body.nodes[self._place + 1 :]
+        outputs = self.body.outputs[(self._place > 0) + self.is_kept :]
+        return FusedSums(self._part(nodes, [self.gradient.output], outputs)) if nodes else None
+
+    def _part(
+        self, nodes: Sequence[Node], first: Sequence[Value], outputs: Sequence[Value]
+    ) -> Graph:
+        made = {value for node in nodes for value in node.outputs}
+        read = dict.fromkeys((*first, *(v for node in nodes for v in node.inputs if v not in made)))
+        return Graph(list(read), list(outputs), list(nodes), self.body.name)
 
 
 @dataclass(frozen=True, eq=False)

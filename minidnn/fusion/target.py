@@ -133,6 +133,11 @@ class Target:
         it; None if it can."""
         return "this device adds up stored values"
 
+    def refuse_front(self, gradient: Node, sequence: Node) -> str | None:
+        """Why a gradient of a convolution for its image cannot be computed together with the
+        sequence that makes the gradient that it reads; None if it can."""
+        return "this device reads stored gradients"
+
     @property
     def stores_summed(self) -> bool:
         """Whether sums can store what they compute on the way."""

@@ -91,7 +91,7 @@ def _measured(
     for choice in kernel.choices(problem, machine):
         core = load_contraction(problem, kernel, choice, machine, load)
         recipe = Recipe(form, choice, (), room(problem, form, core.workspace))
-        built.append(build(problem, recipe, core, load))
+        built.append(build(problem, recipe, core, machine, load))
     if not built:
         return {"why_not": "it has no shape of tiles for these sizes"}
     given, expected = arrays(operands)

@@ -19,6 +19,7 @@ from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
 from minidnn.passes.keep_layers import KEEP_LAYERS
 from minidnn.passes.launch_together import LAUNCH_TOGETHER
 from minidnn.passes.layout import LAYOUT
+from minidnn.passes.make_in_front import MAKE_IN_FRONT
 from minidnn.passes.mix_precision import MIX_PRECISION
 from minidnn.passes.multiply_bytes import MULTIPLY_BYTES
 from minidnn.passes.normalize_channels import NORMALIZE_CHANNELS
@@ -74,6 +75,7 @@ PIPELINE: tuple[Pass, ...] = (
     COMPUTE_TOGETHER,
     LAUNCH_TOGETHER,
     SUM_BEHIND,
+    MAKE_IN_FRONT,
     LAYOUT,
     PLACE_CONCAT,
     PLACE_PARTS,

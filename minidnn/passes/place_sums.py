@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from minidnn.fusion.region import FusedContraction, SummedGradient
+from minidnn.fusion.region import FusedContraction, FusedGradient
 from minidnn.graph.ir import Graph, Node, Rewriter
 from minidnn.graph.operator import Contraction
 from minidnn.graph.operators import Conv2dInputGradient, Conv2dWeightGradient, MatMul
@@ -19,7 +19,7 @@ from minidnn.passes.infrastructure import Context, Pass
 
 _PRODUCTS = (
     *(Contraction, FusedContraction, Conv2dInputGradient, Conv2dWeightGradient, MatMul),
-    SummedGradient,
+    FusedGradient,
 )
 
 

@@ -14,7 +14,7 @@ layers apart.
 from __future__ import annotations
 
 from minidnn.fusion.collapse import UNFUSED
-from minidnn.fusion.region import FusedContraction, FusedSums, SummedGradient
+from minidnn.fusion.region import FusedContraction, FusedGradient, FusedSums
 from minidnn.fusion.stacks import Groups
 from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.operator import Contraction
@@ -50,8 +50,8 @@ def _contraction(body: Graph) -> FusedContraction:
     return FusedContraction(flat(body))
 
 
-def _summed_gradient(body: Graph) -> SummedGradient:
-    return SummedGradient(flat(body))
+def _summed_gradient(body: Graph) -> FusedGradient:
+    return FusedGradient(flat(body))
 
 
 def _refusal(groups: Groups, made: Node, node: Node, context: Context) -> str | None:

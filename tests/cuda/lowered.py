@@ -132,7 +132,7 @@ class EmulatedProgram:
             if isinstance(task.work, ContractionProblem):
                 own = kernel(task.work)
                 form = Form(own[0], len(task.work.stages))
-                before = prepare_of(task.work, form)
+                before = prepare_of(task.work, form, H200)
                 workspaces[task.node] = room(task.work, form, 0)
                 self.kernels[task.work] = own, before
                 launches += [one for one in (own[1], before) if one is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from minidnn.backends.cuda.contraction.kernel_registry import KERNELS
 from minidnn.backends.cuda.contraction.problem import Address, Addresses, ContractionProblem
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.task import InWorkspace, Task
-from minidnn.fusion.region import SummedGradient
+from minidnn.fusion.region import FusedGradient
 from minidnn.graph.ir import Value
 from minidnn.graph.types import rounded_to
 from minidnn.runtime.bits import from_bits, to_bits
@@ -89,7 +89,7 @@ def tasks_of(shape: tuple[int, ...], inner: int, dtype: str) -> list[Task]:
     net = L.Sequential(stem, Bottleneck(shape[1], inner) if inner else Windows(shape[1]))
     plan = planned(net, (shape[0], 3, *shape[2:]), dtype)
     tasks = lower_plan(plan, H200, tf32=False)
-    found = [task for task in tasks if isinstance(task.node.op, SummedGradient)]
+    found = [task for task in tasks if isinstance(task.node.op, FusedGradient)]
     return list({task.work: task for task in found}.values())
 
 
@@ -140,32 +140,41 @@ def addresses(task: Task, places: Mapping[Value, int], room: int) -> Addresses:
         return places[pointer]
 
     x, w, y, *rest = map(place, task.pointers)
-    return Addresses(x, w, y, workspace=room, behind=tuple(rest))
+    front = problem_of(task).front
+    first = 0 if front is None else len(front.read)
+    return Addresses(x, w, y, workspace=room, behind=tuple(rest[first:]), front=tuple(rest[:first]))
 
 
-def expected(task: Task, given: list[np.ndarray]) -> dict[Value, np.ndarray]:
-    """What the nodes of a region compute one by one, each rounded as its dtype says."""
+def expected(
+    task: Task, given: list[np.ndarray], found: Sequence[np.ndarray] = ()
+) -> dict[Value, np.ndarray]:
+    """What the nodes of a region compute one by one, each rounded as its dtype says, and of what
+    was ``found`` of tensors, if it was."""
     op = task.node.op
-    assert isinstance(op, SummedGradient)
+    assert isinstance(op, FusedGradient)
     values = dict(zip(op.body.inputs, given, strict=True))
+    stored = dict(zip(op.body.outputs, found, strict=False))
+    results = {}
     for node in op.body.nodes:
         made = node.op.reference(*(values[value] for value in node.inputs))
         for value, array in zip(node.outputs, made, strict=True):
-            values[value] = rounded_to(value.dtype, array).astype(np.float32)
-    return values
+            results[value] = rounded_to(value.dtype, array).astype(np.float32)
+            values[value] = stored.get(value, results[value])
+    return results
 
 
 def check(task: Task, given: list[np.ndarray], found: list[np.ndarray]) -> None:
     """Holds results to those of the nodes one by one.
 
-    Some gradients are rounded the other way, as products are added up in another order: of the
-    sums nine of ten channels do not differ for it, and the others little.
+    Some gradients are rounded the other way, as products are added up in another order, so what
+    follows from stored ones is held to what was found of them.  Of those that are not stored, nine
+    of ten channels' sums do not differ for it, and the others little.
     """
     op = task.node.op
-    assert isinstance(op, SummedGradient)
-    values = expected(task, given)
+    assert isinstance(op, FusedGradient)
+    values, error = expected(task, given, found), EPSILON[problem_of(task).x.dtype]
     for value, one in zip(op.body.outputs, found, strict=True):
-        right, error = values[value], EPSILON[problem_of(task).x.dtype]
+        right = values[value]
         assert one.shape == right.shape
         if one.ndim == 1:
             most = np.abs(right).max()
@@ -174,5 +183,17 @@ def check(task: Task, given: list[np.ndarray], found: list[np.ndarray]) -> None:
         else:
             # What a gradient is added to may leave less of it than its own rounding.
             apart, gradient = np.abs(one - right), values[op.gradient.output]
+            beside = np.abs(gradient) if gradient.shape == right.shape else 0.0
+            bound = error * (np.abs(right) + beside) + _slack(op, right, given)
             assert (apart > 1e-6).mean() <= 1e-2
-            assert (apart <= error * (np.abs(right) + np.abs(gradient)) + 1e-5).all()
+            assert (apart <= bound).all(), f"{value}: {(apart - bound).max()} beyond the bound"
+
+
+def _slack(op: FusedGradient, right: np.ndarray, given: list[np.ndarray]) -> float | np.ndarray:
+    """How far a result may be off where products cancel: of windows there are many, so by the sum
+    of what they are without their signs."""
+    known = dict(zip(op.body.inputs, given, strict=True))
+    y, w = op.gradient.inputs
+    if w.shape[2:] == (1, 1) or right.shape != op.gradient.output.shape:
+        return 1e-5
+    return 1e-5 + np.float32(1e-6) * op.gradient.op.reference(abs(known[y]), abs(known[w]))[0]

@@ -64,7 +64,7 @@ def said(launch: Launch, registers: int) -> str:
 
 
 def work_of(problem: ContractionProblem, form: Form, core: Any, engine: int) -> ContractionWork:
-    around = prepare_of(problem, form), finish_of(problem, form)
+    around = prepare_of(problem, form, H200), finish_of(problem, form)
     first, last = (
         None if launch is None else loaded(launch, registers)
         for launch, registers in zip(around, (20, 30), strict=True)
@@ -100,7 +100,7 @@ def test_kernels_around_the_core_tell_too() -> None:
     form = Form("halo", len(stem.stages))
     launch = HALO.launches(stem, HALO.choices(stem, H200)[0], H200)[0]
     core = LoadedContraction(stem, HALO, 0, H200, [loaded(launch, 168)])
-    gather = prepare_of(stem, form)
+    gather = prepare_of(stem, form, H200)
     assert gather is not None
     _, *kernels = work_of(stem, form, core, 0).describe().split("; ")
     assert kernels == [f"before it {said(gather, 20)}", said(launch, 168)]

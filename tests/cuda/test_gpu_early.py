@@ -34,7 +34,7 @@ def recipes(problem: ContractionProblem) -> list[Built]:
 
     tuning = tune.Tuning(machine, "exhaustive", 1 << 30, load)
     return [
-        build(problem, recipe, core, load)
+        build(problem, recipe, core, machine, load)
         for form in forms_of(problem, machine)
         for recipe, core in tune._candidates(problem, form, MOST, tuning)
     ]

@@ -140,7 +140,7 @@ def candidates(problem: ContractionProblem) -> list[Built]:
     load = LaunchLoader(machine.arch)
     tuning = tune.Tuning(machine, "exhaustive", 1 << 30, load)
     return [
-        build(problem, recipe, core, load)
+        build(problem, recipe, core, machine, load)
         for form in forms_of(problem, machine)
         for recipe, core in tune._candidates(problem, form, None, tuning)
     ]

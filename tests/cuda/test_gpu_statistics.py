@@ -32,7 +32,7 @@ def computed(problem: ContractionProblem, kernel: Any, choice: int, x: Any, w: A
     machine = machine_of(0)
     load = partial(load_launches, arch=machine.arch)
     core = load_contraction(problem, kernel, choice, machine, load)
-    built = build(problem, Recipe(Form(kernel.name, 0), choice), core, load)
+    built = build(problem, Recipe(Form(kernel.name, 0), choice), core, machine, load)
     filters, pixels = len(w), len(x) * x.shape[2] * x.shape[3]
     y = cupy.full((pixels, filters), 0xFFFF, np.uint16)
     mean, variance = (cupy.full(filters, np.nan, np.float32) for _ in range(2))

@@ -215,7 +215,7 @@ def book(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Book:
         "own": own,
         "measured": measured,
         "core_of": core_of,
-        "build": lambda problem, recipe, core, load: built(problem, recipe),
+        "build": lambda problem, recipe, core, machine, load: built(problem, recipe),
         "turn": lambda device: nullcontext(),
         "cupy": lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)),
     }.items():
@@ -300,7 +300,7 @@ def test_forms_are_built_ahead_unless_a_kernel_of_ours_may_make_them_needless(
 
     monkeypatch.setattr(tune, "_candidates", candidates)
     monkeypatch.setattr(
-        tune, "build", lambda problem, recipe, core, load: Built(problem, recipe, core, None, None)
+        tune, "build", lambda problem, recipe, core, *rest: Built(problem, recipe, core, None, None)
     )
     forms = [form for form in forms_of(problem, H200) if form.kernel is None]
     ahead = tune.certain(problem, tuning)

@@ -1,7 +1,9 @@
-"""Gradients of convolutions with what is added up behind them: in the emulator."""
+"""Gradients of convolutions with what makes what they read, and with what is added up behind them:
+in the emulator."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -14,14 +16,14 @@ import pytest
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction.graphs import CONVOLUTION
 from minidnn.backends.cuda.contraction.kernel_registry import LoadedContraction
-from minidnn.backends.cuda.contraction.recipe import Built, Form, Recipe, sums_of
+from minidnn.backends.cuda.contraction.recipe import Built, Form, Recipe, prepare_of, sums_of
 from minidnn.backends.cuda.contraction.sums_behind import sweep_of
 from minidnn.backends.cuda.functions import Loaded
 from minidnn.backends.cuda.memory import aligned
 from minidnn.backends.cuda.target import HALVES
 from minidnn.backends.cuda.task import Task
 from minidnn.backends.cuda.tensor import Tensor
-from minidnn.fusion.region import SummedGradient
+from minidnn.fusion.region import FusedGradient
 from tests.cuda.cards import A100, H200
 
 from .arrays import STORED
@@ -51,8 +53,11 @@ def tasks(request: pytest.FixtureRequest) -> list[Task]:
 
 def test_there_is_every_kind(tasks: list[Task]) -> None:
     """Kept gradients behind a mask, and joins that store what they add up, of one and two
-    branches."""
+    branches; what is in front behind an activation and without; gradients that have one alone."""
+    fronts = [problem_of(task).front for task in tasks]
+    assert {len(front.operators) for front in fronts if front is not None} == {4, 7}
     behind = [problem_of(task).behind for task in tasks]
+    assert None in fronts or None in behind
     kinds = {(b.keeps, len(b.tensors), len(b.stored)) for b in behind if b is not None}
     assert (True, 1, 0) in kinds and {True, False} == {keeps for keeps, *_ in kinds}
     assert any(stored for _, _, stored in kinds)
@@ -91,7 +96,7 @@ def check_no_numbers(task: Task, given: list[np.ndarray], found: list[np.ndarray
     """NaN and infinity are where they ought to be; an odd number of chunks is multiplied by zeros
     beside the window, too, which makes NaN of them."""
     op, problem = task.node.op, problem_of(task)
-    assert isinstance(op, SummedGradient)
+    assert isinstance(op, FusedGradient)
     values = expected(task, given)
     for value, one in zip(op.body.outputs, found, strict=True):
         right = values[value]
@@ -112,12 +117,18 @@ def computed(
     backwards: bool = False,
     sides: int = 0,
 ) -> list[np.ndarray]:
-    """The node's results; what is read behind the gradient lies between so many channels."""
+    """The node's results; what is read beside the gradient lies between so many channels."""
     problem, node = problem_of(task), task.node
-    assert problem.behind is not None
-    lies = tuple(_wider(t, sides) for t in problem.behind.tensors)
-    problem = replace(problem, behind=replace(problem.behind, tensors=lies))
-    wide = task.pointers[3 : 3 + len(lies)]
+    wide, first = list[Any](), 3
+    if (front := problem.front) is not None:
+        lies = tuple(_wider(t, sides) for t in front.tensors)
+        problem = replace(problem, front=replace(front, tensors=lies))
+        wide += task.pointers[3 : 3 + len(lies)]
+        first += len(front.read)
+    if problem.behind is not None:
+        lies = tuple(_wider(t, sides) for t in problem.behind.tensors)
+        problem = replace(problem, behind=replace(problem.behind, tensors=lies))
+        wide += task.pointers[first : first + len(lies)]
     bits = {}
     for value, x in zip(node.inputs, given, strict=True):
         pads = [(0, 0), (sides * (value in wide),) * 2, (0, 0), (0, 0)][: x.ndim]
@@ -172,7 +183,7 @@ def test_a_gradient_that_is_swept_lies_in_the_workspace_unless_it_is_kept(
     tasks: list[Task],
 ) -> None:
     """Behind cuDNN's: what it takes, the gradient and the parts of sums do not overlap, and the
-    sweep reads where cuDNN writes."""
+    sweep reads where cuDNN writes; a kernel in front writes what cuDNN reads."""
     taken, begin = 1000, 1 << 20
     for task in tasks:
         problem = problem_of(task)
@@ -180,16 +191,25 @@ def test_a_gradient_that_is_swept_lies_in_the_workspace_unless_it_is_kept(
         sweep = sums_of(problem, form)
         core: Any = SimpleNamespace(workspace=taken, settled=())
         swept: Any = tuple(sweep)
-        built = Built(problem, Recipe(form, 0), core, None, None, swept)
-        places = {
-            value: i << 30 for i, value in enumerate((*task.node.inputs, *task.node.outputs), 1)
-        }
-        library, *rows = built.rows(addresses(task, places, begin), begin)
+        launch = prepare_of(problem, form, H200)
+        before: Any = None if launch is None else SimpleNamespace(launch=launch)
+        built = Built(problem, Recipe(form, 0), core, before, None, swept)
+        values = (*task.node.inputs, *task.node.outputs)
+        places = {value: i << 30 for i, value in enumerate(values, 1)}
+        at = addresses(task, places, begin)
+        rows = built.rows(at, begin)
+        if problem.front is not None:
+            taken_before = rows.pop(0).arguments
+            assert Counter(taken_before) == Counter((*at.front, at.y))
+        library, *rows = rows
         y, w, x, room = library.arguments
-        kept = problem.behind is not None and problem.behind.keeps
-        assert (y, w, room) == (places[task.node.inputs[0]], places[task.node.inputs[1]], begin)
+        kept = problem.behind is None or problem.behind.keeps
+        assert (y, w, room) == (at.y, at.w, begin)
         size = prod(problem.input.shape) * problem.x.itemsize
-        assert x == (places[task.node.outputs[0]] if kept else begin + aligned(taken))
+        assert x == (at.x if kept else begin + aligned(taken))
+        if problem.behind is None:
+            assert not rows
+            continue
         assert rows[0].arguments[0] == x and len(rows) == len(sweep)
         if len(rows) > 1:
             parts = rows[0].arguments[-1]

@@ -81,6 +81,7 @@ def test_the_pipelines_own_order_is_legal() -> None:
         "compute_together",
         "launch_together",
         "sum_behind",
+        "make_in_front",
         "layout",
         "place_concat",
         "place_parts",

@@ -6,7 +6,7 @@ from typing import Any
 
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.fusion.contraction import parts_of
-from minidnn.fusion.region import FusedContraction, SummedGradient
+from minidnn.fusion.region import FusedContraction, FusedGradient, FusedSums
 from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node, Value
@@ -201,8 +201,13 @@ def after_gradient(build: Build, context: Context | None = None) -> Graph:
     return after(build, context, (X, (2, 3, 6, 7)), steps)
 
 
-def regions(graph: Graph) -> list[SummedGradient]:
-    return [node.op for node in graph.nodes if isinstance(node.op, SummedGradient)]
+def regions(graph: Graph) -> list[FusedGradient]:
+    return [node.op for node in graph.nodes if isinstance(node.op, FusedGradient)]
+
+
+def sums_in(region: FusedGradient) -> FusedSums:
+    assert region.sums is not None
+    return region.sums
 
 
 def masked(t: Any, x: Any, y: Any) -> Any:
@@ -213,9 +218,9 @@ def masked(t: Any, x: Any, y: Any) -> Any:
 def test_a_gradient_that_others_read_is_kept() -> None:
     (region,) = regions(after_gradient(masked))
     assert region.is_kept and region.gradient.op.name == "Conv2dInputGradient"
-    assert [node.op.name for node in region.sums.reductions.values()] == ["Reduce", "Reduce"]
-    assert not region.sums.stored
-    assert region.sums.body.inputs[0] is region.gradient.output
+    assert [node.op.name for node in sums_in(region).reductions.values()] == ["Reduce", "Reduce"]
+    assert not sums_in(region).stored
+    assert sums_in(region).body.inputs[0] is region.gradient.output
 
 
 def test_a_gradient_that_is_added_up_alone_is_not_kept() -> None:
@@ -225,7 +230,7 @@ def test_a_gradient_that_is_added_up_alone_is_not_kept() -> None:
 
     (region,) = regions(after_gradient(build))
     assert not region.is_kept
-    assert [value.shape for value in region.sums.stored.values()] == [X]
+    assert [value.shape for value in sums_in(region).stored.values()] == [X]
 
 
 def test_of_two_gradients_one_is_computed_with_the_sums() -> None:

@@ -13,9 +13,9 @@ from ...fusion.functions import LayerFunction
 from ...fusion.region import (
     FusedContraction,
     FusedElements,
+    FusedGradient,
     FusedSequence,
     FusedSums,
-    SummedGradient,
     sum_alone,
     window_alone,
 )
@@ -58,6 +58,7 @@ from .channels import print_take_channels
 from .constants import Data
 from .contraction.behind import recorded
 from .contraction.bytes import is_by_channel, packed_filter, why_not_bytes
+from .contraction.in_front import in_front
 from .contraction.problem import (
     Address,
     BytesOnly,
@@ -159,8 +160,8 @@ class _Lowering:
             return self._contraction(node)
         if isinstance(op, (Conv2dInputGradient, Conv2dWeightGradient)):
             return (self._gradient(node),)
-        if isinstance(op, SummedGradient):
-            return (self._summed_gradient(node, op),)
+        if isinstance(op, FusedGradient):
+            return (self._fused_gradient(node, op),)
         if isinstance(op, SumOverRanks):
             return self._sum_over_ranks(node, op)
         if isinstance(op, Concat):
@@ -352,8 +353,9 @@ class _Lowering:
         _, weight = self._filter(node, found.weight, found.problem)
         return Task(node, found.problem, (placed_at(found.source), weight, placed_at(found.result)))
 
-    def _summed_gradient(self, node: Node, op: SummedGradient) -> Task:
-        """The gradient, with what is read behind it, what is stored there, and the sums."""
+    def _fused_gradient(self, node: Node, op: FusedGradient) -> Task:
+        """The gradient, with what is read in front of it, what is read and stored behind it, and
+        the sums."""
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
         made = op.gradient.output
@@ -364,19 +366,24 @@ class _Lowering:
 
         rest = (self.tf32, self.accuracy, self.deterministic)
         found = gradient_of(op.gradient, lies, lambda value: False, *rest)
-        sums = op.sums
-        read = [value for value in sums.body.inputs[1:] if value.shape == sums.shape]
-        stored = list(map(lies, sums.stored.values()))
-        behind, others = recorded(sums, made, list(map(lies, read)), stored, op.is_kept)
-        results = (*sums.stored, *sums.reductions)
+        problem = found.problem
         pointers: list[Pointer] = [
             Address(outer[made], found.source.bytes) if op.is_kept else InWorkspace(0),
             pointer_to(outer[found.weight]),
             Address(outer[found.result.value], found.result.bytes),
-            *(pointer_to(outer[value]) for value in others),
-            *(node.outputs[op.is_kept + i] for i in results),
         ]
-        problem = replace(found.problem, behind=behind)
+        if op.front is not None:
+            front, others = in_front(op.front, lies)
+            problem = replace(problem, front=front)
+            pointers += (pointer_to(outer[value]) for value in others)
+        if (sums := op.sums) is not None:
+            read = [value for value in sums.body.inputs[1:] if value.shape == sums.shape]
+            stored = list(map(lies, sums.stored.values()))
+            behind, others = recorded(sums, made, list(map(lies, read)), stored, op.is_kept)
+            problem = replace(problem, behind=behind)
+            pointers += (pointer_to(outer[value]) for value in others)
+            first = (op.front is not None) + op.is_kept
+            pointers += (node.outputs[first + i] for i in (*sums.stored, *sums.reductions))
         return Task(node, problem, tuple(pointers))
 
     def _filter(

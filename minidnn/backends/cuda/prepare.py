@@ -84,11 +84,13 @@ class ContractionWork:
         first = len(problem.others)
         second = first + len(problem.vectors)
         third = second + len(problem.before_vectors)
+        fourth = third + (0 if problem.front is None else len(problem.front.read))
         read = (pointers[1], *pointers[3 + first : 3 + third])
         at = Addresses(
             *(x, w, y, tuple(rest[:first]), tuple(rest[first:second])),
             before=tuple(rest[second:third]),
-            behind=tuple(rest[third:]),
+            front=tuple(rest[third:fourth]),
+            behind=tuple(rest[fourth:]),
             are_settled=all(isinstance(pointer, Data) for pointer in read),
         )
         return self.built.rows(at, operands(InWorkspace(self.left)))

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import gcd, prod
 
-from ...fusion.region import FusedSums
+from ...fusion.region import FusedSums, Region
 from ...graph.ir import Node, Value
 from ...graph.operator import Elementwise
 from ...graph.operators import Reduce, Variance
@@ -300,7 +300,7 @@ def found_in(op: FusedSums) -> tuple[Total | MeanAndVariance, ...]:
     )
 
 
-def print_values(code: Code, op: FusedSums, given: Mapping[Value, str]) -> dict[Value, str]:
+def print_values(code: Code, op: Region, given: Mapping[Value, str]) -> dict[Value, str]:
     """Prints what a region computes of one element of each operand, which are ``given``; what each
     value is."""
     names = dict(given)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...fusion.contraction import parts_of, why_not_point_by_point
 from ...fusion.functions import LayerFunction, LibraryFunction, LibraryFunctions
-from ...fusion.region import FusedContraction, FusedSequence, FusedSums, SummedGradient
+from ...fusion.region import FusedContraction, FusedGradient, FusedSequence, FusedSums
 from ...fusion.stacks import reads_otherwise
 from ...fusion.target import Target
 from ...graph.ir import Node, Value
@@ -32,6 +32,7 @@ from ...graph.types import BYTES
 from .channels import MOST_SIDE_BY_SIDE
 from .contraction.chunks import LANES
 from .contraction.gather import gather_precision, wants_gather
+from .contraction.in_front import MOST_IN_FRONT
 from .contraction.problem import lies_one_way
 from .library.support import PRODUCTS, layer_functions, product_gradient, takes_layouts
 from .prelude import TYPES
@@ -102,7 +103,7 @@ class CudaTarget(Target):
         if not _takes_layouts(node):
             return (PLANAR,)
         exact = self.is_exact(node)
-        if isinstance(op, SummedGradient):
+        if isinstance(op, FusedGradient):
             return (CHANNELS_LAST,)
         if isinstance(op, _GRADIENTS):
             return (PLANAR,) if exact else (CHANNELS_LAST,)
@@ -188,6 +189,27 @@ class CudaTarget(Target):
             return "its padding is wider than its window"
         return None
 
+    def refuse_front(self, gradient: Node, sequence: Node) -> str | None:
+        assert isinstance(sequence.op, FusedSequence)
+        if self.any_size:
+            return "kernels for some sizes do so"
+        if gradient.output.dtype not in HALVES or not _is_pointwise(gradient):
+            return "only kernels of 1x1 convolutions in half precision do so"
+        if any(channels % LANES for channels in gradient.inputs[1].shape[:2]):
+            return f"its channels are no multiple of {LANES}"
+        made, nodes = sequence.output, sequence.op.body.nodes
+        if any(node.output.shape != made.shape for node in nodes):
+            return "it computes vectors"
+        tensors = [value for value in sequence.inputs if value.shape == made.shape]
+        if any(value.dtype != made.dtype for value in tensors):
+            return "what it reads has several dtypes"
+        if len(tensors) > MOST_IN_FRONT:
+            return f"it reads more than {MOST_IN_FRONT} tensors"
+        vectors = [value for value in sequence.inputs if value.shape != made.shape]
+        if any((v.dtype, v.type.size) != ("float32", made.shape[1]) for v in vectors):
+            return "it reads other values than tensors and vectors of float32"
+        return None
+
     @property
     def stores_summed(self) -> bool:
         return True
@@ -220,14 +242,14 @@ class CudaTarget(Target):
         sums = (FusedContraction, FusedSums, Concat)
         if value.type.rank == 1 and isinstance(node.op, sums):
             return None
-        if isinstance(node.op, (Reorder, SummedGradient, *_GRADIENTS)) or not _takes_layouts(node):
+        if isinstance(node.op, (Reorder, FusedGradient, *_GRADIENTS)) or not _takes_layouts(node):
             return f"{node.op.name} writes a value of its own"
         if value.type.rank != 4:
             return f"it has rank {value.type.rank}"
         return None
 
     def refuse_part(self, node: Node, value: Value, channel: int) -> str | None:
-        gradient = isinstance(node.op, SummedGradient) and value in _multiplied(node, node.op)
+        gradient = isinstance(node.op, FusedGradient) and value in _multiplied(node, node.op)
         if gradient or isinstance(node.op, _GRADIENTS):
             return "cuDNN copies it each time where pixels do not follow each other"
         contracts = isinstance(node.op, (Contraction, FusedContraction))
@@ -269,7 +291,7 @@ def _takes_layouts(node: Node) -> bool:
         return True
     if isinstance(node.op, TakeChannels):
         return node.output.dtype in TYPES and node.output.shape[1] <= MOST_SIDE_BY_SIDE
-    regions = (FusedSequence, FusedSums, SummedGradient)
+    regions = (FusedSequence, FusedSums, FusedGradient)
     return isinstance(node.op, (*regions, Windowed, AdaptiveAvgPool2d, Reorder))
 
 
@@ -286,10 +308,18 @@ def _weight(node: Node) -> Value:
     return weight
 
 
-def _multiplied(node: Node, op: SummedGradient) -> list[Value]:
+def _multiplied(node: Node, op: FusedGradient) -> list[Value]:
     """The operands of a region that its gradient reads."""
     outer = zip(op.body.inputs, node.inputs, strict=True)
     return [value for inner, value in outer if inner in op.gradient.inputs]
+
+
+def _is_pointwise(gradient: Node) -> bool:
+    """Whether a gradient for an image is that of a matrix product of pixels and filters."""
+    assert isinstance(gradient.op, Conv2dInputGradient)
+    geometry, kernel = gradient.op.convolution, gradient.inputs[1].shape[2:]
+    plain = geometry.groups == 1 and geometry.padding == ((0, 0), (0, 0))
+    return plain and (*kernel, *geometry.stride) == (1, 1, 1, 1)
 
 
 def _is_linear(node: Node) -> bool:

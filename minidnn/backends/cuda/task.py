@@ -33,9 +33,9 @@ class Task:
     """What computes a node, or a part of one.
 
     A launch takes ``pointers`` in its kernel's order; a contraction image, filter, result, then
-    the other tensors, the vectors of what follows, those of what comes before, then what is read
-    behind it, what is stored there, and sums; sums over ranks all operands, then all results, and
-    so does a function of cuDNN's.
+    the other tensors, the vectors of what follows, those of what comes before, then what is read in
+    front of a gradient, what is read behind it, what is stored there, and sums; sums over ranks all
+    operands, then all results, and so does a function of cuDNN's.
     """
 
     node: Node

@@ -37,6 +37,7 @@ class BackwardKernel(ContractionKernel):
         self.name = f"backward {forward.name}"
         self.accuracies = forward.accuracies
         self.adds_up = forward.adds_up
+        self.makes_front = forward.makes_front
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if _steps(problem):

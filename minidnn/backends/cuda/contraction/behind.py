@@ -13,6 +13,10 @@ from ....graph.operators import Reduce, Variance
 from ....graph.types import TensorType
 from ..tensor import Tensor
 
+Operators = tuple[tuple[Operator, tuple[int, ...]], ...]
+"""Each with the values that it reads, which are numbers: first those that are read, then those that
+the operators make."""
+
 
 @dataclass(frozen=True)
 class SumsBehind:
@@ -31,7 +35,7 @@ class SumsBehind:
     """
 
     read: tuple[TensorType, ...]
-    operators: tuple[tuple[Operator, tuple[int, ...]], ...]
+    operators: Operators
     results: tuple[int, ...]
     tensors: tuple[Tensor, ...] = ()
     stored: tuple[Tensor, ...] = ()
@@ -56,23 +60,35 @@ def recorded(
     """A region behind what makes its operand ``first``; and its other operands, tensors first."""
     others = [value for value in op.body.inputs if value is not first]
     others.sort(key=lambda value: value.shape != op.shape)
-    number = {value: i for i, value in enumerate((first, *others))}
-    operators = []
-    for node in op.body.nodes:
-        operators.append((node.op, tuple(number[value] for value in node.inputs)))
-        number[node.output] = len(number)
+    number, operators = numbered((first, *others), op.body.nodes)
     read = tuple(value.type for value in (first, *others))
     results = tuple(number[value] for value in op.body.outputs)
-    made = SumsBehind(read, tuple(operators), results, tuple(tensors), tuple(stored), keeps)
+    made = SumsBehind(read, operators, results, tuple(tensors), tuple(stored), keeps)
     return made, others
+
+
+def numbered(read: Sequence[Value], nodes: Sequence[Node]) -> tuple[dict[Value, int], Operators]:
+    """The numbers of values that are read and of those that nodes make, and these as operators."""
+    number = {value: i for i, value in enumerate(read)}
+    operators = []
+    for node in nodes:
+        operators.append((node.op, tuple(number[value] for value in node.inputs)))
+        number[node.output] = len(number)
+    return number, tuple(operators)
+
+
+def rebuilt(read: Sequence[TensorType], operators: Operators) -> tuple[list[Value], list[Node]]:
+    """Values by their numbers, and the nodes again."""
+    values, nodes = [Value(type, f"x{i}") for i, type in enumerate(read)], list[Node]()
+    for i, (op, operands) in enumerate(operators):
+        nodes.append(Node(op, [values[k] for k in operands], f"n{i}"))
+        values.append(nodes[-1].output)
+    return values, nodes
 
 
 @cache
 def region_of(behind: SumsBehind) -> FusedSums:
     """The region again; its operands are in the order of ``read``."""
-    read = [Value(type, f"x{i}") for i, type in enumerate(behind.read)]
-    values, nodes = list(read), []
-    for i, (op, operands) in enumerate(behind.operators):
-        nodes.append(Node(op, [values[k] for k in operands], f"n{i}"))
-        values.append(nodes[-1].output)
-    return FusedSums(Graph(read, [values[i] for i in behind.results], nodes, "behind"))
+    values, nodes = rebuilt(behind.read, behind.operators)
+    read, results = values[: len(behind.read)], [values[i] for i in behind.results]
+    return FusedSums(Graph(read, results, nodes, "behind"))

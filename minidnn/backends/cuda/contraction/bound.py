@@ -27,6 +27,9 @@ def least_milliseconds(problem: ContractionProblem, form: Form, machine: Machine
     read = [stage.index for stage in problem.stages[: form.stages] if stage.mode == "add"]
     weights = prod(problem.w.shape) * ITEMSIZE[problem.w.dtype]
     seconds += _seconds(machine, x + weights + y + sum(others[i] for i in read))
+    if problem.front is not None:
+        read_before = sum(_bytes(t, batch) for t in problem.front.tensors)
+        seconds += _seconds(machine, read_before if form.front else read_before + y)
     if form.packed or form.stages < len(problem.stages):
         left, _, _ = used(problem, form.stages)
         seconds += _seconds(machine, 2 * y + sum(others[i] for i in left))

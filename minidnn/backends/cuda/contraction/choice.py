@@ -118,7 +118,9 @@ class Choice:
     def _remembered(self, problem: ContractionProblem) -> Built:
         waiting = self._cores.get(problem)
         core = self._core(problem) if waiting is None else waiting.result()
-        return build(problem, self._known[problem][0], core, self._tuning.load)
+        return build(
+            problem, self._known[problem][0], core, self._tuning.machine, self._tuning.load
+        )
 
     def _measured(self, problems: Sequence[ContractionProblem]) -> dict[ContractionProblem, Built]:
         tuning = self._tuning

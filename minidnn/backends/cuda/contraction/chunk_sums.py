@@ -72,16 +72,20 @@ def steps(problem: ContractionProblem) -> list[int]:
 
 
 def arguments(
-    problem: ContractionProblem, at: Addresses, numbers: Sequence[int]
+    problem: ContractionProblem,
+    first: Sequence[KernelArgument],
+    at: Addresses,
+    numbers: Sequence[int],
 ) -> list[list[KernelArgument]]:
-    """What a kernel that adds up takes, and what joins the parts that its blocks leave."""
+    """What a kernel takes, ``first`` what it takes in any case, and what joins the parts that its
+    blocks leave, if there are sums."""
     behind, size = problem.behind, problem.y.itemsize
-    assert behind is not None
-    reads = (at.x, at.w, *at.others, *at.vectors, *at.before)
+    if behind is None:
+        return [[*first, *numbers]]
     lies = (*behind.tensors, *(None for _ in behind.vectors), *behind.stored)
     swept = [a + t.offset * size if t else a for a, t in zip(at.behind, lies, strict=False)]
     sums = at.behind[len(lies) :]
-    return [[*reads, at.y, *swept, at.workspace, *numbers], [at.workspace, *sums]]
+    return [[*first, *swept, at.workspace, *numbers], [at.workspace, *sums]]
 
 
 def totals_text(behind: SumsBehind) -> str:

@@ -16,10 +16,15 @@ def forms_of(problem: ContractionProblem, machine: Machine) -> list[Form]:
     if problem.any_size:
         return _of_any_size(problem)
     stages = len(problem.stages)
-    priced = [
-        (kernel.price(problem), Form(kernel.name, stages))
+    possible = [
+        (kernel, Form(kernel.name, stages, front=front))
         for kernel in KERNELS.values()
-        if kernel.refusal(problem, machine) is None
+        for front in ((False,) if problem.front is None else (True, False))
+    ]
+    priced = [
+        (kernel.price(problem), form)
+        for kernel, form in possible
+        if kernel.refusal(form.of_core(problem), machine) is None
     ]
     cudnn = _by_cudnn(problem)
     priced += [(1.0, form) for form in cudnn[:1]]

@@ -171,9 +171,8 @@ class HaloKernel(ContractionKernel):
     def arguments(
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
     ) -> list[list[KernelArgument]]:
-        if problem.behind is None:
-            return super().arguments(problem, choice, at, machine)
-        return chunk_sums.arguments(problem, at, self.numbers(problem, choice, machine))
+        first = (at.x, at.w, *at.others, *at.vectors, at.y)
+        return chunk_sums.arguments(problem, first, at, self.numbers(problem, choice, machine))
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
         if problem.behind is None:

@@ -24,12 +24,14 @@ class ContractionKernel(ABC):
         accuracies: for which it is exact enough.
         directions: which of the three contractions of a convolution it computes.
         adds_up: whether it computes what is added up behind the contraction.
+        makes_front: whether it computes what stands in front of a gradient.
     """
 
     name: str
     accuracies: tuple[str, ...] = ACCURACIES
     directions: tuple[Direction, ...] = ("forward",)
     adds_up: bool = False
+    makes_front: bool = False
 
     def refusal(self, problem: ContractionProblem, machine: Machine) -> str | None:
         """Why it is not tried for a problem on a machine; None if it is."""
@@ -37,6 +39,8 @@ class ContractionKernel(ABC):
             return f"it computes no {problem.direction}"
         if problem.accuracy not in self.accuracies:
             return "it is less accurate than direct sums"
+        if problem.front is not None and not self.makes_front:
+            return "it computes nothing in front of a gradient"
         return self.why_not(problem, machine) or self.why_slow(problem)
 
     @abstractmethod

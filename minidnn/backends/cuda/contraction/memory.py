@@ -12,6 +12,7 @@ from ....graph.types import ITEMSIZE
 from ..memory import with_room
 from .behind import SumsBehind
 from .bytes import header_bytes
+from .in_front import InFront
 from .problem import Addresses, ContractionProblem, spec_of
 
 
@@ -51,6 +52,8 @@ def _scratch(
     )
     if problem.behind is not None:
         at = replace(at, behind=_behind(problem, problem.behind, tensor))
+    if problem.front is not None:
+        at = replace(at, front=_front(problem, problem.front, tensor))
     room = arrays.allocate(workspace) if workspace else None
     kept.append(room)
     return at, 0 if room is None else int(room.ptr), kept
@@ -68,6 +71,16 @@ def _behind(
         *(tensor(vector, 0) for vector in vectors),
         *(tensor(spec_of(t, problem.batch), t.offset) for t in behind.stored),
         *(tensor(one, 0) for one in sums),
+    )
+
+
+def _front(
+    problem: ContractionProblem, front: InFront, tensor: Callable[[TensorSpec, int], int]
+) -> tuple[int, ...]:
+    """What is read in front of a gradient."""
+    return (
+        *(tensor(spec_of(t, problem.batch), t.offset) for t in front.tensors),
+        *(tensor(_vector(problem.y.channels, dtype), 0) for dtype in front.vectors),
     )
 
 

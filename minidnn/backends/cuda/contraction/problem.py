@@ -23,6 +23,7 @@ from ..pointwise import CHAIN, Argument, PointStep
 from ..tensor import Tensor
 from .behind import SumsBehind
 from .gather import Gathering, gather_of, gather_precision, wants_gather
+from .in_front import InFront
 
 Pair = tuple[int, int]
 Direction = Literal["forward", "gradient of the image", "gradient of the filter"]
@@ -79,6 +80,8 @@ class ContractionProblem:
     deterministic: bool = True
     #: What is added up of the result, if anything is.
     behind: SumsBehind | None = None
+    #: What makes the gradient that a gradient reads, and that it stores, too.
+    front: InFront | None = None
     #: Of bytes whether sums begin with other numbers than 0, or what lies outside is not 0.
     shifted: bool = False
     #: Whether it is computed by what needs no compiler, whatever its sizes.
@@ -154,7 +157,8 @@ class ContractionProblem:
         text = f"{self.x.dtype} {sizes[0]} by {sizes[1]}, stride {self.stride}"
         sums = f", with {len(self.behind.results)} sums" if self.behind is not None else ""
         if self.direction != "forward":
-            return f"{self.direction} of {text}{sums}"
+            front = ", with what it reads" if self.front is not None else ""
+            return f"{self.direction} of {text}{front}{sums}"
         stages = " + ".join(stage.mode or "code" for stage in self.stages) or "nothing"
         return f"{text}, then {stages}{sums}"
 
@@ -223,6 +227,8 @@ class Addresses:
     are_settled: bool = True
     #: What is read behind the contraction, what is stored there, and the sums.
     behind: tuple[KernelArgument, ...] = ()
+    #: What is read in front of a gradient, tensors first.
+    front: tuple[KernelArgument, ...] = ()
 
 
 def spec_of(t: Tensor, batch: int) -> TensorSpec:

@@ -22,6 +22,7 @@ from .bytes import header_bytes, number_at
 from .fixed import FixedConvolution, algorithms_of, fixed_convolution
 from .gather import print_gather
 from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
+from .in_front import launch_of, order_of
 from .kernel import ContractionKernel
 from .kernel_registry import KERNELS, Load, LoadedContraction, load_contraction
 from .plan_call import PlanCall
@@ -34,20 +35,26 @@ FIXED = "fixed"
 @dataclass(frozen=True)
 class Form:
     """What computes a contraction: cuDNN by which functions, or which kernel of ours, with how
-    many of the stages, and whether it writes a packed result that another kernel then carries to
-    where it belongs."""
+    many of the stages, whether it writes a packed result that another kernel then carries to
+    where it belongs, and whether it computes what stands in front of it."""
 
     core: str
     stages: int
     packed: bool = False
+    front: bool = False
 
     @property
     def kernel(self) -> ContractionKernel | None:
         """Ours; None where cuDNN computes it."""
         return KERNELS.get(self.core)
 
+    def of_core(self, problem: ContractionProblem) -> ContractionProblem:
+        """What the core computes of a problem, beside the stages."""
+        return problem if self.front else replace(problem, front=None)
+
     def __str__(self) -> str:
-        return f"{self.core} with {self.stages} stages{', packed' if self.packed else ''}"
+        packed, front = ", packed" * self.packed, ", with what it reads" * self.front
+        return f"{self.core} with {self.stages} stages{packed}{front}"
 
 
 @dataclass(frozen=True)
@@ -121,10 +128,15 @@ class Built:
         y = packed if form.packed else at.y + problem.y.offset * problem.y.itemsize
         if problem.passes and self.sums:
             at = replace(at, x=passing)
-        x = at.x + problem.x.offset * problem.x.itemsize if self.prepare is None else prepared
+        x = at.x + problem.x.offset * problem.x.itemsize
+        if _prepared_bytes(problem, form):
+            x = prepared
         rows: list[Row] = []
         if self.prepare is not None:
-            rows.append(KernelRow.of(self.prepare, (at.x, *at.before, prepared)))
+            given: tuple[KernelArgument, ...] = (at.x, *at.before, prepared)
+            if problem.front is not None:
+                given = tuple((*at.front, at.y)[i] for i in order_of(problem.front))
+            rows.append(KernelRow.of(self.prepare, given))
         rows += self._core(at, x, y, workspace)
         if self.finish is not None:
             tensors, vectors, _ = used(problem, form.stages)
@@ -183,9 +195,11 @@ class Built:
         return [LibraryRow(call, (*reads, y, workspace))]
 
 
-def build(problem: ContractionProblem, recipe: Recipe, core: Core, load: Load) -> Built:
+def build(
+    problem: ContractionProblem, recipe: Recipe, core: Core, machine: Machine, load: Load
+) -> Built:
     """A recipe whose core is there already."""
-    around = [prepare_of(problem, recipe.form), finish_of(problem, recipe.form)]
+    around = [prepare_of(problem, recipe.form, machine), finish_of(problem, recipe.form)]
     sums = sums_of(problem, recipe.form)
     loaded = iter(load([*(launch for launch in around if launch is not None), *sums]))
     prepare, finish = (None if launch is None else next(loaded) for launch in around)
@@ -204,7 +218,8 @@ def core_of(
     CuDNNError or UnsupportedError if cuDNN does not take it, which can only be if it changed.
     """
     if recipe.form.kernel is not None:
-        return load_contraction(problem, recipe.form.kernel, recipe.engine, machine, load)
+        made = recipe.form.of_core(problem)
+        return load_contraction(made, recipe.form.kernel, recipe.engine, machine, load)
     if recipe.form.core == FIXED:
         form = recipe.form
         found = fixed_convolution(problem, recipe.engine, form.stages, target(problem, form))
@@ -218,8 +233,10 @@ def core_of(
     )
 
 
-def prepare_of(problem: ContractionProblem, form: Form) -> Launch | None:
+def prepare_of(problem: ContractionProblem, form: Form, machine: Machine) -> Launch | None:
     """The kernel that goes before the core, if any."""
+    if problem.front is not None:
+        return None if form.front else launch_of(problem.front, problem.y, machine)
     if problem.gather is not None:
         gathers = print_gather_for_any_size if problem.any_size else print_gather
         return gathers(problem.batch, problem.x, problem.gathered, problem.gather)

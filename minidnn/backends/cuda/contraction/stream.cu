@@ -8,13 +8,15 @@
 // warp takes its sixteen rows into registers (ldmatrix), where what comes before the product is
 // computed, so a slab of pixels is free again at once, one with filters behind the product.  The
 // groups share a slab's pixels, or, HALVES, each takes all of them and its part of the filters.
+// Where something MAKES what is read, in front of a gradient, a warp group of its own puts that where
+// the first of its tensors was, and says so (ready).
 // Each thread arrives for itself where it has read: one for a warp is no faster, and not what
 // compute-sanitizer understands.
 namespace stream_$NAME$ {
 typedef $T$ T;
-enum { N = $N$, HALVES = $HALVES$, STAYS = $STAYS$, GROUPS = $GROUPS$ };
+enum { N = $N$, HALVES = $HALVES$, STAYS = $STAYS$, GROUPS = $GROUPS$, MAKES = $MAKES$ };
 enum { FILTERS = HALVES ? GROUPS * N : N, PIXELS = HALVES ? 64 : GROUPS * 64 };
-enum { SLAB = (STAYS ? PIXELS : PIXELS + FILTERS) * 128 };
+enum { READ = $TENSORS$ * PIXELS, SLAB = (STAYS ? READ : READ + FILTERS) * 128 };
 enum { PITCH = N + 8, JOINED = GROUPS * 4 * 16 * PITCH };  // a row of results, and all of them
 // Columns that a thread joins at once: it has registers for so many beside its sums.
 enum { AT_ONCE = N > 128 ? 32 : N % 64 == 0 ? 64 : N % 32 == 0 ? 32 : 16 };
@@ -23,7 +25,7 @@ enum { ROWS = 32 / LANES, DOWN = 16 / ROWS, ACROSS = N / (LANES * 8) };
 
 $HOPPER$
 $SUMS$
-extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1) $NAME$($PARAMETERS$) {
+extern "C" __global__ void __launch_bounds__((GROUPS + 1 + MAKES) * 128, 1) $NAME$($PARAMETERS$) {
   MD_SHARED;
   const int thread = threadIdx.x & 127, group = threadIdx.x >> 7;
   const int filters = (int)P_filters, chunks = (int)P_chunks, slabs = (int)P_slabs;
@@ -36,19 +38,23 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1) $NAME$($PARA
   const unsigned int vectors = joined + $JOINED$ * JOINED * 2;
   const unsigned int behind = vectors + $BEFORE$ * steps * 64;
   const unsigned int given_at = behind + $BEHIND$ * FILTERS * 6;
-  const unsigned int full = given_at + $GIVEN$ * FILTERS * 4, empty = full + slabs * 8;
+  const unsigned int facts_at = given_at + $GIVEN$ * FILTERS * 4;
+  const unsigned int full = facts_at + $FACTS$ * steps * 64, empty = full + slabs * 8;
+  const unsigned int ready = MAKES ? empty + slabs * 8 : full;
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < slabs; i++) {
       expect(full + i * 8, 128);
       expect(empty + i * 8, GROUPS * 128);
+      if (MAKES) expect(ready + i * 8, 128);
     }
   }
   __syncthreads();
 
   int place = 0, round = 0;  // of the slab that comes next
   if (group == GROUPS) {
-    if (GROUPS > 2) keep_registers<80>();
+    if (MAKES) keep_registers<40>();
+    else if (GROUPS > 2) keep_registers<80>();
     const int lane = thread & 7, first = thread >> 3;
     int loaded = 0;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -64,10 +70,11 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1) $NAME$($PARA
           #pragma unroll
           for (int i = 0; i < PIXELS; i += 16, from += 16 * P_x)
             if (i < left) copy(to + i * 128, from, some);
+$LOAD$
           const T *row = w + ((n0 + first) * chunks + (some ? q : 0)) * 8;
           #pragma unroll
           for (int i = 0; i < (STAYS ? 0 : FILTERS); i += 16, row += 16 * 8 * chunks)
-            if (n0 + first + i < filters) copy(to + (PIXELS + i) * 128, row, some);
+            if (n0 + first + i < filters) copy(to + (READ + i) * 128, row, some);
         }
         arrive_with_copies(full + place * 8);
         if (++place == slabs) place = 0, round++;
@@ -77,7 +84,10 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1) $NAME$($PARA
     return;
   }
 
-  if (GROUPS > 2) take_registers<144>();
+$FRONT$
+
+  if (MAKES) take_registers<184>();
+  else if (GROUPS > 2) take_registers<144>();
   // Filters: a warp takes 8 of them by 4 chunks at a time, which lie on different banks.
   const int across = (2 * steps + 3) / 4;
   for (int i = threadIdx.x; i < STAYS * across * FILTERS * 4; i += GROUPS * 128) {
@@ -98,7 +108,7 @@ $BEHIND_NUMBERS$
   T *const own = (T *)(md_shared + (joined - begins)) + warp * 16 * PITCH;
   const int part_row = (HALVES ? 0 : group * 64) + (warp & 3) * 16;
   const unsigned int taken = weights + (HALVES ? group * N * 16 : 0);
-  const unsigned int passing = ring + PIXELS * 128 + (HALVES ? group * N * 128 : 0);
+  const unsigned int passing = ring + READ * 128 + (HALVES ? group * N * 128 : 0);
   const int n1 = n0 + (HALVES ? group * N : 0);
   // Of the first chunk that a thread writes, and asks for: every ROWS-th row, LANES chunks further.
   const int row0 = lane / LANES, column0 = lane % LANES * 8;
@@ -111,7 +121,7 @@ $SUMS_BEGIN$
     #pragma unroll
     for (int i = 0; i < N / 2; i++) c[i] = 0.0f;
     for (int slab = 0; slab < each; slab++) {
-      wait(full + place * 8, round);
+      wait(ready + place * 8, round);
       const unsigned int at = ring + place * SLAB + (part_row + (lane & 15)) * 128
                               + (lane >> 4) * 16;
       // Of sixteen channels: those that stay lie 8 by 8, a slab's as its pixels do.

@@ -1,8 +1,8 @@
 """1x1 convolutions by ``wgmma``: pixels stream past filters, or both pass through shared memory.
 
-It takes scale, shift and ReLU in front, residuals, slices on both sides, and sums behind what it
-writes.  Filters stay in shared memory where all of a block's fit beside
-a few slabs of pixels; else a slab brings its channels of both.
+It takes scale, shift and ReLU in front, or what makes a gradient that it reads, residuals, slices
+on both sides, and sums behind what it writes.  Filters stay in shared memory where all of a block's
+fit beside a few slabs of pixels; else a slab brings its channels of both.
 """
 
 from __future__ import annotations
@@ -15,19 +15,13 @@ from ...codegen.code import Code
 from ..kernels import Launch
 from ..machine import Machine
 from ..prelude import TYPES
-from .chunk_sums import (
-    arguments,
-    names,
-    parameters,
-    registers_of,
-    shared_bytes,
-    steps,
-    why_not,
-)
+from . import chunk_sums, stream_front
+from .chunk_sums import registers_of
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
 from .kernel import ContractionKernel
 from .problem import Addresses, ContractionProblem
+from .stream_front import front_text, tensors_of
 from .stream_sums import sums_text
 from .sums_behind import join_of_parts, tile_parts
 from .text import (
@@ -61,16 +55,6 @@ class Stream:
         return 64 * (1 if self.halves else self.groups)
 
     @property
-    def threads(self) -> int:
-        """Of a block: one warp group loads."""
-        return 128 * (self.groups + 1)
-
-    @property
-    def slab(self) -> int:
-        """Bytes of 64 channels."""
-        return 128 * (self.pixels + (0 if self.stays else self.filters))
-
-    @property
     def lanes(self) -> int:
         """Threads that write a row of a warp group's filters, a chunk each at a time."""
         return next(lanes for lanes in (16, 8, 4, 2) if self.columns % (8 * lanes) == 0)
@@ -100,6 +84,8 @@ STREAMS = (
 
 _MOST_SUMS = {2: 120, 3: 88}
 """Registers of a thread, by the groups that multiply."""
+_MOST_BESIDE_MAKERS = 2
+"""Groups that multiply beside one that makes what they read: of more each has too few registers."""
 _LEAST_SLABS = 48 << 10
 _MOST_SLABS = 128 << 10
 """Bytes of pixels on their way: less does not keep memory busy, more is of no use."""
@@ -117,6 +103,7 @@ class StreamKernel(ContractionKernel):
 
     name = "stream"
     adds_up = True
+    makes_front = True
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if machine.arch != ARCH:
@@ -126,6 +113,8 @@ class StreamKernel(ContractionKernel):
         if problem.planar or problem.gather is not None or not problem.is_pointwise:
             return "it is no product of pixels and filters"
         tensors = (problem.x, problem.y, *problem.others)
+        if problem.before and problem.front is not None:
+            return "something else comes before"
         if any(not is_aligned(t, problem.batch) for t in tensors):
             return "its tensors are no whole chunks of 8 channels"
         if any(not is_regular(t) for t in tensors):
@@ -134,14 +123,15 @@ class StreamKernel(ContractionKernel):
             return "what comes before is not scale, shift and ReLU"
         if problem.w.span >= 1 << 31 or _pixels(problem) >= 1 << 31:
             return "its sizes do not fit 32 bits"
-        if (reason := why_not(problem)) is not None:
-            return reason
+        for reason in (chunk_sums.why_not(problem), stream_front.why_not(problem)):
+            if reason is not None:
+                return reason
         if not self.choices(problem, machine):
             return f"its filters do not fit the shared memory of {machine.arch}"
         return None
 
     def why_slow(self, problem: ContractionProblem) -> str | None:
-        least = _LEAST_PIXELS_PASSING if problem.before else _LEAST_PIXELS
+        least = _LEAST_PIXELS_PASSING if _may_pass(problem) else _LEAST_PIXELS
         # Else there are too few to keep filters for, or for them to pass.
         return None if _pixels(problem) >= least else f"it has fewer than {least} pixels"
 
@@ -151,15 +141,15 @@ class StreamKernel(ContractionKernel):
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """One for each way to share work.
 
-        Filters that pass are measured where something comes before the product: else those that
-        stay, or cuDNN's kernels, are as fast.
+        Filters that pass are measured where something is computed before the product: else those
+        that stay, or cuDNN's kernels, are as fast.
         """
         limit = machine.shared_bytes
         fitting = [
             i
             for i, one in enumerate(STREAMS)
-            if (problem.before or one.stays)
-            and (problem.behind is None or one.adds(registers_of(problem.behind)))
+            if (_may_pass(problem) or one.stays)
+            and _has_room(problem, one)
             and _slabs(problem, one, limit)
         ]
         least: dict[tuple[bool, bool, int], int] = {}
@@ -173,8 +163,9 @@ class StreamKernel(ContractionKernel):
         """A block for each multiprocessor.
 
         Arguments: image, filter, the others, the vectors of what comes after, those of what comes
-        before, the result, what is read and stored behind it and the parts of sums, if there are
-        any; then the numbers of :meth:`numbers`.  What joins the parts takes them and the sums.
+        before, the result, what is read in front, if anything is, and where what is made of it is
+        stored, what is read and stored behind it and the parts of sums, if there are any; then the
+        numbers of :meth:`numbers`.  What joins the parts takes them and the sums.
         """
         stream = STREAMS[choice]
         element = TYPES[problem.x.dtype]
@@ -186,9 +177,12 @@ class StreamKernel(ContractionKernel):
             "GROUPS": stream.groups,
             "HOPPER": hopper_text(problem.x.dtype, stream.columns),
             "PARAMETERS": parameters_of(
-                problem, (*_NAMES, *names(problem)), results=parameters(problem)
+                problem,
+                (*_NAMES, *stream_front.names(problem), *chunk_sums.names(problem)),
+                results=[*stream_front.parameters(problem), *chunk_sums.parameters(problem)],
             ),
             **sums_text(problem, stream.lanes // 2),
+            **front_text(problem),
             "BEFORE": int(bool(problem.before)),
             "BEFORE_VECTORS": _before_vectors(problem),
             "SCALE4": _scale(problem, "k", "slab * 4 + k"),
@@ -207,10 +201,12 @@ class StreamKernel(ContractionKernel):
         source = source_of("stream.cu", parts, specific=True)
         slabs = _slabs(problem, stream, machine.shared_bytes)
         assert slabs, f"{problem.describe()} does not fit a stream {stream}"
-        shared = _fixed(problem, stream) + slabs * (stream.slab + 16)
+        shared = _fixed(problem, stream) + slabs * _slab_bytes(problem, stream)
         groups = _rounds(problem, stream)
         blocks = _blocks(problem, stream, machine)
-        first = Launch(source, (blocks, groups, 1), (stream.threads, 1, 1), shared)
+        # One warp group loads, and one may make what the others read.
+        threads = 128 * (stream.groups + (1 if problem.front is None else 2))
+        first = Launch(source, (blocks, groups, 1), (threads, 1, 1), shared)
         if problem.behind is None:
             return [first]
         return [first, join_of_parts(problem, stream.pixels, blocks)]
@@ -218,9 +214,13 @@ class StreamKernel(ContractionKernel):
     def arguments(
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
     ) -> list[list[KernelArgument]]:
-        if problem.behind is None:
-            return super().arguments(problem, choice, at, machine)
-        return arguments(problem, at, self.numbers(problem, choice, machine))
+        front = problem.front
+        reads: list[KernelArgument] = [at.x, at.w, *at.others, *at.vectors, *at.before, at.y]
+        if front is not None:
+            lies = enumerate(front.tensors)
+            first, *places = (at.front[i] + t.offset * t.itemsize for i, t in lies)
+            reads = [first, *reads[1:], *places, *at.front[1 + len(places) :], at.x]
+        return chunk_sums.arguments(problem, reads, at, self.numbers(problem, choice, machine))
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
         if problem.behind is None:
@@ -237,9 +237,10 @@ class StreamKernel(ContractionKernel):
             _slabs(problem, stream, machine.shared_bytes),
             -(-_pixels(problem) // stream.pixels),
             _pixels(problem),
-            step_of(problem.x),
+            step_of(problem.x if problem.front is None else problem.front.tensors[0]),
             step_of(problem.y),
-            *steps(problem),
+            *stream_front.steps(problem),
+            *chunk_sums.steps(problem),
             *map(step_of, problem.others),
         ]
 
@@ -274,6 +275,25 @@ def _pixels(problem: ContractionProblem) -> int:
     return problem.batch * problem.y.rows * problem.y.columns
 
 
+def _has_room(problem: ContractionProblem, stream: Stream) -> bool:
+    """Whether registers are enough for what is added up behind a problem, and for those that make
+    what is read in front."""
+    if problem.front is not None and stream.groups > _MOST_BESIDE_MAKERS:
+        return False
+    return problem.behind is None or stream.adds(registers_of(problem.behind))
+
+
+def _may_pass(problem: ContractionProblem) -> bool:
+    """Whether something is computed before the product."""
+    return bool(problem.before) or problem.front is not None
+
+
+def _slab_bytes(problem: ContractionProblem, stream: Stream) -> int:
+    """Of 64 channels, with their barriers."""
+    rows = stream.pixels * tensors_of(problem) + (0 if stream.stays else stream.filters)
+    return 128 * rows + (16 if problem.front is None else 24)
+
+
 def _fixed(problem: ContractionProblem, stream: Stream) -> int:
     """Bytes of shared memory beside the slabs: what aligns them, filters that stay, results and
     what they are joined with, vectors."""
@@ -281,17 +301,21 @@ def _fixed(problem: ContractionProblem, stream: Stream) -> int:
     joined = max(1, len(problem.others)) * stream.groups * 4 * 16 * (stream.columns + 8) * 2
     staying = steps * stream.filters * 32 if stream.stays else 0
     before = steps * 64 if problem.before else 0
-    after = len(problem.vectors) * stream.filters * 6 + shared_bytes(problem, stream.filters)
+    before += stream_front.shared_bytes(problem, steps)
+    after = len(problem.vectors) * stream.filters * 6 + chunk_sums.shared_bytes(
+        problem, stream.filters
+    )
     return 1024 + staying + joined + before + after
 
 
 def _slabs(problem: ContractionProblem, stream: Stream, limit: int) -> int:
     """Slabs of 64 channels in the ring, each with two barriers; 0 if there is no room."""
-    count = (limit - _fixed(problem, stream)) // (stream.slab + 16)
+    slab = _slab_bytes(problem, stream)
+    count = (limit - _fixed(problem, stream)) // slab
     if not stream.stays:
         return count if count >= _LEAST_PASSING else 0
-    count = min(count, _MOST_SLABS // stream.slab)
-    return count if count * stream.slab >= _LEAST_SLABS else 0
+    count = min(count, _MOST_SLABS // slab)
+    return count if count * slab >= _LEAST_SLABS else 0
 
 
 _NAMES = ("filters", "chunks", "slabs", "tiles", "pixels", "x", "y")

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 _KEPT = 6
 _OWN_KEPT = 2
 """So many of our kernels race with cuDNN's, once they were timed among themselves."""
-_VERSION = 22
+_VERSION = 23
 _COMPILED = 1
 """So many of cuDNN's engines that compile are measured for a form: building one takes a second of a
 core, and on ResNet-50 and DenseNet-121 the first was within 1 % of the best of eight."""
@@ -110,11 +110,13 @@ def launches_of(
     that is known."""
     found: list[Launch | None] = []
     for form in forms_of(problem, machine) if known is None else [known.form]:
-        found += [prepare_of(problem, form), finish_of(problem, form), *sums_of(problem, form)]
+        found += [prepare_of(problem, form, machine), finish_of(problem, form)]
+        found += sums_of(problem, form)
         if form.kernel is not None:
-            choices = form.kernel.choices(problem, machine)
+            made = form.of_core(problem)
+            choices = form.kernel.choices(made, machine)
             for choice in choices if known is None else [known.engine]:
-                found += form.kernel.launches(problem, choice, machine)
+                found += form.kernel.launches(made, choice, machine)
     return [launch for launch in found if launch is not None]
 
 
@@ -122,7 +124,7 @@ def first(problem: ContractionProblem, tuning: Tuning) -> Built:
     """The first that runs; nothing is measured."""
     for form in (*forms_of(problem, tuning.machine), *last_resort(problem)):
         for recipe, core in _candidates(problem, form, _TRIED, tuning):
-            built = build(problem, recipe, core, tuning.load)
+            built = build(problem, recipe, core, tuning.machine, tuning.load)
             if _runs(built):
                 return built
     raise _nothing(problem, tuning)
@@ -138,7 +140,7 @@ def again(problem: ContractionProblem, tuning: Tuning) -> Built | None:
     found = fixed_convolution(problem, recipe.engine, form.stages, target(problem, form))
     if isinstance(found, str) or room(problem, form, found.workspace) > tuning.limit(problem):
         return None
-    return build(problem, recipe, found, tuning.load)
+    return build(problem, recipe, found, tuning.machine, tuning.load)
 
 
 def _runs(built: Built) -> bool:
@@ -199,7 +201,7 @@ def _built(
 ) -> list[Built]:
     there = ahead or {}
     return [
-        build(problem, recipe, core, tuning.load)
+        build(problem, recipe, core, tuning.machine, tuning.load)
         for form in forms
         for recipe, core in (there[form] if form in there else _made(problem, form, tuning))
     ]
@@ -274,8 +276,9 @@ def _candidates(
         yield from _fixed(problem, form, most, workspace_limit)
         return
     if form.kernel is not None:
-        for choice in form.kernel.choices(problem, tuning.machine)[:most]:
-            core = load_contraction(problem, form.kernel, choice, tuning.machine, tuning.load)
+        made = form.of_core(problem)
+        for choice in form.kernel.choices(made, tuning.machine)[:most]:
+            core = load_contraction(made, form.kernel, choice, tuning.machine, tuning.load)
             size = room(problem, form, core.workspace)
             if size <= workspace_limit:
                 yield Recipe(form, choice, (), size), core

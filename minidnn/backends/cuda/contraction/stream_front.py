@@ -1,0 +1,147 @@
+"""What streams compute of the pixels that they read, as text for ``stream.cu``.
+
+The first tensor and what else is read lie in a slab side by side.  A warp group of its own puts
+eight channels of the result after the other where the first tensor's were, and writes them to
+memory, too, while others multiply.
+"""
+
+from __future__ import annotations
+
+from ...codegen.code import Code
+from ..prelude import TYPES
+from ..sums import print_values
+from .chunks import is_aligned, is_regular, step_of
+from .in_front import InFront, region_of
+from .problem import ContractionProblem
+from .text import fill
+
+_NOTHING = {"MAKES": 0, "TENSORS": 1, "LOAD": "", "FACTS": 0, "FRONT": ""}
+
+REGISTERS = 104
+"""Of a thread that makes what is read."""
+
+_LOAD = """\
+          const T *from$I$ = f$I$ + (m0 + first) * P_f$I$ + (some ? q * 8 : 0);
+          #pragma unroll
+          for (int i = 0; i < PIXELS; i += 16, from$I$ += 16 * P_f$I$)
+            if (i < left) copy(to + ($I$ * PIXELS + i) * 128, from$I$, some);"""
+
+# Chunks behind the last stay zeros, as their filters are.
+_FRONT = """\
+  if (group == GROUPS + 1) {
+    keep_registers<$REGISTERS$>();
+    float *const facts = (float *)(md_shared + (facts_at - begins));
+$LAID$
+    meet(2, 128);
+    const int lane = thread & 7, first = thread >> 3;
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      for (int slab = 0; slab < each; slab++) {
+        wait(full + place * 8, round);
+        const int q = slab * 8 + lane;
+        if (q < chunks) {
+$VECTORS$
+          const unsigned int at = swizzled<8>(ring + place * SLAB + first * 128 + lane * 16);
+          T *from = (T *)(md_shared + (at - begins));
+          long long m = (long long)tile * PIXELS + first;
+          #pragma unroll $AT_ONCE$
+          for (int i = 0; i < PIXELS; i += 16, from += 16 * 64, m += 16) {
+            float r[8];
+$BODY$
+            md_store<8>(from, r);
+            if (blockIdx.y == 0 && m < P_pixels) md_write<8>(made + m * P_made + q * 8, r);
+          }
+        }
+        arrive(ready + place * 8);
+        if (++place == slabs) place = 0, round++;
+      }
+    }
+    return;
+  }"""
+_AT_ONCE = 2
+"""Pixels that a thread makes side by side."""
+
+
+def why_not(problem: ContractionProblem) -> str | None:
+    """Why streams cannot compute what stands in front of a problem; None if they can."""
+    front = problem.front
+    if front is None:
+        return None
+    if any(not is_aligned(t, problem.batch) or not is_regular(t) for t in front.tensors):
+        return "what stands in front does not lie in whole chunks of 8 channels"
+    return None
+
+
+def tensors_of(problem: ContractionProblem) -> int:
+    """How many tensors a slab has pixels of."""
+    return 1 if problem.front is None else len(problem.front.tensors)
+
+
+def shared_bytes(problem: ContractionProblem, steps: int) -> int:
+    """Bytes of the vectors that are read, for so many times 16 channels."""
+    return 0 if problem.front is None else 64 * steps * len(problem.front.vectors)
+
+
+def parameters(problem: ContractionProblem) -> list[str]:
+    """Of the kernel, behind the result; the first tensor is its image."""
+    front = problem.front
+    if front is None:
+        return []
+    element = TYPES[problem.x.dtype]
+    found = [f"const {element} *__restrict__ f{i}" for i in range(1, len(front.tensors))]
+    found += [f"const {TYPES[dtype]} *__restrict__ h{i}" for i, dtype in enumerate(front.vectors)]
+    return [*found, f"{element} *__restrict__ made"]
+
+
+def names(problem: ContractionProblem) -> list[str]:
+    """Of the numbers of :func:`steps`."""
+    return [f"f{i}" for i in range(1, tensors_of(problem))] + ["made"] * bool(problem.front)
+
+
+def steps(problem: ContractionProblem) -> list[int]:
+    """From one pixel to the next of the other tensors, and of what is made."""
+    front = problem.front
+    return [] if front is None else [*map(step_of, front.tensors[1:]), step_of(problem.x)]
+
+
+def front_text(problem: ContractionProblem) -> dict[str, object]:
+    """The parts of ``stream.cu``."""
+    front = problem.front
+    if front is None:
+        return dict(_NOTHING)
+    tensors, vectors = len(front.tensors), len(front.vectors)
+    body, laid, read = Code(), Code(), Code()
+    with laid.block("for (int i = thread; i < chunks * 8; i += 128)"):
+        for i in range(vectors):
+            laid.line(f"facts[{i} * steps * 16 + i] = md_value(h{i}[i]);")
+    for i in range(vectors):
+        read.line(f"float w{i}[8];")
+        read.line(f"md_load_floats(w{i}, facts + ({i} * steps * 2 + q) * 8);")
+    _print_body(body, front)
+    parts = {
+        "REGISTERS": REGISTERS,
+        "AT_ONCE": _AT_ONCE,
+        "LAID": str(laid).rstrip("\n"),
+        "VECTORS": str(read).rstrip("\n"),
+        "BODY": str(body).rstrip("\n"),
+    }
+    return {
+        "MAKES": 1,
+        "TENSORS": tensors,
+        "LOAD": "\n".join(fill(_LOAD, {"I": i}) for i in range(1, tensors)),
+        "FACTS": vectors,
+        "FRONT": fill(_FRONT, parts),
+    }
+
+
+def _print_body(code: Code, front: InFront) -> None:
+    """What a thread makes of eight channels of a pixel."""
+    op = region_of(front)
+    count = len(front.tensors)
+    for i in range(count):
+        code.line(f"float a{i}[8];")
+        code.line(f"md_load<8>(a{i}, from + {i} * PIXELS * 64);")
+    code.line("#pragma unroll")
+    with code.block("for (int k = 0; k < 8; k++)"):
+        given = {value: f"a{i}[k]" for i, value in enumerate(op.body.inputs[:count])}
+        given |= {value: f"w{i}[k]" for i, value in enumerate(op.body.inputs[count:])}
+        code.line(f"r[k] = {print_values(code, op, given)[op.body.outputs[0]]};")
