@@ -36,7 +36,9 @@ class OnGpu:
     """Kernels with the emulator's face.  Each is compiled and loaded when it is first launched:
     tools that change code change all of a module."""
 
-    def __init__(self, sources: Sequence[KernelSource], folder: Path) -> None:
+    def __init__(
+        self, sources: Sequence[KernelSource], folder: Path, *, busy: bool = False
+    ) -> None:
         pass
 
     def launch(
