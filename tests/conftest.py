@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests import schedule
+from tests import schedule, together
 from tests.turns import Turns
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -126,8 +126,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Before a test's time begins to count."""
     if TURNS not in item.config.stash:
+        together.prepare(item)
         return (yield)
     with item.config.stash[TURNS].taken(item.get_closest_marker("alone") is not None):
+        together.prepare(item)
         return (yield)
 
 

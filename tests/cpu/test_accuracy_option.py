@@ -39,12 +39,14 @@ def errors(accuracy: str) -> float:
     return float(np.abs(result - wanted).max() / np.abs(wanted).max())
 
 
+@pytest.mark.together(2)
 def test_accuracy_is_worth_its_name(own_cache: None) -> None:
     high, direct, normal = errors("high"), errors("direct"), errors("normal")
     assert high < 5e-7 < normal < 3e-6
     assert high <= direct < 8e-7
 
 
+@pytest.mark.together
 def test_training_takes_direct_sums_unless_asked_for_others(own_cache: None) -> None:
     network, x, wanted = convolution()
 
@@ -58,6 +60,7 @@ def test_training_takes_direct_sums_unless_asked_for_others(own_cache: None) -> 
 
 
 @pytest.mark.parametrize("rows", [1, 2, 40])
+@pytest.mark.together
 def test_high_accuracy_of_long_sums(rows: int, isa: Isa, own_cache: None) -> None:
     """The error of a sum of thousands of terms is that of one of a few dozens."""
     terms = 9216

@@ -46,11 +46,13 @@ def compiled(**options: Any) -> Any:
     return md.compile(network(), SHAPE, device="cpu", **options)
 
 
+@pytest.mark.together
 def test_result() -> None:
     expected = md.compile(network(), SHAPE, device="reference", precision="float64")(draw(1))
     np.testing.assert_allclose(compiled()(draw(1)), expected, rtol=1e-4)
 
 
+@pytest.mark.together(2)
 def test_same_bits_on_every_thread_count_and_run() -> None:
     results = []
     for threads in (1, 2, 3, 4):
@@ -81,6 +83,7 @@ def test_several_executables_at_once() -> None:
             np.testing.assert_array_equal(run.result(), expected)
 
 
+@pytest.mark.together(2)
 def test_a_sum_of_many_and_many_results_of_one() -> None:
     """A kernel has as many operands as what it computes."""
     inputs = [md.Input((3,)) for _ in range(100)]
@@ -117,6 +120,7 @@ def test_out_is_written_and_returned() -> None:
     np.testing.assert_array_equal(room, out)
 
 
+@pytest.mark.together
 def test_out_may_be_the_input() -> None:
     net = L.Sequential(L.MaxPool2d(3, 1, 1), L.ReLU())
     exe = md.compile(net, (2, 20, 12, 12), device="cpu")
@@ -130,6 +134,7 @@ def test_out_may_be_the_input() -> None:
         np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.together
 def test_outs_that_share_memory_are_refused() -> None:
     x = md.Input((3, 4, 4))
     exe = md.compile(md.Model(x, (L.ReLU()(x), L.Tanh()(x))), (1, 3, 4, 4), device="cpu")
@@ -249,6 +254,7 @@ def test_what_no_kernel_computes() -> None:
         assert not np.may_share_memory(result, given)
 
 
+@pytest.mark.together(2)
 def test_guard_finds_a_write_beside_a_buffer() -> None:
     """The debug mode tells of a kernel that is made to write where it must not."""
     from dataclasses import replace

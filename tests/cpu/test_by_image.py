@@ -50,6 +50,7 @@ def graph() -> Graph:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.together(3)
 def test_bits_do_not_depend_on_it(
     monkeypatch: pytest.MonkeyPatch, real_ispc: str, graph: Graph, threads: int, guarded: bool
 ) -> None:
@@ -63,6 +64,7 @@ def test_bits_do_not_depend_on_it(
 
 
 @pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.together(3)
 def test_bytes(monkeypatch: pytest.MonkeyPatch, real_ispc: str, threads: int) -> None:
     """Also groups of few channels, maxima, averages, and sums of two scales."""
     x = md.Input((3, 40, 40))
@@ -91,6 +93,7 @@ def test_times_and_explanation(
     assert f"image after image: {first[0].name} to {first[-1].name}" in exe.explain()
 
 
+@pytest.mark.together(2)
 def test_a_group_that_begins_with_several_outputs(
     monkeypatch: pytest.MonkeyPatch, real_ispc: str
 ) -> None:

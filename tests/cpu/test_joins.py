@@ -38,6 +38,7 @@ def test_only_whole_registers_are_written_in_place(first: int, isa: str) -> None
 
 
 @pytest.mark.parametrize("first", [3, 4, 16, 20])
+@pytest.mark.together
 def test_numbers(first: int) -> None:
     net = joined(first)
     x = np.random.default_rng(1).standard_normal(SHAPE, np.float32)

@@ -34,6 +34,7 @@ def joined(counts: tuple[int, ...]) -> md.Layer:
 @pytest.mark.parametrize(
     ("counts", "views"), [((32, 16, 16, 64), 6), ((16, 5, 11, 16), 3)], ids=["all", "some"]
 )
+@pytest.mark.together(2)
 def test_gradients(counts: tuple[int, ...], views: int) -> None:
     """Parts whose channels fill no registers are copied."""
     net = joined(counts).initialize(0)

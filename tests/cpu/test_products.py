@@ -47,6 +47,7 @@ def products(isa_name: str) -> dict[tuple[int, int, int], Graph]:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+@pytest.mark.together
 def test_products(isa: Isa, shape: tuple[int, int, int]) -> None:
     graph = products(isa.name)[shape]
     a, b = operands(graph)
@@ -58,6 +59,7 @@ def test_products(isa: Isa, shape: tuple[int, int, int]) -> None:
         np.testing.assert_array_equal(other, found[0])
 
 
+@pytest.mark.together
 def test_special_values_stay_in_their_row_and_column(isa: Isa) -> None:
     graph = product((11, 140, 37))
     a, b = operands(graph)
@@ -91,6 +93,7 @@ def warm_linear(isa_name: str) -> None:
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("rows, features, outputs", ROWS_FEATURES_OUTPUTS)
+@pytest.mark.together(2)
 def test_a_weight_read_as_it_lies_changes_no_bit(
     isa: Isa, rows: int, features: int, outputs: int, bias: bool
 ) -> None:

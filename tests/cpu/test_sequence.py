@@ -136,6 +136,7 @@ def random_cases(isa: Isa, count: int, any_schedule: bool) -> list[Case]:
 
 
 @pytest.mark.parametrize("any_schedule", [False, True], ids=["chosen", "any"])
+@pytest.mark.together
 def test_random_graphs(isa: Isa, any_schedule: bool) -> None:
     check(random_cases(isa, 12, any_schedule), isa)
 
@@ -237,6 +238,7 @@ def test_chains(name: str, size: str, isa: Isa) -> None:
         assert (nan | (y.view(np.int32) == expected.view(np.int32))).all()
 
 
+@pytest.mark.together
 def test_numbers_that_overflow_within_a_chain(isa: Isa) -> None:
     """Large finite inputs become infinite, then NaN, after some layers: maxima must keep those."""
     shape = SHAPES["whole blocks"]
@@ -274,6 +276,7 @@ def in_tiles(blocks: int, padding: int, isa: Isa) -> Case:
     [(1, 40, 1800), (0, 20, 20_000)],
     ids=["planes of one size", "planes that shrink"],
 )
+@pytest.mark.together
 def test_long_chains_in_tiles(padding: int, blocks: int, most: int, isa: Isa) -> None:
     """A block adds the same text however many there are (on planes of one size the functions are
     shared), and no call lies in ever more calls, for which ISPC would need minutes: such chains
@@ -290,6 +293,7 @@ def test_long_chains_in_tiles(padding: int, blocks: int, most: int, isa: Isa) ->
     assert sum(os.times()[:4]) - begin < 100  # 5 to 10 of the processor's and the compiler's
 
 
+@pytest.mark.together(3)
 def test_large_outputs_are_streamed(isa: Isa) -> None:
     """Past the caches, whole lines at a time, where rows are aligned and where they are not."""
     shapes: tuple[tuple[int, ...], ...] = (
@@ -319,6 +323,7 @@ def test_large_outputs_are_streamed(isa: Isa) -> None:
 
 
 @pytest.mark.parametrize("channels", [2, 16])
+@pytest.mark.together
 def test_outputs_that_later_steps_read(channels: int, isa: Isa) -> None:
     """The step that computes an output writes it; a window that reads it afterwards does not."""
     with tracing("outputs") as trace:
@@ -333,6 +338,7 @@ def test_outputs_that_later_steps_read(channels: int, isa: Isa) -> None:
     check([Case(graph, plan, seed, False) for seed in range(3)], isa)
 
 
+@pytest.mark.together
 def test_not_finite_where_inputs_are_read_in_two_ways(isa: Isa) -> None:
     """A step that transposes one input and reads another, which it repeats for all channels, notes
     the largest magnitude of both: each may be what a maximum must not lose."""

@@ -13,11 +13,13 @@ from tests.states.test_programs import random_graph, runs_like_the_evaluator
 
 
 @pytest.mark.parametrize("build", BUILDERS)
+@pytest.mark.together
 def test_several_runs(build: Build) -> None:
     runs_like_the_evaluator(graph_of(build), "cpu", 1e-5)
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.together
 def test_random_graphs(seed: int) -> None:
     graph = random_graph(seed)
     runs_like_the_evaluator(graph, "cpu", 1e-5, store=md.Store(), guarded=bool(seed % 2))
@@ -39,6 +41,7 @@ def network() -> L.Sequential:
 
 
 @pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.together(2)
 def test_weights_that_are_states(isa: Isa, batch: int) -> None:
     """They are those of the store in every run, also where other sizes were compiled for it."""
     x = np.random.default_rng(0).standard_normal((batch, 3, 21, 21), np.float32)
@@ -55,6 +58,7 @@ def test_weights_that_are_states(isa: Isa, batch: int) -> None:
         net.load_state_dict({**net.state_dict(), **store})
 
 
+@pytest.mark.together(2)
 def test_packing_changes_no_bit() -> None:
     layers = [each for each in network() if not isinstance(each, L.BatchNorm2d)]
     net, shape = L.Sequential(*layers), (3, 3, 21, 21)

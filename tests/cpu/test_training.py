@@ -28,6 +28,7 @@ BATCH, CLASSES, RATE, STEPS = 8, 5, 0.1, 20
         ((3, 16, 5, 5), (24, 16, 1, 1), {}),
     ],
 )
+@pytest.mark.together
 def test_both_gradients_of_a_convolution(
     shape: tuple[int, ...], weight: tuple[int, ...], options: dict[str, Any]
 ) -> None:
@@ -92,6 +93,7 @@ def trained(**options: Any) -> dict[str, np.ndarray]:
     return {"losses": losses, **{name: array.copy() for name, array in step.store.items()}}
 
 
+@pytest.mark.together(2)
 def test_a_training_step_is_that_of_the_reference_and_of_torch() -> None:
     found = trained(device="cpu", threads=2)
     assert found["losses"][-1] < 0.7 * found["losses"][0]
@@ -139,6 +141,7 @@ def dropping() -> L.Sequential:
     return net
 
 
+@pytest.mark.together
 def test_masks_of_dropout_are_those_of_the_reference_in_each_step() -> None:
     random = np.random.default_rng(2)
     x = random.standard_normal((BATCH, 3, 8, 8), np.float32)

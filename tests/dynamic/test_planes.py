@@ -81,6 +81,7 @@ def assert_near(net: Any, x: np.ndarray, actual: np.ndarray, precision: str) -> 
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.together
 def test_new_sizes_are_computed_without_a_compiler(precision: str) -> None:
     net, random = network(), np.random.default_rng(1)
     sizes = (md.Dim("batch", 1, 8), 3, HEIGHT, WIDTH)
@@ -95,6 +96,7 @@ def test_new_sizes_are_computed_without_a_compiler(precision: str) -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.together(2)
 def test_programs_share_packed_weights(precision: str) -> None:
     exe = named(L.Conv2d(64, 64, 3), (1, 64, HEIGHT, WIDTH), precision=precision)
     for rows, columns in [(9, 30), (31, 47), (80, 21)]:
@@ -115,6 +117,7 @@ def test_no_pass_runs_for_a_new_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_near(net, x, got, "float32")
 
 
+@pytest.mark.together(2)
 def test_what_passes_do_for_one_size_alone() -> None:
     """Of the most sizes the average is of single pixels, and left out."""
     net = md.Sequential(
@@ -135,6 +138,7 @@ def test_weights_are_those_that_were_compiled() -> None:
     np.testing.assert_allclose(exe(x), before, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.together
 def test_a_size_that_comes_again_gets_its_own_program() -> None:
     net = network()
     exe = named(net, (1, 3, HEIGHT, WIDTH))
@@ -151,6 +155,7 @@ def test_a_size_that_comes_again_gets_its_own_program() -> None:
     assert exe.counts.by_any_size == 2
 
 
+@pytest.mark.together(2)
 def test_warm_and_at_give_programs_of_their_own() -> None:
     net = network()
     exe = named(net, (1, 3, HEIGHT, WIDTH))
@@ -164,6 +169,7 @@ def test_warm_and_at_give_programs_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.together
 def test_nan_and_infinity_stay_where_they_are(precision: str) -> None:
     net = md.Sequential(L.MaxPool2d(3, 1, padding=1), L.Conv2d(3, 17, 3, padding=1), L.ReLU())
     exe = named(net, (1, 3, HEIGHT, WIDTH), precision=precision)
@@ -184,6 +190,7 @@ class Looks(L.Layer):
 
 
 @pytest.mark.parametrize("others", [{21, 35}, {90, 21}])
+@pytest.mark.together(2)
 def test_code_that_looks_at_a_size_is_asked_at_each(others: set[int]) -> None:
     net = md.Sequential(L.Conv2d(3, 4, 3, padding=1), Looks(others))
     exe = named(net, (1, 3, HEIGHT, WIDTH))
@@ -192,6 +199,7 @@ def test_code_that_looks_at_a_size_is_asked_at_each(others: set[int]) -> None:
         np.testing.assert_allclose(exe(x), expected(net, x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.together(3)
 def test_a_file_is_asked_at_each_size(tmp_path: Path) -> None:
     """What its operators pad depends on the size, and is the same for most and half of them."""
     same = node("MaxPool", "x", kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER")
@@ -253,6 +261,7 @@ def quantized(path: Path) -> Path:
     return path
 
 
+@pytest.mark.together(3)
 def test_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of bytes are exact: all kernels give the same, and no pass runs for a new size."""
     path = quantized(tmp_path / "net.onnx")
@@ -271,6 +280,7 @@ def test_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert exe.counts.by_any_size == 4 and exe.counts.kept <= 3
 
 
+@pytest.mark.together
 def test_constants_are_computed_for_no_further_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +306,7 @@ def test_constants_are_computed_for_no_further_size(
         np.testing.assert_array_equal(result, own(numbers(1, 3, *shape)))
 
 
+@pytest.mark.together(2)
 def test_without_a_background_each_size_has_its_own() -> None:
     exe = named(L.Conv2d(3, 8, 3), (1, 3, HEIGHT, 12), background=False)
     exe(numbers(1, 3, 30, 12))

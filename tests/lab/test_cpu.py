@@ -67,15 +67,18 @@ def check(ladder: Ladder, step: Any, cases: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("step", CONVOLUTION_CPU.steps, ids=lambda step: step.name)
+@pytest.mark.together
 def test_generated_shapes(step: Any) -> None:
     check(CONVOLUTION_CPU, step, generated(step, 12))
 
 
 @pytest.mark.parametrize("step", MEMORY_CPU.steps, ids=lambda step: step.name)
+@pytest.mark.together
 def test_copies(step: Any) -> None:
     check(MEMORY_CPU, step, [(CopyShape(pieces), dict(step.parameters)) for pieces in (1, 3)])
 
 
+@pytest.mark.together
 def test_a_wrong_kernel_is_never_timed() -> None:
     step = MEMORY_CPU.step("vectors")
     wrong = replace(step, source=step.text.replace("y[at] = x[at]", "y[at] = at == 5 ? 7 : x[at]"))

@@ -19,7 +19,11 @@ from tests.cases.bytes import drawn
 from .models import model, node
 
 TYPES = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int32": TensorProto.INT32}
-DEVICES = ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DEVICES = [
+    "reference",
+    pytest.param("cpu", marks=pytest.mark.together(2)),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
 
 
 def convolved(

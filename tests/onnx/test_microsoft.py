@@ -14,7 +14,7 @@ from minidnn.frontends.onnx.convert import load_onnx
 from .models import model
 from .test_integer import check, drawn, rescaled, typed
 
-DEVICES = ["reference", "cpu"]
+DEVICES = ["reference", pytest.param("cpu", marks=pytest.mark.together(2))]
 X, Y = (np.float32(0.043), 121), (np.float32(0.07), 90)
 OUT = (np.float32(0.093), 60)
 

@@ -87,6 +87,7 @@ def copy(root: Path, tmp_path: Path) -> Path:
         "ruff.toml",
         "tests/conftest.py",
         "tests/schedule.py",
+        "tests/together.py",
         "tests/turns.py",
     ):
         shutil.copy(root / name, there / name)

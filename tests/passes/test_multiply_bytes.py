@@ -141,6 +141,7 @@ def test_adding_and_joining_bytes() -> None:
 
 @pytest.mark.parametrize("steps", [MIDDLE, LAST], ids=["uint8", "int8"])
 @pytest.mark.parametrize("window", [(3, 2, 1), (2, 2, 0), (3, 1, 1), (5, 3, 2)], ids=str)
+@pytest.mark.together
 def test_maxima_of_bytes(window: Any, steps: Steps, warm_cache: Path) -> None:
     def build(trace: Trace, x: Value) -> Value:
         return q(max_pool(x, *window), steps)
@@ -154,6 +155,7 @@ def test_maxima_of_bytes(window: Any, steps: Steps, warm_cache: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [(9, 11), (40, 70)], ids=str)
+@pytest.mark.together
 def test_averages_and_sums_of_bytes(size: tuple[int, int], warm_cache: Path) -> None:
     """One kernel reads bytes and writes bytes, whatever is computed between."""
 
@@ -216,6 +218,7 @@ def network(trace: Trace, x: Value) -> Value:
 
 
 @pytest.mark.parametrize("isa", ["best", "avx2"])
+@pytest.mark.together
 def test_the_cpu_engine(isa: str, warm_cache: Path, tmp_path: Path) -> None:
     """A whole network: the same numbers on every ISA, with and without instructions for bytes,
     also from a file, and no access beside a value."""

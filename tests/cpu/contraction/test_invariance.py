@@ -40,6 +40,7 @@ def outcomes(cases: list[Case], isa: Isa, threads: int = 1) -> list[tuple[Built,
     return [(b, run(b, k, inputs_of(b), threads)) for b, k in zip(built, kernels, strict=True)]
 
 
+@pytest.mark.together(2)
 def test_bits_do_not_depend_on_the_threads_it_is_printed_for(isa) -> None:
     names = ("1x1-very-deep", "3x3-many-blocks", "3x3-14", "stem-7x7", "linear-deep", "1x1-long")
     cases = [case for case in CASES if case.name in names]
@@ -52,6 +53,7 @@ def test_bits_do_not_depend_on_the_threads_it_is_printed_for(isa) -> None:
         assert np.array_equal(a.view("u4"), b.view("u4")), built.case.name
 
 
+@pytest.mark.together
 def test_an_image_gives_the_same_bits_in_a_batch_and_alone(isa) -> None:
     alone = [replace(case, shape=(1, *case.shape[1:])) for case in BATCHES]
     built = [build(case, isa) for case in [*BATCHES, *alone]]
@@ -65,6 +67,7 @@ def test_an_image_gives_the_same_bits_in_a_batch_and_alone(isa) -> None:
             assert np.array_equal(part.view("u4"), whole[image : image + 1].view("u4")), case.name
 
 
+@pytest.mark.together(2)
 def test_streamed_results_are_the_same(isa, monkeypatch) -> None:
     names = ("1x1-residual", "3x3-14", "groups-aligned", "1x1-tails", "linear", "depthwise")
     cases = [case for case in CASES if case.name in names]
@@ -92,6 +95,7 @@ def special(isa, own_cache, _special):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("index", range(len(SPECIAL)), ids=[case.name for case in SPECIAL])
+@pytest.mark.together
 def test_special_values_reach_exactly_what_reads_them(special, index: int, value: float) -> None:
     built, kernels = special[index]
     inputs = inputs_of(built)

@@ -156,6 +156,7 @@ def warmed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+@pytest.mark.together(2)
 def test_sums(problem: Problem, kind: str, warm_cache: Path) -> None:
     """As they are defined, also in memory between guard pages and on several threads."""
     warmed(kind)
@@ -183,6 +184,7 @@ def test_no_thread_waits_for_images() -> None:
 
 
 @pytest.mark.parametrize("steps", ROUNDED, ids=str)
+@pytest.mark.together
 def test_sums_are_rounded_to_even_and_to_bounds(steps: Steps, warm_cache: Path) -> None:
     """Ties, what no byte has, and what is no number."""
     graph = rounded(steps)

@@ -32,6 +32,7 @@ CASES: list[tuple[Shape, Shape, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("x", "weight", "options"), CASES, ids=str)
+@pytest.mark.together
 def test_as_float64_for_any_number_of_threads(
     x: Shape, weight: Shape, options: dict[str, Any], isa: Isa
 ) -> None:

@@ -99,6 +99,7 @@ def in_order(terms: np.ndarray, unit: int) -> Iterator[np.ndarray]:
         (1, 1, 1, 1, 1, 1),
     ],
 )
+@pytest.mark.together
 def test_weights_in_the_order_of_the_sum(
     groups: int, outputs: int, inputs: int, kernel: int, unit: int, vectors: int, lanes: int,
     threads: int,
@@ -136,6 +137,7 @@ def test_weights_that_do_not_lie_as_they_are_counted() -> None:
 @pytest.mark.parametrize("local", [True, False], ids=["local", "spread"])
 @pytest.mark.parametrize("transform", [F2, F4], ids=lambda transform: transform.name)
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (35, 21), (257, 40), (3, 130), (48, 1)])
+@pytest.mark.together
 def test_transformed_weights(
     outputs: int, inputs: int, transform: Transform, local: bool, lanes: int, threads: int
 ) -> None:
