@@ -9,9 +9,20 @@ from pathlib import Path
 import pytest
 
 from minidnn import lab
+from minidnn.backends.cpu.isa import best_isa
+from minidnn.backends.cpu.machine import Rates
 from minidnn.cli import main
+from minidnn.lab.cpu import machine
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+@pytest.fixture(autouse=True)
+def known_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of this computer take seconds to measure, and pages are the same for all."""
+    isa = best_isa().name
+    rates = Rates(2, ((isa, 2e11),), ((isa, 1e11),), 2e10, 1e10, 2e11)
+    monkeypatch.setattr(machine, "measured_rates", lambda: rates)
 
 
 class Checker(HTMLParser):
