@@ -19,6 +19,7 @@ from __future__ import annotations
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
@@ -127,8 +128,8 @@ class Operator(metaclass=OperatorMeta):
     def operands(self, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
         """The inputs, if they are as many as the operator takes."""
         names = self.operand_names
-        counts = range(len(names) - self.optional_operands, len(names) + 1)
-        if len(inputs) not in counts:
+        if not len(names) - self.optional_operands <= len(inputs) <= len(names):
+            counts = range(len(names) - self.optional_operands, len(names) + 1)
             raise self.fail(
                 f"takes {' or '.join(map(str, counts))} operand{'s' * (counts[-1] > 1)} "
                 f"({', '.join(names)}), got {len(inputs)}"
@@ -154,6 +155,11 @@ class Operator(metaclass=OperatorMeta):
         raise self.fail(
             f"{what} has shape {value.shape} of rank {value.rank}; valid is rank {valid}{hint}"
         )
+
+
+@lru_cache(maxsize=1 << 10)
+def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    return np.broadcast_shapes(*shapes)
 
 
 class Elementwise(Operator):
@@ -217,7 +223,7 @@ class Elementwise(Operator):
         dtype = self.result_dtype([value.dtype for value in inputs])
         tensors = inputs[: len(inputs) - self.channel_count]
         try:
-            shape = np.broadcast_shapes(*(t.shape for t in tensors))
+            shape = _broadcast(*(tuple(t.shape) for t in tensors))
         except ValueError:
             shapes = ", ".join(str(t.shape) for t in tensors)
             raise self.fail(
@@ -227,12 +233,13 @@ class Elementwise(Operator):
         for name, vector in zip(
             self.operand_names[len(tensors) :], inputs[len(tensors) :], strict=True
         ):
-            self.require(channels is not None, f"input of shape {shape} has no axis of channels")
-            self.require(
-                vector.shape == (channels,),
-                f"{name} has shape {vector.shape}, but the input {shape} has {channels} "
-                f"channels; valid is ({channels},)",
-            )
+            if channels is None:
+                raise self.fail(f"input of shape {shape} has no axis of channels")
+            if vector.shape != (channels,):
+                raise self.fail(
+                    f"{name} has shape {vector.shape}, but the input {shape} has {channels} "
+                    f"channels; valid is ({channels},)"
+                )
         return (TensorType(shape, dtype),)
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -327,14 +334,12 @@ class Contraction(Operator):
             self.require_float(*inputs[:2])
             if not half or any(t.dtype != "float32" for t in inputs[2:]):
                 self.require_float(*inputs)
-            self.require(
-                type(self.zero) is int and self.zero == 0,
-                f"zero={self.zero!r}; valid is 0 where the input has fractions",
-            )
-            self.require(
-                self.dtype is None or (half and self.dtype == "float32"),
-                f"dtype={self.dtype!r}; valid are None and, beside halves, 'float32'",
-            )
+            if type(self.zero) is not int or self.zero != 0:
+                raise self.fail(f"zero={self.zero!r}; valid is 0 where the input has fractions")
+            if self.dtype is not None and not (half and self.dtype == "float32"):
+                raise self.fail(
+                    f"dtype={self.dtype!r}; valid are None and, beside halves, 'float32'"
+                )
             return self.dtype or inputs[0].dtype
         dtypes = [value.dtype for value in inputs]
         self.require(

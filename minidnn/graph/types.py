@@ -33,8 +33,13 @@ class TensorType:
     def __post_init__(self) -> None:
         if self.dtype not in ITEMSIZE:
             raise GraphError(f"dtype={self.dtype!r} is not one of {', '.join(ITEMSIZE)}")
-        if any(type(size) is not int for size in self.shape):
-            object.__setattr__(self, "shape", plain(self.shape))
+        for size in self.shape:
+            if type(size) is not int or size < 0:
+                self._check_sizes()
+                break
+
+    def _check_sizes(self) -> None:
+        object.__setattr__(self, "shape", plain(self.shape))
         for size in self.shape:
             if not isinstance(size, int) or isinstance(size, bool) or size < 0:
                 raise GraphError(

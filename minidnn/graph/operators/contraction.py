@@ -56,31 +56,29 @@ class Conv2d(Contraction):
         self.require_rank("input", x, 4)
         self.require_rank("weight", weight, 4)
         out_channels, per_group, *kernel = weight.shape
-        self.require(
-            self.groups >= 1 and out_channels % self.groups == 0,
-            f"groups={self.groups} does not divide the weight's {out_channels} output channels; "
-            "valid is a divisor of at least 1",
-        )
-        self.require(
-            x.shape[1] == per_group * self.groups,
-            f"input has {x.shape[1]} channels (shape {x.shape}), but the weight "
-            f"{weight.shape} with groups={self.groups} takes {per_group * self.groups}"
-            f"{_advice_on_channels(x.shape, per_group * self.groups)}",
-        )
-        if bias:
-            self.require(
-                bias[0].shape == (out_channels,),
-                f"bias has shape {bias[0].shape}; valid is ({out_channels},)",
+        # Messages are written where something is wrong: that would take longer than all else.
+        if self.groups < 1 or out_channels % self.groups:
+            raise self.fail(
+                f"groups={self.groups} does not divide the weight's {out_channels} output "
+                "channels; valid is a divisor of at least 1"
             )
+        if x.shape[1] != per_group * self.groups:
+            raise self.fail(
+                f"input has {x.shape[1]} channels (shape {x.shape}), but the weight "
+                f"{weight.shape} with groups={self.groups} takes {per_group * self.groups}"
+                f"{_advice_on_channels(x.shape, per_group * self.groups)}"
+            )
+        if bias and bias[0].shape != (out_channels,):
+            raise self.fail(f"bias has shape {bias[0].shape}; valid is ({out_channels},)")
         sizes = []
         for axis, size in zip(self.axes((kernel[0], kernel[1])), x.shape[2:], strict=True):
             sizes.append(axis.output_size(size))
-            self.require(
-                axis.kernel >= 1 and sizes[-1] >= 1,
-                f"a kernel that reaches over {axis.reach} positions is larger than the padded "
-                f"input of {size + sum(axis.padding)} (input {x.shape}, weight {weight.shape}); "
-                "use more padding or a smaller kernel_size or dilation",
-            )
+            if axis.kernel < 1 or sizes[-1] < 1:
+                raise self.fail(
+                    f"a kernel that reaches over {axis.reach} positions is larger than the padded "
+                    f"input of {size + sum(axis.padding)} (input {x.shape}, weight "
+                    f"{weight.shape}); use more padding or a smaller kernel_size or dilation"
+                )
         return (TensorType((x.shape[0], out_channels, *sizes), dtype),)
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -97,22 +97,19 @@ class Concat(Movement):
         self.require(len(inputs) > 0, "no inputs; valid is one or more")
         first = inputs[0]
         axis = self.axis + first.rank if self.axis < 0 else self.axis
-        self.require(
-            0 <= axis < first.rank,
-            f"axis={self.axis} is not an axis of the input {first.shape}; "
-            f"valid are {-first.rank} to {first.rank - 1}",
-        )
+        if not 0 <= axis < first.rank:
+            raise self.fail(
+                f"axis={self.axis} is not an axis of the input {first.shape}; "
+                f"valid are {-first.rank} to {first.rank - 1}"
+            )
+        before, behind = first.shape[:axis], first.shape[axis + 1 :]
         for i, other in enumerate(inputs):
-            same = other.rank == first.rank and all(
-                a == b
-                for d, (a, b) in enumerate(zip(other.shape, first.shape, strict=True))
-                if d != axis
-            )
-            self.require(
-                same and other.dtype == first.dtype,
-                f"input {i} is {other}, which does not join input 0, {first}, along axis {axis}; "
-                "all other sizes and the dtype must be equal",
-            )
+            same = other.rank == first.rank and other.shape[:axis] == before
+            if not (same and other.shape[axis + 1 :] == behind and other.dtype == first.dtype):
+                raise self.fail(
+                    f"input {i} is {other}, which does not join input 0, {first}, along axis "
+                    f"{axis}; all other sizes and the dtype must be equal"
+                )
         joined = sum(t.shape[axis] for t in inputs)
         return (first.with_shape((*first.shape[:axis], joined, *first.shape[axis + 1 :])),)
 
