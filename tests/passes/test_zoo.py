@@ -11,7 +11,6 @@ from minidnn.backends.cpu.target import CpuTarget, device_for
 from minidnn.fusion.collapse import EVERYWHERE, Strategy
 from minidnn.fusion.device import H200
 from minidnn.fusion.target import Target
-from minidnn.graph.checker import complaints
 from minidnn.graph.ir import Graph
 from minidnn.layers.build import to_graph
 from minidnn.memory.arena import plan_memory
@@ -29,18 +28,15 @@ def graph_of(name: str, batch: int = 1) -> Graph:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_checker_and_all_contracts_hold_after_every_pass(name: str) -> None:
+    """So it is when ``verify`` says: it raises where either does not."""
     graph = graph_of(name)
     strategies: tuple[Strategy, ...] = ("model",)
     if name in ("alexnet", "resnet18", "squeezenet1_1", "densenet121", "inception_v3"):
         strategies = EVERYWHERE
     for strategy in strategies:
-        seen = []
-
-        def observe(step: Pass, before: Graph, after: Graph) -> None:
-            assert complaints(after) == []
-            seen.append(step)  # noqa: B023
-
-        optimize(graph, Context(strategy=strategy), observe, verify=True)
+        seen: list[Pass] = []
+        context = Context(strategy=strategy)
+        optimize(graph, context, lambda step, *_: seen.append(step), verify=True)  # noqa: B023
         assert seen == list(PIPELINE)
 
 
