@@ -106,10 +106,7 @@ def _by_price(stack: Stack, device: Device) -> list[ScheduledSequence]:
             sequence = Sequence.of(stack, first, last)
             key = sequence.signature
             if key not in priced:
-                single = first == last
-                priced[key] = (
-                    _single(stack, first, device, True) if single else cheapest(sequence, device)
-                )
+                priced[key] = _priced(stack, first, sequence, device)
             known[run] = priced[key]
         return known[run]
 
@@ -119,6 +116,29 @@ def _by_price(stack: Stack, device: Device) -> list[ScheduledSequence]:
         chosen.append(replace(choice, sequence=Sequence.of(stack, first, after - 1)))
         first = after
     return chosen
+
+
+_SHORT = 8
+_MOST_KNOWN = 1 << 10
+_known_prices: dict[tuple[object, ...], tuple[Schedule, Price] | None] = {}
+"""What was chosen for short sequences, by all that it depends on: stacks of one network, and of
+what passes make of it, have most of theirs in common."""
+
+
+def _priced(
+    stack: Stack, first: int, sequence: Sequence, device: Device
+) -> ScheduledSequence | None:
+    """A sequence that begins with that step of a stack, under its cheapest schedule."""
+    key = (sequence.signature, device)
+    if (found := _known_prices.get(key, ())) != ():
+        return None if found is None else ScheduledSequence(sequence, *found)
+    single = len(sequence.steps) == 1
+    choice = _single(stack, first, device, True) if single else cheapest(sequence, device)
+    if len(sequence.steps) <= _SHORT:
+        if len(_known_prices) >= _MOST_KNOWN:
+            _known_prices.clear()
+        _known_prices[key] = None if choice is None else (choice.schedule, choice.price)
+    return choice
 
 
 def _kinds(stack: Stack) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 
 from minidnn.fusion import buffers, collapse
 from minidnn.fusion.device import H200, Device
-from minidnn.fusion.operations import lower
+from minidnn.fusion.operations import Stack, lower
 from minidnn.fusion.sequence import Sequence
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Value
@@ -104,6 +104,32 @@ def test_a_long_chain_is_not_looked_at_run_by_run(monkeypatch: pytest.MonkeyPatc
     choices = collapse.collapse(lower(graph.nodes, graph.outputs), H200)
     assert sum(len(choice.sequence.steps) for choice in choices) == 50
     assert 50 <= len(looks) <= 200
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+def test_short_sequences_of_another_stack_are_not_priced_again(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short() -> Stack:
+        with tracing("g") as trace:
+            x = trace.input(TensorType((1, 3, 11, 13)), "x")
+            for _ in range(3):
+                x = block("pool", x, x)
+        graph = trace.graph([x])
+        return lower(graph.nodes, graph.outputs)
+
+    def chosen(stack: Stack) -> list[tuple[Any, ...]]:
+        choices = collapse.collapse(stack, device)
+        assert [step for c in choices for step in c.sequence.steps] == list(stack.steps)
+        return [(len(c.sequence.steps), c.schedule, c.price) for c in choices]
+
+    monkeypatch.setattr(collapse, "_known_prices", {})
+    found = chosen(short())
+    monkeypatch.setattr(Sequence, "price", None)
+    assert chosen(short()) == found
+    monkeypatch.setattr(collapse, "_known_prices", {})
+    with pytest.raises(TypeError):
+        chosen(short())
 
 
 @pytest.mark.parametrize("seed", range(40))
