@@ -14,6 +14,8 @@ from torch import nn
 
 import minidnn as md
 from minidnn.acceleration import engine
+from minidnn.errors import UnsupportedError
+from minidnn.frontends.torch.capture import capture
 
 
 class Looking(nn.Module):
@@ -234,3 +236,26 @@ def test_weights_that_were_made_in_inference_mode(is_within: bool) -> None:
     fast.refresh()
     check(fast, net, x)
     assert all(weight.requires_grad for weight in net.parameters())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_lines_of_code_are_noted_for_others_alone(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while a network is captured, and again when that has failed."""
+    export, left_out = torch.export.export, []
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        left_out.append(torch.fx.config.do_not_emit_stack_traces)
+        if fails:
+            raise RuntimeError("no such thing")
+        return export(*args, **kwargs)
+
+    monkeypatch.setattr(torch.export, "export", noting)
+    if fails:
+        with pytest.raises(UnsupportedError, match="no such thing"):
+            capture(nn.Linear(4, 6), [examples(2, 4)])
+    else:
+        capture(nn.Linear(4, 6), [examples(2, 4)])
+    assert left_out and all(left_out)
+    assert not torch.fx.config.do_not_emit_stack_traces

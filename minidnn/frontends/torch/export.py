@@ -325,6 +325,7 @@ class Export:
             self.opaque.standing_in(self._subject),
             contextlib.redirect_stderr(printed),
             _unheard(),
+            _without_lines(),
         ):
             try:
                 program = torch.export.export(self._subject, self._args, self._kwargs, strict=False)
@@ -360,6 +361,18 @@ def _unheard() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(others)
+
+
+@contextlib.contextmanager
+def _without_lines() -> Iterator[None]:
+    """PyTorch notes which lines of code each operation comes from, which nobody reads here and
+    takes a tenth of a capture.  One thread captures at a time."""
+    before = torch.fx.config.do_not_emit_stack_traces
+    torch.fx.config.do_not_emit_stack_traces = True
+    try:
+        yield
+    finally:
+        torch.fx.config.do_not_emit_stack_traces = before
 
 
 def _decompositions(graph: torch.fx.Graph) -> dict[Any, Any]:
