@@ -72,7 +72,11 @@ def test_inputs_of_a_module_by_name() -> None:
         md.compare(Product().eval(), {"a": a, "b": b, "z": b})
 
 
-DEVICES = ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DEVICES = [
+    "reference",
+    pytest.param("cpu", marks=pytest.mark.together(2)),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
 
 
 @pytest.fixture(params=DEVICES)

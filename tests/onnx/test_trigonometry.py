@@ -51,7 +51,11 @@ def model_of(kind: str) -> Any:
 
 
 def devices() -> list[Any]:
-    return ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+    return [
+        "reference",
+        pytest.param("cpu", marks=pytest.mark.together),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ]
 
 
 @pytest.mark.parametrize("device", devices())

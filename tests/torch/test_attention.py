@@ -87,7 +87,7 @@ def test_it_takes_any_number_of_axes(name: str, shape: str) -> None:
     agrees(module, (*inputs, module.none) if name == "given" else inputs)
 
 
-@pytest.mark.parametrize("device", ["reference", "cpu"])
+@pytest.mark.parametrize("device", ["reference", pytest.param("cpu", marks=pytest.mark.together)])
 @pytest.mark.parametrize("name", CALLS)
 def test_it_gives_what_pytorch_gives(name: str, device: str) -> None:
     q, kv = SHAPES["heads"]
