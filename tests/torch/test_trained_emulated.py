@@ -13,7 +13,7 @@ from torch import nn
 
 import minidnn as md
 from minidnn.backends.cuda.lower import lower_plan
-from minidnn.fusion.region import FusedSums
+from minidnn.fusion.region import FusedGradient, FusedSums
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.expression import linearize
 from minidnn.graph.ir import Graph, Node
@@ -148,8 +148,10 @@ def test_a_backward_pass_through_joins_is_a_trainers() -> None:
     nodes = planned_mixed(backward.part.graph, "bfloat16").graph.nodes
     images = [v for n in nodes for v in n.outputs if v.type.rank == 4 and v.shape[2:] == (32, 32)]
     assert images and {value.dtype for value in images} == {"bfloat16"}
-    sums = [n for n in nodes if isinstance(n.op, FusedSums) and n.inputs[0].type.rank == 4]
-    assert [len(node.outputs) for node in sums] == [2] * 4  # one sweep for each normalization
+    regions = [n.op.sums if isinstance(n.op, FusedGradient) else n.op for n in nodes]
+    sums = [r for r in regions if isinstance(r, FusedSums) and len(r.shape) == 4]
+    assert [len(each.body.outputs) for each in sums] == [2] * 4  # one sweep for each normalization
+    assert sum(isinstance(n.op, FusedGradient) for n in nodes) == 3  # behind windows
     parts = [node for node in nodes if isinstance(node.op, TakeChannels)]
     # Of the join, which is kept, what was joined before; and of the gradient of each join the same
     # and the rest.
