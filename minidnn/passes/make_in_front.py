@@ -30,7 +30,8 @@ def make_in_front(graph: Graph, context: Context) -> Graph:
     groups = Groups(graph)
     found: list[tuple[list[Node], MakeRegion]] = []
     for node in graph.nodes:
-        gradient, sequence = _gradient(node), _made_in_front(graph, node)
+        gradient = _gradient(node)
+        sequence = None if gradient is None else _made_in_front(graph, node, gradient)
         if gradient is None or sequence is None:
             continue
         reason = context.target.refuse_front(gradient, sequence)
@@ -51,17 +52,14 @@ def _region(body: Graph) -> FusedGradient:
 
 
 def _gradient(node: Node) -> Node | None:
+    """The gradient of a convolution for its image that a node is, or that its region has."""
     if isinstance(node.op, FusedGradient):
         return node.op.gradient
     return node if isinstance(node.op, Conv2dInputGradient) else None
 
 
-def _made_in_front(graph: Graph, node: Node) -> Node | None:
-    """The sequence that makes what a gradient of a convolution for its image reads, if it can be
-    computed with it."""
-    gradient = _gradient(node)
-    if gradient is None:
-        return None
+def _made_in_front(graph: Graph, node: Node, gradient: Node) -> Node | None:
+    """The sequence that makes what a node's gradient reads, if it can be computed with it."""
     read = gradient.inputs[0]
     if isinstance(node.op, FusedGradient):
         read = node.inputs[node.op.body.inputs.index(read)]

@@ -237,6 +237,14 @@ def test_what_streams() -> None:
         assert (STREAM.why_not(problem, machine) or "").startswith(reason), problem.describe()
 
 
+def test_rings_of_streams_are_as_long_as_their_bytes_allow() -> None:
+    """Barriers lie beside them: 128 KiB of slabs of 64 channels of 128 pixels are eight."""
+    (problem,) = problems_of(L.Conv2d(64, 64, 1, bias=False), (128, 64, 56, 56), HALF)
+    choice = stream.STREAMS.index(stream.Stream(64, False))
+    assert choice in STREAM.choices(problem, H200)
+    assert STREAM.numbers(problem, choice, H200)[2] * 128 * 128 == 128 << 10
+
+
 def test_two_residuals_are_one_streams() -> None:
     problems = problems_of(two_residuals(48), (3, 48, 9, 15), HALF)
     assert [len(problem.others) for problem in problems] == [0, 2]

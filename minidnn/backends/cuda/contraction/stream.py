@@ -89,6 +89,8 @@ _MOST_BESIDE_MAKERS = 2
 _LEAST_SLABS = 48 << 10
 _MOST_SLABS = 128 << 10
 """Bytes of pixels on their way: less does not keep memory busy, more is of no use."""
+_MOST_SLABS_MADE = 120 << 10
+"""The same beside a group that makes what is read of them; more have not been measured."""
 _LEAST_PASSING = 3
 """Slabs of pixels and filters: of fewer none would be on its way while two groups read."""
 _READ_AGAIN = 32
@@ -201,7 +203,8 @@ class StreamKernel(ContractionKernel):
         source = source_of("stream.cu", parts, specific=True)
         slabs = _slabs(problem, stream, machine.shared_bytes)
         assert slabs, f"{problem.describe()} does not fit a stream {stream}"
-        shared = _fixed(problem, stream) + slabs * _slab_bytes(problem, stream)
+        slab = _slab_bytes(problem, stream) + _barrier_bytes(problem)
+        shared = _fixed(problem, stream) + slabs * slab
         groups = _rounds(problem, stream)
         blocks = _blocks(problem, stream, machine)
         # One warp group loads, and one may make what the others read.
@@ -289,9 +292,13 @@ def _may_pass(problem: ContractionProblem) -> bool:
 
 
 def _slab_bytes(problem: ContractionProblem, stream: Stream) -> int:
-    """Of 64 channels, with their barriers."""
-    rows = stream.pixels * tensors_of(problem) + (0 if stream.stays else stream.filters)
-    return 128 * rows + (16 if problem.front is None else 24)
+    """Of 64 channels."""
+    return 128 * (stream.pixels * tensors_of(problem) + (0 if stream.stays else stream.filters))
+
+
+def _barrier_bytes(problem: ContractionProblem) -> int:
+    """Of a slab: it is full, what is read of it is made, it is empty."""
+    return 16 if problem.front is None else 24
 
 
 def _fixed(problem: ContractionProblem, stream: Stream) -> int:
@@ -302,19 +309,18 @@ def _fixed(problem: ContractionProblem, stream: Stream) -> int:
     staying = steps * stream.filters * 32 if stream.stays else 0
     before = steps * 64 if problem.before else 0
     before += stream_front.shared_bytes(problem, steps)
-    after = len(problem.vectors) * stream.filters * 6 + chunk_sums.shared_bytes(
-        problem, stream.filters
-    )
+    after = len(problem.vectors) * stream.filters * 6
+    after += chunk_sums.shared_bytes(problem, stream.filters)
     return 1024 + staying + joined + before + after
 
 
 def _slabs(problem: ContractionProblem, stream: Stream, limit: int) -> int:
-    """Slabs of 64 channels in the ring, each with two barriers; 0 if there is no room."""
+    """Slabs of 64 channels in the ring, each with its barriers; 0 if there is no room."""
     slab = _slab_bytes(problem, stream)
-    count = (limit - _fixed(problem, stream)) // slab
+    count = (limit - _fixed(problem, stream)) // (slab + _barrier_bytes(problem))
     if not stream.stays:
         return count if count >= _LEAST_PASSING else 0
-    count = min(count, _MOST_SLABS // slab)
+    count = min(count, (_MOST_SLABS if problem.front is None else _MOST_SLABS_MADE) // slab)
     return count if count * slab >= _LEAST_SLABS else 0
 
 

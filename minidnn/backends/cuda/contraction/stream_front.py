@@ -17,8 +17,9 @@ from .text import fill
 
 _NOTHING = {"MAKES": 0, "TENSORS": 1, "LOAD": "", "FACTS": 0, "FRONT": ""}
 
-REGISTERS = 104
-"""Of a thread that makes what is read."""
+_REGISTERS = 104
+"""Of a thread that makes what is read: with the 40 of one that loads and the 184 of each of two
+that multiply (``stream.cu``), four times 128."""
 
 _LOAD = """\
           const T *from$I$ = f$I$ + (m0 + first) * P_f$I$ + (some ? q * 8 : 0);
@@ -118,7 +119,7 @@ def front_text(problem: ContractionProblem) -> dict[str, object]:
         read.line(f"md_load_floats(w{i}, facts + ({i} * steps * 2 + q) * 8);")
     _print_body(body, front)
     parts = {
-        "REGISTERS": REGISTERS,
+        "REGISTERS": _REGISTERS,
         "AT_ONCE": _AT_ONCE,
         "LAID": str(laid).rstrip("\n"),
         "VECTORS": str(read).rstrip("\n"),
