@@ -36,7 +36,8 @@ from minidnn.acceleration.recorded import is_recorded
 from minidnn.acceleration.trained import TrainedProgram
 from minidnn.dynamic.dim import Dim
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
-from minidnn.frontends.torch.capture import Captured, Held, capture
+from minidnn.frontends.torch.capture import Captured, Held
+from minidnn.frontends.torch.functional import functional
 from minidnn.frontends.torch.library import require_torch
 from minidnn.frontends.torch.narrow import HALVES, autocast_to, uncached
 
@@ -177,13 +178,13 @@ class Piece:
                 )
                 if done:
                     return True, result
-        key = trained, half, describe(inputs)
+        key = trained, half, torch.is_grad_enabled(), describe(inputs)
         if key in self._refused:
             return False, None
         try:
             made = (self._trained if trained else self._inference).run(
                 inputs,
-                (len(args), weights, half, *values.values()),
+                (len(args), weights, half, torch.is_grad_enabled(), *values.values()),
                 lambda: self._made(args, inputs, values, engine, trained, half),
                 args,
             )
@@ -254,7 +255,7 @@ class Piece:
         weights = {place: args[place] for place in self._weights}
         held = {place: Held(weights, place, name) for place, name in self._weights.items()}
         with uncached(engine.memory):
-            return capture(module, given, held_leaves=None if trained else held, trained=trained)
+            return functional(module, given, {} if trained else held, trained)
 
     def _made_named(
         self,

@@ -176,12 +176,19 @@ class SizedProgram:
     def _write_back(self, results: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         """Writes what the network would have written in place; gives the other results."""
         written = {place for place, _ in self.captured.writes}
+        quiet: list[tuple[Any, Any]] = []
         for place, node in self.captured.writes:
             if node in self.captured.held:
                 target = self.captured.held[node].tensor
             else:
                 target = leaves[self.captured.given[node]]
-            target.copy_(results[place])
+            if node in self.captured.untaped:
+                quiet.append((target, results[place]))
+            else:
+                target.copy_(results[place])
+        if quiet:
+            with torch.no_grad():
+                torch._foreach_copy_(*map(list, zip(*quiet, strict=True)))
         return [result for place, result in enumerate(results) if place not in written]
 
     def rest(self) -> str:

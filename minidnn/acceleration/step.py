@@ -139,7 +139,8 @@ class Pair:
         mixed = narrow is not None
         # Joins of joins before there are gradients by them: these are added up join by join, too.
         graph = share_joins(part.graph, Context())
-        self.halves = Halves(graph, trained, len(part.outputs), compute_again=mixed)
+        first = len(part.outputs) if part.differentiable is None else part.differentiable
+        self.halves = Halves(graph, trained, first, compute_again=mixed)
         self._engine, self._narrow = engine, narrow
         #: Of each result of the program forwards its dtype, and which are kept channels last.
         self._dtypes: list[str] = []

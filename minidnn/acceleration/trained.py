@@ -7,6 +7,7 @@ part depends on their values.  What PyTorch runs is recorded on its tape as ever
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.aten.call import arguments_of, key_of
 from minidnn.frontends.torch.capture import Captured, reader_of
 from minidnn.frontends.torch.convert import Part, convert, judge_operations
+from minidnn.frontends.torch.functional import is_tracked
 from minidnn.frontends.torch.inplace import WRITES
 from minidnn.frontends.torch.memory import SHARED, Memory
 from minidnn.frontends.torch.narrow import was_narrow, widen
@@ -73,13 +75,23 @@ class TrainedProgram(SizedProgram):
         for level in self.levels:
             if level.taken:
                 name = f"{self.name}.{len(self.parts)}"
-                part = convert(level.nodes, captured.constants, captured.tensor, name, trained=True)
+                part = self._part(level, name)
                 self.parts.append(TrainedPart(part, self.engine, self._narrow(part)))
         self._runner, held, self._places = self._build()
         self._read = reader_of(held)
         self._direct = self._overlaps = None
         self._is_bare = self.starts_early = False
         self.at_once = None
+
+    def _part(self, level: Level, name: str) -> Part:
+        """A part whose results with gradients come first."""
+        captured, within = self.captured, set(level.nodes)
+        read = [node for node in level.nodes if any(user not in within for user in node.users)]
+        read.sort(key=lambda node: not is_tracked(node))
+        part = convert(
+            level.nodes, captured.constants, captured.tensor, name, results=read, trained=True
+        )
+        return replace(part, differentiable=sum(map(is_tracked, read)))
 
     def prepare(self, leaves: Sequence[Any]) -> None:
         """Compiles all parts for leaves like these, and for whether gradients are on."""

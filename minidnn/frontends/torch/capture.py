@@ -81,6 +81,7 @@ class Captured:
         arranged: how the results are arranged, for ``torch.utils._pytree``.
         opaque: the calls of modules that could not be captured, and why, by path.
         notes: what was done beyond a plain capture.
+        untaped: placeholders that are written to where gradients are off.
     """
 
     module: GraphModule
@@ -92,6 +93,7 @@ class Captured:
     opaque: list[OpaqueCall] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    untaped: frozenset[Node] = frozenset()
 
     @property
     def operations(self) -> list[Node]:

@@ -37,6 +37,7 @@ class Part:
     Attributes:
         written: nodes that are held and written to: what they become are further outputs.
         random: how many further inputs are numbers that random numbers follow from.
+        differentiable: how many of the outputs, from the first, may have gradients; all by default.
     """
 
     graph: Graph
@@ -44,6 +45,7 @@ class Part:
     outputs: tuple[Node, ...]
     written: tuple[Node, ...] = ()
     random: int = 0
+    differentiable: int | None = None
 
 
 def convert(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -41,9 +42,23 @@ def _normalize(call: AtenCall) -> Any:
     return apply(ops.BatchNorm(float(call.number("eps"))), x, weight, bias, mean, variance)
 
 
-def _normalize_by_batch(call: AtenCall) -> Any:
+@takes("_native_batch_norm_legit_functional.default", when=_CONDITION)
+def functional_batch_norm(call: AtenCall) -> Any:
+    """What the stored statistics become are further results."""
+    if not call["training"]:
+        same = [call.tensor(name) for name in ("running_mean", "running_var")]
+        return (_normalize(call), None, None, *same)
+    if not call.trained:
+        raise Refused(f"{TRAINING}, and takes the batch's own statistics")
+    moved: dict[str, Any] = {}
+    result = _normalize_by_batch(call, moved.__setitem__)
+    return (result, None, None, moved["running_mean"], moved["running_var"])
+
+
+def _normalize_by_batch(call: AtenCall, write: Callable[[str, Any], None] | None = None) -> Any:
     """By the mean and variance of the batch, towards which the stored ones move; the stored
     variance is that of the population."""
+    write = call.write if write is None else write
     x: Any = call.tensor("input")
     axes = (0, *range(2, x.type.rank))
     count = prod(x.shape[axis] for axis in axes)
@@ -58,7 +73,7 @@ def _normalize_by_batch(call: AtenCall) -> Any:
     ):
         if (old := call.optional(name)) is not None:
             body = argument(0) * (1.0 - factor) + argument(1) * (more * factor)
-            call.write(name, apply(ops.Formula(body, tensors=2, title="Moved"), old, new))
+            write(name, apply(ops.Formula(body, tensors=2, title="Moved"), old, new))
     weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
     weight = call.filled("weight", mean.type, 1.0) if weight is None else weight
     bias = call.filled("bias", mean.type, 0.0) if bias is None else bias

@@ -1,0 +1,255 @@
+"""A piece of PyTorch code as a functional graph of ATen operations.
+
+PyTorch's Dynamo hands over pieces of a user's code that write in place, make views and switch
+gradients on and off.  AOTAutograd's functionalization gives the same without writes: what a piece
+would write to an argument is a further result, which is written back afterwards.  In such a graph a
+cut between any two operations is harmless, and operations below autograd (``conv2d``, not its
+decomposition) stay whole.
+
+Gradients are PyTorch's tape around the pieces of the graph.  Where the code switches gradients off,
+operands are detached, which has the same meaning and no state.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from minidnn.errors import UnsupportedError
+from minidnn.frontends.torch.capture import CAPTURING, Captured, Held
+from minidnn.frontends.torch.constants import constants, made_of_nothing
+from minidnn.frontends.torch.memory import share_results
+from minidnn.frontends.torch.private import FakeTensorMode, ShapeEnv, aot_export_module
+
+#: Operations that check what the key of a program says already.
+_CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
+_DETACH = torch.ops.aten.detach.default
+#: The key of what says that a node's value may require a gradient.
+_TRACKED = "minidnn_tracked"
+_SET_GRAD = torch._C._set_grad_enabled
+_ENTER, _EXIT = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
+_OVERLOAD = torch._ops.OpOverload
+
+
+def functional(
+    piece: GraphModule,
+    args: Sequence[Any],
+    held: Mapping[int, Held],
+    trained: bool,
+) -> Captured:
+    """The functional graph of a piece for arguments of these sizes.
+
+    Args:
+        piece: what Dynamo hands over; its results are a tuple.
+        args: arguments as the piece is called with them.
+        held: arguments, by place, that are weights: constants where the piece is not trained.
+        trained: whether gradients may flow through some of it.
+
+    Returns:
+        The graph; its results are what is written back to arguments, and those of the piece.
+
+    Raises:
+        UnsupportedError: PyTorch cannot make it functional; it says why.
+    """
+    with CAPTURING:
+        own = contextvars.copy_context()
+        return own.run(_functional, piece, args, held, trained)
+
+
+def _functional(
+    piece: GraphModule, args: Sequence[Any], held: Mapping[int, Held], trained: bool
+) -> Captured:
+    enabled = torch.is_grad_enabled()
+    try:
+        module, signature = aot_export_module(_entering(piece), _without_data(args), trace_joint=False, pre_dispatch=True)
+    except Exception as error:  # whatever PyTorch says of what it does not trace
+        text = " ".join(str(error).split())
+        raise UnsupportedError(
+            f"PyTorch cannot make it functional ({type(error).__name__}: {text:.400})"
+        ) from error
+    graph = module.graph
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    if len(placeholders) != len(args):
+        raise UnsupportedError(
+            f"it has {len(placeholders)} inputs for {len(args)} arguments, as PyTorch lifts "
+            "tensors that its code holds"
+        )
+    by_name = {node.name: node for node in placeholders}
+    results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
+    places = {node.name: place for place, node in enumerate(results) if isinstance(node, Node)}
+    mutated = signature.user_inputs_to_mutate
+    writes = [(places[result], by_name[name]) for result, name in mutated.items()]
+    _remove(graph, _CHECKS)
+    _under_autocast(module)
+    untaped = set(placeholders)
+    if trained and (enabled or any(_enables(node) for node in graph.nodes)):
+        taped = _detach(graph, placeholders, args, enabled)
+        for place, node in writes:
+            if results[place] in taped and (is_tracked(results[place]) or is_tracked(node)):
+                untaped.remove(node)
+    for node in list(graph.nodes):
+        if node.target is _SET_GRAD or (not trained and node.target is _DETACH):
+            if node.users:
+                node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    share_results(graph, writes)
+    made_of_nothing(graph)
+    graph.eliminate_dead_code()
+    module.recompile()
+    for place, where in held.items():
+        placeholders[place].meta["minidnn_name"] = where.name
+    own = {placeholders[place]: where for place, where in held.items()}
+    given = {node: place for place, node in enumerate(placeholders) if node not in own}
+    count = len(results) - len(writes)
+    return Captured(
+        module,
+        own,
+        given,
+        constants(graph, () if trained else own),
+        writes,
+        pytree.tree_structure((0,) * count),
+        untaped=frozenset(untaped),
+    )
+
+
+def _without_data(args: Sequence[Any]) -> list[Any]:
+    """Tensors without data like the arguments; a number that a piece takes of one is unknown."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    mode.allow_scalar_outputs = True
+    return [
+        mode.from_tensor(each, static_shapes=True) if isinstance(each, torch.Tensor) else each
+        for each in args
+    ]
+
+
+def _remove(graph: Graph, names: Sequence[str]) -> None:
+    for node in list(graph.nodes):
+        if node.op == "call_function" and str(node.target) in names:
+            graph.erase_node(node)
+
+
+def _enables(node: Node) -> bool:
+    """Whether a node switches gradients on."""
+    return node.target is _SET_GRAD and bool(node.args[0])
+
+
+class UnderAutocast:
+    """An operation that PyTorch runs under autocast as a block in the code says."""
+
+    def __init__(self, operation: Any, settings: tuple[Any, ...]) -> None:
+        self._operation = operation
+        self._settings = settings
+        self.__name__ = f"autocast({settings[0]!r}, {settings[1]}, enabled={settings[2]})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        device, dtype, enabled, _ = self._settings
+        with torch.autocast(device, dtype, enabled, cache_enabled=False):
+            return self._operation(*args, **kwargs)
+
+
+def _enter(*settings: Any) -> tuple[Any, Any]:
+    """Notes in the graph that is made that a block begins, and begins it."""
+    noted = _ENTER(*settings)
+    with torch._C.DisableTorchFunction():
+        return noted, _ENTER(*settings)
+
+
+def _exit(begun: tuple[Any, Any]) -> None:
+    noted, block = begun
+    with torch._C.DisableTorchFunction():
+        _EXIT(block)
+    _EXIT(noted)
+
+
+def _entering(piece: GraphModule) -> GraphModule:
+    """The piece, which enters its blocks under autocast also where a graph of it is made: PyTorch
+    only notes them there, and then takes results for such of other dtypes."""
+    if not any(node.target in (_ENTER, _EXIT) for node in piece.graph.nodes):
+        return piece
+    graph = Graph()
+    found: dict[Node, Node] = {}
+    for node in piece.graph.nodes:
+        found[node] = graph.node_copy(node, found.__getitem__)
+        if node.target in (_ENTER, _EXIT):
+            found[node].target = _enter if node.target is _ENTER else _exit
+    return GraphModule(piece, graph)
+
+
+def _under_autocast(module: GraphModule) -> None:
+    """Has each operation in a block under another autocast say so itself, in place of the block's
+    beginning and end."""
+    graph = module.graph
+    if not any(node.target in (_ENTER, _EXIT) for node in graph.nodes):
+        return
+    blocks: list[tuple[Any, ...]] = []
+    for node in graph.nodes:
+        if node.target is _ENTER:
+            blocks.append((*node.args, *(None, True, None)[len(node.args) - 1 :])[:4])
+        elif node.target is _EXIT:
+            blocks.pop()
+        elif blocks and node.op == "call_function" and isinstance(node.target, _OVERLOAD):
+            if not _is_ambient(blocks[-1]):
+                node.target = UnderAutocast(node.target, blocks[-1])
+    for node in reversed(graph.nodes):
+        if node.target in (_ENTER, _EXIT):
+            graph.erase_node(node)
+
+
+def _is_ambient(settings: tuple[Any, ...]) -> bool:
+    """Whether such an autocast is that which is on, or off, around the piece."""
+    device, dtype, enabled, _ = settings
+    if not enabled:
+        return not torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if dtype is None else dtype
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is dtype
+
+
+def is_tracked(node: Node) -> bool:
+    """Whether what a node of a trained piece gives may require a gradient."""
+    return bool(node.meta.get(_TRACKED))
+
+
+def _detach(
+    graph: Graph, placeholders: Sequence[Node], args: Sequence[Any], enabled: bool
+) -> set[Node]:
+    """Detaches what is read where gradients are off, of all that may require a gradient.
+
+    Returns what is made where they are on, for arguments that PyTorch has on its tape.
+    """
+    for node, each in zip(placeholders, args, strict=True):
+        node.meta[_TRACKED] = isinstance(each, torch.Tensor) and each.requires_grad
+    taped = set()
+    for node in list(graph.nodes):
+        if node.target is _SET_GRAD:
+            enabled = bool(node.args[0])
+        elif node.op == "call_function" and enabled:
+            taped.add(node)
+            node.meta[_TRACKED] = _has_gradient(node) and any(map(is_tracked, node.all_input_nodes))
+        elif node.op == "call_function" and node.target is not _DETACH:
+            for operand in filter(is_tracked, node.all_input_nodes):
+                with graph.inserting_before(node):
+                    detached = graph.call_function(_DETACH, (operand,))
+                    detached.meta = {**operand.meta, _TRACKED: False}
+                node.replace_input_with(operand, detached)
+    return taped
+
+
+def _has_gradient(node: Node) -> bool:
+    """Whether PyTorch gives gradients by what a node gives."""
+    if node.target is _DETACH:
+        return False
+    if node.target is operator.getitem:
+        value, place = node.args
+        if "batch_norm" in str(getattr(value, "target", "")):  # statistics have none
+            return place == 0
+    value = node.meta.get("val")
+    return any(
+        isinstance(each, torch.Tensor) and (each.is_floating_point() or each.is_complex())
+        for each in (value if isinstance(value, (list, tuple)) else (value,))
+    )
