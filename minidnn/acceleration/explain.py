@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 
 from minidnn.acceleration.below import Below
@@ -16,8 +17,8 @@ def explain_program(program: Kept) -> str:
     """All at once: the counts, what is left with the reasons, then each part."""
     if isinstance(program, Below):
         return _explain_below(program)
-    count = len(program.captured.operations)
-    taken = count - len(program.left)
+    operations = [n for n in program.captured.operations if n.target is not operator.getitem]
+    count, taken = len(operations), sum(node not in program.left for node in operations)
     parts = f"{len(program.parts)} part" + ("" if len(program.parts) == 1 else "s")
     trained = ""
     if isinstance(program, TrainedProgram):

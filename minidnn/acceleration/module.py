@@ -5,60 +5,35 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
-from minidnn.acceleration.any_batch import AnyBatch
-from minidnn.acceleration.below import Below
 from minidnn.acceleration.container import StandsForContainer
 from minidnn.acceleration.engine import engine_for, memory_of
-from minidnn.acceleration.explain import explain_program
-from minidnn.acceleration.narrowing import LeftError, Narrowing
-from minidnn.acceleration.program import GAINS_LESS, OverlapError, SizedProgram
-from minidnn.acceleration.programs import Kept, Programs, arrangement, describe, foreign
+from minidnn.acceleration.graphs import RECOMPILES, captured
+from minidnn.acceleration.piece import Piece, Settings
+from minidnn.acceleration.program import GAINS_LESS, REHEARSING, SizedProgram
 from minidnn.acceleration.recorded import how_transformed, is_recorded
-from minidnn.acceleration.trained import TrainedProgram
-from minidnn.acceleration.watch import check_weights
+from minidnn.acceleration.rehearsal import unchanged
 from minidnn.dynamic.dim import Dim
-from minidnn.errors import MiniDNNWarning, UnsupportedError
-from minidnn.frontends.torch.capture import NotCapturable, capture
-from minidnn.frontends.torch.hooks import BACKWARD_HOOKS, has_hooks, with_hooks, without_hooks
-from minidnn.frontends.torch.narrow import autocast_to, uncached
-from minidnn.frontends.torch.unseen import NOTHING, Changing, changing
+from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
+from minidnn.frontends.torch.private import FailOnRecompileLimitHit, TorchRuntimeError
 
 log = logging.getLogger(__name__)
 
 _COMPILING = torch.compiler.is_dynamo_compiling
 
-#: What makes a call of a module more than one of ``forward``, as long as none of it is empty.
-_ASIDE = (
-    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
-    "_compiled_call_impl",
-)
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 #: Hooks that are called where the state dict is the original's.
 _STATE_HOOKS = (
     *("_state_dict_hooks", "_state_dict_pre_hooks"),
     *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
 )
-_GLOBAL_HOOKS = tuple(
-    getattr(torch.nn.modules.module, f"_global_{kind}_hooks")
-    for kind in ("forward", "forward_pre", "backward", "backward_pre")
-)
-#: Those that run when a module is called.
-_FORWARD_HOOKS = _GLOBAL_HOOKS[:2]
-_WITH_HOOKS = "with hooks of all modules (register_module_forward_hook)"
-
-
-def _are_hooked(module: nn.Module) -> Any:
-    """Whether a module has hooks that run when it is called."""
-    own = module.__dict__
-    return own["_forward_hooks"] or own["_forward_pre_hooks"]
 
 
 class OptimizedModule(StandsForContainer):
@@ -69,71 +44,63 @@ class OptimizedModule(StandsForContainer):
 
     Attributes:
         original: the module that it was made of.
+        pieces: what Dynamo has handed over so far, in order.
     """
 
     def __init__(
-        self,
-        original: nn.Module,
-        device: str | None,
-        precision: str | None,
-        strict: bool,
-        sizes: int,
-        options: Mapping[str, Any],
-        within: bool = False,
-        changing: Changing = NOTHING,
-        dynamic: Dim | None = None,
+        self, original: nn.Module, settings: Settings, dynamic: Dim | None = None
     ) -> None:
-        """within: whether it stands for a module in one that cannot be captured: what is not taken
-        of it is said by the one around it.  changing: what that one changes."""
+        """dynamic: the batch, if it has a name."""
         super().__init__()
         own = self.__dict__
         own["original"] = original  # not as a child: names in the state dict stay what they are
         for shared in (*_SHARED, *_STATE_HOOKS):
             own[shared] = original.__dict__[shared]
-        own["_settings"] = (device, precision, strict, sizes, dict(options))
-        own["_any_batch"] = AnyBatch(original, dynamic, own["_settings"], changing)
-        own["_programs"] = Programs(type(original).__name__, sizes, warns=not within)
-        own["_trained"] = Programs(type(original).__name__, sizes, warns=not within)
-        own["_within"] = within
-        own["_changing"] = changing
+        own["_settings"] = settings
+        own["_dim"] = dynamic
         own["_warned"] = set()  # of what
-        own["_narrowing"] = Narrowing(device, precision, options)
+        self._forget()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As of every module, with its hooks.  Without any, the way is the shortest: the network
-        has driven PyTorch's and Python's code out of the caches since the call before.
+    def _forget(self) -> None:
+        """Lets the next call be captured anew."""
+        pieces: list[Piece] = []
+        settings = self._settings
 
-        Where the call before was one that a GPU does alone, it begins with this one, too, before
-        it is known whether that is all there is to do; else its result is thrown away, and the next
-        does not begin so."""
-        if not _COMPILING():  # else this is part of another network
-            programs = self._programs
-            if programs.begins and not kwargs and not is_recorded():
-                begun = programs.begun(args)
-                if begun is not None:
-                    result, program = begun
-                    if self._is_bare() and self._is_plain(args) and program.watch.is_as_it_was():
-                        return result
-                    programs.begins = False
-            if not self._is_bare():
-                result = super().__call__(*args, **kwargs)
-                programs.begins = False
-                return result
-        elif not self._is_bare():
-            return super().__call__(*args, **kwargs)
-        return self.forward(*args, **kwargs)
+        def backend(module: Any, example: Sequence[Any]) -> Piece:
+            pieces.append(Piece(module, example, settings))
+            return pieces[-1]
 
-    def _is_bare(self) -> bool:
-        """Whether a call is one of ``forward`` and no more."""
         own = self.__dict__
-        return not (any(map(own.get, _ASIDE)) or any(_GLOBAL_HOOKS) or _are_hooked(own["original"]))
+        own["pieces"] = pieces
+        dynamic = None if self._dim is not None else False
+        own["_run"] = captured(
+            self.original, backend, settings.strict, dynamic, self._left_in_python
+        )
+
+    def _left_in_python(self, error: Exception) -> None:
+        """Says of some of the code that it is not captured; where the code itself is wrong, it is
+        about to say so."""
+        name = self._settings.name
+        if isinstance(error, TorchRuntimeError):
+            return
+        said = " ".join(str(error).split("\n\n")[0].split())
+        if isinstance(error, FailOnRecompileLimitHit):
+            said = f"it was compiled {RECOMPILES} times, for ever other values"
+        if self._settings.strict:
+            raise UnsupportedError(f"strict=True, and {name} cannot be captured whole: {said:.400}")
+        if said not in self._warned:
+            self._warned.add(said)
+            warnings.warn(
+                f"{name}: some of its code runs in PyTorch: {said:.400}",
+                MiniDNNWarning,
+                stacklevel=6,
+            )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the original gives, without gradients unless it is in training mode.
+        """What the original gives.
 
-        UnsupportedError under autocast where the device computes in float32 alone, or when not all
-        is taken and ``strict`` was asked for.
-        Where operations of PyTorch's are recorded, the original is.
+        UnsupportedError when not all is taken and ``strict`` was asked for.  Where operations of
+        PyTorch's are recorded, the original is.
         """
         if _COMPILING():  # of a network that this one is part of
             # What is_exporting() gives; but Dynamo of PyTorch 2.11 takes that for True.
@@ -144,34 +111,9 @@ class OptimizedModule(StandsForContainer):
             return self._traced(args)
         if is_recorded():
             return self._recorded(args, kwargs)
-        if any(_FORWARD_HOOKS):
-            # They ran for this module, which stands for the original.
-            call = partial(with_hooks, self.original, without_hooks(self.original))
-            why = "which runs those of the modules within"
-            return self._left(_WITH_HOOKS, args, kwargs, why, lambda *a, **k: call(a, k))
-        is_hooked = _are_hooked(self.__dict__["original"]) and has_hooks(self.original)
-        if not kwargs and not is_hooked and self._is_plain(args):
-            result = self._programs.at_once(args)
-            if result is not None:
-                return result
-        leaves, arranged = arrangement(args, kwargs)
-        if any(isinstance(leaf, torch.fx.Proxy) for leaf in leaves):  # a symbolic trace
-            return self.original.forward(*args, **kwargs)  # of the children, which are found there
-        given = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-        if (
-            not self.training
-            and torch.is_grad_enabled()
-            and any(tensor.requires_grad for tensor in given)
-        ):
-            return self._left("with an input that requires a gradient", args, kwargs)
-        run = self._train if self.training or self._is_narrow(leaves) else self._run
-        if is_hooked:
-            return with_hooks(self.original, partial(self._within_hooks, run), args, kwargs)
-        return run(leaves, arranged, args, kwargs)
-
-    def _within_hooks(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What the original gives without its own hooks."""
-        return run(*arrangement(args, kwargs), args, kwargs, without_hooks(self.original))
+        if self._dim is not None:
+            self._mark(args, kwargs)
+        return self._run(*args, **kwargs)
 
     @torch.compiler.disable(reason="minidnn runs it")
     def _uncompiled(self, *args: Any, **kwargs: Any) -> Any:
@@ -193,208 +135,68 @@ class OptimizedModule(StandsForContainer):
             return self.original(*args, **kwargs)
         return self._left(how, args, kwargs)
 
-    def _is_plain(self, args: tuple[Any, ...]) -> bool:
-        """Whether a call for tensors is inference, without gradients or autocast."""
-        if self.__dict__["original"].training or any(
-            map(torch.is_autocast_enabled, ("cpu", "cuda"))
-        ):
-            return False
-        return not torch.is_grad_enabled() or not any(
-            isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args
-        )
+    def _mark(self, args: Any, kwargs: Any) -> None:
+        """Says to Dynamo that first axes of arguments are the batch."""
+        dim: Dim = self._dim
+        tensors = [
+            leaf
+            for leaf in pytree.tree_leaves((args, kwargs))
+            if isinstance(leaf, torch.Tensor) and leaf.dim()
+        ]
+        rows = {tensor.shape[0] for tensor in tensors}
+        if not rows:
+            return
+        if len(rows) > 1 or not dim.takes(min(rows)):
+            raise GraphError(
+                f"dynamic={dim.name!r}: the first axes of the arguments are {sorted(rows)}; valid "
+                f"is one size, {dim.valid}"
+            )
+        for tensor in tensors:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles for arguments of these sizes, without running."""
-        leaves, arranged = arrangement(args, kwargs)
-        kind = foreign(leaves)
-        autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-        if self._within and (kind is not None or self.training or autocast):
-            return  # such a call will be PyTorch's, or is compiled when it comes
-        if kind is not None:
-            raise UnsupportedError(
-                f"{type(self.original).__name__} cannot be compiled for a {kind}; calls with one "
-                "run in PyTorch: leave example away"
-            )
-        memory = self._memory(leaves)
-        taped = self.training or self._is_narrow(leaves)
-        if not taped:
-            self._narrowing.refuse(memory, type(self.original).__name__)
-        if not taped and self._any_batch.prepare(memory, leaves, arranged, args, kwargs):
-            return
-        programs = self._trained if taped else self._programs
-        key = self._key(arranged, memory) if taped else (arranged, memory)
-        with nullcontext() if self.training else torch.no_grad():
-            program = programs.program_for(
-                leaves, key, lambda: self._compile(memory, leaves, args, kwargs, taped)
-            )
-            if isinstance(program, Below):
-                program.prepare(args, kwargs)
-                self._warn_of_nothing(program)
+        """Compiles for arguments of these sizes, in the mode that the module is in: for training
+        with gradients, else without.  The code runs for that; what it writes is put back."""
+        token = REHEARSING.set(True)
+        try:
+            with unchanged(self.original), nullcontext() if self.training else torch.no_grad():
+                self.forward(*args, **kwargs)
+        finally:
+            REHEARSING.reset(token)
+        self._warn_of_nothing()
 
     def explain(self) -> str:
         """What was taken, what was left to PyTorch and why, for every size compiled so far."""
-        programs = self.kept
-        if not programs:
-            return f"{type(self.original).__name__}: not called yet"
-        return "\n\n".join([*map(explain_program, programs), *self._any_batch.notes])
+        if not self.pieces:
+            return f"{self._settings.name}: not called yet"
+        said = []
+        for piece in self.pieces:
+            said.append(piece.explain())
+            if piece.broken is not None:
+                said.append(f"goes on in Python: {piece.broken}")
+        return "\n\n".join(said)
 
     @property
     def programs(self) -> list[SizedProgram]:
-        """What was compiled so far, the program used last at the end; of a module that cannot be
-        captured, what was compiled of those that it calls."""
-        return [
-            program
-            for each in self.kept
-            for program in (each.programs if isinstance(each, Below) else [each])
-        ]
-
-    @property
-    def kept(self) -> list[Kept]:
-        """What there is for each size that it was called with, the one used last at the end: for
-        training, then for evaluation."""
-        return [*self._trained, *self._programs, *self._any_batch.programs]
+        """What was compiled so far, piece by piece."""
+        return [program for piece in self.pieces for program in piece.programs]
 
     def refresh(self) -> None:
         """Lets the next call of each size capture and compile anew, for changes that are not
-        noticed: of ``parameter.data`` or a NumPy view, or of what code reads beyond the attributes
-        of modules."""
-        for program in self.kept:
-            program.watch.doubt()
+        noticed: of ``parameter.data`` or a NumPy view."""
+        self._forget()
 
-    def _run(
-        self,
-        leaves: Any,
-        arranged: Any,
-        args: Any,
-        kwargs: Any,
-        original: Callable[..., Any] | None = None,
-    ) -> Any:
-        """What the program for these arguments gives; where there can be none, ``original`` does,
-        which is the whole one if left away."""
-        if (kind := foreign(leaves)) is not None:
-            why = "which takes objects of any kind"
-            return self._left(f"with a {kind}", args, kwargs, why, original)
-        memory = self._memory(leaves)
-        if self._within and autocast_to(memory) is not None:
-            return self._left("under autocast", args, kwargs, original=original)
-        self._narrowing.refuse(memory, type(self.original).__name__)
-        try:
-            with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
-                done, result = self._any_batch.run(memory, leaves, arranged, args, kwargs)
-                if done:
-                    return result
-                result = self._programs.run(
-                    leaves, (arranged, memory), lambda: self._compile(memory, leaves, args, kwargs)
-                )
-                return result(*args, **kwargs) if isinstance(result, Below) else result
-        except OverlapError as error:
-            why = "where writes are made in their order"
-            return self._left(str(error), args, kwargs, why, original)
-
-    def _train(
-        self,
-        leaves: Any,
-        arranged: Any,
-        args: Any,
-        kwargs: Any,
-        original: Callable[..., Any] | None = None,
-    ) -> Any:
-        """What the program for these arguments gives that reads weights where they lie: in training
-        mode on PyTorch's tape, and without gradients in evaluation under autocast."""
-        memory = self._memory(leaves)
-        if (how := self._not_trained(leaves, memory)) is not None:
-            return self._left(f"in training mode {how[0]}", args, kwargs, how[1], original)
-
-        def make() -> Kept:
-            self._narrowing.check(memory, self.original.parameters())
-            return self._compile(memory, leaves, args, kwargs, True)
-
-        try:
-            with nullcontext() if self.training else torch.no_grad():
-                result = self._trained.run(leaves, self._key(arranged, memory), make)
-                return result(*args, **kwargs) if isinstance(result, Below) else result
-        except LeftError as error:
-            how, why = error.args
-            return self._left(f"in training mode {how}", args, kwargs, why, original)
-
-    def _not_trained(self, leaves: Any, memory: str) -> tuple[str, str] | None:
-        """How a call in training mode is made for which there is no program, and why there is none;
-        None if there is."""
-        unknown = "as minidnn does not train so"
-        if (kind := foreign(leaves)) is not None:
-            return f"with a {kind}", unknown
-        if any(map(self.original.__dict__.get, BACKWARD_HOOKS)):
-            return "with hooks on the way back", unknown
-        return self._narrowing.why_left(memory, leaves)
-
-    def _key(self, arranged: Any, memory: str) -> Any:
-        """What a program that is trained is for, beside the types of its arguments."""
-        return (arranged, memory, self._narrowing.half(memory), self.training)
-
-    def _is_narrow(self, leaves: Any) -> bool:
-        """Whether a call is one under autocast that the device can follow."""
-        return self._narrowing.is_followed(self._memory(leaves))
-
-    def _compile(
-        self, memory: str, leaves: Any, args: Any, kwargs: Any, trained: bool = False
-    ) -> Kept:
-        """trained: whether PyTorch's tape is around the program."""
-        device, precision, strict, _, options = self._settings
-        engine = engine_for(memory, device, precision, options)
-        name = type(self.original).__name__
-        try:
-            with uncached(memory):
-                captured = capture(
-                    self.original,
-                    args,
-                    kwargs,
-                    runs_hooks=True,
-                    changing=self._changing,
-                    trained=trained,
-                )
-            check_weights(captured, type(self.original).__name__)
-        except UnsupportedError as error:
-            if strict or not (self._within or isinstance(error, NotCapturable)):
-                raise
-            reason = error.reason if isinstance(error, NotCapturable) else str(error)
-            log.info("%s: its own code runs in PyTorch: %s", name, reason)
-            found = self._changing.also(changing(self.original, args, kwargs))
-            below = partial(self._for_below, found)
-            return Below(self.original, describe(leaves), reason, below)
-        given = describe(leaves)
-        root, within = self.original, self._within
-        if trained:
-            half = self._narrowing.half(memory)
-            made = TrainedProgram(captured, engine, name, given, strict, root, within, half)
-            made.prepare(leaves)
-            program: SizedProgram = made
-        else:
-            program = SizedProgram(captured, engine, name, given, strict, root, within)
-        self._warn_of_nothing(program)
-        return program
-
-    def _for_below(self, changing: Changing, module: nn.Module) -> OptimizedModule:
-        device, precision, strict, sizes, options = self._settings
-        return OptimizedModule(module, device, precision, strict, sizes, options, True, changing)
-
-    def _warn_of_nothing(self, program: Kept) -> None:
-        compiled = program.programs if isinstance(program, Below) else [program]
-        if self._within or any(GAINS_LESS in each.left.values() for each in compiled):
+    def _warn_of_nothing(self) -> None:
+        programs = self.programs
+        if any(program.parts or GAINS_LESS in program.left.values() for program in programs):
             return
-        if not any(each.parts for each in compiled):
-            warnings.warn(
-                f"{program.name}: nothing was taken, all runs in PyTorch:\n{program.why_nothing()}",
-                MiniDNNWarning,
-                stacklevel=3,
-            )
-
-    def _memory(self, leaves: Any) -> str:
-        """The device on which this call computes."""
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                return memory_of(leaf)
-        first = next(self.original.parameters(), None)
-        return "cpu" if first is None else memory_of(first)
+        why = "\n".join(program.why_nothing() for program in programs)
+        why = why or "\n".join(piece.explain() for piece in self.pieces)
+        warnings.warn(
+            f"{self._settings.name}: nothing was taken, all runs in PyTorch:\n{why}",
+            MiniDNNWarning,
+            stacklevel=3,
+        )
 
     def _left(
         self,
@@ -402,20 +204,16 @@ class OptimizedModule(StandsForContainer):
         args: Any,
         kwargs: Any,
         why: str = "where derivatives and transforms are computed",
-        original: Callable[..., Any] | None = None,
     ) -> Any:
         """The original's result for a call which is PyTorch's as a whole."""
-        name = type(self.original).__name__
-        if self._settings[2]:
+        name = self._settings.name
+        if self._settings.strict:
             raise UnsupportedError(f"strict=True, and {name} was called {how}")
-        call = self.original if original is None else original
-        result = call(*args, **kwargs)  # whose errors come alone
-        if not self._within and how not in self._warned:
+        result = self.original(*args, **kwargs)  # whose errors come alone
+        if how not in self._warned:
             self._warned.add(how)
             warnings.warn(
-                f"{name} was called {how}: it runs in PyTorch, {why}",
-                MiniDNNWarning,
-                stacklevel=4,
+                f"{name} was called {how}: it runs in PyTorch, {why}", MiniDNNWarning, stacklevel=4
             )
         return result
 
@@ -478,7 +276,7 @@ class OptimizedModule(StandsForContainer):
 
     def _again(self, original: nn.Module) -> tuple[Any, ...]:
         """The arguments that make the same of a module."""
-        return (original, *self._settings, False, NOTHING, self._any_batch.dim)
+        return (original, self._settings, self._dim)
 
     def _own_hooks(self) -> dict[str, Any]:
         """The hooks that it has besides the original's."""
@@ -489,3 +287,4 @@ class OptimizedModule(StandsForContainer):
 
     def __repr__(self) -> str:
         return f"OptimizedModule({self.original!r})"
+

@@ -88,7 +88,7 @@ def _functional(
     _remove(graph, _CHECKS)
     _under_autocast(module)
     untaped = set(placeholders)
-    if trained and (enabled or any(_enables(node) for node in graph.nodes)):
+    if trained and (enabled or any(switches_on(node) for node in graph.nodes)):
         taped = _detach(graph, placeholders, args, enabled)
         for place, node in writes:
             if results[place] in taped and (is_tracked(results[place]) or is_tracked(node)):
@@ -134,7 +134,7 @@ def _remove(graph: Graph, names: Sequence[str]) -> None:
             graph.erase_node(node)
 
 
-def _enables(node: Node) -> bool:
+def switches_on(node: Node) -> bool:
     """Whether a node switches gradients on."""
     return node.target is _SET_GRAD and bool(node.args[0])
 
