@@ -1,5 +1,25 @@
 """All files of programs: importing this fills ``harness.PROGRAMS``."""
 
-from tests.torch.programs import codebooks, writes
+from tests.torch.programs import (
+    arguments,
+    codebooks,
+    evaluating,
+    looking,
+    precision,
+    results,
+    sizes,
+    taping,
+    writes,
+)
 
-__all__ = ["codebooks", "writes"]
+__all__ = [
+    "arguments",
+    "codebooks",
+    "evaluating",
+    "looking",
+    "precision",
+    "results",
+    "sizes",
+    "taping",
+    "writes",
+]
