@@ -147,7 +147,7 @@ def argument_that_requires_a_gradient_is_cloned_and_written(run: Run) -> None:
         run.step(x, net)
 
 
-@program()
+@program(share=0.0)
 def leaf_written_in_place_raises(run: Run) -> None:
     net = Calls(lambda layer, x: layer(x.add_(1)))
     fast = run.compile(net)
@@ -204,7 +204,16 @@ def base_written_while_a_view_is_held(run: Run) -> None:
 
 @program()
 def chain_of_writes(run: Run) -> None:
-    _in_both_modes(run, lambda layer, x: layer(x).mul_(2).add_(1).relu_().sub_(0.5).clamp_(-1, 1))
+    _in_both_modes(run, lambda layer, x: layer(x).mul_(2).add_(1).sub_(0.5).relu_().neg_())
+
+
+@program()
+def chain_of_writes_of_which_a_gradient_needs_one(run: Run) -> None:
+    """ReLU keeps its result, which is then written to: PyTorch raises."""
+    net = Calls(lambda layer, x: layer(x).relu_().sub_(0.5).clamp_(-1, 1))
+    fast = run.compile(net)
+    for x in run.batches(2, 3, 4):
+        run.raises(lambda x=x: fast(x).sum().backward())
 
 
 @program()
@@ -217,7 +226,7 @@ def mask_assigned_by_index(run: Run) -> None:
     _in_both_modes(run, function)
 
 
-@program()
+@program(share=0.4)
 def preallocated_results_filled_by_row(run: Run) -> None:
     def function(layer: Any, x: torch.Tensor) -> torch.Tensor:
         made = torch.zeros(len(x), 4, device=x.device)
@@ -276,7 +285,7 @@ def relu_in_place_on_a_residual(run: Run) -> None:
     class Block(Around):
         def middle(self, y: torch.Tensor) -> torch.Tensor:
             short = y
-            y = F.relu(y * 0.5 - 0.1, inplace=True)
+            y = F.relu(y * 0.5 - 0.1, inplace=True) * 2
             y += short
             return F.relu(y, inplace=True)
 

@@ -237,7 +237,7 @@ def inference_mode_and_training_in_turn(run: Run) -> None:
             run.step(fast(x).clone(), net)
 
 
-@program()
+@program(share=0.2)
 def gradient_enabled_inside_no_grad(run: Run) -> None:
     """A module that takes a gradient of its own while it is evaluated (energy-based models)."""
 
@@ -259,7 +259,7 @@ def gradient_enabled_inside_no_grad(run: Run) -> None:
             run.step(fast(x))
 
 
-@program()
+@program(share=0.3)
 def part_with_gradients_inside_no_grad(run: Run) -> None:
     class Part(nn.Module):
         def __init__(self) -> None:

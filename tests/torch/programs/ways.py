@@ -6,6 +6,7 @@ Only what minidnn offers to everybody is used, so that this holds whatever is in
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -54,5 +55,9 @@ def share(text: str) -> float:
 
 
 def forget() -> None:
-    """PyTorch forgets what it has compiled, as at the start of a process."""
+    """PyTorch forgets what it has compiled, as at the start of a process, and so does minidnn."""
+    from minidnn.acceleration import dynamo
+
     torch._dynamo.reset()
+    if dynamo.explain():
+        gc.collect()
