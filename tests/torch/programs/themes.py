@@ -4,11 +4,14 @@ from tests.torch.programs import (
     arguments,
     codebooks,
     evaluating,
+    kinks,
+    lifecycle,
     looking,
     precision,
     results,
     sizes,
     taping,
+    transforms,
     writes,
 )
 
@@ -16,10 +19,13 @@ __all__ = [
     "arguments",
     "codebooks",
     "evaluating",
+    "kinks",
+    "lifecycle",
     "looking",
     "precision",
     "results",
     "sizes",
     "taping",
+    "transforms",
     "writes",
 ]
