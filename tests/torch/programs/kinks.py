@@ -161,7 +161,7 @@ def cosine_similarity_with_zeros(run: Run) -> None:
     _at(run, rows, lambda x: F.cosine_similarity(x, x.flip(1) * 1.0, dim=1))
 
 
-@program()
+@program(share=0.1)
 def losses_at_their_kinks(run: Run) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         zero = torch.zeros_like(x)

@@ -2,6 +2,7 @@
 
 KNOWN: dict[str, dict[str, str]] = {
     "compile": {
+        "generated": "lost write",
         "average_by_copy": "error",
         "batch_norm_that_is_called_twice": "wrong gradient",
         "batch_renormalization": "error",
@@ -24,6 +25,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "vector_quantizer_with_averages": "lost write",
     },
     "optimize": {
+        "generated": "lost write",
         "average_by_copy": "error",
         "batch_norm_that_is_called_twice": "wrong gradient",
         "batch_renormalization": "error",

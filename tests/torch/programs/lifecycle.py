@@ -353,7 +353,7 @@ def low_rank_adapters(run: Run) -> None:
         run.step(fast(run.randn(3, 4)))
 
 
-@program()
+@program(share=0.0)
 def teacher_forcing_in_a_cell(run: Run) -> None:
     net = nn.LSTMCell(4, 4)
     fast = run.compile(net)

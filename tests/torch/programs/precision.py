@@ -197,7 +197,7 @@ def integers_in_and_tokens_out(run: Run) -> None:
         run.step(loss, net)
 
 
-@program()
+@program(share=0.3)
 def float32_between_halves(run: Run) -> None:
     class Mixed(Around):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.torch.programs import themes  # noqa: F401 (fills PROGRAMS)
 from tests.torch.programs.harness import PROGRAMS, Program, faults, run
+from tests.torch.programs.known import KNOWN
 from tests.torch.programs.ways import COMPILE, EAGER, OPTIMIZE
 
 HEAD = '''"""Programs that are known to fail, and how.
@@ -82,6 +83,9 @@ def main() -> None:
     if given.json is not None:
         given.json.write_text(json.dumps(kinds, indent=1), encoding="utf-8")
     if given.write:
+        for way, found in KNOWN.items():  # what is no program of a file
+            if "generated" in found:
+                kinds[way]["generated"] = found["generated"]
         Path(__file__).with_name("known.py").write_text(source(kinds), encoding="utf-8")
 
 

@@ -380,11 +380,11 @@ def two_forward_passes_before_one_backward(run: Run) -> None:
 
 @program()
 def gradients_accumulated_over_batches(run: Run) -> None:
-    net = convolutional()
+    net = around(nn.LayerNorm(8))
     fast = run.compile(net)
     optimizer = torch.optim.AdamW(net.parameters(), 0.05)
     for step in range(6):
-        (fast(run.randn(3, 1, 5, 5)).square().mean() / 3).backward()
+        (fast(run.randn(3, 4)).square().mean() / 3).backward()
         if step % 3 == 2:
             nn.utils.clip_grad_norm_(net.parameters(), 0.5)
             optimizer.step()
