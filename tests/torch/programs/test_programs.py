@@ -1,0 +1,61 @@
+"""Programs, as people write them, through minidnn in both ways: the same as eager, step by step."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from tests.torch.programs import themes  # noqa: F401 (fills PROGRAMS)
+from tests.torch.programs.compare import Fault
+from tests.torch.programs.harness import PROGRAMS, Program, Run, faults, run
+from tests.torch.programs.known import KNOWN
+from tests.torch.programs.ways import COMPILE, EAGER, OPTIMIZE
+
+
+class DiffersError(AssertionError):
+    """A run differs from eager PyTorch's."""
+
+
+def cases(device: str, sampled: bool = False) -> list[object]:
+    """All programs in both ways; those that are known to fail as such, by name and kind."""
+    made = []
+    for name, program in PROGRAMS.items():
+        for way in (OPTIMIZE, COMPILE):
+            marks = []
+            if sampled and not program.is_quick:
+                marks.append(pytest.mark.full)
+            if (kind := KNOWN[way].get(name)) is not None:
+                strict = device == "reference"  # where the list comes from
+                marks.append(pytest.mark.xfail(strict=strict, reason=kind, raises=DiffersError))
+            made.append(pytest.param(program, way, id=f"{way}-{name}", marks=marks))
+    return made
+
+
+@cache
+def eager(name: str, device: str) -> Run:
+    return run(PROGRAMS[name], EAGER, device)
+
+
+def check(program: Program, way: str, device: str) -> None:
+    memory = "cuda" if device == "cuda" else "reference"
+    found: list[Fault] = faults(program, run(program, way, device), eager(program.name, memory))
+    if found:
+        raise DiffersError("\n".join(map(str, found[:8])))
+
+
+@pytest.mark.parametrize(("program", "way"), cases("reference", sampled=True))
+def test_program(program: Program, way: str) -> None:
+    check(program, way, "reference")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("program", "way"), cases("cpu"))
+def test_program_on_the_cpu(program: Program, way: str) -> None:
+    check(program, way, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("program", "way"), cases("cuda"))
+def test_program_on_a_gpu(program: Program, way: str) -> None:
+    check(program, way, "cuda")
