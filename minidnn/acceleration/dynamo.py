@@ -40,8 +40,15 @@ def backend(
     strict = known.get("strict", False)
     if type(strict) is not bool:
         raise GraphError(f"torch.compile: strict={strict!r}; valid are True and False")
+    others = pieces()
     settings = Settings(
-        "torch.compile", known.get("device"), known.get("precision"), strict, sizes, given
+        "torch.compile",
+        known.get("device"),
+        known.get("precision"),
+        strict,
+        sizes,
+        given,
+        others[-1].settings.warned if others else set(),
     )
     piece = Piece(module, example, settings)
     _pieces.append(weakref.ref(piece))

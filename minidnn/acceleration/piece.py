@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from operator import is_
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +43,13 @@ from minidnn.frontends.torch.narrow import HALVES, autocast_to, uncached
 
 @dataclass(frozen=True)
 class Settings:
-    """How a network is accelerated: what :func:`minidnn.optimize` takes, and the network's name."""
+    """How a network is accelerated.
+
+    Attributes:
+        name: the network's, for messages.
+        device, precision, strict, sizes, options: as :func:`minidnn.optimize` takes them.
+        warned: of what there was a warning.
+    """
 
     name: str
     device: str | None = None
@@ -51,6 +57,7 @@ class Settings:
     strict: bool = False
     sizes: int = 8
     options: Mapping[str, Any] = field(default_factory=dict)
+    warned: set[str] = field(default_factory=set, compare=False)
 
 
 class Piece:
@@ -58,6 +65,7 @@ class Piece:
 
     Attributes:
         module: what Dynamo handed over.
+        settings: the network's.
         broken: why the code goes on in Python behind it; None where it is the last piece.
     """
 
@@ -65,7 +73,7 @@ class Piece:
         self.module = module
         self.broken = _why_broken(module)
         name, sizes = settings.name, settings.sizes
-        self._settings = settings
+        self.settings = settings
         self._inference = Programs(name, sizes, "sizes of arguments and modules")
         self._trained = Programs(name, sizes)
         self._named = NamedPrograms(name, sizes)
@@ -90,11 +98,12 @@ class Piece:
         if reason is None:
             half = autocast_to(_memory(args))
             # Under autocast weights are given to every run, whether there are gradients or not.
-            taped = (torch.is_grad_enabled() or self._switches_on) and any(map(_is_trained, args))
+            enabled = torch.is_grad_enabled()
+            taped = (enabled or self._switches_on) and any(map(_is_trained, args))
             trained = half is not None or taped
             try:
-                with nullcontext() if trained else torch.no_grad():
-                    done, results = self._run(args, trained, half)
+                with self._taping(trained, taped):
+                    done, results = self._run(args, trained, half, enabled)
                 if done:
                     return results
             except OverlapError as error:
@@ -104,6 +113,12 @@ class Piece:
         if REHEARSING.get():
             args = pytree.tree_map_only(torch.Tensor, torch.clone, args)
         return self.module(*args)
+
+    def _taping(self, trained: bool, taped: bool) -> AbstractContextManager[Any]:
+        """Has PyTorch's tape run for a program, where some of the code has it run."""
+        if taped and self._switches_on:
+            return torch.enable_grad()
+        return nullcontext() if trained else torch.no_grad()
 
     def explain(self) -> str:
         """What was taken of the piece, and what was left and why."""
@@ -120,10 +135,12 @@ class Piece:
             return None if reason is None else f"autocast is on, which PyTorch honours, as {reason}"
         return None
 
-    def _run(self, args: Sequence[Any], trained: bool, half: str | None) -> tuple[bool, Any]:
+    def _run(
+        self, args: Sequence[Any], trained: bool, half: str | None, enabled: bool
+    ) -> tuple[bool, Any]:
         """Whether the piece was taken, and what it then gives.
 
-        half: to what autocast casts.
+        half: to what autocast casts; enabled: whether gradients are on around the piece.
         """
         values = self._values_of(args)
         inputs = [
@@ -147,19 +164,19 @@ class Piece:
                 )
                 if done:
                     return True, result
-        key = trained, half, torch.is_grad_enabled(), describe(inputs)
+        key = trained, half, enabled, describe(inputs)
         if key in self._refused:
             return False, None
         try:
             made = (self._trained if trained else self._inference).run(
                 inputs,
-                (len(args), weights, half, torch.is_grad_enabled(), *values.values()),
-                lambda: self._made(args, inputs, values, engine, trained, half),
+                (len(args), weights, half, enabled, *values.values()),
+                lambda: self._made(args, inputs, values, engine, trained, half, enabled),
                 args,
             )
             return True, made
         except UnsupportedError as error:
-            if self._settings.strict:
+            if self.settings.strict:
                 raise
             self._leave(key, str(error))
             return False, None
@@ -170,7 +187,7 @@ class Piece:
         found = {place: args[place].item() for place in self._numbers}
         values = tuple(found.values())
         if values not in self._values:
-            if len(self._values) == self._settings.sizes:
+            if len(self._values) == self.settings.sizes:
                 self._numbers = []  # another thread may be walking through what it was
                 return {}
             self._values.add(values)
@@ -180,7 +197,7 @@ class Piece:
         """The one for these arguments: errors for what is not legal are the caller's to see."""
         memory = _memory(args)
         if memory not in self._engines:
-            engine = engine_for(memory, self._settings.device, self._settings.precision, self._settings.options)
+            engine = engine_for(memory, self.settings.device, self.settings.precision, self.settings.options)
             engine.check()
             self._engines[memory] = engine
         return self._engines[memory]
@@ -193,15 +210,17 @@ class Piece:
         engine: Engine,
         trained: bool,
         half: str | None,
+        enabled: bool,
     ) -> SizedProgram:
         for arg in filter(is_traceable_wrapper_subclass, args):
             raise UnsupportedError(
                 f"a {type(arg).__name__} is given, which has no memory of its own"
             )
-        captured = self._captured(args, args, values, engine, trained)
-        said = self._settings.name, describe(inputs), self._settings.strict
+        captured = self._captured(args, args, values, engine, trained, enabled)
+        own = [arg for place, arg in enumerate(args) if place not in self._weights]
+        said = self.settings.name, describe(own), self.settings.strict
         if trained:
-            half = half or (self._settings.precision if self._settings.precision in HALVES else None)
+            half = half or (self.settings.precision if self.settings.precision in HALVES else None)
             program: SizedProgram = TrainedProgram(captured, engine, *said, half=half)
         else:
             program = SizedProgram(captured, engine, *said)
@@ -218,13 +237,14 @@ class Piece:
         values: Mapping[int, float],
         engine: Engine,
         trained: bool,
+        enabled: bool,
     ) -> Captured:
         """The piece on other arguments, with the weights that are among these."""
         module = _with_numbers(self.module, values) if values else self.module
         weights = {place: args[place] for place in self._weights}
         held = {place: Held(weights, place, name) for place, name in self._weights.items()}
         with uncached(engine.memory):
-            return functional(module, given, {} if trained else held, trained)
+            return functional(module, given, {} if trained else held, trained, enabled)
 
     def _made_named(
         self,
@@ -239,25 +259,30 @@ class Piece:
         if any(map(is_traceable_wrapper_subclass, args)):
             raise UnsupportedError("an argument has no memory of its own")
         others = with_rows(args, self._batch, another(rows, _ANY))
-        captured = self._captured(args, args, values, engine, False)
-        other = self._captured(args, others, values, engine, False)
-        batches = NamedBatch(_ANY, self._batch, other, self._settings.sizes)
+        captured = self._captured(args, args, values, engine, False, False)
+        other = self._captured(args, others, values, engine, False, False)
+        batches = NamedBatch(_ANY, self._batch, other, self.settings.sizes)
         given = f"any batch of {describe(inputs)}"
-        return NamedProgram(captured, batches, engine, self._settings.name, given)
+        return NamedProgram(captured, batches, engine, self.settings.name, given)
 
     def _leave(self, key: Any, reason: str) -> None:
-        if self._settings.strict:
+        if self.settings.strict:
             raise UnsupportedError(
-                f"strict=True, and a piece of {self._settings.name} is left to PyTorch: {reason}"
+                f"strict=True, and a piece of {self.settings.name} is left to PyTorch: {reason}"
             )
-        if key not in self._refused:
-            self._refused[key] = reason
+        self._refused.setdefault(key, reason)
+        said = _ANY_NUMBER.sub("", reason)
+        if said not in self.settings.warned:
+            self.settings.warned.add(said)
             warnings.warn(
-                f"{self._settings.name}: a piece runs in PyTorch: {reason}",
+                f"{self.settings.name}: a piece runs in PyTorch: {reason}",
                 MiniDNNWarning,
                 stacklevel=4,
             )
 
+
+#: What may differ between reasons that are the same to whoever reads them.
+_ANY_NUMBER = re.compile(r"\d+")
 
 #: NamedBatch for which PyTorch hands over one piece: for one row there is another.
 _ANY = Dim("batch", 2, 1 << 20)

@@ -142,6 +142,7 @@ class Pair:
         first = len(part.outputs) if part.differentiable is None else part.differentiable
         self.halves = Halves(graph, trained, first, compute_again=mixed)
         self._engine, self._narrow = engine, narrow
+        self._overwritten = part.overwritten
         #: Of each result of the program forwards its dtype, and which are kept channels last.
         self._dtypes: list[str] = []
         self._last: set[int] = set()
@@ -228,6 +229,10 @@ class Pair:
         results = list(_all(program(*map(_plain, tensors))))
         return dict(zip(backward.differentiated, results, strict=True))
 
+    def to_keep(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
+        """What is kept of an input: a copy, if the network is about to write to it."""
+        return tensor.clone() if place in self._overwritten else tensor
+
     def kept(self, has_block: bool) -> Sequence[int]:
         """Which results of the program forwards are kept as tensors, by place."""
         places = self.halves.backward.kept
@@ -308,7 +313,7 @@ class _Through(torch.autograd.Function):
         results, block = pair.run(tensors)
         kept = pair.kept(block is not None)
         own = () if block is None else (block,)
-        given = (tensors[place] for place in pair.halves.backward.given)
+        given = (pair.to_keep(tensors[place], place) for place in pair.halves.backward.given)
         ctx.save_for_backward(*own, *given, *(results[place] for place in kept))
         ctx.has_block = block is not None
         ctx.pair = pair

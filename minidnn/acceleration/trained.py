@@ -91,7 +91,14 @@ class TrainedProgram(SizedProgram):
         part = convert(
             level.nodes, captured.constants, captured.tensor, name, results=read, trained=True
         )
-        return replace(part, differentiable=sum(map(is_tracked, read)))
+        memory = Memory(captured.module.graph)
+        written = {storage for _, node in captured.writes for storage in memory.of(node)}
+        overwritten = {p for p, node in enumerate(part.inputs) if written & memory.of(node)}
+        return replace(
+            part,
+            differentiable=sum(map(is_tracked, read)),
+            overwritten=frozenset(overwritten),
+        )
 
     def prepare(self, leaves: Sequence[Any]) -> None:
         """Compiles all parts for leaves like these, and for whether gradients are on."""

@@ -14,8 +14,9 @@ from torch.fx import Graph, Node
 from minidnn.frontends.torch.aten.call import arguments_of, key_of
 
 #: Operations that read an operand's shape and dtype alone, and the number that they give; None is
-#: the argument ``fill_value``.  Memory that is not set has zeros here.
+#: the argument ``fill_value`` or ``value``.  Memory that is not set has zeros here.
 _FILLED: dict[str, float | None] = {
+    "fill.Scalar": None,
     **dict.fromkeys(("zeros_like.default", "new_zeros.default"), 0),
     **dict.fromkeys(("ones_like.default", "new_ones.default"), 1),
     **dict.fromkeys(("full_like.default", "new_full.default"), None),
@@ -77,7 +78,8 @@ def _fill(graph: Graph, node: Node) -> None:
     """Replaces a tensor that is filled with one number by one that is made so, and lies so."""
     value: Any = node.meta.get("val")
     number = _FILLED[key_of(node)]
-    number = arguments_of(node)["fill_value"] if number is None else number
+    given = arguments_of(node)
+    number = given.get("fill_value", given.get("value")) if number is None else number
     order = _order(value)
     if order is None or not isinstance(number, (bool, int, float, complex)):
         return

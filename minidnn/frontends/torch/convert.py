@@ -37,6 +37,7 @@ class Part:
     Attributes:
         written: nodes that are held and written to: what they become are further outputs.
         random: how many further inputs are numbers that random numbers follow from.
+        overwritten: the inputs, by place, that are written to after the part has run.
         differentiable: how many of the outputs, from the first, may have gradients; all by default.
     """
 
@@ -46,6 +47,7 @@ class Part:
     written: tuple[Node, ...] = ()
     random: int = 0
     differentiable: int | None = None
+    overwritten: frozenset[int] = frozenset()
 
 
 def convert(
@@ -210,6 +212,8 @@ class _Values:
             self._found[node] = self[node.args[0]][_place(node)]
             return
         entry = known().get(key_of(node))
+        if (why := getattr(node.target, "minidnn_left", None)) is not None:
+            raise Refused(why)
         if entry is None:
             raise Refused(why_left(key_of(node)))
         with _scope(self._trace, node):

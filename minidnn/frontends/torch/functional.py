@@ -42,6 +42,7 @@ def functional(
     args: Sequence[Any],
     held: Mapping[int, Held],
     trained: bool,
+    enabled: bool,
 ) -> Captured:
     """The functional graph of a piece for arguments of these sizes.
 
@@ -50,6 +51,7 @@ def functional(
         args: arguments as the piece is called with them.
         held: arguments, by place, that are weights: constants where the piece is not trained.
         trained: whether gradients may flow through some of it.
+        enabled: whether gradients are on where the piece begins.
 
     Returns:
         The graph; its results are what is written back to arguments, and those of the piece.
@@ -59,15 +61,21 @@ def functional(
     """
     with CAPTURING:
         own = contextvars.copy_context()
-        return own.run(_functional, piece, args, held, trained)
+        return own.run(_functional, piece, args, held, trained, enabled)
 
 
 def _functional(
-    piece: GraphModule, args: Sequence[Any], held: Mapping[int, Held], trained: bool
+    piece: GraphModule,
+    args: Sequence[Any],
+    held: Mapping[int, Held],
+    trained: bool,
+    enabled: bool,
 ) -> Captured:
-    enabled = torch.is_grad_enabled()
     try:
-        module, signature = aot_export_module(_entering(piece), _without_data(args), trace_joint=False, pre_dispatch=True)
+        with torch.set_grad_enabled(enabled):  # which the code of the piece may leave otherwise
+            module, signature = aot_export_module(
+                _entering(piece), _without_data(args), trace_joint=False, pre_dispatch=True
+            )
     except Exception as error:  # whatever PyTorch says of what it does not trace
         text = " ".join(str(error).split())
         raise UnsupportedError(
@@ -81,12 +89,12 @@ def _functional(
             "tensors that its code holds"
         )
     by_name = {node.name: node for node in placeholders}
-    results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
-    places = {node.name: place for place, node in enumerate(results) if isinstance(node, Node)}
-    mutated = signature.user_inputs_to_mutate
-    writes = [(places[result], by_name[name]) for result, name in mutated.items()]
+    # What is written back comes first; the same value may be a result of the piece, too.
+    writes = [(i, by_name[name]) for i, name in enumerate(signature.user_inputs_to_mutate.values())]
+    _without_copies(graph)
     _remove(graph, _CHECKS)
     _under_autocast(module)
+    results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
     untaped = set(placeholders)
     if trained and (enabled or any(switches_on(node) for node in graph.nodes)):
         taped = _detach(graph, placeholders, args, enabled)
@@ -94,10 +102,9 @@ def _functional(
             if results[place] in taped and (is_tracked(results[place]) or is_tracked(node)):
                 untaped.remove(node)
     for node in list(graph.nodes):
-        if node.target is _SET_GRAD or (not trained and node.target is _DETACH):
-            if node.users:
-                node.replace_all_uses_with(node.args[0])
+        if node.target is _SET_GRAD:
             graph.erase_node(node)
+    _mark_leaves(graph)
     share_results(graph, writes)
     made_of_nothing(graph)
     graph.eliminate_dead_code()
@@ -128,10 +135,39 @@ def _without_data(args: Sequence[Any]) -> list[Any]:
     ]
 
 
+def _without_copies(graph: Graph) -> None:
+    """Puts, in the place of what a tensor is after another was copied to it, that other one in its
+    shape and dtype."""
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.aten.copy.default:
+            continue
+        before, source = node.meta["val"], node.args[1]
+        value = source.meta["val"]
+        with graph.inserting_before(node):
+            if (value.dtype, value.device) != (before.dtype, before.device):
+                made = {"dtype": before.dtype, "device": before.device}
+                source = graph.call_function(torch.ops.aten._to_copy.default, (source,), made)
+                source.meta = {**node.meta, "val": value.new_empty(value.shape, **made)}
+            if value.shape != before.shape:
+                shape = list(before.shape)
+                source = graph.call_function(torch.ops.aten.expand.default, (source, shape))
+                source.meta = dict(node.meta)
+        node.replace_all_uses_with(source)
+        graph.erase_node(node)
+
+
 def _remove(graph: Graph, names: Sequence[str]) -> None:
     for node in list(graph.nodes):
         if node.op == "call_function" and str(node.target) in names:
             graph.erase_node(node)
+
+
+def _mark_leaves(graph: Graph) -> None:
+    """Notes at every node whether it comes from a module that calls no other."""
+    stacks = [list((node.meta.get("nn_module_stack") or {}).values()) for node in graph.nodes]
+    calling = {entry[0] for stack in stacks for entry in stack[:-1]}
+    for node, stack in zip(graph.nodes, stacks, strict=True):
+        node.meta["minidnn_leaf"] = bool(stack) and stack[-1][0] not in calling
 
 
 def switches_on(node: Node) -> bool:
@@ -141,6 +177,8 @@ def switches_on(node: Node) -> bool:
 
 class UnderAutocast:
     """An operation that PyTorch runs under autocast as a block in the code says."""
+
+    minidnn_left = "it is in a block under autocast, which PyTorch honours"
 
     def __init__(self, operation: Any, settings: tuple[Any, ...]) -> None:
         self._operation = operation

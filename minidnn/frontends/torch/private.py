@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -61,8 +62,10 @@ class _Conversion:
         }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with torch._dynamo.config.patch(self._settings):
+        with torch._dynamo.config.patch(self._settings), warnings.catch_warnings():
             try:
+                # Dynamo asks any tensor for its gradient, of which PyTorch warns.
+                warnings.filterwarnings("ignore", "The .grad attribute", UserWarning)
                 return self._compile(*args, **kwargs)
             except TorchDynamoException as error:
                 self._left(error)

@@ -179,6 +179,36 @@ def stack(call: AtenCall) -> Any:
     return apply(ops.Concat(axis), *(_reshaped(value, thin) for value in values))
 
 
+@takes("slice_scatter.default", when="the step is 1")
+def slice_scatter(call: AtenCall) -> Any:
+    """A tensor with a slice of it replaced."""
+    x, axis = call.tensor("self"), call.axis("dim", call.result.rank)
+    if call["step"] != 1:
+        raise Refused(f"step={call['step']}; known is 1")
+    begin, size = call["start"] or 0, x.shape[axis]
+    return _replaced(x, call.tensor("src"), axis, min(max(begin + size * (begin < 0), 0), size))
+
+
+@takes("select_scatter.default")
+def select_scatter(call: AtenCall) -> Any:
+    """A tensor with all that has one index along an axis replaced."""
+    x, axis = call.tensor("self"), call.axis("dim", call.result.rank)
+    shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    source = _reshaped(call.tensor("src"), shape)
+    return _replaced(x, source, axis, call["index"] % x.shape[axis])
+
+
+def _replaced(x: Value, source: Value, axis: int, begin: int) -> Any:
+    """A tensor whose elements from ``begin`` on along an axis are those of another."""
+    end = begin + source.shape[axis]
+    around = [(0, begin), (end, x.shape[axis])]
+    before, behind = (
+        [part(x, axis, first, last - first, 1)] if last > first else [] for first, last in around
+    )
+    pieces = [*before, source, *behind]
+    return pieces[0] if len(pieces) == 1 else apply(ops.Concat(axis), *pieces)
+
+
 _MODES: dict[str, Literal["constant", "edge", "reflect", "wrap"]] = {
     "constant": "constant",
     "reflect": "reflect",
