@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from minidnn.acceleration.container import StandsForContainer
 from minidnn.acceleration.engine import engine_for, memory_of
 from minidnn.acceleration.graphs import RECOMPILES, captured
-from minidnn.acceleration.piece import Piece, Settings
+from minidnn.acceleration.piece import Kept, Piece, Settings
 from minidnn.acceleration.program import GAINS_LESS, REHEARSING, SizedProgram
 from minidnn.acceleration.recorded import how_transformed, is_recorded
 from minidnn.acceleration.rehearsal import unchanged
@@ -65,9 +65,12 @@ class OptimizedModule(StandsForContainer):
         """Lets the next call be captured anew."""
         pieces: list[Piece] = []
         settings = self._settings
+        kept: dict[Any, Kept] = {}
 
         def backend(module: Any, example: Sequence[Any]) -> Piece:
-            pieces.append(Piece(module, example, settings))
+            code = tuple((node.op, str(node.target)) for node in module.graph.nodes)
+            of_code = kept.setdefault(code, Kept(settings))
+            pieces.append(Piece(module, example, settings, of_code))
             return pieces[-1]
 
         own = self.__dict__
@@ -171,7 +174,7 @@ class OptimizedModule(StandsForContainer):
             return f"{self._settings.name}: not called yet"
         said = []
         for piece in self.pieces:
-            said.append(piece.explain())
+            said += [piece.explain()] if piece.explain() else []
             if piece.broken is not None:
                 said.append(f"goes on in Python: {piece.broken}")
         return "\n\n".join(said)

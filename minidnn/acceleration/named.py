@@ -183,6 +183,10 @@ class NamedPrograms(Programs):
         super().__init__(name, limit, "types of arguments")
         self.refused: dict[Any, str] = {}
 
+    def reasons_of(self, number: int) -> list[str]:
+        """Why a piece has no program for any number of rows, whatever its arguments."""
+        return [why for key, why in self.refused.items() if key[0][0][0] == number]
+
     def try_run(
         self,
         leaves: Leaves,

@@ -8,6 +8,7 @@ PyTorch, with a warning.
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -60,6 +61,27 @@ class Settings:
     warned: set[str] = field(default_factory=set, compare=False)
 
 
+class Kept:
+    """The programs of pieces of one code, as many as are kept."""
+
+    def __init__(self, settings: Settings) -> None:
+        name, sizes = settings.name, settings.sizes
+        self.inference = Programs(name, sizes, "sizes of arguments and modules")
+        self.trained = Programs(name, sizes)
+        self.named = NamedPrograms(name, sizes)
+
+
+#: Pieces are told apart by these.
+_NUMBERS = itertools.count()
+
+
+def _is_symbolic(example: Any) -> bool:
+    """Whether an argument is given with sizes that may be any."""
+    if isinstance(example, torch.Tensor):
+        return any(isinstance(size, torch.SymInt) for size in example.shape)
+    return True
+
+
 class Piece:
     """One piece of a model: takes its arguments, gives its results, compiled or not.
 
@@ -69,14 +91,15 @@ class Piece:
         broken: why the code goes on in Python behind it; None where it is the last piece.
     """
 
-    def __init__(self, module: Any, example: Sequence[Any], settings: Settings) -> None:
+    def __init__(
+        self, module: Any, example: Sequence[Any], settings: Settings, kept: Kept | None = None
+    ) -> None:
+        """kept: the programs of other pieces of the same code, beside which its own are kept."""
         self.module = module
         self.broken = _why_broken(module)
-        name, sizes = settings.name, settings.sizes
         self.settings = settings
-        self._inference = Programs(name, sizes, "sizes of arguments and modules")
-        self._trained = Programs(name, sizes)
-        self._named = NamedPrograms(name, sizes)
+        self._kept = Kept(settings) if kept is None else kept
+        self._number = next(_NUMBERS)
         #: Which arguments have the batch, where it may be any.
         self._batch = symbols_of(module)
         self._weights = _weights(module, example)
@@ -84,6 +107,10 @@ class Piece:
         self._numbers = _numbers(module)
         self._values: set[tuple[float, ...]] = set()
         self._engines: dict[str, Engine] = {}
+        #: Whether Dynamo calls the piece for one size and one mode alone.
+        self._is_static = not self._numbers and not any(map(_is_symbolic, example))
+        #: What a static piece ran last, and the weights that are in it.
+        self._last: tuple[SizedProgram, tuple[Any, ...]] | None = None
         self._switches_on = any(map(switches_on, module.graph.nodes))
         #: Why pieces were not taken, by the types of their arguments.
         self._refused: dict[Any, str] = {}
@@ -91,9 +118,19 @@ class Piece:
     @property
     def programs(self) -> list[SizedProgram]:
         """What was compiled, for gradients and without."""
-        return [*self._trained, *self._inference, *self._named]
+        kept = self._kept
+        every = (*kept.trained.items(), *kept.inference.items(), *kept.named.items())
+        return [program for key, program in every if key[0][0] == self._number]
 
     def __call__(self, *args: Any) -> Any:
+        last = self._last
+        if last is not None and not is_recorded():
+            program, weights = last
+            if not weights or (
+                all(map(is_, self._weights_of(args), weights)) and program.watch.is_as_it_was()
+            ):
+                with self._taping(not weights, not weights):
+                    return program.run(args)
         reason = self._not_now(args)
         if reason is None:
             half = autocast_to(_memory(args))
@@ -114,6 +151,10 @@ class Piece:
             args = pytree.tree_map_only(torch.Tensor, torch.clone, args)
         return self.module(*args)
 
+    def _weights_of(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """The weights among arguments."""
+        return tuple(map(args.__getitem__, self._weights))
+
     def _taping(self, trained: bool, taped: bool) -> AbstractContextManager[Any]:
         """Has PyTorch's tape run for a program, where some of the code has it run."""
         if taped and self._switches_on:
@@ -123,7 +164,8 @@ class Piece:
     def explain(self) -> str:
         """What was taken of the piece, and what was left and why."""
         left = [f"left to PyTorch: {reason}" for reason in self._refused.values()]
-        left += [f"note: not for any batch: {reason}" for reason in self._named.refused.values()]
+        named = self._kept.named
+        left += [f"note: not for any batch: {why}" for why in named.reasons_of(self._number)]
         return "\n\n".join([*map(explain_program, self.programs), *left])
 
     def _not_now(self, args: Sequence[Any]) -> str | None:
@@ -155,10 +197,10 @@ class Piece:
             named = [self._batch[place] for place in places]
             rows = _rows(inputs, named)
             if rows is not None:
-                done, result = self._named.try_run(
+                done, result = self._kept.named.try_run(
                     inputs,
                     named,
-                    (len(args), weights, *values.values()),
+                    (self._number, len(args), weights, *values.values()),
                     lambda: self._made_named(args, inputs, values, engine, rows),
                     args,
                 )
@@ -168,13 +210,16 @@ class Piece:
         if key in self._refused:
             return False, None
         try:
-            made = (self._trained if trained else self._inference).run(
+            programs = self._kept.trained if trained else self._kept.inference
+            program, result = programs.run_by(
                 inputs,
-                (len(args), weights, half, enabled, *values.values()),
+                (self._number, len(args), weights, half, enabled, *values.values()),
                 lambda: self._made(args, inputs, values, engine, trained, half, enabled),
                 args,
             )
-            return True, made
+            if self._is_static and program._overlaps is None:
+                self._last = program, self._weights_of(args) if not trained else ()
+            return True, result
         except UnsupportedError as error:
             if self.settings.strict:
                 raise

@@ -63,6 +63,11 @@ class Programs:
         with self._lock:
             return iter(list(self._found.values()))
 
+    def items(self) -> list[tuple[Any, Any]]:
+        """The programs with what they are for, the one used last at the end."""
+        with self._lock:
+            return list(self._found.items())
+
     def at_once(self, tensors: Sequence[Any]) -> Any:
         """What the program used last gives for these arguments, if they lie there as it takes
         them and its weights are as they were; None says nothing.
@@ -110,6 +115,16 @@ class Programs:
         A GPU is at work already while weights are looked at; if they turn out to have changed, its
         result is thrown away.
         """
+        return self.run_by(leaves, arranged, make, arguments)[1]
+
+    def run_by(
+        self,
+        leaves: Sequence[Any],
+        arranged: Any,
+        make: Make,
+        arguments: Sequence[Any] | None = None,
+    ) -> tuple[Any, Any]:
+        """The program, and its result: see :meth:`run`."""
         arguments = leaves if arguments is None else arguments
         program = self._again(leaves, arranged)
         if program is None:
@@ -120,10 +135,11 @@ class Programs:
             if program.starts_early:
                 result = program.run(arguments)
                 if program.watch.is_as_it_was():
-                    return result
+                    return program, result
             elif program.watch.is_as_it_was():
-                return program.run(arguments)
-        return self.program_for(leaves, arranged, make).run(arguments)
+                return program, program.run(arguments)
+        program = self.program_for(leaves, arranged, make)
+        return program, program.run(arguments)
 
     def program_for(self, leaves: Sequence[Any], arranged: Any, make: Make) -> Kept:
         """The program for such arguments, made if there is none yet, and compiled again if weights
@@ -193,7 +209,7 @@ class Programs:
         if met in self._met and key not in self._found:
             again = f", which had been dropped: {len(self._met)} {self._kept_for} so far"
         self._met.add(met)
-        log.info("%s: compiled in %.1f s for %s%s", self._name, seconds, describe(leaves), again)
+        log.info("%s: compiled in %.1f s for %s%s", self._name, seconds, program.sizes, again)
         if self._keep(key, program) and not self._has_warned:
             self._has_warned = True
             log.warning(
