@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from minidnn.acceleration.watch import StandsFor
+from torch import nn
 
 
-class StandsForContainer(StandsFor):
+class StandsForContainer(nn.Module):
     """A module that stands for another one, also where that is asked for its entries."""
 
     original: Any

@@ -68,5 +68,3 @@ def pieces() -> list[Piece]:
 def explain() -> str:
     """What was taken of all pieces that ``torch.compile`` handed over, in order."""
     return "\n\n".join(piece.explain() for piece in pieces())
-
-

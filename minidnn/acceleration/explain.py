@@ -5,18 +5,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 
-from minidnn.acceleration.below import Below
 from minidnn.acceleration.named import NamedPart
 from minidnn.acceleration.part import TakenPart
-from minidnn.acceleration.programs import Kept
+from minidnn.acceleration.program import SizedProgram
 from minidnn.acceleration.step import TrainedPart
 from minidnn.acceleration.trained import TrainedProgram
 
 
-def explain_program(program: Kept) -> str:
+def explain_program(program: SizedProgram) -> str:
     """All at once: the counts, what is left with the reasons, then each part."""
-    if isinstance(program, Below):
-        return _explain_below(program)
     operations = [n for n in program.captured.operations if n.target is not operator.getitem]
     count, taken = len(operations), sum(node not in program.left for node in operations)
     parts = f"{len(program.parts)} part" + ("" if len(program.parts) == 1 else "s")
@@ -27,24 +24,11 @@ def explain_program(program: Kept) -> str:
         f"{program.name} for {program.sizes}{trained} on device {program.engine.device!r}: "
         f"{taken} of {count} operations taken, in {parts}"
     ]
-    lines += [f"note: {note}" for note in program.captured.notes]
     if program.left:
         lines += ["left to PyTorch:", program.rest()]
     compiled: Sequence[TakenPart | TrainedPart | NamedPart] = program.parts
     for number, part in enumerate(compiled, 1):
         lines += ["", f"part {number}: {_described(part)}", *_compiled(part)]
-    return "\n".join(lines)
-
-
-def _explain_below(program: Below) -> str:
-    """What runs in PyTorch as it is, and of each module that it calls what is taken."""
-    lines = [
-        f"{program.name} for {program.sizes}: its own code runs in PyTorch, as it cannot be "
-        f"captured: {program.reason}",
-        f"modules that it calls, {len(program.children)} so far:",
-    ]
-    for path, child in program.children.items():
-        lines += ["", f"{path}:", _indented(child.explain())]
     return "\n".join(lines)
 
 

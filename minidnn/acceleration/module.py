@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Self
 
@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from minidnn.acceleration.container import StandsForContainer
-from minidnn.acceleration.engine import engine_for, memory_of
 from minidnn.acceleration.graphs import RECOMPILES, captured
 from minidnn.acceleration.piece import Kept, Piece, Settings
 from minidnn.acceleration.program import GAINS_LESS, REHEARSING, SizedProgram
@@ -47,9 +46,7 @@ class OptimizedModule(StandsForContainer):
         pieces: what Dynamo has handed over so far, in order.
     """
 
-    def __init__(
-        self, original: nn.Module, settings: Settings, dynamic: Dim | None = None
-    ) -> None:
+    def __init__(self, original: nn.Module, settings: Settings, dynamic: Dim | None = None) -> None:
         """dynamic: the batch, if it has a name."""
         super().__init__()
         own = self.__dict__
@@ -290,4 +287,3 @@ class OptimizedModule(StandsForContainer):
 
     def __repr__(self) -> str:
         return f"OptimizedModule({self.original!r})"
-

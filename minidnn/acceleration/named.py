@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils import _pytree as pytree
 
 from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.part import TakenPart
@@ -21,9 +18,9 @@ from minidnn.backends.options import tune_option
 from minidnn.dynamic.dim import Dim
 from minidnn.dynamic.executable import DynamicExecutable, NetworkSource
 from minidnn.dynamic.rows import other_batches
-from minidnn.errors import GraphError, UnsupportedError
+from minidnn.errors import UnsupportedError
 from minidnn.executable import Executable
-from minidnn.frontends.torch.capture import Captured
+from minidnn.frontends.torch.captured import Captured
 from minidnn.frontends.torch.convert import Part, convert
 from minidnn.graph.ir import Graph
 
@@ -74,16 +71,15 @@ class NamedProgram(SizedProgram):
         name: str,
         sizes: str,
         strict: bool = False,
-        root: nn.Module | None = None,
     ) -> None:
         self._named_batch = batch
-        super().__init__(captured, engine, name, sizes, strict, root)
+        super().__init__(captured, engine, name, sizes, strict)
 
     def compile(self) -> None:
         """Compiles for one row, and for as many as there were; others are made as they come."""
         self.watch.renew()
         captured, batch = self.captured, self._named_batch
-        if len(self.levels) != 1 or not self.levels[0].taken or captured.writes:
+        if len(self.levels) != 1 or not self.levels[0].taken or captured.has_writes:
             raise UnsupportedError("PyTorch runs some of it, or it writes to its arguments")
         part = convert(self.levels[0].nodes, captured.constants, captured.tensor, self.name)
         if tuple(self._results) != part.outputs or any(
@@ -205,18 +201,6 @@ class NamedPrograms(Programs):
             self._refuse(leaves, whole, error)
             return False, None
 
-    def prepare(
-        self, leaves: Leaves, named: Named, arranged: Any, make: Callable[[], NamedProgram]
-    ) -> bool:
-        """Whether there is a program for such arguments, which is made if there is none."""
-        whole = (arranged, tuple(named))
-        try:
-            self.program_for(leaves, whole, make)
-        except UnsupportedError as error:
-            self._refuse(leaves, whole, error)
-            return False
-        return True
-
     def _refuse(self, leaves: Leaves, whole: Any, error: UnsupportedError) -> None:
         if len(self.refused) >= _REFUSED:
             self.refused.clear()
@@ -227,24 +211,6 @@ class NamedPrograms(Programs):
         _, named = arranged
         pairs = zip(leaves, named, strict=True)
         return (arranged, *(key_of_leaf(leaf, batch) for leaf, batch in pairs))
-
-
-def rows_of(leaves: Leaves, dim: Dim) -> tuple[Named, int] | None:
-    """Which arguments of a module have the batch, all tensors as their first axis, and how many
-    rows there are; None if there are no tensors.
-
-    GraphError if they have several numbers of rows, or one that is not in the range.
-    """
-    named = [isinstance(leaf, torch.Tensor) and leaf.dim() > 0 for leaf in leaves]
-    rows = {leaf.shape[0] for leaf, has in zip(leaves, named, strict=True) if has}
-    if not rows:
-        return None
-    if len(rows) > 1 or not dim.takes(min(rows)):
-        raise GraphError(
-            f"dynamic={dim.name!r}: the first axes of the arguments are {sorted(rows)}; valid is "
-            f"one size, {dim.valid}"
-        )
-    return named, rows.pop()
 
 
 def symbols_of(module: Any) -> Named | None:
@@ -283,39 +249,6 @@ def _zeros(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     last = torch.channels_last
     lies_so = tensor.dim() == 4 and tensor.is_contiguous(memory_format=last)
     return made if tensor.is_contiguous() or not lies_so else made.contiguous(memory_format=last)
-
-
-def why_not_any_batch(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dim: Dim
-) -> str | None:
-    """Why it is not known that a module's code does the same for all batches; None if it is.
-
-    ``torch.export`` runs the code once with a batch that has no number, and says where it looks.
-    """
-    try:
-        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError) as error:
-        return str(error)
-    leaves, _ = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    found = rows_of(leaves, dim)
-    if found is None:
-        return "no argument is a tensor"
-    rows = found[1] if found[1] > 1 else another(1, dim)
-    batch = torch.export.Dim("batch", min=1, max=max(dim.most, 2))
-    shapes = pytree.tree_map(
-        lambda leaf: {0: batch} if isinstance(leaf, torch.Tensor) and leaf.dim() else None, given
-    )
-
-    def sized(leaf: Any) -> Any:
-        return _zeros(leaf, rows) if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf
-
-    some, named = pytree.tree_map(sized, tuple(args)), pytree.tree_map(sized, dict(kwargs))
-    try:
-        torch.export.export(module, some, named, dynamic_shapes=shapes, strict=False)
-    except Exception as error:  # whatever the module's own code does with it
-        text = " ".join(str(error).split())
-        return f"its code may look at the batch ({type(error).__name__}: {text:.300})"
-    return None
 
 
 def another(rows: int, dim: Dim) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from minidnn.frontends.torch.capture import Captured
+from minidnn.frontends.torch.captured import Captured
 
 #: The first byte of a tensor's memory, and the one behind its last.
 _Extent = tuple[int, int]
@@ -23,7 +23,7 @@ class Overlaps:
     """Looks for overlaps in the arguments of a program that writes to arguments or buffers."""
 
     def __init__(self, captured: Captured) -> None:
-        written = {node for _, node in captured.writes}
+        written = {*captured.counted, *(node for _, node in captured.writes)}
         held = {node: extent_of(each.tensor) for node, each in captured.held.items()}
         self._held = _Regions(held.values())
         self._written_held = _Regions(held[node] for node in written if node in held)

@@ -13,8 +13,8 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from operator import is_
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import torch
@@ -38,9 +38,10 @@ from minidnn.acceleration.recorded import is_recorded
 from minidnn.acceleration.trained import TrainedProgram
 from minidnn.dynamic.dim import Dim
 from minidnn.errors import MiniDNNWarning, UnsupportedError
-from minidnn.frontends.torch.capture import Captured, Held
+from minidnn.frontends.torch.captured import Captured, Held
 from minidnn.frontends.torch.functional import functional, switches_on
 from minidnn.frontends.torch.narrow import HALVES, autocast_to, uncached
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -242,7 +243,9 @@ class Piece:
         """The one for these arguments: errors for what is not legal are the caller's to see."""
         memory = _memory(args)
         if memory not in self._engines:
-            engine = engine_for(memory, self.settings.device, self.settings.precision, self.settings.options)
+            engine = engine_for(
+                memory, self.settings.device, self.settings.precision, self.settings.options
+            )
             engine.check()
             self._engines[memory] = engine
         return self._engines[memory]

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch.utils import _pytree as pytree
 
-from minidnn.acceleration.counts import BATCHES, count_together
 from minidnn.acceleration.engine import Engine, memory_of
 from minidnn.acceleration.overlaps import Overlaps
 from minidnn.acceleration.part import ExpectedTensors, TakenPart
@@ -20,10 +19,9 @@ from minidnn.acceleration.price import gain
 from minidnn.acceleration.watch import Watch
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.aten.call import arguments_of, key_of
-from minidnn.frontends.torch.capture import Captured, Held, reader_of
+from minidnn.frontends.torch.captured import Captured, Held, reader_of
 from minidnn.frontends.torch.convert import Part, convert, judge_operations
 from minidnn.frontends.torch.memory import SHARED
-from minidnn.frontends.torch.opaque import OpaqueModule, is_opaque
 from minidnn.frontends.torch.partition import Level, levels
 from minidnn.graph.operators import Dropout, Identity
 
@@ -64,22 +62,18 @@ class SizedProgram:
         name: str,
         sizes: str,
         strict: bool = False,
-        root: nn.Module | None = None,
-        within: bool = False,
     ) -> None:
-        """within: whether it is called by code that PyTorch runs."""
         self.captured = captured
         self.engine = engine
         self.name = name
         self.sizes = sizes
-        self._within = within
         prices = engine.is_priced and not strict
         self.levels, self.left = self._divided(prices)
         if strict and self.left:
             raise UnsupportedError(f"strict=True, and not all of {name} is taken:\n{self.rest()}")
         graph = captured.module.graph
         self._results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
-        self.watch = self._watching(root)
+        self.watch = self._watching()
         if self.watch.uncounted:
             log.warning(
                 "%s: %d weights are tensors of inference mode, whose writes PyTorch does not "
@@ -91,14 +85,12 @@ class SizedProgram:
 
     def _divided(self, prices: bool) -> tuple[list[Level], dict[fx.Node, str]]:
         """What is taken and what is left, and why."""
-        return _divide(self.captured, self.engine, prices, self._within)
+        return _divide(self.captured, self.engine, prices)
 
-    def _watching(self, root: nn.Module | None) -> Watch:
-        """What says whether the program is still that of the network."""
-        captured = self.captured
-        held = (h for node, h in captured.held.items() if node.users)
-        opaque = (call.module for call in captured.opaque)
-        return Watch(held, root, opaque, _statistics(captured) if root is None else ())
+    def _watching(self) -> Watch:
+        """What says whether the weights are still those that are compiled in."""
+        held = (h for node, h in self.captured.held.items() if node.users)
+        return Watch(held, _statistics(self.captured))
 
     def compile(self) -> None:
         """Compiles the parts with the weights as they are now."""
@@ -110,18 +102,18 @@ class SizedProgram:
                 part = convert(level.nodes, self.captured.constants, self.captured.tensor, name)
                 executable = self.engine.compile(part.graph)
                 later = self.levels[place + 1 :]
-                followed = self._within or not all(level.taken for level in later)
-                among = self._within or len(self.levels) > 1
+                followed = not all(level.taken for level in later)
+                among = len(self.levels) > 1
                 memory = self.engine.memory
                 self.parts.append(TakenPart(part, executable, memory, followed, among))
-        self._overlaps = Overlaps(self.captured) if self.captured.writes else None
+        self._overlaps = Overlaps(self.captured) if self.captured.has_writes else None
         self._runner, held, self._places = self._build()
         self._read = reader_of(held)
         whole = len(self.levels) == 1 and self.levels[0].taken and not held
         self._direct = self.parts[0] if whole and self._is_direct() else None
         on_gpu = self.engine.memory != "cpu"
-        self.starts_early = on_gpu and self._direct is not None and not self.captured.writes
-        one = len(self._results) == 1 and not self.captured.writes
+        self.starts_early = on_gpu and self._direct is not None and not self.captured.has_writes
+        one = len(self._results) == 1 and not self.captured.has_writes
         self._is_bare = one and self.captured.arranged == pytree.tree_structure(0)
         in_order = self._places == list(range(len(self._places)))
         self.at_once: TakenPart | _Chain | None = None
@@ -174,7 +166,7 @@ class SizedProgram:
             results: Sequence[Any] = result if isinstance(result, tuple) else (result,)
         else:
             results = self._runner(*self._read(), *(leaves[place] for place in self._places))
-        if self.captured.writes:
+        if self.captured.has_writes:
             results = self._write_back(results, leaves)
         return arranged_as(iter(results), self.captured.arranged)
 
@@ -185,18 +177,24 @@ class SizedProgram:
         if REHEARSING.get():
             return [result for place, result in enumerate(results) if place not in written]
         for place, node in self.captured.writes:
-            if node in self.captured.held:
-                target = self.captured.held[node].tensor
-            else:
-                target = leaves[self.captured.given[node]]
+            target = self._tensor_of(node, leaves)
             if node in self.captured.untaped:
                 quiet.append((target, results[place]))
             else:
                 target.copy_(results[place])
-        if quiet:
-            with torch.no_grad():
+        counted = [self._tensor_of(node, leaves) for node in self.captured.counted]
+        with torch.no_grad():
+            if quiet:
                 torch._foreach_copy_(*map(list, zip(*quiet, strict=True)))
+            if counted:
+                torch._foreach_add_(counted, 1)
         return [result for place, result in enumerate(results) if place not in written]
+
+    def _tensor_of(self, node: fx.Node, leaves: Sequence[Any]) -> Any:
+        """The tensor that a placeholder stands for."""
+        if node in self.captured.held:
+            return self.captured.held[node].tensor
+        return leaves[self.captured.given[node]]
 
     def rest(self) -> str:
         """The operations that are left, each reason once, one line each."""
@@ -204,7 +202,7 @@ class SizedProgram:
         for node, reason in self.left.items():
             if node.target is operator.getitem:
                 continue
-            text = f"{_operation(node)}: {self.captured.why_opaque(node) or reason}"
+            text = f"{_operation(node)}: {reason}"
             found.setdefault(text, []).append(self.captured.label(node))
         lines = []
         for text, where in found.items():
@@ -292,13 +290,7 @@ class _Builder:
 
     def left(self, nodes: Iterable[fx.Node]) -> None:
         for node in nodes:
-            if is_opaque(node):
-                name = f"opaque{len(self._modules)}"
-                self._modules[name] = OpaqueModule(self._captured.opaque_call(node), _read(node))
-                given = fx.map_arg(node.args[0], self.value)
-                self._found[node] = self._graph.call_module(name, (given,))
-            else:
-                self._found[node] = self._graph.node_copy(node, self.value)
+            self._found[node] = self._graph.node_copy(node, self.value)
 
     def value(self, node: fx.Node) -> fx.Node:
         """What stands for a captured node; constants are added when they are first needed."""
@@ -319,12 +311,6 @@ class _Builder:
         order = [*self._held, *self._given]
         self._placeholders_first([self._found[node] for node in order])
         held = [self._captured.held[node] for node in self._held]
-        counts = [
-            self._found[node]
-            for node, each in zip(self._held, held, strict=True)
-            if each.key == BATCHES
-        ]
-        count_together(self._graph, counts)
         module = fx.GraphModule(self._modules, self._graph)
         # Parts have no hooks: their calls need not be those of modules.
         vars(module).update(self._parts)
@@ -340,7 +326,7 @@ class _Builder:
 
 
 def _divide(
-    captured: Captured, engine: Engine, prices: bool, within: bool
+    captured: Captured, engine: Engine, prices: bool
 ) -> tuple[list[Level], dict[fx.Node, str]]:
     """What is taken and what is left; a part that computes nothing is not worth a copy, nor, where
     ``prices`` are known and PyTorch runs what is around it, one that gains less than it costs.
@@ -352,7 +338,7 @@ def _divide(
     judge_operations(operations, captured.constants, captured.tensor, engine.why_not, left)
     while True:
         found = levels(captured.module.graph, left, captured.constants)
-        among_others = prices and (within or len(found) > 1)
+        among_others = prices and len(found) > 1
         dropped: dict[fx.Node, str] = {}
         for level in found:
             if level.taken:
@@ -366,8 +352,6 @@ def _divide(
 
 def elsewhere(node: fx.Node, memory: str) -> str | None:
     """Why an operation is not for the engine's device."""
-    if is_opaque(node):
-        return "it cannot be captured"
     for each in (node, *node.all_input_nodes):
         value = each.meta.get("val")
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
@@ -394,15 +378,6 @@ def moves_alone(part: Part) -> str | None:
 
 def _lies_in_order(node: fx.Node) -> bool:
     return _order(node.meta["val"]) is None
-
-
-def _read(node: fx.Node) -> set[int]:
-    """Which of an opaque call's results others than the caller read."""
-    return {
-        int(user.args[1])
-        for user in node.users
-        if any(reader.op != "output" for reader in user.users)
-    }
 
 
 def _statistics(captured: Captured) -> list[Held]:
@@ -439,7 +414,5 @@ def _ordered(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 
 
 def _operation(node: fx.Node) -> str:
-    if is_opaque(node):
-        return "a module as it is"
     target: Any = node.target
     return str(target) if isinstance(target, torch._ops.OpOverload) else key_of(node)

@@ -14,21 +14,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 from minidnn._forks import ForkLock
-from minidnn.acceleration.below import Below
 from minidnn.acceleration.part import PLAIN
 from minidnn.acceleration.program import SizedProgram
-from minidnn.frontends.torch.capture import CAPTURING
+from minidnn.frontends.torch.captured import CAPTURING
 
 log = logging.getLogger(__name__)
 
 #: What an argument's leaf can be: a tensor, or a value that its text says all of.
 _LEAVES = (torch.Tensor, int, float, str, type(None), enum.Enum, torch.Size)
 
-#: A program, or what runs a module that there can be none of.
-Kept = SizedProgram | Below
-
 #: Makes the program that is missing.
-Make = Callable[[], Kept]
+Make = Callable[[], SizedProgram]
 
 
 class Programs:
@@ -53,7 +49,7 @@ class Programs:
         self._met: set[int] = set()
         self._limit = limit
         self._kept_for = kept_for
-        self._found: OrderedDict[Any, Kept] = OrderedDict()
+        self._found: OrderedDict[Any, SizedProgram] = OrderedDict()
         self._lock = ForkLock()  # of what was found, for a moment; never while one is made
         self._last: _Last | None = None
         self.begins = False
@@ -87,7 +83,7 @@ class Programs:
             return None
         return part.run_at(tensors) if program.watch.is_as_it_was() else None
 
-    def begun(self, tensors: Sequence[Any]) -> tuple[Any, Kept] | None:
+    def begun(self, tensors: Sequence[Any]) -> tuple[Any, SizedProgram] | None:
         """What the program used last will have computed for these arguments, and that program,
         whose weights have not been looked at: a GPU is at work on it.  None where there is no such
         program, or it does not take them as they lie."""
@@ -141,16 +137,13 @@ class Programs:
         program = self.program_for(leaves, arranged, make)
         return program, program.run(arguments)
 
-    def program_for(self, leaves: Sequence[Any], arranged: Any, make: Make) -> Kept:
+    def program_for(self, leaves: Sequence[Any], arranged: Any, make: Make) -> SizedProgram:
         """The program for such arguments, made if there is none yet, and compiled again if weights
         have changed since; both are logged."""
         key = self._key(leaves, arranged)
         with CAPTURING:
             program = self._kept(key)
-            if program is not None and (reason := program.watch.restructured()) is not None:
-                log.info("%s: captured again: %s", self._name, reason)
-                program = None
-            if isinstance(program, SizedProgram) and (name := program.watch.changed()) is not None:
+            if program is not None and (name := program.watch.changed()) is not None:
                 program = self._renewed(key, program, name)
             if program is None:
                 program = self._made(key, leaves, make)
@@ -161,7 +154,7 @@ class Programs:
         """What a program is for."""
         return (arranged, *map(key_of_leaf, leaves))
 
-    def _kept(self, key: Any) -> Kept | None:
+    def _kept(self, key: Any) -> SizedProgram | None:
         """The program of this key, from now on the one used last."""
         with self._lock:
             program = self._found.get(key)
@@ -169,7 +162,7 @@ class Programs:
                 self._found.move_to_end(key)
             return program
 
-    def _keep(self, key: Any, program: Kept) -> bool:
+    def _keep(self, key: Any, program: SizedProgram) -> bool:
         """Keeps a program; whether another had to go."""
         with self._lock:
             self._found[key] = program
@@ -179,7 +172,7 @@ class Programs:
                 return True
             return False
 
-    def _again(self, leaves: Sequence[Any], arranged: Any) -> Kept | None:
+    def _again(self, leaves: Sequence[Any], arranged: Any) -> SizedProgram | None:
         """The program used last, if these arguments are of its types; None says nothing."""
         last = self._last
         if last is None or last.arranged != arranged or len(leaves) != len(last.types):
@@ -200,7 +193,7 @@ class Programs:
         log.info("%s: compiled again in %.1f s: weight %s changed", self._name, seconds, name)
         return program
 
-    def _made(self, key: Any, leaves: Sequence[Any], make: Make) -> Kept:
+    def _made(self, key: Any, leaves: Sequence[Any], make: Make) -> SizedProgram:
         start = time.perf_counter()
         program = make()
         seconds = time.perf_counter() - start
@@ -227,7 +220,7 @@ class Programs:
 class _Last:
     """The program used last, and what it was given: tensors, else it is found by its key."""
 
-    def __init__(self, program: Kept, arranged: Any, leaves: Sequence[Any]) -> None:
+    def __init__(self, program: SizedProgram, arranged: Any, leaves: Sequence[Any]) -> None:
         self.program = program
         self.arranged = arranged
         #: Whether arguments are just these tensors.

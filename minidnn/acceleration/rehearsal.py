@@ -21,14 +21,14 @@ def unchanged(network: nn.Module) -> Iterator[None]:
     modules = list(network.modules())
     before = [_copied(vars(module)) for module in modules]
     tensors = [(each, each.detach().clone()) for each in network.buffers()]
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002 (a user's code may draw of it)
+    states = random.getstate(), np.random.get_state()
     devices = {each.device.index for each in network.parameters() if each.is_cuda}
     try:
         with torch.random.fork_rng(devices):
             yield
     finally:
         random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
+        np.random.set_state(states[1])
         for module, kept in zip(modules, before, strict=True):
             _put_back(vars(module), kept)
         with torch.no_grad():

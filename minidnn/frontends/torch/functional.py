@@ -22,7 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from minidnn.errors import UnsupportedError
-from minidnn.frontends.torch.capture import CAPTURING, Captured, Held
+from minidnn.frontends.torch.captured import CAPTURING, Captured, Held
 from minidnn.frontends.torch.constants import constants, made_of_nothing
 from minidnn.frontends.torch.memory import share_results
 from minidnn.frontends.torch.private import FakeTensorMode, ShapeEnv, aot_export_module
@@ -101,10 +101,13 @@ def _functional(
         for place, node in writes:
             if results[place] in taped and (is_tracked(results[place]) or is_tracked(node)):
                 untaped.remove(node)
+            elif is_tracked(node):
+                _give_gradients(graph, node, results[place], taped)
     for node in list(graph.nodes):
         if node.target is _SET_GRAD:
             graph.erase_node(node)
     _mark_leaves(graph)
+    counted, writes = _counted(graph, writes)
     share_results(graph, writes)
     made_of_nothing(graph)
     graph.eliminate_dead_code()
@@ -113,7 +116,8 @@ def _functional(
         placeholders[place].meta["minidnn_name"] = where.name
     own = {placeholders[place]: where for place, where in held.items()}
     given = {node: place for place, node in enumerate(placeholders) if node not in own}
-    count = len(results) - len(writes)
+    output = next(node for node in graph.nodes if node.op == "output")
+    count = len(output.args[0]) - len(writes)
     return Captured(
         module,
         own,
@@ -122,6 +126,7 @@ def _functional(
         writes,
         pytree.tree_structure((0,) * count),
         untaped=frozenset(untaped),
+        counted=counted,
     )
 
 
@@ -160,6 +165,29 @@ def _remove(graph: Graph, names: Sequence[str]) -> None:
     for node in list(graph.nodes):
         if node.op == "call_function" and str(node.target) in names:
             graph.erase_node(node)
+
+
+def _counted(
+    graph: Graph, writes: Sequence[tuple[int, Node]]
+) -> tuple[list[Node], list[tuple[int, Node]]]:
+    """Counters to which one is added and that nothing else reads, as normalizations count batches:
+    all of them are counted by one operation.  The other writes come with their new places."""
+    output = next(node for node in graph.nodes if node.op == "output")
+    results: list[Any] = list(output.args[0])
+    counted = {
+        place: node
+        for place, node in writes
+        if isinstance(result := results[place], Node)
+        and result.target is torch.ops.aten.add.Tensor
+        and result.args == (node, 1)
+        and not result.kwargs
+        and len(node.users) == 1
+        and list(result.users) == [output]
+        and results.count(result) == 1
+    }
+    output.args = ([each for place, each in enumerate(results) if place not in counted],)
+    rest = [node for place, node in writes if place not in counted]
+    return list(counted.values()), list(enumerate(rest))
 
 
 def _mark_leaves(graph: Graph) -> None:
@@ -232,11 +260,15 @@ def _under_autocast(module: GraphModule) -> None:
         elif node.target is _EXIT:
             blocks.pop()
         elif blocks and node.op == "call_function" and isinstance(node.target, _OVERLOAD):
-            if not _is_ambient(blocks[-1]):
-                node.target = UnderAutocast(node.target, blocks[-1])
+            node.target = _under(node.target, blocks[-1])
     for node in reversed(graph.nodes):
         if node.target in (_ENTER, _EXIT):
             graph.erase_node(node)
+
+
+def _under(operation: Any, settings: tuple[Any, ...]) -> Any:
+    """An operation in such a block; itself where autocast is as it is around the piece."""
+    return operation if _is_ambient(settings) else UnderAutocast(operation, settings)
 
 
 def _is_ambient(settings: tuple[Any, ...]) -> bool:
@@ -276,6 +308,58 @@ def _detach(
                     detached.meta = {**operand.meta, _TRACKED: False}
                 node.replace_input_with(operand, detached)
     return taped
+
+
+class _Rewritten(torch.autograd.Function):
+    """What was written to a tensor where gradients are off; its gradient is the tensor's."""
+
+    @staticmethod
+    def forward(ctx: Any, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        return after.view_as(after)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
+
+
+def rewritten(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """A tensor as it is after a write where gradients are off: it still is the tensor by which
+    there are gradients."""
+    return _Rewritten.apply(before, after)
+
+
+def _give_gradients(graph: Graph, given: Node, written: Node, taped: set[Node]) -> None:
+    """Lets gradients by what was written to an argument, where they are off, be such by it.
+
+    UnsupportedError where it was written to more than once, and read between.
+    """
+    made: set[Node] = {given}
+    for node in graph.nodes:
+        if node.op == "call_function" and node not in taped:
+            if any(each in made for each in node.all_input_nodes):
+                made.add(node)
+    readers = [user for user in written.users if user in taped]
+    chain, pending = {written}, [written]
+    while pending:
+        for each in pending.pop().all_input_nodes:
+            if each in made and each not in chain and each is not given:
+                chain.add(each)
+                pending.append(each)
+    for node in chain - {written}:
+        if node.target is not _DETACH and any(user in taped for user in node.users):
+            raise UnsupportedError(
+                f"{given.name} requires a gradient and is read between writes to it, where "
+                "gradients are off"
+            )
+    if readers:
+        with graph.inserting_after(written):
+            value = graph.call_function(rewritten, (given, written))
+        value.meta = {**written.meta, _TRACKED: True}
+        for reader in readers:
+            reader.replace_input_with(written, value)
+        for node in graph.nodes:  # what is read of it may require a gradient, too
+            if node in taped and any(map(is_tracked, node.all_input_nodes)):
+                node.meta[_TRACKED] = _has_gradient(node)
 
 
 def _has_gradient(node: Node) -> bool:

@@ -13,10 +13,6 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-#: The key, in a node's ``meta``, of the operand whose memory it gives, where its tensors without
-#: data do not say so.
-VIEWED = "minidnn_viewed"
-
 #: The key of what marks a node that gives a result in the memory of something else.
 SHARED = "minidnn_shared"
 
@@ -30,7 +26,7 @@ class Memory:
     def __init__(self, graph: Graph) -> None:
         self._joined: dict[int, int] = {}
         for node in graph.nodes:
-            viewed = node.args[0] if _is_view(node) else node.meta.get(VIEWED)
+            viewed = node.args[0] if _is_view(node) else None
             if isinstance(viewed, Node):
                 self.join(node, viewed)
 
@@ -72,20 +68,6 @@ def is_idle_dropout(node: Node) -> bool:
     return name in _DROPOUTS and node.args[2] is False
 
 
-def unsaid_views(graph: Graph) -> list[Any]:
-    """The operations that give memory of an operand's, though their schemas do not say so."""
-    memory = Memory(graph)
-    found = {
-        node.target: None
-        for node in graph.nodes
-        if isinstance(node.target, torch._ops.OpOverload)
-        and VIEWED not in node.meta
-        and all(result.alias_info is None for result in node.target._schema.returns)
-        and memory.viewed(node)
-    }
-    return list(found)
-
-
 def share_results(graph: Graph, writes: Sequence[tuple[int, Node]]) -> None:
     """Lets results that lie in the memory of arguments, of weights or of one another be made in
     that memory, by operations of their own: the caller may write to it.
@@ -124,7 +106,7 @@ def _share(node: Node, memory: Memory, before: Node, made: dict[Node, Node]) -> 
     if node not in made:
         made[node] = node
         viewed = memory.viewed(node) if node.op == "call_function" else []
-        if viewed and VIEWED not in node.meta:
+        if viewed:
             found = {each: _share(each, memory, before, made) for each in viewed}
             with before.graph.inserting_before(before):
                 made[node] = before.graph.node_copy(node, lambda each: found.get(each, each))

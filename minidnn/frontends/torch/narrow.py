@@ -15,7 +15,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from minidnn.errors import UnsupportedError
-from minidnn.frontends.torch.capture import Captured
+from minidnn.frontends.torch.captured import Captured
 
 #: The dtypes, by their names in graphs.
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}

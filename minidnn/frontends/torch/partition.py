@@ -26,12 +26,10 @@ def levels(
     graph: Graph,
     left: Mapping[Node, str],
     constants: Mapping[Node, None],
-    after: Mapping[Node, Node] | None = None,
 ) -> list[Level]:
     """The levels of all operations but ``constants``, in an order in which they can run.
 
     left: why an operation is left; those that are not in it are taken.
-    after: behind which earlier operation one has to run whose result it does not read.
     """
     depth: dict[Node, int] = {}
     for node in graph.nodes:
@@ -40,8 +38,7 @@ def levels(
         # Even levels are taken, odd ones left.
         own = 1 if node in left else 0
         deepest = own
-        earlier = () if after is None or node not in after else (after[node],)
-        for operand in (*node.all_input_nodes, *earlier):
+        for operand in node.all_input_nodes:
             if operand in depth:
                 change = (depth[operand] - own) % 2
                 deepest = max(deepest, depth[operand] + change)

@@ -13,7 +13,8 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from minidnn.errors import GraphError, MiniDNNError, OutOfMemoryError, UnsupportedError
-from minidnn.frontends.torch.capture import Captured, capture
+from minidnn.frontends.torch.capture import capture
+from minidnn.frontends.torch.captured import Captured
 from minidnn.frontends.torch.convert import convert, judge_operations
 from minidnn.graph.ir import Graph
 
