@@ -132,7 +132,7 @@ def program(
 def run(program: Program, way: str, device: str) -> Run:
     """Runs a program from a known state of PyTorch's generator."""
     made = Run(way, device)
-    ways.forget()
+    before = ways.forget()
     with _recorded(made), one_thread():
         torch.manual_seed(0)
         try:
@@ -140,7 +140,7 @@ def run(program: Program, way: str, device: str) -> Run:
         except Exception as error:
             made.error = type(error), f"{type(error).__name__}: {error}"
     if made.error is None:
-        made.text = ways.explanation(way, made._modules)
+        made.text = ways.explanation(way, made._modules).removeprefix(before)
     ways.forget()
     return made
 

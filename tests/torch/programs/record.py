@@ -83,9 +83,10 @@ def main() -> None:
     if given.json is not None:
         given.json.write_text(json.dumps(kinds, indent=1), encoding="utf-8")
     if given.write:
-        for way, found in KNOWN.items():  # what is no program of a file
-            if "generated" in found:
-                kinds[way]["generated"] = found["generated"]
+        names = {program.name for program in chosen}
+        for way in (OPTIMIZE, COMPILE):
+            others = {name: kind for name, kind in KNOWN[way].items() if name not in names}
+            kinds[way] = others | kinds.get(way, {})
         Path(__file__).with_name("known.py").write_text(source(kinds), encoding="utf-8")
 
 

@@ -54,10 +54,14 @@ def share(text: str) -> float:
     return taken / count if count else 0.0
 
 
-def forget() -> None:
-    """PyTorch forgets what it has compiled, as at the start of a process, and so does minidnn."""
+def forget() -> str:
+    """PyTorch forgets what it has compiled, as at the start of a process.
+
+    Returns what is explained of pieces that are garbage and not yet collected, which goes before
+    what is explained of later ones.
+    """
     from minidnn.acceleration import dynamo
 
     torch._dynamo.reset()
-    if dynamo.explain():
-        gc.collect()
+    gc.collect(1)
+    return dynamo.explain()
