@@ -9,6 +9,7 @@ python -m tests.gpu_proof slow FOLDER           what took long, by file
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,10 @@ def run_tests(arguments: argparse.Namespace) -> int:
     command += ["--proof-out", str(arguments.proof_out.resolve()), "--shard", arguments.shard]
     if arguments.durations_out is not None:
         command += ["--durations-out", str(arguments.durations_out.resolve())]
-    return subprocess.call([*command, *arguments.rest, *gpu_test_files()], cwd=ROOT)
+    # A worker has one core; libraries whose threads spin would keep it from others.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command += [*arguments.rest, *gpu_test_files()]
+    return subprocess.call(command, cwd=ROOT, env=environment)
 
 
 def keep(files: list[Path], out: Path) -> int:

@@ -22,6 +22,10 @@ import pytest
 
 from tests.gpu_proof.record import Refused, check_number, one_machine, told, write
 from tests.gpu_proof.sources import digests, gpu_test_files
+from tests.schedule import spread
+
+_LONGEST = 4000
+"""So many letters of a failure's report are kept."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,7 +52,7 @@ class Durations:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path, self._started = path, time.monotonic()
         self._phases: dict[str, float] = {}
-        self._outcome = "passed"
+        self._outcome, self._why = "passed", ""
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._phases, self._outcome = {}, "passed"
@@ -59,8 +63,12 @@ class Durations:
         self._phases[report.when] = round(report.duration, 3)
         if report.outcome != "passed":
             self._outcome = report.outcome
+        if report.failed:
+            self._why = report.longreprtext[-_LONGEST:]
         if report.when == "teardown":
-            self._write({"test": report.nodeid, "outcome": self._outcome, **self._phases})
+            why = {"why": self._why} if self._outcome == "failed" else {}
+            line = {"test": report.nodeid, "outcome": self._outcome, **self._phases}
+            self._write(line | why)
 
     def _write(self, line: Mapping[str, Any]) -> None:
         at = round(time.monotonic() - self._started, 2)
@@ -96,6 +104,8 @@ class Collecting:
         k, n = self.shard
         here = set(names[k - 1 :: n])
         items[:] = [item for item in items if item.nodeid in here]
+        if told := getattr(self.config, "workerinput", None):
+            spread(items, told["workercount"])
         self.collected = {
             "files": sorted({item.location[0] for item in marked}),
             "files left out": self.left_out,
@@ -130,10 +140,15 @@ class Proof(Collecting):
         self._outcomes: dict[str, str] = {}
         self._failed: set[str] = set()
         self._said = ""
-        self._sources = digests(config.rootpath)
+        self._sources: dict[str, str] = {}
         self._out: Path = config.getoption("proof_out")
         # An older one is no proof of this run.
         self._out.unlink(missing_ok=True)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """While the workers collect tests."""
+        self._sources = digests(self.config.rootpath)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:

@@ -36,5 +36,7 @@ def table(folder: Path) -> str:
     longest = sorted(seconds.items(), key=lambda item: -item[1])[:_LONGEST]
     lines += [f"| {test} | {taken:.1f} |" for test, taken in longest]
     lines += [f"never ended: {test}" for test in sorted(begun - set(ended))]
-    lines += [f"failed: {test}" for test in sorted(ended) if ended[test]["outcome"] == "failed"]
+    for test, line in sorted(ended.items()):
+        if line["outcome"] == "failed":
+            lines += [f"failed: {test}", *(f"    {each}" for each in line["why"].splitlines())]
     return "\n".join(lines)

@@ -249,10 +249,11 @@ def test_no_record(tmp_path: Path) -> None:
 def test_tests_that_never_ended_are_told(tmp_path: Path) -> None:
     lines = [
         {"begins": "a.py::test_a", "at": 0.0},
-        {"test": "a.py::test_a", "outcome": "failed", "setup": 1.0, "call": 2.0, "at": 3.0},
+        {"test": "a.py::test_a", "outcome": "failed", "setup": 1.0, "call": 2.0, "at": 3.0}
+        | {"why": "E  1 != 2"},
         {"begins": "a.py::test_b", "at": 3.0},
     ]
     (tmp_path / "gw0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     told = table(tmp_path).splitlines()
     assert told[0] == "1 tests, 3 s in 3 s" and "| a.py | 1 | 3.0 | 3.0 |" in told
-    assert told[-2:] == ["never ended: a.py::test_b", "failed: a.py::test_a"]
+    assert told[-3:] == ["never ended: a.py::test_b", "failed: a.py::test_a", "    E  1 != 2"]
