@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import numpy as np
 
+import minidnn as md
+from minidnn import layers as L
 from minidnn.backends.cuda.contraction.kernel import ContractionKernel
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS, LoadedContraction
 from minidnn.backends.cuda.contraction.problem import (
@@ -256,6 +258,17 @@ def singles(gradient: Gradient, machine: Machine, every: bool = False) -> list[S
         and kernel.why_not(problem, machine) is None
         for choice in kernel.choices(problem, machine)[: None if every else 1]
     ]
+
+
+def reciprocal(channels: int) -> md.Layer:
+    """1 / x, of which the zeros behind the last channel would make infinities."""
+    x = md.Input((channels, 5, 6))
+    return md.Model(x, L.Conv2d(channels, 16, 1)(1.0 / x))
+
+
+def positive(channels: int = 24) -> np.ndarray:
+    random = np.random.default_rng(0)
+    return (0.5 + np.abs(random.standard_normal((2, channels, 5, 6)))).astype(np.float32)
 
 
 def placed(given: Sequence[np.ndarray], seed: int) -> Iterator[tuple[str, list[np.ndarray]]]:
