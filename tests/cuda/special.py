@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -173,11 +173,11 @@ class Single:
             return _blocks(self.gradient, given)
         is_convolution = self.kernel.name.startswith("backward")
         if is_convolution and self.gradient.case.stride == (1, 1):
-            return _around(self.gradient, given)
+            return around(self.gradient, given)
         return self.gradient.reference(given)
 
 
-def _around(gradient: Gradient, given: Sequence[np.ndarray]) -> np.ndarray:
+def around(gradient: Gradient, given: Sequence[np.ndarray]) -> np.ndarray:
     """An image's gradient as a convolution of the incoming one: filters are multiplied by the zeros
     around that, too."""
     case = gradient.case
@@ -284,7 +284,16 @@ def placed(given: Sequence[np.ndarray], seed: int) -> Iterator[tuple[str, list[n
             yield f"{value} at {at} of operand {i}", [*given[:i], changed, *given[i + 1 :]]
 
 
-def check(single: Single, computes: Computes, seed: int = 0) -> None:
+class Expects(Protocol):
+    """A convolution or a gradient, and what must come of its operands."""
+
+    @property
+    def gradient(self) -> Gradient: ...
+
+    def expected(self, given: Sequence[np.ndarray]) -> np.ndarray: ...
+
+
+def check(single: Expects, computes: Computes, seed: int = 0) -> None:
     """Results are not finite exactly where float64's are not, and elsewhere have the bits that they
     have without the number that is not finite."""
     given = single.gradient.drawn(seed)
