@@ -54,8 +54,29 @@ def address_space(more: int) -> Iterator[None]:
 def test_what_is_declared_too_large_is_refused_before_it_runs(
     rows: int, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(OutOfMemoryError, match=r"%padded: .* at once \d+; this process has \d+$"):
+    with pytest.raises(OutOfMemoryError, match=r"%padded: .* outputs .*; this process has \d+$"):
         md.compile(repeated(rows), device="reference", **options)
+
+
+def test_values_inside_that_are_too_large_are_refused_too() -> None:
+    graph = repeated(1 << 40)
+    padded = graph.nodes[-1]
+    total = Node(ops.Reduce("sum", tuple(range(1, 4))), [padded.output], "total")
+    first = Node(ops.Slice((0,), (5,), (1,)), [total.output], "first")
+    graph = Graph(graph.inputs, [first.output], [*graph.nodes, total, first])
+    with pytest.raises(OutOfMemoryError, match=r"%padded: .* at once \d+; this process has \d+$"):
+        md.compile(graph, device="reference", strategy="layers")
+
+
+def test_long_axes_are_no_work_for_passes() -> None:
+    """A value of 10^9 channels, of which passes would otherwise make a list."""
+    x = Value(TensorType((1, 10**9, 1, 1), "float16"), "x")
+    first = Node(ops.Slice((0,) * 4, (1, 5, 1, 1), (1,) * 4), [x], "first")
+    graph = Graph([x], [first.output], [first])
+    try:
+        md.compile(graph, device="reference")
+    except OutOfMemoryError as error:
+        assert "this process has" in str(error)  # on a small machine
 
 
 def test_a_network_that_fits_in_float32_alone() -> None:

@@ -81,6 +81,7 @@ class CpuBackend:
 
     name = "cpu"
     keeps_states = True
+    uses_host_memory = True
     interface = "float32"
     #: What F(4x4) rounds more is a small part of a result, but steps add it up.
     training_options: Mapping[str, Any] = {"accuracy": "direct"}

@@ -40,6 +40,7 @@ class ReferenceBackend:
 
     name = "reference"
     keeps_states = True
+    uses_host_memory = True
 
     def unavailable(self) -> str | None:
         return None
