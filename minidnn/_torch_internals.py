@@ -81,6 +81,10 @@ GLOBAL_HOOKS: dict[str, Any] = {
 _has_cuda = torch.backends.cuda.is_built()
 raw_stream: Any = _ask("torch._C._cuda_getCurrentRawStream") if _has_cuda else None
 wait_on_gpu: Any = _ask("torch.cuda._sleep") if _has_cuda else None
+if _has_cuda and _version() < (2, 12) and torch.cuda.device_count() == 0:
+    # A build for GPUs on a machine without one: what the first capture sets here belongs to the
+    # thread that captures, and PyTorch 2.11 crashes when it captures after that thread has ended.
+    _ask("torch._C._ensureCUDADeviceGuardSet")()
 
 #: What they hold is read whenever it is asked for.
 _forward_gradients = _ask("torch.autograd.forward_ad")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -140,3 +141,25 @@ def test_lines_are_left_out_where_that_can_be(monkeypatch: pytest.MonkeyPatch) -
             assert all(vars(holder).values())
             raise KeyError
         assert vars(holder) == before
+
+
+ELSEWHERE = """
+import threading
+import torch
+from minidnn.frontends.torch.library import require_torch
+
+require_torch()
+for _ in range(2):
+    example = (torch.nn.Linear(2, 3), (torch.ones(1, 2),))
+    thread = threading.Thread(target=torch.export.export, args=example)
+    thread.start()
+    thread.join()
+print("captured")
+"""
+
+
+@pytest.mark.skipif(torch.__version__ >= "2.12", reason="PyTorch 2.12 captures in any thread")
+def test_captures_in_threads_that_end_do_not_crash_later_ones(root: Path) -> None:
+    command = [sys.executable, "-c", ELSEWHERE]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "captured\n"), done.stderr
