@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from minidnn._torch_internals import pytree
 from minidnn.acceleration.engine import engine_for
 from minidnn.acceleration.named import (
     Named,

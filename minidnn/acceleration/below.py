@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from minidnn._torch_internals import pytree
 from minidnn.acceleration.program import SizedProgram
 from minidnn.acceleration.watch import StandsFor
 from minidnn.errors import UnsupportedError

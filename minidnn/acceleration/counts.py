@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Collection
 
 import torch
 from torch import fx
+
+from minidnn._torch_internals import add_each
 
 #: Under which name normalizations count.
 BATCHES = "num_batches_tracked"
@@ -27,9 +28,8 @@ def count_together(graph: fx.Graph, counts: Collection[fx.Node]) -> None:
     ]
     if not found:
         return
-    add: Callable[..., Any] = torch._foreach_add_
     (output,) = (node for node in graph.nodes if node.op == "output")
     with graph.inserting_before(output):
-        graph.call_function(add, ([node.args[0] for node in found], 1))
+        graph.call_function(add_each, ([node.args[0] for node in found], 1))
     for node in found:
         graph.erase_node(node)

@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from minidnn._torch_internals import GLOBAL_HOOKS, is_exporting
 from minidnn.acceleration.any_batch import AnyBatch
 from minidnn.acceleration.below import Below
 from minidnn.acceleration.container import StandsForContainer
@@ -46,10 +47,7 @@ _STATE_HOOKS = (
     *("_state_dict_hooks", "_state_dict_pre_hooks"),
     *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
 )
-_GLOBAL_HOOKS = tuple(
-    getattr(torch.nn.modules.module, f"_global_{kind}_hooks")
-    for kind in ("forward", "forward_pre", "backward", "backward_pre")
-)
+_GLOBAL_HOOKS = tuple(GLOBAL_HOOKS.values())
 #: Those that run when a module is called.
 _FORWARD_HOOKS = _GLOBAL_HOOKS[:2]
 _WITH_HOOKS = "with hooks of all modules (register_module_forward_hook)"
@@ -136,8 +134,7 @@ class OptimizedModule(StandsForContainer):
         Where operations of PyTorch's are recorded, the original is.
         """
         if _COMPILING():  # of a network that this one is part of
-            # What is_exporting() gives; but Dynamo of PyTorch 2.11 takes that for True.
-            if torch.compiler._is_exporting_flag:
+            if is_exporting():
                 return self.original(*args, **kwargs)
             return self._uncompiled(*args, **kwargs)
         if type(args) is not tuple:  # but a Proxy for all of them, at the root of a symbolic trace

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from minidnn._torch_internals import pytree
 from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.part import TakenPart
 from minidnn.acceleration.program import SizedProgram, arranged_as

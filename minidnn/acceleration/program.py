@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
+from minidnn._torch_internals import OpOverload, pytree
 from minidnn.acceleration.counts import BATCHES, count_together
 from minidnn.acceleration.engine import Engine, memory_of
 from minidnn.acceleration.overlaps import Overlaps
@@ -428,4 +428,4 @@ def _operation(node: fx.Node) -> str:
     if is_opaque(node):
         return "a module as it is"
     target: Any = node.target
-    return str(target) if isinstance(target, torch._ops.OpOverload) else key_of(node)
+    return str(target) if isinstance(target, OpOverload) else key_of(node)

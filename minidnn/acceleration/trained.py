@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from minidnn._torch_internals import HigherOrderOperator
 from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.program import SizedProgram, elsewhere, moves_alone
 from minidnn.acceleration.step import Narrow, TrainedPart
@@ -172,7 +173,7 @@ def _order_of_writes(captured: Captured) -> dict[fx.Node, fx.Node]:
     for node in captured.operations:
         if WRITES in node.meta:
             written |= memory.of(node)
-        elif isinstance(node.target, torch._ops.HigherOrderOperator):
+        elif isinstance(node.target, HigherOrderOperator):
             # A block may write to all that it is given.
             written |= {s for each in node.all_input_nodes for s in memory.of(each)}
         elif key_of(node) == "batch_norm.default" and arguments_of(node)["training"]:

@@ -28,9 +28,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
+from minidnn._torch_internals import BatchNorm
 from minidnn.acceleration.counts import BATCHES
 from minidnn.acceleration.part import computes_its_own_way
 from minidnn.errors import UnsupportedError
@@ -368,7 +368,7 @@ def _captured(root: nn.Module, path: str, opaque: set[int], seen: set[int]) -> I
 def _batches(owners: Iterable[_Owner]) -> Iterator[Held]:
     """The numbers of batches of which modules took their statistics."""
     for path, owner in owners:
-        if isinstance(owner, _BatchNorm) and owner.num_batches_tracked is not None:
+        if isinstance(owner, BatchNorm) and owner.num_batches_tracked is not None:
             yield Held(owner._buffers, BATCHES, f"{path}.{BATCHES}".lstrip("."))
 
 
@@ -378,7 +378,7 @@ def _batches_of(statistics: Iterable[Held]) -> list[Held]:
     names = {id(each.tensor): each.name for each in statistics}
     found = []
     for each in gc.get_objects() if names else ():
-        if issubclass(type(each), _BatchNorm):
+        if issubclass(type(each), BatchNorm):
             buffers = vars(each).get("_buffers", {})
             name = names.get(id(buffers.get("running_mean")))
             if name is not None and buffers.get(BATCHES) is not None:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from minidnn._torch_internals import pytree
 from minidnn.frontends.torch.replica import holding
 
 

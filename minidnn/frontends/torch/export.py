@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export.graph_signature import InputKind
-from torch.utils import _pytree as pytree
 
+from minidnn._torch_internals import pytree, without_lines
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.arguments import changed_in_calls
 from minidnn.frontends.torch.convert import path_of
@@ -325,7 +325,7 @@ class Export:
             self.opaque.standing_in(self._subject),
             contextlib.redirect_stderr(printed),
             _unheard(),
-            _without_lines(),
+            without_lines(),
         ):
             try:
                 program = torch.export.export(self._subject, self._args, self._kwargs, strict=False)
@@ -361,18 +361,6 @@ def _unheard() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(others)
-
-
-@contextlib.contextmanager
-def _without_lines() -> Iterator[None]:
-    """PyTorch notes which lines of code each operation comes from, which nobody reads here and
-    takes a tenth of a capture.  One thread captures at a time."""
-    before = torch.fx.config.do_not_emit_stack_traces
-    torch.fx.config.do_not_emit_stack_traces = True
-    try:
-        yield
-    finally:
-        torch.fx.config.do_not_emit_stack_traces = before
 
 
 def _decompositions(graph: torch.fx.Graph) -> dict[Any, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from minidnn._torch_internals import OpOverload
 from minidnn.frontends.torch.memory import Memory, is_idle_dropout
 
 #: The key, in the ``meta`` of a node, of what says that it writes to what the module holds.
@@ -85,7 +86,7 @@ def without_dropout(graph: Graph) -> None:
 def _written(node: Node) -> Node | str | None:
     """The operand that a node writes to, None for most nodes, or why it cannot be told."""
     target: Any = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(target, OpOverload):
         return None
     schema = target._schema
     if not schema.is_mutable:

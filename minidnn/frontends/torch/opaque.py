@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from minidnn._torch_internals import pytree
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.arguments import Arguments
 from minidnn.frontends.torch.hooks import BACKWARD_HOOKS, HOOKS

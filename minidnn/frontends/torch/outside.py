@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 
+from minidnn._torch_internals import FakeTensor, FunctionalTensor
 from minidnn.frontends.torch.caches import Caches
 from minidnn.frontends.torch.opaque import HOOKS, whole_call
 from minidnn.frontends.torch.printed import KEY, Printed

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from minidnn._torch_internals import pytree
 from minidnn.frontends.torch.opaque import NotOneOperation
 from minidnn.frontends.torch.outside import Outside, nothing_kept
 from minidnn.frontends.torch.reach import Place
