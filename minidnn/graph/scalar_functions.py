@@ -87,3 +87,29 @@ def ceil(x: Expression) -> Expression:
 def trunc(x: Expression) -> Expression:
     """The whole number next to x towards zero."""
     return odd(x, floor(abs(x)))
+
+
+def at_least(x: Expression, low: Expression) -> Expression:
+    """The larger one of ``x`` and a bound, NaN if one of them is.
+
+    Its derivative is PyTorch's of ``clamp``: ``x`` has all of it where both are equal, and neither
+    has any where one is NaN.  Of ``maximum`` a constant bound wins.
+    """
+    return where(x >= low, x, where(x < low, low, 0.0 * (x + low)))
+
+
+def at_most(x: Expression, high: Expression) -> Expression:
+    """The smaller one of ``x`` and a bound, as :func:`at_least` has the larger one."""
+    return where(x <= high, x, where(x > high, high, 0.0 * (x + high)))
+
+
+def softplus(x: Expression) -> Expression:
+    """``log(1 + exp(x))``, exact however far ``x`` is from 0, and so is its derivative."""
+    above = x > 0.0
+    return where(above, x, 0.0) + log1p(exp(where(above, -x, x)))
+
+
+def root(x: Expression) -> Expression:
+    """The square root of what is at least 0.  Its derivative at 0 is 0: so lengths of vectors have
+    a subgradient at zero vectors, and deviations at equal numbers."""
+    return where(x <= 0.0, 0.0, sqrt(x))
