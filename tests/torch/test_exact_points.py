@@ -25,9 +25,9 @@ def _rows_with(found: Callable[[np.ndarray], np.ndarray]) -> Where:
 
     def where(call: OneCall, shape: np.ndarray) -> np.ndarray:
         x = call.tensors[0].numpy()
-        some = found(x).any(axis=-1, keepdims=True)
+        some = np.asarray(found(x).any(axis=-1, keepdims=True))
         if shape.shape == x.shape:
-            return np.broadcast_to(some, x.shape)
+            return np.asarray(np.broadcast_to(some, x.shape))
         return some.reshape(shape.shape) if some.size == shape.size else np.ones_like(shape, bool)
 
     return where
@@ -36,7 +36,7 @@ def _rows_with(found: Callable[[np.ndarray], np.ndarray]) -> Where:
 def _elements_with(found: Callable[..., np.ndarray]) -> Where:
     def where(call: OneCall, shape: np.ndarray) -> np.ndarray:
         floats = [t.numpy() for t in call.tensors if t.is_floating_point()]
-        return np.broadcast_to(found(*floats), shape.shape)
+        return np.asarray(np.broadcast_to(found(*floats), shape.shape))
 
     return where
 
