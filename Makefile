@@ -20,6 +20,9 @@ WORKERS := 2
 PYTEST := OMP_NUM_THREADS=1 $(PY) -W error -m pytest -W error --timeout 900 --durations 25 \
 	-n $(WORKERS) --dist loadfile --max-worker-restart 0
 
+# Says whether the GPU tests ran with these sources; that they did not is no failure.
+PROVEN := $(PY) -m tests.gpu_proof
+
 export PYTHON
 
 # Hundreds of processes import the same files; each would compile them anew.
@@ -41,10 +44,12 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	@$(MAKE) --no-print-directory --jobs 3 check ready
 	$(PYTEST)
+	@$(PROVEN)
 
 test-full: $(VENV)/.test
 	@$(MAKE) --no-print-directory --jobs 3 check ready
 	HYPOTHESIS_PROFILE=full $(PYTEST) -m "full or not full"
+	@$(PROVEN)
 
 # What the core is made of, on the reference, and one network on the CPU engine.
 QUICK := tests/graph tests/states tests/layers tests/passes tests/runtime tests/storage tests/compile \

@@ -134,7 +134,23 @@ def written() -> dict[str, str]:
     )
     about += "\n\n![The zoo beside other engines](beside-peers.svg)"
     table = ["| page | what it shows |", "|---|---|", *rows]
-    return {"index.md": "\n".join([HEAD, "", "# Results", "", about, "", *table, ""]), **files}
+    lines = [HEAD, "", "# Results", "", about, "", *table, "", gpu_tests(), ""]
+    return {"index.md": "\n".join(lines), **files}
+
+
+def gpu_tests() -> str:
+    """A paragraph about the last run of all GPU tests that is on record."""
+    from tests.gpu_proof.record import PROOF, digest, read, told
+
+    run = "[run on a GPU](../how-to/run-the-tests.md#on-a-gpu)"
+    if not PROOF.exists():
+        return f"No {run} of all tests that need one is on record."
+    proof = read(PROOF)
+    file = f"[digest {digest(proof['sources'])}](../../benchmarks/results/{PROOF.name})"
+    return (
+        f"The last {run} of all tests that need one: {told(proof)}. None failed. Whether these "
+        f"sources ({file}) are those of a tree, `make test` says."
+    )
 
 
 def main() -> None:

@@ -3,7 +3,11 @@
 After 48 bytes (magic, format and length of the header as 32-bit numbers, its SHA-256) stands the
 header as JSON: the version of minidnn, the device, the architecture and system that the code is
 for, the network's inputs and outputs, what the device makes a program of, and the parts of the
-file with offset, size and SHA-256.  Parts begin at pages: the code, and the constants.
+file with offset, size and checksum.  Parts begin at pages: the code, and the constants.
+
+Header and code have a SHA-256, by which a library is known in a process, too.  Constants are large
+and need a checksum that is as fast as memory: CRC-32, one for each block.  Those that kernels use
+as indices come first, so that their blocks can be checked always: a wrong one ends the process.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ import secrets
 import stat
 import struct
 import sys
+import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,17 +30,21 @@ import numpy as np
 
 from minidnn import __version__
 from minidnn.errors import UnsupportedError, WeightsError
+from minidnn.runtime.cores import usable_cores
 from minidnn.runtime.program import ALIGNMENT, StoredProgram
 
 MAGIC = b"\x89MDX\r\n\x1a\n"
 """As in PNG: a file that was transferred as text differs."""
-FORMAT = 1
+FORMAT = 2
 ALREADY = "it is a compiled network's file, which minidnn.load(path) loads; "
 """What a message says about one that stands where a network is wanted."""
 CONSTANTS = "constants"
 _START = struct.Struct("<8sII32s")
 _PAGE = 4096
 _MAX_HEADER = 64 << 20
+_BLOCK = 1 << 20
+"""Bytes of constants that have one checksum."""
+_MOST_THREADS = 8
 
 
 def system() -> str:
@@ -72,14 +82,12 @@ def write_compiled(
         "network": network,
         "program": program.document,
         "parts": listed,
+        "indices": program.index_bytes,
     }
     end = 0
     for name, pieces in parts.items():
-        digest = hashlib.sha256()
-        for piece in pieces:
-            digest.update(piece)
         size = sum(piece.nbytes for piece in pieces)
-        listed[name] = [end, size, digest.hexdigest()]
+        listed[name] = [end, size, _sums(pieces) if name == CONSTANTS else _digest(pieces)]
         end = _up(end + size, _PAGE)
     text = json.dumps(header, separators=(",", ":")).encode()
     start = _START.pack(MAGIC, FORMAT, len(text), hashlib.sha256(text).digest())
@@ -106,15 +114,55 @@ def _aligned(arrays: Sequence[np.ndarray]) -> Iterator[memoryview]:
             yield memoryview(bytes(rest))
 
 
+def _digest(pieces: Sequence[memoryview]) -> str:
+    """The SHA-256 of pieces that lie one after another."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _sums(pieces: Sequence[memoryview]) -> list[int]:
+    """The CRC-32 of each block of pieces that lie one after another."""
+    sums, filled = [0], 0
+    for piece in pieces:
+        while piece.nbytes:
+            if filled == _BLOCK:
+                sums.append(0)
+                filled = 0
+            taken = piece[: _BLOCK - filled]
+            sums[-1] = zlib.crc32(taken, sums[-1])
+            filled, piece = filled + taken.nbytes, piece[taken.nbytes :]
+    return sums
+
+
+def _wrong_blocks(data: memoryview, sums: Sequence[int]) -> list[int]:
+    """The blocks of which the CRC-32 differs, found by as many threads as there is work for."""
+    count = max(1, min(usable_cores(), _MOST_THREADS, len(sums) // 4))
+    wrong: list[int] = []
+
+    def look(first: int) -> None:
+        for i in range(first, len(sums), count):
+            if zlib.crc32(data[i * _BLOCK : (i + 1) * _BLOCK]) != sums[i]:
+                wrong.append(i)
+
+    threads = [threading.Thread(target=look, args=(i,)) for i in range(1, count)]
+    for thread in threads:
+        thread.start()
+    look(0)
+    for thread in threads:
+        thread.join()
+    return sorted(wrong)
+
+
 def _up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
 class CompiledFile:
-    """A compiled network's file, mapped for reading, its header and its code checked.
+    """A compiled network's file, mapped for reading, its length, header and code checked.
 
-    The constants are not read: that would take longer than all else, and lets processes share
-    them as long as nobody has to look at them.  :meth:`check_constants` does.
+    Of the constants, which processes share, :meth:`check_constants` looks at all, or at indices.
 
     Raises:
         WeightsError: there is no such file, it is none of a compiled network, or it is damaged.
@@ -128,12 +176,13 @@ class CompiledFile:
         self.header = self._header()
         self._check_version()
         parts = self.header["parts"]
-        ends = (self._base + offset + size for offset, size, _ in parts.values() if size)
-        if (end := max(ends, default=0)) > self._bytes.size:
-            raise self.damaged(f"it has {self._bytes.size} bytes of {end}: it is truncated")
+        ends = [self._base + offset + size for offset, size, _ in parts.values() if size]
+        if (end := max([self._header_end, *ends])) != self._bytes.size:
+            problem = "it is truncated" if self._bytes.size < end else "something was added"
+            raise self.damaged(f"it has {self._bytes.size} bytes instead of {end}: {problem}")
         for name in parts:
-            if name != CONSTANTS:
-                self._check(name)
+            if name != CONSTANTS and _digest([self.part(name).data]) != self.digest(name):
+                raise self.damaged(f"{name} is not what was written (its checksum differs)")
 
     def __str__(self) -> str:
         return f"compiled network {str(self.path)!r}"
@@ -154,16 +203,23 @@ class CompiledFile:
         return self._bytes[self._base + offset :][:size]
 
     def digest(self, name: str) -> str:
-        """The SHA-256 of a part."""
+        """The SHA-256 of a part with code."""
         return str(self.header["parts"][name][2])
 
-    def check_constants(self) -> None:
-        """WeightsError if they are not those that were written."""
-        self._check(CONSTANTS)
+    def check_constants(self, *, all: bool) -> None:
+        """WeightsError if they are not those that were written.
 
-    def _check(self, name: str) -> None:
-        if hashlib.sha256(self.part(name).data).hexdigest() != self.digest(name):
-            raise self.damaged(f"{name} is not what was written (its checksum differs)")
+        Args:
+            all: whether weights are looked at, too, or only what kernels use as indices.
+        """
+        sums, data = self.header["parts"][CONSTANTS][2], self.part(CONSTANTS).data
+        if not all:
+            sums = sums[: -(-self.header["indices"] // _BLOCK)]
+        if wrong := _wrong_blocks(data, sums):
+            raise self.damaged(
+                f"{CONSTANTS} are not what was written: {len(wrong)} of {len(sums)} blocks of "
+                f"{_BLOCK} bytes differ from their checksum, the first at byte {wrong[0] * _BLOCK}"
+            )
 
     def _mapped(self) -> mmap.mmap:
         try:
@@ -189,12 +245,13 @@ class CompiledFile:
             raise self.unsupported(
                 f"has format {version}, and minidnn {__version__} reads format {FORMAT}"
             )
-        text = self._data[_START.size : _START.size + size]
+        self._header_end = _START.size + size
+        text = self._data[_START.size : self._header_end]
         if size > _MAX_HEADER or len(text) < size:
             raise self.damaged(f"it has {len(self._data)} bytes: it is truncated or damaged")
         if hashlib.sha256(text).digest() != digest:
             raise self.damaged("its header is not what was written (its checksum differs)")
-        self._base = _up(_START.size + size, _PAGE)
+        self._base = _up(self._header_end, _PAGE)
         header: dict[str, Any] = json.loads(text)
         return header
 

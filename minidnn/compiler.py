@@ -15,6 +15,7 @@ from minidnn.backends.backend import (
     Backend,
     advice_on_precision,
     any_size_options,
+    check_inputs_and_outputs_fit,
     default_device,
     get_backend,
     takes_float32,
@@ -254,6 +255,7 @@ def _compile(
     graph = graph_of(network, shape, states=store is not None)
     if store is not None and not graph.states:
         raise GraphError(f"store={store!r}, but graph {graph.name!r} has no states to keep there")
+    check_inputs_and_outputs_fit(backend, graph)
     chosen = _precision(backend, precision, graph)
     context = Context(
         check_target(backend.target(chosen, options), backend.name, method),

@@ -21,12 +21,13 @@ def load(
     *,
     device: str | None = None,
     threads: int | None = None,
-    check: bool = False,
+    check: bool = True,
 ) -> Executable:
     """The compiled network in a file that :meth:`Executable.save` wrote, ready to be called.
 
-    Nothing is compiled.  On the CPU weights are mapped, not read: processes that load one file
-    share them.  The file is trusted, as its code runs ([trust](trust.md)).
+    Nothing is compiled.  On the CPU weights are mapped: processes that load one file share them.
+    A damaged file is refused.  One that was made to do harm is not, as its code runs
+    ([trust](trust.md)).
 
     Args:
         path: of the file.  It may be replaced by another one, but must not be overwritten, while
@@ -35,8 +36,8 @@ def load(
             the first, or the CPU for what was compiled for it.
         threads: that run it on the CPU; by default those that it was compiled for, or all usable
             cores if that is less.  Results have the same bits on any number.
-        check: whether the weights are read and compared with their checksum, too, as the code
-            always is.
+        check: whether weights, too, are read and compared with their checksums.  Code, and
+            constants that are used as indices, always are.
 
     Returns:
         An executable for the CPU, without graph and profile.
@@ -75,8 +76,7 @@ def _executable(
     device = kind if device is None else device
     if not isinstance(device, str) or device.partition(":")[0] != kind:
         raise GraphError(f"load: device={device!r}; {file} is for {kind!r}")
-    if check:
-        file.check_constants()
+    file.check_constants(all=check)
     names = network["output_names"]
     interface = Interface(
         network["name"],

@@ -123,14 +123,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
     """Before a test's time begins to count."""
     if TURNS not in item.config.stash:
         together.prepare(item)
         return (yield)
-    with item.config.stash[TURNS].taken(item.get_closest_marker("alone") is not None):
+    alone = (each is not None and _is_alone(each) for each in (item, nextitem))
+    with item.config.stash[TURNS].taken(*alone):
         together.prepare(item)
         return (yield)
+
+
+def _is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
 
 
 @pytest.fixture(scope="session", autouse=True)

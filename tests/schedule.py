@@ -36,6 +36,27 @@ def put_in_order(items: list[pytest.Item]) -> None:
     items.sort(key=late)
 
 
+def spread(items: list[pytest.Item], workers: int) -> None:
+    """For ``--dist worksteal``, which cuts the tests into a part for each worker: those marked
+    ``early`` begin the parts, and those marked ``alone`` end the last one."""
+
+    def with_mark(name: str) -> list[pytest.Item]:
+        return [item for item in items if item.get_closest_marker(name) is not None]
+
+    alone = with_mark("alone")
+    early = [item for item in with_mark("early") if item not in alone]
+    apart = {*alone, *early}
+    others = [*(item for item in items if item not in apart), *alone]
+    left, order = len(items), []
+    for i in range(workers):
+        size, first = left // (workers - i), early[i::workers]
+        left -= size
+        order += first
+        order += others[: max(0, size - len(first))]
+        del others[: max(0, size - len(first))]
+    items[:] = [*order, *others]
+
+
 def make_scheduler(config: pytest.Config, log: Any) -> Any:
     """The scheduler of ``--dist loadfile``: units in the order in which they were collected."""
     from xdist.scheduler import LoadFileScheduling

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from minidnn.frontends.torch.private import dynamo_context
+from minidnn._torch_internals import DynamoError, NotConverted, dynamo, dynamo_config
 
 #: So often Dynamo may compile one function of a network's code: for more sizes, modes and values of
 #: attributes than networks have.  It stops at 8 by itself, and runs what is new in PyTorch.
 RECOMPILES = 256
+_LIMITS = {
+    "recompile_limit": RECOMPILES,
+    "accumulated_recompile_limit": RECOMPILES,
+    "fail_on_recompile_limit_hit": True,
+}
 
 
 def captured(
@@ -39,4 +45,31 @@ def captured(
     own = types.FunctionType(
         call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__
     )
-    return dynamo_context(backend, whole, dynamic, RECOMPILES, left)(own)
+    context: Any = dynamo.optimize(backend, nopython=whole, dynamic=dynamic)
+    if hasattr(context, "callback"):  # else TORCHDYNAMO_DISABLE is set
+        context.callback = _Conversion(context.callback, left)
+    compiled: Callable[..., Any] = context(own)
+    return compiled
+
+
+class _Conversion:
+    """What Dynamo calls for a function of the code that is not compiled yet."""
+
+    def __init__(self, convert: Any, left: Callable[[Exception], None]) -> None:
+        self._convert = convert
+        self._left = left
+        #: By which PyTorch's native code finds the backend.
+        self._torchdynamo_orig_backend = convert
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with dynamo_config.patch(_LIMITS), warnings.catch_warnings():
+            try:
+                # Dynamo asks any tensor for its gradient, of which PyTorch warns.
+                warnings.filterwarnings("ignore", "The .grad attribute", UserWarning)
+                return self._convert(*args, **kwargs)
+            except DynamoError as error:
+                self._left(error)
+                return NotConverted()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._convert, name)

@@ -11,8 +11,14 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from minidnn._torch_internals import (
+    DynamoRuntimeError,
+    RecompileLimitError,
+    dynamo,
+    is_exporting,
+    pytree,
+)
 from minidnn.acceleration.container import StandsForContainer
 from minidnn.acceleration.graphs import RECOMPILES, captured
 from minidnn.acceleration.piece import Kept, Piece, Settings
@@ -21,7 +27,6 @@ from minidnn.acceleration.recorded import how_transformed, is_recorded
 from minidnn.acceleration.rehearsal import unchanged
 from minidnn.dynamic.dim import Dim
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
-from minidnn.frontends.torch.private import FailOnRecompileLimitHit, TorchRuntimeError
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +86,10 @@ class OptimizedModule(StandsForContainer):
         """Says of some of the code that it is not captured; where the code itself is wrong, it is
         about to say so."""
         name = self._settings.name
-        if isinstance(error, TorchRuntimeError):
+        if isinstance(error, DynamoRuntimeError):
             return
         said = " ".join(str(error).split("\n\n")[0].split())
-        if isinstance(error, FailOnRecompileLimitHit):
+        if isinstance(error, RecompileLimitError):
             said = f"it was compiled {RECOMPILES} times, for ever other values"
         if self._settings.strict:
             raise UnsupportedError(f"strict=True, and {name} cannot be captured whole: {said:.400}")
@@ -103,8 +108,7 @@ class OptimizedModule(StandsForContainer):
         PyTorch's are recorded, the original is.
         """
         if _COMPILING():  # of a network that this one is part of
-            # What is_exporting() gives; but Dynamo of PyTorch 2.11 takes that for True.
-            if torch.compiler._is_exporting_flag:
+            if is_exporting():
                 return self.original(*args, **kwargs)
             return self._uncompiled(*args, **kwargs)
         if type(args) is not tuple:  # but a Proxy for all of them, at the root of a symbolic trace
@@ -152,7 +156,7 @@ class OptimizedModule(StandsForContainer):
                 f"is one size, {dim.valid}"
             )
         for tensor in tensors:
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+            dynamo.maybe_mark_dynamic(tensor, 0)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compiles for arguments of these sizes, in the mode that the module is in: for training

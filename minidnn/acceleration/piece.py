@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from minidnn._torch_internals import is_wrapper, pytree
 from minidnn.acceleration.engine import Engine, engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
 from minidnn.acceleration.named import (
@@ -260,7 +259,7 @@ class Piece:
         half: str | None,
         enabled: bool,
     ) -> SizedProgram:
-        for arg in filter(is_traceable_wrapper_subclass, args):
+        for arg in filter(is_wrapper, args):
             raise UnsupportedError(
                 f"a {type(arg).__name__} is given, which has no memory of its own"
             )
@@ -304,7 +303,7 @@ class Piece:
     ) -> NamedProgram:
         """A program for any batch, of which PyTorch has proved that the piece does the same."""
         assert self._batch is not None
-        if any(map(is_traceable_wrapper_subclass, args)):
+        if any(map(is_wrapper, args)):
             raise UnsupportedError("an argument has no memory of its own")
         others = with_rows(args, self._batch, another(rows, _ANY))
         captured = self._captured(args, args, values, engine, False, False)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from minidnn._torch_internals import OpOverload, add_each, copy_each, pytree
 from minidnn.acceleration.engine import Engine, memory_of
 from minidnn.acceleration.overlaps import Overlaps
 from minidnn.acceleration.part import ExpectedTensors, TakenPart
@@ -185,9 +185,9 @@ class SizedProgram:
         counted = [self._tensor_of(node, leaves) for node in self.captured.counted]
         with torch.no_grad():
             if quiet:
-                torch._foreach_copy_(*map(list, zip(*quiet, strict=True)))
+                copy_each(*map(list, zip(*quiet, strict=True)))
             if counted:
-                torch._foreach_add_(counted, 1)
+                add_each(counted, 1)
         return [result for place, result in enumerate(results) if place not in written]
 
     def _tensor_of(self, node: fx.Node, leaves: Sequence[Any]) -> Any:
@@ -415,4 +415,4 @@ def _ordered(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 
 def _operation(node: fx.Node) -> str:
     target: Any = node.target
-    return str(target) if isinstance(target, torch._ops.OpOverload) else key_of(node)
+    return str(target) if isinstance(target, OpOverload) else key_of(node)

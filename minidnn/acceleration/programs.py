@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from minidnn._forks import ForkLock
+from minidnn._torch_internals import pytree
 from minidnn.acceleration.part import PLAIN
 from minidnn.acceleration.program import SizedProgram
 from minidnn.frontends.torch.captured import CAPTURING

@@ -6,23 +6,28 @@ each computed in another way: what minidnn computes from one memory to another s
 
 from __future__ import annotations
 
-import torch
-from torch.autograd import forward_ad
-
-_TRANSFORMED = torch._C._are_functorch_transforms_active
-_MODES = torch._C._len_torch_dispatch_stack
-_TRACED = torch._C._is_tracing
+from minidnn._torch_internals import (
+    are_forward_gradients_computed,
+    are_transforms_active,
+    count_of_modes,
+    is_tracing,
+)
 
 
 def is_recorded() -> bool:
     """Whether operations are now recorded, or computed in another way."""
-    return _TRACED() or _TRANSFORMED() or _MODES() > 0 or forward_ad._current_level >= 0
+    return (
+        is_tracing()
+        or are_transforms_active()
+        or count_of_modes() > 0
+        or are_forward_gradients_computed()
+    )
 
 
 def how_transformed() -> str | None:
     """How a network is called whose operations are computed in another way, as text."""
-    if _TRANSFORMED():
+    if are_transforms_active():
         return "within a transform of torch.func (vmap, grad, jvp, ...)"
-    if forward_ad._current_level >= 0 and not _MODES():
+    if are_forward_gradients_computed() and not count_of_modes():
         return "where forward-mode gradients are computed"
     return None

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from minidnn._forks import ForkLock
+from minidnn._torch_internals import copy_each, is_batched
 from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.kept import giving_last, is_image, taking_last
 from minidnn.acceleration.kept_block import KeptBlock
@@ -35,7 +36,6 @@ _CHOICES = 4
 
 _ADDRESS = torch.Tensor.data_ptr
 _IS_TRAINED = attrgetter("requires_grad")
-_IS_BATCHED = torch._C._functorch.is_legacy_batchedtensor
 _BATCHED = (
     "is_grads_batched=True through {name}, whose gradient minidnn computes for one tensor at a "
     "time; valid is the module that was optimized: fast.original"
@@ -194,7 +194,7 @@ class Pair:
     def _write(self, tensors: Sequence[torch.Tensor], results: list[torch.Tensor]) -> None:
         """Writes results to what the part writes to."""
         if results:
-            torch._foreach_copy_([tensors[place] for place in self._written], results)
+            copy_each([tensors[place] for place in self._written], results)
 
     def run_back(
         self,
@@ -326,7 +326,7 @@ class _Through(torch.autograd.Function):
         pair: Pair = ctx.pair
         if torch.is_grad_enabled():
             raise UnsupportedError(_TWICE.format(name=pair.name))
-        if any(each is not None and _IS_BATCHED(each) for each in gradients):
+        if any(each is not None and is_batched(each) for each in gradients):
             raise UnsupportedError(_BATCHED.format(name=pair.name))
         block, *saved = ctx.saved_tensors if ctx.has_block else (None, *ctx.saved_tensors)
         given, kept = pair.halves.backward.given, pair.kept(ctx.has_block)

@@ -23,8 +23,8 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from minidnn._torch_internals import BatchNorm
 from minidnn.acceleration.part import computes_its_own_way
 from minidnn.acceleration.samples import Samples
 from minidnn.frontends.torch.captured import Held
@@ -107,7 +107,7 @@ def _batches_of(statistics: Iterable[Held]) -> list[Held]:
     names = {id(each.tensor): each.name for each in statistics}
     found = []
     for each in gc.get_objects() if names else ():
-        if issubclass(type(each), _BatchNorm):
+        if issubclass(type(each), BatchNorm):
             buffers = vars(each).get("_buffers", {})
             name = names.get(id(buffers.get("running_mean")))
             if name is not None and buffers.get(_BATCHES) is not None:

@@ -13,11 +13,12 @@ from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 from minidnn.cache import building_forbidden
-from minidnn.errors import DeviceError, did_you_mean
+from minidnn.errors import DeviceError, OutOfMemoryError, did_you_mean
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Graph, Node
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.program import Program
+from minidnn.runtime.usable_memory import usable_memory
 from minidnn.third_parties import BACKENDS, broken, entries, make
 
 
@@ -84,6 +85,24 @@ def why_not_in(backend: Backend, precision: str) -> str | None:
     method = getattr(backend, "why_not_in", None)
     reason: str | None = None if method is None else method(precision)
     return reason
+
+
+def check_inputs_and_outputs_fit(backend: Backend, graph: Graph) -> None:
+    """OutOfMemoryError if the inputs and outputs of a graph, which passes never do without, do not
+    fit into the memory that a backend computes in: some passes take as long as these are large.
+
+    A backend that computes in the memory of its process says so by ``uses_host_memory = True``.
+    """
+    if not getattr(backend, "uses_host_memory", False):
+        return
+    outside = dict.fromkeys((*graph.inputs, *graph.outputs))
+    needed, memory = sum(value.type.bytes for value in outside), usable_memory()
+    if needed > memory:
+        largest = max(outside, key=lambda value: value.type.bytes)
+        raise OutOfMemoryError(
+            f"{largest!r} takes {largest.type.bytes} bytes, and all inputs and outputs of graph "
+            f"{graph.name!r} {needed}; this process has {memory}"
+        )
 
 
 def takes_float32(backend: Backend) -> bool:

@@ -91,7 +91,7 @@ class Run:
                 f"{self.folder / LIST} is not the list that the run began with; valid is another "
                 "--output"
             )
-        done = self._done(manifest, say)
+        done = self._done(manifest, header["files"], len(parts), say)
         summary = Summary(header["files"])
         pending = [part for part in parts if not done[part.number]]
         if len(pending) < len(parts):
@@ -171,11 +171,19 @@ class Run:
             if _is_left(each):
                 each.unlink(missing_ok=True)
 
-    def _done(self, manifest: Manifest, say: Callable[[str], None]) -> list[bool]:
-        """Which parts are complete, by the manifest and by their files' sizes."""
-        count = -(-manifest.header()["files"] // self.part)
+    def _done(
+        self, manifest: Manifest, files: int, count: int, say: Callable[[str], None]
+    ) -> list[bool]:
+        """Which of so many parts are complete, by the manifest and by their files' sizes."""
         done = [False] * count
         for entry in manifest.entries():
+            listed = min(self.part, files - entry["part"] * self.part)
+            told = entry["good"] + len(entry["bad"])
+            if entry["part"] >= count or told != listed:
+                raise BatchError(
+                    f"{manifest.path} has {told} files in part {entry['part']}, and the run has "
+                    f"{count} parts of {self.part} files: it is damaged; valid is another --output"
+                )
             path = self.folder / entry["name"]
             size = path.stat().st_size if path.exists() else None
             done[entry["part"]] = size == entry["bytes"]

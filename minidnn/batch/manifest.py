@@ -10,9 +10,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import socket
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from minidnn.batch.parts import Entry, sync, written_whole
 
 NAME, LOCK = "manifest.jsonl", ".lock"
 _FORMAT = 1
+_PART_NAME = re.compile(r"part-\d{8,19}\.[a-z]{1,10}", re.ASCII)
 _CHECK = ',"check":"{:08x}"}}'
 _CHECK_LENGTH = len(_CHECK.format(0))
 
@@ -81,15 +83,19 @@ class Manifest:
             )
         if found["minidnn_batch"] != _FORMAT:
             raise BatchError(
-                f"{self.path} is of format {found['minidnn_batch']!r}; valid is {_FORMAT}"
+                f"{self.path} is of format {found['minidnn_batch']!r:.80}; valid is {_FORMAT}"
             )
+        if not _is_of(found, _HEADER):
+            raise BatchError(self._damaged(1))
         return found
 
     def entries(self) -> Iterator[Entry]:
         """Those of complete parts, one at a time, in the order in which they became complete."""
-        lines = self._lines()
-        next(lines)
-        yield from lines
+        for number, found in enumerate(self._lines(), 1):
+            if number > 1:
+                if not _is_of(found, _ENTRY):
+                    raise BatchError(self._damaged(number))
+                yield found
 
     def add(self, entry: Entry) -> None:
         """Adds a part, all of it or nothing."""
@@ -133,6 +139,44 @@ class Manifest:
         )
 
 
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_unicode(value: Any) -> bool:
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _are_bad(value: Any) -> bool:
+    """Whether it is a list of files with what is wrong with each."""
+    return isinstance(value, list) and all(
+        isinstance(each, dict)
+        and each.keys() == {"file", "error"}
+        and all(map(_is_unicode, each.values()))
+        for each in value
+    )
+
+
+def _is_of(found: Mapping[str, Any], kinds: Mapping[str, Callable[[Any], bool]]) -> bool:
+    """Whether a line has what it must have."""
+    return all(name in found and is_right(found[name]) for name, is_right in kinds.items())
+
+
+_HEADER: dict[str, Callable[[Any], bool]] = {
+    "job": lambda value: isinstance(value, dict),
+    "files": _is_count,
+    "sha256": lambda value: isinstance(value, str),
+}
+_ENTRY: dict[str, Callable[[Any], bool]] = {
+    "part": _is_count,
+    # A file in the folder.
+    "name": lambda value: isinstance(value, str) and _PART_NAME.fullmatch(value) is not None,
+    "bytes": _is_count,
+    "good": _is_count,
+    "bad": _are_bad,
+}
+
+
 def _line(content: Mapping[str, Any]) -> bytes:
     text = json.dumps(content, separators=(",", ":"))[:-1]
     return f"{text}{_CHECK.format(zlib.crc32(text.encode()))}\n".encode()
@@ -143,5 +187,8 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     text, check = line[: -_CHECK_LENGTH - 1], line[-_CHECK_LENGTH - 1 :]
     if check != f"{_CHECK.format(zlib.crc32(text))}\n".encode():
         return None
-    found: dict[str, Any] = json.loads(text + b"}")
-    return found
+    try:
+        found = json.loads(text + b"}")
+    except (ValueError, RecursionError):  # somebody has made the checksum, too
+        return None
+    return found if isinstance(found, dict) else None

@@ -168,11 +168,12 @@ def torch(
 def _compiled(module: Any, tensors: list[Any], about: dict[str, Any]) -> Any:
     """The compiled module; notes how many kernels were made of it."""
     import torch
-    from torch._inductor import config, metrics
 
-    config.freezing = True
+    from minidnn._torch_internals import deferred
+
+    deferred("torch._inductor.config").freezing = True
     compiled = torch.compile(module)
     with torch.no_grad():
         compiled(*tensors)
-    about["kernels"] = metrics.generated_kernel_count or None
+    about["kernels"] = deferred("torch._inductor.metrics").generated_kernel_count or None
     return compiled

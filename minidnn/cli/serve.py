@@ -52,6 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-requests", type=count, default=64, help="requests in work, of each protocol (64)")
     add("--max-request-mb", type=count, default=32, metavar="MIB", help="of one request (32)")
     add(
+        "--max-json-mb",
+        type=count,
+        default=4,
+        metavar="MIB",
+        help="of what is not binary in one request (4)",
+    )
+    add(
         "--read-seconds",
         type=positive,
         default=30.0,
@@ -109,6 +116,7 @@ def run(options: argparse.Namespace) -> int:
         max_queue=options.max_queue or 8 * options.max_batch,
         max_requests=options.max_requests,
         max_request_bytes=options.max_request_mb * MEBIBYTE,
+        max_json_bytes=options.max_json_mb * MEBIBYTE,
         read_seconds=options.read_seconds,
         stop_seconds=options.stop_seconds,
         certificate=options.tls_certificate,

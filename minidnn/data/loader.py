@@ -53,6 +53,8 @@ class Epochs(ABC):
 
         DataError if the state is none, or is that of other data or other batches.
         """
+        if not isinstance(state, Mapping):
+            raise DataError(f"the state is {state!r:.80}; valid is what a loader's state() gave")
         for name, value in self._facts().items():
             if name not in state or state[name] != value:
                 raise DataError(

@@ -5,9 +5,10 @@ what it changes by if the argument changes by ``seed``.  Each operation says how
 and its result, so that the derivative of a hyperbolic tangent is ``1 - y * y``.
 
 A choice stays a choice: tangents are chosen by ``where`` and never multiplied by a mask, and
-factors go into the branches (:func:`_linear`), as infinity times a mask's 0 would be NaN.  Two
-subgradients are PyTorch's: where a value equals the *constant* that limits it, the limit wins
-(ReLU's derivative at 0 is 0); where two *computed* values are equal, each gets one half.
+factors go into the branches (:func:`_linear`), as infinity times a mask's 0 would be NaN.
+Subgradients are PyTorch's: where a value equals the *constant* that limits it, the limit wins
+(ReLU's derivative at 0 is 0); where two *computed* values are equal, each gets one half; a sign
+has none at 0 and NaN.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from minidnn.graph.expression import (
     argument,
     constant,
     cos,
+    equal,
     exp,
     linearize,
     log,
@@ -62,7 +64,7 @@ TERMS: dict[str, tuple[Term, ...]] = {
         lambda t, y, a, b, c: t,
     ),
     "neg": (lambda t, y, a: -t,),
-    "abs": (lambda t, y, a: where(a > 0.0, t, where(a < 0.0, -t, a)),),
+    "abs": (lambda t, y, a: where(a > 0.0, t, where(a < 0.0, -t, 0.0)),),
     "sqrt": (lambda t, y, a: 0.5 * t / y,),
     "exp": (lambda t, y, a: t * y,),
     "expm1": (lambda t, y, a: t * (y + 1.0),),
@@ -114,17 +116,11 @@ class _Walk:
             case "maximum" | "minimum":
                 return self._extreme(line)
             case "log":
-                return self._relative(line.operands[0])
+                return self._of_log(line.operands[0])
             case "log1p":
-                return self._relative(line.operands[0], 1.0)
+                return self._of_log(line.operands[0], 1.0)
             case "div":
-                first, second = changes
-                terms = []
-                if first is not None:
-                    terms.append(_linear(first, lambda t: t / y.operands[1]))
-                if second is not None:
-                    terms.append(_linear(self._relative(line.operands[1]), lambda t: -(y * t)))
-                return _sum(*terms)
+                return self._of_quotient(line)
         return _sum(
             *(
                 _linear(change, partial(_changed, term, y))
@@ -133,15 +129,48 @@ class _Walk:
             )
         )
 
-    def _relative(self, place: int, offset: float = 0.0) -> Expression:
-        """The tangent of ``offset`` plus a value, divided by that sum.
+    def _of_quotient(self, line: Instruction) -> Expression:
+        """Where ``c + exp(u)`` divides, with a positive ``c``, its change relative to itself is
+        ``(1 - c / (c + exp(u))) * du``: the chain rule would divide infinity by itself."""
+        y = self.values[-1]
+        first, second = (self.tangents[i] for i in line.operands)
+        divisor = y.operands[1]
+        terms = []
+        if first is not None:
+            terms.append(_linear(first, lambda t: t / divisor))
+        if second is not None:
+            offset, change, _ = self._exponential(line.operands[1])
+            if change is None:
+                # Not by the divisor's square, which may be infinite, or zero.
+                terms.append(_linear(second, lambda t: -(t * (y / divisor))))
+            else:
+                if offset:
+                    change = _linear(change, lambda t: t * (1.0 - offset / divisor))
+                terms.append(_linear(change, lambda t: -(y * t)))
+        return _sum(*terms)
 
-        Of ``c + exp(u)`` with a positive ``c`` it is ``(1 - c / (c + exp(u))) * du``, which is
-        right where the exponential is infinite and the chain rule would divide infinity by itself.
+    def _of_log(self, place: int, offset: float = 0.0) -> Expression:
+        """The tangent of the logarithm of ``offset`` plus a value.
+
+        Of ``c + exp(u)`` with a positive ``c`` it is ``du / (1 + c * exp(-u))``, which is exact
+        however far ``u`` is from 0.
         """
-        value, line = self.values[place], self.code[place]
-        total = value + offset if offset else value
-        power = place
+        total = self.values[place] + offset if offset else self.values[place]
+        offset, change, inner = self._exponential(place, offset)
+        if change is not None and inner is not None:
+            power = exp(-inner)
+            scaled = power if offset == 1.0 else offset * power
+            return _linear(change, lambda t: t / (1.0 + scaled)) if offset else change
+        found = self.tangents[place]
+        assert found is not None
+        return _linear(found, lambda t: t / total)
+
+    def _exponential(
+        self, place: int, offset: float = 0.0
+    ) -> tuple[float, Expression | None, Expression | None]:
+        """Of ``offset`` plus a value that is ``c + exp(u)``: the sum of ``offset`` and ``c``, the
+        tangent of ``u``, and ``u``; no tangent if it is no such value or the sum is negative."""
+        line, power = self.code[place], place
         if line.op == "add":
             given = [self.values[i] for i in line.operands]
             literal = next((i for i in (0, 1) if given[i].op == "constant"), None)
@@ -149,15 +178,13 @@ class _Walk:
                 offset += float(given[literal].value or 0.0)
                 power = line.operands[1 - literal]
         inner = self.code[power]
-        change = self.tangents[inner.operands[0]] if inner.op == "exp" else None
-        if change is not None and offset >= 0:
-            return _linear(change, lambda t: t * (1.0 - offset / total)) if offset else change
-        found = self.tangents[place]
-        assert found is not None
-        return _linear(found, lambda t: t / total)
+        if inner.op != "exp" or offset < 0:
+            return offset, None, None
+        return offset, self.tangents[inner.operands[0]], self.values[inner.operands[0]]
 
     def _extreme(self, line: Instruction) -> Expression:
-        """Where operands are equal, a constant wins, and two others get one half each."""
+        """Where operands are equal, a constant wins, and two others get one half each; where one is
+        NaN, both get all."""
         zero = constant(0.0)
         y = self.values[-1]
         a, b = y.operands
@@ -168,7 +195,8 @@ class _Walk:
         if b.op == "constant":  # by the result, which may be kept for others anyway
             return where(y <= b if above else y >= b, zero, ta)
         first, second = (a > b, a < b) if above else (a < b, a > b)
-        return where(first, ta, where(second, tb, 0.5 * (ta + tb)))
+        both = ta if tb is zero else tb if ta is zero else ta + tb
+        return where(first, ta, where(second, tb, where(equal(a, b), 0.5 * both, both)))
 
 
 def _changed(term: Term, result: Expression, tangent: Expression) -> Expression:

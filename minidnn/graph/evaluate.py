@@ -6,7 +6,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 
 import numpy as np
 
-from minidnn.errors import GraphError, MiniDNNError
+from minidnn.errors import GraphError, MiniDNNError, OutOfMemoryError
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.types import numpy_dtype
 
@@ -52,6 +52,8 @@ def evaluate(
             results = node.op.reference(*operands)
         except MiniDNNError as error:
             raise type(error)(f"node {node.name!r} ({node.op}): {error}") from error
+        except MemoryError as error:
+            raise no_memory_for(node, error) from error
         except Exception as error:
             error.add_note(f"while evaluating node {node.name!r} ({node.op})")
             raise
@@ -66,6 +68,15 @@ def evaluate(
     if states is not None:
         states.update((s.name, found[v].copy()) for s, v in graph.updates.items())
     return tuple(found[value] for value in graph.outputs)
+
+
+def no_memory_for(node: Node, error: MemoryError) -> OutOfMemoryError:
+    """What is raised where NumPy had no memory to compute a node."""
+    found = ", ".join(f"{value!r} takes {value.type.bytes} bytes" for value in node.outputs)
+    reason = f" ({error})" if str(error) else ""
+    return OutOfMemoryError(
+        f"node {node.name!r} ({node.op}): there is no memory to compute it{reason}; {found}"
+    )
 
 
 def _as(array: np.ndarray, value: Value, dtype: str | None) -> np.ndarray:

@@ -17,7 +17,7 @@ from weakref import ref
 import numpy as np
 
 from minidnn._cached_property import cached_property
-from minidnn.errors import GraphError
+from minidnn.errors import GraphError, MiniDNNError, OutOfMemoryError
 from minidnn.graph.arithmetic import Arithmetic
 from minidnn.graph.operator import Operator
 from minidnn.graph.recorder import current_recorder, is_describing
@@ -106,9 +106,9 @@ class Stored(Value):
                     "has its graph (minidnn.layers.build.to_graph): "
                     "minidnn.save_graph(network, path, shape) saves them"
                 )
-            data = (data() if callable(data) else data).reshape(self.type.shape)
+            data = (self._computed(data) if callable(data) else data).reshape(self.type.shape)
         elif callable(data):
-            data = self._data = data()
+            data = self._data = self._computed(data)
         expected = (self.type.shape, numpy_dtype(self.type.dtype))
         if (data.shape, data.dtype) != expected:
             raise GraphError(
@@ -116,6 +116,17 @@ class Stored(Value):
                 f"but its type is {self.type}"
             )
         return data
+
+    def _computed(self, make: Callable[[], np.ndarray]) -> np.ndarray:
+        try:
+            return make()
+        except MiniDNNError:
+            raise
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f"{self._kind} {self.name}: there is no memory to compute its {self.type.bytes} "
+                f"bytes, {self.type}: {error or 'nothing is left'}"
+            ) from error
 
     def forget(self) -> None:
         """Lets go of the array, and of what would compute it."""

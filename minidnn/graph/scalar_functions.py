@@ -21,12 +21,14 @@ from minidnn.graph.expression import (
 
 
 def sign(x: Expression) -> Expression:
-    return where(x > 0, 1.0, where(x < 0, -1.0, x))
+    """Of zeros and NaN it is what they are; it has no slope anywhere."""
+    return where(x > 0, 1.0, where(x < 0, -1.0, 0.0 * x))
 
 
 def odd(x: Expression, y: Expression) -> Expression:
-    """``y``, which is of ``|x|``, with the sign of x."""
-    return where(x > 0, y, where(x < 0, -y, x))
+    """``y``, which is of ``|x|`` and has the slope 1 at 0, with the sign of x; a zero keeps its
+    sign, and NaN stays NaN, and so does the slope."""
+    return where(x > 0, y, where(x < 0, -y, x * (1.0 + x)))
 
 
 #: From here on exp(x) may overflow where half of it does not.
@@ -47,7 +49,7 @@ def sinh(x: Expression) -> Expression:
 
 
 def cosh(x: Expression) -> Expression:
-    a = abs(x)
+    a = where(x < 0.0, -x, x)
     return where(a > _HIGH, _half_exp(a), 0.5 * (exp(a) + 1.0 / exp(a)))
 
 
@@ -64,16 +66,18 @@ def acosh(x: Expression) -> Expression:
 
 
 def atanh(x: Expression) -> Expression:
-    a = abs(x)
-    return odd(x, 0.5 * log1p(2.0 * a / (1.0 - a)))
+    return 0.5 * (log1p(x) - log1p(-x))
 
 
 def asin(x: Expression) -> Expression:
-    return atan(x / sqrt((1.0 - x) * (1.0 + x)))
+    return 2.0 * atan(x / (1.0 + sqrt((1.0 - x) * (1.0 + x))))
 
 
 def acos(x: Expression) -> Expression:
-    return 2.0 * atan(sqrt((1.0 - x) / (1.0 + x)))
+    below = x < 0.0
+    a = where(below, -x, x)
+    near = 2.0 * atan(sqrt((1.0 - a) / (1.0 + a)))
+    return where(below, math.pi - near, near)
 
 
 def tan(x: Expression) -> Expression:
@@ -86,4 +90,31 @@ def ceil(x: Expression) -> Expression:
 
 def trunc(x: Expression) -> Expression:
     """The whole number next to x towards zero."""
-    return odd(x, floor(abs(x)))
+    down = floor(abs(x))
+    return where(x > 0, down, where(x < 0, -down, 0.0 * x))
+
+
+def at_least(x: Expression, low: Expression) -> Expression:
+    """The larger one of ``x`` and a bound, NaN if one of them is.
+
+    Its derivative is PyTorch's of ``clamp``: ``x`` has all of it where both are equal, and neither
+    has any where one is NaN.  Of ``maximum`` a constant bound wins.
+    """
+    return where(x >= low, x, where(x < low, low, 0.0 * (x + low)))
+
+
+def at_most(x: Expression, high: Expression) -> Expression:
+    """The smaller one of ``x`` and a bound, as :func:`at_least` has the larger one."""
+    return where(x <= high, x, where(x > high, high, 0.0 * (x + high)))
+
+
+def softplus(x: Expression) -> Expression:
+    """``log(1 + exp(x))``, exact however far ``x`` is from 0, and so is its derivative."""
+    above = x > 0.0
+    return where(above, x, 0.0) + log1p(exp(where(above, -x, x)))
+
+
+def root(x: Expression) -> Expression:
+    """The square root of what is at least 0.  Its derivative at 0 is 0: so lengths of vectors have
+    a subgradient at zero vectors, and deviations at equal numbers."""
+    return where(x <= 0.0, 0.0, sqrt(x))

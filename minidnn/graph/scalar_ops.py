@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+
+#: Elements of arrays that fit a cache.
+_BLOCK = 1 << 15
 
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}
 
@@ -23,17 +26,46 @@ def _fma(a: Any, b: Any, c: Any) -> Any:
     dtype = np.result_type(a, b, c)
     if dtype == np.float64:
         return a * b + c
-    product = np.multiply(a, b, dtype=np.float64)
-    addend = np.asarray(c, dtype=np.float64)
-    total = product + addend
-    rounded = np.array(total)
-    virtual = total - product
-    error = (product - (total - virtual)) + (addend - virtual)
+    return _by_blocks(_fma_to_odd, dtype, np.float64, a, b, c)
+
+
+def _fma_to_odd(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    product = a * b
+    rounded = np.array(product + c)  # not a scalar, whose bits could not be changed
+    virtual = rounded - product
+    error = (product - (rounded - virtual)) + (c - virtual)
     bits = rounded.view(np.int64)
-    inexact = np.isfinite(total) & (error != 0) & ((bits & 1) == 0)
-    away = (error > 0) == (total > 0)
+    inexact = np.isfinite(rounded) & (error != 0) & ((bits & 1) == 0)
+    away = (error > 0) == (rounded > 0)
     bits += np.where(inexact, np.where(away, 1, -1), 0)
-    return rounded.astype(dtype)
+    return rounded
+
+
+def _by_blocks(
+    function: Callable[..., np.ndarray], result: Any, computed: Any, *operands: Any
+) -> np.ndarray:
+    """A function of elements that needs many times the memory of its operands, block by block.
+
+    Args:
+        function: of flat arrays of one length and of the dtype ``computed``.
+        result: the dtype of what is returned.
+    """
+    if np.broadcast(*operands).size <= _BLOCK:
+        arrays = np.broadcast_arrays(*(np.asarray(each, computed) for each in operands))
+        return function(*arrays).astype(result)
+    reads: list[list[Literal["readonly"]]] = [["readonly"] for _ in operands]
+    blocks = np.nditer(
+        [*operands, None],
+        ["external_loop", "buffered", "zerosize_ok"],
+        [*reads, ["writeonly", "allocate"]],
+        [*(computed for _ in operands), result],
+        casting="unsafe",
+        buffersize=_BLOCK,
+    )
+    with blocks:
+        for *given, found in blocks:
+            found[...] = function(*given)
+        return np.asarray(blocks.operands[-1])
 
 
 def _divide(a: Any, b: Any) -> Any:
@@ -60,7 +92,11 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 
 def _numpy_erf(x: Any) -> Any:
-    return np.asarray(_erf(x), np.asarray(x).dtype)
+    return _by_blocks(_erf_of_floats, np.asarray(x).dtype, np.float64, x)
+
+
+def _erf_of_floats(x: np.ndarray) -> np.ndarray:
+    return np.asarray(_erf(x), np.float64)
 
 
 @dataclass(frozen=True, slots=True)

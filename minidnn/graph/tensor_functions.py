@@ -12,8 +12,9 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
-from minidnn.graph.expression import maximum, minimum, rint, sqrt
+from minidnn.graph.expression import maximum, minimum, rint
 from minidnn.graph.numpy_functions import choose
+from minidnn.graph.scalar_functions import at_least, at_most, root
 from minidnn.graph.symbolic import Symbolic, cast, described, pointwise
 from minidnn.graph.types import FLOATS
 
@@ -59,8 +60,8 @@ def variance(x: Any, axis: Axes = None, *, ddof: int = 0, keepdims: bool = False
 
 @described("Std")
 def deviation(x: Any, axis: Axes = None, *, ddof: int = 0, keepdims: bool = False) -> Any:
-    """The square root of the variance."""
-    return pointwise("Sqrt", sqrt, variance(x, axis, ddof=ddof, keepdims=keepdims))
+    """The square root of the variance, whose derivative by equal numbers is 0."""
+    return pointwise("Sqrt", root, variance(x, axis, ddof=ddof, keepdims=keepdims))
 
 
 @described("ArgMax")
@@ -179,11 +180,13 @@ def filled_like(x: Any, fill_value: float) -> Any:
 
 @described("Clip")
 def clip(x: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:
-    """At least the one number and at most the other, where they are given."""
+    """At least the one number and at most the other, where they are given; the derivative at a
+    bound is 1, as PyTorch has it."""
     low, high = (b if a is None else a for a, b in ((a_min, min), (a_max, max)))
+    smooth = x.dtype in FLOATS
     if low is not None:
-        x = pointwise("Maximum", maximum, x, low)
-    return x if high is None else pointwise("Minimum", minimum, x, high)
+        x = pointwise("Maximum", at_least if smooth else maximum, x, low)
+    return x if high is None else pointwise("Minimum", at_most if smooth else minimum, x, high)
 
 
 @described("Round")

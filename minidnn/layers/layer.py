@@ -32,6 +32,29 @@ __all__ = ["Layer"]
 _PLAIN = frozenset({Parameter, int, float, bool, str, type(None)})
 
 
+def taken_by(kind: type[Layer]) -> inspect.Signature:
+    """The arguments that make a layer of a class: those of its ``__init__``, and none if no class
+    defines one."""
+    if kind.__init__ is object.__init__:
+        return inspect.Signature()
+    own = inspect.signature(kind.__init__)
+    return own.replace(parameters=list(own.parameters.values())[1:])
+
+
+class _Signature:
+    """Tells ``inspect.signature`` what a class of layers takes.
+
+    Where a class inherits its ``__init__``, Python before 3.11.4 would tell what ``Layer.__new__``
+    takes, which is anything.  It is asked for whenever it is read: decorators such as ``dataclass``
+    write an ``__init__`` after the class is made.
+    """
+
+    def __get__(self, layer: Layer | None, kind: type[Layer]) -> inspect.Signature:
+        if layer is not None or kind.__new__ is not Layer.__new__:
+            raise AttributeError("__signature__")  # Python finds it out for itself
+        return taken_by(kind)
+
+
 class Layer:
     """What a user composes. A subclass defines ``forward`` on symbolic values, and takes in
     ``__init__`` whatever arguments and ``options`` it likes.
@@ -71,17 +94,22 @@ class Layer:
         parameter.assign(array)
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Refuses arguments by names that ``__init__`` has not, with the name that was meant."""
-        if options:  # not when a layer is unpickled or copied
-            known = inspect.signature(cls.__init__).parameters
+        """Refuses arguments by names that ``__init__`` has not, with the name that was meant, and
+        all arguments where no class has an ``__init__``."""
+        if args or options:  # not when a layer is unpickled or copied
+            known = taken_by(cls).parameters
+            if cls.__init__ is object.__init__:
+                raise TypeError(f"{cls.__name__}() takes no arguments, as it has no __init__")
             any_name = any(each.kind is each.VAR_KEYWORD for each in known.values())
             for name in () if any_name else [o for o in options if o not in known]:
-                valid = [each for each in known if each != "self"]
                 raise TypeError(
                     f"{cls.__name__}() got an unexpected argument {name}={options[name]!r:.80}"
-                    f"; valid are {', '.join(valid) or 'none'}{did_you_mean(name, valid)}"
+                    f"; valid are {', '.join(known) or 'none'}{did_you_mean(name, known)}"
                 )
         return super().__new__(cls)
+
+    #: What ``help`` and editors show.
+    __signature__ = _Signature()
 
     def forward(self, *inputs: Any) -> Any:
         """Adds this layer's nodes; takes and returns symbolic values."""

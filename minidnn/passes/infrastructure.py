@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from minidnn.errors import GraphError, MiniDNNError
+from minidnn.errors import GraphError, MiniDNNError, OutOfMemoryError
 from minidnn.fusion.collapse import Strategy
 from minidnn.fusion.target import Target
 from minidnn.graph.checker import check
@@ -113,6 +113,8 @@ def run_passes(
                 context.annotations.check(result)
         except MiniDNNError as error:
             raise type(error)(f"pass {step.name}: {error}") from error
+        except MemoryError as error:
+            raise OutOfMemoryError(f"pass {step.name}: no memory is left: {error}") from error
         except Exception as error:
             error.add_note(f"in pass {step.name}")
             raise

@@ -4,7 +4,8 @@ Handles: identities (Identity, Dropout, windows of one position, reshapes to the
 adaptive pooling to the input's size, joins of one value, moves that move nothing); adaptive
 pooling whose sizes divide, which becomes a regular window if it is short, and long regular windows
 side by side, which become adaptive; joins that only a join along the same
-axis reads, which become part of it; nodes whose operands are all constants; nodes nobody reads.
+axis reads, which become part of it; nodes whose operands are all constants, unless their outputs
+are very large; nodes nobody reads.
 Leaves: arithmetic identities such as x * 1, which are not exact for NaN payloads and -0.
 Only the sign of zero may change: an average over one position adds -0 to 0, which gives 0.
 """
@@ -31,6 +32,9 @@ from minidnn.graph.operators import (
 )
 from minidnn.graph.types import FLOATS, TensorType
 from minidnn.passes.infrastructure import Context, Pass
+
+#: What outputs of a node may take to become constants, beside 4 times what it reads.
+FOLDED_BYTES = 256 << 20
 
 
 def simplify(graph: Graph, context: Context) -> Graph:
@@ -164,7 +168,11 @@ def _regular(node: Node, target: Target) -> Operator | None:
 
 
 def _is_constant(node: Node, rewriter: Rewriter) -> bool:
-    return all(isinstance(rewriter.value(value), Constant) for value in node.inputs)
+    """Whether a node's outputs become constants: nothing that it reads depends on an input, and
+    they are not so large that a few bytes of a file would fill the memory."""
+    known = all(isinstance(rewriter.value(value), Constant) for value in node.inputs)
+    read = sum(value.type.bytes for value in node.inputs)
+    return known and sum(v.type.bytes for v in node.outputs) <= FOLDED_BYTES + 4 * read
 
 
 def _replace_by_constants(node: Node, rewriter: Rewriter) -> None:

@@ -25,6 +25,9 @@ from minidnn.graph.operators import Concat, Slice, Take, TakeChannels, Transpose
 from minidnn.graph.types import FLOATS
 from minidnn.passes.infrastructure import Context, Pass
 
+MOST_CHANNELS = 1 << 16
+"""Of a value whose channels are followed one by one."""
+
 Picks = tuple[tuple[Value, int], ...]
 """The source of each channel, and which of its channels it is."""
 
@@ -159,7 +162,7 @@ class _Channels:
 def _may_pick(value: Value) -> bool:
     if isinstance(value, Constant) or value.dtype not in FLOATS:
         return False
-    return value.type.rank == 4 and 0 not in value.shape
+    return value.type.rank == 4 and 0 not in value.shape and value.shape[1] <= MOST_CHANNELS
 
 
 def _sources(picks: Picks) -> list[Value]:

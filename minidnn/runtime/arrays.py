@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from minidnn.errors import GraphError
+from minidnn.errors import GraphError, OutOfMemoryError
 
 #: Turns a NumPy result into the kind of array that came in.
 Wrap = Callable[[np.ndarray], Any]
@@ -26,10 +27,15 @@ LARGE_BYTES = 1 << 20
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """An array to be filled.  A large one begins with a cache line, which NumPy's own do not:
     only then can it be written past the caches, whole lines at a time."""
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    size = prod(shape) * dtype.itemsize
     if size < LARGE_BYTES:
         return np.empty(shape, dtype)
-    memory = np.empty(size + CACHE_LINE, np.uint8)
+    try:
+        memory = np.empty(size + CACHE_LINE, np.uint8)
+    except MemoryError as error:
+        raise OutOfMemoryError(
+            f"there is no memory for a result of {size} bytes, {dtype}{list(shape)}"
+        ) from error
     start = -memory.ctypes.data % CACHE_LINE
     return memory[start : start + size].view(dtype).reshape(shape)
 
@@ -81,10 +87,13 @@ def random_array(
 ) -> np.ndarray:
     """Normally distributed numbers of a dtype; of bytes evenly distributed ones, for the others
     are all near 0."""
-    if dtype.itemsize == 1 and dtype.kind in "iu":
-        bounds = np.iinfo(dtype)
-        return random.integers(bounds.min, bounds.max, shape, dtype, endpoint=True)
-    return random.standard_normal(shape, np.float32).astype(dtype, copy=False)
+    try:
+        if dtype.itemsize == 1 and dtype.kind in "iu":
+            bounds = np.iinfo(dtype)
+            return random.integers(bounds.min, bounds.max, shape, dtype, endpoint=True)
+        return random.standard_normal(shape, np.float32).astype(dtype, copy=False)
+    except MemoryError as error:
+        raise OutOfMemoryError(f"there is no memory for an input: {error}") from error
 
 
 def check_shape(what: str, given: tuple[int, ...], compiled: tuple[int, ...]) -> None:

@@ -26,7 +26,7 @@ def usable_cores() -> int:
 def _quota() -> float | None:
     """Processors granted by the tightest cgroup on the way up, or None without a limit."""
     limits = []
-    for folder in _own_folders():
+    for folder in control_groups("cpu"):
         try:
             granted, period = (folder / "cpu.max").read_text().split()  # version 2
             if granted != "max":
@@ -42,15 +42,17 @@ def _quota() -> float | None:
     return min(limits) if limits else None
 
 
-def _own_folders() -> list[Path]:
-    folders = [CGROUP, CGROUP / "cpu"]
+def control_groups(controller: str) -> list[Path]:
+    """The folders of the control groups of this process that limit "cpu" or "memory"; some may not
+    be there."""
+    folders = [CGROUP, CGROUP / controller]
     try:
         lines = SELF.read_text().splitlines()
     except OSError:
         return folders
     for line in lines:
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        base = CGROUP / "cpu" if "cpu" in controllers.split(",") else CGROUP
+        base = CGROUP / controller if controller in controllers.split(",") else CGROUP
         if controllers and base == CGROUP:
             continue
         here = base / path.lstrip("/")

@@ -39,14 +39,19 @@ class Plan:
     def layout(self, value: Value) -> Layout:
         return self.annotations.layout(value)
 
-    def check_fits(self, memory: int, where: str) -> None:
+    def check_fits(self, memory: int, where: str, wider: int = 1) -> None:
         """OutOfMemoryError if ``memory`` bytes, which are those of ``where``, cannot hold the
         values.
 
         Backends ask before they lower the plan, which takes longer the larger its images are.
+
+        Args:
+            wider: how many bytes each of a value's takes, as a backend has them.
         """
         largest = max(self.graph.values, key=lambda value: value.type.bytes)
-        needed = max(self.arena.bytes, largest.type.bytes)
+        outside = {*self.graph.inputs, *self.graph.outputs}
+        held = self.arena.bytes + sum(value.type.bytes for value in outside)
+        needed = wider * max(held, largest.type.bytes)
         if needed > memory:
             raise OutOfMemoryError(
                 f"{largest!r} takes {largest.type.bytes} bytes, and values that are needed at "

@@ -164,12 +164,15 @@ class StoredProgram:
         document: what its device makes a program of again, as JSON has it.
         code: what is executed, by name.
         constants: flat arrays, which lie in the file as :func:`offsets_of` says.
+        index_bytes: how many bytes of the constants, from the first on, may be used as indices or
+            sizes, so that the program must not run unless they are right.
     """
 
     architecture: str
     document: dict[str, Any]
     code: Mapping[str, bytes | memoryview]
     constants: Sequence[np.ndarray]
+    index_bytes: int
 
 
 WHY_NO_STATES = (

@@ -1,48 +1,247 @@
-"""Connections of REST: those that send half a request are closed."""
+"""Connections of REST: heads that are too long are answered, and clients that stop are closed."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from minidnn.serving.faults import Refusal
+from minidnn.serving.unfinished import Held, Unfinished
+
+_MOST_URL_BYTES = 1 << 13
 _MOST_HEAD_BYTES = 1 << 16
+_MOST_HEADERS = 128
+_MOST_PIPELINED = 16
+_MOST_DISCARDED_BYTES = 1 << 28
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, which waits for the end of a request's head for ever and keeps all of it.
+    """uvicorn's, which waits for the end of a request's head for ever and keeps all of it, takes
+    any number of requests ahead, and closes in the middle of a body, so that its client is told of
+    a reset rather than why it is refused.
 
-    The time is that for which uvicorn keeps an idle connection.
+    The time for a head, and for reading an answer, is that for which uvicorn keeps an idle
+    connection.
+
+    Args:
+        most: connections; beyond, the one is closed for whose client the server waits longest.
+        unread: counts answers that are not read.
     """
 
-    _timer: asyncio.TimerHandle | None = None
-    _head_bytes = 0
+    def __init__(self, *arguments: Any, most: int, unread: Unfinished, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._most, self._unread = most, unread
+        self._unread_answer: Held | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        #: Since when the server waits for the client; None while the client waits.
+        self._waits: float | None = None
+        self._is_deaf = False  # what comes is discarded
+        self._discarded = 0
+        self._in_head = self._in_message = False
+        self._head_bytes = self._headers = 0
+        self._calls = self._silent = 0
+
+    # What asyncio and uvicorn call
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._waits = time.monotonic()
         self._await_head()
+        if len(self.connections) > self._most:
+            self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()
+        self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            self._discarded += len(data)
+            if self._discarded > _MOST_DISCARDED_BYTES:
+                self.transport.abort()
+            return
         if self._timer is None and (self.cycle is None or self.cycle.response_complete):
             self._await_head()
-        waits = self._timer is not None
+        before = self._calls
         super().data_received(data)
-        if waits and self._timer is not None:
-            self._head_bytes += len(data)
-            if self._head_bytes > _MOST_HEAD_BYTES:
-                self.transport.abort()
+        # The parser keeps what is unfinished: a header, a trailer or an extension of a chunk.
+        self._silent = self._silent + len(data) if self._calls == before else 0
+        if self._silent > _MOST_HEAD_BYTES:
+            self._refuse_head()
+
+    def shutdown(self) -> None:
+        if self._is_deaf and not self._is_pending():
+            self.transport.close()
+        else:
+            super().shutdown()
+
+    def send_400_response(self, msg: str) -> None:
+        self.refuse(Refusal.INVALID, f"the request is no HTTP: {msg}")
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread_answer is None:
+            self._unread_answer = self._unread.add(self.transport.abort)
+            size = self.transport.get_write_buffer_size()
+            self._unread_answer.holds(size)
+            self.loop.call_later(self.timeout_keep_alive, self._not_read, self._unread_answer, size)
+
+    def resume_writing(self) -> None:
+        if self._unread_answer is not None:
+            self._unread_answer.end()
+            self._unread_answer = None
+        if self.flow is not None:
+            super().resume_writing()
+
+    def _not_read(self, answer: Held, size: int) -> None:
+        """Gives a client up that has read nothing of an answer for a while."""
+        if self._unread_answer is not answer:
+            return
+        now = self.transport.get_write_buffer_size()
+        if now >= size:
+            self.transport.abort()
+        else:
+            self.loop.call_later(self.timeout_keep_alive, self._not_read, answer, now)
+
+    # What the parser calls
+
+    def on_message_begin(self) -> None:
+        self._calls += 1
+        if not self._is_deaf:
+            self._in_head = self._in_message = True
+            self._head_bytes = self._headers = 0
+            super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._calls += 1
+        if self._is_deaf:
+            return
+        super().on_url(url)
+        if len(self.url) > _MOST_URL_BYTES:
+            self._refuse_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._calls += 1
+        if self._is_deaf or not self._in_head:  # a trailer, which means nothing here
+            return
+        self._headers += 1
+        self._head_bytes += len(name) + len(value)
+        if self._headers > _MOST_HEADERS or self._head_bytes > _MOST_HEAD_BYTES:
+            self._refuse_head()
+        else:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._calls += 1
+        if self._is_deaf:
+            return
+        self._in_head = False
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            self._is_deaf = True  # those before are answered
+            return
         self._cancel()
         super().on_headers_complete()
+        self.cycle.transport = _Closing(self)  # type: ignore[assignment]
+
+    def on_body(self, body: bytes) -> None:
+        self._calls += 1
+        if not self._is_deaf:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._calls += 1
+        if not self._is_deaf:
+            self._in_message = False
+            self._waits = None
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if not self._is_pending():
+            self._waits = time.monotonic()
+        super().on_response_complete()
+        if self._is_deaf and not self._is_pending() and not self.transport.is_closing():
+            self.close()
+
+    # Ends
+
+    def refuse(self, kind: Refusal, told: str) -> None:
+        """Answers what is no request, after those before it, and takes no more."""
+        if self._is_deaf:
+            return
+        self._is_deaf = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            has_body = self._in_message and not self._in_head
+            if not has_body or self.pipeline:
+                if has_body:
+                    self.pipeline.popleft()
+                return  # on_response_complete closes
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.abort()
+                return
+        body = json.dumps({"error": told}).encode()
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        head += "connection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[kind.status] + head.encode() + body)
+        self.close()
+
+    def close(self) -> None:
+        """Closes once the client has what was written: what it still sends is read, as a close
+        before that resets the connection, and with it the answer."""
+        if not (self._is_deaf or self._in_message):
+            self.transport.close()
+            return
+        self._is_deaf = True
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._cancel()
+        self._waits = time.monotonic()
+        self._timer = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
+
+    def _refuse_head(self) -> None:
+        if not self._in_head:
+            self.refuse(Refusal.INVALID, "trailers or extensions of chunks are too long")
+        elif self._headers or len(self.url) <= _MOST_URL_BYTES:
+            self.refuse(
+                Refusal.LONG_HEAD,
+                f"the headers are too long; valid are at most {_MOST_HEADERS} of "
+                f"{_MOST_HEAD_BYTES} bytes in all",
+            )
+        else:
+            self.refuse(
+                Refusal.LONG_URL, f"the URL is too long; valid are at most {_MOST_URL_BYTES} bytes"
+            )
+
+    def _make_room(self) -> None:
+        waiting = {
+            each._waits: each
+            for each in self.connections
+            if isinstance(each, Connection) and each._waits is not None
+        }
+        oldest = waiting[min(waiting)]
+        if oldest is self:
+            self.refuse(Refusal.FULL, f"{self._most} connections are busy: try again later")
+        else:
+            oldest._waits = None
+            oldest.transport.abort()
+
+    def _is_pending(self) -> bool:
+        """Whether a request that came whole is not answered yet."""
+        return bool(self.pipeline) or (
+            self.cycle is not None
+            and not self.cycle.response_complete
+            and not self.cycle.disconnected
+        )
 
     def _await_head(self) -> None:
-        self._head_bytes = 0
+        self._cancel()
         self._timer = self.loop.call_later(self.timeout_keep_alive, self._too_slow)
 
     def _too_slow(self) -> None:
@@ -54,3 +253,15 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class _Closing:
+    """The transport as an answer sees it, whose ``close`` is the connection's."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+
+    def close(self) -> None:
+        self._connection.close()

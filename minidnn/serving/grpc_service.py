@@ -181,6 +181,7 @@ class _Service:
             request.model_name,
             request.model_version,
             lambda: _request_of(request),
+            self._repository.beside,
         )
         source = answer.model.source
         response = message("ModelInferResponse")(

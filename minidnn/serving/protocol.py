@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 import minidnn
-from minidnn.serving.batching import Batcher
 from minidnn.serving.faults import Fault, Refusal, invalid
 from minidnn.serving.model import ServedModel
 from minidnn.serving.repository import Repository
@@ -40,6 +39,10 @@ class Answer:
 
     model: ServedModel
     outputs: list[tuple[Spec, np.ndarray]] = field(default_factory=list)
+
+
+#: A request, its inputs as arrays, and how many rows they have.
+Parsed = tuple[Request, list[np.ndarray], int]
 
 
 def server_metadata() -> dict[str, Any]:
@@ -95,12 +98,25 @@ async def infer(
     name: str,
     version: str,
     read: Callable[[], Request],
+    in_turn: Callable[[Callable[[], Parsed]], Awaitable[Parsed]],
 ) -> Answer:
-    """Carries out a request, which ``read`` makes of what came, and counts it."""
+    """Carries out a request, which ``read`` makes of what came, and counts it.
+
+    Args:
+        in_turn: calls what reads the request, in the loop or, if it is long, beside it.
+    """
     batcher = repository.batcher(name, version)
     begun, status = time.monotonic(), "cancelled"
     try:
-        answer = await _answer(batcher, read())
+
+        def parsed() -> Parsed:
+            request, model = read(), batcher.model
+            _check_outputs(model, request)
+            return request, *arrays_of(model.inputs, request.inputs, model.max_rows)
+
+        request, arrays, rows = await in_turn(parsed)
+        results = await batcher.infer(arrays, rows)
+        answer = _answer(batcher.model, request, results)
         status = "ok"
         return answer
     except Fault as fault:
@@ -113,16 +129,16 @@ async def infer(
         batcher.meter.request(protocol, status, time.monotonic() - begun)
 
 
-async def _answer(batcher: Batcher, request: Request) -> Answer:
-    model = batcher.model
-    specs = {spec.name: index for index, spec in enumerate(model.outputs)}
-    asked = list(dict.fromkeys(request.outputs)) or list(specs)
-    unknown = [name for name in asked if name not in specs]
-    if unknown:
-        raise invalid(f"outputs {unknown!r:.300} are asked for; valid are {list(specs)}")
-    arrays, rows = arrays_of(model.inputs, request.inputs, model.max_rows)
-    results = await batcher.infer(arrays, rows)
-    return Answer(model, [(model.outputs[specs[each]], results[specs[each]]) for each in asked])
+def _check_outputs(model: ServedModel, request: Request) -> None:
+    names = [spec.name for spec in model.outputs]
+    if unknown := [name for name in request.outputs if name not in names]:
+        raise invalid(f"outputs {unknown!r:.300} are asked for; valid are {names}")
+
+
+def _answer(model: ServedModel, request: Request, results: Sequence[np.ndarray]) -> Answer:
+    """The outputs that are asked for, in the order in which they are."""
+    known = {spec.name: (spec, found) for spec, found in zip(model.outputs, results, strict=True)}
+    return Answer(model, [known[name] for name in dict.fromkeys(request.outputs) or known])
 
 
 def check_change(parameters: Any) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from minidnn.errors import MiniDNNError, did_you_mean
 from minidnn.serving.batching import Batcher
@@ -16,6 +17,8 @@ from minidnn.serving.model import Source, load
 from minidnn.serving.settings import Settings
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -47,6 +50,7 @@ class Repository:
         self._entries = {(each.name, each.version): ServedVersion(each) for each in sources}
         self._compute = ThreadPoolExecutor(1, "minidnn-batches")
         self._loader = ThreadPoolExecutor(1, "minidnn-loader")
+        self._bodies = ThreadPoolExecutor(2, "minidnn-bodies")
         self._loading = asyncio.Lock()
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -94,6 +98,10 @@ class Repository:
                 f"{entry.reason or 'it was unloaded'}",
             )
         return entry.batcher
+
+    async def beside(self, call: Callable[[], Result]) -> Result:
+        """What a call gives that may take long, made beside the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._bodies, call)
 
     async def load_all(self) -> None:
         """Loads all models; raises what the first that fails raises."""
@@ -152,4 +160,5 @@ class Repository:
             self._leave(old)
         await asyncio.gather(*self._leaving)
         self._loader.shutdown(wait=False, cancel_futures=True)
+        self._bodies.shutdown(wait=False)
         self._compute.shutdown(wait=False, cancel_futures=True)

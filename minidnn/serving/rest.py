@@ -17,17 +17,24 @@ from starlette.routing import Route
 
 from minidnn.serving import protocol
 from minidnn.serving.access import Gate
-from minidnn.serving.bodies import ClientDisconnect, read_body
+from minidnn.serving.bodies import Bodies, ClientDisconnect
+from minidnn.serving.compression import LEAST_BYTES, accepted, packed
 from minidnn.serving.faults import Fault, Refusal
+from minidnn.serving.json_numbers import parsed
 from minidnn.serving.openapi import document
 from minidnn.serving.page import page_of
-from minidnn.serving.repository import Repository
-from minidnn.serving.rest_infer import LENGTH, RestRequest, parsed, written
+from minidnn.serving.repository import Repository, Result
+from minidnn.serving.rest_infer import LENGTH, RestRequest, written
 
 log = logging.getLogger(__name__)
 
 #: Seconds after which the page is loaded again.
 REFRESH = 5
+
+INLINE_BYTES = 1 << 15
+"""Of what is read or written at once: more holds up the loop longer than a thread costs."""
+
+_ACCEPT = "Accept-Encoding"
 
 
 def application(repository: Repository) -> Starlette:
@@ -39,6 +46,7 @@ class _Rest:
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
         self._settings = repository.settings
+        self._bodies = Bodies(repository)
         self._in_flight = 0
 
     def application(self) -> Starlette:
@@ -103,8 +111,7 @@ class _Rest:
         )
 
     async def _index(self, request: Request) -> Response:
-        async with self._one_more():
-            given = await self._document(request)
+        given = await self._document(request)
         ready = given.get("ready", False)
         if not isinstance(ready, bool):
             raise Fault(Refusal.INVALID, f"ready is {ready!r:.40}; valid are true and false")
@@ -117,40 +124,57 @@ class _Rest:
         return await self._change(request, self._repository.unload)
 
     async def _change(self, request: Request, change: Callable[[str], Awaitable[None]]) -> Response:
+        given = await self._document(request)
+        protocol.check_change(given.get("parameters", {}))
         async with self._one_more():
-            given = await self._document(request)
-            protocol.check_change(given.get("parameters", {}))
             await change(request.path_params["name"])
         return JSONResponse({})
 
     async def _document(self, request: Request) -> dict[str, Any]:
-        body = await read_body(request, self._settings)
+        body = await self._bodies.read_small(request)
         return parsed(body) if body else {}
 
     async def _infer(self, request: Request) -> Response:
+        body = await self._bodies.read(request)
         async with self._one_more():
-            body = await read_body(request, self._settings)
             return await _unless_gone(request, self._answer(request, body))
 
-    async def _answer(self, request: Request, body: bytes) -> Response:
+    async def _answer(self, request: Request, body: bytearray) -> Response:
         asked: list[RestRequest] = []
 
         def read() -> protocol.Request:
-            asked.append(RestRequest(body, request.headers.get(LENGTH)))
+            length = request.headers.get(LENGTH)
+            asked.append(RestRequest(body, length, self._settings.max_json_bytes))
             return asked[0].request
 
+        async def in_turn(call: Callable[[], protocol.Parsed]) -> protocol.Parsed:
+            return await (call_now if len(body) <= INLINE_BYTES else self._repository.beside)(call)
+
         name, version = _model_of(request)
-        answer = await protocol.infer(self._repository, "rest", name, version, read)
-        content, length = written(asked[0], answer)
-        if length is None:
-            return Response(content, media_type="application/json")
-        return Response(
-            content, media_type="application/octet-stream", headers={LENGTH: str(length)}
-        )
+        answer = await protocol.infer(self._repository, "rest", name, version, read, in_turn)
+        return await self._written(asked[0], answer, accepted(request.headers.get(_ACCEPT)))
+
+    async def _written(
+        self, asked: RestRequest, answer: protocol.Answer, coding: str | None
+    ) -> Response:
+        """The response: what is large or packed is written beside the loop."""
+
+        def write() -> Response:
+            content, length = written(asked, answer)
+            headers = {} if length is None else {LENGTH: str(length)}
+            if coding is not None and len(content) >= LEAST_BYTES:
+                content = packed(content, coding)
+                headers |= {"Content-Encoding": coding, "Vary": _ACCEPT}
+            media = "application/json" if length is None else "application/octet-stream"
+            return Response(content, media_type=media, headers=headers)
+
+        size = sum(array.nbytes for _, array in answer.outputs)
+        is_small = size <= (INLINE_BYTES >> 2 if coding is None else LEAST_BYTES >> 3)
+        return await (call_now if is_small else self._repository.beside)(write)
 
     @asynccontextmanager
     async def _one_more(self) -> Any:
-        """Counts a request that has a body, so that memory is bounded."""
+        """Counts a request whose body is whole, so that memory is bounded."""
         most = self._settings.max_requests
         if self._in_flight >= most:
             raise Fault(
@@ -161,6 +185,11 @@ class _Rest:
             yield
         finally:
             self._in_flight -= 1
+
+
+async def call_now(call: Callable[[], Result]) -> Result:
+    """What a call gives, made in the loop."""
+    return call()
 
 
 async def _unless_gone(request: Request, answer: Any) -> Response:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from io import SEEK_END, BytesIO
 from typing import Any
 
 import numpy as np
 
-from minidnn.serving.faults import invalid
+from minidnn.serving.faults import Fault, Refusal, invalid
+from minidnn.serving.json_numbers import Numbers, parsed, text_of
 from minidnn.serving.protocol import Answer, Request, check_parameters
 from minidnn.serving.tensors import GivenTensor
 
@@ -21,9 +23,10 @@ class RestRequest:
 
     Args:
         body: JSON, of which the first ``length`` bytes are, if there are binary tensors behind it.
+        most: bytes of JSON.
     """
 
-    def __init__(self, body: bytes, length: str | None) -> None:
+    def __init__(self, body: bytes | bytearray, length: str | None, most: int) -> None:
         size = len(body)
         if length is not None:
             if not (length.isascii() and length.isdecimal()) or len(length) > 12:
@@ -31,9 +34,11 @@ class RestRequest:
             size = int(length)
             if size > len(body):
                 raise invalid(f"header {LENGTH} is {size}, and the body has {len(body)} bytes")
+        if size > most:
+            raise Fault(Refusal.TOO_LARGE, f"the JSON is too long; valid are at most {most} bytes")
         self._binary = memoryview(body)[size:]
         self._has_binary = length is not None
-        document = parsed(body[:size])
+        document = parsed(body if length is None else body[:size])
         parameters = _parameters(document, "the request")
         self._all_binary = _flag(parameters, "binary_data_output", "the request")
         self._outputs: dict[str, bool] = {}
@@ -75,7 +80,7 @@ class RestRequest:
             )
         size = _parameters(each, where).get("binary_data_size")
         if size is None:
-            if not isinstance(each.get("data"), list):
+            if not isinstance(each.get("data"), (list, Numbers)):
                 raise invalid(f"{where} has no data; valid is a list, or binary_data_size")
             return GivenTensor(name, datatype, tuple(shape), each["data"])
         if "data" in each or not self._has_binary:
@@ -93,8 +98,13 @@ class RestRequest:
 
 def written(asked: RestRequest, answer: Answer) -> tuple[bytes, int | None]:
     """The body of an answer, and how many bytes of it are JSON if there are others."""
-    outputs, parts = [], []
-    for spec, array in answer.outputs:
+    source = answer.model.source
+    document = {"model_name": source.name, "model_version": str(source.version)}
+    if asked.request.id:
+        document["id"] = asked.request.id
+    head, parts = BytesIO(), []
+    head.write(json.dumps(document)[:-1].encode() + b', "outputs": [')
+    for i, (spec, array) in enumerate(answer.outputs):
         told: dict[str, Any] = {
             "name": spec.name,
             "datatype": spec.datatype,
@@ -104,29 +114,18 @@ def written(asked: RestRequest, answer: Answer) -> tuple[bytes, int | None]:
             part = np.ascontiguousarray(array).tobytes()
             told["parameters"] = {"binary_data_size": len(part)}
             parts.append(part)
-        else:
-            told["data"] = array.reshape(-1).tolist()
-        outputs.append(told)
-    source = answer.model.source
-    document = {
-        "model_name": source.name,
-        "model_version": str(source.version),
-        **({"id": asked.request.id} if asked.request.id else {}),
-        "outputs": outputs,
-    }
-    head = json.dumps(document).encode()
-    return (b"".join([head, *parts]), len(head)) if parts else (head, None)
-
-
-def parsed(body: bytes) -> dict[str, Any]:
-    """The JSON object that a body is; Fault if it is none."""
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise invalid(f"the body is no JSON: {str(error) or type(error).__name__:.200}") from error
-    if not isinstance(document, dict):
-        raise invalid(f"the body is a {type(document).__name__}; valid is a JSON object")
-    return document
+        text = json.dumps(told).encode()
+        head.write(b", " + text if i else text)
+        if not asked.is_binary(spec.name):
+            head.seek(-1, SEEK_END)
+            head.write(b', "data": ')
+            text_of(array, head.write)
+            head.write(b"}")
+    head.write(b"]}")
+    length = head.tell() if parts else None
+    for part in parts:
+        head.write(part)
+    return head.getvalue(), length
 
 
 def _objects(document: dict[str, Any], name: str, least: int) -> list[dict[str, Any]]:

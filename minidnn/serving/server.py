@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import uvicorn
 
@@ -20,6 +22,7 @@ from minidnn.serving.model import Source
 from minidnn.serving.repository import Repository
 from minidnn.serving.rest import application
 from minidnn.serving.settings import Settings
+from minidnn.serving.unfinished import Unfinished
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +120,11 @@ class Server:
         return _Uvicorn(
             uvicorn.Config(
                 application(repository),
-                http=Connection,
+                http=partial(  # type: ignore[arg-type]
+                    Connection,
+                    most=_most_connections(),
+                    unread=Unfinished(settings.max_unfinished_bytes),
+                ),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -125,13 +132,18 @@ class Server:
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=_MOST_CONNECTIONS,
                 timeout_keep_alive=max(1, round(settings.read_seconds)),
                 timeout_graceful_shutdown=max(1, round(settings.stop_seconds)),
                 ssl_certfile=settings.certificate,
                 ssl_keyfile=settings.key,
             )
         )
+
+
+def _most_connections() -> int:
+    """Connections of REST, which leave files for models and for gRPC."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return min(_MOST_CONNECTIONS, max(16, files // 2))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -17,8 +17,9 @@ class Settings:
         max_batch: rows of a batch.
         max_delay: seconds for which the first row of a batch waits for others.
         max_queue: rows that wait for each model.
-        max_requests: requests that are read, wait or are answered at once, of each protocol.
-        max_request_bytes: of one request's body or message.
+        max_requests: whole requests that wait or are computed at once, of each protocol.
+        max_request_bytes: of one request's body, unpacked, or message.
+        max_json_bytes: of a body's JSON, or of a message without raw tensors.
         read_seconds: for which a request may take to arrive.
         stop_seconds: for which requests that were taken may take when the server stops.
         certificate, key: files of TLS, both or neither.
@@ -33,11 +34,18 @@ class Settings:
     max_queue: int = 64
     max_requests: int = 64
     max_request_bytes: int = 32 * MEBIBYTE
+    max_json_bytes: int = 4 * MEBIBYTE
     read_seconds: float = 30.0
     stop_seconds: float = 30.0
     certificate: str | None = None
     key: str | None = None
     token: str | None = None
+
+    @property
+    def max_unfinished_bytes(self) -> int:
+        """What bodies that have not arrived whole, and answers that are not read, may hold in
+        memory: as much as a quarter of the requests in work."""
+        return max(2, self.max_requests // 4) * self.max_request_bytes
 
     @property
     def is_local(self) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.serving.faults import Fault, invalid
+from minidnn.serving.faults import invalid
+from minidnn.serving.json_numbers import Numbers, array_of, wrong_count
 
 #: NumPy's dtype -> the protocol's name.
 DATATYPES = {
@@ -51,12 +52,12 @@ class Spec:
 
 @dataclass(frozen=True)
 class GivenTensor:
-    """An input as a request has it: ``data`` are raw bytes, or a list of numbers."""
+    """An input as a request has it: ``data`` are raw bytes, a list of numbers, or its text."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    data: bytes | memoryview | Sequence[Any]
+    data: bytes | memoryview | Numbers | Sequence[Any]
 
 
 def arrays_of(
@@ -99,6 +100,8 @@ def _array(spec: Spec, given: GivenTensor, rows: int) -> np.ndarray:
     shape, data = given.shape, given.data
     if isinstance(data, (bytes, memoryview)):
         return _of_bytes(spec, shape, data)
+    if isinstance(data, Numbers):
+        return data.array(_where(spec), spec.datatype, spec.dtype, shape)
     return _of_list(spec, shape, data)
 
 
@@ -117,21 +120,7 @@ def _of_bytes(spec: Spec, shape: tuple[int, ...], data: bytes | memoryview) -> n
 
 def _of_list(spec: Spec, shape: tuple[int, ...], data: Sequence[Any]) -> np.ndarray:
     numbers = _flat(spec, shape, data)
-    valid: tuple[type, ...] = {"b": (bool,), "f": (int, float)}.get(spec.dtype.kind, (int,))
-    if others := set(map(type, numbers)) - set(valid):
-        names = ", ".join(sorted(each.__name__ for each in others))
-        raise invalid(
-            f"input {spec.name!r} has data of type {names}; valid for {spec.datatype} is "
-            f"{' or '.join(each.__name__ for each in valid)}"
-        )
-    try:
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
-            return np.array(numbers, spec.dtype).reshape(shape)
-    except OverflowError as error:
-        raise invalid(
-            f"input {spec.name!r} has a number that {spec.datatype} cannot hold ({error}); valid "
-            "are numbers in its range"
-        ) from error
+    return array_of(_where(spec), spec.datatype, spec.dtype, numbers).reshape(shape)
 
 
 def _flat(spec: Spec, shape: tuple[int, ...], data: Sequence[Any]) -> Sequence[Any]:
@@ -140,16 +129,13 @@ def _flat(spec: Spec, shape: tuple[int, ...], data: Sequence[Any]) -> Sequence[A
         level: Sequence[Any] = [data]
         for size in shape:
             if any(type(each) is not list or len(each) != size for each in level):
-                raise _wrong_count(spec, shape, "is nested in another way")
+                raise wrong_count(_where(spec), shape, "is nested in another way")
             level = list(chain.from_iterable(level))
         return level
     if len(data) != prod(shape):
-        raise _wrong_count(spec, shape, f"has {len(data)} elements")
+        raise wrong_count(_where(spec), shape, f"has {len(data)} elements")
     return data
 
 
-def _wrong_count(spec: Spec, shape: tuple[int, ...], what: str) -> Fault:
-    return invalid(
-        f"data of input {spec.name!r} {what}; valid are {prod(shape)} elements for shape "
-        f"{list(shape)}, flat or nested so"
-    )
+def _where(spec: Spec) -> str:
+    return f"input {spec.name!r}"

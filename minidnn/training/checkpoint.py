@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
 
 from minidnn.errors import WeightsError
+from minidnn.training.launches import Progress
 from minidnn.weights import load_weights, save_weights
-from minidnn.weights._file import MappedFile
+from minidnn.weights._file import MappedFile, brief
 from minidnn.weights.safetensors import looks_like_safetensors, read_metadata
 
 _KEY = "minidnn.trainer"
@@ -46,14 +47,8 @@ def read(trainer: Any, path: str | os.PathLike[str]) -> None:
     if text is None:
         raise WeightsError(f"{path}: no checkpoint of a trainer; valid is what trainer.save wrote")
     arrays = load_weights(os.path.abspath(path))
-    try:
-        known = json.loads(text)
-        version, digest = known["format"], known.pop("sha256")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{path}: its header is damaged: {error!r}") from error
-    if version != _FORMAT:
-        raise WeightsError(f"{path}: a checkpoint of format {version!r}; valid is {_FORMAT}")
-    if digest != _digest(known, arrays):
+    known = _header(path, text)
+    if known.pop("sha256") != _digest(known, arrays):
         raise WeightsError(f"{path}: its numbers are not those that were saved: it is damaged")
     _check(trainer, path, known, arrays)
     for name, array in arrays.items():
@@ -62,6 +57,61 @@ def read(trainer: Any, path: str | os.PathLike[str]) -> None:
         setattr(trainer.progress, name, value)
     trainer.history[:] = known["history"]
     trainer.loader_state = known["loader"]
+
+
+def _header(path: Any, text: str) -> dict[str, Any]:
+    """What the header says, each entry of the right type; WeightsError if it is none."""
+    try:
+        known = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{path}: its header is no JSON: {error}") from error
+    if not isinstance(known, dict):
+        raise WeightsError(f"{path}: its header is {brief(known)}; valid is a JSON object")
+    if (version := known.get("format")) != _FORMAT:
+        raise WeightsError(f"{path}: a checkpoint of format {brief(version)}; valid is {_FORMAT}")
+    for name, (is_right, valid) in _ENTRIES.items():
+        if name not in known or not is_right(known[name]):
+            raise WeightsError(
+                f"{path}: its header says {name}={brief(known.get(name))}; valid is {valid}"
+            )
+    return known
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(type(each) in (int, float) for each in value.values())
+
+
+def _is_progress(value: Any) -> bool:
+    counts = {field.name for field in fields(Progress)} - {"sums"}
+    return (
+        isinstance(value, dict)
+        and value.keys() == {*counts, "sums"}
+        and all(_is_count(value[name]) for name in counts)
+        and _are_numbers(value["sums"])
+    )
+
+
+#: What a header must have: what is right, and what is valid in words.
+_ENTRIES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "sha256": (_is_text, "a text"),
+    "network": (_is_text, "a text"),
+    "optimizer": (_is_text, "a text"),
+    "accumulate": (_is_count, "a whole number"),
+    "progress": (_is_progress, "how far training had come"),
+    "history": (
+        lambda value: isinstance(value, list) and all(map(_are_numbers, value)),
+        "a list of records",
+    ),
+    "loader": (lambda value: value is None or isinstance(value, dict), "the place of a loader"),
+}
 
 
 def _check(

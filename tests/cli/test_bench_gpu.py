@@ -152,6 +152,7 @@ def test_without_a_gpu_nothing_is_measured(
 
 
 @pytest.mark.gpu
+@pytest.mark.early
 def test_real_modes_agree(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     on_cuda(

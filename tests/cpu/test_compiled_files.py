@@ -24,6 +24,7 @@ from minidnn.executable import Executable
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operators import ReLU
 from minidnn.graph.types import TensorType
+from minidnn.runtime.program import StoredProgram
 from tests.compile.several import Several
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -191,7 +192,11 @@ def _flip(at: int) -> Callable[[bytearray], None]:
         (lambda data: data.clear(), "it begins otherwise"),
         (lambda data: data.__delitem__(slice(20, None)), "it has 20 bytes: it is truncated"),
         (lambda data: data.__delitem__(slice(300, None)), "it has 300 bytes: it is truncated"),
-        (lambda data: data.__delitem__(slice(-100, None)), r"bytes of \d+: it is truncated"),
+        (
+            lambda data: data.__delitem__(slice(-100, None)),
+            r"bytes instead of \d+: it is truncated",
+        ),
+        (lambda data: data.append(0), r"bytes instead of \d+: something was added"),
         (_flip(0), "it begins otherwise; valid is what executable.save wrote"),
         (_flip(20), "its header is not what was written"),
         (_flip(100), "its header is not what was written"),
@@ -208,25 +213,68 @@ def test_damaged_files(
         md.load(path)
 
 
-def test_every_bit_of_the_code_is_checked_and_weights_when_asked(
+def test_every_part_is_checked_and_weights_unless_told_otherwise(
     saved: Path, copy: Callable[..., Path]
 ) -> None:
     file = CompiledFile(saved)
     for name, (offset, size, _) in file.header["parts"].items():
-        for at in np.random.default_rng(0).integers(0, size, 5):
+        drawn = np.random.default_rng(0).integers(0, size, 5)
+        for at in (*drawn, 0, size - 1):
             path = copy(_flip(int(file._base + offset + at)))
+            with pytest.raises(WeightsError, match=f"{name} .*not what w.*differ"):
+                md.load(path)
             if name == CONSTANTS:
-                md.load(path)  # reading them would take longer than all else
-            with pytest.raises(WeightsError, match=f"{name} is not what was written"):
-                md.load(path, check=True)
+                md.load(path, check=False)
+
+
+def test_tables_of_offsets_are_checked_always(tmp_path: Path) -> None:
+    net = L.Sequential(L.Conv2d(3, 8, 3), L.Upsample(scale_factor=1.5), L.Conv2d(8, 4, 1))
+    path = tmp_path / "net.mdx"
+    md.compile(net, (1, 3, 9, 9), device="cpu", threads=1).save(path)
+    file = CompiledFile(path)
+    constants, indices = file.part(CONSTANTS), file.header["indices"]
+    assert 0 < indices < constants.size
+    assert np.all(constants[:indices].view(np.int64) >= -1)  # sizes and offsets, no weights
+    data = bytearray(path.read_bytes())
+    data[data.find(constants.tobytes()) + indices - 1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(WeightsError, match=r"1 of 1 blocks of 1048576 bytes .*first at byte 0"):
+        md.load(path, check=False)
+
+
+def test_blocks_of_weights_and_of_indices(tmp_path: Path) -> None:
+    block = compiled_file._BLOCK
+    sizes = (40, 3 * block, 1, 5 * block + 17)
+    arrays = [np.random.default_rng(i).integers(0, 256, n, np.uint8) for i, n in enumerate(sizes)]
+    program = StoredProgram("any", {}, {"code": b"code"}, arrays, block + 1)
+    compiled_file.write_compiled(tmp_path / "net", "cpu", program, {})
+    whole = (tmp_path / "net").read_bytes()
+    file = CompiledFile(tmp_path / "net")
+    data = file.part(CONSTANTS).tobytes()
+    assert data[64 : 64 + sizes[1]] == arrays[1].tobytes()
+    file.check_constants(all=True)
+    begin = len(whole) - len(data)
+    for at in (0, block, 2 * block - 1, 2 * block, 8 * block, len(data) - 1):
+        changed = bytearray(whole)
+        changed[begin + at] ^= 0x40
+        (tmp_path / "changed").write_bytes(changed)
+        file = CompiledFile(tmp_path / "changed")
+        message = rf"1 of 9 blocks of .* the first at byte {at // block * block}$"
+        with pytest.raises(WeightsError, match=message):
+            file.check_constants(all=True)
+        if at < 2 * block:
+            with pytest.raises(WeightsError, match="1 of 2 blocks"):
+                file.check_constants(all=False)
+        else:
+            file.check_constants(all=False)
 
 
 def test_files_for_others(
     saved: Path, copy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    later = copy(lambda data: data.__setitem__(8, 2))
+    later = copy(lambda data: data.__setitem__(8, 9))
     with pytest.raises(
-        UnsupportedError, match=r"has format 2, and minidnn .* reads format 1; comp"
+        UnsupportedError, match=r"has format 9, and minidnn .* reads format 2; comp"
     ):
         md.load(later)
     with monkeypatch.context() as patch:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from typing import Any
+
 import pytest
 
 from minidnn.backends.cuda.machine import Machine
 from minidnn.lab.cards import A100, H100, H200, RTX_3090, RTX_4090
 
 __all__ = ["A100", "H100", "H200", "RTX_3090", "RTX_4090", "on_each"]
+
+
+def some(names: Iterable[str], sample: Collection[str]) -> list[Any]:
+    """All of these as parameters, of which those beyond a sample are long variants."""
+    full = pytest.mark.full
+    return [name if name in sample else pytest.param(name, marks=full) for name in names]
 
 
 def on_each(*machines: Machine, full: Machine | None = None) -> pytest.MarkDecorator:

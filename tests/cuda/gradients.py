@@ -43,7 +43,8 @@ class Convolved:
 
 @dataclass(frozen=True)
 class Gradient:
-    """Of a convolution, with respect to its image or its filter, in a precision."""
+    """Of a convolution, with respect to its image or its filter, in a precision; or forwards, the
+    convolution itself."""
 
     of: Direction
     case: Convolved
@@ -51,7 +52,8 @@ class Gradient:
 
     @property
     def graph(self) -> Graph:
-        """From image and the result's gradient, or that and the filter."""
+        """From image and the result's gradient, or that and the filter; forwards from image and
+        filter."""
         case = self.case
         _, channels, *size = case.images
         x = TensorType(case.images)
@@ -61,6 +63,8 @@ class Gradient:
         types = [y, weight]
         if self.of == FILTER_GRADIENT:
             op, types = ops.Conv2dWeightGradient(case.convolution, case.window), [x, y]
+        elif self.of == "forward":
+            op, types = case.convolution, [x, weight]
         inputs = [Value(type, f"input{i}") for i, type in enumerate(types)]
         node = Node(op, inputs, "g", "g")
         return Graph(inputs, [node.output], [node], "g")

@@ -214,6 +214,7 @@ NETWORKS: dict[str, Any] = {
 DEEP = ("resnet18", "float32")
 
 
+@pytest.mark.early
 @pytest.mark.parametrize(
     ("name", "precision"), [case for case in product(NETWORKS, PRECISIONS) if case != DEEP]
 )

@@ -15,10 +15,13 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
 
 torch = pytest.importorskip("torch")
+from tests.cuda.cards import some  # noqa: E402
 from tests.models.test_torchvision import NETWORKS, SMALL, images, peer, theirs  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 BATCH = 2
+SAMPLE = ("alexnet", "vgg11_bn", "resnet18", "resnet50", "squeezenet1_1", "densenet121")
+"""One network of each kind of block; others have no other kernels."""
 TOLERANCE = {"float32": 3e-6, "tf32": 2e-3, "float16": 4e-3, "bfloat16": 3e-2}
 """What is allowed where PyTorch happens to be more exact still, relative to the largest output."""
 
@@ -47,7 +50,8 @@ def by_torch(name: str, precision: str, x: np.ndarray) -> np.ndarray:
         return net(torch.from_numpy(x).to("cuda", dtype)).float().cpu().numpy()
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.early
+@pytest.mark.parametrize("name", some(NETWORKS, SAMPLE))
 def test_numbers(name: str) -> None:
     """At every precision no more than three times PyTorch's own error, and the same bits again."""
     x = images(BATCH, SMALL.get(name, 64), 1)

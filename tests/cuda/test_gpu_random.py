@@ -24,6 +24,7 @@ ARGUMENTS = (st.sampled_from(EVERYWHERE), st.booleans(), st.sampled_from(("float
 SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.early
 @settings(SETTINGS, max_examples=60, derandomize=True)
 @given(graphs(most=16), *ARGUMENTS)
 def test_random_graphs(graph: Graph, strategy: str, special: bool, precision: str) -> None:

@@ -38,12 +38,13 @@ def computed(task: Task, built: Built, given: list[np.ndarray]) -> list[np.ndarr
     return found
 
 
+@pytest.mark.early
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(
     ("shape", "inner"),
     [
         *(((16, 128, 28, 28), 64), ((3, 80, 9, 11), 24)),
-        *(((16, 32, 56, 56), 0), ((2, 16, 9, 11), 0)),
+        *(((6, 32, 56, 56), 0), ((2, 16, 9, 11), 0)),
     ],
 )
 def test_numbers(shape: tuple[int, ...], inner: int, dtype: str) -> None:
@@ -54,7 +55,7 @@ def test_numbers(shape: tuple[int, ...], inner: int, dtype: str) -> None:
     for task in tasks_of(shape, inner, dtype):
         problem, given = problem_of(task), drawn(task)
         ours = own(problem, tuning)
-        assert machine.arch != "sm_90" or ours or shape[0] < 16
+        assert machine.arch != "sm_90" or ours or shape[0] < 6
         for built in (*ours, *everything(problem, [], {}, tuning)[:1]):
             found = computed(task, built, given)
             check(task, given, found)

@@ -59,6 +59,7 @@ def away(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> tuple[fl
     return losses, float(np.mean(np.square([*errors.values()])) ** 0.5)
 
 
+@pytest.mark.early
 @pytest.mark.parametrize("strategy", ["model", "cudnn"])
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
 def test_errors_are_those_of_pytorch(precision: str, strategy: str) -> None:

@@ -148,7 +148,7 @@ def test_what_is_for_another_card_or_library_is_refused() -> None:
 def test_arguments_that_do_not_fit_the_device(tmp_path: Any) -> None:
     network: dict[str, Any] = {"output_names": None, "name": "n", "inputs": [], "outputs": []}
     path = tmp_path / "net.mdx"
-    write_compiled(path, "cuda:1", StoredProgram("sm_90", {}, {}, []), network)
+    write_compiled(path, "cuda:1", StoredProgram("sm_90", {}, {}, [], 0), network)
     with pytest.raises(GraphError, match=r"threads=2; .* is for a GPU, which takes none"):
         md.load(path, threads=2)
     with pytest.raises(GraphError, match=r"device='cpu'; .* is for 'cuda'"):

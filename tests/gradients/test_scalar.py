@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
+import torch
 
 from minidnn.gradients.scalar import TERMS, arguments_of, derivative, renumbered, with_result
 from minidnn.graph import expression as scalar
@@ -24,6 +26,8 @@ from minidnn.graph.expression import (
     tanh,
     where,
 )
+from minidnn.graph.scalar_functions import at_least, at_most, root
+from minidnn.graph.scalar_functions import softplus as softplus_of
 from minidnn.graph.scalar_ops import SCALAR_OPS
 
 X, Y, SEED = argument(0), argument(1), argument(2)
@@ -153,10 +157,45 @@ def test_powers() -> None:
     np.testing.assert_array_equal(slopes(power, [0.0, 1.0], [2.0, 2.0], index=1), [0, 0])
 
 
+def test_logarithms_of_exponentials_are_exact_far_from_0() -> None:
+    points = np.array([-700.0, -50.0, -20.0, 0.0, 20.0, 700.0])
+    for softplus in (log1p(exp(X)), log(1.0 + exp(X)), log(exp(X) + 1.0), softplus_of(X)):
+        expected = np.exp(-np.logaddexp(0.0, -points))
+        np.testing.assert_allclose(slopes(softplus, points), expected, rtol=1e-14)
+
+
+def test_quotients_by_what_is_nearly_nothing() -> None:
+    tiny = 5e-324
+    np.testing.assert_array_equal(slopes(X / Y, [0.0, 0.0], [tiny, -tiny], index=1), 0.0)
+    inverse = 1.0 / X
+    np.testing.assert_array_equal(slopes(inverse * inverse, [0.0, -0.0, INF]), [-INF, INF, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("limit", "function"), [(at_least, torch.clamp_min), (at_most, torch.clamp_max)]
+)
+def test_bounds_are_those_of_clamp(limit: object, function: object) -> None:
+    numbers = [0.0, -0.0, 1.0, -1.0, 5e-324, INF, -INF, NAN]
+    x, bound = np.array(list(product(numbers, repeat=2))).T
+    leaves = [torch.from_numpy(each.copy()).requires_grad_() for each in (x, bound)]
+    value = function(*leaves)  # type: ignore[operator]
+    expression = limit(X, Y)  # type: ignore[operator]
+    np.testing.assert_array_equal(evaluate(expression, [x, bound]), value.detach().numpy())
+    for index, wanted in enumerate(torch.autograd.grad(value.sum(), leaves)):
+        np.testing.assert_array_equal(slopes(expression, x, bound, index=index), wanted.numpy())
+
+
+def test_roots_have_a_slope_at_0() -> None:
+    np.testing.assert_array_equal(slopes(root(X * X), [0.0, 2.0, -2.0]), [0.0, 1.0, -1.0])
+    assert np.isnan(slopes(root(X), [NAN])).all()
+
+
 def test_nan_stays_nan_but_passes_limits() -> None:
-    for expression in (X * X, tanh(X), sigmoid(X), exp(X), abs(X)):
+    for expression in (X * X, tanh(X), sigmoid(X), exp(X)):
         assert np.isnan(slopes(expression, [NAN])).all()
-    assert slopes(maximum(X, 0.0), [NAN]) == 1.0  # as in PyTorch
+    assert slopes(maximum(X, 0.0), [NAN]) == 1.0  # as in PyTorch, and so are these
+    assert slopes(abs(X), [NAN]) == 0.0
+    assert slopes(maximum(X, Y), [NAN, 1.0], [1.0, NAN]).tolist() == [1.0, 1.0]
 
 
 def test_shared_subexpressions_stay_shared() -> None:

@@ -21,7 +21,7 @@ from minidnn.lab.step import Ladder, Point
 from .generated import STEPS, generated
 
 pytestmark = pytest.mark.gpu
-ALL = 200
+SOME, ALL = 40, 200
 
 
 def right(ladder: Ladder, step: CudaStep, count: int) -> None:
@@ -44,16 +44,20 @@ def right(ladder: Ladder, step: CudaStep, count: int) -> None:
 
 
 @pytest.mark.parametrize(("ladder", "step"), STEPS, ids=lambda one: str(one.name))
-def test_two_hundred_generated_shapes(ladder: Ladder, step: CudaStep) -> None:
-    right(ladder, step, ALL)
+@pytest.mark.parametrize("count", [SOME, pytest.param(ALL, marks=pytest.mark.full)])
+def test_generated_shapes(count: int, ladder: Ladder, step: CudaStep) -> None:
+    right(ladder, step, count)
 
 
+# Full: those are among the shapes above.
+@pytest.mark.full
 @pytest.mark.race
 @pytest.mark.parametrize(("ladder", "step"), STEPS, ids=lambda one: str(one.name))
 def test_few_shapes_for_the_sanitizers(ladder: Ladder, step: CudaStep) -> None:
     right(ladder, step, 8)
 
 
+@pytest.mark.early
 @pytest.mark.parametrize(
     "ladder",
     [one for one in LADDERS.values() if one.device == "cuda"],
@@ -80,6 +84,7 @@ def test_a_measured_study_has_no_failure(ladder: Ladder) -> None:
     assert lab.table(study, ladder) and lab.study_page(study, ladder)
 
 
+@pytest.mark.early
 def test_a_wrong_and_a_faulty_kernel_are_findings() -> None:
     ladder = LADDERS["product"]
     step = ladder.step("naive")

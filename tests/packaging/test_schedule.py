@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import why_no_gpu
-from tests.schedule import MANY_TESTS, put_in_order, unit_of
+from tests.schedule import MANY_TESTS, put_in_order, spread, unit_of
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,25 @@ def test_those_that_run_alone_come_between_short_ones() -> None:
     put_in_order(items)
     files = list(dict.fromkeys(unit_of(item.nodeid) for item in items))
     assert files == ["long.py", "more.py", "one.py", "many.py", "few.py"]
+
+
+@pytest.mark.parametrize(("count", "workers"), [(12, 4), (23, 4), (6, 8), (7, 2), (5, 1)])
+def test_parts_of_workers_begin_with_what_is_long(count: int, workers: int) -> None:
+    items: list[Any] = [Item(f"a.py::test_{i}") for i in range(count)]
+    for number, mark in ((1, "early"), (3, "alone"), (4, "early"), (5, "alone")):
+        items[number:number] = [Item(f"b.py::test_{number}", mark)]
+    before = list(items)
+    spread(items, workers)
+    assert sorted(item.nodeid for item in items) == sorted(item.nodeid for item in before)
+    # As pytest-xdist gives them out.
+    parts, left = [], list(items)
+    for i in range(workers):
+        size = len(left) // (workers - i)
+        parts.append([item.markers for item in left[:size]])
+        del left[:size]
+    assert [part[0] for part in parts[:2]] == [("early",)] * min(workers, 2)
+    assert parts[-1][-2:] == [("alone",)] * len(parts[-1][-2:])
+    assert sum(part.count(("early",)) for part in parts) == 2
 
 
 def test_parts_come_first_and_run_at_the_same_time(root: Path, tmp_path: Path) -> None:

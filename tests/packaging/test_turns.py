@@ -54,6 +54,21 @@ def test_alone_is_alone_and_not_overtaken(tmp_path: Path) -> None:
     later.leave()
 
 
+def test_who_runs_alone_again_stays(tmp_path: Path) -> None:
+    """Others wait for both tests, and not longer."""
+    turns = Turns(tmp_path)
+    with turns.taken(True, True):
+        other = Worker(tmp_path, False)
+        while not held(tmp_path / "door"):
+            pass
+    with turns.taken(True):
+        assert not other.inside.wait(0.2)
+    assert other.inside.wait(60)
+    other.leave()
+    with turns.taken(True):
+        pass
+
+
 def held(path: Path) -> bool:
     """Whether somebody holds a file's lock."""
     with path.open() as file:

@@ -200,8 +200,10 @@ def test_what_memory_cannot_hold_is_refused() -> None:
     graph = optimize(graph_of(lambda t, x: relu(conv(t, relu(x), 2)), (1, 3, 8, 8)), context)
     plan = make_plan(graph, context)
     largest = 3 * 8 * 8 * 4
-    needed = max(plan.arena.bytes, largest)
+    needed = plan.arena.bytes + largest + graph.outputs[0].type.bytes
     plan.check_fits(needed, "a device")
     text = rf"%x0: float32\[1, 3, 8, 8\] takes {largest} bytes, and values that are needed at once "
     with pytest.raises(OutOfMemoryError, match=rf"{text}{needed}; a device has {needed - 1}$"):
         plan.check_fits(needed - 1, "a device")
+    with pytest.raises(OutOfMemoryError, match=rf"at once {2 * needed}; a device has {needed}$"):
+        plan.check_fits(needed, "a device", wider=2)

@@ -113,7 +113,7 @@ def test_malformed_binary_is_told(
 def test_other_paths_and_methods_are_json(server: Running) -> None:
     assert post(server.rest, b"", path="explode")[0] == 404
     assert post(server.rest, b"", path="ready")[0] == 405
-    assert post(server.rest, body(), **{"Content-Encoding": "gzip"})[0] == 415
+    assert post(server.rest, body(), **{"Content-Encoding": "br"})[0] == 415
 
 
 def test_garbage_over_grpc(server: Running) -> None:
@@ -224,12 +224,12 @@ def test_half_a_head_is_closed(busy: Running, sent: bytes) -> None:
         assert raw.recv(100) == b""
 
 
-def test_a_head_without_end_is_closed(busy: Running) -> None:
+def test_a_head_without_end_is_refused(busy: Running) -> None:
     with connected(busy) as raw:
         raw.sendall(b"GET / HTTP/1.1\r\n")
-        with pytest.raises(OSError):
-            for i in range(10_000):
-                raw.sendall(b"X-%d: %s\r\n" % (i, bytes(1000).replace(b"\0", b"a")))
+        for i in range(1000):
+            raw.sendall(b"X-%d: %s\r\n" % (i, bytes(1000).replace(b"\0", b"a")))
+        assert raw.recv(20).startswith(b"HTTP/1.1 431")
 
 
 def test_half_a_body_is_answered(busy: Running) -> None:

@@ -354,6 +354,7 @@ def test_a_network_that_goes_down_and_up_is_taken_whole() -> None:
     assert ours <= 3 * pytorchs
 
 
+@pytest.mark.early
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_large", "shufflenet_v2_x1_0"])
 def test_networks_are_taken_whole(name: str) -> None:
     net, x = torchvision(name).cuda(), example(name, 2, 64).cuda()

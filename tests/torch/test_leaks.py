@@ -17,6 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import minidnn as md
+from minidnn.acceleration.dynamo import backend
 from minidnn.frontends.torch.caches import Caches
 
 GRIDS: dict[Any, torch.Tensor] = {}
@@ -264,7 +265,7 @@ def test_torch_compile(name: str) -> None:
     _forget.__wrapped__()  # type: ignore[attr-defined]
     torch.compiler.reset()
     net = NETS[name]().eval()
-    fast = torch.compile(net, backend="minidnn", options={"device": "reference"})
+    fast = torch.compile(net, backend=backend, options={"device": "reference"})
     for _ in range(2):
         right(fast, examples(1.0), expected)
         right(net, examples(1.0), expected)

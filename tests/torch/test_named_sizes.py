@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import minidnn as md
-from minidnn.acceleration.dynamo import pieces
+from minidnn.acceleration.dynamo import backend, pieces
 from minidnn.acceleration.named import NamedProgram
 from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.errors import GraphError
@@ -141,7 +141,7 @@ def test_what_is_not_the_same_for_all_batches_has_programs_of_its_own(
 def test_torch_compile_has_one_executable_for_all_batches(net: nn.Module) -> None:
     torch.compiler.reset()
     net = net.eval()
-    fast = torch.compile(net, backend="minidnn", dynamic=True, options={"device": "reference"})
+    fast = torch.compile(net, backend=backend, dynamic=True, options={"device": "reference"})
     is_whole = isinstance(net, Branched)
     with torch.inference_mode():
         for rows in (5, 7, 7, 9, 2):
@@ -183,7 +183,7 @@ def test_any_batch_on_a_gpu(how: str) -> None:
     if how == "optimize":
         fast: Any = md.optimize(net, dynamic=BATCH)
     else:
-        fast = torch.compile(net, backend="minidnn", dynamic=True)
+        fast = torch.compile(net, backend=backend, dynamic=True)
     with torch.inference_mode():
         for rows in (5, 7, 7, 12, 2, 3):
             x, y = (each.cuda() for each in arguments(rows))

@@ -23,6 +23,7 @@ from torch import nn
 import minidnn as md
 from minidnn.acceleration.trained import TrainedProgram
 from tests.cases.record import one_thread
+from tests.cuda.cards import some
 from tests.oracles.torchvision_models import models
 from tests.torch.steps import FLOOR, is_near, like
 from tests.training.networks import move_biases
@@ -32,6 +33,8 @@ NETWORKS = (
     *("shufflenet_v2_x1_0", "regnet_y_400mf", "resnext50_32x4d", "wide_resnet50_2"),
     "convnext_tiny",
 )
+#: Of networks that train on a GPU: others have no other kinds of layers.
+SAMPLE = ("mobilenet_v3_large", "shufflenet_v2_x1_0", "resnext50_32x4d", "convnext_tiny")
 #: Networks of rectifiers and normalizations alone.
 RECTIFIED = (
     *("mobilenet_v2", "mnasnet1_0", "googlenet", "shufflenet_v2_x1_0", "regnet_y_400mf"),
@@ -127,6 +130,7 @@ def test_network(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.early
+@pytest.mark.parametrize("name", some(NETWORKS, SAMPLE))
 def test_network_on_a_gpu(name: str) -> None:
     check(name, "cuda")

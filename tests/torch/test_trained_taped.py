@@ -13,6 +13,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import minidnn as md
+from minidnn.acceleration.dynamo import backend
 from minidnn.errors import UnsupportedError
 from tests.torch.test_trained import DEVICE, close
 from tests.torch.test_trained_transforms import network, x_of
@@ -125,7 +126,7 @@ def optimized() -> Any:
 
 def compiled() -> Any:
     torch._dynamo.reset()
-    return torch.compile(network(), backend="minidnn", options={"device": DEVICE})
+    return torch.compile(network(), backend=backend, options={"device": DEVICE})
 
 
 # PyTorch's own: of torch.jit, of detecting anomalies, and of what its compiler looks at itself.

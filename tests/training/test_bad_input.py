@@ -124,9 +124,12 @@ def changed(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     ("change", "message"),
     [
         (lambda known: known.update(format=9), "a checkpoint of format 9; valid is 2"),
-        (lambda known: known.pop("format"), "its header is damaged: KeyError.'format'"),
+        (lambda known: known.pop("format"), "a checkpoint of format None; valid is 2"),
         (lambda known: known["progress"].update(steps=7), "not those that were saved: it is dam"),
-        (lambda known: known.pop("progress"), "not those that were saved: it is damaged"),
+        (lambda known: known.pop("progress"), "says progress=None; valid is how far training had"),
+        (lambda known: known["progress"].update(steps=-1), "says progress=.*; valid is how far"),
+        (lambda known: known.update(loader=[1]), r"says loader=\[1\]; valid is the place of a"),
+        (lambda known: known.update(history={}), r"says history=\{\}; valid is a list of records"),
         (lambda known: known.update(accumulate=2), "not those that were saved: it is damaged"),
     ],
 )

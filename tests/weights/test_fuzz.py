@@ -21,6 +21,7 @@ import torch
 
 from minidnn.errors import WeightsError
 from minidnn.weights import Unread, load_weights, save_weights
+from tests.damage.mutations import mutated
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 FORMATS = ["safetensors", "zip", "legacy"]
@@ -28,7 +29,6 @@ PEAK = 8 << 20  # the files have a few kB
 SECONDS = 5.0
 # Where minidnn refuses on purpose what the library takes.
 STRICTER = ("BOOL data", "stands there twice", UNREAD := "unread")
-EXTREMES = [0, 1, 0x7F, 0x80, 0xFF, 2**15, 2**16 - 1, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1]
 
 
 @pytest.fixture
@@ -46,43 +46,10 @@ def whole(tmp_path: Path, tensors: Arrays, request: pytest.FixtureRequest) -> tu
     return path.read_bytes(), given
 
 
-def mutate(data: bytes, rng: random.Random) -> bytes:
-    """One to three changes of the kinds that break parsers."""
-    changed = bytearray(data)
-    for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        at = rng.randrange(len(changed) + 1)
-        span = min(rng.choice([1, 1, 2, 4, 8, 30, 200]), len(changed) - at)
-        kind = rng.randrange(8)
-        if kind == 0:
-            changed[at : at + span] = rng.randbytes(span)
-        elif kind == 1 and span:
-            changed[at] ^= 1 << rng.randrange(8)
-        elif kind == 2:
-            width, layout = rng.choice([(1, "<B"), (2, "<H"), (4, "<I"), (8, "<Q")])
-            value = rng.choice(EXTREMES) % 256**width
-            changed[at : at + width] = struct.pack(layout, value)
-        elif kind == 3:
-            del changed[at : at + span]
-        elif kind == 4:
-            changed[at:at] = rng.randbytes(span)
-        elif kind == 5:
-            source = rng.randrange(len(changed) + 1)
-            changed[at : at + span] = changed[source : source + span]
-        elif kind == 6:
-            del changed[at:]
-        else:  # a digit of a JSON number, a letter of a name
-            digits = [
-                i for i in range(at, min(at + 200, len(changed))) if chr(changed[i]).isalnum()
-            ]
-            if digits:
-                changed[rng.choice(digits)] = rng.choice(b'0123456789-.eE[]{}",:')
-    return bytes(changed)
-
-
 def mutants(data: bytes, count: int, seed: int) -> Iterator[bytes]:
     rng = random.Random(seed)
     for _ in range(count):
-        yield mutate(data, rng)
+        yield mutated(rng, data)
 
 
 def run(path: Path, data: bytes) -> tuple[Arrays | None, str]:
@@ -170,15 +137,6 @@ def test_mutated_files(tmp_path: Path, whole: tuple[bytes, Arrays], form: str) -
 def run_good(tmp_path: Path, data: bytes) -> Arrays:
     (tmp_path / "copy").write_bytes(data)
     return load_weights(tmp_path / "copy")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("seed", range(2, 12))
-@pytest.mark.parametrize(("whole", "form"), [(form, form) for form in FORMATS], indirect=["whole"])
-def test_many_mutated_files(
-    tmp_path: Path, whole: tuple[bytes, Arrays], form: str, seed: int
-) -> None:
-    fuzz(tmp_path / "mutant", form, whole, 334, seed)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -23,6 +23,7 @@ from ...runtime.cores import usable_cores
 from ...runtime.plan import Plan
 from ...runtime.program import WHY_NO_STATES, StoredProgram
 from ...runtime.store import Store
+from ...runtime.usable_memory import usable_memory
 from ..codegen.kernel import KernelSource
 from ..options import (
     accuracy_option,
@@ -48,7 +49,7 @@ from .isa import (
 from .kernels import compile_kernels
 from .library import NativeFunction
 from .lower import lower_plan
-from .machine import describe_machine, memory_bytes
+from .machine import describe_machine
 from .native import runner_kernel, why_not_there
 from .rank_sums import HostSum
 from .rates import measured_rates
@@ -80,6 +81,7 @@ class CpuBackend:
 
     name = "cpu"
     keeps_states = True
+    uses_host_memory = True
     interface = "float32"
     #: What F(4x4) rounds more is a small part of a result, but steps add it up.
     training_options: Mapping[str, Any] = {"accuracy": "direct"}
@@ -139,7 +141,7 @@ class CpuBackend:
             isa = with_bytes(isa)
         tune = tune_option(options, "heuristic")
         plan.check_limit(memory_limit_option(options))
-        plan.check_fits(memory_bytes(), "this machine")
+        plan.check_fits(usable_memory(), "this process")
 
         if tune != "heuristic" and sums_over_ranks(plan.graph):
             raise UnsupportedError(
@@ -252,7 +254,7 @@ class CpuProgram(TableProgram):
         these are those of any size."""
         target = plan.target
         assert isinstance(target, CpuTarget) and target.any_size
-        plan.check_fits(memory_bytes(), "this machine")
+        plan.check_fits(usable_memory(), "this process")
         tasks = lower_plan(plan, self.isa, self.threads, target.accuracy, any_size=True)
         return builder(plan, self.isa, self.threads, self.guarded)(tasks, self)
 

@@ -5,10 +5,8 @@ What can be told without measuring is found here; rates are measured by :mod:`.r
 
 from __future__ import annotations
 
-import os
 import platform
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,14 +83,6 @@ def describe_machine() -> Machine:
         tuple(isa.name for isa in usable_isas()),
         CacheSizes(_cache(1), _cache(2), _cache(3)),
     )
-
-
-def memory_bytes() -> int:
-    """Bytes of memory of the whole machine; more than any has where the system does not say."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return sys.maxsize
 
 
 def _processor_name() -> str:

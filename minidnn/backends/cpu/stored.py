@@ -35,9 +35,13 @@ def store(
     Args:
         packed: the constants with their addresses.
     """
+    # Tables of sizes and offsets come first: what is no float may be one.
+    packed = sorted(packed, key=lambda each: each[1].dtype.kind == "f")
+    tables = [array for _, array in packed if array.dtype.kind != "f"]
     given = [source.reshape(-1) for source in table.sources if isinstance(source, np.ndarray)]
     arrays = [*(array for _, array in packed), *given]
     offsets = offsets_of(arrays)
+    index_bytes = offsets_of([*tables, np.empty(0)])[-1]
     places = {address: offset for (address, _), offset in zip(packed, offsets, strict=False)}
     given_at = iter(offsets[len(packed) :])
     libraries: dict[Path, int] = {}
@@ -69,7 +73,7 @@ def store(
     }
     code = {_RUNNER: runner_library().content()}
     code |= {_KERNELS.format(i): loaded_from(path).content() for path, i in libraries.items()}
-    return StoredProgram(isa, document, code, arrays)
+    return StoredProgram(isa, document, code, arrays, index_bytes)
 
 
 class LoadedProgram(TableProgram):

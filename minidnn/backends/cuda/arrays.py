@@ -143,9 +143,15 @@ class _Numpy(ArrayLibrary):
 
 
 class _Torch(ArrayLibrary):
-    def stream(self, device: int) -> int:
+    @cached_property
+    def _raw_stream(self) -> Any:
         """What ``torch.cuda.current_stream`` makes an object of, which takes ten times as long."""
-        return int(sys.modules["torch"]._C._cuda_getCurrentRawStream(device))
+        from ..._torch_internals import raw_stream
+
+        return raw_stream
+
+    def stream(self, device: int) -> int:
+        return int(self._raw_stream(device))
 
     def empty(self, slot: ArraySlot, device: int) -> Any:
         # Strides are the shortest way to an array: without them PyTorch looks for a memory format.

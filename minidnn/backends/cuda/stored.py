@@ -72,7 +72,8 @@ def store(table: CudaTable, constants: np.ndarray, machine: Machine) -> StoredPr
     document["plans"] = [[plan.ids, plan.scalars, plan.joined] for plan in stored]
     code: dict[str, bytes | memoryview] = {_UNIT.format(i): unit for unit, i in units.items()}
     code |= {_PLAN.format(i): plan.text.encode() for i, plan in enumerate(stored)}
-    return StoredProgram(machine.arch, document, code, [constants])
+    # All are read to be copied to the device, so that nothing is spared by checking a part of them.
+    return StoredProgram(machine.arch, document, code, [constants], constants.nbytes)
 
 
 def why_not_here(document: dict[str, Any], index: int) -> str | None:

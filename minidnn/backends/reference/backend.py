@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 
 from minidnn.backends.options import check_options, memory_limit_option
+from minidnn.errors import OutOfMemoryError
 from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.target import Target
+from minidnn.graph.evaluate import no_memory_for
 from minidnn.graph.ir import Constant, Node, State, Value
 from minidnn.graph.types import ITEMSIZE, numpy_dtype, rounded_to
 from minidnn.memory.annotations import channel_axis
@@ -28,6 +30,7 @@ from minidnn.memory.liveness import lifetimes
 from minidnn.runtime.agreement import agree_on_sums
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.store import Store
+from minidnn.runtime.usable_memory import usable_memory
 
 _POISON = 0xFF  # a float of these bytes is NaN
 
@@ -37,6 +40,7 @@ class ReferenceBackend:
 
     name = "reference"
     keeps_states = True
+    uses_host_memory = True
 
     def unavailable(self) -> str | None:
         return None
@@ -53,8 +57,10 @@ class ReferenceBackend:
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> ReferenceProgram:
         check_options("reference", options, ("interpret", "memory_limit"))
         plan.check_limit(memory_limit_option(options))
+        wide = precision == "float64"
+        plan.check_fits(usable_memory(), "this process", _widening(plan, wide))
         agree_on_sums(plan.graph)
-        return ReferenceProgram(plan, precision == "float64", bool(options.get("interpret")))
+        return ReferenceProgram(plan, wide, bool(options.get("interpret")))
 
 
 @dataclass
@@ -94,7 +100,13 @@ class ReferenceProgram:
         ends = _ends(self.plan)
         for i, node in enumerate(graph.nodes):
             operands = [self._operand(memory, value) for value in node.inputs]
-            for value, result in zip(node.outputs, self._compute(node, operands), strict=True):
+            try:
+                results = self._compute(node, operands)
+            except OutOfMemoryError as error:
+                raise OutOfMemoryError(f"node {node.name!r} ({node.op}): {error}") from error
+            except MemoryError as error:
+                raise no_memory_for(node, error) from error
+            for value, result in zip(node.outputs, results, strict=True):
                 memory.write(value, result)
             for value in ends.get(i, ()):
                 memory.poison(value)
@@ -119,17 +131,15 @@ class _Memory:
     def __init__(self, plan: Plan, wide: bool) -> None:
         self._plan = plan
         self._wide = wide
-        # What NumPy computes in may take more bytes than were planned: float64, or bfloat16.
-        self._scale = max(
-            (self._dtype(v).itemsize // ITEMSIZE[v.dtype] for v in plan.arena.offsets), default=1
-        )
-        self._arena = np.full(plan.arena.bytes * self._scale, _POISON, np.uint8)
+        self._scale = _widening(plan, wide)
+        size = plan.arena.bytes * self._scale
+        try:
+            self._arena = np.full(size, _POISON, np.uint8)
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f"graph {plan.graph.name!r}: there is no memory for its values, {size} bytes"
+            ) from error
         self._outside: dict[Value, np.ndarray] = {}
-
-    def _dtype(self, value: Value) -> np.dtype:
-        if self._wide and "float" in value.dtype:
-            return np.dtype(np.float64)
-        return numpy_dtype(value.dtype)
 
     def adopt(self, value: Value, array: np.ndarray) -> None:
         self._outside[value] = array
@@ -138,7 +148,7 @@ class _Memory:
         """The array of a value that has storage of its own."""
         if root in self._outside:
             return self._outside[root]
-        dtype = self._dtype(root)
+        dtype = _dtype(root, self._wide)
         offset = self._plan.arena.offsets.get(root)
         if offset is None:
             poison = np.full(root.type.size * dtype.itemsize, _POISON, np.uint8)
@@ -172,6 +182,17 @@ class _Memory:
         offset = self._plan.arena.offsets[root] * self._scale
         size = root.type.size * ITEMSIZE[root.dtype] * self._scale
         self._arena[offset : offset + size] = _POISON
+
+
+def _dtype(value: Value, wide: bool) -> np.dtype:
+    """What NumPy computes a value in."""
+    return np.dtype(np.float64) if wide and "float" in value.dtype else numpy_dtype(value.dtype)
+
+
+def _widening(plan: Plan, wide: bool) -> int:
+    """How many times the planned bytes NumPy takes: more than 1 for float64 and bfloat16."""
+    found = (_dtype(v, wide).itemsize // ITEMSIZE[v.dtype] for v in plan.arena.offsets)
+    return max(found, default=1)
 
 
 def _ends(plan: Plan) -> dict[int, list[Value]]:

@@ -18,6 +18,7 @@ import torch
 
 import minidnn as md
 from minidnn import models
+from minidnn._torch_internals import deferred
 from minidnn.bench.gpu.timing import Run
 from minidnn.bench.networks import BEYOND
 from minidnn.bench.torchvision_models import models as torchvision
@@ -157,9 +158,7 @@ def called(cell: Cell) -> tuple[Run, Any]:
 
 def inductor(cell: Cell, last: bool, mode: str = "reduce-overhead") -> tuple[Run, Any]:
     """``torch.compile`` in a mode, with freezing, in NCHW or channels last."""
-    import torch._inductor.config
-
-    torch._inductor.config.freezing = True
+    deferred("torch._inductor.config").freezing = True
     x = cell.x.to(memory_format=torch.channels_last) if last else cell.x
     with _first_runs(cell) as count:
         run, y = _warmed(mode, cell.module, x, last)
@@ -172,7 +171,7 @@ def inductor(cell: Cell, last: bool, mode: str = "reduce-overhead") -> tuple[Run
 
 
 def _warmed(mode: str, module: Any, x: Any, last: bool) -> tuple[Run, Any]:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     fast = torch.compile(moved(module, x, last), mode=mode)
 
     def run() -> Any:
@@ -189,17 +188,16 @@ def _first_runs(cell: Cell) -> Iterator[list[int]]:
     """Meanwhile compiled graphs wait for their turn whenever they run: then cudnn.benchmark and
     Inductor's kernels measure.  Compiling, which comes before the first run, needs no turn.
     Gives the count of runs."""
-    from torch._inductor.output_code import CompiledFxGraph
-
-    inner, count = CompiledFxGraph.__call__, [0]
+    graph = deferred("torch._inductor.output_code.CompiledFxGraph")
+    inner, count = graph.__call__, [0]
 
     def call(self: Any, inputs: Any) -> Any:
         count[0] += 1
         with cell.alone():
             return inner(self, inputs)
 
-    CompiledFxGraph.__call__ = call
+    graph.__call__ = call
     try:
         yield count
     finally:
-        CompiledFxGraph.__call__ = inner
+        graph.__call__ = inner

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export.graph_signature import InputKind
-from torch.utils import _pytree as pytree
 
+from minidnn._torch_internals import pytree
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.captured import CAPTURING, Captured, Held
 from minidnn.frontends.torch.functional import functional

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from minidnn._torch_internals import OpOverload
 from minidnn.frontends.torch.aten.call import arguments_of, key_of
 
 #: Operations that read an operand's shape and dtype alone, and the number that they give; None is
@@ -46,7 +47,7 @@ def _always_the_same(node: Node) -> bool:
     """Whether an operation of PyTorch's gives the same for the same operands."""
     target: Any = node.target
     return (
-        isinstance(target, torch._ops.OpOverload)
+        isinstance(target, OpOverload)
         and not target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in target.tags
         and target.namespace != "minidnn"
@@ -64,7 +65,7 @@ def made_of_nothing(graph: Graph) -> None:
     """Lets what reads an operand's shape alone be made without the operand, and tensors that are
     made of nothing have the dtype that was PyTorch's default when the program was captured."""
     for node in list(graph.nodes):
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
             continue
         if key_of(node) in _FILLED:
             _fill(graph, node)

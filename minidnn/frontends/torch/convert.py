@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
+from minidnn._torch_internals import HigherOrderOperator
 from minidnn.errors import GraphError
 from minidnn.frontends.torch import aten
 from minidnn.frontends.torch.aten.call import AtenCall, Refused, key_of, known, type_of, why_left
@@ -138,7 +139,7 @@ def _reason(
         container = node.all_input_nodes[0]
         return left.get(container)
     try:
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
+        if isinstance(node.target, HigherOrderOperator):
             raise Refused(_BLOCKS.get(key_of(node), "it is a block of operations"))
         if any(isinstance(value, (list, tuple)) for value in _results(node)):
             raise Refused("it gives lists within lists")

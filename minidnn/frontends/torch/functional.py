@@ -19,22 +19,28 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.utils import _pytree as pytree
 
+from minidnn._torch_internals import (
+    FakeTensorMode,
+    OpOverload,
+    ShapeEnv,
+    aot_export_module,
+    enter_autocast,
+    exit_autocast,
+    pytree,
+    set_grad_enabled,
+    without_torch_function,
+)
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.captured import CAPTURING, Captured, Held
 from minidnn.frontends.torch.constants import constants, made_of_nothing
 from minidnn.frontends.torch.memory import share_results
-from minidnn.frontends.torch.private import FakeTensorMode, ShapeEnv, aot_export_module
 
 #: Operations that check what the key of a program says already.
 _CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
 _DETACH = torch.ops.aten.detach.default
 #: The key of what says that a node's value may require a gradient.
 _TRACKED = "minidnn_tracked"
-_SET_GRAD = torch._C._set_grad_enabled
-_ENTER, _EXIT = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
-_OVERLOAD = torch._ops.OpOverload
 
 
 def functional(
@@ -104,7 +110,7 @@ def _functional(
             elif is_tracked(node):
                 _give_gradients(graph, node, results[place], taped)
     for node in list(graph.nodes):
-        if node.target is _SET_GRAD:
+        if node.target is set_grad_enabled:
             graph.erase_node(node)
     _mark_leaves(graph)
     counted, writes = _counted(graph, writes)
@@ -200,7 +206,7 @@ def _mark_leaves(graph: Graph) -> None:
 
 def switches_on(node: Node) -> bool:
     """Whether a node switches gradients on."""
-    return node.target is _SET_GRAD and bool(node.args[0])
+    return node.target is set_grad_enabled and bool(node.args[0])
 
 
 class UnderAutocast:
@@ -221,29 +227,29 @@ class UnderAutocast:
 
 def _enter(*settings: Any) -> tuple[Any, Any]:
     """Notes in the graph that is made that a block begins, and begins it."""
-    noted = _ENTER(*settings)
-    with torch._C.DisableTorchFunction():
-        return noted, _ENTER(*settings)
+    noted = enter_autocast(*settings)
+    with without_torch_function():
+        return noted, enter_autocast(*settings)
 
 
 def _exit(begun: tuple[Any, Any]) -> None:
     noted, block = begun
-    with torch._C.DisableTorchFunction():
-        _EXIT(block)
-    _EXIT(noted)
+    with without_torch_function():
+        exit_autocast(block)
+    exit_autocast(noted)
 
 
 def _entering(piece: GraphModule) -> GraphModule:
     """The piece, which enters its blocks under autocast also where a graph of it is made: PyTorch
     only notes them there, and then takes results for such of other dtypes."""
-    if not any(node.target in (_ENTER, _EXIT) for node in piece.graph.nodes):
+    if not any(node.target in (enter_autocast, exit_autocast) for node in piece.graph.nodes):
         return piece
     graph = Graph()
     found: dict[Node, Node] = {}
     for node in piece.graph.nodes:
         found[node] = graph.node_copy(node, found.__getitem__)
-        if node.target in (_ENTER, _EXIT):
-            found[node].target = _enter if node.target is _ENTER else _exit
+        if node.target in (enter_autocast, exit_autocast):
+            found[node].target = _enter if node.target is enter_autocast else _exit
     return GraphModule(piece, graph)
 
 
@@ -251,18 +257,18 @@ def _under_autocast(module: GraphModule) -> None:
     """Has each operation in a block under another autocast say so itself, in place of the block's
     beginning and end."""
     graph = module.graph
-    if not any(node.target in (_ENTER, _EXIT) for node in graph.nodes):
+    if not any(node.target in (enter_autocast, exit_autocast) for node in graph.nodes):
         return
     blocks: list[tuple[Any, ...]] = []
     for node in graph.nodes:
-        if node.target is _ENTER:
+        if node.target is enter_autocast:
             blocks.append((*node.args, *(None, True, None)[len(node.args) - 1 :])[:4])
-        elif node.target is _EXIT:
+        elif node.target is exit_autocast:
             blocks.pop()
-        elif blocks and node.op == "call_function" and isinstance(node.target, _OVERLOAD):
+        elif blocks and node.op == "call_function" and isinstance(node.target, OpOverload):
             node.target = _under(node.target, blocks[-1])
     for node in reversed(graph.nodes):
-        if node.target in (_ENTER, _EXIT):
+        if node.target in (enter_autocast, exit_autocast):
             graph.erase_node(node)
 
 
@@ -296,7 +302,7 @@ def _detach(
         node.meta[_TRACKED] = isinstance(each, torch.Tensor) and each.requires_grad
     taped = set()
     for node in list(graph.nodes):
-        if node.target is _SET_GRAD:
+        if node.target is set_grad_enabled:
             enabled = bool(node.args[0])
         elif node.op == "call_function" and enabled:
             taped.add(node)
@@ -335,9 +341,9 @@ def _give_gradients(graph: Graph, given: Node, written: Node, taped: set[Node]) 
     """
     made: set[Node] = {given}
     for node in graph.nodes:
-        if node.op == "call_function" and node not in taped:
-            if any(each in made for each in node.all_input_nodes):
-                made.add(node)
+        off = node.op == "call_function" and node not in taped
+        if off and any(each in made for each in node.all_input_nodes):
+            made.add(node)
     readers = [user for user in written.users if user in taped]
     chain, pending = {written}, [written]
     while pending:

@@ -13,7 +13,8 @@ OLDEST, BEYOND = (2, 11), (2, 15)
 
 
 def require_torch() -> None:
-    """Imports PyTorch; DeviceError if it is missing or its version is not accepted."""
+    """Imports PyTorch; DeviceError if it is missing, its version is not accepted, or it lacks what
+    minidnn asks of it."""
     valid = f"valid are {_text(OLDEST)} to {_text((BEYOND[0], BEYOND[1] - 1))}"
     try:
         import_module("torch")
@@ -27,6 +28,7 @@ def require_torch() -> None:
     numbers = re.match(r"(\d+)\.(\d+)", found)
     if numbers is None or not OLDEST <= tuple(map(int, numbers.groups())) < BEYOND:
         raise DeviceError(f"PyTorch {found} is installed; {valid}")
+    import_module("minidnn._torch_internals")
 
 
 def _installed() -> str:

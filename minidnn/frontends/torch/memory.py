@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from minidnn._torch_internals import OpOverload
+
 #: The key of what marks a node that gives a result in the memory of something else.
 SHARED = "minidnn_shared"
 
@@ -53,7 +55,7 @@ class Memory:
 def _is_view(node: Node) -> bool:
     """Whether it gives its operand's memory as far as its schema says, or as is known."""
     target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+    if not isinstance(target, OpOverload) or target._schema.is_mutable:
         return False
     said = any(result.alias_info is not None for result in target._schema.returns)
     return bool(node.args) and (said or is_idle_dropout(node))
@@ -62,7 +64,7 @@ def _is_view(node: Node) -> bool:
 def is_idle_dropout(node: Node) -> bool:
     """Whether it is a dropout operation that does nothing."""
     target: Any = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(target, OpOverload):
         return False
     name = target.overloadpacket.__name__.removesuffix("_")
     return name in _DROPOUTS and node.args[2] is False

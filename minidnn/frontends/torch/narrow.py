@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
+from minidnn._torch_internals import pytree
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.captured import Captured
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
+from minidnn._torch_internals import pytree
 from minidnn.errors import GraphError, MiniDNNError, OutOfMemoryError, UnsupportedError
 from minidnn.frontends.torch.capture import capture
 from minidnn.frontends.torch.captured import Captured

@@ -12,6 +12,7 @@ from minidnn.gradients.table import REASONS, Backward, rule
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, where
 from minidnn.graph.ir import Value
+from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply
 
 REASONS[ops.ArgMax] = "it gives places, which are whole numbers and change by steps"
@@ -33,6 +34,8 @@ def reduce(call: Backward) -> Sequence[Value | None]:
             return [apply(ops.Expand(x.shape), gradient)]
         case "prod":
             return [_products_of_others(x, dims) * gradient]
+    if call.op.first:
+        return [_of_first(x, gradient, dims[0], turned=call.op.how == "min")]
     return [_shared(x, viewed(output, kept), gradient, dims)]
 
 
@@ -53,6 +56,16 @@ def _cast(x: Value, dtype: str) -> Value:
     if x.dtype == dtype:
         return x
     return apply(ops.Formula(argument(0), title="Cast", dtype=dtype), x)
+
+
+def _of_first(x: Value, gradient: Value, axis: int, turned: bool) -> Value:
+    """The first of the largest elements, or of the smallest, has all of the gradient; NaN counts as
+    either."""
+    given = apply(ops.Formula(-argument(0), title="Turned"), x) if turned else x
+    place = apply(ops.ArgMax(axis, keepdim=True), given)
+    shape = tuple(x.shape[axis] if d == axis else 1 for d in range(x.type.rank))
+    is_first = np.equal(place, np.arange(x.shape[axis]).reshape(shape))
+    return pointwise("Where", lambda c, g: where(c > 0.0, g, 0.0), is_first, gradient)
 
 
 def _shared(x: Value, extreme: Value, gradient: Value, dims: tuple[int, ...]) -> Value:

@@ -39,12 +39,16 @@ def _in_rows(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 class Reduce(Reduction):
     """Joins all elements along ``dims`` (from 0 on, in order): their sum, mean, maximum, minimum
     or product.  NaN wins.  With ``keepdim`` these axes stay, with size 1.  ``dtype`` is that of the
-    result, if it is not the input's: sums of half precision can stay as exact as they were made."""
+    result, if it is not the input's: sums of half precision can stay as exact as they were made.
+
+    ``first`` is about the gradient of an extreme along one axis: that the first of the elements
+    that equal it has all of it, which they share evenly otherwise."""
 
     how: Literal["sum", "mean", "max", "min", "prod"]
     dims: tuple[int, ...]
     keepdim: bool = False
     dtype: str | None = None
+    first: bool = False
 
     def __post_init__(self) -> None:
         self.require(self.how in _JOINS, f"how={self.how!r}; valid are {', '.join(_JOINS)}")
@@ -55,6 +59,11 @@ class Reduce(Reduction):
         self.require(
             self.dtype in (None, "float32", "float64"),
             f"dtype={self.dtype!r}; valid are 'float32', 'float64' and None",
+        )
+        self.require(
+            not self.first or (self.how in ("max", "min") and len(self.dims) == 1),
+            f"first={self.first} of how={self.how!r}, dims={self.dims}; valid is it of 'max' and "
+            "'min' along one axis",
         )
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:

@@ -15,6 +15,7 @@ from minidnn import layers as L
 from minidnn import models
 from minidnn.backends.cpu import isa
 from minidnn.executable import Executable
+from minidnn.fusion.region import FusedContraction
 from minidnn.graph.ir import Graph
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
@@ -152,6 +153,17 @@ def test_sums(problem: Problem, kind: str) -> None:
     np.testing.assert_array_equal(np.isfinite(actual), np.isfinite(expected))
     np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
     np.testing.assert_array_equal(actual, three(x))
+
+
+def test_what_comes_before_makes_nothing_of_channels_that_fill_up(kind: str) -> None:
+    """Their zeros would become infinities, and those times weights of zero NaN."""
+    x = md.Input((33, 4, 9))
+    net = md.Model(x, L.Conv2d(33, 24, 1)(1.0 / x))
+    given = np.random.default_rng(3).uniform(0.5, 2.0, (2, 33, 4, 9)).astype(np.float32)
+    exe = md.compile(net, given.shape, device="cpu", precision="bfloat16", isa="avx512")
+    assert any(isinstance(node.op, FusedContraction) for node in exe.plan.graph.nodes)
+    right = md.compile(net, given.shape, device="reference")(given)
+    np.testing.assert_allclose(exe(given), right, 0, 2.0**-5)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@
 namespace halo_$NAME$ {
 typedef $T$ T;
 enum { N = $N$, C8 = $C8$, KH = $KH$, KW = $KW$, DY = $DY$, DX = $DX$, SLABS = $SLABS$ };
-// Products go by 16 channels; a last 8 go with the next tap's, so then there is an even number.
-enum { TAPS = C8 % 2 ? (KW + 1) / 2 * 2 : KW, PRODUCTS = KH * TAPS * C8 };
+// Products go by 16 channels.  A last 8 go with the next tap's, and those of a row's last tap with
+// zeros on both sides, so that nothing is multiplied that the window does not read.
+enum { PRODUCTS = KH * KW * C8, ZEROS = C8 % 2 && KW % 2 ? (N < 64 ? 64 : N) * 16 : 0 };
 enum { CHUNKS = $CHUNKS$, PANELS = C8 / CHUNKS, READERS = C8 < 8 ? C8 : 8 };
 enum { RING = SLABS * 64, PITCH = (RING + 64) * 16 * CHUNKS + (CHUNKS == 1) * 16 };
 // Threads that write a pixel, pixels that a warp writes at once, and how often it does.
@@ -39,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, $BLOCKS$) $NAME
   const unsigned int begins = (unsigned int)__cvta_generic_to_shared(md_shared);
   const unsigned int ring = begins + 1023 & ~1023u;  // the swizzle's pattern begins there
   const unsigned int shared = ring + PIXELS;
-  const unsigned int given_at = shared + WEIGHTS + TURNED;
+  const unsigned int zeros = shared + WEIGHTS, given_at = zeros + ZEROS + TURNED;
   const unsigned int full = given_at + $GIVEN$ * N * 4, empty = full + SLABS * 8;
   const int thread = threadIdx.x & 127, group = threadIdx.x >> 7;
   const int filters = (int)P_filters, line = (int)P_line, plane = (int)P_plane;
@@ -48,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, $BLOCKS$) $NAME
                     ? (int)P_tiles - blockIdx.x * (int)P_each : (int)P_each;
   const int begin = blockIdx.x * (int)P_each * 64, n0 = blockIdx.y * N;
   const int before = (int)P_PY * line + (int)P_PX;
-  const int range = (KH - 1) * DY * line + (TAPS - 1) * DX, more = (range + 63) / 64;
+  const int range = (KH - 1) * DY * line + (KW - 1) * DX, more = (range + 63) / 64;
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < SLABS; i++) {
@@ -94,18 +95,19 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, $BLOCKS$) $NAME
   enum { FOURS = (PRODUCTS + 3) / 4 };
   for (int i = threadIdx.x; i < FOURS * N * 4; i += GROUPS * 128) {
     const int q = (i >> 5) % FOURS * 4 + (i >> 3 & 3), n = (i >> 5) / FOURS * 8 + (i & 7);
-    const int across = q / C8 % TAPS, tap = q / C8 / TAPS * KW + across;
-    const bool inside = across < KW && n0 + n < filters;
+    const int across = q / C8 % KW, tap = q / C8 / KW * KW + across;
+    const bool inside = n0 + n < filters;
     const T *from = inside ? w + (((n0 + n) * KH * KW + tap) * C8 + q % C8) * 8 : w;
     if (q < PRODUCTS) copy(shared + (q * N + n) * 16, from, inside);
   }
+  if (threadIdx.x < ZEROS / 16) copy(zeros + threadIdx.x * 16, w, false);
 $SUMS_VECTORS$
   copies_end();
   written();
   meet(1, GROUPS * 128);
 
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  Turned *const turned = (Turned *)(md_shared + (shared - begins) + WEIGHTS) + warp * 16 * TURN;
+  Turned *const turned = (Turned *)(md_shared + (zeros - begins) + ZEROS) + warp * 16 * TURN;
   const int n = n0 + lane % LANES * 8;
   const bool some = n < filters, writes = some && lane < ROWS * LANES;
 $VECTORS$
@@ -122,8 +124,8 @@ $SUMS_BEGIN$
     const int start = tile % SLABS * 64;
     products_begin();
     #pragma unroll
-    for (int tap = 0; tap < KH * TAPS; tap++) {
-      int slot = start + tap / TAPS * DY * line + tap % TAPS * DX;
+    for (int tap = 0; tap < KH * KW; tap++) {
+      int slot = start + tap / KW * DY * line + tap % KW * DX;
       if (slot >= RING) slot -= RING;
       const unsigned int pixels = ring + slot * 16 * CHUNKS, taps = shared + tap * C8 * N * 16;
       #pragma unroll
@@ -132,9 +134,12 @@ $SUMS_BEGIN$
         const unsigned long long a = CHUNKS == 1 ? matrix(at, PITCH) : rows<CHUNKS>(at);
         multiply<T>(c, a, matrix(taps + j * N * 16, N * 16), tap + j > 0);
       }
-      if (C8 % 2 && tap % 2 == 0)
-        multiply<T>(c, matrix(pixels + (C8 - 1) * PITCH, DX * 16),
-                    matrix(taps + (C8 - 1) * N * 16, C8 * N * 16), tap + C8 > 1);
+      if (C8 % 2 && tap % KW % 2 == 0) {
+        const unsigned int at = pixels + (C8 - 1) * PITCH, filter = taps + (C8 - 1) * N * 16;
+        const bool alone = tap % KW == KW - 1;
+        multiply<T>(c, matrix(at, alone ? zeros - at : DX * 16),
+                    matrix(filter, alone ? zeros - filter : C8 * N * 16), tap + C8 > 1);
+      }
     }
     products_commit();
     // A thread looks where one of its warp's sixteen pixels goes, and tells those that write it;

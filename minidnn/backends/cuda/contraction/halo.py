@@ -240,16 +240,18 @@ def pitches(problem: ContractionProblem) -> tuple[int, int]:
     return x.columns + max(left, right), x.rows + max(top, bottom)
 
 
-def _taps(problem: ContractionProblem) -> tuple[int, int]:
-    """Rows and columns of the window; an even number of columns if chunks of channels are odd."""
-    _, channels, rows, columns = problem.w.shape
-    return rows, columns + columns % 2 * (channels // LANES % 2)
+def _zeros(problem: ContractionProblem, halo: Halo) -> int:
+    """Bytes of zeros in shared memory, of pixels and of filters: a product of 16 channels takes
+    them beside the 8 that are left over of a row of the window."""
+    _, channels, _, columns = problem.w.shape
+    left_over = channels // LANES * columns % 2
+    return left_over * max(halo.filters, TILE) * 16
 
 
 def _slabs(problem: ContractionProblem, groups: int) -> tuple[int, int]:
     """Slabs of :data:`TILE` pixels in the ring: at least as many as the groups read at a time, and
     so many as are of use."""
-    rows, columns = _taps(problem)
+    _, _, rows, columns = problem.w.shape
     reach = (rows - 1) * problem.dilation[0] * pitches(problem)[0]
     reach += (columns - 1) * problem.dilation[1]
     least = -(-reach // TILE) + groups
@@ -263,15 +265,16 @@ def _turn(problem: ContractionProblem, halo: Halo) -> int:
 
 
 def _shared(problem: ContractionProblem, halo: Halo, slabs: int) -> int:
-    """Bytes of shared memory: filters, the ring, results being turned, the vectors behind them,
-    barriers."""
-    rows, columns = _taps(problem)
-    chunks = problem.w.shape[1] // LANES
+    """Bytes of shared memory: filters, zeros, the ring, results being turned, the vectors behind
+    them, barriers."""
+    _, channels, rows, columns = problem.w.shape
+    chunks = channels // LANES
     ring = chunks * ((slabs + 1) * TILE + 1) * 16 + _ALIGNED
     itemsize = problem.x.itemsize if is_rounded(problem) else 4
     turned = halo.groups * 4 * _ROWS * _turn(problem, halo) * itemsize
     given = chunk_sums.shared_bytes(problem, halo.filters)
-    return rows * columns * chunks * halo.filters * 16 + ring + turned + given + slabs * 16
+    weights = rows * columns * chunks * halo.filters * 16 + _zeros(problem, halo)
+    return weights + ring + turned + given + slabs * 16
 
 
 def _sums(problem: ContractionProblem) -> int:

@@ -311,29 +311,36 @@ def _prologue_loads(problem: ContractionProblem) -> str:
 
 
 def _prologue(problem: ContractionProblem) -> str:
-    """Each thread computes what comes before on the chunks that it has loaded itself."""
+    """Each thread computes what comes before on the chunks that it has loaded itself; those behind
+    the last stay zeros, of which it might make infinities."""
     if not problem.before:
         return ""
     code = Code()
     code.line("unsigned char *loaded = md_shared + slot * STAGE;")
-    code.line("#pragma unroll")
-    with code.block("for (int i = 0; i < TURNS_A; i++)"):
-        code.line("T *chunk = (T *)(loaded + place(first + i * ROWS, column));")
-        if is_packed(problem):
-            scale, shift = (a.index for a in problem.before[0].arguments[1:])
-            code.line("uint4 x = *(const uint4 *)chunk;")
-            for part in "xyzw":
-                code.line(f"x.{part} = scaled<T>(x.{part}, s{scale}.{part}, s{shift}.{part});")
-            code.line("*(uint4 *)chunk = x;")
-        else:
-            code.line("float a0[8];")
-            code.line("md_load<8>(a0, chunk);")
-            code.line("#pragma unroll")
-            with code.block("for (int j = 0; j < 8; j++)"):
-                value = print_chain(code, problem.before, lambda i: f"s{i}[j]", round_to="T")
-                code.line(f"a0[j] = {value};")
-            code.line("md_store<8>(chunk, a0);")
+    with code.block("if (loaded0 < products)"):
+        code.line("#pragma unroll")
+        with code.block("for (int i = 0; i < TURNS_A; i++)"):
+            code.line("T *chunk = (T *)(loaded + place(first + i * ROWS, column));")
+            _print_before(code, problem)
     return str(code).rstrip("\n")
+
+
+def _print_before(code: Code, problem: ContractionProblem) -> None:
+    """What comes before, on a chunk."""
+    if is_packed(problem):
+        scale, shift = (a.index for a in problem.before[0].arguments[1:])
+        code.line("uint4 x = *(const uint4 *)chunk;")
+        for part in "xyzw":
+            code.line(f"x.{part} = scaled<T>(x.{part}, s{scale}.{part}, s{shift}.{part});")
+        code.line("*(uint4 *)chunk = x;")
+        return
+    code.line("float a0[8];")
+    code.line("md_load<8>(a0, chunk);")
+    code.line("#pragma unroll")
+    with code.block("for (int j = 0; j < 8; j++)"):
+        value = print_chain(code, problem.before, lambda i: f"s{i}[j]", round_to="T")
+        code.line(f"a0[j] = {value};")
+    code.line("md_store<8>(chunk, a0);")
 
 
 def _whole_results(problem: ContractionProblem, tile: Tile, simple: bool) -> str:

@@ -9,7 +9,6 @@ from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.frontends.onnx.operators.registry import Convert, Family
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import (
-    Expression,
     atan,
     clip,
     cos,
@@ -18,7 +17,6 @@ from minidnn.graph.expression import (
     expm1,
     floor,
     log,
-    log1p,
     maximum,
     minimum,
     rint,
@@ -28,18 +26,21 @@ from minidnn.graph.expression import (
     tanh,
     where,
 )
-from minidnn.graph.ir import Value
+from minidnn.graph.ir import Constant, Value
 from minidnn.graph.operator import Operator
 from minidnn.graph.scalar_functions import (
     acos,
     acosh,
     asin,
     asinh,
+    at_least,
+    at_most,
     atanh,
     ceil,
     cosh,
     sign,
     sinh,
+    softplus,
     tan,
 )
 from minidnn.graph.types import FLOATS, INTEGERS
@@ -49,10 +50,6 @@ CONVERTERS = _family.converters
 
 #: What bounds Clip before opset 11 unless it is told otherwise: infinities are clipped, too.
 _LARGEST = 3.4028234663852886e38
-
-
-def _softplus(x: Expression) -> Expression:
-    return maximum(x, 0.0) + log1p(exp(-abs(x)))
 
 
 def _plain(body: Body, op: Operator | None = None) -> Convert:
@@ -78,7 +75,7 @@ _PLAIN: dict[str, tuple[Body, Operator | None]] = {
     "Floor": (floor, None),
     "HardSwish": (lambda x: x * clip(x + 3.0, 0.0, 6.0) / 6.0, ops.Hardswish()),
     "Log": (log, None),
-    "Mish": (lambda x: x * tanh(_softplus(x)), None),
+    "Mish": (lambda x: x * tanh(softplus(x)), None),
     "Neg": (lambda x: -x, None),
     "Reciprocal": (lambda x: 1.0 / x, None),
     "Relu": (lambda x: maximum(x, 0.0), ops.ReLU()),
@@ -87,7 +84,7 @@ _PLAIN: dict[str, tuple[Body, Operator | None]] = {
     "Sign": (sign, None),
     "Sin": (sin, None),
     "Sinh": (sinh, None),
-    "Softplus": (_softplus, None),
+    "Softplus": (softplus, None),
     "Softsign": (lambda x: x / (1.0 + abs(x)), None),
     "Sqrt": (sqrt, None),
     "Tan": (tan, None),
@@ -190,11 +187,21 @@ def _clip(call: OnnxCall) -> Value:
     bounds = [build.view(value, ()) for value in bounds]
     if least is None and most is None:
         return x
+    smooth = x.dtype in FLOATS
+    if smooth and [_known(value) for value in bounds] == [0.0, 6.0]:
+        return build.apply(ops.ReLU6(), x)
+    # The derivative at a bound is PyTorch's of clamp.
+    above, below = (at_least, at_most) if smooth else (maximum, minimum)
     if least is None:
-        return build.pointwise("Clip", minimum, x, *bounds)
+        return build.pointwise("Clip", below, x, *bounds)
     if most is None:
-        return build.pointwise("Clip", maximum, x, *bounds)
-    return build.pointwise("Clip", lambda x, a, b: minimum(maximum(x, a), b), x, *bounds)
+        return build.pointwise("Clip", above, x, *bounds)
+    return build.pointwise("Clip", lambda x, a, b: below(above(x, a), b), x, *bounds)
+
+
+def _known(bound: Value) -> float | None:
+    """The number that a bound is known to be."""
+    return float(bound.data.reshape(-1)[0]) if isinstance(bound, Constant) else None
 
 
 @_family("Identity")

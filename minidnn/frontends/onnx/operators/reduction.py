@@ -13,8 +13,9 @@ from minidnn.frontends.onnx.build import Body
 from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.graph import operators as ops
-from minidnn.graph.expression import exp, log, sqrt, where
+from minidnn.graph.expression import exp, log, where
 from minidnn.graph.ir import Value
+from minidnn.graph.scalar_functions import root
 from minidnn.graph.types import FLOATS
 
 _family = Family("reductions")
@@ -94,7 +95,7 @@ _reduction("ReduceMax", "max")
 _reduction("ReduceMin", "min")
 _reduction("ReduceProd", "prod")
 _reduction("ReduceL1", "sum", abs)
-_reduction("ReduceL2", "sum", lambda a: a * a, sqrt, _OF_FLOATS)
+_reduction("ReduceL2", "sum", lambda a: a * a, root, _OF_FLOATS)
 _reduction("ReduceSumSquare", "sum", lambda a: a * a)
 _reduction("ReduceLogSum", "sum", None, log, _OF_FLOATS)
 

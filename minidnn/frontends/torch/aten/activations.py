@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from minidnn.frontends.torch.aten.call import TRAINING, AtenCall, Refused, takes
 from minidnn.frontends.torch.aten.movement import part
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
-from minidnn.graph.expression import Expression, argument
+from minidnn.graph.expression import Expression, argument, constant
+from minidnn.graph.scalar_functions import at_least, at_most
 from minidnn.graph.trace import apply, current_trace
+
+#: Limits an expression by another one.
+Limit = Callable[[Expression, Expression], Expression]
 
 
 def formula(call: AtenCall, title: str, body: Expression) -> Any:
@@ -35,25 +40,21 @@ def hardtanh(call: AtenCall) -> Any:
     return formula(call, "Hardtanh", scalar.clip(argument(0), float(low), float(high)))
 
 
-@takes("clamp.default", when="the bounds are numbers")
+@takes("clamp.default", "clamp_min.default", "clamp_max.default", when="the bounds are numbers")
 def clamp(call: AtenCall) -> Any:
-    low, high = call["min"], call["max"]
     body = argument(0)
-    if low is not None:
-        body = scalar.maximum(body, float(call.number("min")))
-    if high is not None:
-        body = scalar.minimum(body, float(call.number("max")))
+    for name, limited in bounds_of(call):
+        if name in call.names and call[name] is not None:
+            body = limited(body, constant(float(call.number(name))))
     return formula(call, "Clamp", body)
 
 
-@takes("clamp_min.default")
-def clamp_min(call: AtenCall) -> Any:
-    return formula(call, "Clamp", scalar.maximum(argument(0), float(call.number("min"))))
-
-
-@takes("clamp_max.default")
-def clamp_max(call: AtenCall) -> Any:
-    return formula(call, "Clamp", scalar.minimum(argument(0), float(call.number("max"))))
+def bounds_of(call: AtenCall) -> tuple[tuple[str, Limit], ...]:
+    """How each bound of a clamp limits: an extremum, which is cheaper, gives the derivative at the
+    bound to the bound."""
+    if call.trained:
+        return (("min", at_least), ("max", at_most))
+    return (("min", scalar.maximum), ("max", scalar.minimum))
 
 
 @takes("leaky_relu.default")
@@ -198,7 +199,8 @@ def log1p(call: AtenCall) -> Any:
 @takes("log_sigmoid.default")
 def log_sigmoid(call: AtenCall) -> Any:
     x = argument(0)
-    body = scalar.minimum(x, 0.0) - scalar.log1p(scalar.exp(-abs(x)))
+    below = scalar.where(x < 0.0, x, 0.0)
+    body = below - scalar.log1p(scalar.exp(scalar.where(x < 0.0, x, -x)))
     return formula(call, "LogSigmoid", body)
 
 

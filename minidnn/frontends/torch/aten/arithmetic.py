@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from minidnn.frontends.torch.aten.activations import bounds_of
 from minidnn.frontends.torch.aten.call import AtenCall, Refused, takes
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
@@ -117,11 +118,11 @@ def minimum(call: AtenCall) -> Any:
 @takes("clamp.Tensor")
 def clamp_between(call: AtenCall) -> Any:
     """The upper bound counts where it is below the lower one."""
-    names = [name for name in ("min", "max") if call.is_tensor(name)]
+    limits = {name: limited for name, limited in bounds_of(call) if call.is_tensor(name)}
+    names = list(limits)
     body = argument(0)
     for place, name in enumerate(names, 1):
-        join = scalar.maximum if name == "min" else scalar.minimum
-        body = join(body, argument(place))
+        body = limits[name](body, argument(place))
     tensors = 1 + len(names)
     return apply(ops.Formula(body, tensors=tensors, title="Clamp"), *operands(call, "self", *names))
 

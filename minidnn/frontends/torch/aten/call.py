@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
+from minidnn._torch_internals import OpOverload
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.trace import current_trace
 from minidnn.graph.types import BYTES, ITEMSIZE, TensorType, numpy_dtype
@@ -219,6 +220,6 @@ def known() -> dict[str, Taken]:
 def key_of(node: Node) -> str:
     """The name under which an operation is looked up: "conv2d.default" for ATen's."""
     target: Any = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return str(target).removeprefix("aten.")
     return str(getattr(target, "__name__", target))

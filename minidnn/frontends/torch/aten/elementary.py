@@ -16,13 +16,14 @@ from minidnn.graph.trace import apply
 
 @takes("pow.Tensor_Scalar")
 def power(call: AtenCall) -> Any:
-    """Whole exponents to 4 are products, as in PyTorch those to 3 are."""
+    """Whole exponents to 4 are products, as in PyTorch those to 3 are, of inverses if they are
+    negative: the inverse of a product has no derivative where the product is 0 or infinite."""
     exponent = float(call.number("exponent"))
     if exponent == 0.5:
         return sqrt(call)
     if exponent.is_integer() and 1 <= abs(exponent) <= 4:
-        body = math.prod([argument(0)] * abs(int(exponent)), start=constant(1.0))
-        return formula(call, "Pow", body if exponent > 0 else 1.0 / body)
+        base = argument(0) if exponent > 0 else 1.0 / argument(0)
+        return formula(call, "Pow", math.prod([base] * abs(int(exponent)), start=constant(1.0)))
     if exponent == -0.5:
         return formula(call, "Pow", 1.0 / scalar.sqrt(argument(0)))
     return formula(call, "Pow", scalar.apply("pow", argument(0), exponent))

@@ -65,9 +65,12 @@ def amin(call: AtenCall) -> Any:
     return _reduce(call, "min")
 
 
-def _reduce(call: AtenCall, how: How) -> Any:
+def _reduce(call: AtenCall, how: How, first: bool = False) -> Any:
+    """``first`` says that the first of equal extremes has all of the gradient."""
     same_dtype(call)
-    return apply(ops.Reduce(how, axes_of(call), keeps(call)), call.tensor("self"))
+    axes = axes_of(call)
+    op = ops.Reduce(how, axes, keeps(call), first=first and call.trained and len(axes) == 1)
+    return apply(op, call.tensor("self"))
 
 
 def keeps(call: AtenCall) -> bool:
@@ -90,12 +93,12 @@ def prod(call: AtenCall) -> Any:
 
 @takes("max.dim")
 def max_dim(call: AtenCall) -> Any:
-    return (_reduce(call, "max"), _place(call, turned=False) if call.reads(1) else None)
+    return (_reduce(call, "max", first=True), _place(call, turned=False) if call.reads(1) else None)
 
 
 @takes("min.dim")
 def min_dim(call: AtenCall) -> Any:
-    return (_reduce(call, "min"), _place(call, turned=True) if call.reads(1) else None)
+    return (_reduce(call, "min", first=True), _place(call, turned=True) if call.reads(1) else None)
 
 
 @takes("argmax.default")

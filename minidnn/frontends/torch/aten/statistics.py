@@ -14,6 +14,7 @@ from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, constant, where
 from minidnn.graph.ir import Value
+from minidnn.graph.scalar_functions import at_least, root
 from minidnn.graph.trace import apply
 
 
@@ -64,7 +65,7 @@ def _variance(call: AtenCall, mean: Value) -> Value:
 
 def _root(x: Value, factor: float = 1.0) -> Value:
     body = argument(0) if factor == 1.0 else argument(0) * factor
-    return apply(ops.Formula(scalar.sqrt(body), title="Sqrt"), x)
+    return apply(ops.Formula(root(body), title="Sqrt"), x)
 
 
 def _no_half(x: Value) -> None:
@@ -97,6 +98,9 @@ def _norm(call: AtenCall, order: float) -> Value:
     x, axes, keep = call.tensor("self"), axes_of(call), keeps(call)
     same_dtype(call)
     size = abs(argument(0))
+    count = prod(x.shape[axis] for axis in axes)
+    if count == 1 and order != 0.0:
+        return apply(ops.View(call.result.shape), apply(ops.Formula(size, title="Abs"), x))
     if abs(order) == inf:
         found = apply(ops.Formula(size, title="Abs"), x)
         return apply(ops.Reduce("max" if order > 0 else "min", axes, keep), found)
@@ -105,19 +109,22 @@ def _norm(call: AtenCall, order: float) -> Value:
         # The mean, as at less than 32 bits the sum may be too large for its type.
         squares = apply(ops.Formula(argument(0) * argument(0), title="Squares"), x)
         mean = apply(ops.Reduce("mean", axes, keep), squares)
-        count = float(prod(x.shape[axis] for axis in axes))
-        return _root(mean, count)
+        return _root(mean, float(count))
     if order == 0.0:
         each = where(size > 0.0, constant(1.0), where(size <= 0.0, constant(0.0), 1.0))
     elif order == 1.0:
         each = size
     else:
         each = scalar.apply("pow", size, order)
+    if order < 1.0 and order != 0.0:  # infinite is the derivative at 0 alone, which counts as 0
+        each = where(size <= 0.0, 0.0 if order > 0.0 else inf, each)
     total = apply(ops.Reduce("sum", axes, keep), apply(ops.Formula(each, title="Power"), x))
     if order in (0.0, 1.0):
         return total
-    root = scalar.apply("pow", argument(0), 1 / order)
-    return apply(ops.Formula(root, title="Root"), total)
+    length = scalar.apply("pow", argument(0), 1 / order)
+    if order > 0.0:
+        length = where(argument(0) <= 0.0, 0.0, length)
+    return apply(ops.Formula(length, title="Root"), total)
 
 
 @takes("cosine_similarity.default", when="both operands have one dtype")
@@ -133,7 +140,7 @@ def cosine_similarity(call: AtenCall) -> Any:
         spread = value if value.shape == shape else apply(ops.Expand(shape), value)
         squares = apply(ops.Formula(argument(0) * argument(0), title="Square"), spread)
         total = apply(ops.Reduce("sum", (axis,), keepdim=True), squares)
-        length = scalar.maximum(scalar.sqrt(argument(1)), least)
+        length = at_least(root(argument(1)), constant(least))
         units.append(
             apply(ops.Formula(argument(0) / length, tensors=2, title="Unit"), spread, total)
         )

@@ -55,12 +55,18 @@ class DotPacker(Prologue):
         if checks:
             self._exact(code)
 
-    def _read(self, code: Code, at: str) -> str:
-        """A number after the prologue, as it is stored."""
+    def _read(self, code: Code, at: str, channel: str | None = None) -> str:
+        """A number after the prologue, as it is stored; 0 if its ``channel`` only fills up a block:
+        the prologue might make an infinity of the zero there."""
         if not self.parts.prologue:
             return at
         code.line(f"float v = {self.element.load(at)};")
-        return ELEMENTS[self.scheme.problem.factors].narrows.format(self.apply(code))
+        made = ELEMENTS[self.scheme.problem.factors].narrows.format(self.apply(code))
+        if channel is None or self.scheme.problem.inputs % self.scheme.lanes == 0:
+            return made
+        code.line(f"{_SHORT} stays = {made};")
+        code.line(f"if ({channel} >= {self.numbers('inputs')}) stays = 0;")
+        return "stays"
 
     def _rows_of_features(self, code: Code) -> None:
         inputs = self.numbers("inputs")
@@ -118,7 +124,7 @@ class DotPacker(Prologue):
                     code.line(f"const float q{i} = p{i}[block * {lanes} + programIndex];")
                 with code.block("for (uniform int j = begin; j < end; j++)"):
                     at = f"from[(x0 + j * {across}) * {source.column} + programIndex]"
-                    read = self._read(code, at)
+                    read = self._read(code, at, f"b * {lanes} + programIndex")
                     if scheme.multiplies_strangers:
                         code.line(f"const {_SHORT} n = {read};")
                         code.line("most = max(most, (unsigned int)n & 0x7fff);")
@@ -185,7 +191,8 @@ class DotPacker(Prologue):
         for i in range(len(self.vectors)):
             code.line(f"const float q{i} = p{i}[programIndex];")
         with code.block("for (uniform int j = begin; j < end; j++)"):
-            read = self._read(code, f"from[(x0 + j) * {column} + programIndex]")
+            at = f"from[(x0 + j) * {column} + programIndex]"
+            read = self._read(code, at, "programIndex")
             code.line(f"const unsigned int16 n = {read};")
             code.line("most = max(most, (unsigned int)n & 0x7fff);")
             code.line(f"to[j * {terms} + programIndex] = n;")

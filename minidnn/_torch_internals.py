@@ -1,0 +1,154 @@
+"""What minidnn asks of PyTorch that PyTorch does not document, in one place.
+
+Names without a promise come and go from one version to the next.  All of them are asked for when
+this module is imported, which happens before anything of PyTorch is used: a version that lacks one
+is refused at once, with the names of all that it lacks, and never in the middle of a capture.  A
+name that only newer accepted versions have says since when, and its function does without it.
+
+No other module of minidnn names such a thing.  Of PyTorch's objects they read the attributes in
+:data:`ATTRIBUTES`.  ``tests/torch/test_internals.py`` holds both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from minidnn.errors import DeviceError
+
+_missing: list[str] = []
+
+
+def _version() -> tuple[int, ...]:
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    return tuple(map(int, found.groups())) if found else (0, 0)
+
+
+def _ask(name: str, since: tuple[int, int] = (0, 0)) -> Any:
+    """What PyTorch has by a dotted name, or None.  What is not there is noted as missing, but for a
+    name that is younger than this version."""
+    path, _, last = name.rpartition(".")
+    owner: Any = None
+    with contextlib.suppress(ImportError):
+        owner = import_module(path)
+    if not hasattr(owner, last) and _version() >= since:
+        _missing.append(name)
+    return getattr(owner, last, None)
+
+
+def _lacks(names: Sequence[str]) -> DeviceError:
+    return DeviceError(
+        f"PyTorch {torch.__version__} lacks {', '.join(names)}, which minidnn needs; install a "
+        "version that minidnn is tested with: pip install 'minidnn[torch]'"
+    )
+
+
+# Kinds of objects.
+OpOverload = _ask("torch._ops.OpOverload")
+HigherOrderOperator = _ask("torch._ops.HigherOrderOperator")
+FakeTensor = _ask("torch._subclasses.fake_tensor.FakeTensor")
+FunctionalTensor = _ask("torch._subclasses.functional_tensor.FunctionalTensor")
+BatchNorm = _ask("torch.nn.modules.batchnorm._BatchNorm")
+
+# Captures.
+dynamo = _ask("torch._dynamo")
+dynamo_config = _ask("torch._dynamo.config")
+DynamoError: Any = _ask("torch._dynamo.exc.TorchDynamoException")
+DynamoRuntimeError: Any = _ask("torch._dynamo.exc.TorchRuntimeError")
+RecompileLimitError: Any = _ask("torch._dynamo.exc.FailOnRecompileLimitHit")
+NotConverted = _ask("torch._dynamo.types.ConvertFrameReturn")
+aot_export_module = _ask("torch._functorch.aot_autograd.aot_export_module")
+FakeTensorMode = _ask("torch._subclasses.fake_tensor.FakeTensorMode")
+ShapeEnv = _ask("torch.fx.experimental.symbolic_shapes.ShapeEnv")
+without_torch_function = _ask("torch._C.DisableTorchFunction")
+set_grad_enabled = _ask("torch._C._set_grad_enabled")
+enter_autocast = _ask("torch.amp.autocast_mode._enter_autocast")
+exit_autocast = _ask("torch.amp.autocast_mode._exit_autocast")
+
+# Nested containers of tensors.
+pytree = _ask("torch.utils._pytree")
+
+# How a call is computed now.
+are_transforms_active = _ask("torch._C._are_functorch_transforms_active")
+count_of_modes = _ask("torch._C._len_torch_dispatch_stack")
+is_tracing = _ask("torch._C._is_tracing")
+is_batched = _ask("torch._C._functorch.is_legacy_batchedtensor")
+is_wrapper = _ask("torch.utils._python_dispatch.is_traceable_wrapper_subclass")
+
+# Several tensors at once.
+add_each = _ask("torch._foreach_add_")
+copy_each = _ask("torch._foreach_copy_")
+
+# On GPUs.
+_has_cuda = torch.backends.cuda.is_built()
+raw_stream: Any = _ask("torch._C._cuda_getCurrentRawStream") if _has_cuda else None
+wait_on_gpu: Any = _ask("torch.cuda._sleep") if _has_cuda else None
+if _has_cuda and _version() < (2, 12) and torch.cuda.device_count() == 0:
+    # A build for GPUs on a machine without one: what the first capture sets here belongs to the
+    # thread that captures, and PyTorch 2.11 crashes when it captures after that thread has ended.
+    _ask("torch._C._ensureCUDADeviceGuardSet")()
+
+#: What they hold is read whenever it is asked for.
+_forward_gradients = _ask("torch.autograd.forward_ad")
+_ask("torch.autograd.forward_ad._current_level")
+_compiler = _ask("torch.compiler")
+_ask("torch.compiler._is_exporting_flag")
+
+
+def are_forward_gradients_computed() -> bool:
+    """Whether tensors are dual numbers now."""
+    return bool(_forward_gradients._current_level >= 0)
+
+
+def is_exporting() -> bool:
+    """What ``torch.compiler.is_exporting`` gives, which Dynamo of PyTorch 2.11 takes for True."""
+    return bool(_compiler._is_exporting_flag)
+
+
+#: What benchmarks alone ask for, as it takes seconds to import.
+DEFERRED = (
+    "torch._inductor.config",
+    "torch._inductor.metrics",
+    "torch._inductor.output_code.CompiledFxGraph",
+)
+
+
+def deferred(name: str) -> Any:
+    """One of :data:`DEFERRED`."""
+    path, _, last = name.rpartition(".")
+    with contextlib.suppress(ImportError):
+        import_module(name)
+    found = getattr(import_module(path), last, None)
+    if found is None:
+        raise _lacks([name])
+    return found
+
+
+#: What attributes without a promise are read of PyTorch's objects, beside an object that has them.
+ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (
+        nn.Module(),
+        (
+            *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
+            *("_state_dict_hooks", "_state_dict_pre_hooks"),
+            *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+        ),
+    ),
+    (torch.Tensor, ("_version",)),
+    (torch.UntypedStorage(0), ("_cdata",)),
+    (torch.ops.aten.add.Tensor, ("_schema", "_overloadname")),
+)
+_missing += [
+    f"{owner.__name__ if isinstance(owner, type) else type(owner).__name__}.{name}"
+    for owner, names in ATTRIBUTES
+    for name in names
+    if not hasattr(owner, name)
+]
+if _missing:
+    raise _lacks(_missing)

@@ -1,0 +1,218 @@
+"""JSON whose numbers are not made Python objects all at once.
+
+A request in JSON is small but for the lists that its keys ``data`` hold.  These are cut out of the
+text, what remains is parsed as it is, and the lists become arrays piece by piece once their shapes
+are known: memory stays near that of the text and of the array, and no step holds the interpreter's
+lock for longer than a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from minidnn.serving.faults import Fault, Refusal, invalid
+
+MOST_HEAD_BYTES = 1 << 18
+"""Of JSON without the lists of numbers: a list within a list takes twenty times its text."""
+
+_PIECE_BYTES = 1 << 14
+
+#: A list after the key "data", up to what ends it in an object.  A quote that begins a key never
+#: follows a backslash, and numbers have neither quotes nor braces.
+_LISTS = re.compile(
+    rb'(?<!\\)"data"[ \t\r\n]*:[ \t\r\n]*(\[[^"{}]*\])(?=[ \t\r\n]*(?:,[ \t\r\n]*"|\}))'
+)
+_BRACKETS = b"[],"
+_NO_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
+_AS_SPACES = bytes.maketrans(b"[]", b"  ")
+
+
+class Numbers:
+    """A list of numbers, flat or nested, which is still text."""
+
+    def __init__(self, text: memoryview) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return "[...]"
+
+    def array(self, where: str, datatype: str, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
+        """The array; Fault if there are more or fewer numbers than the shape has, if they are
+        nested in another way, or if ``dtype`` cannot hold them.
+
+        Args:
+            where: the tensor, for messages; ``datatype`` is the protocol's name of ``dtype``.
+        """
+        self._check_brackets(where, shape)
+        count = prod(shape)
+        found, begin = np.empty(count, dtype), 0
+        for piece in _pieces(where, self._text):
+            numbers = _parsed_piece(where, piece)
+            array = array_of(where, datatype, dtype, numbers, piece.count(b"Infinity"))
+            end = begin + array.size
+            if end > count:
+                break
+            found[begin:end] = array
+            begin = end
+        if end != count:  # brackets are the same around one element and none
+            raise wrong_count(where, shape, f"has {end} elements")
+        return found.reshape(tuple(shape))
+
+    def _check_brackets(self, where: str, shape: Sequence[int]) -> None:
+        text, size = self._text, _PIECE_BYTES
+        pieces = (bytes(text[begin : begin + size]) for begin in range(0, len(text), size))
+        brackets = b"".join([piece.translate(None, _NO_BRACKETS) for piece in pieces])
+        if brackets != _flat(prod(shape)) and brackets != _nested(shape):
+            raise wrong_count(where, shape, _difference(brackets))
+
+
+def parsed(body: bytes | bytearray | memoryview, most: int = MOST_HEAD_BYTES) -> dict[str, Any]:
+    """The JSON object that a body is, whose lists of numbers after keys ``data`` are
+    :class:`Numbers`; Fault if it is none, or if what is left has more than ``most`` bytes."""
+    view, lists, parts, end = memoryview(body), [], [], 0
+    for match in _LISTS.finditer(body):
+        begin = match.start(1)
+        parts.append(view[end:begin])
+        end = match.end(1)
+        lists.append(Numbers(view[begin:end]))
+    parts.append(view[end:])
+    if sum(map(len, parts)) > most:
+        raise Fault(
+            Refusal.TOO_LARGE,
+            f"the JSON has more than {most} bytes without lists of numbers after the key 'data'; "
+            "valid are at most so many",
+        )
+    return _loaded(b"NaN".join(parts), lists)
+
+
+def _loaded(text: bytes, lists: Sequence[Numbers]) -> dict[str, Any]:
+    """What text is, in which each NaN stands for the next of the lists."""
+    constants: list[str] = []
+
+    def constant(name: str) -> Any:
+        constants.append(name)
+        return lists[len(constants) - 1] if len(constants) <= len(lists) else None
+
+    try:
+        document = json.loads(text, parse_constant=constant)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"the body is no JSON: {str(error) or type(error).__name__:.200}") from error
+    if len(constants) != len(lists):
+        raise invalid(
+            "the body is no JSON: NaN, Infinity and -Infinity stand outside of lists of numbers "
+            "after the key 'data'; valid is that there alone"
+        )
+    if not isinstance(document, dict):
+        raise invalid(f"the body is a {type(document).__name__}; valid is a JSON object")
+    return document
+
+
+def array_of(
+    where: str, datatype: str, dtype: np.dtype, numbers: Sequence[Any], infinite: int | None = None
+) -> np.ndarray:
+    """Numbers as an array; Fault if one is of another type, or more than ``dtype`` can hold.
+
+    Args:
+        infinite: how many of the numbers are meant to be infinite, if that is known.
+    """
+    valid: tuple[type, ...] = {"b": (bool,), "f": (int, float)}.get(dtype.kind, (int,))
+    if others := set(map(type, numbers)) - set(valid):
+        names = ", ".join(sorted(each.__name__ for each in others))
+        raise invalid(
+            f"{where} has data of type {names}; valid for {datatype} is "
+            f"{' or '.join(each.__name__ for each in valid)}"
+        )
+    try:
+        exact = np.array(numbers, np.float64 if dtype.kind == "f" else dtype)
+    except OverflowError as error:
+        raise _out_of_range(where, datatype, dtype, f" ({error})") from error
+    if dtype.kind != "f":
+        return exact
+    with np.errstate(over="ignore", under="ignore"):
+        found = exact.astype(dtype)
+    beyond = np.isinf(found)
+    if beyond.any():
+        too_large = beyond & np.isfinite(exact)
+        if too_large.any():
+            raise _out_of_range(where, datatype, dtype, f" ({exact[too_large][0]:g})")
+        if infinite is not None and np.count_nonzero(beyond) != infinite:
+            raise _out_of_range(where, datatype, dtype, "")
+    return found
+
+
+def _out_of_range(where: str, datatype: str, dtype: np.dtype, which: str) -> Fault:
+    bounds = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    return invalid(
+        f"{where} has a number that {datatype} cannot hold{which}; valid are numbers from "
+        f"{bounds.min} to {bounds.max}"
+    )
+
+
+def wrong_count(where: str, shape: Sequence[int], what: str) -> Fault:
+    """The fault of a list that has not the shape that it should have."""
+    return invalid(
+        f"data of {where} {what}; valid are {prod(shape)} elements for shape {list(shape)}, flat "
+        "or nested so"
+    )
+
+
+def _flat(count: int) -> bytes:
+    return b"[" + b"," * (count - 1) + b"]"
+
+
+def _nested(shape: Sequence[int]) -> bytes:
+    """The brackets and commas of nested lists of a shape."""
+    found = b""
+    for size in reversed(shape):
+        found = b"[" + b",".join([found] * size) + b"]"
+    return found
+
+
+def _difference(brackets: bytes) -> str:
+    inner = brackets[1:-1]
+    is_flat = b"[" not in inner and b"]" not in inner
+    return f"has {inner.count(b',') + 1} elements" if is_flat else "is nested in another way"
+
+
+def _pieces(where: str, text: memoryview) -> Iterator[bytes]:
+    """Parts of a list's text that begin and end between elements."""
+    begin = 0
+    while begin < len(text):
+        piece = bytes(text[begin : begin + _PIECE_BYTES])
+        if begin + len(piece) < len(text):
+            end = piece.rfind(b",")
+            if end < 0:
+                raise invalid(
+                    f"data of {where} has {_PIECE_BYTES} bytes without a comma; valid are fewer "
+                    "for each number"
+                )
+            piece = piece[:end]
+        yield piece
+        begin += len(piece) + 1
+
+
+def _parsed_piece(where: str, piece: bytes) -> list[Any]:
+    try:
+        found: list[Any] = json.loads(b"[" + piece.translate(_AS_SPACES) + b"]")
+    except ValueError as error:
+        raise invalid(
+            f"the body is no JSON: data of {where}: {getattr(error, 'msg', str(error)):.200} near "
+            f"{piece[max(getattr(error, 'pos', 1) - 9, 0) :][:16].decode('utf-8', 'replace')!r}"
+        ) from error
+    return found
+
+
+def text_of(array: np.ndarray, write: Callable[[bytes], None]) -> None:
+    """Writes a flat JSON list of an array's elements, piece by piece."""
+    flat, size = array.reshape(-1), _PIECE_BYTES // 16
+    write(b"[")
+    for begin in range(0, flat.size, size):
+        piece = json.dumps(flat[begin : begin + size].tolist())[1:-1].encode()
+        write(b", " + piece if begin else piece)
+    write(b"]")
