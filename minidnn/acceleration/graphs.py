@@ -62,14 +62,14 @@ class _Conversion:
         self._torchdynamo_orig_backend = convert
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with dynamo_config.patch(_LIMITS), warnings.catch_warnings():
-            try:
-                # Dynamo asks any tensor for its gradient, of which PyTorch warns.
-                warnings.filterwarnings("ignore", "The .grad attribute", UserWarning)
+        try:
+            with dynamo_config.patch(_LIMITS), warnings.catch_warnings():
+                # Dynamo asks tensors and classes for what PyTorch warns of.
+                warnings.simplefilter("ignore")
                 return self._convert(*args, **kwargs)
-            except DynamoError as error:
-                self._left(error)
-                return NotConverted()
+        except DynamoError as error:
+            self._left(error)
+            return NotConverted()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._convert, name)
