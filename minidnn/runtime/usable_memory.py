@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 from minidnn.runtime.cores import control_groups
@@ -16,6 +17,13 @@ def usable_memory() -> int:
     """Bytes of the machine's memory, or fewer where a control group or a limit on the address space
     (RLIMIT_AS, of which what is in use is gone) grants less; more than any machine has where the
     system says nothing."""
+    left = _address_space()
+    return granted_memory() if left is None else min(left, granted_memory())
+
+
+@cache
+def granted_memory() -> int:
+    """The machine's memory, or what control groups grant, as it is when it is first asked for."""
     limits = [sys.maxsize]
     with contextlib.suppress(AttributeError, OSError, ValueError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -23,8 +31,6 @@ def usable_memory() -> int:
         for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2, and of version 1
             with contextlib.suppress(OSError, ValueError):  # there is none, or it says "max"
                 limits.append(int((folder / name).read_text()))
-    if (left := _address_space()) is not None:
-        limits.append(left)
     return min(limits)
 
 

@@ -16,6 +16,7 @@ _MOST_URL_BYTES = 1 << 13
 _MOST_HEAD_BYTES = 1 << 16
 _MOST_HEADERS = 128
 _MOST_PIPELINED = 16
+_FEW_CHUNKS, _LEAST_CHUNK_BYTES = 2048, 16
 _MOST_DISCARDED_BYTES = 1 << 28
 
 
@@ -42,7 +43,7 @@ class Connection(HttpToolsProtocol):
         self._is_deaf = False  # what comes is discarded
         self._discarded = 0
         self._in_head = self._in_message = False
-        self._head_bytes = self._headers = 0
+        self._head_bytes = self._headers = self._chunks = self._body_bytes = 0
         self._calls = self._silent = 0
 
     # What asyncio and uvicorn call
@@ -114,7 +115,7 @@ class Connection(HttpToolsProtocol):
         self._calls += 1
         if not self._is_deaf:
             self._in_head = self._in_message = True
-            self._head_bytes = self._headers = 0
+            self._head_bytes = self._headers = self._chunks = self._body_bytes = 0
             super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -146,11 +147,21 @@ class Connection(HttpToolsProtocol):
             return
         self._cancel()
         super().on_headers_complete()
-        self.cycle.transport = _Closing(self)  # type: ignore[assignment]
+        self.cycle.transport = _Closing(self)
 
     def on_body(self, body: bytes) -> None:
         self._calls += 1
-        if not self._is_deaf:
+        if self._is_deaf:
+            return
+        self._chunks += 1
+        self._body_bytes += len(body)
+        if self._chunks > _FEW_CHUNKS and self._body_bytes < _LEAST_CHUNK_BYTES * self._chunks:
+            self.refuse(
+                Refusal.INVALID,
+                f"the body comes in chunks that are too small; valid are {_LEAST_CHUNK_BYTES} "
+                "bytes on the average",
+            )
+        else:
             super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -16,15 +16,18 @@ from minidnn.serving import protocol
 from minidnn.serving.access import check_token
 from minidnn.serving.faults import Fault, Refusal, invalid
 from minidnn.serving.messages import SERVICE, message
-from minidnn.serving.repository import Repository
+from minidnn.serving.places import Places
+from minidnn.serving.repository import INLINE_BYTES, Repository, call_now
 from minidnn.serving.settings import Settings
 from minidnn.serving.tensors import GivenTensor
+from minidnn.serving.wire import raw_tensors
 
 log = logging.getLogger(__name__)
 
 
 #: What an orchestrator asks, which has no token.
 _OPEN = ("ServerLive", "ServerReady")
+_INFER = "ModelInfer"
 #: Where an input lies that is not raw.
 _CONTENTS = {
     "BOOL": "bool_contents",
@@ -53,17 +56,23 @@ async def started_server(repository: Repository) -> RpcServer:
     settings = repository.settings
     server = grpc.aio.server(
         interceptors=[_Gate(settings)],
-        maximum_concurrent_rpcs=settings.max_requests,
         options=[
             ("grpc.max_receive_message_length", settings.max_request_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
+            ("grpc.max_concurrent_streams", 8 * settings.max_requests),
+            ("grpc.server_handshake_timeout_ms", round(1000 * settings.read_seconds)),
         ],
     )
     service = _Service(repository)
+    places = {
+        is_inference: Places(settings.max_requests, settings.read_seconds)
+        for is_inference in (False, True)
+    }
     handlers = {
-        name: grpc.unary_unary_rpc_method_handler(
-            _method(name, answer), response_serializer=lambda answer: answer.SerializeToString()
+        name: grpc.stream_unary_rpc_method_handler(
+            _method(name, answer, places[name == _INFER]),
+            response_serializer=lambda answer: answer.SerializeToString(),
         )
         for name, answer in service.methods.items()
     }
@@ -82,17 +91,19 @@ async def started_server(repository: Repository) -> RpcServer:
     return RpcServer(server, f"{host}:{port}", settings)
 
 
-def _method(name: str, answer: Callable[[Any], Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Makes a message of what came, and a status of a fault."""
-    request_class = message(f"{name}Request")
+def _method(
+    name: str, answer: Callable[[bytes], Awaitable[Any]], places: Places
+) -> Callable[..., Awaitable[Any]]:
+    """Reads a message, within limits that gRPC's own reading has not, and makes a status of a
+    fault."""
 
-    async def call(data: bytes, context: Any) -> Any:
+    async def call(messages: Any, context: Any) -> Any:
         try:
-            try:
-                request = request_class.FromString(data)
-            except DecodeError as error:
-                raise invalid(f"the message is no {name}Request: {error}") from error
-            return await answer(request)
+            async with places.one():
+                data = await context.read()
+            if data is grpc.aio.EOF:
+                raise invalid(f"the call has no message; valid is a {name}Request")
+            return await answer(data)
         except Fault as fault:
             await _abort(context, fault)
         except Exception as error:
@@ -100,6 +111,14 @@ def _method(name: str, answer: Callable[[Any], Awaitable[Any]]) -> Callable[...,
             await _abort(context, Fault(Refusal.FAILED, f"internal error: {type(error).__name__}"))
 
     return call
+
+
+def _parsed(name: str, data: bytes) -> Any:
+    """A message; Fault if the bytes are none."""
+    try:
+        return message(f"{name}Request").FromString(data)
+    except DecodeError as error:
+        raise invalid(f"the message is no {name}Request: {error}") from error
 
 
 async def _abort(context: Any, fault: Fault) -> None:
@@ -119,10 +138,10 @@ class _Gate(grpc.aio.ServerInterceptor):
         except Fault as fault:
             refused = fault
 
-            async def refuse(data: bytes, context: Any) -> None:
+            async def refuse(messages: Any, context: Any) -> None:
                 await _abort(context, refused)
 
-            return grpc.unary_unary_rpc_method_handler(refuse)
+            return grpc.stream_unary_rpc_method_handler(refuse)
         return await continuation(details)
 
 
@@ -131,16 +150,21 @@ class _Service:
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
-        self.methods: Mapping[str, Callable[[Any], Awaitable[Any]]] = {
+        self._in_work = 0
+        plain: Mapping[str, Callable[[Any], Awaitable[Any]]] = {
             "ServerLive": self._live,
             "ServerReady": self._ready,
             "ServerMetadata": self._server,
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model,
-            "ModelInfer": self._infer,
             "RepositoryIndex": self._index,
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
+        }
+        #: From the bytes of a message to the message that answers.
+        self.methods: Mapping[str, Callable[[bytes], Awaitable[Any]]] = {
+            _INFER: self._infer,
+            **{name: _small(name, answer) for name, answer in plain.items()},
         }
 
     async def _live(self, request: Any) -> Any:
@@ -174,14 +198,29 @@ class _Service:
         await self._repository.unload(request.model_name)
         return message("RepositoryModelUnloadResponse")()
 
-    async def _infer(self, request: Any) -> Any:
+    async def _infer(self, data: bytes) -> Any:
+        most = self._repository.settings.max_requests
+        if self._in_work >= most:
+            raise Fault(
+                Refusal.FULL, f"{most} requests are in work; valid are these: try again later"
+            )
+        self._in_work += 1
+        try:
+            return await self._answer(data)
+        finally:
+            self._in_work -= 1
+
+    async def _answer(self, data: bytes) -> Any:
+        rest, raw = raw_tensors(data, self._repository.settings.max_json_bytes)
+        in_turn = call_now if len(rest) <= INLINE_BYTES else self._repository.beside
+        request = await in_turn(lambda: _parsed(_INFER, rest))
         answer = await protocol.infer(
             self._repository,
             "grpc",
             request.model_name,
             request.model_version,
-            lambda: _request_of(request),
-            self._repository.beside,
+            lambda: _request_of(request, raw),
+            in_turn,
         )
         source = answer.model.source
         response = message("ModelInferResponse")(
@@ -193,12 +232,26 @@ class _Service:
         return response
 
 
-def _request_of(request: Any) -> protocol.Request:
+def _small(name: str, answer: Callable[[Any], Awaitable[Any]]) -> Callable[[bytes], Awaitable[Any]]:
+    """A method of requests that have no tensors."""
+
+    async def call(data: bytes) -> Any:
+        if len(data) > INLINE_BYTES:
+            raise Fault(
+                Refusal.TOO_LARGE,
+                f"the message has {len(data)} bytes; valid are at most {INLINE_BYTES} for a "
+                f"{name}Request",
+            )
+        return await answer(_parsed(name, data))
+
+    return call
+
+
+def _request_of(request: Any, raw: Sequence[memoryview]) -> protocol.Request:
     """What a message asks for; Fault if it contradicts itself."""
     protocol.check_parameters("the request", list(request.parameters))
     for each in (*request.inputs, *request.outputs):
         protocol.check_parameters(f"{each.name!r:.100}", list(each.parameters))
-    raw: Sequence[bytes] = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise invalid(
             f"raw_input_contents has {len(raw)} parts; valid are {len(request.inputs)}, one for "
@@ -220,4 +273,5 @@ def _contents(given: Any) -> Sequence[Any]:
             f"input {given.name!r:.100} has datatype {given.datatype!r:.40} in contents; valid are "
             f"{', '.join(_CONTENTS)}, and others in raw_input_contents"
         )
-    return list(getattr(given.contents, field))
+    numbers: Sequence[Any] = getattr(given.contents, field)
+    return numbers

@@ -69,7 +69,7 @@ class Numbers:
         pieces = (bytes(text[begin : begin + size]) for begin in range(0, len(text), size))
         brackets = b"".join([piece.translate(None, _NO_BRACKETS) for piece in pieces])
         if brackets != _flat(prod(shape)) and brackets != _nested(shape):
-            raise wrong_count(where, shape, _difference(brackets))
+            raise wrong_count(where, shape, _difference(text, brackets))
 
 
 def parsed(body: bytes | bytearray | memoryview, most: int = MOST_HEAD_BYTES) -> dict[str, Any]:
@@ -174,10 +174,12 @@ def _nested(shape: Sequence[int]) -> bytes:
     return found
 
 
-def _difference(brackets: bytes) -> str:
+def _difference(text: memoryview, brackets: bytes) -> str:
     inner = brackets[1:-1]
-    is_flat = b"[" not in inner and b"]" not in inner
-    return f"has {inner.count(b',') + 1} elements" if is_flat else "is nested in another way"
+    if b"[" in inner or b"]" in inner:
+        return "is nested in another way"
+    is_empty = not inner and not bytes(text).strip(b"[] \t\r\n")
+    return f"has {0 if is_empty else inner.count(b',') + 1} elements"
 
 
 def _pieces(where: str, text: memoryview) -> Iterator[bytes]:
@@ -208,7 +210,7 @@ def _parsed_piece(where: str, piece: bytes) -> list[Any]:
     return found
 
 
-def text_of(array: np.ndarray, write: Callable[[bytes], None]) -> None:
+def text_of(array: np.ndarray, write: Callable[[bytes], object]) -> None:
     """Writes a flat JSON list of an array's elements, piece by piece."""
     flat, size = array.reshape(-1), _PIECE_BYTES // 16
     write(b"[")

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+INLINE_BYTES = 1 << 15
+"""Of what is read or written at once: more holds up the loop longer than a thread costs."""
+
 
 @dataclass
 class ServedVersion:
@@ -162,3 +165,8 @@ class Repository:
         self._loader.shutdown(wait=False, cancel_futures=True)
         self._bodies.shutdown(wait=False)
         self._compute.shutdown(wait=False, cancel_futures=True)
+
+
+async def call_now(call: Callable[[], Result]) -> Result:
+    """What a call gives, made in the loop."""
+    return call()

@@ -23,16 +23,13 @@ from minidnn.serving.faults import Fault, Refusal
 from minidnn.serving.json_numbers import parsed
 from minidnn.serving.openapi import document
 from minidnn.serving.page import page_of
-from minidnn.serving.repository import Repository, Result
+from minidnn.serving.repository import INLINE_BYTES, Repository, call_now
 from minidnn.serving.rest_infer import LENGTH, RestRequest, written
 
 log = logging.getLogger(__name__)
 
 #: Seconds after which the page is loaded again.
 REFRESH = 5
-
-INLINE_BYTES = 1 << 15
-"""Of what is read or written at once: more holds up the loop longer than a thread costs."""
 
 _ACCEPT = "Accept-Encoding"
 
@@ -185,11 +182,6 @@ class _Rest:
             yield
         finally:
             self._in_flight -= 1
-
-
-async def call_now(call: Callable[[], Result]) -> Result:
-    """What a call gives, made in the loop."""
-    return call()
 
 
 async def _unless_gone(request: Request, answer: Any) -> Response:

@@ -120,7 +120,7 @@ class Server:
         return _Uvicorn(
             uvicorn.Config(
                 application(repository),
-                http=partial(  # type: ignore[arg-type]
+                http=partial(
                     Connection,
                     most=_most_connections(),
                     unread=Unfinished(settings.max_unfinished_bytes),

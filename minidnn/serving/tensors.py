@@ -26,6 +26,9 @@ DATATYPES = {
 }
 
 
+_PIECE = 1 << 11
+
+
 @dataclass(frozen=True)
 class Spec:
     """An input or an output of a model.
@@ -120,7 +123,11 @@ def _of_bytes(spec: Spec, shape: tuple[int, ...], data: bytes | memoryview) -> n
 
 def _of_list(spec: Spec, shape: tuple[int, ...], data: Sequence[Any]) -> np.ndarray:
     numbers = _flat(spec, shape, data)
-    return array_of(_where(spec), spec.datatype, spec.dtype, numbers).reshape(shape)
+    found = np.empty(len(numbers), spec.dtype)
+    for begin in range(0, found.size, _PIECE):  # not all become objects at once
+        piece = numbers[begin : begin + _PIECE]
+        found[begin : begin + _PIECE] = array_of(_where(spec), spec.datatype, spec.dtype, piece)
+    return found.reshape(shape)
 
 
 def _flat(spec: Spec, shape: tuple[int, ...], data: Sequence[Any]) -> Sequence[Any]:

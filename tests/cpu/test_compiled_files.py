@@ -3,6 +3,7 @@ clear error for every file that is not for this machine, this version, or not wh
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from minidnn import compiled_file, models
 from minidnn import layers as L
 from minidnn.backends.cpu import library, stored
 from minidnn.cli import main
+from minidnn.cli.batch import _load
+from minidnn.cli.served import sources_of
 from minidnn.compiled_file import CONSTANTS, CompiledFile
 from minidnn.errors import DeviceError, GraphError, MiniDNNError, UnsupportedError, WeightsError
 from minidnn.executable import Executable
@@ -225,6 +228,18 @@ def test_every_part_is_checked_and_weights_unless_told_otherwise(
                 md.load(path)
             if name == CONSTANTS:
                 md.load(path, check=False)
+
+
+def test_commands_check_whole_files(saved: Path, copy: Callable[..., Path]) -> None:
+    file = CompiledFile(saved)
+    offset, size, _ = file.header["parts"][CONSTANTS]
+    path = str(copy(_flip(file._base + offset + size - 1)))
+    options = argparse.Namespace(models=[path], device=None, threads=1)
+    (source,) = sources_of(options)
+    with pytest.raises(WeightsError, match="constants are not what was written"):
+        source.open().compile(None)
+    with pytest.raises(WeightsError, match="constants are not what was written"):
+        _load(path, "cpu", 1, 4)
 
 
 def test_tables_of_offsets_are_checked_always(tmp_path: Path) -> None:

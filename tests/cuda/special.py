@@ -173,11 +173,11 @@ class Single:
             return _blocks(self.gradient, given)
         is_convolution = self.kernel.name.startswith("backward")
         if is_convolution and self.gradient.case.stride == (1, 1):
-            return around(self.gradient, given)
+            return _around(self.gradient, given)
         return self.gradient.reference(given)
 
 
-def around(gradient: Gradient, given: Sequence[np.ndarray]) -> np.ndarray:
+def _around(gradient: Gradient, given: Sequence[np.ndarray]) -> np.ndarray:
     """An image's gradient as a convolution of the incoming one: filters are multiplied by the zeros
     around that, too."""
     case = gradient.case
@@ -271,10 +271,13 @@ def positive(channels: int = 24) -> np.ndarray:
     return (0.5 + np.abs(random.standard_normal((2, channels, 5, 6)))).astype(np.float32)
 
 
-def placed(given: Sequence[np.ndarray], seed: int) -> Iterator[tuple[str, list[np.ndarray]]]:
-    """Operands with one number that is not finite, and where it is."""
+def placed(
+    given: Sequence[np.ndarray], seed: int, among: Sequence[int] = (0, 1)
+) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """Operands with one number that is not finite in one ``among`` them, and where it is."""
     random = np.random.default_rng(seed)
-    for i, operand in enumerate(given):
+    for i in among:
+        operand = given[i]
         places = [0, operand.size - 1, *map(int, random.integers(0, operand.size, _PLACES))]
         for count, place in enumerate(places):
             value = (np.nan, np.inf, -np.inf)[(count + i) % 3]
@@ -293,13 +296,15 @@ class Expects(Protocol):
     def expected(self, given: Sequence[np.ndarray]) -> np.ndarray: ...
 
 
-def check(single: Expects, computes: Computes, seed: int = 0) -> None:
+def check(
+    single: Expects, computes: Computes, seed: int = 0, among: Sequence[int] = (0, 1)
+) -> None:
     """Results are not finite exactly where float64's are not, and elsewhere have the bits that they
     have without the number that is not finite."""
     given = single.gradient.drawn(seed)
     usual = computes(given)
     assert np.isfinite(usual).all(), f"{single}: finite operands"
-    for where, operands in placed(given, seed):
+    for where, operands in placed(given, seed, among):
         found, right = computes(operands), single.expected(operands)
         wrong = np.isnan(found) != np.isnan(right)
         wrong |= np.where(np.isinf(right) | np.isinf(found), found != right, False)

@@ -154,6 +154,7 @@ def expected_at(which: str, shape: str, precision: str) -> tuple[Any, ...]:
     return graph, given, *expected_of(graph, given)
 
 
+@pytest.mark.early
 @pytest.mark.parametrize(
     "precision", some(["float32 NCHW", *PRECISIONS], ["float32 NCHW", *PRECISIONS[:3]])
 )

@@ -103,7 +103,8 @@ def test_networks(name: str, dtype: str) -> None:
     """What the graph gives that passes leave, which is what the CPU computes, too."""
     graph, x = quantized(name, dtype)
     (wanted,) = evaluate(planned_graph(graph, "float32").graph, [x])
-    compare([np.asarray(md.compile(graph, device="cuda")(x))], [wanted])
+    # Whatever is chosen gives these bits; to measure choices, workers wait for each other.
+    compare([np.asarray(md.compile(graph, device="cuda", tune="heuristic")(x))], [wanted])
 
 
 def test_precisions() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Generator, Mapping
@@ -227,12 +226,12 @@ def machine() -> dict[str, Any]:
         import cupy
 
         from minidnn.cudnn import library
+        from minidnn.report.doctor import _driver_version
     except ImportError:
         return {"cards": [], "versions": versions}
     runtime = cupy.cuda.runtime
     count = runtime.getDeviceCount()
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"]
-    versions["driver"] = subprocess.check_output(query, text=True).strip()
+    versions["driver"] = _driver_version()
     versions["CUDA"] = "{}.{}".format(*divmod(runtime.runtimeGetVersion() // 10, 100))
     versions["cuDNN"] = library.version_text(library.version())
     names = (runtime.getDeviceProperties(i)["name"].decode() for i in range(count))

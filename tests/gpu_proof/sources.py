@@ -49,14 +49,18 @@ def _is_marked(text: str) -> bool:
 def source_files(root: Path = ROOT) -> list[Path]:
     """Returns the files of which digests are taken: those of minidnn and of the zoo, the GPU tests
     and what stands in their folders and in those from which they import."""
-    apart = tuple(f"{folder}/" for folder in APART)
     found = [
         file
         for top in ("minidnn", "models")
         for file in (root / top).rglob("*")
-        if file.suffix in SUFFIXES and not file.relative_to(root).as_posix().startswith(apart)
+        if file.suffix in SUFFIXES and not is_apart(file, root)
     ]
     return sorted({*found, *_test_files(root)})
+
+
+def is_apart(file: Path, root: Path) -> bool:
+    """Whether a file lies in one of the folders that decide nothing."""
+    return any(file.is_relative_to(root / folder) for folder in APART)
 
 
 def _test_files(root: Path) -> set[Path]:

@@ -43,6 +43,7 @@ def right(ladder: Ladder, step: CudaStep, count: int) -> None:
             run_once(one)
 
 
+@pytest.mark.early
 @pytest.mark.parametrize(("ladder", "step"), STEPS, ids=lambda one: str(one.name))
 @pytest.mark.parametrize("count", [SOME, pytest.param(ALL, marks=pytest.mark.full)])
 def test_generated_shapes(count: int, ladder: Ladder, step: CudaStep) -> None:

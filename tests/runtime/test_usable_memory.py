@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minidnn.runtime import cores
-from minidnn.runtime.usable_memory import usable_memory
+from minidnn.runtime.usable_memory import granted_memory, usable_memory
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -41,7 +41,11 @@ def test_control_groups(
     monkeypatch.setattr(cores, "CGROUP", tmp_path / "group")
     monkeypatch.setattr(cores, "SELF", tmp_path / "self")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
-    assert usable_memory() == expected
+    granted_memory.cache_clear()
+    try:
+        assert usable_memory() == expected
+    finally:
+        granted_memory.cache_clear()
 
 
 def test_a_limit_on_the_address_space(monkeypatch: pytest.MonkeyPatch) -> None:

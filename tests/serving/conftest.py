@@ -44,7 +44,7 @@ def linear(given: Weights, name: str = "linear", version: int = 1) -> Source:
     """A model whose weights are read when it is loaded."""
 
     def opened() -> Opened:
-        net = L.Linear(FEATURES, 4)
+        net = L.Linear(FEATURES, len(given.weight))
         net.load_state_dict({"weight": given.weight.copy(), "bias": given.bias.copy()})
         return Opened(lambda rows: md.compile(net, (rows or 1, FEATURES), device="reference"), True)
 

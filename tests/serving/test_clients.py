@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,6 +44,38 @@ def test_results_are_those_of_numpy(client: Any, known: Weights, count: int) -> 
     x = rows(count)
     answer = ask(client, x, model_version="1", request_id="mine")
     np.testing.assert_allclose(answer.as_numpy("output"), known(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("binary", [True, False])
+def test_requests_and_answers_may_be_packed(known: Weights, coding: str, binary: bool) -> None:
+    """A large answer is packed; a request has as many bytes of JSON as before it was packed."""
+    wide = linear(known, "wide")
+    with running(wide, max_batch=64) as found, triton_http.InferenceServerClient(found.rest) as one:
+        x = rows(64)
+        given = triton_http.InferInput("input", list(x.shape), "FP32")
+        given.set_data_from_numpy(x, binary_data=binary)
+        asked = triton_http.InferRequestedOutput("output", binary_data=binary)
+        packing = {f"{each}_compression_algorithm": coding for each in ("request", "response")}
+        answer = one.infer("wide", [given], outputs=[asked], **packing)
+        np.testing.assert_allclose(answer.as_numpy("output"), known(x), rtol=1e-4, atol=1e-5)
+        packed = rest_answer(found, x, coding)
+        assert packed.headers["Content-Encoding"] == coding
+        plain = rest_answer(found, x, f"identity, {coding};q=0")
+        assert "Content-Encoding" not in plain.headers
+        assert int(packed.headers["Content-Length"]) < int(plain.headers["Content-Length"])
+
+
+def rest_answer(server: Running, x: np.ndarray, accepted: str) -> Any:
+    given = {"name": "input", "datatype": "FP32", "shape": list(x.shape), "data": x.tolist()}
+    request = urllib.request.Request(
+        f"http://{server.rest}/v2/models/wide/infer",
+        json.dumps({"inputs": [given]}).encode(),
+        {"Accept-Encoding": accepted},
+    )
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        answer.read()
+        return answer
 
 
 def test_the_newest_version_answers(client: Any) -> None:

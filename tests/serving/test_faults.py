@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,12 @@ from tritonclient.utils import InferenceServerException
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.serving.faults import Fault, Refusal
+from minidnn.serving.json_numbers import Numbers, text_of
 from minidnn.serving.model import Opened, Source
+from minidnn.serving.rest_infer import RestRequest
+from minidnn.serving.tensors import DATATYPES, Spec, arrays_of
+from minidnn.serving.unfinished import Unfinished
 
 from .conftest import FEATURES, Running, Weights, linear, running
 from .test_clients import ask, rows
@@ -77,6 +84,15 @@ def connected(server: Running) -> socket.socket:
         (body(data=[True] * 6), "has data of type bool; valid for FP32 is int or float"),
         (body(data=[None] * 6), "has data of type NoneType; valid for FP32"),
         (body(data=[10**400] * 6), "a number that FP32 cannot hold"),
+        (body(data=[1e39] * 6), "a number that FP32 cannot hold (1e+39); valid are numbers from"),
+        (body(data=[0.5]).replace(b"0.5", b"[1,2,3,4,5,-1e400]"), "a number that FP32 cannot hold"),
+        (body(data=[]), "has 0 elements; valid are 6 elements"),
+        (body(data=[[]]), "is nested in another way"),
+        (body(data=[1]).replace(b"[1]", b"[1,2,3,4,5,6,]"), "has 7 elements"),
+        (body(data=[1]).replace(b"[1]", b"[1,,3,4,5,6]"), "the body is no JSON: data of input"),
+        (body(data=[1]).replace(b"[1]", b"[1 2,3,4,5,6,7]"), "the body is no JSON: data of input"),
+        (body(data=[1]).replace(b"[1]", b"[1,2,3][4,5,6]"), "is nested in another way"),
+        (body(id=float("nan")), "the body is no JSON: NaN, Infinity and -Infinity stand outside"),
         (body(parameters=[]), "has parameters []; valid is a JSON object"),
         (body(parameters={"binary_data_size": 24}), "valid is that without data, and with the"),
         (body(parameters={"shared_memory_region": "a"}), "which is not supported here"),
@@ -108,6 +124,63 @@ def test_malformed_binary_is_told(
     headers = {"Inference-Header-Content-Length": length or str(len(head))}
     status, document = post(server.rest, head + bytes(behind), **headers)
     assert status == 400 and told in document["error"]
+
+
+def served(dtype: str, count: int) -> Any:
+    """What takes so many numbers of a dtype, without a server."""
+    spec = Spec("x", np.dtype(dtype), (count,), True)
+
+    def read(data: str) -> list[Any]:
+        text = f'{{"name": "x", "datatype": "{spec.datatype}", "shape": [1, {count}], "data": '
+        given = RestRequest((f'{{"inputs": [{text}{data}}}]}}').encode(), None, 1 << 20)
+        arrays, _ = arrays_of([spec], given.request.inputs, 1)
+        assert arrays[0].dtype == spec.dtype
+        return list(arrays[0][0].tolist())
+
+    return read
+
+
+@pytest.mark.parametrize("dtype", DATATYPES)
+def test_numbers_are_refused_that_a_dtype_cannot_hold(dtype: str) -> None:
+    """Its own bounds are held, and the next number is refused; so are other kinds of numbers."""
+    read, kind = served(dtype, 1), np.dtype(dtype).kind
+    refused = ["null", '"1"', "[1, 1]", "1e999", "-1e999", "10" * 300]
+    if kind == "b":
+        assert read("[true]") == [True]
+        refused += ["0", "1", "0.0"]
+    elif kind == "f":
+        bounds = np.finfo(dtype)
+        for value in (float(bounds.max), float(bounds.min), float(bounds.smallest_subnormal)):
+            assert read(f"[{value!r}]") == [value]
+        assert read("[Infinity]") == [np.inf] and read("[-Infinity]") == [-np.inf]
+        assert np.isnan(read("[NaN]")[0])
+        refused += ["true", str(2 * int(bounds.max)), str(2 * int(bounds.min))]
+    else:
+        limits = np.iinfo(dtype)
+        low, high = int(limits.min), int(limits.max)
+        assert read(f"[{low}]") == [low] and read(f"[[{high}]]") == [high]
+        refused += ["true", "1.5", "1.0", "NaN", "Infinity", str(low - 1), str(high + 1)]
+    for text in refused:
+        with pytest.raises(Fault, match="input 'x'") as fault:
+            read(f"[{text}]")
+        assert fault.value.kind is Refusal.INVALID
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_long_lists_are_read_as_json_reads_them(seed: int) -> None:
+    """Lists of many pieces, flat and nested, with any space between."""
+    random = np.random.default_rng(seed)
+    shape = (int(random.integers(2, 40)), int(random.integers(2, 300)))
+    exact = random.standard_normal(shape).astype(np.float32)
+    exact[0, 0], exact[-1, -1] = np.nan, np.inf
+    for given in (exact.tolist(), exact.reshape(-1).tolist()):
+        text = json.dumps(given).replace(", ", [",", " ,\n", ", "][seed % 3])
+        spec = Spec("x", exact.dtype, shape, False)
+        found = Numbers(memoryview(text.encode()))
+        np.testing.assert_array_equal(found.array("x", "FP32", spec.dtype, shape), exact)
+        written: list[bytes] = []
+        text_of(exact, written.append)
+        assert json.dumps(json.loads(b"".join(written))) == json.dumps(exact.reshape(-1).tolist())
 
 
 def test_other_paths_and_methods_are_json(server: Running) -> None:
@@ -249,6 +322,39 @@ def test_a_slow_reader_of_the_head_keeps_nobody_out(busy: Running, known: Weight
     finally:
         for each in waiting:
             each.close()
+
+
+def test_an_answer_that_is_not_read_is_given_up(known: Weights) -> None:
+    """Its connection is closed after a while, and its memory is free."""
+    wide = Weights(np.ones((300_000, FEATURES), np.float32), np.ones(300_000, np.float32))
+    content = body(shape=[8, FEATURES], data=_X.tolist() * 8)[:-1]
+    content += b', "parameters": {"binary_data_output": true}}'
+    with running(linear(wide), read_seconds=1.0) as server, connected(server) as raw:
+        raw.sendall(b"POST /v2/models/linear/infer HTTP/1.1\r\nHost: localhost\r\n")
+        raw.sendall(b"Content-Length: %d\r\n\r\n" % len(content) + content)
+        time.sleep(2.5)
+        found = 0
+        with suppress(ConnectionResetError):
+            while data := raw.recv(1 << 16):
+                found += len(data)
+        assert found < 8 * 300_000 * 4
+
+
+def test_what_is_unfinished_for_longest_is_given_up() -> None:
+    gone: list[str] = []
+    unfinished = Unfinished(100)
+    held = [unfinished.add(partial(gone.append, name)) for name in "abcd"]
+    for each, size in zip(held[1:], (60, 30, 10), strict=True):
+        each.holds(size)
+    assert gone == [] and unfinished.size == 100
+    held[3].holds(11)
+    assert gone == ["b"] and unfinished.size == 41
+    held[1].holds(500)  # it was given up, and is told so only once
+    held[2].end()
+    held[0].holds(89)
+    assert gone == ["b"] and unfinished.size == 100
+    held[3].holds(200)
+    assert gone == ["b", "a", "d"] and unfinished.size == 0
 
 
 def test_clients_that_vanish_leave_nothing(known: Weights) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from minidnn.errors import GraphError, UnsupportedError
+from minidnn.errors import GraphError, OutOfMemoryError, UnsupportedError
 from minidnn.frontends.onnx.build import Builder
 from minidnn.frontends.onnx.call import NotConverted, OnnxCall
 from minidnn.frontends.onnx.library import OLDEST_OPSET, newest_opset
@@ -86,7 +86,7 @@ class Nodes:
             # Attributes of the right types may still be beyond what an operator computes with.
             raise GraphError(f"{where} does not fit its operands: {error!r}") from error
         except MemoryError as error:
-            raise GraphError(f"{where} takes more memory than there is") from error
+            raise OutOfMemoryError(f"{where} takes more memory than there is") from error
         for name, value in zip(proto.output, results, strict=False):
             if name:
                 scope.values[name] = value
