@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import sysconfig
 import types
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from minidnn._torch_internals import DynamoError, NotConverted, dynamo, dynamo_config
+from minidnn.errors import UnsupportedError
 
 #: So often Dynamo may compile one function of a network's code: for more sizes, modes and values of
 #: attributes than networks have.  It stops at 8 by itself, and runs what is new in PyTorch.
 RECOMPILES = 256
+_PYTORCH = str(Path(torch.__file__).parent)
+_PYTHON = sysconfig.get_path("stdlib")
 _LIMITS = {
     "recompile_limit": RECOMPILES,
     "accumulated_recompile_limit": RECOMPILES,
@@ -61,15 +67,26 @@ class _Conversion:
         #: By which PyTorch's native code finds the backend.
         self._torchdynamo_orig_backend = convert
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, frame: Any, *args: Any) -> Any:
         try:
             with dynamo_config.patch(_LIMITS), warnings.catch_warnings():
                 # Dynamo asks tensors and classes for what PyTorch warns of.
                 warnings.simplefilter("ignore")
-                return self._convert(*args, **kwargs)
+                made = self._convert(frame, *args)
         except DynamoError as error:
             self._left(error)
             return NotConverted()
+        # PyTorch 2.11 does not say why.
+        why = getattr(made, "skip_reason", None)
+        if why is not None and "No ops traced" not in why and not _is_pytorchs(frame.f_code):
+            where = f"{frame.f_code.co_filename}:{frame.f_code.co_firstlineno}"
+            self._left(UnsupportedError(f"{frame.f_code.co_name} ({where}): {why}"))
+        return made
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._convert, name)
+
+
+def _is_pytorchs(code: types.CodeType) -> bool:
+    """Whether code is PyTorch's own, or Python's."""
+    return code.co_filename.startswith((_PYTORCH, _PYTHON)) or code.co_filename[:1] == "<"

@@ -40,6 +40,9 @@ _STATE_HOOKS = (
 )
 
 
+_NO_PIECES = "PyTorch's compiler makes no graph of any of it; TORCH_LOGS=graph_breaks says why"
+
+
 class OptimizedModule(StandsForContainer):
     """What :func:`minidnn.optimize` gives.
 
@@ -117,7 +120,10 @@ class OptimizedModule(StandsForContainer):
             return self._recorded(args, kwargs)
         if self._dim is not None:
             self._mark(args, kwargs)
-        return self._run(*args, **kwargs)
+        result = self._run(*args, **kwargs)
+        if not self.pieces:
+            self._left_in_python(UnsupportedError(_NO_PIECES))
+        return result
 
     @torch.compiler.disable(reason="minidnn runs it")
     def _uncompiled(self, *args: Any, **kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import minidnn as md
+from minidnn.acceleration.trained import TrainedProgram
 from tests.cases.record import one_thread
 
 #: Errors are parts of the largest number of an array, and at least that of rounding it a few times.
@@ -20,6 +21,11 @@ FLOOR = 4 * float(np.finfo(np.float32).eps)
 Results = Mapping[str, Any]
 #: Trains a module, in the dtype of its parameters; gives its losses.
 Program = Callable[[Any], list[float]]
+
+
+def trained_programs(fast: Any) -> list[TrainedProgram]:
+    """What was compiled of an optimized module with PyTorch's tape around it."""
+    return [each for each in fast.programs if isinstance(each, TrainedProgram)]
 
 
 def left_behind(module: Any, program: Program, state: nn.Module) -> Results:

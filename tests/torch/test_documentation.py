@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from minidnn.frontends.torch.torchvision import make_importable
+from tests.torch.steps import trained_programs
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/fine-tune-torchvision.md"
 
@@ -22,6 +23,6 @@ def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, Any] = {}
     exec(compile(block, PAGE.name, "exec"), found)
     assert found["accuracy"] > 0.5
-    (program,) = found["fast"]._trained
+    (program,) = trained_programs(found["fast"])
     assert len(program.parts) == 1 and not program.left
     assert (tmp_path / "digits.pt").is_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -14,6 +15,7 @@ import minidnn as md
 from minidnn.acceleration.module import OptimizedModule
 from minidnn.acceleration.trained import TrainedProgram
 from minidnn.errors import MiniDNNWarning, UnsupportedError
+from tests.torch.steps import trained_programs
 from tests.torch.test_optimize import examples
 
 DEVICE = "reference"
@@ -57,7 +59,7 @@ def same_state(fast: nn.Module, own: nn.Module) -> None:
 
 
 def program(fast: OptimizedModule) -> TrainedProgram:
-    (found,) = fast._trained
+    (found,) = trained_programs(fast)
     assert isinstance(found, TrainedProgram)
     return found
 
@@ -104,7 +106,7 @@ def test_a_backward_pass_that_takes_no_addresses_reads_the_block() -> None:
 def test_it_is_prepared_for_the_mode_that_it_is_in(mode: bool) -> None:
     net = network().train(mode)
     fast = md.optimize(net, x_of(), device=DEVICE)
-    assert [type(each) is TrainedProgram for each in fast.kept] == [mode]
+    assert [type(each) is TrainedProgram for each in fast.programs] == [mode]
     if mode:
         (part,) = program(fast).parts
         assert [len(pair.backwards) for pair in part.pairs.values()] == [1]
@@ -124,7 +126,7 @@ def test_gradients_and_statistics() -> None:
     same_state(fast, own)
     assert fast[1].num_batches_tracked == 3
     assert len(program(fast).parts) == 1 and not program(fast).left
-    assert "5 of 5" not in fast.explain() and "backwards, 6 gradients" in fast.explain()
+    assert "backwards, 6 gradients" in fast.explain()
 
 
 def test_nothing_is_compiled_again_when_weights_change() -> None:
@@ -162,8 +164,8 @@ def test_frozen_parameters_have_no_gradients() -> None:
             module(x_of()).sum().backward()
         same_gradients(fast, own)
         same_state(fast, own)
-    (part,) = program(fast).parts
-    assert [len(pair.halves.backward.differentiated) for pair in part.pairs.values()] == [4, 6]
+    pairs = [pair for each in trained_programs(fast) for pair in each.parts[0].pairs.values()]
+    assert [len(pair.halves.backward.differentiated) for pair in pairs] == [4, 6]
 
 
 def test_results_that_the_loss_does_not_depend_on() -> None:
@@ -212,7 +214,7 @@ def test_several_sizes_are_bounded() -> None:
     fast, own = both(network(), sizes=2)
     for batch in (2, 3, 4, 2):
         close(fast(x_of(batch)), own(x_of(batch)))
-    assert len(list(fast._trained)) == 2
+    assert len(trained_programs(fast)) == 2
 
 
 def test_going_backwards_twice() -> None:
@@ -276,23 +278,20 @@ def test_hooks() -> None:
     assert seen[:2] == ["inner", "forward"] and sorted(seen[2:]) == ["outer", "weight"]
     close(fast[0].weight.grad, 2 * own[0].weight.grad)
     close(fast[4].weight.grad, own[4].weight.grad)
-    assert len(program(fast).parts) == 2
+    assert not program(fast).left
 
 
 def test_hooks_on_the_way_back_run_where_the_module_is_pytorchs() -> None:
     seen: list[Any] = []
     fast, own = both(network())
+    warned = pytest.warns(MiniDNNWarning, match="PyTorch's compiler makes no graph of any of it")
     for module in (fast, own):
         module[2].inplace = False
         module[1].register_full_backward_hook(lambda _, given, got: seen.append(given[0].clone()))
-        module(x_of()).sum().backward()
+        with warned if module is fast else contextlib.nullcontext():
+            module(x_of()).sum().backward()
     close(*seen)
     same_gradients(fast, own)
-    assert "  1: a module as it is: it has hooks on the way back" in fast.explain()
-    fast.original.register_full_backward_hook(lambda *_: seen.append("whole"))
-    with pytest.warns(MiniDNNWarning, match="in training mode with hooks on the way back"):
-        fast(x_of().requires_grad_()).sum().backward()
-    assert seen[-1] == "whole"
 
 
 class Dropping(nn.Module):
@@ -424,14 +423,14 @@ def test_a_module_that_cannot_be_captured() -> None:
 
         def forward(self, x: torch.Tensor) -> Any:
             y = self.body(x)
-            return y if float(y.sum()) < 1e9 else -y
+            return y if float(y.detach().sum()) < 1e9 else -y
 
     fast, own = both(Looking())
     for module in (fast, own):
         module(x_of()).square().sum().backward()
     same_gradients(fast, own)
     same_state(fast, own)
-    assert "body:\n  Sequential for float32[3, 3, 6, 6]" in fast.explain()
+    assert "goes on in Python: " in fast.explain() and "test_trained.py" in fast.explain()
     assert "backwards, 6 gradients" in fast.explain()
 
 
@@ -447,8 +446,9 @@ def test_hooks_on_tensors_within() -> None:
             return self.second(y)
 
     fast, own = both(Scaling())
-    for module in (fast, own):
-        module(examples(5, 4)).square().sum().backward()
+    with pytest.warns(MiniDNNWarning, match="runs in PyTorch"):
+        fast(examples(5, 4)).square().sum().backward()
+    own(examples(5, 4)).square().sum().backward()
     same_gradients(fast, own)
 
 
@@ -466,10 +466,10 @@ def test_hooks_within_a_call() -> None:
 
     torch.manual_seed(0)
     fast, own = both(nn.Sequential(Registering(), nn.Linear(4, 2)))
-    for module in (fast, own):
-        module(examples(3, 4)).square().sum().backward()
+    with pytest.warns(MiniDNNWarning, match="register_hook"):
+        fast(examples(3, 4)).square().sum().backward()
+    own(examples(3, 4)).square().sum().backward()
     same_gradients(fast, own)
-    assert "it registers a hook on a tensor" in fast.explain()
 
 
 def test_one_value_for_each_statistic_is_pytorchs_error() -> None:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import minidnn as md
 from minidnn.acceleration.trained import TrainedProgram
+from tests.torch.steps import trained_programs
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available() or not dist.is_gloo_available(), reason="PyTorch was built without gloo"
@@ -59,7 +60,7 @@ def work(rank: int, count: int, store: str) -> None:
         share = 8 // count
         mine = [batch[rank * share :][:share] for batch in batches()]
         train(DistributedDataParallel(fast), mine)
-        (program,) = fast._trained
+        (program,) = trained_programs(fast)
         assert isinstance(program, TrainedProgram) and len(program.parts) == 1
         torch.save(fast.state_dict(), f"{store}.{rank}")
     finally:

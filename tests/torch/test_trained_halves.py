@@ -21,6 +21,7 @@ import minidnn as md
 from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.trained import TrainedProgram
 from minidnn.errors import MiniDNNWarning, UnsupportedError
+from tests.torch.steps import trained_programs
 from tests.torch.test_trained import DEVICE, program
 from tests.torch.test_trained_programs import Custom
 
@@ -207,7 +208,7 @@ def test_evaluation_and_float32_in_between() -> None:
             torch.testing.assert_close(fast(x), own(x), rtol=1e-4, atol=1e-5)
         fast.train(), own.train()
     torch.testing.assert_close(fast(x), own(x), rtol=1e-4, atol=1e-5)
-    assert len(list(fast._trained)) == 3  # under autocast in both modes, and in float32
+    assert len(trained_programs(fast)) == 3  # under autocast in both modes, and in float32
 
 
 def test_a_layer_of_somebodys_own_in_the_middle() -> None:
@@ -218,7 +219,7 @@ def test_a_layer_of_somebodys_own_in_the_middle() -> None:
     for module in (fast, own):
         loss_of(module, torch.bfloat16).backward()
     assert away([p.grad for p in net.parameters()], [p.grad for p in own.parameters()]) < 0.05
-    (kept,) = fast._trained
+    (kept,) = trained_programs(fast)
     assert isinstance(kept, TrainedProgram) and len(kept.parts) == 2
 
 

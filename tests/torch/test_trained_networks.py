@@ -25,7 +25,7 @@ from minidnn.acceleration.trained import TrainedProgram
 from tests.cases.record import one_thread
 from tests.cuda.cards import some
 from tests.oracles.torchvision_models import models
-from tests.torch.steps import FLOOR, is_near, like
+from tests.torch.steps import FLOOR, is_near, like, trained_programs
 from tests.training.networks import move_biases
 
 NETWORKS = (
@@ -116,7 +116,7 @@ def check(name: str, device: str) -> None:
             theirs = errors(step(own, *batch), exact)
         found.append((errors(step(fast, *batch), exact), theirs))
         optimizer.step()
-    (kept,) = fast._trained
+    (kept,) = trained_programs(fast)
     assert isinstance(kept, TrainedProgram) and len(kept.parts) == 1 and not kept.left
     for place, what in enumerate(("loss", "statistics", "gradients", "the worst gradient")):
         pairs = [(ours[place], theirs[place]) for ours, theirs in found]

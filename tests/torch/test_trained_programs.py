@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.torch.steps import errors_of, is_near, like
+from tests.torch.steps import errors_of, is_near, like, trained_programs
 
 STEPS, BATCH, CLASSES = 20, 8, 5
 
@@ -186,7 +186,7 @@ def check(name: str, device: str, seeds: int) -> None:
         torch.manual_seed(seed)
         ours, theirs, fast = errors_of(make(), program, device)
         found.append((ours, theirs))
-        kept = list(fast._trained)
+        kept = trained_programs(fast)
         assert len(kept) == (2 if name == "accumulation" else 1)
         assert all(len(each.parts) == (2 if name == "custom layer" else 1) for each in kept)
     assert is_near(found), found

@@ -141,9 +141,16 @@ def _without_data(args: Sequence[Any]) -> list[Any]:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     mode.allow_scalar_outputs = True
     return [
-        mode.from_tensor(each, static_shapes=True) if isinstance(each, torch.Tensor) else each
+        mode.from_tensor(_leaf(each), static_shapes=True)
+        if isinstance(each, torch.Tensor)
+        else each
         for each in args
     ]
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that is not the result of an operation that PyTorch has on its tape."""
+    return tensor if tensor.is_leaf else tensor.detach().requires_grad_()
 
 
 def _without_copies(graph: Graph) -> None:
