@@ -22,6 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from minidnn._torch_internals import (
     FakeTensorMode,
+    HigherOrderOperator,
     OpOverload,
     ShapeEnv,
     aot_export_module,
@@ -35,6 +36,7 @@ from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.captured import CAPTURING, Captured, Held
 from minidnn.frontends.torch.constants import constants, made_of_nothing
 from minidnn.frontends.torch.memory import share_results
+from minidnn.frontends.torch.untouched import put_back, standing_for
 
 #: Operations that check what the key of a program says already.
 _CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
@@ -78,10 +80,12 @@ def _functional(
     enabled: bool,
 ) -> Captured:
     try:
-        with torch.set_grad_enabled(enabled):  # which the code of the piece may leave otherwise
+        # Which the code of the piece may leave otherwise.
+        with torch.set_grad_enabled(enabled), standing_for(_entering(piece)) as whole:
             module, signature = aot_export_module(
-                _entering(piece), _without_data(args), trace_joint=False, pre_dispatch=True
+                whole, _without_data(args), trace_joint=False, pre_dispatch=True
             )
+            put_back(module.graph)
     except Exception as error:  # whatever PyTorch says of what it does not trace
         text = " ".join(str(error).split())
         raise UnsupportedError(
@@ -99,6 +103,7 @@ def _functional(
     writes = [(i, by_name[name]) for i, name in enumerate(signature.user_inputs_to_mutate.values())]
     _without_copies(graph)
     _remove(graph, _CHECKS)
+    _check_states(graph)
     _under_autocast(module)
     results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
     untaped = set(placeholders)
@@ -172,6 +177,17 @@ def _without_copies(graph: Graph) -> None:
                 source.meta = dict(node.meta)
         node.replace_all_uses_with(source)
         graph.erase_node(node)
+
+
+def _check_states(graph: Graph) -> None:
+    """UnsupportedError if an operation sets a state of PyTorch's that is not known here."""
+    known = (set_grad_enabled, enter_autocast, exit_autocast)
+    for node in graph.nodes:
+        if node.op != "call_function" or isinstance(node.target, (OpOverload, HigherOrderOperator)):
+            continue
+        name = getattr(node.target, "__name__", "")
+        if name.startswith("_") and node.target not in known:
+            raise UnsupportedError(f"it calls {name}, which sets how PyTorch computes")
 
 
 def _remove(graph: Graph, names: Sequence[str]) -> None:
