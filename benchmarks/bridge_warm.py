@@ -137,6 +137,9 @@ def record(given: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"torch": torch.__version__, "machine": platform.processor()}
     found |= {"device": given.device, "size": given.size, "threads": given.threads, "cases": {}}
     for module, way, mode in cases():
+        name = f"{module} {way} {mode}"
+        if given.cases and not any(each in name for each in given.cases):
+            continue
         command = [sys.executable, "-m", "benchmarks.bridge_warm", "--device", given.device]
         command += ["--size", str(given.size), "--threads", str(given.threads)]
         command += ["--module", module, "--way", way, "--mode", mode]
@@ -145,7 +148,6 @@ def record(given: argparse.Namespace) -> dict[str, Any]:
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             runs.append(json.loads(done.stdout.splitlines()[-1]))
         runs = runs[1:]  # the first one compiles kernels
-        name = f"{module} {way} {mode}"
         row = {key: round(median(run[key] for run in runs), 2) for key in runs[0]}
         found["cases"][name] = row
         print(name, json.dumps(row), flush=True)
@@ -159,6 +161,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=64, help="rows and columns of images")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3, help="processes of a case")
+    parser.add_argument("--cases", nargs="+", help="parts of names, such as 'tiny optimize'")
     parser.add_argument("--module", choices=MODULES)
     parser.add_argument("--way", choices=WAYS)
     parser.add_argument("--mode", choices=MODES)
