@@ -114,7 +114,9 @@ def scope() -> dict[str, Any]:
 def programs(info: Any) -> Iterator[Program]:
     """A program of each sample: a call and its gradients, in training."""
     torch.manual_seed(0)
-    for sample in info.sample_inputs("cpu", torch.float32, requires_grad=info.supports_autograd):
+    dtype = torch.float32 if torch.float32 in info.dtypes else torch.bool
+    learns = info.supports_autograd and dtype is torch.float32
+    for sample in info.sample_inputs("cpu", dtype, requires_grad=learns):
         try:
             net = Call(info.op, sample)
         except (RuntimeError, NotImplementedError):  # of a tensor that has no memory of its own
@@ -207,6 +209,8 @@ def main() -> None:
             seconds = time.process_time() - begin
             print(f"{name}: {found[name]} {seconds:.1f} s {text[:300]}", flush=True)
     if given.write:
+        if given.only is not None:
+            found = dict(sorted((recorded() | found).items()))
         lines = [f'"{name}": {json.dumps(asdict(each))}' for name, each in found.items()]
         RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
