@@ -176,12 +176,12 @@ class Pair:
         self._engine, self._narrow = engine, narrow
         self._overwritten = part.overwritten
         self.random, self._given = part.random, len(part.inputs)
-        first = self.halves.backward.given
+        read = self.halves.backward.given
         #: Inputs that are kept for gradients of gradients alone.
         self.more = [
             place
             for place in range(self._given)
-            if place not in first and place not in part.overwritten
+            if place not in read and place not in part.overwritten
         ]
         self._empty = torch.empty(0, device=engine.memory)
         #: Of each result of the program forwards its dtype, and which are kept channels last.
