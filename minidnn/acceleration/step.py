@@ -26,7 +26,7 @@ from minidnn.acceleration.twice import Autocast, autocast_of, gradients_again
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.convert import Part
 from minidnn.gradients.halves import BackwardHalf, Halves
-from minidnn.graph.ir import Graph
+from minidnn.graph.ir import Graph, Value
 from minidnn.passes.fold_batch_norm import fold_batch_norm
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.mix_precision import mixed
@@ -183,7 +183,7 @@ class Pair:
             for place in range(self._given)
             if place not in read and place not in part.overwritten
         ]
-        self._empty = torch.empty(0, device=engine.memory)
+        self._device = torch.device(engine.memory)
         #: Of each result of the program forwards its dtype, and which are kept channels last.
         self._dtypes: list[str] = []
         self._last: set[int] = set()
@@ -284,8 +284,13 @@ class Pair:
         if missing:
             raise UnsupportedError(_GONE.format(name=self.name))
         twice.say(_TWICE.format(name=self.name))
-        tensors = [given.get(place, self._empty) for place in range(self._given)]
+        values = enumerate(self.halves.graph.inputs[: self._given])
+        tensors = [given[p] if p in given else self._zeros(value) for p, value in values]
         return gradients_again(twice.compute, autocast, tensors, self.trained, gradients)
+
+    def _zeros(self, value: Value) -> torch.Tensor:
+        """In the place of an input on whose numbers nothing depends."""
+        return torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=self._device)
 
     def to_keep(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
         """What is kept of an input: a copy, if the network is about to write to it."""
@@ -382,7 +387,9 @@ class _Through(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         return tuple(results[: pair.results])
 
+    # Else Dynamo would look at this code, where a piece's own code asks for gradients.
     @staticmethod
+    @torch.compiler.disable(reason="minidnn runs it")
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         pair: Pair = ctx.pair
         if any(each is not None and is_batched(each) for each in gradients):

@@ -60,7 +60,7 @@ def counts(node: fx.Node) -> bool:
     """Whether anything that is computed of an input depends on it."""
     return not all(
         "batch_norm" in key_of(user)
-        and arguments_of(user)["training"]
+        and arguments_of(user).get("training")
         and all(arguments_of(user)[name] is node for name in _names_of(user, node))
         for user in node.users
         if user.op != "output"

@@ -40,6 +40,7 @@ from minidnn.frontends.torch.untouched import put_back, standing_for
 
 #: Operations that check what the key of a program says already.
 _CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
+_CHECKPOINT = "tag_activation_checkpoint"
 _DETACH = torch.ops.aten.detach.default
 #: The key of what says that a node's value may require a gradient.
 _TRACKED = "minidnn_tracked"
@@ -81,7 +82,7 @@ def _functional(
 ) -> Captured:
     try:
         # Which the code of the piece may leave otherwise.
-        with torch.set_grad_enabled(enabled), standing_for(_entering(piece)) as whole:
+        with torch.set_grad_enabled(enabled), standing_for(_prepared(piece)) as whole:
             module, signature = aot_export_module(
                 whole, _without_data(args), trace_joint=False, pre_dispatch=True
             )
@@ -262,18 +263,33 @@ def _exit(begun: tuple[Any, Any]) -> None:
     exit_autocast(noted)
 
 
-def _entering(piece: GraphModule) -> GraphModule:
-    """The piece, which enters its blocks under autocast also where a graph of it is made: PyTorch
-    only notes them there, and then takes results for such of other dtypes."""
-    if not any(node.target in (enter_autocast, exit_autocast) for node in piece.graph.nodes):
+def _prepared(piece: GraphModule) -> GraphModule:
+    """The piece as a graph can be made of it.
+
+    Blocks under autocast are entered also where a graph is made of them: PyTorch only notes them
+    there, and then takes results for such of other dtypes.  Blocks that are to be computed again
+    for their gradients are computed as they are: parts choose themselves what they keep.
+    """
+    special = (enter_autocast, exit_autocast)
+    if not any(n.target in special or _is_checkpoint(n) for n in piece.graph.nodes):
         return piece
     graph = Graph()
     found: dict[Node, Node] = {}
     for node in piece.graph.nodes:
+        if _is_checkpoint(node):
+            block, *operands = node.args
+            given = torch.fx.map_arg(tuple(operands), found.__getitem__)
+            found[node] = graph.call_module(str(block.target), given)
+            continue
         found[node] = graph.node_copy(node, found.__getitem__)
-        if node.target in (enter_autocast, exit_autocast):
+        if node.target in special:
             found[node].target = _enter if node.target is enter_autocast else _exit
     return GraphModule(piece, graph)
+
+
+def _is_checkpoint(node: Node) -> bool:
+    """Whether a node is a call by way of ``torch.utils.checkpoint``."""
+    return isinstance(node.target, HigherOrderOperator) and str(node.target) == _CHECKPOINT
 
 
 def _under_autocast(module: GraphModule) -> None:
