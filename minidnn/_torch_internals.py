@@ -85,6 +85,12 @@ is_wrapper = _ask("torch.utils._python_dispatch.is_traceable_wrapper_subclass")
 add_each = _ask("torch._foreach_add_")
 copy_each = _ask("torch._foreach_copy_")
 
+#: Hooks that all modules have in common.
+GLOBAL_HOOKS: tuple[Any, ...] = tuple(
+    _ask(f"torch.nn.modules.module._global_{kind}_hooks")
+    for kind in ("forward", "forward_pre", "backward", "backward_pre")
+)
+
 # On GPUs.
 _has_cuda = torch.backends.cuda.is_built()
 raw_stream: Any = _ask("torch._C._cuda_getCurrentRawStream") if _has_cuda else None
@@ -136,6 +142,8 @@ ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
         nn.Module(),
         (
             *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
+            *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+            "_compiled_call_impl",
             *("_state_dict_hooks", "_state_dict_pre_hooks"),
             *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
         ),

@@ -51,6 +51,8 @@ class SizedProgram:
         starts_early: whether it can be started before its weights are looked at, and the result be
             thrown away: a GPU has weights of its own and goes on by itself, PyTorch runs none of
             it, and nothing is written back.
+        places: which of the arguments the parts and operations take.
+        direct: the one part, where it takes arguments at their addresses and gives the results.
         at_once: what takes the arguments as they are from memory and gives the result: the one
             part, or a chain of several and operations of PyTorch's.
     """
@@ -107,15 +109,17 @@ class SizedProgram:
                 memory = self.engine.memory
                 self.parts.append(TakenPart(part, executable, memory, followed, among))
         self._overlaps = Overlaps(self.captured) if self.captured.has_writes else None
-        self._runner, held, self._places = self._build()
+        self._runner, held, self.places = self._build()
         self._read = reader_of(held)
         whole = len(self.levels) == 1 and self.levels[0].taken and not held
         self._direct = self.parts[0] if whole and self._is_direct() else None
         on_gpu = self.engine.memory != "cpu"
         self.starts_early = on_gpu and self._direct is not None and not self.captured.has_writes
+        is_addressed = self._direct is not None and self._direct.is_addressed
+        self.direct = self._direct if is_addressed and not self.captured.has_writes else None
         one = len(self._results) == 1 and not self.captured.has_writes
         self._is_bare = one and self.captured.arranged == pytree.tree_structure(0)
-        in_order = self._places == list(range(len(self._places)))
+        in_order = self.places == list(range(len(self.places)))
         self.at_once: TakenPart | _Chain | None = None
         if self._is_bare and in_order:
             if self._direct is not None and self._direct.is_addressed:
@@ -127,7 +131,7 @@ class SizedProgram:
         """The whole, if all arguments are tensors that it takes, and a tensor is the result."""
         given = [node.meta.get("val") for node in self.captured.given]
         tensors = all(isinstance(value, torch.Tensor) for value in given)
-        if not tensors or len(given) != len(self._places):
+        if not tensors or len(given) != len(self.places):
             return None
         if not isinstance(self._results[0], fx.Node):
             return None
@@ -138,7 +142,7 @@ class SizedProgram:
         part = self.parts[0].part
         given = self.captured.given
         taken = [given.get(node) for node in part.inputs]
-        return taken == self._places and tuple(self._results) == part.outputs
+        return taken == self.places and tuple(self._results) == part.outputs
 
     def run(self, leaves: Sequence[Any]) -> Any:
         """The network's result for the leaves of its arguments.
@@ -160,12 +164,12 @@ class SizedProgram:
                     "with"
                 )
         if self._direct is not None:
-            result = self._direct.forward(*[leaves[place] for place in self._places])
+            result = self._direct.forward(*[leaves[place] for place in self.places])
             if self._is_bare:
                 return result
             results: Sequence[Any] = result if isinstance(result, tuple) else (result,)
         else:
-            results = self._runner(*self._read(), *(leaves[place] for place in self._places))
+            results = self._runner(*self._read(), *(leaves[place] for place in self.places))
         if self.captured.has_writes:
             results = self._write_back(results, leaves)
         return arranged_as(iter(results), self.captured.arranged)
