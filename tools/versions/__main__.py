@@ -31,7 +31,7 @@ def find_python(version: str) -> tuple[str, str] | None:
     """The interpreter of a version, or of the same minor version, and which version it is."""
     minor = ".".join(version.split(".")[:2])
     named = [shutil.which(f"python{minor}"), shutil.which("python3"), "/usr/bin/python3"]
-    found = {}
+    found: dict[str, str] = {}
     for path in [*named, *glob.glob(f"{Path.home()}/.pyenv/versions/{minor}.*/bin/python")]:
         if path and Path(path).exists():
             code = "import platform, venv; print(platform.python_version())"

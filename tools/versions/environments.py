@@ -13,8 +13,10 @@ __all__ = ["ENVIRONMENTS", "Environment", "pins_of"]
 _OF_TORCH = ("filelock", "fsspec", "jinja2", "networkx", "setuptools <82", "sympy")
 #: What runs the tests, and what some of them compare with or need.
 _OF_TESTS = ("pytest >=9,<10", "pytest-timeout", "pytest-xdist", "typing-extensions")
-_OF_ALL_TESTS = ("hypothesis", "scipy", "moto[s3]", "flask", "flask-cors", "schemathesis")
-_OF_ALL_TESTS += ("tritonclient[grpc,http]",)
+_OF_ALL_TESTS = (
+    *("flask", "flask-cors", "hypothesis", "moto[s3]", "schemathesis", "scipy"),
+    "tritonclient[grpc,http]",
+)
 #: They are installed without what they say they need.
 ALONE = ("torch", "torchvision")
 #: What the part has that CI runs.
