@@ -1,6 +1,7 @@
 # make demo       train on handwritten digits, read others (out/digits.png); run networks depth first
 # make test       linters, types and tests, as CI runs them (under 20 minutes on 2 cores)
 # make test-full  the same with every long variant
+# make test-versions  tests with the oldest and newest versions of all dependencies (build/versions)
 # make quick      linters, types, the core on the reference and one network on the CPU engine
 # make docs       the site of the documentation (build/site/index.html)
 # make clean      remove .venv and everything that was built or cached in the tree
@@ -33,7 +34,7 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL_ISPC = $(PY) -m minidnn doctor --install-ispc >/dev/null || test $$? -ne 2 || \
 	echo "continuing without ISPC: device 'cpu' is not used, its tests are skipped" >&2
 
-.PHONY: demo docs test test-full quick quick-tests check ready ispc imported clean
+.PHONY: demo docs test test-full test-versions quick quick-tests check ready versions ispc imported clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -42,7 +43,7 @@ demo: $(VENV)/.demo
 	$(PY) demo/depth_first.py
 
 test: $(VENV)/.test
-	@$(MAKE) --no-print-directory --jobs 3 check ready
+	@$(MAKE) --no-print-directory --jobs 3 check ready versions
 	$(PYTEST)
 	@$(PROVEN)
 
@@ -50,6 +51,13 @@ test-full: $(VENV)/.test
 	@$(MAKE) --no-print-directory --jobs 3 check ready
 	HYPOTHESIS_PROFILE=full $(PYTEST) -m "full or not full"
 	@$(PROVEN)
+
+test-versions: $(VENV)/.test
+	$(PY) -m tools.versions
+
+# The oldest version of all that is supported, and the tests that tell most (tools/versions).
+versions: $(VENV)/.test
+	@$(PY) -m tools.versions quick
 
 # What the core is made of, on the reference, and one network on the CPU engine.
 QUICK := tests/graph tests/states tests/layers tests/passes tests/runtime tests/storage tests/compile \
