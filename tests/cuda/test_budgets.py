@@ -82,11 +82,11 @@ def check(launches: list[Launch], machine: Machine) -> None:
     ],
 )
 def test_kernels_of_the_zoo_keep_to_the_budget(
-    precision: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, machine: Machine, warm_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part of all but contractions', of all networks at one batch, as networks have most in
     common."""
-    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+    monkeypatch.setenv("MINIDNN_CACHE", str(warm_cache))
     found: dict[tuple[str, tuple[int, ...], int], Launch] = {}
     for name in models.list_models():
         for one in launches_of(name, precision, machine, contractions=False):
@@ -101,11 +101,11 @@ def test_kernels_of_the_zoo_keep_to_the_budget(
     [("bfloat16", H200), pytest.param("float32", A100, marks=pytest.mark.full)],
 )
 def test_kernels_of_a_training_step_keep_to_the_budget(
-    precision: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, machine: Machine, warm_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums of statistics and of gradients, what is element-wise on parameters, and sequences whose
     vectors are computed."""
-    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+    monkeypatch.setenv("MINIDNN_CACHE", str(warm_cache))
     net = L.Sequential(
         *(L.Conv2d(3, 160, 3, bias=False), L.BatchNorm2d(160), L.ReLU(), L.MaxPool2d(3, 2)),
         *(L.Conv2d(160, 64, 3, bias=False), L.BatchNorm2d(64), L.ReLU()),
@@ -155,10 +155,10 @@ def passing(problem: ContractionProblem) -> list[Launch]:
 
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_contractions_keep_to_the_budget(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, warm_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Streams, strips, rows and Winograd have budgets beside their other tests."""
-    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+    monkeypatch.setenv("MINIDNN_CACHE", str(warm_cache))
     make, shape = EPILOGUES[name]
     dtype = ("float16", "bfloat16")[list(EPILOGUES).index(name) % 2]
     problem = problems_of(make(), shape, dtype)[0]
@@ -178,10 +178,10 @@ def test_all_tiles_keep_to_the_budget() -> None:
     ["float16", *(pytest.param(one, marks=pytest.mark.full) for one in ("float32", "bfloat16"))],
 )
 def test_normalizations_in_front_keep_to_the_budget(
-    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, warm_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With them everything that may stand around a contraction is compiled, cuDNN's too."""
-    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+    monkeypatch.setenv("MINIDNN_CACHE", str(warm_cache))
     problems = problems_of(dense(32), (2, 32, 14, 14), precision)
     assert any(problem.before for problem in problems)
     for machine in (A100, H200):

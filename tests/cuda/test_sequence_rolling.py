@@ -129,10 +129,10 @@ def test_strips_are_shorter_where_there_are_few() -> None:
 
 @on_each(H200, full=A100)
 def test_nothing_is_spilled(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, warm_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where registers are promised, and where there is a normalization behind."""
-    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+    monkeypatch.setenv("MINIDNN_CACHE", str(warm_cache))
     sources = []
     for layers in (
         (AVERAGE,),

@@ -98,9 +98,9 @@ def test_they_differ_in_blocks_and_patches() -> None:
 
 @on_each(H200, full=A100)
 def test_they_compile_within_what_a_block_can_have(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, warm_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+    monkeypatch.setenv("MINIDNN_CACHE", str(warm_cache))
     launches = [
         one
         for name in CHAINS

@@ -44,14 +44,14 @@ FAULTS = (
         "a state is overwritten in front of its last reader",
         "minidnn/passes/place_updates.py",
         "place = max(made, last.get(state, -1))",
-        "place = made",
+        "place = min(made, last.get(state, made))",
         ("tests/passes/test_place_updates.py", "tests/states/test_programs.py"),
     ),
     Fault(
         "a pad of an uneven image is folded the wrong way round",
         "minidnn/passes/fold_pad.py",
-        "rows, columns = (top + before[2], bottom + after[2]), (left + before[3], right + after[3])",
-        "rows, columns = (top + after[2], bottom + before[2]), (left + after[3], right + before[3])",
+        "rows, columns = (top + before[2], bottom + after[2])",
+        "rows, columns = (top + after[2], bottom + before[2])",
         ("tests/passes/test_fold_pad.py",),
     ),
     Fault(

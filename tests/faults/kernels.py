@@ -43,15 +43,15 @@ FAULTS = (
     Fault(
         "the last row of a Winograd tile is read from outside of the image",
         "minidnn/backends/cpu/contraction/winograd/functions.py",
-        'if (row0 + {r} < 0 || row0 + {r} >= {height}) x{r} = zeros;',
-        'if (row0 + {r} < 0 || row0 + {r} > {height}) x{r} = zeros;',
+        "if (row0 + {r} < 0 || row0 + {r} >= {height}) x{r} = zeros;",
+        "if (row0 + {r} < 0 || row0 + {r} > {height}) x{r} = zeros;",
         ("tests/cpu/contraction/test_winograd.py",),
     ),
     Fault(
         "the last channel of a block is read for others",
         "minidnn/backends/cpu/transpose.py",
-        'x[min({lane}, channels - 1) * plane + q + programIndex]',
-        'x[min({lane}, channels) * plane + q + programIndex]',
+        "x[min({lane}, channels - 1) * plane + q + programIndex]",
+        "x[min({lane}, channels) * plane + q + programIndex]",
         ("tests/cpu/test_backend_cases.py", "tests/cpu/contraction/test_results.py"),
     ),
     Fault(
@@ -85,8 +85,8 @@ FAULTS = (
     Fault(
         "a block of a softmax does not wait for its warps",
         "minidnn/backends/cuda/softmax.py",
-        'if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = {value};\n__syncthreads();',
-        'if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = {value};',
+        "if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = {value};\n__syncthreads();",
+        "if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = {value};",
         ("tests/cuda/test_operators.py",),
     ),
     Fault(
@@ -127,8 +127,8 @@ FAULTS = (
     Fault(
         "the line of a halo kernel runs from image into image",
         "minidnn/backends/cuda/contraction/halo.cu",
-        "const bool inside = at >= 0 && image < (int)P_batch && row < (int)P_H && column < (int)P_W;",
-        "const bool inside = at >= 0 && image < (int)P_batch && row < (int)P_H;",
+        "const bool inside = at >= 0 && image < (int)P_batch && row < (int)P_H && column",
+        "const bool inside = at >= 0 && image < (int)P_batch && row <= (int)P_H && column",
         ("tests/cuda/test_contraction_kernels.py",),
     ),
     Fault(

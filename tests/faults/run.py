@@ -63,13 +63,13 @@ def copies(count: int) -> Iterator[SimpleQueue[Path]]:
 
 
 def run_tests(tree: Path, tests: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """Runs tests of a tree, those that ``make test`` runs, until one fails.
+    """Runs tests of a tree, those that ``make test`` runs, until one fails or hangs.
 
     ``PYTHONPATH`` leads the processes that tests start to the same tree.
     """
     command = [sys.executable, "-W", "error", "-m", "pytest", "-W", "error", "-q", "-x"]
     return subprocess.run(
-        [*command, "-p", "no:cacheprovider", "--tb", "no", *tests],
+        [*command, "-p", "no:cacheprovider", "--tb", "no", "--timeout", "180", *tests],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -83,7 +83,10 @@ def try_fault(fault: Fault, tree: Path) -> Result:
     """Whether the tests named with a fault notice it, in a tree of one's own."""
     began = time.monotonic()
     with fault.injected(tree):
-        ended = run_tests(tree, fault.tests)
+        try:
+            ended = run_tests(tree, fault.tests)
+        except subprocess.TimeoutExpired:
+            return Result(fault, False, f"tests took over {SECONDS} s", time.monotonic() - began)
     told = ended.stdout.strip()
     failed = re.search(r"^(?:FAILED|ERROR) (.*)$", told, re.MULTILINE)
     # 1: tests ran and some failed; any other status says that they could not run.
