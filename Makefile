@@ -1,6 +1,7 @@
 # make demo       train on handwritten digits, read others (out/digits.png); run networks depth first
-# make test       linters, types and tests, as CI runs them (under 20 minutes on 2 cores)
-# make test-full  the same with every long variant
+# make test       linters, types and tests, as CI runs them (under 9 minutes on 2 cores)
+# make test-full  the same with every long variant, and all of what CI samples
+# make test-faults  whether tests notice the faults that tests/faults injects, one after another
 # make quick      linters, types, the core on the reference and one network on the CPU engine
 # make docs       the site of the documentation (build/site/index.html)
 # make clean      remove .venv and everything that was built or cached in the tree
@@ -30,7 +31,8 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL_ISPC = $(PY) -m minidnn doctor --install-ispc >/dev/null || test $$? -ne 2 || \
 	echo "continuing without ISPC: device 'cpu' is not used, its tests are skipped" >&2
 
-.PHONY: demo docs test test-full quick quick-tests check ready ispc imported clean
+.PHONY: demo docs test test-full test-faults run-test run-test-full quick quick-tests check lint \
+	types ready ispc imported clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -38,13 +40,21 @@ demo: $(VENV)/.demo
 	$(PY) demo/digits.py
 	$(PY) demo/depth_first.py
 
-test: $(VENV)/.test
-	@$(MAKE) --no-print-directory --jobs 3 check ready
-	$(PYTEST)
+# Linters take seconds; types are checked beside the tests, in the time in which these wait.
+test test-full: $(VENV)/.test
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory --jobs 3 types run-$@
 
-test-full: $(VENV)/.test
-	@$(MAKE) --no-print-directory --jobs 3 check ready
-	HYPOTHESIS_PROFILE=full $(PYTEST) -m "full or not full"
+# Tests that start make are not to take part in this one's jobs.
+run-test: ready
+	MAKEFLAGS= MFLAGS= $(PYTEST)
+
+run-test-full: ready
+	MAKEFLAGS= MFLAGS= HYPOTHESIS_PROFILE=full $(PYTEST) -m "full or not full"
+
+test-faults: $(VENV)/.test
+	@$(MAKE) --no-print-directory ready
+	$(PY) -m tests.faults.run --jobs $(WORKERS)
 
 # What the core is made of, on the reference, and one network on the CPU engine.
 QUICK := tests/graph tests/states tests/layers tests/passes tests/runtime tests/storage tests/compile \
@@ -61,7 +71,7 @@ quick-tests: $(VENV)/.test
 docs: $(VENV)/.docs
 	$(PY) -m sphinx -q -W -b dirhtml docs build/site
 
-# What need not wait for mypy, which keeps one core busy.
+# What tests need.
 ready: ispc imported
 
 ispc: $(VENV)/.test
@@ -73,10 +83,14 @@ imported: $(VENV)/.test
 	@OMP_NUM_THREADS=1 $(PY) -m pytest --collect-only -q >/dev/null || true
 	@$(PY) -W ignore -c "import onnxruntime, scipy.signal, sklearn.datasets, torch._dynamo"
 
-check: $(VENV)/.test
+check: lint types
+
+lint: $(VENV)/.test
 	$(PY) -m ruff check $(SOURCES)
 	$(PY) -m ruff format --check $(SOURCES)
-	$(PY) -m mypy $(SOURCES)
+
+types: $(VENV)/.test
+	nice $(PY) -m mypy $(SOURCES)
 
 $(VENV)/.demo $(VENV)/.docs $(VENV)/.test: $(VENV)/.%: setup.cfg pyproject.toml tools/setup_venv.sh
 	@tools/setup_venv.sh $*

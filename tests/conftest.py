@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests import kept, schedule, together
+from tests import kept, sampling, schedule, together
 from tests.turns import Turns
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -118,6 +118,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Whoever asks for long variants gets what a sweep leaves out in CI.
+    if config.option.markexpr and "full" in config.option.markexpr.replace("not full", "", 1):
+        sampling.IS_FULL = True
     if not hasattr(config, "workerinput") and (cache := kept.folder()) is not None:
         kept.forget_others(cache)
     if (folder := getattr(config, "workerinput", {}).get("turns")) is not None:

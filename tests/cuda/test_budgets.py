@@ -30,6 +30,7 @@ from minidnn.training.losses import CrossEntropy
 from minidnn.training.optim import SGD
 from minidnn.training.step import Objective, step_graph
 from tests.cuda.cards import A100, H200
+from tests.sampling import some
 
 from .contractions import HALO, TILE, WINDOW, dense, residual
 from .lowered import planned_graph, problems_of
@@ -92,8 +93,9 @@ def test_kernels_of_the_zoo_keep_to_the_budget(
         for one in launches_of(name, precision, machine, contractions=False):
             found[one.source.name, one.block, one.shared_bytes] = one
     assert sum(name.startswith("seq_") for name, _, _ in found) > 20
-    step = 1 if precision == "float32" else 3
-    check([found[key] for key in sorted(found)[::step]], machine)
+    # In every second place alone of what float32 has too, whose kernels differ but in their types.
+    step = 3 if precision == "float32" else 6
+    check(some([found[key] for key in sorted(found)], step), machine)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +165,8 @@ def test_contractions_keep_to_the_budget(
     dtype = ("float16", "bfloat16")[list(EPILOGUES).index(name) % 2]
     problem = problems_of(make(), shape, dtype)[0]
     tiles = tiles_of(problem, H200, every=name == "residual")
-    check(tiles[:: 3 if name == "residual" else 1] + passing(problem), H200)
-    check(tiles_of(problem, A100), A100)
+    check(some(tiles[:: 3 if name == "residual" else 1] + passing(problem), 2), H200)
+    check(some(tiles_of(problem, A100), 4), A100)
 
 
 @pytest.mark.full
@@ -185,7 +187,8 @@ def test_normalizations_in_front_keep_to_the_budget(
     problems = problems_of(dense(32), (2, 32, 14, 14), precision)
     assert any(problem.before for problem in problems)
     for machine in (A100, H200):
-        check([one for p in problems for one in contraction_launches(p, machine)], machine)
+        launches = [one for p in problems for one in contraction_launches(p, machine)]
+        check(some(launches, 2 if machine is H200 else 5), machine)
 
 
 @pytest.mark.full
