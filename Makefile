@@ -8,13 +8,16 @@
 #
 # Each target sets up what it needs in .venv, once, and sees to ISPC, the CPU engine's compiler: one
 # in PATH or named by MINIDNN_ISPC, or a private copy in minidnn's cache folder.  PYTHON=... chooses
-# the interpreter, WORKERS=... how many tests run at once (2; 0: all in one process; those that measure
-# time run alone).
+# the interpreter, WORKERS=... how many tests run at once (0: all in one process; those that measure
+# time run alone).  What tests compile is kept for the next run in MINIDNN_TEST_CACHE
+# (tests/kept.py).
 
 VENV := .venv
 PY := $(VENV)/bin/python
 SOURCES := $(wildcard minidnn models tests tools demo benchmarks docs/conf.py)
-WORKERS := 2
+# One more than a small machine has cores: a fifth of the time tests wait, for processes, clocks and
+# each other.
+WORKERS := 3
 # Which worker runs what: tests/schedule.py.  Libraries whose threads spin would keep the other
 # workers from the cores.  A worker that is killed ends the run, as pytest-xdist might wait for its
 # tests for ever.
