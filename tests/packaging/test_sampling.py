@@ -16,9 +16,9 @@ from tests.sampling import each_on_one, every, is_on, on, only, some
 ISAS = ("one", "other")
 
 
-def in_ci(params: list[object]) -> list[object]:
+def in_ci(params: list[Any]) -> list[Any]:
     """The values of those that are not marked ``full``."""
-    return [each.values for each in params if not each.marks]  # type: ignore[attr-defined]
+    return [each.values for each in params if not each.marks]
 
 
 def test_a_part_of_each_sweep_runs_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +27,7 @@ def test_a_part_of_each_sweep_runs_in_ci(monkeypatch: pytest.MonkeyPatch) -> Non
     assert in_ci(only([2, 5], range(8))) == [(2,), (5,)]
     cases = [f"case {i}" for i in range(40)]
     taken = in_ci(each_on_one(cases, ISAS).args[1])
-    assert [case for case, _ in taken] == cases, "each with one instruction set"  # type: ignore[misc,str-unpack]
+    assert [pair[0] for pair in taken] == cases, "each with one instruction set"
     monkeypatch.setattr(sampling, "IS_FULL", False)
     assert some(range(8), 3) == [0, 3, 6]
     for isa in ISAS:
