@@ -344,7 +344,7 @@ def test_progress_on_a_terminal(
 
 
 REAL = [
-    pytest.param(name, marks=[] if name in ("torch", "onnxruntime") else [pytest.mark.full])
+    pytest.param(name, marks=[] if name == "onnxruntime" else [pytest.mark.full])
     for name in engines.PEERS
 ]
 

@@ -31,7 +31,7 @@ AGREE_IN_CI = STRATEGIES_AGREE[:2]
 ON_AVX2 = ("resnet18", "squeezenet1_1", "inception_v3")
 ON_AVX2_IN_CI = ON_AVX2[1:2]
 #: One network of each kind runs in CI, all of them in the full run.
-OF_EACH_KIND = ("alexnet", "resnet18", "squeezenet1_1", "densenet121")
+OF_EACH_KIND = ("resnet18", "squeezenet1_1", "densenet121")
 IN_CI = [
     pytest.param(name, marks=[] if name in OF_EACH_KIND else [pytest.mark.full])
     for name in NETWORKS
