@@ -35,8 +35,10 @@ def check(seed: int, trained: Trained, isa: Isa) -> None:
 
 
 def test_random_networks() -> None:
-    """A hundred small ones, in CI a third of them, for inputs of one shape, which share most of their
-    kernels."""
+    """A hundred small ones, in CI a third of them.
+
+    Their inputs have one shape, so that they share most of their kernels.
+    """
     seeds = some(range(100), 3)
     drawn = [Trained(draw(seed, 1, 4, [(2, 4, 5, 5)]), seed) for seed in seeds]
     isa = best_isa()
