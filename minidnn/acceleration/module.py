@@ -21,6 +21,7 @@ from minidnn._torch_internals import (
 )
 from minidnn.acceleration.container import StandsForContainer
 from minidnn.acceleration.graphs import RECOMPILES, captured
+from minidnn.acceleration.late_hooks import LateHooks
 from minidnn.acceleration.piece import Kept, Piece, Settings
 from minidnn.acceleration.program import GAINS_LESS, REHEARSING, SizedProgram
 from minidnn.acceleration.recorded import how_transformed, is_recorded
@@ -80,6 +81,7 @@ class OptimizedModule(StandsForContainer):
 
         own = self.__dict__
         own["pieces"] = pieces
+        own["_late_hooks"] = LateHooks(self.original)
         dynamic = None if self._dim is not None else False
         own["_run"] = captured(
             self.original, backend, settings.strict, dynamic, self._left_in_python
@@ -118,6 +120,8 @@ class OptimizedModule(StandsForContainer):
             return self._traced(args)
         if is_recorded():
             return self._recorded(args, kwargs)
+        if self._late_hooks.came():
+            self._forget()
         if self._dim is not None:
             self._mark(args, kwargs)
         result = self._run(*args, **kwargs)
