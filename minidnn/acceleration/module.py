@@ -76,8 +76,10 @@ class OptimizedModule(StandsForContainer):
         def backend(module: Any, example: Sequence[Any]) -> Piece:
             code = tuple((node.op, str(node.target)) for node in module.graph.nodes)
             of_code = kept.setdefault(code, Kept(settings))
-            pieces.append(Piece(module, example, settings, of_code))
-            return pieces[-1]
+            piece = Piece(module, example, settings, of_code)
+            piece.is_among_others |= any(each.broken is not None for each in pieces)
+            pieces.append(piece)
+            return piece
 
         own = self.__dict__
         own["pieces"] = pieces
@@ -202,7 +204,7 @@ class OptimizedModule(StandsForContainer):
 
     def _warn_of_nothing(self) -> None:
         programs = self.programs
-        if any(program.parts or GAINS_LESS in program.left.values() for program in programs):
+        if any(program.parts for program in programs) or GAINS_LESS in self.explain():
             return
         why = "\n".join(program.why_nothing() for program in programs)
         why = why or "\n".join(piece.explain() for piece in self.pieces)
