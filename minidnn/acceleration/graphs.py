@@ -27,10 +27,12 @@ from minidnn.errors import UnsupportedError
 RECOMPILES = 256
 _PYTORCH = str(Path(torch.__file__).parent)
 _PYTHON = sysconfig.get_path("stdlib")
-_LIMITS = {
+_SETTINGS = {
     "recompile_limit": RECOMPILES,
     "accumulated_recompile_limit": RECOMPILES,
     "fail_on_recompile_limit_hit": True,
+    # Hooks that come and go are noticed.
+    "skip_nnmodule_hook_guards": False,
 }
 #: Why Dynamo skips code of which nothing is to be said, as it computes nothing with tensors.
 _IDLE = ("No ops traced", "no tensor-related objects")
@@ -94,7 +96,7 @@ class _Conversion:
     def __call__(self, frame: Any, *args: Any) -> Any:
         token = _CONVERTING.set(True)
         try:
-            with dynamo_config.patch(_LIMITS), warnings.catch_warnings():
+            with dynamo_config.patch(_SETTINGS), warnings.catch_warnings():
                 # Dynamo asks tensors and classes for what PyTorch warns of.
                 warnings.simplefilter("ignore")
                 made = self._convert(frame, *args)

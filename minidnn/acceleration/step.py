@@ -7,7 +7,7 @@ programs for each such choice: the graph with what is kept as further outputs, a
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, count
 from operator import attrgetter
@@ -22,10 +22,11 @@ from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.kept import giving_last, is_image, taking_last
 from minidnn.acceleration.kept_block import KeptBlock
 from minidnn.acceleration.part import ExpectedTensors, TakenPart
+from minidnn.acceleration.twice import Autocast, autocast_of, gradients_again
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.convert import Part
 from minidnn.gradients.halves import BackwardHalf, Halves
-from minidnn.graph.ir import Graph
+from minidnn.graph.ir import Graph, Value
 from minidnn.passes.fold_batch_norm import fold_batch_norm
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.mix_precision import mixed
@@ -41,9 +42,32 @@ _BATCHED = (
     "time; valid is the module that was optimized: fast.original"
 )
 _TWICE = (
-    "create_graph=True (a gradient of a gradient) through {name}, whose gradient minidnn computes "
-    "and does not record; valid is the module that was optimized: fast.original"
+    "{name}: a gradient of a gradient (create_graph=True) is asked for: PyTorch computes the part "
+    "again, and its own gradient"
 )
+_RANDOM = (
+    "create_graph=True (a gradient of a gradient) through {name}, which draws random numbers that "
+    "PyTorch would draw otherwise; valid is the module that was optimized: fast.original"
+)
+_GONE = (
+    "create_graph=True (a gradient of a gradient) through {name}, which writes to what it was "
+    "given; valid is the module that was optimized: fast.original"
+)
+
+
+@dataclass(frozen=True)
+class Twice:
+    """How PyTorch computes a part again, for gradients of gradients.
+
+    Attributes:
+        compute: gives a part's outputs of its inputs.
+        counting: the inputs that its outputs depend on, by place.
+        say: warns, or raises where nothing may be left to PyTorch.
+    """
+
+    compute: Callable[..., Any]
+    counting: tuple[int, ...]
+    say: Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -67,11 +91,15 @@ class TrainedPart(nn.Module):
     Attributes:
         part: its graph, and the captured nodes that its inputs and outputs are.
         pairs: the compiled programs, by which of the inputs require gradients.
+        twice: has PyTorch compute it again, for gradients of gradients.
     """
 
-    def __init__(self, part: Part, engine: Engine, narrow: Narrow | None = None) -> None:
+    def __init__(
+        self, part: Part, engine: Engine, narrow: Narrow | None = None, twice: Twice | None = None
+    ) -> None:
         """narrow: how it computes in half precision, if it does."""
         super().__init__()
+        self.twice = twice
         self.part = part
         self.pairs: OrderedDict[tuple[int, ...], Pair] = OrderedDict()
         self._engine = engine
@@ -103,7 +131,9 @@ class TrainedPart(nn.Module):
         with self._lock:
             pair = self.pairs.get(trained)
             if pair is None:
-                pair = self.pairs[trained] = Pair(self.part, self._engine, trained, self._narrow)
+                pair = self.pairs[trained] = Pair(
+                    self.part, self._engine, trained, self._narrow, self.twice
+                )
                 if len(self.pairs) > _CHOICES:
                     self.pairs.popitem(last=False)
             self.pairs.move_to_end(trained)
@@ -130,7 +160,9 @@ class Pair:
         engine: Engine,
         trained: Sequence[int],
         narrow: Narrow | None = None,
+        twice: Twice | None = None,
     ) -> None:
+        self.twice = twice
         self.name = part.graph.name
         self.trained = tuple(trained)
         self.outputs, self.results = len(part.graph.outputs), len(part.outputs)
@@ -143,6 +175,15 @@ class Pair:
         self.halves = Halves(graph, trained, first, compute_again=mixed)
         self._engine, self._narrow = engine, narrow
         self._overwritten = part.overwritten
+        self.random, self._given = part.random, len(part.inputs)
+        read = self.halves.backward.given
+        #: Inputs that are kept for gradients of gradients alone.
+        self.more = [
+            place
+            for place in range(self._given)
+            if place not in read and place not in part.overwritten
+        ]
+        self._device = torch.device(engine.memory)
         #: Of each result of the program forwards its dtype, and which are kept channels last.
         self._dtypes: list[str] = []
         self._last: set[int] = set()
@@ -229,6 +270,28 @@ class Pair:
         results = list(_all(program(*map(_plain, tensors))))
         return dict(zip(backward.differentiated, results, strict=True))
 
+    def run_twice(
+        self,
+        given: Mapping[int, torch.Tensor],
+        autocast: Autocast,
+        gradients: Sequence[torch.Tensor | None],
+    ) -> Sequence[torch.Tensor | None]:
+        """The gradients by the inputs that are trained, which PyTorch computes on its tape."""
+        twice = self.twice
+        if self.random or twice is None:
+            raise UnsupportedError(_RANDOM.format(name=self.name))
+        missing = [place for place in twice.counting if place not in given]
+        if missing:
+            raise UnsupportedError(_GONE.format(name=self.name))
+        twice.say(_TWICE.format(name=self.name))
+        values = enumerate(self.halves.graph.inputs[: self._given])
+        tensors = [given[p] if p in given else self._zeros(value) for p, value in values]
+        return gradients_again(twice.compute, autocast, tensors, self.trained, gradients)
+
+    def _zeros(self, value: Value) -> torch.Tensor:
+        """In the place of an input on whose numbers nothing depends."""
+        return torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=self._device)
+
     def to_keep(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
         """What is kept of an input: a copy, if the network is about to write to it."""
         return tensor.clone() if place in self._overwritten else tensor
@@ -313,26 +376,33 @@ class _Through(torch.autograd.Function):
         results, block = pair.run(tensors)
         kept = pair.kept(block is not None)
         own = () if block is None else (block,)
-        given = (pair.to_keep(tensors[place], place) for place in pair.halves.backward.given)
-        ctx.save_for_backward(*own, *given, *(results[place] for place in kept))
+        first = pair.halves.backward.given
+        given = (pair.to_keep(tensors[place], place) for place in first)
+        more = (tensors[place] for place in pair.more)
+        ctx.save_for_backward(*own, *given, *(results[place] for place in kept), *more)
+        ctx.autocast = autocast_of(tensors[0]) if tensors else None
         ctx.has_block = block is not None
         ctx.pair = pair
         ctx.mark_non_differentiable(*(results[place] for place in pair.others))
         ctx.set_materialize_grads(False)
         return tuple(results[: pair.results])
 
+    # Else Dynamo would look at this code, where a piece's own code asks for gradients.
     @staticmethod
+    @torch.compiler.disable(reason="minidnn runs it")
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         pair: Pair = ctx.pair
-        if torch.is_grad_enabled():
-            raise UnsupportedError(_TWICE.format(name=pair.name))
         if any(each is not None and is_batched(each) for each in gradients):
             raise UnsupportedError(_BATCHED.format(name=pair.name))
         block, *saved = ctx.saved_tensors if ctx.has_block else (None, *ctx.saved_tensors)
         given, kept = pair.halves.backward.given, pair.kept(ctx.has_block)
+        if torch.is_grad_enabled():
+            more = saved[len(given) + len(kept) :]
+            there = dict(zip((*given, *pair.more), (*saved[: len(given)], *more), strict=True))
+            return None, None, *pair.run_twice(there, ctx.autocast, gradients)
         found = pair.run_back(
             dict(zip(given, saved, strict=False)),
-            dict(zip(kept, saved[len(given) :], strict=True)),
+            dict(zip(kept, saved[len(given) :], strict=False)),
             block,
             gradients,
         )

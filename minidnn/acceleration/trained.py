@@ -6,6 +6,7 @@ part depends on their values.  What PyTorch runs is recorded on its tape as ever
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,8 +17,9 @@ from torch import fx
 
 from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.program import SizedProgram, elsewhere, moves_alone
-from minidnn.acceleration.step import Narrow, TrainedPart
-from minidnn.errors import UnsupportedError
+from minidnn.acceleration.step import Narrow, TrainedPart, Twice
+from minidnn.acceleration.twice import counts, in_pytorch
+from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.aten.call import key_of
 from minidnn.frontends.torch.captured import Captured, reader_of
 from minidnn.frontends.torch.convert import Part, convert, judge_operations
@@ -59,6 +61,8 @@ class TrainedProgram(SizedProgram):
         self._is_said = any(map(was_narrow, captured.module.graph.nodes))
         if self.half is not None and (reason := engine.why_not_mixed()) is not None:
             raise UnsupportedError(f"it computes in {self.half}, and {reason}")
+        self._is_strict = strict
+        self._said: set[str] = set()
         super().__init__(captured, engine, name, sizes, strict)
 
     def compile(self) -> None:
@@ -68,12 +72,25 @@ class TrainedProgram(SizedProgram):
             if level.taken:
                 name = f"{self.name}.{len(self.parts)}"
                 part = self._part(level, name)
-                self.parts.append(TrainedPart(part, self.engine, self._narrow(part)))
+                twice = Twice(
+                    in_pytorch(self.captured, level.nodes, part.inputs, part.outputs),
+                    tuple(place for place, node in enumerate(part.inputs) if counts(node)),
+                    self._say,
+                )
+                self.parts.append(TrainedPart(part, self.engine, self._narrow(part), twice))
         self._runner, held, self._places = self._build()
         self._read = reader_of(held)
         self._direct = self._overlaps = None
         self._is_bare = self.starts_early = False
         self.at_once = None
+
+    def _say(self, said: str) -> None:
+        """Warns once of what PyTorch computes."""
+        if self._is_strict:
+            raise UnsupportedError(f"strict=True, and {said}")
+        if said not in self._said:
+            self._said.add(said)
+            warnings.warn(said, MiniDNNWarning, stacklevel=2)
 
     def _part(self, level: Level, name: str) -> Part:
         """A part whose results with gradients come first."""

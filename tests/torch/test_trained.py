@@ -228,9 +228,23 @@ def test_going_backwards_twice() -> None:
     same_gradients(fast, own)
 
 
-def test_gradients_of_gradients_are_refused() -> None:
-    fast, _ = both(network())
-    x = x_of().requires_grad_()
+def test_gradients_of_gradients_are_pytorchs() -> None:
+    fast, own = both(network())
+    for module in (fast, own):
+        x = x_of().requires_grad_()
+        warned = pytest.warns(MiniDNNWarning, match="a gradient of a gradient")
+        with warned if module is fast else contextlib.nullcontext():
+            (gradient,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+    same_gradients(fast, own)
+    strict = md.optimize(network().train(), device=DEVICE, strict=True)
+    with pytest.raises(UnsupportedError, match="strict=True, and .* gradient of a gradient"):
+        torch.autograd.grad(strict(x).sum(), x, create_graph=True)
+
+
+def test_gradients_of_gradients_of_what_draws_random_numbers_are_refused() -> None:
+    fast = md.optimize(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).train(), device=DEVICE)
+    x = examples(3, 4).requires_grad_()
     with pytest.raises(UnsupportedError, match=r"create_graph=True .* fast\.original"):
         torch.autograd.grad(fast(x).sum(), x, create_graph=True)
 

@@ -101,4 +101,3 @@ def test_a_hook_that_registers_hooks_on_what_is_within() -> None:
         module(x_of()).square().sum().backward()
     close(*seen)
     same_gradients(fast, own)
-    assert "its hook forward may do more than compute: it uses 'register_hook'" in fast.explain()

@@ -22,6 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from minidnn._torch_internals import (
     FakeTensorMode,
+    HigherOrderOperator,
     OpOverload,
     ShapeEnv,
     aot_export_module,
@@ -35,9 +36,11 @@ from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.captured import CAPTURING, Captured, Held
 from minidnn.frontends.torch.constants import constants, made_of_nothing
 from minidnn.frontends.torch.memory import share_results
+from minidnn.frontends.torch.untouched import put_back, standing_for
 
 #: Operations that check what the key of a program says already.
 _CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
+_CHECKPOINT = "tag_activation_checkpoint"
 _DETACH = torch.ops.aten.detach.default
 #: The key of what says that a node's value may require a gradient.
 _TRACKED = "minidnn_tracked"
@@ -78,10 +81,12 @@ def _functional(
     enabled: bool,
 ) -> Captured:
     try:
-        with torch.set_grad_enabled(enabled):  # which the code of the piece may leave otherwise
+        # Which the code of the piece may leave otherwise.
+        with torch.set_grad_enabled(enabled), standing_for(_prepared(piece)) as whole:
             module, signature = aot_export_module(
-                _entering(piece), _without_data(args), trace_joint=False, pre_dispatch=True
+                whole, _without_data(args), trace_joint=False, pre_dispatch=True
             )
+            put_back(module.graph)
     except Exception as error:  # whatever PyTorch says of what it does not trace
         text = " ".join(str(error).split())
         raise UnsupportedError(
@@ -99,6 +104,7 @@ def _functional(
     writes = [(i, by_name[name]) for i, name in enumerate(signature.user_inputs_to_mutate.values())]
     _without_copies(graph)
     _remove(graph, _CHECKS)
+    _check_states(graph)
     _under_autocast(module)
     results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
     untaped = set(placeholders)
@@ -174,6 +180,17 @@ def _without_copies(graph: Graph) -> None:
         graph.erase_node(node)
 
 
+def _check_states(graph: Graph) -> None:
+    """UnsupportedError if an operation sets a state of PyTorch's that is not known here."""
+    known = (set_grad_enabled, enter_autocast, exit_autocast)
+    for node in graph.nodes:
+        if node.op != "call_function" or isinstance(node.target, (OpOverload, HigherOrderOperator)):
+            continue
+        name = getattr(node.target, "__name__", "")
+        if name.startswith("_") and node.target not in known:
+            raise UnsupportedError(f"it calls {name}, which sets how PyTorch computes")
+
+
 def _remove(graph: Graph, names: Sequence[str]) -> None:
     for node in list(graph.nodes):
         if node.op == "call_function" and str(node.target) in names:
@@ -246,18 +263,33 @@ def _exit(begun: tuple[Any, Any]) -> None:
     exit_autocast(noted)
 
 
-def _entering(piece: GraphModule) -> GraphModule:
-    """The piece, which enters its blocks under autocast also where a graph of it is made: PyTorch
-    only notes them there, and then takes results for such of other dtypes."""
-    if not any(node.target in (enter_autocast, exit_autocast) for node in piece.graph.nodes):
+def _prepared(piece: GraphModule) -> GraphModule:
+    """The piece as a graph can be made of it.
+
+    Blocks under autocast are entered also where a graph is made of them: PyTorch only notes them
+    there, and then takes results for such of other dtypes.  Blocks that are to be computed again
+    for their gradients are computed as they are: parts choose themselves what they keep.
+    """
+    special = (enter_autocast, exit_autocast)
+    if not any(n.target in special or _is_checkpoint(n) for n in piece.graph.nodes):
         return piece
     graph = Graph()
     found: dict[Node, Node] = {}
     for node in piece.graph.nodes:
+        if _is_checkpoint(node):
+            block, *operands = node.args
+            given = torch.fx.map_arg(tuple(operands), found.__getitem__)
+            found[node] = graph.call_module(str(block.target), given)
+            continue
         found[node] = graph.node_copy(node, found.__getitem__)
-        if node.target in (enter_autocast, exit_autocast):
+        if node.target in special:
             found[node].target = _enter if node.target is enter_autocast else _exit
     return GraphModule(piece, graph)
+
+
+def _is_checkpoint(node: Node) -> bool:
+    """Whether a node is a call by way of ``torch.utils.checkpoint``."""
+    return isinstance(node.target, HigherOrderOperator) and str(node.target) == _CHECKPOINT
 
 
 def _under_autocast(module: GraphModule) -> None:

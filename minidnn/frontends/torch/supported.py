@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from minidnn.frontends.torch import aten
 from minidnn.frontends.torch.aten.call import known
 
@@ -14,8 +17,38 @@ module of which something else is left runs [partly in PyTorch](../explanation/p
 """
 
 
+#: What tests have found; it lies in the tree, and is not installed.
+SAMPLES = Path(__file__).resolve().parents[3] / "tests/torch/programs/opinfo.json"
+
+SAMPLED = """
+## PyTorch's own samples
+
+PyTorch tests its operators with samples of their arguments (OpInfo). Each sample here was called in
+a module in training mode, on the reference device: "right" counts those of which all values and
+gradients are eager PyTorch's, "by minidnn" those of which minidnn computes something.
+
+| operator | samples | right | by minidnn |
+|---|---|---|---|
+"""
+
+
 def page() -> str:
-    """A Markdown table of all ATen operations that are taken, by family."""
+    """Markdown: all ATen operations that are taken, by family; then what samples have shown."""
+    return taken() + sampled()
+
+
+def sampled() -> str:
+    """A table of PyTorch's own samples of operators, and how many of them are right."""
+    found = json.loads(SAMPLES.read_text(encoding="utf-8"))
+    lines = [
+        f"| `{name}` | {each['samples']} | {each['right']} | {each['taken']} |"
+        for name, each in found.items()
+    ]
+    return SAMPLED + "\n".join(lines) + "\n"
+
+
+def taken() -> str:
+    """A table of all ATen operations that are taken, by family."""
     lines = ["| family | operations | taken when |", "|---|---|---|"]
     for family in aten.__all__:
         found: dict[str, list[str]] = {}

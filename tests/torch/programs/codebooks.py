@@ -122,7 +122,7 @@ def queue_that_is_rolled(run: Run) -> None:
 
         def middle(self, y: torch.Tensor) -> torch.Tensor:
             if self.training:
-                self.bank = torch.cat([y.detach(), self.bank[: -len(y)]])
+                self.bank: torch.Tensor = torch.cat([y.detach(), self.bank[: -len(y)]])
             return y + self.bank.mean(0)
 
     net = Bank()

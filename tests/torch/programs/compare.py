@@ -20,11 +20,16 @@ TOLERANCES = {
 }
 
 
+NO_ERROR = "no error"
+"""Stands where the name of an exception would."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Leaf:
     """A tensor at a moment, with what its reader may ask of it.
 
-    role: "value", "state" (a parameter or buffer) or "gradient".
+    role: "value", "state" (a parameter or buffer), "gradient", or "raised" for the name of an
+        exception.
     """
 
     role: str
@@ -124,12 +129,16 @@ def _step_differences(
         yield Fault("structure", f"{path} is missing")
     for path in found.keys() - expected.keys():
         yield Fault("structure", f"{path} should not be there")
-    for path, theirs in expected.items():
-        if path in found:
-            earlier = before.get(path, before.get(path.partition("].")[2]))
-            fault = _difference(found[path], theirs, earlier, looseness)
-            if fault is not None:
-                yield Fault(fault.kind, f"{path}: {fault.text}")
+    faults = {}
+    for path in expected.keys() & found.keys():
+        earlier = before.get(path, before.get(path.partition("].")[2]))
+        fault = _difference(found[path], expected[path], earlier, looseness)
+        if fault is not None:
+            faults[path] = Fault(fault.kind, f"{path}: {fault.text}")
+    for path in expected:
+        # A weight that differs after a step because its gradient did is no fault of its own.
+        if path in faults and f"{path}.grad" not in faults:
+            yield faults[path]
 
 
 def _difference(found: Leaf, expected: Leaf, before: Leaf | None, looseness: float) -> Fault | None:
@@ -158,6 +167,8 @@ def _plain_difference(found: Leaf, expected: Leaf) -> Fault | None:
         same = both_nan or math.isclose(ours, theirs, rel_tol=2e-4, abs_tol=2e-5)
     else:
         same = type(ours) is type(theirs) and ours == theirs
+    if not same and expected.role == "raised":
+        return Fault("no error" if ours == NO_ERROR else "error", f"{ours} instead of {theirs}")
     return None if same else Fault("wrong value", f"{ours!r:.80} instead of {theirs!r:.80}")
 
 

@@ -28,7 +28,7 @@ from torch import nn
 from minidnn.errors import MiniDNNWarning
 from tests.cases.record import one_thread
 from tests.torch.programs import ways
-from tests.torch.programs.compare import Fault, Leaf, Snapshot, differences, snapshot
+from tests.torch.programs.compare import NO_ERROR, Fault, Leaf, Snapshot, differences, snapshot
 
 
 class Run:
@@ -75,9 +75,10 @@ class Run:
         try:
             call()
         except Exception as error:
-            self.step(_kind_of_error(error))
+            raised = _kind_of_error(error)
         else:
-            self.step("no error")
+            raised = NO_ERROR
+        self.steps.append({"raised": Leaf("raised", raised)})
 
     def randn(self, *shape: int) -> torch.Tensor:
         """Numbers that are the same in all runs, whatever else draws some."""

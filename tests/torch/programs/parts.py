@@ -26,7 +26,7 @@ class Around(nn.Module):
     def middle(self, y: torch.Tensor) -> torch.Tensor:
         return y
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor, *more: Any, **named: Any) -> Any:
         return self.head(self.middle(self.first(x).relu()))
 
 

@@ -133,7 +133,7 @@ def fifty_steps_of_an_assigned_buffer(run: Run) -> None:
             self.register_buffer("n", torch.zeros(8))
 
         def middle(self, y: torch.Tensor) -> torch.Tensor:
-            self.n = 0.9 * self.n + 0.1 * y.detach().mean(0)
+            self.n: torch.Tensor = 0.9 * self.n + 0.1 * y.detach().mean(0)
             return y + self.n
 
     _fifty_steps(run, Assigns())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.torch.programs.arguments import Calls
+from tests.torch.programs.arguments import Calls, goes_back
 from tests.torch.programs.harness import Run, program
 from tests.torch.programs.parts import Around, around, convolutional
 
@@ -162,7 +163,7 @@ def wrong_shape_raises_and_nothing_else_changes(run: Run) -> None:
     net = Counts()
     fast = run.compile(net)
     for shape in ((3, 4), (3, 5), (3, 4)):
-        run.raises(lambda shape=shape: fast(run.randn(*shape)).sum().backward())
+        run.raises(partial(goes_back, fast, run.randn(*shape)))
         run.step(net)
 
 

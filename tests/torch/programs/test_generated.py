@@ -7,6 +7,7 @@ faults, the first one ends the search: ``python -m tests.torch.programs.search``
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ WAYS = (OPTIMIZE, COMPILE)
 PARTS = 8
 
 
-def cases(count: int) -> list[object]:
+def cases(count: int) -> list[Any]:
     """Ways, with the part of all programs that one test looks at."""
     made = []
     for part in range(count):
@@ -51,16 +52,16 @@ def test_a_program_that_differs_is_found_and_is_short(monkeypatch: pytest.Monkey
     class Forgets:
         """A module whose writes to ``n`` are lost."""
 
-        def __init__(self, module: object) -> None:
+        def __init__(self, module: Any) -> None:
             self.__dict__["module"] = module
 
-        def __call__(self, *args: object) -> object:
+        def __call__(self, *args: Any) -> Any:
             before = self.module.n.clone()
             found = self.module(*args)
             self.module.n = before
             return found
 
-        def __getattr__(self, name: str) -> object:
+        def __getattr__(self, name: str) -> Any:
             return getattr(self.__dict__["module"], name)
 
     monkeypatch.setattr(

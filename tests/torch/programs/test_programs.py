@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ class DiffersError(AssertionError):
     """A run differs from eager PyTorch's."""
 
 
-def cases(device: str, sampled: bool = False) -> list[object]:
+def cases(device: str, sampled: bool = False) -> list[Any]:
     """All programs in both ways; those that are known to fail as such, by name and kind."""
     made = []
     for name, program in PROGRAMS.items():

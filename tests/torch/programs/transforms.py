@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -113,17 +114,22 @@ def backward_in_another_thread(run: Run) -> None:
         run.step(loss, net)
 
 
-def _one_rank() -> None:
-    folder = tempfile.mkdtemp()
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{os.path.join(folder, 'meet')}", rank=0, world_size=1
-    )
+@contextmanager
+def _one_rank() -> Iterator[None]:
+    """A process group of this process alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1
+        )
+        try:
+            yield
+        finally:
+            torch.distributed.destroy_process_group()
 
 
 @program(share=0.0, quick=True)
 def data_parallel_around_the_optimized_module(run: Run) -> None:
-    _one_rank()
-    try:
+    with _one_rank():
         net = convolutional()
         fast = nn.parallel.DistributedDataParallel(run.compile(net))
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -133,14 +139,11 @@ def data_parallel_around_the_optimized_module(run: Run) -> None:
             loss.backward()
             optimizer.step()
             run.step(loss, net)
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 @program(share=0.0)
 def data_parallel_inside_the_optimized_module(run: Run) -> None:
-    _one_rank()
-    try:
+    with _one_rank():
         net = convolutional().to(run.memory)
         fast = run.compile(nn.parallel.DistributedDataParallel(net))
         for x in run.batches(3, 3, 1, 5, 5):
@@ -148,21 +151,16 @@ def data_parallel_inside_the_optimized_module(run: Run) -> None:
             loss = fast(x).square().mean()
             loss.backward()
             run.step(loss, net)
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 @program(share=0.0)
 def synchronized_batch_norm_of_one_rank(run: Run) -> None:
-    _one_rank()
-    try:
+    with _one_rank():
         net = nn.SyncBatchNorm.convert_sync_batchnorm(convolutional())
         fast = run.compile(net.eval())
         with torch.no_grad():
             for x in run.batches(2, 3, 1, 5, 5):
                 run.step(fast(x), net)
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 @program(share=0.0)
