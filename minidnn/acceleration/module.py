@@ -22,6 +22,7 @@ from minidnn._torch_internals import (
 )
 from minidnn.acceleration.container import StandsForContainer
 from minidnn.acceleration.graphs import RECOMPILES, captured
+from minidnn.acceleration.late_hooks import LateHooks
 from minidnn.acceleration.piece import Kept, Piece, Settings
 from minidnn.acceleration.program import GAINS_LESS, REHEARSING, SizedProgram
 from minidnn.acceleration.recorded import how_transformed, is_recorded
@@ -81,11 +82,14 @@ class OptimizedModule(StandsForContainer):
         def backend(module: Any, example: Sequence[Any]) -> Piece:
             code = tuple((node.op, str(node.target)) for node in module.graph.nodes)
             of_code = kept.setdefault(code, Kept(settings))
-            pieces.append(Piece(module, example, settings, of_code))
-            return pieces[-1]
+            piece = Piece(module, example, settings, of_code)
+            piece.is_among_others |= any(each.broken is not None for each in pieces)
+            pieces.append(piece)
+            return piece
 
         own = self.__dict__
         own["pieces"] = pieces
+        own["_late_hooks"] = LateHooks(self.original)
         dynamic = None if self._dim is not None else False
         own["_run"] = captured(
             self.original, backend, settings.strict, dynamic, self._left_in_python
@@ -131,6 +135,8 @@ class OptimizedModule(StandsForContainer):
             return self._traced(args)
         if is_recorded():
             return self._recorded(args, kwargs)
+        if self._late_hooks.came():
+            self._forget()
         if self._dim is not None:
             self._mark(args, kwargs)
         result = self._run(*args, **kwargs)
@@ -211,7 +217,7 @@ class OptimizedModule(StandsForContainer):
 
     def _warn_of_nothing(self) -> None:
         programs = self.programs
-        if any(program.parts or GAINS_LESS in program.left.values() for program in programs):
+        if any(program.parts for program in programs) or GAINS_LESS in self.explain():
             return
         why = "\n".join(program.why_nothing() for program in programs)
         why = why or "\n".join(piece.explain() for piece in self.pieces)

@@ -31,7 +31,7 @@ from minidnn.acceleration.named import (
     symbols_of,
     with_rows,
 )
-from minidnn.acceleration.program import REHEARSING, OverlapError, SizedProgram
+from minidnn.acceleration.program import GAINS_LESS, REHEARSING, OverlapError, SizedProgram
 from minidnn.acceleration.programs import Programs, describe
 from minidnn.acceleration.recorded import is_recorded
 from minidnn.acceleration.trained import TrainedProgram
@@ -71,6 +71,10 @@ class Kept:
         self.named = NamedPrograms(name, sizes)
 
 
+class _GainsLessError(UnsupportedError):
+    """What is known of a piece gains less than it costs."""
+
+
 #: Pieces are told apart by these.
 _NUMBERS = itertools.count()
 
@@ -94,6 +98,8 @@ class Piece:
         module: what Dynamo handed over.
         settings: the network's.
         broken: why the code goes on in Python behind it; None where it is the last piece.
+        is_among_others: whether the code begins or goes on in Python, so that what is taken has to
+            gain more than it costs.
     """
 
     def __init__(
@@ -102,6 +108,7 @@ class Piece:
         """kept: the programs of other pieces of the same code, beside which its own are kept."""
         self.module = module
         self.broken = _why_broken(module)
+        self.is_among_others = self.broken is not None
         self.settings = settings
         self._kept = Kept(settings) if kept is None else kept
         self._number = next(_NUMBERS)
@@ -238,7 +245,7 @@ class Piece:
         except UnsupportedError as error:
             if self.settings.strict:
                 raise
-            self._leave(key, str(error))
+            self._leave(key, str(error), not isinstance(error, _GainsLessError))
             return False, None
 
     def _values_of(self, args: Sequence[Any]) -> dict[int, float]:
@@ -285,9 +292,11 @@ class Piece:
             half = half or (self.settings.precision if self.settings.precision in HALVES else None)
             program: SizedProgram = TrainedProgram(captured, engine, *said, half=half)
         else:
-            program = SizedProgram(captured, engine, *said)
+            program = SizedProgram(captured, engine, *said, among=self.is_among_others)
         if not program.parts:
-            raise UnsupportedError(f"nothing of it is taken:\n{program.why_nothing()}")
+            why = f"nothing of it is taken:\n{program.why_nothing()}"
+            gains_less = GAINS_LESS in program.left.values()
+            raise _GainsLessError(why) if gains_less else UnsupportedError(why)
         if isinstance(program, TrainedProgram):
             program.prepare(args)
         return program
@@ -327,14 +336,14 @@ class Piece:
         given = f"any batch of {describe(inputs)}"
         return NamedProgram(captured, batches, engine, self.settings.name, given)
 
-    def _leave(self, key: Any, reason: str) -> None:
+    def _leave(self, key: Any, reason: str, warns: bool = True) -> None:
         if self.settings.strict:
             raise UnsupportedError(
                 f"strict=True, and a piece of {self.settings.name} is left to PyTorch: {reason}"
             )
         self._refused.setdefault(key, reason)
         said = _ANY_NUMBER.sub("", reason)
-        if said not in self.settings.warned:
+        if warns and said not in self.settings.warned:
             self.settings.warned.add(said)
             warnings.warn(
                 f"{self.settings.name}: a piece runs in PyTorch: {reason}",

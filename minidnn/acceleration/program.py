@@ -64,7 +64,10 @@ class SizedProgram:
         name: str,
         sizes: str,
         strict: bool = False,
+        among: bool = False,
     ) -> None:
+        """among: whether PyTorch runs code around the program, besides what it runs within."""
+        self._among = among
         self.captured = captured
         self.engine = engine
         self.name = name
@@ -87,7 +90,7 @@ class SizedProgram:
 
     def _divided(self, prices: bool) -> tuple[list[Level], dict[fx.Node, str]]:
         """What is taken and what is left, and why."""
-        return _divide(self.captured, self.engine, prices)
+        return _divide(self.captured, self.engine, prices, self._among)
 
     def _watching(self) -> Watch:
         """What says whether the weights are still those that are compiled in."""
@@ -330,10 +333,10 @@ class _Builder:
 
 
 def _divide(
-    captured: Captured, engine: Engine, prices: bool
+    captured: Captured, engine: Engine, prices: bool, among: bool
 ) -> tuple[list[Level], dict[fx.Node, str]]:
     """What is taken and what is left; a part that computes nothing is not worth a copy, nor, where
-    ``prices`` are known and PyTorch runs what is around it, one that gains less than it costs.
+    ``prices`` are known and PyTorch runs what is around it (around the whole, if ``among``), one that gains less than it costs.
     Views that only say where a result lies are left without a word."""
     operations = captured.operations
     reasons = {node: elsewhere(node, engine.memory) for node in operations}
@@ -342,7 +345,7 @@ def _divide(
     judge_operations(operations, captured.constants, captured.tensor, engine.why_not, left)
     while True:
         found = levels(captured.module.graph, left, captured.constants)
-        among_others = prices and len(found) > 1
+        among_others = prices and (among or len(found) > 1)
         dropped: dict[fx.Node, str] = {}
         for level in found:
             if level.taken:
