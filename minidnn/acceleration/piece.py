@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -110,7 +111,7 @@ class Piece:
         #: Whether Dynamo calls the piece for one size and one mode alone.
         self._is_static = not self._numbers and not any(map(_is_symbolic, example))
         #: What a static piece ran last, and the weights that are in it.
-        self._last: tuple[SizedProgram, tuple[Any, ...]] | None = None
+        self._last: tuple[weakref.ref[SizedProgram], tuple[Any, ...]] | None = None
         self._switches_on = any(map(switches_on, module.graph.nodes))
         #: Why pieces were not taken, by the types of their arguments.
         self._refused: dict[Any, str] = {}
@@ -123,14 +124,10 @@ class Piece:
         return [program for key, program in every if key[0][0] == self._number]
 
     def __call__(self, *args: Any) -> Any:
-        last = self._last
-        if last is not None and not is_recorded():
-            program, weights = last
-            if not weights or (
-                all(map(is_, self._weights_of(args), weights)) and program.watch.is_as_it_was()
-            ):
-                with self._taping(not weights, not weights):
-                    return program.run(args)
+        if self._last is not None and not is_recorded():
+            done, results = self._run_again(*self._last, args)
+            if done:
+                return results
         reason = self._not_now(args)
         if reason is None:
             half = autocast_to(_memory(args))
@@ -150,6 +147,33 @@ class Piece:
         if REHEARSING.get():
             args = pytree.tree_map_only(torch.Tensor, torch.clone, args)
         return self.module(*args)
+
+    def _run_again(
+        self,
+        reference: weakref.ref[SizedProgram],
+        weights: tuple[Any, ...],
+        args: Sequence[Any],
+    ) -> tuple[bool, Any]:
+        """Whether the program run last is still right for a static piece, and what it gives.
+
+        A GPU is at work already while weights are looked at; if they turn out to have changed, its
+        result is thrown away.
+        """
+        program = reference()
+        if program is None:  # it was dropped, or compiled again
+            return False, None
+        if not weights:
+            with self._taping(True, True):
+                return True, program.run(args)
+        if not all(map(is_, self._weights_of(args), weights)):
+            return False, None
+        with self._taping(False, False):
+            if program.starts_early:
+                results = program.run(args)
+                return program.watch.is_as_it_was(), results
+            if program.watch.is_as_it_was():
+                return True, program.run(args)
+        return False, None
 
     def _weights_of(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """The weights among arguments."""
@@ -218,7 +242,8 @@ class Piece:
                 args,
             )
             if self._is_static and program._overlaps is None:
-                self._last = program, self._weights_of(args) if not trained else ()
+                own = () if trained else self._weights_of(args)
+                self._last = weakref.ref(program), own
             return True, result
         except UnsupportedError as error:
             if self.settings.strict:
