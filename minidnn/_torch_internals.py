@@ -96,12 +96,6 @@ is_wrapper = _ask("torch.utils._python_dispatch.is_traceable_wrapper_subclass")
 add_each = _ask("torch._foreach_add_")
 copy_each = _ask("torch._foreach_copy_")
 
-#: Hooks that all modules have in common.
-GLOBAL_HOOKS: tuple[Any, ...] = tuple(
-    _ask(f"torch.nn.modules.module._global_{kind}_hooks")
-    for kind in ("forward", "forward_pre", "backward", "backward_pre")
-)
-
 # On GPUs.
 _has_cuda = torch.backends.cuda.is_built()
 raw_stream: Any = _ask("torch._C._cuda_getCurrentRawStream") if _has_cuda else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -122,7 +123,7 @@ class Piece:
         #: Whether Dynamo calls the piece for one size and one mode alone.
         self._is_static = not self._numbers and not any(map(_is_symbolic, example))
         #: What a static piece ran last, and the weights that are in it, if they are.
-        self._last: tuple[SizedProgram, tuple[Any, ...] | None] | None = None
+        self._last: tuple[weakref.ref[SizedProgram], tuple[Any, ...] | None] | None = None
         places = tuple(self._weights)
         #: Gives the weights among arguments.
         self._weights_of: Any = itemgetter(*places) if len(places) > 1 else _several(places)
@@ -140,11 +141,12 @@ class Piece:
     def __call__(self, *args: Any) -> Any:
         last = self._last
         if last is not None and not is_recorded():
-            program, weights = last
-            if weights is None:
+            reference, weights = last
+            program = reference()
+            if program is not None and weights is None:
                 with self._taping(True, True):
                     return program.run(args)
-            if all(map(is_, self._weights_of(args), weights)):
+            if program is not None and all(map(is_, self._weights_of(args), weights or ())):
                 # A GPU is at work already while weights are looked at.
                 early = self._run_plain(program, args) if program.starts_early else None
                 if program.watch.is_as_it_was():
@@ -240,7 +242,8 @@ class Piece:
                 args,
             )
             if self._is_static and program._overlaps is None:
-                self._last = program, None if trained else self._weights_of(args)
+                own = None if trained else self._weights_of(args)
+                self._last = weakref.ref(program), own
             return True, result
         except UnsupportedError as error:
             if self.settings.strict:

@@ -14,7 +14,7 @@ from torch import fx
 from minidnn._torch_internals import OpOverload, add_each, copy_each, pytree
 from minidnn.acceleration.engine import Engine, memory_of
 from minidnn.acceleration.overlaps import Overlaps
-from minidnn.acceleration.part import ExpectedTensors, TakenPart
+from minidnn.acceleration.part import TakenPart
 from minidnn.acceleration.price import gain
 from minidnn.acceleration.watch import Watch
 from minidnn.errors import UnsupportedError
@@ -53,8 +53,6 @@ class SizedProgram:
             it, and nothing is written back.
         places: which of the arguments the parts and operations take.
         direct: the one part, where it takes arguments at their addresses and gives the results.
-        at_once: what takes the arguments as they are from memory and gives the result: the one
-            part, or a chain of several and operations of PyTorch's.
     """
 
     def __init__(
@@ -122,23 +120,6 @@ class SizedProgram:
         self.direct = self._direct if is_addressed and not self.captured.has_writes else None
         one = len(self._results) == 1 and not self.captured.has_writes
         self._is_bare = one and self.captured.arranged == pytree.tree_structure(0)
-        in_order = self.places == list(range(len(self.places)))
-        self.at_once: TakenPart | _Chain | None = None
-        if self._is_bare and in_order:
-            if self._direct is not None and self._direct.is_addressed:
-                self.at_once = self._direct
-            elif self._direct is None:
-                self.at_once = self._chain()
-
-    def _chain(self) -> _Chain | None:
-        """The whole, if all arguments are tensors that it takes, and a tensor is the result."""
-        given = [node.meta.get("val") for node in self.captured.given]
-        tensors = all(isinstance(value, torch.Tensor) for value in given)
-        if not tensors or len(given) != len(self.places):
-            return None
-        if not isinstance(self._results[0], fx.Node):
-            return None
-        return _Chain(self._runner, self._read, given)
 
     def _is_direct(self) -> bool:
         """Whether the one part takes the arguments and gives the results as they are."""
@@ -250,25 +231,6 @@ def arranged_as(results: Iterator[Any], arranged: Any) -> Any:
     return pytree.SUPPORTED_NODES[arranged.type].unflatten_fn(made, arranged.context)
 
 
-class _Chain:
-    """Parts and operations of PyTorch's in a row, for arguments that are tensors as captured."""
-
-    def __init__(
-        self, runner: Callable[..., Any], read: Callable[[], Iterator[Any]], given: Sequence[Any]
-    ) -> None:
-        self._runner = runner
-        self._read = read
-        #: Whether tensors lie there as the network was captured for.
-        self.takes = ExpectedTensors((tuple(v.shape), v.dtype, v.device) for v in given)
-
-    def run_at(self, tensors: Sequence[Any]) -> Any:
-        """The result for such tensors."""
-        if torch.is_grad_enabled():
-            with torch.no_grad():
-                return self._runner(*self._read(), *tensors)[0]
-        return self._runner(*self._read(), *tensors)[0]
-
-
 class _Builder:
     def __init__(self, captured: Captured) -> None:
         self._captured = captured
@@ -336,7 +298,8 @@ def _divide(
     captured: Captured, engine: Engine, prices: bool, among: bool
 ) -> tuple[list[Level], dict[fx.Node, str]]:
     """What is taken and what is left; a part that computes nothing is not worth a copy, nor, where
-    ``prices`` are known and PyTorch runs what is around it (around the whole, if ``among``), one that gains less than it costs.
+    ``prices`` are known and PyTorch runs what is around it (around the whole, if ``among``), one
+    that gains less than it costs.
     Views that only say where a result lies are left without a word."""
     operations = captured.operations
     reasons = {node: elsewhere(node, engine.memory) for node in operations}

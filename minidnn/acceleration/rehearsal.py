@@ -136,7 +136,9 @@ class _Snapshot:
             return
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # it is empty
-                self._undo.append(functools.partial(setattr, cell, "cell_contents", cell.cell_contents))
+                self._undo.append(
+                    functools.partial(setattr, cell, "cell_contents", cell.cell_contents)
+                )
                 yield cell.cell_contents
         yield from (function.__defaults__, function.__kwdefaults__, vars(function))
         names = list(_names(function.__code__))

@@ -82,7 +82,6 @@ class TrainedProgram(SizedProgram):
         self._read = reader_of(held)
         self._direct = self.direct = self._overlaps = None
         self._is_bare = self.starts_early = False
-        self.at_once = None
 
     def _say(self, said: str) -> None:
         """Warns once of what PyTorch computes."""
