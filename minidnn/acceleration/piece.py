@@ -135,8 +135,9 @@ class Piece:
     def programs(self) -> list[SizedProgram]:
         """What was compiled, for gradients and without."""
         kept = self._kept
-        every = (*kept.trained.items(), *kept.inference.items(), *kept.named.items())
-        return [program for key, program in every if key[0][0] == self._number]
+        every = (*kept.trained.items(), *kept.inference.items())
+        named = [each for key, each in kept.named.items() if key[0][0][0] == self._number]
+        return [*(each for key, each in every if key[0][0] == self._number), *named]
 
     def __call__(self, *args: Any) -> Any:
         last = self._last
