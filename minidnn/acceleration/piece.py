@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -116,8 +117,8 @@ class Piece:
         self._engines: dict[str, Engine] = {}
         #: Whether Dynamo calls the piece for one size and one mode alone.
         self._is_static = not self._numbers and not any(map(_is_symbolic, example))
-        #: What a static piece ran last, and the weights that are in it.
-        self._last: tuple[SizedProgram, tuple[Any, ...]] | None = None
+        #: What a static piece ran last, if that is still kept, and the weights that are in it.
+        self._last: tuple[weakref.ref[SizedProgram], tuple[Any, ...]] | None = None
         self._switches_on = any(map(switches_on, module.graph.nodes))
         #: Why pieces were not taken, by the types of their arguments.
         self._refused: dict[Any, str] = {}
@@ -132,9 +133,10 @@ class Piece:
     def __call__(self, *args: Any) -> Any:
         last = self._last
         if last is not None and not is_recorded():
-            program, weights = last
-            if not weights or (
-                all(map(is_, self._weights_of(args), weights)) and program.watch.is_as_it_was()
+            program, weights = last[0](), last[1]
+            if program is not None and (
+                not weights
+                or (all(map(is_, self._weights_of(args), weights)) and program.watch.is_as_it_was())
             ):
                 with self._taping(not weights, not weights):
                     return program.run(args)
@@ -225,7 +227,7 @@ class Piece:
                 args,
             )
             if self._is_static and program._overlaps is None:
-                self._last = program, self._weights_of(args) if not trained else ()
+                self._last = weakref.ref(program), self._weights_of(args) if not trained else ()
             return True, result
         except UnsupportedError as error:
             if self.settings.strict:

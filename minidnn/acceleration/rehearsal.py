@@ -48,7 +48,9 @@ def unchanged(network: nn.Module) -> Iterator[None]:
         snapshot.put_back()
         with torch.no_grad():
             for tensor, value in tensors:
-                tensor.copy_(value)
+                # A write would have everything compiled again that holds the buffer.
+                if tensor.layout is not torch.strided or not torch.equal(tensor, value):
+                    tensor.copy_(value)
 
 
 class _Snapshot:
@@ -136,7 +138,9 @@ class _Snapshot:
             return
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # it is empty
-                self._undo.append(functools.partial(setattr, cell, "cell_contents", cell.cell_contents))
+                self._undo.append(
+                    functools.partial(setattr, cell, "cell_contents", cell.cell_contents)
+                )
                 yield cell.cell_contents
         yield from (function.__defaults__, function.__kwdefaults__, vars(function))
         names = list(_names(function.__code__))
