@@ -15,6 +15,7 @@ from torch import nn
 
 from minidnn._torch_internals import (
     DynamoError,
+    DynamoRuntimeError,
     NotConverted,
     RandomVariable,
     compile_lock,
@@ -36,6 +37,7 @@ _SETTINGS = {
     "fail_on_recompile_limit_hit": True,
     "allow_rnn": True,
 }
+_ONE_BY_ONE = "layers of PyTorch's are captured one by one, as their caller is not captured"
 #: What its wrapper that skips code has: what converts, and its argument.
 _INNER = ("_torchdynamo_orig_backend", "hooks")
 #: Why Dynamo skips code of which nothing is to be said, as it computes nothing with tensors.
@@ -73,8 +75,7 @@ def captured(
         whole: whether it is an error if there is more than one piece.
         dynamic: as ``torch.compile`` takes it.
         left: told why some of the network's code is not captured, and runs in Python.
-        broken: told of layers of PyTorch's whose own code runs in Python, as what they call cannot
-            be captured.
+        broken: told why layers of PyTorch's are not captured with what calls them.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -113,17 +114,15 @@ class _Conversion:
                 made = self._converted(frame, *args)
         except DynamoError as error:
             self._left(error)
-            return NotConverted()
+            # What fails now, for a mistake of the caller's, is not to be skipped for ever.
+            return NotConverted(apply_to_code=not isinstance(error, DynamoRuntimeError))
         finally:
             _CONVERTING.reset(token)
         # PyTorch 2.11 does not say why.
         why = getattr(made, "skip_reason", None)
         if why is None or any(map(why.__contains__, _IDLE)):
             return made
-        if _is_layers(frame.f_code):
-            name = type(frame.f_locals.get("self")).__name__
-            self._broken(f"{name} calls what cannot be captured with it")
-        elif not _is_pytorchs(frame.f_code):
+        if not _is_pytorchs(frame.f_code):
             where = f"{frame.f_code.co_filename}:{frame.f_code.co_firstlineno}"
             self._left(UnsupportedError(f"{frame.f_code.co_name} ({where}): {why}"))
         return made
@@ -134,6 +133,7 @@ class _Conversion:
         convert, hooks = (getattr(self._convert, name, None) for name in _INNER)
         if convert is None or not _is_layers(frame.f_code):
             return self._convert(frame, cached, state)
+        self._broken(_ONE_BY_ONE)
         with compile_lock:
             return convert(frame, cached, hooks, state)
 

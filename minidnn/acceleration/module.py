@@ -75,7 +75,7 @@ class OptimizedModule(StandsForContainer):
         pieces: list[Piece] = []
         settings = self._settings
         kept: dict[Any, Kept] = {}
-        broken: dict[str, None] = {}  # layers of which the code runs in Python
+        broken: dict[str, None] = {}  # why layers are not captured with others
 
         def backend(module: Any, example: Sequence[Any]) -> Piece:
             code = tuple((node.op, str(node.target)) for node in module.graph.nodes)

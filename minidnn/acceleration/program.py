@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _SHARES = "a result lies in the memory of something else"
 _CHANNELS_LAST = (0, 2, 3, 1)
 GAINS_LESS = "its part would gain less than entering and leaving it costs"
-_MOVES = "it only moves elements, which PyTorch does without a kernel"
+MOVES = "it only moves elements, which PyTorch does without a kernel"
 
 
 #: Whether programs are to compute, and write nothing.
@@ -332,7 +332,8 @@ def _divide(
     captured: Captured, engine: Engine, prices: bool, among: bool
 ) -> tuple[list[Level], dict[fx.Node, str]]:
     """What is taken and what is left; a part that computes nothing is not worth a copy, nor, where
-    ``prices`` are known and PyTorch runs what is around it (around the whole, if ``among``), one that gains less than it costs.
+    ``prices`` are known and PyTorch runs what is around it (around the whole, if
+    ``among``), one that gains less than it costs.
     Views that only say where a result lies are left without a word."""
     operations = captured.operations
     reasons = {node: elsewhere(node, engine.memory) for node in operations}
@@ -376,7 +377,7 @@ def moves_alone(part: Part) -> str | None:
     """Why a part that computes nothing is not taken; None for one that does."""
     idle = (Identity, Dropout)
     is_idle = all(n.op.kind == "movement" or isinstance(n.op, idle) for n in part.graph.nodes)
-    return _MOVES if is_idle else None
+    return MOVES if is_idle else None
 
 
 def _lies_in_order(node: fx.Node) -> bool:

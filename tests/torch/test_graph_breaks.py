@@ -14,6 +14,13 @@ from torch import nn
 import minidnn as md
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 
+#: Which is said of code that raises an exception, or changes hooks, and of no rows.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*an error was suppressed"),
+    pytest.mark.filterwarnings("ignore:.*nothing of it is taken"),
+    pytest.mark.filterwarnings("ignore:.*shares memory with another argument"),
+]
+
 
 def examples(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
@@ -176,6 +183,16 @@ def test_mistakes_are_pytorchs() -> None:
     fast = md.optimize(Asking().eval(), examples(2, 3, 9, 9), device="reference")
     with pytest.raises(ValueError, match="a number is none"):
         fast(examples(2, 3, 9, 9) / 0.0 * 0.0)
+
+
+@torch.no_grad()
+def test_after_a_mistake_all_is_taken_as_before() -> None:
+    net = nn.Sequential(conv(), nn.ReLU()).eval()
+    fast = md.optimize(net, device="reference")
+    with pytest.raises(RuntimeError, match="to have 3 channels"):
+        fast(examples(2, 4, 9, 9))
+    same(fast(examples(2, 3, 9, 9)), net(examples(2, 3, 9, 9)))
+    assert kinds(fast) == ["Conv2d", "ReLU"]
 
 
 def test_a_mistake_without_a_message_is_told_as_it_is() -> None:
@@ -342,8 +359,9 @@ def test_layers_of_pytorch_beside_one_that_looks_at_values_are_taken() -> None:
     assert shared.seen == [] and kinds(fast).count("Conv2d") == 3
     same(fast(examples(2, 3, 4, 4) + 1), net(examples(2, 3, 4, 4) + 1))
     assert len(shared.seen) == 4
-    said = "goes on in Python: Sequential calls what cannot be captured with it"
-    assert fast.explain().count(said) == 1
+    assert (
+        fast.explain().count("goes on in Python: layers of PyTorch's are captured one by one") == 1
+    )
 
 
 def test_one_of_which_nothing_is_known_is_told() -> None:
@@ -352,10 +370,9 @@ def test_one_of_which_nothing_is_known_is_told() -> None:
             return torch.special.i0(x) if float(x[0, 0]) > 0 else torch.special.i1(x)
 
     x = examples(2, 3).abs()
-    with pytest.warns(MiniDNNWarning) as caught:
+    with pytest.warns(MiniDNNWarning, match="^Leaf: nothing was taken, all runs in PyTorch:\n"):
         fast = md.optimize(Leaf().eval(), x, device="reference")
-    assert "Leaf: nothing was taken, all runs in PyTorch:\n" in str(caught[-1].message)
-    with torch.no_grad(), pytest.warns(MiniDNNWarning):
+    with torch.no_grad():
         same(fast(-x), Leaf()(-x))
 
 
@@ -500,6 +517,7 @@ class OwnEncoder(nn.TransformerEncoder):
 
 
 @torch.no_grad()
+@pytest.mark.xfail(strict=True, reason="Dynamo traces its code as if there were no nested tensors")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("kind", [nn.TransformerEncoder, OwnEncoder])
 def test_an_encoder_that_takes_padding_away(kind: type[nn.TransformerEncoder]) -> None:

@@ -46,7 +46,7 @@ def test_one_in_a_network_is_called_as_it_is(kind: str) -> None:
         node.op.name for p in fast.programs for part in p.parts for node in part.part.graph.nodes
     ]
     assert kinds == ["Conv2d", "ReLU"]
-    assert "goes on in Python: Sequential calls what cannot be captured with it" in fast.explain()
+    assert "goes on in Python: layers of PyTorch's are captured one by one" in fast.explain()
     programs = fast.programs
     torch.testing.assert_close(fast(X), net(X), rtol=1e-5, atol=1e-5)
     inner.conv.weight.mul_(2)  # its own business
