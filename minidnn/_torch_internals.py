@@ -148,6 +148,8 @@ ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
         nn.Module(),
         (
             *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
+            *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+            "_compiled_call_impl",
             *("_state_dict_hooks", "_state_dict_pre_hooks"),
             *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
         ),

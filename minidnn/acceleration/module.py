@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from minidnn._torch_internals import (
+    GLOBAL_HOOKS,
     DynamoRuntimeError,
     RecompileLimitError,
     dynamo,
@@ -36,6 +37,11 @@ _COMPILING = torch.compiler.is_dynamo_compiling
 #: Dynamo refuses a call while any thread makes a graph in another way, and says so.
 _TRACES = "symbolically trace a dynamo-optimized function"
 
+#: What makes a call of a module more than one of ``forward``, as long as none of it is empty.
+_ASIDE = (
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    "_compiled_call_impl",
+)
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 #: Hooks that are called where the state dict is the original's.
 _STATE_HOOKS = (
@@ -117,6 +123,13 @@ class OptimizedModule(StandsForContainer):
                 MiniDNNWarning,
                 stacklevel=6,
             )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As of every module, with its hooks.  Without any, the way is the shortest."""
+        own = self.__dict__
+        if any(map(own.get, _ASIDE)) or any(GLOBAL_HOOKS) or _COMPILING():
+            return super().__call__(*args, **kwargs)
+        return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original gives.

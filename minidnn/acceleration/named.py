@@ -96,7 +96,6 @@ class NamedProgram(SizedProgram):
         #: What runs the programs that are there, by the shapes that they take.
         self._direct_parts: dict[Any, TakenPart] = {}
         self.parts = [NamedPart(part, made)]  # type: ignore[list-item]
-        self.at_once = None
         self.starts_early = False
 
     def _executable(self, graph: Graph, with_rows: set[int]) -> DynamicExecutable:

@@ -12,10 +12,10 @@ import itertools
 import re
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -87,6 +87,11 @@ def _is_symbolic(example: Any) -> bool:
     return True
 
 
+def _several(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Gives what lies at these places, which are none or one."""
+    return lambda args: tuple(args[place] for place in places)
+
+
 class Piece:
     """One piece of a model: takes its arguments, gives its results, compiled or not.
 
@@ -117,8 +122,11 @@ class Piece:
         self._engines: dict[str, Engine] = {}
         #: Whether Dynamo calls the piece for one size and one mode alone.
         self._is_static = not self._numbers and not any(map(_is_symbolic, example))
-        #: What a static piece ran last, if that is still kept, and the weights that are in it.
-        self._last: tuple[weakref.ref[SizedProgram], tuple[Any, ...]] | None = None
+        #: What a static piece ran last, and the weights that are in it, if they are.
+        self._last: tuple[weakref.ref[SizedProgram], tuple[Any, ...] | None] | None = None
+        places = tuple(self._weights)
+        #: Gives the weights among arguments.
+        self._weights_of: Any = itemgetter(*places) if len(places) > 1 else _several(places)
         self._switches_on = any(map(switches_on, module.graph.nodes))
         #: Why pieces were not taken, by the types of their arguments.
         self._refused: dict[Any, str] = {}
@@ -133,13 +141,16 @@ class Piece:
     def __call__(self, *args: Any) -> Any:
         last = self._last
         if last is not None and not is_recorded():
-            program, weights = last[0](), last[1]
-            if program is not None and (
-                not weights
-                or (all(map(is_, self._weights_of(args), weights)) and program.watch.is_as_it_was())
-            ):
-                with self._taping(not weights, not weights):
+            reference, weights = last
+            program = reference()
+            if program is not None and weights is None:
+                with self._taping(True, True):
                     return program.run(args)
+            if program is not None and all(map(is_, self._weights_of(args), weights or ())):
+                # A GPU is at work already while weights are looked at.
+                early = self._run_plain(program, args) if program.starts_early else None
+                if program.watch.is_as_it_was():
+                    return self._run_plain(program, args) if early is None else early
         reason = self._not_now(args)
         if reason is None:
             half = autocast_to(_memory(args))
@@ -160,9 +171,13 @@ class Piece:
             args = pytree.tree_map_only(torch.Tensor, torch.clone, args)
         return self.module(*args)
 
-    def _weights_of(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """The weights among arguments."""
-        return tuple(map(args.__getitem__, self._weights))
+    def _run_plain(self, program: SizedProgram, args: Sequence[Any]) -> Any:
+        """The results of a program for inference.  What Dynamo has compared is not looked at."""
+        part = program.direct
+        if part is None:
+            return program.run(args)
+        result = part.run_at([args[place] for place in program.places])
+        return result if isinstance(result, tuple) else (result,)
 
     def _taping(self, trained: bool, taped: bool) -> AbstractContextManager[Any]:
         """Has PyTorch's tape run for a program, where some of the code has it run."""
@@ -227,7 +242,8 @@ class Piece:
                 args,
             )
             if self._is_static and program._overlaps is None:
-                self._last = weakref.ref(program), self._weights_of(args) if not trained else ()
+                own = None if trained else self._weights_of(args)
+                self._last = weakref.ref(program), own
             return True, result
         except UnsupportedError as error:
             if self.settings.strict:

@@ -14,7 +14,7 @@ from torch import fx
 from minidnn._torch_internals import OpOverload, add_each, copy_each, pytree
 from minidnn.acceleration.engine import Engine, memory_of
 from minidnn.acceleration.overlaps import Overlaps
-from minidnn.acceleration.part import ExpectedTensors, TakenPart
+from minidnn.acceleration.part import TakenPart
 from minidnn.acceleration.price import gain
 from minidnn.acceleration.watch import Watch
 from minidnn.errors import UnsupportedError
@@ -51,8 +51,8 @@ class SizedProgram:
         starts_early: whether it can be started before its weights are looked at, and the result be
             thrown away: a GPU has weights of its own and goes on by itself, PyTorch runs none of
             it, and nothing is written back.
-        at_once: what takes the arguments as they are from memory and gives the result: the one
-            part, or a chain of several and operations of PyTorch's.
+        places: which of the arguments the parts and operations take.
+        direct: the one part, where it takes arguments at their addresses and gives the results.
     """
 
     def __init__(
@@ -110,38 +110,23 @@ class SizedProgram:
                 memory = self.engine.memory
                 self.parts.append(TakenPart(part, executable, memory, followed, among))
         self._overlaps = Overlaps(self.captured) if self.captured.has_writes else None
-        self._runner, held, self._places = self._build()
+        self._runner, held, self.places = self._build()
         self._read = reader_of(held)
         whole = len(self.levels) == 1 and self.levels[0].taken and not held
         self._direct = self.parts[0] if whole and self._is_direct() else None
         on_gpu = self.engine.memory != "cpu"
         self.starts_early = on_gpu and self._direct is not None and not self.captured.has_writes
+        is_addressed = self._direct is not None and self._direct.is_addressed
+        self.direct = self._direct if is_addressed and not self.captured.has_writes else None
         one = len(self._results) == 1 and not self.captured.has_writes
         self._is_bare = one and self.captured.arranged == pytree.tree_structure(0)
-        in_order = self._places == list(range(len(self._places)))
-        self.at_once: TakenPart | _Chain | None = None
-        if self._is_bare and in_order:
-            if self._direct is not None and self._direct.is_addressed:
-                self.at_once = self._direct
-            elif self._direct is None:
-                self.at_once = self._chain()
-
-    def _chain(self) -> _Chain | None:
-        """The whole, if all arguments are tensors that it takes, and a tensor is the result."""
-        given = [node.meta.get("val") for node in self.captured.given]
-        tensors = all(isinstance(value, torch.Tensor) for value in given)
-        if not tensors or len(given) != len(self._places):
-            return None
-        if not isinstance(self._results[0], fx.Node):
-            return None
-        return _Chain(self._runner, self._read, given)
 
     def _is_direct(self) -> bool:
         """Whether the one part takes the arguments and gives the results as they are."""
         part = self.parts[0].part
         given = self.captured.given
         taken = [given.get(node) for node in part.inputs]
-        return taken == self._places and tuple(self._results) == part.outputs
+        return taken == self.places and tuple(self._results) == part.outputs
 
     def run(self, leaves: Sequence[Any]) -> Any:
         """The network's result for the leaves of its arguments.
@@ -163,12 +148,12 @@ class SizedProgram:
                     "with"
                 )
         if self._direct is not None:
-            result = self._direct.forward(*[leaves[place] for place in self._places])
+            result = self._direct.forward(*[leaves[place] for place in self.places])
             if self._is_bare:
                 return result
             results: Sequence[Any] = result if isinstance(result, tuple) else (result,)
         else:
-            results = self._runner(*self._read(), *(leaves[place] for place in self._places))
+            results = self._runner(*self._read(), *(leaves[place] for place in self.places))
         if self.captured.has_writes:
             results = self._write_back(results, leaves)
         return arranged_as(iter(results), self.captured.arranged)
@@ -246,25 +231,6 @@ def arranged_as(results: Iterator[Any], arranged: Any) -> Any:
     return pytree.SUPPORTED_NODES[arranged.type].unflatten_fn(made, arranged.context)
 
 
-class _Chain:
-    """Parts and operations of PyTorch's in a row, for arguments that are tensors as captured."""
-
-    def __init__(
-        self, runner: Callable[..., Any], read: Callable[[], Iterator[Any]], given: Sequence[Any]
-    ) -> None:
-        self._runner = runner
-        self._read = read
-        #: Whether tensors lie there as the network was captured for.
-        self.takes = ExpectedTensors((tuple(v.shape), v.dtype, v.device) for v in given)
-
-    def run_at(self, tensors: Sequence[Any]) -> Any:
-        """The result for such tensors."""
-        if torch.is_grad_enabled():
-            with torch.no_grad():
-                return self._runner(*self._read(), *tensors)[0]
-        return self._runner(*self._read(), *tensors)[0]
-
-
 class _Builder:
     def __init__(self, captured: Captured) -> None:
         self._captured = captured
@@ -332,8 +298,8 @@ def _divide(
     captured: Captured, engine: Engine, prices: bool, among: bool
 ) -> tuple[list[Level], dict[fx.Node, str]]:
     """What is taken and what is left; a part that computes nothing is not worth a copy, nor, where
-    ``prices`` are known and PyTorch runs what is around it (around the whole, if
-    ``among``), one that gains less than it costs.
+    ``prices`` are known and PyTorch runs what is around it (around the whole, if ``among``), one
+    that gains less than it costs.
     Views that only say where a result lies are left without a word."""
     operations = captured.operations
     reasons = {node: elsewhere(node, engine.memory) for node in operations}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import enum
 import logging
 import time
 from collections import OrderedDict
@@ -13,15 +12,10 @@ from typing import Any
 import torch
 
 from minidnn._forks import ForkLock
-from minidnn._torch_internals import pytree
-from minidnn.acceleration.part import PLAIN
 from minidnn.acceleration.program import SizedProgram
 from minidnn.frontends.torch.captured import CAPTURING
 
 log = logging.getLogger(__name__)
-
-#: What an argument's leaf can be: a tensor, or a value that its text says all of.
-_LEAVES = (torch.Tensor, int, float, str, type(None), enum.Enum, torch.Size)
 
 #: Makes the program that is missing.
 Make = Callable[[], SizedProgram]
@@ -30,9 +24,6 @@ Make = Callable[[], SizedProgram]
 class Programs:
     """Programs by the sizes of the arguments; when there are too many, the one not used for the
     longest time is dropped.
-
-    Attributes:
-        begins: whether :meth:`begun` is to be asked, as the call before was one for it.
 
     Several threads may ask at once.  Whose program is there and as its weights are does not wait
     for one that is being made, which one thread of the process does at a time.
@@ -52,7 +43,6 @@ class Programs:
         self._found: OrderedDict[Any, SizedProgram] = OrderedDict()
         self._lock = ForkLock()  # of what was found, for a moment; never while one is made
         self._last: _Last | None = None
-        self.begins = False
 
     def __iter__(self) -> Iterator[Any]:
         """The programs, the one used last at the end."""
@@ -63,40 +53,6 @@ class Programs:
         """The programs with what they are for, the one used last at the end."""
         with self._lock:
             return list(self._found.items())
-
-    def at_once(self, tensors: Sequence[Any]) -> Any:
-        """What the program used last gives for these arguments, if they lie there as it takes
-        them and its weights are as they were; None says nothing.
-
-        A GPU is at work already while weights are looked at.
-        """
-        begun = self.begun(tensors)
-        if begun is not None:
-            result, program = begun
-            self.begins = program.watch.is_as_it_was()
-            return result if self.begins else None
-        last = self._last
-        if last is None or not last.is_plain:
-            return None
-        program, part = last.program, last.program.at_once
-        if part is None or program.starts_early or not part.takes(tensors):
-            return None
-        return part.run_at(tensors) if program.watch.is_as_it_was() else None
-
-    def begun(self, tensors: Sequence[Any]) -> tuple[Any, SizedProgram] | None:
-        """What the program used last will have computed for these arguments, and that program,
-        whose weights have not been looked at: a GPU is at work on it.  None where there is no such
-        program, or it does not take them as they lie."""
-        last = self._last
-        if last is None or not last.is_plain:
-            return None
-        program = last.program
-        if not program.starts_early:
-            return None
-        part = program.at_once
-        if part is None or not part.takes(tensors):
-            return None
-        return part.run_at(tensors), program
 
     def run(
         self,
@@ -223,8 +179,6 @@ class _Last:
     def __init__(self, program: SizedProgram, arranged: Any, leaves: Sequence[Any]) -> None:
         self.program = program
         self.arranged = arranged
-        #: Whether arguments are just these tensors.
-        self.is_plain = isinstance(arranged, tuple) and arranged[0] == len(leaves)
         self.types = [
             (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else None
             for leaf in leaves
@@ -239,29 +193,6 @@ def _is_like(leaf: Any, expected: tuple[Any, ...] | None) -> bool:
         and leaf.dtype is expected[1]
         and leaf.device == expected[2]
     )
-
-
-def arrangement(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], Any]:
-    """The leaves of arguments, and a key for how they are arranged."""
-    if not kwargs and all(isinstance(each, torch.Tensor) for each in args):
-        return args, len(args)
-    leaves, arranged = pytree.tree_flatten((args, kwargs))
-    return leaves, repr(arranged)
-
-
-def foreign(leaves: Sequence[Any]) -> str | None:
-    """The type of a leaf that no program can be for, or None."""
-    for leaf in leaves:
-        if not isinstance(leaf, _LEAVES):
-            return type(leaf).__name__
-        if isinstance(leaf, torch.Tensor):
-            if type(leaf) not in PLAIN:  # it may compute in its own way, and so do results
-                return f"tensor of class {type(leaf).__name__}"
-            if leaf.is_nested:
-                return "nested tensor"
-            if leaf.layout is not torch.strided:
-                return f"tensor of layout {leaf.layout}"
-    return None
 
 
 def describe(leaves: Sequence[Any]) -> str:
