@@ -32,7 +32,7 @@ from minidnn.acceleration.named import (
     symbols_of,
     with_rows,
 )
-from minidnn.acceleration.program import GAINS_LESS, REHEARSING, OverlapError, SizedProgram
+from minidnn.acceleration.program import GAINS_LESS, MOVES, REHEARSING, OverlapError, SizedProgram
 from minidnn.acceleration.programs import Programs, describe
 from minidnn.acceleration.recorded import is_recorded
 from minidnn.acceleration.trained import TrainedProgram
@@ -72,8 +72,8 @@ class Kept:
         self.named = NamedPrograms(name, sizes)
 
 
-class _GainsLessError(UnsupportedError):
-    """What is known of a piece gains less than it costs."""
+class _LittleError(UnsupportedError):
+    """There is nothing to compute in a piece, or what is known of it gains less than it costs."""
 
 
 #: Pieces are told apart by these.
@@ -249,7 +249,7 @@ class Piece:
         except UnsupportedError as error:
             if self.settings.strict:
                 raise
-            self._leave(key, str(error), not isinstance(error, _GainsLessError))
+            self._leave(key, str(error), not isinstance(error, _LittleError))
             return False, None
 
     def _values_of(self, args: Sequence[Any]) -> dict[int, float]:
@@ -299,8 +299,9 @@ class Piece:
             program = SizedProgram(captured, engine, *said, among=self.is_among_others)
         if not program.parts:
             why = f"nothing of it is taken:\n{program.why_nothing()}"
-            gains_less = GAINS_LESS in program.left.values()
-            raise _GainsLessError(why) if gains_less else UnsupportedError(why)
+            reasons = set(program.left.values())
+            is_little = not reasons or GAINS_LESS in reasons or reasons == {MOVES}
+            raise _LittleError(why) if is_little else UnsupportedError(why)
         if isinstance(program, TrainedProgram):
             program.prepare(args)
         return program

@@ -159,6 +159,11 @@ def _without_data(args: Sequence[Any]) -> list[Any]:
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that is not the result of an operation that PyTorch has on its tape."""
+    if tensor.is_inference():  # which PyTorch does not make functional
+        with torch.inference_mode(False):
+            return torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            )
     return tensor if tensor.is_leaf else tensor.detach().requires_grad_()
 
 
