@@ -1,19 +1,24 @@
 # make demo       train on handwritten digits, read others (out/digits.png); run networks depth first
-# make test       linters, types and tests, as CI runs them (under 20 minutes on 2 cores)
-# make test-full  the same with every long variant
+# make test       linters, types and tests, as CI runs them (under 9 minutes on 2 cores)
+# make test-full  the same with every long variant, and all of what CI samples
+# make test-versions  tests with the oldest and newest versions of all dependencies (build/versions)
+# make test-faults  whether tests notice the faults that tests/faults injects, one after another
 # make quick      linters, types, the core on the reference and one network on the CPU engine
 # make docs       the site of the documentation (build/site/index.html)
 # make clean      remove .venv and everything that was built or cached in the tree
 #
 # Each target sets up what it needs in .venv, once, and sees to ISPC, the CPU engine's compiler: one
 # in PATH or named by MINIDNN_ISPC, or a private copy in minidnn's cache folder.  PYTHON=... chooses
-# the interpreter, WORKERS=... how many tests run at once (2; 0: all in one process; those that measure
-# time run alone).
+# the interpreter, WORKERS=... how many tests run at once (0: all in one process; those that measure
+# time run alone).  What tests compile is kept for the next run in MINIDNN_TEST_CACHE
+# (tests/kept.py).
 
 VENV := .venv
 PY := $(VENV)/bin/python
 SOURCES := $(wildcard minidnn models tests tools demo benchmarks docs/conf.py)
-WORKERS := 2
+# One more than a small machine has cores: a fifth of the time tests wait, for processes, clocks and
+# each other.
+WORKERS := 3
 # Which worker runs what: tests/schedule.py.  Libraries whose threads spin would keep the other
 # workers from the cores.  A worker that is killed ends the run, as pytest-xdist might wait for its
 # tests for ever.
@@ -33,7 +38,8 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL_ISPC = $(PY) -m minidnn doctor --install-ispc >/dev/null || test $$? -ne 2 || \
 	echo "continuing without ISPC: device 'cpu' is not used, its tests are skipped" >&2
 
-.PHONY: demo docs test test-full quick quick-tests check ready ispc imported clean
+.PHONY: demo docs test test-full test-versions test-faults run-test run-test-full quick quick-tests \
+	check lint types ready versions ispc imported clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -41,15 +47,29 @@ demo: $(VENV)/.demo
 	$(PY) demo/digits.py
 	$(PY) demo/depth_first.py
 
-test: $(VENV)/.test
-	@$(MAKE) --no-print-directory --jobs 3 check ready
-	$(PYTEST)
+# Linters take seconds; types and the oldest versions are checked beside the tests.
+test test-full: $(VENV)/.test
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory --jobs 3 types versions run-$@
 	@$(PROVEN)
 
-test-full: $(VENV)/.test
-	@$(MAKE) --no-print-directory --jobs 3 check ready
-	HYPOTHESIS_PROFILE=full $(PYTEST) -m "full or not full"
-	@$(PROVEN)
+# Tests that start make are not to take part in this one's jobs.
+run-test: ready
+	MAKEFLAGS= MFLAGS= $(PYTEST)
+
+run-test-full: ready
+	MAKEFLAGS= MFLAGS= HYPOTHESIS_PROFILE=full $(PYTEST) -m "full or not full"
+
+test-versions: $(VENV)/.test
+	$(PY) -m tools.versions
+
+# The oldest version of all that is supported, and the tests that tell most (tools/versions).
+versions: $(VENV)/.test
+	@nice $(PY) -m tools.versions quick
+
+test-faults: $(VENV)/.test
+	@$(MAKE) --no-print-directory ready
+	$(PY) -m tests.faults.run --jobs $(WORKERS)
 
 # What the core is made of, on the reference, and one network on the CPU engine.
 QUICK := tests/graph tests/states tests/layers tests/passes tests/runtime tests/storage tests/compile \
@@ -66,7 +86,7 @@ quick-tests: $(VENV)/.test
 docs: $(VENV)/.docs
 	$(PY) -m sphinx -q -W -b dirhtml docs build/site
 
-# What need not wait for mypy, which keeps one core busy.
+# What tests need.
 ready: ispc imported
 
 ispc: $(VENV)/.test
@@ -78,10 +98,14 @@ imported: $(VENV)/.test
 	@OMP_NUM_THREADS=1 $(PY) -m pytest --collect-only -q >/dev/null || true
 	@$(PY) -W ignore -c "import onnxruntime, scipy.signal, sklearn.datasets, torch._dynamo"
 
-check: $(VENV)/.test
+check: lint types
+
+lint: $(VENV)/.test
 	$(PY) -m ruff check $(SOURCES)
 	$(PY) -m ruff format --check $(SOURCES)
-	$(PY) -m mypy $(SOURCES)
+
+types: $(VENV)/.test
+	nice $(PY) -m mypy $(SOURCES)
 
 $(VENV)/.demo $(VENV)/.docs $(VENV)/.test: $(VENV)/.%: setup.cfg pyproject.toml tools/setup_venv.sh
 	@tools/setup_venv.sh $*

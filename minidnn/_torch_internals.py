@@ -56,12 +56,23 @@ FakeTensor = _ask("torch._subclasses.fake_tensor.FakeTensor")
 FunctionalTensor = _ask("torch._subclasses.functional_tensor.FunctionalTensor")
 BatchNorm = _ask("torch.nn.modules.batchnorm._BatchNorm")
 
+# Hooks.
+RemovableHandle = _ask("torch.utils.hooks.RemovableHandle")
+#: Those that all modules have.
+GLOBAL_HOOKS: tuple[Any, ...] = (
+    _ask("torch.nn.modules.module._global_forward_pre_hooks"),
+    _ask("torch.nn.modules.module._global_forward_hooks"),
+    _ask("torch.nn.modules.module._global_backward_pre_hooks"),
+    _ask("torch.nn.modules.module._global_backward_hooks"),
+)
+
 # Captures.
 dynamo = _ask("torch._dynamo")
 dynamo_config = _ask("torch._dynamo.config")
 DynamoError: Any = _ask("torch._dynamo.exc.TorchDynamoException")
 DynamoRuntimeError: Any = _ask("torch._dynamo.exc.TorchRuntimeError")
 RecompileLimitError: Any = _ask("torch._dynamo.exc.FailOnRecompileLimitHit")
+RandomVariable = _ask("torch._dynamo.variables.misc.RandomVariable")
 NotConverted = _ask("torch._dynamo.types.ConvertFrameReturn")
 aot_export_module = _ask("torch._functorch.aot_autograd.aot_export_module")
 FakeTensorMode = _ask("torch._subclasses.fake_tensor.FakeTensorMode")
@@ -136,6 +147,8 @@ ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
         nn.Module(),
         (
             *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
+            *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+            "_compiled_call_impl",
             *("_state_dict_hooks", "_state_dict_pre_hooks"),
             *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
         ),

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests import schedule, together
+from tests import kept, sampling, schedule, together
 from tests.turns import Turns
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -118,6 +118,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Whoever asks for long variants gets what a sweep leaves out in CI.
+    if config.option.markexpr and "full" in config.option.markexpr.replace("not full", "", 1):
+        sampling.IS_FULL = True
+    if not hasattr(config, "workerinput") and (cache := kept.folder()) is not None:
+        kept.forget_others(cache)
     if (folder := getattr(config, "workerinput", {}).get("turns")) is not None:
         config.stash[TURNS] = Turns(Path(folder))
 
@@ -163,7 +168,9 @@ def compilers(pytestconfig: pytest.Config) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def warm_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder for the session, which its workers share: kernels are compiled once."""
+    """A cache folder that workers share, and runs: kernels are compiled once (tests/kept.py)."""
+    if (cache := kept.folder()) is not None:
+        return cache
     own = tmp_path_factory.getbasetemp()
     return (own.parent if hasattr(pytestconfig, "workerinput") else own) / "warm_cache"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import sysconfig
 import types
 import warnings
@@ -12,7 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from minidnn._torch_internals import DynamoError, NotConverted, dynamo, dynamo_config
+from minidnn._torch_internals import (
+    DynamoError,
+    NotConverted,
+    RandomVariable,
+    dynamo,
+    dynamo_config,
+)
 from minidnn.errors import UnsupportedError
 
 #: So often Dynamo may compile one function of a network's code: for more sizes, modes and values of
@@ -27,6 +34,23 @@ _SETTINGS = {
     # Hooks that come and go are noticed.
     "skip_nnmodule_hook_guards": False,
 }
+#: Why Dynamo skips code of which nothing is to be said, as it computes nothing with tensors.
+_IDLE = ("No ops traced", "no tensor-related objects")
+
+#: Whether code is converted for a network that is optimized.
+_CONVERTING: contextvars.ContextVar[bool] = contextvars.ContextVar("converting", default=False)
+
+
+def _without_generators() -> None:
+    """Has Dynamo leave objects of ``random.Random`` to Python while it converts for minidnn: it
+    would draw the numbers that they give now at every call."""
+    known = RandomVariable.is_supported_random_obj
+    RandomVariable.is_supported_random_obj = staticmethod(
+        lambda found: not _CONVERTING.get() and known(found)
+    )
+
+
+_without_generators()
 
 
 def captured(
@@ -70,6 +94,7 @@ class _Conversion:
         self._torchdynamo_orig_backend = convert
 
     def __call__(self, frame: Any, *args: Any) -> Any:
+        token = _CONVERTING.set(True)
         try:
             with dynamo_config.patch(_SETTINGS), warnings.catch_warnings():
                 # Dynamo asks tensors and classes for what PyTorch warns of.
@@ -78,9 +103,13 @@ class _Conversion:
         except DynamoError as error:
             self._left(error)
             return NotConverted()
+        finally:
+            _CONVERTING.reset(token)
         # PyTorch 2.11 does not say why.
         why = getattr(made, "skip_reason", None)
-        if why is not None and "No ops traced" not in why and not _is_pytorchs(frame.f_code):
+        if why is None or _is_pytorchs(frame.f_code):
+            return made
+        if not any(map(why.__contains__, _IDLE)):
             where = f"{frame.f_code.co_filename}:{frame.f_code.co_firstlineno}"
             self._left(UnsupportedError(f"{frame.f_code.co_name} ({where}): {why}"))
         return made

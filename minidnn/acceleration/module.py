@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from minidnn._torch_internals import (
+    GLOBAL_HOOKS,
     DynamoRuntimeError,
     RecompileLimitError,
     dynamo,
@@ -21,6 +22,7 @@ from minidnn._torch_internals import (
 )
 from minidnn.acceleration.container import StandsForContainer
 from minidnn.acceleration.graphs import RECOMPILES, captured
+from minidnn.acceleration.late_hooks import LateHooks
 from minidnn.acceleration.piece import Kept, Piece, Settings
 from minidnn.acceleration.program import GAINS_LESS, REHEARSING, SizedProgram
 from minidnn.acceleration.recorded import how_transformed, is_recorded
@@ -32,6 +34,11 @@ log = logging.getLogger(__name__)
 
 _COMPILING = torch.compiler.is_dynamo_compiling
 
+#: What makes a call of a module more than one of ``forward``, as long as none of it is empty.
+_ASIDE = (
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    "_compiled_call_impl",
+)
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 #: Hooks that are called where the state dict is the original's.
 _STATE_HOOKS = (
@@ -75,11 +82,14 @@ class OptimizedModule(StandsForContainer):
         def backend(module: Any, example: Sequence[Any]) -> Piece:
             code = tuple((node.op, str(node.target)) for node in module.graph.nodes)
             of_code = kept.setdefault(code, Kept(settings))
-            pieces.append(Piece(module, example, settings, of_code))
-            return pieces[-1]
+            piece = Piece(module, example, settings, of_code)
+            piece.is_among_others |= any(each.broken is not None for each in pieces)
+            pieces.append(piece)
+            return piece
 
         own = self.__dict__
         own["pieces"] = pieces
+        own["_late_hooks"] = LateHooks(self.original)
         dynamic = None if self._dim is not None else False
         own["_run"] = captured(
             self.original, backend, settings.strict, dynamic, self._left_in_python
@@ -104,6 +114,13 @@ class OptimizedModule(StandsForContainer):
                 stacklevel=6,
             )
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As of every module, with its hooks.  Without any, the way is the shortest."""
+        own = self.__dict__
+        if any(map(own.get, _ASIDE)) or any(GLOBAL_HOOKS) or _COMPILING():
+            return super().__call__(*args, **kwargs)
+        return self.forward(*args, **kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original gives.
 
@@ -124,6 +141,8 @@ class OptimizedModule(StandsForContainer):
             if isinstance(each, torch.Tensor) and each.is_nested:
                 # PyTorch 2.13 ends the process where it compares one with a tensor.
                 return self._left("with a nested tensor", args, kwargs)
+        if self._late_hooks.came():
+            self._forget()
         if self._dim is not None:
             self._mark(args, kwargs)
         result = self._run(*args, **kwargs)
@@ -204,7 +223,7 @@ class OptimizedModule(StandsForContainer):
 
     def _warn_of_nothing(self) -> None:
         programs = self.programs
-        if any(program.parts or GAINS_LESS in program.left.values() for program in programs):
+        if any(program.parts for program in programs) or GAINS_LESS in self.explain():
             return
         why = "\n".join(program.why_nothing() for program in programs)
         why = why or "\n".join(piece.explain() for piece in self.pieces)

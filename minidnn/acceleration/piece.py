@@ -12,10 +12,10 @@ import itertools
 import re
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from minidnn.acceleration.named import (
     symbols_of,
     with_rows,
 )
-from minidnn.acceleration.program import REHEARSING, OverlapError, SizedProgram
+from minidnn.acceleration.program import GAINS_LESS, REHEARSING, OverlapError, SizedProgram
 from minidnn.acceleration.programs import Programs, describe
 from minidnn.acceleration.recorded import is_recorded
 from minidnn.acceleration.trained import TrainedProgram
@@ -72,6 +72,10 @@ class Kept:
         self.named = NamedPrograms(name, sizes)
 
 
+class _GainsLessError(UnsupportedError):
+    """What is known of a piece gains less than it costs."""
+
+
 #: Pieces are told apart by these.
 _NUMBERS = itertools.count()
 
@@ -83,6 +87,11 @@ def _is_symbolic(example: Any) -> bool:
     return True
 
 
+def _several(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Gives what lies at these places, which are none or one."""
+    return lambda args: tuple(args[place] for place in places)
+
+
 class Piece:
     """One piece of a model: takes its arguments, gives its results, compiled or not.
 
@@ -90,6 +99,8 @@ class Piece:
         module: what Dynamo handed over.
         settings: the network's.
         broken: why the code goes on in Python behind it; None where it is the last piece.
+        is_among_others: whether the code begins or goes on in Python, so that what is taken has to
+            gain more than it costs.
     """
 
     def __init__(
@@ -98,6 +109,7 @@ class Piece:
         """kept: the programs of other pieces of the same code, beside which its own are kept."""
         self.module = module
         self.broken = _why_broken(module)
+        self.is_among_others = self.broken is not None
         self.settings = settings
         self._kept = Kept(settings) if kept is None else kept
         self._number = next(_NUMBERS)
@@ -110,8 +122,11 @@ class Piece:
         self._engines: dict[str, Engine] = {}
         #: Whether Dynamo calls the piece for one size and one mode alone.
         self._is_static = not self._numbers and not any(map(_is_symbolic, example))
-        #: What a static piece ran last, and the weights that are in it.
-        self._last: tuple[weakref.ref[SizedProgram], tuple[Any, ...]] | None = None
+        #: What a static piece ran last, and the weights that are in it, if they are.
+        self._last: tuple[weakref.ref[SizedProgram], tuple[Any, ...] | None] | None = None
+        places = tuple(self._weights)
+        #: Gives the weights among arguments.
+        self._weights_of: Any = itemgetter(*places) if len(places) > 1 else _several(places)
         self._switches_on = any(map(switches_on, module.graph.nodes))
         #: Why pieces were not taken, by the types of their arguments.
         self._refused: dict[Any, str] = {}
@@ -128,10 +143,18 @@ class Piece:
         return [program for number, program in every if number == self._number]
 
     def __call__(self, *args: Any) -> Any:
-        if self._last is not None and not is_recorded():
-            done, results = self._run_again(*self._last, args)
-            if done:
-                return results
+        last = self._last
+        if last is not None and not is_recorded():
+            reference, weights = last
+            program = reference()
+            if program is not None and weights is None:
+                with self._taping(True, True):
+                    return program.run(args)
+            if program is not None and all(map(is_, self._weights_of(args), weights or ())):
+                # A GPU is at work already while weights are looked at.
+                early = self._run_plain(program, args) if program.starts_early else None
+                if program.watch.is_as_it_was():
+                    return self._run_plain(program, args) if early is None else early
         reason = self._not_now(args)
         if reason is None:
             half = autocast_to(_memory(args))
@@ -152,36 +175,13 @@ class Piece:
             args = pytree.tree_map_only(torch.Tensor, torch.clone, args)
         return self.module(*args)
 
-    def _run_again(
-        self,
-        reference: weakref.ref[SizedProgram],
-        weights: tuple[Any, ...],
-        args: Sequence[Any],
-    ) -> tuple[bool, Any]:
-        """Whether the program run last is still right for a static piece, and what it gives.
-
-        A GPU is at work already while weights are looked at; if they turn out to have changed, its
-        result is thrown away.
-        """
-        program = reference()
-        if program is None:  # it was dropped, or compiled again
-            return False, None
-        if not weights:
-            with self._taping(True, True):
-                return True, program.run(args)
-        if not all(map(is_, self._weights_of(args), weights)):
-            return False, None
-        with self._taping(False, False):
-            if program.starts_early:
-                results = program.run(args)
-                return program.watch.is_as_it_was(), results
-            if program.watch.is_as_it_was():
-                return True, program.run(args)
-        return False, None
-
-    def _weights_of(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """The weights among arguments."""
-        return tuple(map(args.__getitem__, self._weights))
+    def _run_plain(self, program: SizedProgram, args: Sequence[Any]) -> Any:
+        """The results of a program for inference.  What Dynamo has compared is not looked at."""
+        part = program.direct
+        if part is None:
+            return program.run(args)
+        result = part.run_at([args[place] for place in program.places])
+        return result if isinstance(result, tuple) else (result,)
 
     def _taping(self, trained: bool, taped: bool) -> AbstractContextManager[Any]:
         """Has PyTorch's tape run for a program, where some of the code has it run."""
@@ -246,13 +246,13 @@ class Piece:
                 args,
             )
             if self._is_static and program._overlaps is None:
-                own = () if trained else self._weights_of(args)
+                own = None if trained else self._weights_of(args)
                 self._last = weakref.ref(program), own
             return True, result
         except UnsupportedError as error:
             if str(error).startswith("strict=True"):
                 raise
-            self._leave(key, str(error))
+            self._leave(key, str(error), not isinstance(error, _GainsLessError))
             return False, None
 
     def _values_of(self, args: Sequence[Any]) -> dict[int, float]:
@@ -299,9 +299,11 @@ class Piece:
             half = half or (self.settings.precision if self.settings.precision in HALVES else None)
             program: SizedProgram = TrainedProgram(captured, engine, *said, half=half)
         else:
-            program = SizedProgram(captured, engine, *said)
+            program = SizedProgram(captured, engine, *said, among=self.is_among_others)
         if not program.parts:
-            raise UnsupportedError(f"nothing of it is taken:\n{program.why_nothing()}")
+            why = f"nothing of it is taken:\n{program.why_nothing()}"
+            gains_less = GAINS_LESS in program.left.values()
+            raise _GainsLessError(why) if gains_less else UnsupportedError(why)
         if isinstance(program, TrainedProgram):
             program.prepare(args)
         return program
@@ -341,14 +343,14 @@ class Piece:
         given = f"any batch of {describe(inputs)}"
         return NamedProgram(captured, batches, engine, self.settings.name, given)
 
-    def _leave(self, key: Any, reason: str) -> None:
+    def _leave(self, key: Any, reason: str, warns: bool = True) -> None:
         if self.settings.strict:
             raise UnsupportedError(
                 f"strict=True, and a piece of {self.settings.name} is left to PyTorch: {reason}"
             )
         self._refused.setdefault(key, reason)
         said = _ANY_NUMBER.sub("", reason)
-        if said not in self.settings.warned:
+        if warns and said not in self.settings.warned:
             self.settings.warned.add(said)
             warnings.warn(
                 f"{self.settings.name}: a piece runs in PyTorch: {reason}",

@@ -51,6 +51,8 @@ class SizedProgram:
         starts_early: whether it can be started before its weights are looked at, and the result be
             thrown away: a GPU has weights of its own and goes on by itself, PyTorch runs none of
             it, and nothing is written back.
+        places: which of the arguments the parts and operations take.
+        direct: the one part, where it takes arguments at their addresses and gives the results.
     """
 
     def __init__(
@@ -60,7 +62,10 @@ class SizedProgram:
         name: str,
         sizes: str,
         strict: bool = False,
+        among: bool = False,
     ) -> None:
+        """among: whether PyTorch runs code around the program, besides what it runs within."""
+        self._among = among
         self.captured = captured
         self.engine = engine
         self.name = name
@@ -83,7 +88,7 @@ class SizedProgram:
 
     def _divided(self, prices: bool) -> tuple[list[Level], dict[fx.Node, str]]:
         """What is taken and what is left, and why."""
-        return _divide(self.captured, self.engine, prices)
+        return _divide(self.captured, self.engine, prices, self._among)
 
     def _watching(self) -> Watch:
         """What says whether the weights are still those that are compiled in."""
@@ -105,12 +110,14 @@ class SizedProgram:
                 memory = self.engine.memory
                 self.parts.append(TakenPart(part, executable, memory, followed, among))
         self._overlaps = Overlaps(self.captured) if self.captured.has_writes else None
-        self._runner, held, self._places = self._build()
+        self._runner, held, self.places = self._build()
         self._read = reader_of(held)
         whole = len(self.levels) == 1 and self.levels[0].taken and not held
         self._direct = self.parts[0] if whole and self._is_direct() else None
         on_gpu = self.engine.memory != "cpu"
         self.starts_early = on_gpu and self._direct is not None and not self.captured.has_writes
+        is_addressed = self._direct is not None and self._direct.is_addressed
+        self.direct = self._direct if is_addressed and not self.captured.has_writes else None
         one = len(self._results) == 1 and not self.captured.has_writes
         self._is_bare = one and self.captured.arranged == pytree.tree_structure(0)
 
@@ -119,7 +126,7 @@ class SizedProgram:
         part = self.parts[0].part
         given = self.captured.given
         taken = [given.get(node) for node in part.inputs]
-        return taken == self._places and tuple(self._results) == part.outputs
+        return taken == self.places and tuple(self._results) == part.outputs
 
     def run(self, leaves: Sequence[Any]) -> Any:
         """The network's result for the leaves of its arguments.
@@ -141,12 +148,12 @@ class SizedProgram:
                     "with"
                 )
         if self._direct is not None:
-            result = self._direct.forward(*[leaves[place] for place in self._places])
+            result = self._direct.forward(*[leaves[place] for place in self.places])
             if self._is_bare:
                 return result
             results: Sequence[Any] = result if isinstance(result, tuple) else (result,)
         else:
-            results = self._runner(*self._read(), *(leaves[place] for place in self._places))
+            results = self._runner(*self._read(), *(leaves[place] for place in self.places))
         if self.captured.has_writes:
             results = self._write_back(results, leaves)
         return arranged_as(iter(results), self.captured.arranged)
@@ -288,10 +295,11 @@ class _Builder:
 
 
 def _divide(
-    captured: Captured, engine: Engine, prices: bool
+    captured: Captured, engine: Engine, prices: bool, among: bool
 ) -> tuple[list[Level], dict[fx.Node, str]]:
     """What is taken and what is left; a part that computes nothing is not worth a copy, nor, where
-    ``prices`` are known and PyTorch runs what is around it, one that gains less than it costs.
+    ``prices`` are known and PyTorch runs what is around it (around the whole, if ``among``), one
+    that gains less than it costs.
     Views that only say where a result lies are left without a word."""
     operations = captured.operations
     reasons = {node: elsewhere(node, engine.memory) for node in operations}
@@ -300,7 +308,7 @@ def _divide(
     judge_operations(operations, captured.constants, captured.tensor, engine.why_not, left)
     while True:
         found = levels(captured.module.graph, left, captured.constants)
-        among_others = prices and len(found) > 1
+        among_others = prices and (among or len(found) > 1)
         dropped: dict[fx.Node, str] = {}
         for level in found:
             if level.taken:

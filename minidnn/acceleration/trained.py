@@ -78,9 +78,9 @@ class TrainedProgram(SizedProgram):
                     self._say,
                 )
                 self.parts.append(TrainedPart(part, self.engine, self._narrow(part), twice))
-        self._runner, held, self._places = self._build()
+        self._runner, held, self.places = self._build()
         self._read = reader_of(held)
-        self._direct = self._overlaps = None
+        self._direct = self.direct = self._overlaps = None
         self._is_bare = self.starts_early = False
 
     def _say(self, said: str) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from minidnn._versions import PYTHON, SUPPORTED
 from minidnn.errors import DeviceError
 
 __all__ = ["BROKEN", "FOUND", "MISSING", "Finding", "examine", "report"]
@@ -311,6 +312,23 @@ def _onnx() -> list[Finding]:
     ]
 
 
+def _supported() -> list[Finding]:
+    """Each package that minidnn needs or can use: which version is here, which are supported, and
+    with which of them tests run."""
+    lines, outside = [], []
+    for each in (PYTHON, *SUPPORTED):
+        here = platform.python_version() if each is PYTHON else _versions(each.name)
+        extra = f"minidnn[{each.extra}]" if each.extra else "minidnn"
+        shown = here or f"not installed (of {extra})"
+        if here and not each.takes(here):
+            shown += ", which is not supported"
+            outside.append(f"{each.name} {here}")
+        lines.append(f"{each.name} {shown}: {each.range}; tested with {each.tested()}")
+    advice = "not supported, as no test runs with them: " + ", ".join(outside)
+    state = MISSING if outside else FOUND
+    return _one("versions", state, "\n".join(lines), advice if outside else "")
+
+
 def _cache() -> list[Finding]:
     from minidnn import cache
 
@@ -390,6 +408,7 @@ CHECKS: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (
     ("Pillow", _pillow),
     ("PyTorch", _pytorch),
     ("ONNX", _onnx),
+    ("versions", _supported),
     ("cache", _cache),
     ("default device", _device),
     ("third parties", _third_parties),

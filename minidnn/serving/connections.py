@@ -10,14 +10,14 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from minidnn.serving.faults import Refusal
-from minidnn.serving.unfinished import Held, Unfinished
+from minidnn.serving.unfinished import Unfinished, UnfinishedPart
 
-_MOST_URL_BYTES = 1 << 13
-_MOST_HEAD_BYTES = 1 << 16
-_MOST_HEADERS = 128
-_MOST_PIPELINED = 16
-_FEW_CHUNKS, _LEAST_CHUNK_BYTES = 2048, 16
-_MOST_DISCARDED_BYTES = 1 << 28
+MOST_URL_BYTES = 1 << 13
+MOST_HEAD_BYTES = 1 << 16
+MOST_HEADERS = 128
+MOST_PIPELINED = 16
+_FEW_CHUNKS, LEAST_CHUNK_BYTES = 2048, 16
+MOST_DISCARDED_BYTES = 1 << 28
 
 
 class Connection(HttpToolsProtocol):
@@ -36,7 +36,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *arguments: Any, most: int, unread: Unfinished, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._most, self._unread = most, unread
-        self._unread_answer: Held | None = None
+        self._unread_answer: UnfinishedPart | None = None
         self._timer: asyncio.TimerHandle | None = None
         #: Since when the server waits for the client; None while the client waits.
         self._waits: float | None = None
@@ -63,7 +63,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             self._discarded += len(data)
-            if self._discarded > _MOST_DISCARDED_BYTES:
+            if self._discarded > MOST_DISCARDED_BYTES:
                 self.transport.abort()
             return
         if self._timer is None and (self.cycle is None or self.cycle.response_complete):
@@ -72,7 +72,7 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         # The parser keeps what is unfinished: a header, a trailer or an extension of a chunk.
         self._silent = self._silent + len(data) if self._calls == before else 0
-        if self._silent > _MOST_HEAD_BYTES:
+        if self._silent > MOST_HEAD_BYTES:
             self._refuse_head()
 
     def shutdown(self) -> None:
@@ -99,7 +99,7 @@ class Connection(HttpToolsProtocol):
         if self.flow is not None:
             super().resume_writing()
 
-    def _not_read(self, answer: Held, size: int) -> None:
+    def _not_read(self, answer: UnfinishedPart, size: int) -> None:
         """Gives a client up that has read nothing of an answer for a while."""
         if self._unread_answer is not answer:
             return
@@ -123,7 +123,7 @@ class Connection(HttpToolsProtocol):
         if self._is_deaf:
             return
         super().on_url(url)
-        if len(self.url) > _MOST_URL_BYTES:
+        if len(self.url) > MOST_URL_BYTES:
             self._refuse_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -132,7 +132,7 @@ class Connection(HttpToolsProtocol):
             return
         self._headers += 1
         self._head_bytes += len(name) + len(value)
-        if self._headers > _MOST_HEADERS or self._head_bytes > _MOST_HEAD_BYTES:
+        if self._headers > MOST_HEADERS or self._head_bytes > MOST_HEAD_BYTES:
             self._refuse_head()
         else:
             super().on_header(name, value)
@@ -142,7 +142,7 @@ class Connection(HttpToolsProtocol):
         if self._is_deaf:
             return
         self._in_head = False
-        if len(self.pipeline) >= _MOST_PIPELINED:
+        if len(self.pipeline) >= MOST_PIPELINED:
             self._is_deaf = True  # those before are answered
             return
         self._cancel()
@@ -155,10 +155,10 @@ class Connection(HttpToolsProtocol):
             return
         self._chunks += 1
         self._body_bytes += len(body)
-        if self._chunks > _FEW_CHUNKS and self._body_bytes < _LEAST_CHUNK_BYTES * self._chunks:
+        if self._chunks > _FEW_CHUNKS and self._body_bytes < LEAST_CHUNK_BYTES * self._chunks:
             self.refuse(
                 Refusal.INVALID,
-                f"the body comes in chunks that are too small; valid are {_LEAST_CHUNK_BYTES} "
+                f"the body comes in chunks that are too small; valid are {LEAST_CHUNK_BYTES} "
                 "bytes on the average",
             )
         else:
@@ -219,15 +219,15 @@ class Connection(HttpToolsProtocol):
     def _refuse_head(self) -> None:
         if not self._in_head:
             self.refuse(Refusal.INVALID, "trailers or extensions of chunks are too long")
-        elif self._headers or len(self.url) <= _MOST_URL_BYTES:
+        elif self._headers or len(self.url) <= MOST_URL_BYTES:
             self.refuse(
                 Refusal.LONG_HEAD,
-                f"the headers are too long; valid are at most {_MOST_HEADERS} of "
-                f"{_MOST_HEAD_BYTES} bytes in all",
+                f"the headers are too long; valid are at most {MOST_HEADERS} of "
+                f"{MOST_HEAD_BYTES} bytes in all",
             )
         else:
             self.refuse(
-                Refusal.LONG_URL, f"the URL is too long; valid are at most {_MOST_URL_BYTES} bytes"
+                Refusal.LONG_URL, f"the URL is too long; valid are at most {MOST_URL_BYTES} bytes"
             )
 
     def _make_room(self) -> None:

@@ -9,6 +9,7 @@ lock for longer than a few milliseconds.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
@@ -21,19 +22,17 @@ from minidnn.serving.faults import Fault, Refusal, invalid
 MOST_HEAD_BYTES = 1 << 18
 """Of JSON without the lists of numbers: a list within a list takes twenty times its text."""
 
-_PIECE_BYTES = 1 << 14
+PIECE_BYTES = 1 << 15
 
-#: A list after the key "data", up to what ends it in an object.  A quote that begins a key never
-#: follows a backslash, and numbers have neither quotes nor braces.
-_LISTS = re.compile(
-    rb'(?<!\\)"data"[ \t\r\n]*:[ \t\r\n]*(\[[^"{}]*\])(?=[ \t\r\n]*(?:,[ \t\r\n]*"|\}))'
-)
+#: Where the list after a key "data" begins.  A quote that begins a key never follows a backslash.
+_LIST = re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*(?=\[)')
+_SPACE = b" \t\r\n"
 _BRACKETS = b"[],"
 _NO_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
 _AS_SPACES = bytes.maketrans(b"[]", b"  ")
 
 
-class Numbers:
+class NumberText:
     """A list of numbers, flat or nested, which is still text."""
 
     def __init__(self, text: memoryview) -> None:
@@ -54,7 +53,7 @@ class Numbers:
         found, begin = np.empty(count, dtype), 0
         for piece in _pieces(where, self._text):
             numbers = _parsed_piece(where, piece)
-            array = array_of(where, datatype, dtype, numbers, piece.count(b"Infinity"))
+            array = array_of(where, datatype, dtype, numbers, piece)
             end = begin + array.size
             if end > count:
                 break
@@ -65,7 +64,7 @@ class Numbers:
         return found.reshape(tuple(shape))
 
     def _check_brackets(self, where: str, shape: Sequence[int]) -> None:
-        text, size = self._text, _PIECE_BYTES
+        text, size = self._text, PIECE_BYTES
         pieces = (bytes(text[begin : begin + size]) for begin in range(0, len(text), size))
         brackets = b"".join([piece.translate(None, _NO_BRACKETS) for piece in pieces])
         if brackets != _flat(prod(shape)) and brackets != _nested(shape):
@@ -74,13 +73,12 @@ class Numbers:
 
 def parsed(body: bytes | bytearray | memoryview, most: int = MOST_HEAD_BYTES) -> dict[str, Any]:
     """The JSON object that a body is, whose lists of numbers after keys ``data`` are
-    :class:`Numbers`; Fault if it is none, or if what is left has more than ``most`` bytes."""
+    :class:`NumberText`; Fault if it is none, or if what is left has more than ``most`` bytes."""
     view, lists, parts, end = memoryview(body), [], [], 0
-    for match in _LISTS.finditer(body):
-        begin = match.start(1)
+    for begin, stop in _lists(bytes(body) if isinstance(body, memoryview) else body):
         parts.append(view[end:begin])
-        end = match.end(1)
-        lists.append(Numbers(view[begin:end]))
+        lists.append(NumberText(view[begin:stop]))
+        end = stop
     parts.append(view[end:])
     if sum(map(len, parts)) > most:
         raise Fault(
@@ -91,7 +89,32 @@ def parsed(body: bytes | bytearray | memoryview, most: int = MOST_HEAD_BYTES) ->
     return _loaded(b"NaN".join(parts), lists)
 
 
-def _loaded(text: bytes, lists: Sequence[Numbers]) -> dict[str, Any]:
+def _lists(text: bytes | bytearray) -> Iterator[tuple[int, int]]:
+    """Where lists of numbers after keys "data" begin and end: such a list has neither quotes nor
+    braces, and a brace or the next key follows it."""
+    at = 0
+    while match := _LIST.search(text, at):
+        begin = at = match.end()
+        quote = text.find(b'"', begin)
+        brace = text.find(b"}", begin, quote if quote >= 0 else len(text))
+        end = max(quote, brace) if brace < 0 else brace
+        last = text.rfind(b"]", begin, end)
+        if min(end, last) < 0 or text.find(b"{", begin, end) >= 0:
+            continue
+        is_key = text[match.start() - 1 : match.start()] != b"\\"
+        if is_key and text[last + 1 : end].strip(_SPACE) == (b"" if end == brace else b","):
+            yield begin, last + 1
+            at = end
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text:.40} is too large for any datatype")
+    return number
+
+
+def _loaded(text: bytes, lists: Sequence[NumberText]) -> dict[str, Any]:
     """What text is, in which each NaN stands for the next of the lists."""
     constants: list[str] = []
 
@@ -100,7 +123,7 @@ def _loaded(text: bytes, lists: Sequence[Numbers]) -> dict[str, Any]:
         return lists[len(constants) - 1] if len(constants) <= len(lists) else None
 
     try:
-        document = json.loads(text, parse_constant=constant)
+        document = json.loads(text, parse_constant=constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise invalid(f"the body is no JSON: {str(error) or type(error).__name__:.200}") from error
     if len(constants) != len(lists):
@@ -114,12 +137,12 @@ def _loaded(text: bytes, lists: Sequence[Numbers]) -> dict[str, Any]:
 
 
 def array_of(
-    where: str, datatype: str, dtype: np.dtype, numbers: Sequence[Any], infinite: int | None = None
+    where: str, datatype: str, dtype: np.dtype, numbers: Sequence[Any], text: bytes | None = None
 ) -> np.ndarray:
     """Numbers as an array; Fault if one is of another type, or more than ``dtype`` can hold.
 
     Args:
-        infinite: how many of the numbers are meant to be infinite, if that is known.
+        text: what the numbers were read from, where one that is too large became infinite.
     """
     valid: tuple[type, ...] = {"b": (bool,), "f": (int, float)}.get(dtype.kind, (int,))
     if others := set(map(type, numbers)) - set(valid):
@@ -129,19 +152,15 @@ def array_of(
             f"{' or '.join(each.__name__ for each in valid)}"
         )
     try:
-        exact = np.array(numbers, np.float64 if dtype.kind == "f" else dtype)
+        with np.errstate(over="ignore", under="ignore"):
+            found = np.array(numbers, dtype)
     except OverflowError as error:
         raise _out_of_range(where, datatype, dtype, f" ({error})") from error
-    if dtype.kind != "f":
-        return exact
-    with np.errstate(over="ignore", under="ignore"):
-        found = exact.astype(dtype)
-    beyond = np.isinf(found)
-    if beyond.any():
-        too_large = beyond & np.isfinite(exact)
-        if too_large.any():
-            raise _out_of_range(where, datatype, dtype, f" ({exact[too_large][0]:g})")
-        if infinite is not None and np.count_nonzero(beyond) != infinite:
+    if dtype.kind == "f" and (beyond := np.isinf(found)).any():
+        too_large = [each for each in np.array(numbers)[beyond].tolist() if math.isfinite(each)]
+        if too_large:
+            raise _out_of_range(where, datatype, dtype, f" ({too_large[0]:g})")
+        if text is not None and np.count_nonzero(beyond) != text.count(b"Infinity"):
             raise _out_of_range(where, datatype, dtype, "")
     return found
 
@@ -178,7 +197,7 @@ def _difference(text: memoryview, brackets: bytes) -> str:
     inner = brackets[1:-1]
     if b"[" in inner or b"]" in inner:
         return "is nested in another way"
-    is_empty = not inner and not bytes(text).strip(b"[] \t\r\n")
+    is_empty = not inner and not bytes(text).strip(b"[]" + _SPACE)
     return f"has {0 if is_empty else inner.count(b',') + 1} elements"
 
 
@@ -186,12 +205,12 @@ def _pieces(where: str, text: memoryview) -> Iterator[bytes]:
     """Parts of a list's text that begin and end between elements."""
     begin = 0
     while begin < len(text):
-        piece = bytes(text[begin : begin + _PIECE_BYTES])
+        piece = bytes(text[begin : begin + PIECE_BYTES])
         if begin + len(piece) < len(text):
             end = piece.rfind(b",")
             if end < 0:
                 raise invalid(
-                    f"data of {where} has {_PIECE_BYTES} bytes without a comma; valid are fewer "
+                    f"data of {where} has {PIECE_BYTES} bytes without a comma; valid are fewer "
                     "for each number"
                 )
             piece = piece[:end]
@@ -200,8 +219,9 @@ def _pieces(where: str, text: memoryview) -> Iterator[bytes]:
 
 
 def _parsed_piece(where: str, piece: bytes) -> list[Any]:
+    flat = piece.translate(_AS_SPACES) if b"[" in piece or b"]" in piece else piece
     try:
-        found: list[Any] = json.loads(b"[" + piece.translate(_AS_SPACES) + b"]")
+        found: list[Any] = json.loads(f"[{flat.decode()}]")
     except ValueError as error:
         raise invalid(
             f"the body is no JSON: data of {where}: {getattr(error, 'msg', str(error)):.200} near "
@@ -212,7 +232,7 @@ def _parsed_piece(where: str, piece: bytes) -> list[Any]:
 
 def text_of(array: np.ndarray, write: Callable[[bytes], object]) -> None:
     """Writes a flat JSON list of an array's elements, piece by piece."""
-    flat, size = array.reshape(-1), _PIECE_BYTES // 16
+    flat, size = array.reshape(-1), PIECE_BYTES // 32
     write(b"[")
     for begin in range(0, flat.size, size):
         piece = json.dumps(flat[begin : begin + size].tolist())[1:-1].encode()

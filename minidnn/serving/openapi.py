@@ -180,7 +180,9 @@ def _infer(model: ServedModel) -> dict[str, Any]:
     found["description"] = (
         f"The first axis of shapes that metadata tell with -1 is from 1 to {model.max_rows}. "
         f"Instead of data, the parameter binary_data_size of an input says how many bytes of it "
-        f"stand behind the JSON, whose length the header {LENGTH} says then."
+        f"stand behind the JSON, whose length the header {LENGTH} says then. The body may be "
+        "packed (Content-Encoding: gzip, deflate), and so is the answer if "
+        "Accept-Encoding has one of them."
     )
     found["requestBody"]["required"] = True
     found["responses"]["200"]["content"]["application/octet-stream"] = {"schema": {}}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.serving.faults import Fault, Refusal, invalid
-from minidnn.serving.json_numbers import Numbers, parsed, text_of
+from minidnn.serving.json_numbers import NumberText, parsed, text_of
 from minidnn.serving.protocol import Answer, Request, check_parameters
 from minidnn.serving.tensors import GivenTensor
 
@@ -80,7 +80,7 @@ class RestRequest:
             )
         size = _parameters(each, where).get("binary_data_size")
         if size is None:
-            if not isinstance(each.get("data"), (list, Numbers)):
+            if not isinstance(each.get("data"), (list, NumberText)):
                 raise invalid(f"{where} has no data; valid is a list, or binary_data_size")
             return GivenTensor(name, datatype, tuple(shape), each["data"])
         if "data" in each or not self._has_binary:

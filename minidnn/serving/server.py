@@ -26,7 +26,7 @@ from minidnn.serving.unfinished import Unfinished
 
 log = logging.getLogger(__name__)
 
-_MOST_CONNECTIONS = 1000
+MOST_CONNECTIONS = 1000
 
 _SWITCH_SECONDS = 5e-4
 """After which the thread that computes has its turn while requests are read: cores stand still."""
@@ -143,7 +143,7 @@ class Server:
 def _most_connections() -> int:
     """Connections of REST, which leave files for models and for gRPC."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return min(_MOST_CONNECTIONS, max(16, files // 2))
+    return min(MOST_CONNECTIONS, max(16, files // 2))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.serving.faults import invalid
-from minidnn.serving.json_numbers import Numbers, array_of, wrong_count
+from minidnn.serving.json_numbers import NumberText, array_of, wrong_count
 
 #: NumPy's dtype -> the protocol's name.
 DATATYPES = {
@@ -60,7 +60,7 @@ class GivenTensor:
     name: str
     datatype: str
     shape: tuple[int, ...]
-    data: bytes | memoryview | Numbers | Sequence[Any]
+    data: bytes | memoryview | NumberText | Sequence[Any]
 
 
 def arrays_of(
@@ -103,7 +103,7 @@ def _array(spec: Spec, given: GivenTensor, rows: int) -> np.ndarray:
     shape, data = given.shape, given.data
     if isinstance(data, (bytes, memoryview)):
         return _of_bytes(spec, shape, data)
-    if isinstance(data, Numbers):
+    if isinstance(data, NumberText):
         return data.array(_where(spec), spec.datatype, spec.dtype, shape)
     return _of_list(spec, shape, data)
 

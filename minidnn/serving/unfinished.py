@@ -15,16 +15,16 @@ class Unfinished:
     def __init__(self, most: int) -> None:
         self.most = most
         self.size = 0
-        self._held: dict[Held, None] = {}  # the oldest first
+        self._held: dict[UnfinishedPart, None] = {}  # the oldest first
 
-    def add(self, give_up: Callable[[], None]) -> Held:
+    def add(self, give_up: Callable[[], None]) -> UnfinishedPart:
         """Something that is unfinished from now on; ``give_up`` is called if its bytes are needed,
         and at most once."""
-        held = Held(self, give_up)
+        held = UnfinishedPart(self, give_up)
         self._held[held] = None
         return held
 
-    def changed(self, held: Held, size: int) -> None:
+    def changed(self, held: UnfinishedPart, size: int) -> None:
         if held not in self._held:  # it was given up
             return
         self.size += size - held.size
@@ -34,13 +34,13 @@ class Unfinished:
             self.drop(oldest)
             oldest.give_up()
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: UnfinishedPart) -> None:
         if held in self._held:
             del self._held[held]
             self.size -= held.size
 
 
-class Held:
+class UnfinishedPart:
     """Something that is unfinished until ``end``, or until the end of a ``with`` block."""
 
     def __init__(self, owner: Unfinished, give_up: Callable[[], None]) -> None:
@@ -55,7 +55,7 @@ class Held:
     def end(self) -> None:
         self._owner.drop(self)
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> UnfinishedPart:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -14,7 +14,7 @@ from minidnn.serving.json_numbers import MOST_HEAD_BYTES
 
 _INPUTS, _RAW = 5, 7  # fields of ModelInferRequest
 _CONTENTS = 5  # a field of InferInputTensor
-_MOST_FIELDS = 1 << 13  # of messages and the inputs within: looking at them takes time
+MOST_FIELDS = 1 << 13  # of messages and the inputs within: looking at them takes time
 _LENGTHS = {1: 8, 5: 4}  # of values of fixed length, by wire type
 
 
@@ -49,10 +49,10 @@ def raw_tensors(data: bytes, most: int) -> tuple[bytes, list[memoryview]]:
 
 
 def _counted(fields: int) -> int:
-    if fields >= _MOST_FIELDS:
+    if fields >= MOST_FIELDS:
         raise Fault(
             Refusal.TOO_LARGE,
-            f"the message and its inputs have more than {_MOST_FIELDS} fields; valid are fewer",
+            f"the message and its inputs have more than {MOST_FIELDS} fields; valid are fewer",
         )
     return fields + 1
 

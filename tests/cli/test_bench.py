@@ -20,6 +20,7 @@ from minidnn.bench.networks import Case, Prepared
 from minidnn.cli import main
 from minidnn.measure import load
 from tests.cli.benching import bench, entries
+from tests.sampling import only
 
 LITTLE = ("--rounds", "6", "--burst", "0.004")
 
@@ -292,7 +293,7 @@ def test_without_names_all_that_are_installed_are_peers(
     assert {line.split()[0] for line in lines[2:]} == {OWN, "openvino", "torch", "mnn"}
 
 
-@pytest.mark.parametrize("is_file", [False, True])
+@pytest.mark.parametrize("is_file", only([True], [False, True]))
 def test_without_other_engines_minidnn_runs_alone_and_says_so(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -343,7 +344,7 @@ def test_progress_on_a_terminal(
 
 
 REAL = [
-    pytest.param(name, marks=[] if name in ("torch", "onnxruntime") else [pytest.mark.full])
+    pytest.param(name, marks=[] if name == "onnxruntime" else [pytest.mark.full])
     for name in engines.PEERS
 ]
 

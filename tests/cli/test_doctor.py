@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minidnn._versions import PYTHON, SUPPORTED
 from minidnn.backends.cpu import install, toolchain
 from minidnn.cli import main
 from minidnn.errors import DeviceError
@@ -33,6 +34,7 @@ SUBJECTS = [
     "PyTorch",
     "ONNX",
     "ONNX Runtime",
+    "versions",
     "cache",
     "default device",
 ]
@@ -89,6 +91,33 @@ def test_nothing_heavy_is_imported(root: Path) -> None:
         timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_each_package_is_listed_with_its_range_and_what_is_tested(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed = {"torch": "2.13.0+cpu", "numpy": "2.5.9", "onnx": "1.17.0"}
+    monkeypatch.setattr(doctor, "_versions", lambda name: installed.get(name, ""))
+    monkeypatch.setattr(doctor.platform, "python_version", lambda: "3.14.1")
+    found = find("versions")
+    lines = found.found.splitlines()
+    assert [line.split()[0] for line in lines] == [each.name for each in (PYTHON, *SUPPORTED)]
+    assert (found.state, found.advice) == (
+        MISSING,
+        "not supported, as no test runs with them: Python 3.14.1, onnx 1.17.0",
+    )
+    said = dict(zip((line.split()[0] for line in lines), lines, strict=True))
+    assert said["torch"] == (
+        "torch 2.13.0+cpu: >=2.11,<2.15; tested with 2.11.0, 2.12.1, 2.13.0, 2.14.1 on a CPU; "
+        "2.11.0 on a GPU"
+    )
+    assert said["onnx"].startswith("onnx 1.17.0, which is not supported: >=1.18,<1.24; tested")
+    assert said["ray"] == (
+        "ray not installed (of minidnn[batch]): >=2.60,<2.61; tested with 2.60.0 on a CPU"
+    )
+    monkeypatch.setattr(doctor.platform, "python_version", lambda: "3.13.9")
+    installed["onnx"] = "1.23.9"
+    assert (find("versions").state, find("versions").advice) == (FOUND, "")
 
 
 def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ def _replace_by_a_folder(path: Path) -> None:
     "damage",
     [
         _flip_a_bit,
-        _replace_by_a_folder,
+        pytest.param(_replace_by_a_folder, marks=full),
         pytest.param(_cut, marks=full),
         pytest.param(_empty, marks=full),
     ],

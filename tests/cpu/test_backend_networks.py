@@ -17,6 +17,7 @@ import minidnn as md
 from minidnn import models
 from minidnn.backends.cpu.isa import AVX2, AVX512, ISAS, Isa, usable_isas
 from minidnn.layers.build import to_graph
+from tests.sampling import only
 
 torch = pytest.importorskip("torch")
 from tests.models.test_torchvision import NETWORKS, SMALL, images, peer, theirs  # noqa: E402
@@ -28,16 +29,9 @@ pytestmark = pytest.mark.early
 STRATEGIES_AGREE = ("resnet18", "densenet121", "squeezenet1_1", "vgg11_bn")
 AGREE_IN_CI = STRATEGIES_AGREE[:2]
 ON_AVX2 = ("resnet18", "squeezenet1_1", "inception_v3")
+ON_AVX2_IN_CI = ON_AVX2[1:2]
 #: One network of each kind runs in CI, all of them in the full run.
-OF_EACH_KIND = (
-    "alexnet",
-    "vgg11_bn",
-    "resnet18",
-    "resnet50",
-    "squeezenet1_1",
-    "densenet121",
-    "inception_v3",
-)
+OF_EACH_KIND = ("resnet18", "squeezenet1_1", "densenet121")
 IN_CI = [
     pytest.param(name, marks=[] if name in OF_EACH_KIND else [pytest.mark.full])
     for name in NETWORKS
@@ -63,7 +57,7 @@ def warmed(isa_name: str) -> None:
     from .warming import warm
 
     isa = ISAS[isa_name]
-    names = OF_EACH_KIND if isa is BEST else ON_AVX2
+    names = OF_EACH_KIND if isa is BEST else ON_AVX2_IN_CI
     graphs = []
     for name in names:
         shape = (BATCH, 3, size_of(name), size_of(name))
@@ -127,13 +121,8 @@ def _rms(errors: np.ndarray) -> float:
     return float(np.sqrt(np.square(errors).mean()))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name == "squeezenet1_1" else [pytest.mark.full])
-        for name in NETWORKS
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", NETWORKS)
 def test_high_accuracy_is_as_exact_as_pytorch(name: str) -> None:
     require(BEST)
     hold_to_torch(name, size_of(name), BATCH, BEST, limit=1, accuracy="high")
@@ -165,7 +154,7 @@ def test_same_bits_on_every_thread_count(name: str, isa: Isa) -> None:
     assert len(set(results)) == 1
 
 
-@pytest.mark.parametrize("name", ON_AVX2)
+@pytest.mark.parametrize("name", only(ON_AVX2_IN_CI, ON_AVX2))
 def test_numbers_on_avx2(name: str) -> None:
     require(AVX2)
     hold_to_torch(name, size_of(name), BATCH, AVX2, guarded=True, threads=2)

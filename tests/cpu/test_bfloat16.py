@@ -20,6 +20,7 @@ from minidnn import layers as L
 from minidnn.backends.cpu.isa import AVX512, why_no_bfloat16
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
+from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 from tests import cases
 from tests.cases import Case
@@ -102,3 +103,17 @@ def test_a_report_compares_with_products_of_bfloat16() -> None:
     assert "in bfloat16" in text.splitlines()[0]
     assert "[products of pairs]" in text
     assert program.bound_seconds(10**9, 0, True) < program.bound_seconds(10**9, 0, False)
+
+
+def test_what_is_stored_is_rounded_to_the_nearest() -> None:
+    """A sum that no factor changes is rounded once, on its way between two convolutions."""
+    net = L.Sequential(L.Conv2d(16, 16, 1), L.ReLU(), L.Conv2d(16, 16, 1, bias=False))
+    random = np.random.default_rng(0)
+    kept = np.eye(16, dtype=np.float32).reshape(16, 16, 1, 1)
+    bias = random.standard_normal(16).astype(np.float32)
+    net.load_state_dict({"0.weight": kept, "0.bias": bias, "2.weight": kept})
+    x = rounded_to("bfloat16", random.standard_normal((1, 16, 9, 9)).astype(np.float32))
+    sums = np.maximum(x + bias.reshape(16, 1, 1), 0)
+    found = compiled(to_graph(net, x.shape))(x)
+    assert not np.array_equal(sums, rounded_to("bfloat16", sums))
+    np.testing.assert_array_equal(found, rounded_to("bfloat16", sums))

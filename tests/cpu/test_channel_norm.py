@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-import pytest
 
 import minidnn as md
 from minidnn.backends.cpu.isa import ISAS, Isa
@@ -15,6 +14,7 @@ from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply
 from minidnn.passes.turn_linear import FIRST, LAST
 from tests.passes.build import constant, conv, graph_of
+from tests.sampling import each_on_one, on
 
 from .warming import warm
 
@@ -41,13 +41,15 @@ def network(vectors: int, shape: tuple[int, ...]) -> Graph:
 @cache
 def networks(isa_name: str) -> dict[tuple[int, tuple[int, ...]], Graph]:
     """Those with each number of vectors and each shape, their kernels compiled together."""
-    found = {(n, shape): network(n, shape) for n in (0, 1, 2) for shape in SHAPES}
+    shapes = on(SHAPES, ISAS, isa_name)
+    found = {(n, shape): network(n, shape) for n in (0, 1, 2) for shape in shapes}
     warm([(g, how) for g in found.values() for how in ("model", "layers")], ISAS[isa_name])
     return found
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_bits_are_those_of_rows(shape: tuple[int, ...], isa: Isa) -> None:
+@each_on_one(SHAPES, ISAS)
+def test_bits_are_those_of_rows(case: tuple[int, ...], isa: Isa) -> None:
+    shape = case
     for vectors in (0, 1, 2):
         graph = networks(isa.name)[vectors, shape]
         x = np.random.default_rng(0).standard_normal(shape).astype(np.float32) * 3 + 100

@@ -11,7 +11,7 @@ import pytest
 
 from minidnn.backends.codegen.kernel import KernelSource, shared_function
 from minidnn.backends.cpu.isa import AVX2, AVX512
-from minidnn.backends.cpu.kernels import compile_kernels, group
+from minidnn.backends.cpu.kernels import _key, compile_kernels, group
 from minidnn.backends.cpu.prelude import prelude
 from minidnn.cache import forbid_builds
 from minidnn.errors import CompileError
@@ -31,6 +31,22 @@ def starts(make_fake: MakeFake, tmp_path: Path, real_ispc: str):
     log = tmp_path / "log"
     make_fake(f'echo x >> {log}\nexec {real_ispc} "$@"\n')
     return lambda: log.read_text().count("x") if log.exists() else 0
+
+
+def test_key_covers_what_matters() -> None:
+    """Of all that decides what a compiler makes of a kernel."""
+    source = KernelSource("k", "text")
+    others = [
+        (KernelSource("k2", "text"), "head", AVX2, "ispc"),
+        (KernelSource("k", "text2"), "head", AVX2, "ispc"),
+        (KernelSource("k", "text", beside=("c",)), "head", AVX2, "ispc"),
+        (KernelSource("k", "text", shared=("f",)), "head", AVX2, "ispc"),
+        (source, "head2", AVX2, "ispc"),
+        (source, "head", AVX512, "ispc"),
+        (source, "head", AVX2, "another ispc"),
+    ]
+    keys = {_key(source, "head", AVX2, "ispc"), *(_key(*other) for other in others)}
+    assert len(keys) == 1 + len(others)
 
 
 def test_only_new_kernels_are_compiled(starts, cold_cache: Path) -> None:

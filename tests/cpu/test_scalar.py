@@ -36,6 +36,7 @@ from minidnn.graph.expression import (
 )
 from minidnn.graph.scalar_ops import COMPARISONS, SCALAR_OPS
 from minidnn.runtime.operand import Operand
+from tests.sampling import IS_FULL
 
 from .accuracy import Array, errors, in_float64, same
 from .conftest import Build
@@ -229,7 +230,7 @@ def random_expressions(draw: st.DrawFn) -> Expression:
 
 
 def test_random_expressions() -> None:
-    """120 different ones, compiled together."""
+    """120 different ones, in CI half of them, compiled together."""
     found: dict[Expression, None] = {}
 
     @settings(max_examples=300, phases=[Phase.generate])
@@ -238,9 +239,10 @@ def test_random_expressions() -> None:
         found[expression] = None
 
     collect()
-    expressions = list(found)[:120]
+    count = 120 if IS_FULL else 60
+    expressions = list(found)[:count]
     used = [{i.op for i in linearize(e)} for e in expressions]
-    assert len(expressions) == 120 and set.union(*used) >= set(SCALAR_OPS)
+    assert len(expressions) == count and set.union(*used) >= set(SCALAR_OPS)
     check(expressions)
 
 

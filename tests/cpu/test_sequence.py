@@ -33,6 +33,7 @@ from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import Plan, make_plan
 from tests.fusion.graphs import graphs, inputs_for
+from tests.sampling import each_on_one, on
 
 from .warming import compile_together, texts_of, warm
 
@@ -209,24 +210,29 @@ def chain(name: str, channels: int, shape: tuple[int, ...]) -> Graph:
     return to_graph(statistics(CHAINS[name](channels), 1), shape)
 
 
+ALL_CHAINS = [(name, size) for name in CHAINS for size in SHAPES]
+
+
 @cache
 def chains_of(isa_name: str) -> dict[tuple[str, str], Graph]:
     """The graphs of all chains, their kernels compiled together."""
-    found = {(n, s): chain(n, shape[1], shape) for n in CHAINS for s, shape in SHAPES.items()}
+    found = {
+        (name, size): chain(name, SHAPES[size][1], SHAPES[size])
+        for name, size in on(ALL_CHAINS, ISAS, isa_name)
+    }
     strategies = ("model", "layers")
     warm([(g, how) for g in found.values() for how in strategies], ISAS[isa_name])
     return found
 
 
-@pytest.mark.parametrize("size", SHAPES)
-@pytest.mark.parametrize("name", CHAINS)
-def test_chains(name: str, size: str, isa: Isa) -> None:
+@each_on_one(ALL_CHAINS, ISAS)
+def test_chains(case: tuple[str, str], isa: Isa) -> None:
     """One kernel without conversions; as the reference, and as layer by layer to the last bit."""
-    graph = chains_of(isa.name)[name, size]
+    graph = chains_of(isa.name)[case]
     options: dict[str, Any] = {"isa": isa.name, "threads": THREADS, "guarded": True}
     fused = md.compile(graph, device="cpu", **options)
     layered = md.compile(graph, device="cpu", strategy="layers", **options)
-    if name != "wide":
+    if case[0] != "wide":
         assert [type(node.op) for node in fused.plan.graph.nodes] == [FusedSequence]
     meant = planned(graph, isa).graph  # the program's own has let go of its constants
     for special in (False, True):

@@ -30,6 +30,7 @@ from minidnn.training.losses import CrossEntropy
 from minidnn.training.optim import SGD
 from minidnn.training.step import Objective, step_graph
 from tests.cuda.cards import A100, H200
+from tests.sampling import some
 
 from .contractions import HALO, TILE, WINDOW, dense, residual
 from .lowered import planned_graph, problems_of
@@ -82,18 +83,19 @@ def check(launches: list[Launch], machine: Machine) -> None:
     ],
 )
 def test_kernels_of_the_zoo_keep_to_the_budget(
-    precision: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, machine: Machine, warm_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part of all but contractions', of all networks at one batch, as networks have most in
     common."""
-    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+    monkeypatch.setenv("MINIDNN_CACHE", str(warm_cache))
     found: dict[tuple[str, tuple[int, ...], int], Launch] = {}
     for name in models.list_models():
         for one in launches_of(name, precision, machine, contractions=False):
             found[one.source.name, one.block, one.shared_bytes] = one
     assert sum(name.startswith("seq_") for name, _, _ in found) > 20
-    step = 1 if precision == "float32" else 3
-    check([found[key] for key in sorted(found)[::step]], machine)
+    # In every second place alone of what float32 has too, whose kernels differ but in their types.
+    step = 3 if precision == "float32" else 6
+    check(some([found[key] for key in sorted(found)], step), machine)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +103,11 @@ def test_kernels_of_the_zoo_keep_to_the_budget(
     [("bfloat16", H200), pytest.param("float32", A100, marks=pytest.mark.full)],
 )
 def test_kernels_of_a_training_step_keep_to_the_budget(
-    precision: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, machine: Machine, warm_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums of statistics and of gradients, what is element-wise on parameters, and sequences whose
     vectors are computed."""
-    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+    monkeypatch.setenv("MINIDNN_CACHE", str(warm_cache))
     net = L.Sequential(
         *(L.Conv2d(3, 160, 3, bias=False), L.BatchNorm2d(160), L.ReLU(), L.MaxPool2d(3, 2)),
         *(L.Conv2d(160, 64, 3, bias=False), L.BatchNorm2d(64), L.ReLU()),
@@ -155,16 +157,16 @@ def passing(problem: ContractionProblem) -> list[Launch]:
 
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_contractions_keep_to_the_budget(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, warm_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Streams, strips, rows and Winograd have budgets beside their other tests."""
-    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+    monkeypatch.setenv("MINIDNN_CACHE", str(warm_cache))
     make, shape = EPILOGUES[name]
     dtype = ("float16", "bfloat16")[list(EPILOGUES).index(name) % 2]
     problem = problems_of(make(), shape, dtype)[0]
     tiles = tiles_of(problem, H200, every=name == "residual")
-    check(tiles[:: 3 if name == "residual" else 1] + passing(problem), H200)
-    check(tiles_of(problem, A100), A100)
+    check(some(tiles[:: 3 if name == "residual" else 1] + passing(problem), 2), H200)
+    check(some(tiles_of(problem, A100), 4), A100)
 
 
 @pytest.mark.full
@@ -178,14 +180,15 @@ def test_all_tiles_keep_to_the_budget() -> None:
     ["float16", *(pytest.param(one, marks=pytest.mark.full) for one in ("float32", "bfloat16"))],
 )
 def test_normalizations_in_front_keep_to_the_budget(
-    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, warm_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With them everything that may stand around a contraction is compiled, cuDNN's too."""
-    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+    monkeypatch.setenv("MINIDNN_CACHE", str(warm_cache))
     problems = problems_of(dense(32), (2, 32, 14, 14), precision)
     assert any(problem.before for problem in problems)
     for machine in (A100, H200):
-        check([one for p in problems for one in contraction_launches(p, machine)], machine)
+        launches = [one for p in problems for one in contraction_launches(p, machine)]
+        check(some(launches, 2 if machine is H200 else 5), machine)
 
 
 @pytest.mark.full

@@ -146,9 +146,9 @@ def test_channels_are_picked_where_convolutions_want_them(precision: str, layout
 
 @on_each(A100, H200)
 def test_kernels_keep_to_the_budget(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, warm_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+    monkeypatch.setenv("MINIDNN_CACHE", str(warm_cache))
     for kernel in compile_kernels([made.launch.source for made in MADE], machine.arch):
         taken = kernel.resources
         assert taken.spill_bytes == taken.stack_bytes == 0, taken

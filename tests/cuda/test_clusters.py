@@ -149,7 +149,7 @@ def test_clusters_are_whole(tmp_path: Path) -> None:
         right(launch_of(3, 40), tmp_path, backwards=False)
 
 
-def test_the_kernel_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+def test_the_kernel_compiles(warm_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDNN_CACHE", str(warm_cache))
     (kernel,) = compile_kernels([launch_of(8, 256).source], "sm_90")
     assert kernel.resources.spill_bytes == kernel.resources.stack_bytes == 0

@@ -19,6 +19,7 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 from tests.cuda.cards import A100, H200
+from tests.sampling import some
 
 from .contractions import EPSILON, HALO, STREAM, WINDOW, dense, draw_weights, far_apart, residual
 from .lowered import (
@@ -130,7 +131,9 @@ POINTWISE = {
 
 STREAMS = [
     # Two groups whose filters stay are what test_pixels_that_stream_past_filters runs, in part.
-    pytest.param(i, marks=pytest.mark.full if one.stays and one.groups == 2 else (), id=str(one))
+    pytest.param(
+        i, marks=pytest.mark.full if i % 2 or (one.stays and one.groups == 2) else (), id=str(one)
+    )
     for i, one in enumerate(stream.STREAMS)
 ]
 
@@ -280,9 +283,9 @@ def test_streams_keep_to_the_budget(dtype: str) -> None:
         for i in STREAM.choices(problem, H200)
         for launch in STREAM.launches(problem, i, H200)
     }
-    for launch, kernel in zip(
-        launches.values(), compile_kernels(list(launches), H200.arch), strict=True
-    ):
+    chosen = some(launches.values(), 3)
+    kernels = compile_kernels([launch.source for launch in chosen], H200.arch)
+    for launch, kernel in zip(chosen, kernels, strict=True):
         taken = kernel.resources
         assert taken.spill_bytes == 0 and taken.stack_bytes == 0
         assert taken.registers * launch.block[0] <= 65536

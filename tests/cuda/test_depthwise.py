@@ -24,6 +24,7 @@ from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.runtime.bits import from_bits, to_bits
 from tests.cuda.cards import A100, H200
+from tests.sampling import some
 
 from .arrays import STORED
 from .contractions import DEPTHWISE, draw_weights
@@ -188,8 +189,9 @@ def test_kernels_keep_to_the_budget(
     (problem,) = problems_of(L.Sequential(layer(*geometry), L.SiLU()), shape, precision)
     launches = [DEPTHWISE.launches(problem, i, H200)[0] for i in DEPTHWISE.choices(problem, H200)]
     for machine in (A100, H200):
-        kernels = compile_kernels([launch.source for launch in launches], machine.arch)
-        for launch, kernel in zip(launches, kernels, strict=True):
+        chosen = some(launches, 3)
+        kernels = compile_kernels([launch.source for launch in chosen], machine.arch)
+        for launch, kernel in zip(chosen, kernels, strict=True):
             taken = kernel.resources
             assert taken.spill_bytes == taken.stack_bytes == 0, launch.source.text
             assert taken.registers * launch.block[0] <= 65536

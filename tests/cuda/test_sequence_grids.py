@@ -28,6 +28,7 @@ from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from tests.cuda.cards import A100, H200, RTX_3090, on_each
 from tests.cuda.sequences import case_of, run_cases
+from tests.sampling import every
 
 from .test_sequence_kinds import numbers_for
 
@@ -76,7 +77,7 @@ def in_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.race
 @pytest.mark.usefixtures("in_small")
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", every(2, ["float16", "bfloat16", "float32"]))
 @pytest.mark.parametrize("name", NETWORKS)
 def test_several_channels_a_block(name: str, dtype: str, tmp_path: Path) -> None:
     """Of one warp and of several, with threads that have nothing to do and without."""

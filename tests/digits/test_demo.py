@@ -22,6 +22,7 @@ def red_pixels(sheet: Image.Image) -> int:
     return int((np.asarray(sheet) == RED).all(axis=2).sum())
 
 
+@pytest.mark.full
 @pytest.mark.early
 def test_demo_trains_and_reads_the_held_out_digits(root: Path, tmp_path: Path) -> None:
     try:

@@ -19,6 +19,7 @@ from minidnn.backends.cpu.backend import CpuBackend
 from minidnn.distributed import DistributedError, RankPlace
 from minidnn.distributed.agreed import Agreed
 from minidnn.errors import MiniDNNError
+from tests.sampling import only
 
 from . import ranks
 
@@ -65,7 +66,11 @@ SCENARIOS = [
 ]
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+#: Those that others of these tests start, too, and two that none does.
+SCENARIOS_IN_CI = ("plain", "normed", "same", "scaled", "NaN", "synchronized fast")
+
+
+@pytest.mark.parametrize("name", only(SCENARIOS_IN_CI, SCENARIOS))
 def test_ranks_have_the_same_states(found: Callable[[str], list[States]], name: str) -> None:
     """And the same losses: the means of both."""
     one, other = found(name)

@@ -23,6 +23,7 @@ from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from tests.fusion.graphs import graphs, inputs_for
+from tests.sampling import IS_FULL
 
 #: A device so small that stacks must be cut.
 TINY = Device("tiny", 2, 1e9, 1e9, 1e8, 1e9, 2 << 10, 4, 1e-7)
@@ -117,7 +118,7 @@ def check_graphs(part: int, count: int) -> None:
 @pytest.mark.parametrize("part", range(4), ids="part-{}".format)
 def test_plans_of_random_graphs(part: int) -> None:
     """Each part has its own few small graphs, with which hypothesis begins."""
-    check_graphs(part, 30)
+    check_graphs(part, 30 if IS_FULL else 18)
 
 
 @pytest.mark.early

@@ -23,8 +23,9 @@ from minidnn.graph.operators import Concat
 from minidnn.graph.trace import apply
 from tests.fusion.graphs import graphs
 from tests.passes.build import conv, graph_of, join, max_pool, relu, scale
+from tests.sampling import IS_FULL
 
-SOME = settings(max_examples=150, derandomize=True, database=None, deadline=None)
+SOME = settings(max_examples=150 if IS_FULL else 75, derandomize=True, database=None, deadline=None)
 
 
 def successors(graph: Graph, unit_of: dict[Node, int]) -> dict[int, set[int]]:

@@ -37,10 +37,10 @@ def test_what_a_class_takes_is_shown(name: str) -> None:
 
 
 def test_help_begins_with_it() -> None:
-    first = pydoc.plain(pydoc.render_doc(L.Conv2d)).splitlines()[2]
-    assert first.startswith("class Conv2d(")
-    shown = pydoc.plain(pydoc.render_doc(L.Conv2d)).splitlines()[3]
-    assert shown.startswith(" |  Conv2d(in_channels: 'int', out_channels: 'int', kernel_size")
+    """Over one line or, since Python 3.13, several."""
+    text = " ".join(pydoc.plain(pydoc.render_doc(L.Conv2d)).replace("|", " ").split())
+    assert text.index("Conv2d( in_channels" if "Conv2d( " in text else "Conv2d(in_channels") < 100
+    assert "*args: 'Any'" not in text[: text.index("Method resolution order")]
 
 
 class Own(md.Layer):

@@ -17,6 +17,7 @@ from minidnn.graph.checker import check
 from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
 from minidnn.layers.calibration import calibrate
+from tests.sampling import only
 
 torch = pytest.importorskip("torch")
 from tests.oracles.torchvision_models import models as torchvision_models  # noqa: E402
@@ -100,7 +101,7 @@ DEEP = ("vgg13", "vgg16", "vgg19", "vgg13_bn", "vgg16_bn", "vgg19_bn", "resnet10
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.full] if name in DEEP else []) for name in NETWORKS],
+    only(("alexnet", "vgg11_bn", "resnet50", "squeezenet1_1", "densenet121"), NETWORKS),
 )
 def test_numbers_are_torchvisions(name: str) -> None:
     compare(name, SMALL.get(name, 64))

@@ -25,6 +25,7 @@ from minidnn.graph.checker import check
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph
 from tests.cpu.warming import warm
+from tests.sampling import every, some
 
 from .backend_cases import (
     KINDS,
@@ -36,6 +37,9 @@ from .backend_cases import (
     why_not,
 )
 from .test_quantized import LIMITS, tensor
+
+#: Of so many cases one runs on the CPU engine in CI: all test converters on the reference.
+OF_ENGINE = 3
 
 Loaded = tuple[tuple[Graph, list[np.ndarray], list[np.ndarray]], ...]
 
@@ -113,12 +117,13 @@ def engine(warm_cache: Path) -> Iterator[None]:
         patch.setenv("MINIDNN_CACHE", str(warm_cache))
         if (reason := CpuBackend().unavailable()) is not None:
             pytest.skip(reason)
-        graphs = [graph for case in chosen_cases() for graph, _, _ in loaded(case)]
+        cases = some(chosen_cases(), OF_ENGINE)
+        graphs = [graph for case in cases for graph, _, _ in loaded(case)]
         warm([(graph, "model") for graph in graphs], best_isa())
         yield
 
 
-@pytest.mark.parametrize("case", chosen_cases(), ids=str)
+@pytest.mark.parametrize("case", every(OF_ENGINE, chosen_cases()), ids=str)
 def test_cpu(case: BackendCase, engine: None) -> None:
     for graph, inputs, expected in loaded(case):
         results = md.compile(graph, device="cpu", threads=2, isa=best_isa().name)(*inputs)

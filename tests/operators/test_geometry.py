@@ -15,8 +15,9 @@ from tests.cases import check
 from tests.cases.contraction import conv_case
 from tests.cases.pooling import adaptive_case, avg_pool_case, max_pool_case
 from tests.oracles.formulas import pool_starts
+from tests.sampling import IS_FULL
 
-EXAMPLES = settings(max_examples=200)
+EXAMPLES = settings(max_examples=200 if IS_FULL else 100)
 MANY = settings(max_examples=5000)
 
 

@@ -141,6 +141,7 @@ def test_the_recipe(root: Path, copy: Path) -> None:
     assert "FAILED tests/operators/test_cases.py::test_every_operator_has_a_case" in ran.stdout
 
 
+@pytest.mark.full
 def test_the_recipe_of_a_window(root: Path, copy: Path) -> None:
     _, recipe = recipes(root)
     touched = follow(recipe, copy)

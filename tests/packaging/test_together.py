@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sampling import only
+
 CONFTEST = """\
 import os
 
@@ -79,7 +81,7 @@ def test_it_fails_as_others_do(monkeypatch):
 """
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize("workers", only(["1"], ["0", "1"]))
 def test_kernels_are_compiled_before_the_first_of_them(
     tmp_path: Path, root: Path, workers: str
 ) -> None:

@@ -125,3 +125,14 @@ def test_fuel_stops_it() -> None:
     names = [name for _, name in reads(after(build, context))]
     assert names == ["x0", "x0", "maxpool2d", "concat"]
     assert str(context.rewrites[0]) == "#1 share_sums: read maxpool2d alone for reduce.1"
+
+
+def test_sums_along_the_joined_axis_are_not_joined() -> None:
+    """What is known of the operands would have to be added, in another order."""
+
+    def build(t, x):
+        y = max_pool(x)
+        each = [apply(ops.Reduce("sum", (1,), True), value) for value in (x, y)]
+        return [*each, apply(ops.Reduce("sum", (1,), True), join(x, y))]
+
+    assert len(reads(after(build))) == 3

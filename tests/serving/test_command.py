@@ -21,6 +21,7 @@ from minidnn import layers as L
 from minidnn.cli import serve
 from minidnn.cli.served import sources_of
 from minidnn.serving.model import Opened, Source, load
+from tools.serving_limits_page import page
 
 from .conftest import running
 
@@ -140,3 +141,8 @@ def test_the_container_starts_what_there_is(root: Path) -> None:
     assert options(*arguments, "digits").host == "0.0.0.0"
     for copied in re.findall(r"^COPY (.*) /\S+$", text, flags=re.MULTILINE):
         assert all((root / each).exists() for each in copied.split())
+
+
+def test_the_page_of_limits_is_up_to_date(root: Path) -> None:
+    found = (root / "docs/reference/serving-limits.md").read_text(encoding="utf-8")
+    assert found == page(), "python -m tools.serving_limits_page prints it"

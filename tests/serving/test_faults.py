@@ -22,7 +22,7 @@ from tritonclient.utils import InferenceServerException
 import minidnn as md
 from minidnn import layers as L
 from minidnn.serving.faults import Fault, Refusal
-from minidnn.serving.json_numbers import Numbers, text_of
+from minidnn.serving.json_numbers import NumberText, text_of
 from minidnn.serving.model import Opened, Source
 from minidnn.serving.rest_infer import RestRequest
 from minidnn.serving.tensors import DATATYPES, Spec, arrays_of
@@ -176,7 +176,7 @@ def test_long_lists_are_read_as_json_reads_them(seed: int) -> None:
     for given in (exact.tolist(), exact.reshape(-1).tolist()):
         text = json.dumps(given).replace(", ", [",", " ,\n", ", "][seed % 3])
         spec = Spec("x", exact.dtype, shape, False)
-        found = Numbers(memoryview(text.encode()))
+        found = NumberText(memoryview(text.encode()))
         np.testing.assert_array_equal(found.array("x", "FP32", spec.dtype, shape), exact)
         written: list[bytes] = []
         text_of(exact, written.append)

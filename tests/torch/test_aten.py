@@ -405,3 +405,23 @@ def test_every_operation_has_a_case(request: pytest.FixtureRequest) -> None:
     if len([item for item in request.session.items if item.path == request.path]) < len(ONE):
         pytest.skip("not all cases of this file are run")
     assert sorted(set(known()) - SEEN) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [
+        # The least whole number has no opposite, by which the place of the smallest is found.
+        (lambda x: x.argmin(1), torch.tensor([[3, -(2**31), 5]], dtype=torch.int32)),
+        # What is infinite is not taken from itself.
+        (lambda x: x.logsumexp(1), torch.tensor([[torch.inf, 1.0], [-torch.inf, -torch.inf]])),
+        (lambda x: x.logsumexp(1), torch.tensor([[1e30, 1.0], [200.0, 200.0]])),
+    ],
+)
+def test_edges_of_numbers(function: Function, x: torch.Tensor) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(x)
+
+    with torch.no_grad():
+        found = md.optimize(Net(), x, device="reference", strict=True)(x)
+    torch.testing.assert_close(found, function(x), equal_nan=True)

@@ -380,14 +380,26 @@ def test_it_is_seen_at_every_call(name: str) -> None:
     same(found, expected)
 
 
+#: Of which Dynamo cannot capture the write, so that the code goes on in Python.
+BROKEN = ("code_that_writes_to_a_function", "code_that_writes_to_an_array")
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("name", sorted({*MAKES} - {"hooks_of_the_network_itself"})[::4])
-def test_strictly_it_is_an_error_that_says_why(name: str) -> None:
+@pytest.mark.parametrize("name", [*sorted({*MAKES} - {*BROKEN})[::4], *BROKEN])
+def test_strictly_it_is_captured_whole_or_an_error(name: str) -> None:
     net, state = MAKES[name]()
     before = copied(state())
-    with pytest.raises(UnsupportedError, match=r"may do more than compute|changes|keeps state"):
-        md.optimize(net.eval(), examples(), device="reference", strict=True)
+    if name in BROKEN:
+        with pytest.raises(UnsupportedError, match=r"^strict=True, and Net cannot be captured who"):
+            md.optimize(net.eval(), examples(), device="reference", strict=True)
+        same(state(), before)
+        return
+    expected_net, expected = MAKES[name]()
+    fast = md.optimize(net.eval(), examples(), device="reference", strict=True)
     same(state(), before)
+    same(fast(examples(1.0)), expected_net.eval()(examples(1.0)))
+    same(state(), expected())
+    assert len(fast.pieces) == 1
 
 
 def hooked(fast: Any, net: nn.Module) -> None:
@@ -409,14 +421,14 @@ def test_hooks_that_are_registered_and_removed_later() -> None:
         lambda: net.first.register_forward_pre_hook(lambda m, i: seen.append(1)),
         lambda: net.register_forward_hook(lambda m, i, o: seen.append(1)),
     ):
-        handle = register()
-        hooked(fast, net)
-        assert len(seen) == 4
-        assert ("its hook" in fast.explain()) == (handle.hooks_dict_ref() is not net._forward_hooks)
-        handle.remove()
-        seen.clear()
-        hooked(fast, net)
-        assert not seen and "its hook" not in fast.explain()
+        for _ in range(2):  # the second time one that was captured without it is there
+            handle = register()
+            hooked(fast, net)
+            assert len(seen) == 4
+            handle.remove()
+            seen.clear()
+            hooked(fast, net)
+            assert not seen
 
 
 def test_hooks_that_only_compute_are_captured() -> None:
@@ -439,23 +451,23 @@ def test_hooks_that_only_compute_are_captured() -> None:
 def test_hooks_of_all_modules() -> None:
     net, seen = Net().eval(), []
     fast = md.optimize(net, examples(), device="reference")
-    strict = md.optimize(net, examples(), device="reference", strict=True)
     handle = nn.modules.module.register_module_forward_hook(
         lambda m, i, o: seen.append(type(m).__name__)
     )
     try:
-        with torch.no_grad(), pytest.warns(md.MiniDNNWarning, match="with hooks of all modules"):
-            fast(examples())
-        assert seen == ["Conv2d"] * 3 + ["OptimizedModule"]
-        with pytest.raises(UnsupportedError, match="called with hooks of all modules"):
-            strict(examples())
+        for _ in range(2):
+            with torch.no_grad():
+                fast(examples())
+            assert seen == [*["Conv2d"] * 3, "Net", "OptimizedModule"]
+            seen.clear()
     finally:
         handle.remove()
     hooked(fast, net)
+    assert not seen
 
 
 def test_hooks_of_a_network_whose_argument_is_written_to() -> None:
-    """Where the call is PyTorch's, they run once, too."""
+    """They run once, also where arguments share memory."""
 
     class Adding(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -471,8 +483,7 @@ def test_hooks_of_a_network_whose_argument_is_written_to() -> None:
     fast = md.optimize(net, device="reference")
     x, y = torch.ones(3), torch.ones(3)
     same(fast(x, y), torch.full((3,), 3.0))
-    with pytest.warns(md.MiniDNNWarning, match="shares memory with another argument"):
-        same(fast(x, x), torch.full((3,), 10.0))
+    same(fast(x, x), torch.full((3,), 10.0))
     same(x, torch.full((3,), 3.0))
     assert len(seen) == 2
 

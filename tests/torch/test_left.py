@@ -43,7 +43,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     ),
     "batch_norm": (
         lambda m, x: F.batch_norm(x, None, None, training=True),
-        "it is in training mode, and takes the batch's own statistics",
+        "_native_batch_norm_legit.no_stats: it is not known",
     ),
     "weight": (
         lambda m, x: F.conv2d(x, x[:, :, :3, :3]),
@@ -59,7 +59,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     ),
     "unknown": (lambda m, x: torch.fft.fft2(x).real, "aten.fft_fft2.default: it is not known"),
     "no batch": (lambda m, x: F.max_pool2d(x[0], 2), "input has shape (4, 8, 8) of rank 3"),
-    "int": (lambda m, x: x.int() * 2, "aten.to.dtype: it makes int32[2, 4, 8, 8] of float32"),
+    "int": (lambda m, x: x.int() * 2, "aten._to_copy.default: it makes int32[2, 4, 8, 8] of float32"),
     "letters": (
         lambda m, x: torch.einsum("...ij,...jk->...ik", x, x),
         "'...ij,...jk->...ik'; known are two operands, each letter once, and no '...'",

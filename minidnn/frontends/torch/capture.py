@@ -58,6 +58,9 @@ def capture(
         captured = functional(program.graph_module, given, held, trained=False, enabled=False)
     of_user = [place for place in range(len(given)) if place not in held]
     places = {place: i for i, place in enumerate(of_user)}
+    names = [node.name for node in program.graph_module.graph.nodes if node.op == "placeholder"]
+    for node, place in captured.given.items():
+        node.meta["minidnn_name"] = names[place]
     captured.given = {node: places[place] for node, place in captured.given.items()}
     captured.arranged = program.call_spec.out_spec
     return captured

@@ -205,7 +205,8 @@ class _Values:
 
     def add_input(self, node: Node) -> None:
         if node not in self._found:
-            self._found[node] = self._trace.input(type_of(node.meta.get("val")), label_of(node))
+            name = node.meta.get("minidnn_name") or label_of(node)
+            self._found[node] = self._trace.input(type_of(node.meta.get("val")), name)
             self.inputs[node] = None
 
     def compute(self, node: Node) -> None:

@@ -112,10 +112,13 @@ def _functional(
     if trained and (enabled or any(switches_on(node) for node in graph.nodes)):
         taped = _detach(graph, placeholders, args, enabled)
         for place, node in writes:
-            if results[place] in taped and (is_tracked(results[place]) or is_tracked(node)):
+            given, result = args[placeholders.index(node)], results[place]
+            # PyTorch refuses to write to leaves but past its tape: by ``.data``, or without it.
+            hidden = result not in taped or (given.requires_grad and given.is_leaf)
+            if not hidden and (is_tracked(result) or is_tracked(node)):
                 untaped.remove(node)
             elif is_tracked(node):
-                _give_gradients(graph, node, results[place], taped)
+                _give_gradients(graph, node, result, taped)
     for node in list(graph.nodes):
         if node.target is set_grad_enabled:
             graph.erase_node(node)

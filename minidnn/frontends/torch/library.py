@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
+from minidnn._versions import SUPPORTED, numbers
 from minidnn.errors import DeviceError
 
 #: The first accepted version and the first one that is not.
-OLDEST, BEYOND = (2, 11), (2, 15)
+OLDEST, BEYOND = next(
+    (numbers(each.oldest), numbers(each.below)) for each in SUPPORTED if each.name == "torch"
+)
 
 
 def require_torch() -> None:
@@ -25,8 +27,7 @@ def require_torch() -> None:
             f"PyTorch is not installed; {valid}: pip install 'minidnn[torch]'"
         ) from None
     found = _installed()
-    numbers = re.match(r"(\d+)\.(\d+)", found)
-    if numbers is None or not OLDEST <= tuple(map(int, numbers.groups())) < BEYOND:
+    if not OLDEST <= numbers(found)[:2] < BEYOND:
         raise DeviceError(f"PyTorch {found} is installed; {valid}")
     import_module("minidnn._torch_internals")
 
@@ -41,5 +42,5 @@ def _installed() -> str:
         return "of unknown version"
 
 
-def _text(numbers: tuple[int, int]) -> str:
-    return ".".join(map(str, numbers))
+def _text(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

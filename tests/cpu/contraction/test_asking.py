@@ -12,8 +12,9 @@ from minidnn.backends.cpu.buffers import Guard
 from minidnn.backends.cpu.contraction.choose import choose_scheme, schemes_for
 from minidnn.backends.cpu.contraction.problem import problem_of
 from minidnn.backends.cpu.contraction.scheme import OFTEN, Scheme
-from minidnn.backends.cpu.isa import AVX2, AVX512, Isa
+from minidnn.backends.cpu.isa import AVX2, AVX512, ISAS, Isa
 from minidnn.graph.operators import Add, Linear, ReLU
+from tests.sampling import every
 
 from .cases import conv
 from .harness import Built, Case, build, compile_all, inputs_of, reference, run
@@ -80,6 +81,7 @@ def test_asking_is_even(isa: Isa) -> None:
     assert len(re.findall("md_fma", asks[1].split("xs +=")[0])) == OFTEN * per_channel
 
 
+@pytest.mark.parametrize("isa", every(2, ISAS), indirect=True)
 def test_deep_layers_agree_with_float64(isa: Isa) -> None:
     built = [build(case, isa) for case in DEEP]
     for b, kernels in zip(built, compile_all(built, isa), strict=True):
@@ -93,6 +95,7 @@ def test_deep_layers_agree_with_float64(isa: Isa) -> None:
             assert np.array_equal(result.view("u4"), again.view("u4")), (b.case, threads)
 
 
+@pytest.mark.parametrize("isa", every(2, list(ISAS)[::-1]), indirect=True)
 def test_bits_do_not_depend_on_how_often_weights_are_asked_for(isa: Isa, monkeypatch) -> None:
     cases = [replace(case, name=case.name[:-1]) for case in DEEP]
     often = [build(case, isa) for case in cases]

@@ -10,10 +10,11 @@ import pytest
 
 from minidnn.backends.cpu.contraction.choose import choose_scheme
 from minidnn.backends.cpu.contraction.problem import Problem, problem_of
-from minidnn.backends.cpu.isa import AVX2, AVX512, Isa
+from minidnn.backends.cpu.isa import AVX2, AVX512, ISAS, Isa
 from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.graph.ir import Constant
 from minidnn.graph.operators import ReLU, ScaleShift
+from tests.sampling import every
 
 from .cases import conv
 from .harness import Built, Case, build, compile_all, inputs_of, largest_error, reference, run
@@ -95,6 +96,7 @@ def test_what_is_left_out(isa: Isa) -> None:
     assert 19 / 21 <= taken((1, 32, 7, 7), 32, (3, 3), conv(pad=1)) < 1
 
 
+@pytest.mark.parametrize("isa", every(2, ISAS), indirect=True)
 def test_generated_shapes_agree_with_float64(isa) -> None:
     built = [build(case, isa) for case in generated(12)]
     assert sum(scheme_skips(b, isa) for b in built) >= 10

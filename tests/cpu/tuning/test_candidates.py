@@ -10,7 +10,7 @@ import pytest
 from minidnn.backends.cpu.contraction import Question, choose_by_price, print_choice, question_of
 from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS
 from minidnn.backends.cpu.contraction.candidates import candidates, kind_of
-from minidnn.backends.cpu.isa import AVX2, AVX512, Isa
+from minidnn.backends.cpu.isa import AVX2, AVX512, ISAS, Isa
 from minidnn.backends.options import ACCURACIES
 from minidnn.graph.operators import Add, Linear, ReLU, ScaleShift
 from tests.cpu.contraction.cases import conv
@@ -24,6 +24,7 @@ from tests.cpu.contraction.harness import (
     reference,
     run,
 )
+from tests.sampling import every
 
 pytestmark = pytest.mark.early
 
@@ -46,6 +47,7 @@ def question(built: Built, isa: Isa, threads: int = 2, accuracy: str = "normal")
     return question_of(built.parts, batch, source, tuple(others), result, isa, threads, accuracy)
 
 
+@pytest.mark.parametrize("isa", every(2, list(ISAS)[::-1]), indirect=True)
 def test_all_candidates_are_right(isa: Isa) -> None:
     variants = []
     for case in CASES:

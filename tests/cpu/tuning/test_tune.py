@@ -19,6 +19,7 @@ from minidnn.backends.cpu.tuning import choices, race, tune
 from minidnn.cache import CacheStore, digest, forbid_builds
 from minidnn.errors import GraphError, MiniDNNWarning
 from minidnn.executable import Executable
+from tests.sampling import every
 
 SHAPE = (2, 16, 12, 12)
 Times = dict[Question, float]
@@ -148,7 +149,7 @@ def test_exhaustive_choices_serve_a_quick_one(races: list[int]) -> None:
     assert len(races) == measured
 
 
-@pytest.mark.parametrize("options", [{"threads": 1}, {"accuracy": "high"}])
+@pytest.mark.parametrize("options", every(2, [{"threads": 1}, {"accuracy": "high"}]))
 def test_other_circumstances_are_measured(races: list[int], options: dict[str, Any]) -> None:
     compiled(tune=True)
     measured = len(races)

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.prelude import prelude
+from tests import kept
 
 COMPILERS = ("g++", "c++", "clang++")
 HEADER = Path(__file__).with_name("emulator.h")
@@ -54,12 +56,15 @@ class Emulated:
         parts = [source.text for source in unique.values()]
         text = "\n".join([*parts, *map(_entry, unique.values())])
         flags = (*FLAGS, "-Og" if busy else "-O0")
-        library = folder / f"{_digest(head, text, *flags)}.so"
-        if not library.exists():
-            header = _precompiled(head, flags, folder.parent)
-            source_file = library.with_suffix(".cpp")
+        root = kept.folder() or folder.parent
+
+        def build(library: Path) -> None:
+            header = _precompiled(head, flags, root)
+            source_file = folder / f"{library.stem}.cpp"
             source_file.write_text(f'#include "{header}"\n{text}')
             _compile("-shared", *flags, "-o", str(library), str(source_file), *LIBRARIES)
+
+        library = kept.kept(root, f"{_digest(head, text, *flags)}.so", build)
         self._dll = ctypes.CDLL(str(library))
 
     def launch(
@@ -94,24 +99,45 @@ class Emulated:
 
 
 def _digest(*texts: str) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:24]
+    """A name for what the compiler makes of texts and options on this processor."""
+    return hashlib.sha256("\n".join((*texts, _target())).encode()).hexdigest()[:24]
+
+
+@cache
+def _target() -> str:
+    """The compiler's version, and what ``-march=native`` stands for."""
+    asked = (_compiler(), "-march=native", "-dM", "-E", "-x", "c++", "/dev/null")
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+
+
+@cache
+def _compiler() -> str:
+    found = next(filter(None, map(shutil.which, COMPILERS)), None)
+    assert found is not None, f"the emulator needs one of {', '.join(COMPILERS)}"
+    return found
 
 
 def _compile(*arguments: str) -> None:
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    assert compiler is not None, f"the emulator needs one of {', '.join(COMPILERS)}"
-    ended = subprocess.run([compiler, *arguments], capture_output=True, text=True, check=False)
+    command = [_compiler(), *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, f"{' '.join(arguments)}:\n{ended.stderr[:4000]}"
 
 
-def _precompiled(head: str, flags: Sequence[str], folder: Path) -> Path:
+def _precompiled(head: str, flags: Sequence[str], root: Path) -> Path:
     """What stands before every text, as a file; g++ reads what it made of it in a quarter of the
     time that a small kernel takes, other compilers the text."""
-    header = folder / f"emulator-{_digest(head, *flags)}.h"
-    if not header.exists():
-        header.write_text(head)
-        _compile(*flags, "-x", "c++-header", str(header), "-o", f"{header}.gch")
+    name = f"emulator-{_digest(head, *flags)}.h"
+    header = kept.kept(root, name, lambda path: _write(path, head))
+    kept.kept(
+        root,
+        f"{name}.gch",
+        lambda path: _compile(*flags, "-x", "c++-header", str(header), "-o", str(path)),
+    )
     return header
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
 
 
 def blocks_of_cluster(source: KernelSource) -> int:

@@ -1,0 +1,171 @@
+"""Faults of front ends, the bridge, training, data, serving and files."""
+
+from __future__ import annotations
+
+from .fault import Fault
+
+FAULTS = (
+    Fault(
+        "a pool without strides moves by one",
+        "minidnn/frontends/torch/aten/pooling.py",
+        'call.pair("stride") if call["stride"] else kernel,\n        call.pair("padding"),\n'
+        '        call.pair("dilation"),',
+        'call.pair("stride") if call["stride"] else (1, 1),\n        call.pair("padding"),\n'
+        '        call.pair("dilation"),',
+        ("tests/torch/test_aten.py",),
+    ),
+    Fault(
+        "the smallest of whole numbers is sought by their opposites",
+        "minidnn/frontends/torch/aten/reduction.py",
+        "body = -argument(0) if x.dtype in FLOATS else -1.0 - argument(0)",
+        "body = -argument(0)",
+        ("tests/torch/test_aten.py::test_edges_of_numbers",),
+    ),
+    Fault(
+        "a sum of exponentials overflows",
+        "minidnn/frontends/torch/aten/reduction.py",
+        "finite = where(abs(argument(0)) < inf, argument(0), 0.0)",
+        "finite = argument(0)",
+        ("tests/torch/test_aten.py::test_edges_of_numbers",),
+    ),
+    Fault(
+        "parts of a network run in an order in which they cannot",
+        "minidnn/frontends/torch/partition.py",
+        "deepest = max(deepest, depth[operand] + change)",
+        "deepest = max(deepest, depth[operand])",
+        ("tests/torch/test_left.py", "tests/torch/test_networks.py"),
+    ),
+    Fault(
+        "a weight that was written to is not noticed",
+        "minidnn/acceleration/watch.py",
+        "list(map(_VERSION, self._counted)) == self._versions\n            and array",
+        "array",
+        ("tests/torch/test_changes.py",),
+    ),
+    Fault(
+        "freed memory of a weight is not noticed",
+        "minidnn/acceleration/watch.py",
+        "            and not self._freed\n",
+        "",
+        ("tests/torch/test_changes.py",),
+    ),
+    Fault(
+        "a replaced attribute is not noticed",
+        "minidnn/acceleration/watch.py",
+        "self._dicts = [own for _, own, *_ in self._seen]",
+        "self._seen = []\n        self._getters = []\n        self._dicts: list[dict] = []",
+        ("tests/torch/test_changes.py", "tests/torch/test_modes.py"),
+    ),
+    Fault(
+        "the last part of a batch begins behind its end",
+        "minidnn/dynamic/parts.py",
+        "found.append(BatchPart(min(begin, total - rows), rows))",
+        "found.append(BatchPart(begin, rows))",
+        ("tests/dynamic/test_parts.py",),
+    ),
+    Fault(
+        "rows that are computed twice are given twice",
+        "minidnn/dynamic/split.py",
+        "kept.append(result[end - part.begin :])",
+        "kept.append(result)",
+        ("tests/dynamic/test_parts.py", "tests/dynamic/test_on_devices.py"),
+    ),
+    Fault(
+        "the zero of uint8 is one off",
+        "minidnn/quantization/ranges.py",
+        "zero = int(np.clip(np.rint(-low / rounded), 0, LEVELS - 1))",
+        "zero = int(np.clip(np.rint(-low / rounded) + 1, 0, LEVELS - 1))",
+        ("tests/quantization/test_ranges.py",),
+    ),
+    Fault(
+        "means are corrected a step too late",
+        "minidnn/training/optim/adaptive.py",
+        "return 1.0 - first ** (step + 1), 1.0 - second ** (step + 1)",
+        "return 1.0 - first ** (step + 2), 1.0 - second ** (step + 2)",
+        ("tests/training/test_optim.py",),
+    ),
+    Fault(
+        "weights decay by the gradient in AdamW",
+        "minidnn/training/optim/adaptive.py",
+        "Expression:\n        return g\n",
+        "Expression:\n        return g + update.decay * p\n",
+        ("tests/training/test_optim.py",),
+    ),
+    Fault(
+        "momentum looks ahead where it should not",
+        "minidnn/training/optim/descent.py",
+        "return p - (factor * r) * (slope(p, g) + momentum * v)",
+        "return p - (factor * r) * (momentum * v)",
+        ("tests/training/test_optim.py",),
+    ),
+    Fault(
+        "a warm-up ends a step late",
+        "minidnn/training/optim/schedules.py",
+        "if step < self.warmup:",
+        "if step <= self.warmup:",
+        ("tests/training/test_schedules.py",),
+    ),
+    Fault(
+        "a checkpoint whose numbers changed is taken",
+        "minidnn/training/checkpoint.py",
+        "if digest != _digest(known, arrays):",
+        "if False:",
+        ("tests/training/test_trainer.py", "tests/weights/test_checkpoints.py"),
+    ),
+    Fault(
+        "two calls draw the same numbers",
+        "minidnn/data/draws.py",
+        "        self._calls += 1\n",
+        "",
+        ("tests/data/test_draws.py",),
+    ),
+    Fault(
+        "the last crop is never drawn",
+        "minidnn/data/augment.py",
+        "tops, lefts = draws.integers(rows + 1), draws.integers(columns + 1)",
+        "tops, lefts = draws.integers(max(1, rows)), draws.integers(max(1, columns))",
+        ("tests/data/test_augment.py",),
+    ),
+    Fault(
+        "a loader starts anew where it was restored",
+        "minidnn/data/loader.py",
+        "        self._first = self._position\n        self._iteration += 1\n",
+        "        self._iteration += 1\n",
+        ("tests/data/test_loader.py",),
+    ),
+    Fault(
+        "a batch takes more rows than the model has",
+        "minidnn/serving/batching.py",
+        "if rows + waiting.rows > self.model.max_rows:",
+        "if rows + waiting.rows >= self.model.max_rows and count:",
+        ("tests/serving/test_batching.py",),
+    ),
+    Fault(
+        "the queue has no end",
+        "minidnn/serving/batching.py",
+        "full = bool(queued) and queued + rows > self._settings.max_queue",
+        "full = False",
+        ("tests/serving/test_batching.py", "tests/serving/test_faults.py"),
+    ),
+    Fault(
+        "a key that stands twice in a graph file is taken",
+        "minidnn/storage.py",
+        "if len(found) < len(pairs):",
+        "if False:",
+        ("tests/storage/test_hostile_files.py",),
+    ),
+    Fault(
+        "pads of ONNX windows are taken in pairs",
+        "minidnn/frontends/onnx/operators/pooling.py",
+        "if max(pad) >= reach:",
+        "if max(pad) > reach:",
+        ("tests/onnx/test_reading.py", "tests/onnx/test_backend.py"),
+    ),
+    Fault(
+        "a sum over ranks has no gradient of its own",
+        "minidnn/gradients/rules/ranks.py",
+        "return [None if each is None else next(sums) for each in call.gradients]",
+        "return list(call.gradients)",
+        ("tests/distributed/test_trainer.py",),
+    ),
+)

@@ -1,0 +1,163 @@
+"""Faults of the graph's way to a plan: fusion, passes, memory, gradients."""
+
+from __future__ import annotations
+
+from .fault import Fault
+
+FAULTS = (
+    Fault(
+        "a patch's halo ends a row too early",
+        "minidnn/fusion/geometry.py",
+        "past = self.size if last and self.to_end else self.scale * end + self.high",
+        "past = self.size if last and self.to_end else self.scale * end + self.high - 1",
+        ("tests/fusion/test_geometry.py",),
+    ),
+    Fault(
+        "the hull of two extents has the smaller end",
+        "minidnn/fusion/geometry.py",
+        "max(self.high, other.high),",
+        "min(self.high, other.high),",
+        ("tests/fusion/test_geometry.py", "tests/fusion/test_random_plans.py"),
+    ),
+    Fault(
+        "rows of a buffer are freed while a reader needs them",
+        "minidnn/fusion/buffer_rows.py",
+        "self.held[storage] = max(self.held[storage], last - first)",
+        "self.held[storage] = max(self.held[storage], last - first - 1)",
+        ("tests/fusion/test_plan.py", "tests/fusion/test_random_plans.py"),
+    ),
+    Fault(
+        "the dearest schedule of a sequence is taken",
+        "minidnn/fusion/collapse.py",
+        "if price is not None and (best is None or price.seconds < best.price.seconds):",
+        "if price is not None and (best is None or price.seconds > best.price.seconds):",
+        ("tests/fusion/test_collapse.py",),
+    ),
+    Fault(
+        "storage is free a node too early",
+        "minidnn/memory/liveness.py",
+        "return self.first <= other.last and other.first <= self.last",
+        "return self.first < other.last and other.first < self.last",
+        ("tests/runtime/test_memory.py",),
+    ),
+    Fault(
+        "a state that is an output is given as what it became",
+        "minidnn/passes/place_updates.py",
+        "given = [v for v in graph.outputs if roots.get(v) in graph.updates]",
+        "given: list[Value] = []",
+        ("tests/passes/test_place_updates.py", "tests/states/test_programs.py"),
+    ),
+    Fault(
+        "a pad of an uneven image is folded the wrong way round",
+        "minidnn/passes/fold_pad.py",
+        "rows, columns = (top + before[2], bottom + after[2])",
+        "rows, columns = (top + after[2], bottom + before[2])",
+        ("tests/passes/test_fold_pad.py",),
+    ),
+    Fault(
+        "a normalization is folded without its epsilon",
+        "minidnn/passes/fold_batch_norm.py",
+        "return np.asarray(weight / np.sqrt(var + op.eps))",
+        "return np.asarray(weight / np.sqrt(var))",
+        ("tests/passes/test_fold_batch_norm.py",),
+    ),
+    Fault(
+        "a normalization's bias forgets that of the convolution",
+        "minidnn/passes/fold_batch_norm.py",
+        "return rounded_to(channels.dtype, before * scale() + shift())",
+        "return rounded_to(channels.dtype, before + shift())",
+        ("tests/passes/test_fold_batch_norm.py",),
+    ),
+    Fault(
+        "any constant vector becomes a bias",
+        "minidnn/passes/fold_bias.py",
+        "one_each = other.shape[-1:] == features and prod(other.shape[:-1]) == 1",
+        "one_each = prod(other.shape[:-1]) == 1",
+        ("tests/passes/test_fold_bias.py",),
+    ),
+    Fault(
+        "a stride is taken for an identity",
+        "minidnn/passes/simplify.py",
+        "return plain and same and all(a.stride == 1 and a.padding == (0, 0) for a in window.axes)",
+        "return plain",
+        ("tests/passes/test_simplify.py",),
+    ),
+    Fault(
+        "a scaled channel loses the sign of its zeros",
+        "minidnn/passes/simplify.py",
+        "lambda: np.full_like(factor.data, -0.0).reshape(-1)",
+        "lambda: np.full_like(factor.data, 0.0).reshape(-1)",
+        ("tests/passes/test_simplify.py",),
+    ),
+    Fault(
+        "averages that count padding move before convolutions",
+        "minidnn/passes/pool_first.py",
+        "not pool.op.count_include_pad or pool.op.padding == (0, 0)",
+        "True",
+        ("tests/passes/test_pool_first.py",),
+    ),
+    Fault(
+        "a value is placed in two joins",
+        "minidnn/passes/place_concat.py",
+        "    if value in placements:\n        return f",
+        "    if False:\n        return f",
+        ("tests/passes/test_place_concat.py",),
+    ),
+    Fault(
+        "an epilogue is taken though its operand waits for the contraction",
+        "minidnn/passes/absorb.py",
+        "if reason is None and not groups.can_merge([contraction, node]):\n"
+        '            reason = "one of its operands',
+        'if False:\n            reason = "one of its operands',
+        ("tests/passes/test_absorb.py",),
+    ),
+    Fault(
+        "sums along the joined axis are shared",
+        "minidnn/passes/share_sums.py",
+        "return axis not in sums[0].dims",
+        "return True",
+        ("tests/passes/test_share_sums.py",),
+    ),
+    Fault(
+        "halves are multiplied that a float32 was asked for",
+        "minidnn/passes/store_halves.py",
+        "if value not in self.leading:\n            return True",
+        "if value not in self.leading:\n            return False",
+        ("tests/passes/test_store_halves.py",),
+    ),
+    Fault(
+        "a maximum's gradient goes to its last element",
+        "minidnn/gradients/rules/pooling.py",
+        "chosen = where(equal(place, shape.taps - 1.0 - number), gradient, 0.0)",
+        "chosen = where(equal(place, number), gradient, 0.0)",
+        ("tests/gradients/test_cases.py",),
+    ),
+    Fault(
+        "the gradient of a deviation has the wrong sign",
+        "minidnn/gradients/rules/normalization.py",
+        "pulled = pulled - _mean(pulled) - normal * _mean(pulled * normal)",
+        "pulled = pulled - _mean(pulled) + normal * _mean(pulled * normal)",
+        ("tests/gradients/test_cases.py",),
+    ),
+    Fault(
+        "a variance's gradient is twice as large",
+        "minidnn/gradients/rules/normalization.py",
+        "ops.Formula(-0.5 * _G * _X * _V, 3",
+        "ops.Formula(-1.0 * _G * _X * _V, 3",
+        ("tests/gradients/test_cases.py",),
+    ),
+    Fault(
+        "a transposition is not turned back",
+        "minidnn/gradients/rules/movement.py",
+        "tuple(dims.index(d) for d in range(len(dims)))",
+        "tuple(dims)",
+        ("tests/gradients/test_cases.py",),
+    ),
+    Fault(
+        "the second gradient of a value takes the place of the first",
+        "minidnn/gradients/reverse.py",
+        "found[value] = result if before is None else recording.sum(before, result)",
+        "found[value] = result",
+        ("tests/gradients/test_reverse.py",),
+    ),
+)
