@@ -145,6 +145,12 @@ class OptimizedModule(StandsForContainer):
             return self._traced(args)
         if is_recorded():
             return self._recorded(args, kwargs)
+        for each in (*args, *kwargs.values()):
+            if type(each) is torch.fx.Proxy:  # of a symbolic trace
+                return self.original.forward(*args, **kwargs)  # its children are found there
+            if isinstance(each, torch.Tensor) and each.is_nested:
+                # PyTorch 2.13 ends the process where it compares one with a tensor.
+                return self._left("with a nested tensor", args, kwargs)
         if self._late_hooks.came():
             self._forget()
         if self._dim is not None:
