@@ -134,9 +134,10 @@ class Piece:
     @property
     def programs(self) -> list[SizedProgram]:
         """What was compiled, for gradients and without."""
-        kept = self._kept
-        every = (*kept.trained.items(), *kept.inference.items(), *kept.named.items())
-        return [program for key, program in every if key[0][0] == self._number]
+        kept, number = self._kept, self._number
+        every = (*kept.trained.items(), *kept.inference.items())
+        sized = [program for key, program in every if key[0][0] == number]
+        return [*sized, *(p for key, p in kept.named.items() if key[0][0][0] == number)]
 
     def __call__(self, *args: Any) -> Any:
         last = self._last
