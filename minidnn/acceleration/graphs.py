@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import logging
 import sysconfig
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,8 @@ _SETTINGS = {
     # Hooks that come and go are noticed.
     "skip_nnmodule_hook_guards": False,
 }
+#: Who logs that an operation does not take such tensors.
+_TRIALS = "torch._subclasses.fake_tensor"
 #: Why Dynamo skips code of which nothing is to be said, as it computes nothing with tensors.
 _IDLE = ("No ops traced", "no tensor-related objects")
 
@@ -96,7 +100,7 @@ class _Conversion:
     def __call__(self, frame: Any, *args: Any) -> Any:
         token = _CONVERTING.set(True)
         try:
-            with dynamo_config.patch(_SETTINGS), warnings.catch_warnings():
+            with dynamo_config.patch(_SETTINGS), warnings.catch_warnings(), _unheard():
                 # Dynamo asks tensors and classes for what PyTorch warns of.
                 warnings.simplefilter("ignore")
                 made = self._convert(frame, *args)
@@ -116,6 +120,17 @@ class _Conversion:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._convert, name)
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Sizes that do not fit are told by an error, and not by PyTorch's log of its trial as well."""
+    log, silence = logging.getLogger(_TRIALS), logging.Filter("nobody")
+    log.addFilter(silence)
+    try:
+        yield
+    finally:
+        log.removeFilter(silence)
 
 
 def _is_pytorchs(code: types.CodeType) -> bool:
