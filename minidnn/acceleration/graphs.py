@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import logging
 import sysconfig
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,8 @@ _SETTINGS = {
 _ONE_BY_ONE = "layers of PyTorch's are captured one by one, as their caller is not captured"
 #: What its wrapper that skips code has: what converts, and its argument.
 _INNER = ("_torchdynamo_orig_backend", "hooks")
+#: Who logs that an operation does not take such tensors.
+_TRIALS = "torch._subclasses.fake_tensor"
 #: Why Dynamo skips code of which nothing is to be said, as it computes nothing with tensors.
 _IDLE = ("No ops traced", "no tensor-related objects")
 
@@ -108,7 +112,8 @@ class _Conversion:
         token = _CONVERTING.set(True)
         try:
             # Dynamo puts aside what traces, in whichever thread.
-            with CAPTURING, dynamo_config.patch(_SETTINGS), warnings.catch_warnings():
+            settings = dynamo_config.patch(_SETTINGS)
+            with CAPTURING, settings, warnings.catch_warnings(), _unheard():
                 # Dynamo asks tensors and classes for what PyTorch warns of.
                 warnings.simplefilter("ignore")
                 made = self._converted(frame, *args)
@@ -144,6 +149,17 @@ class _Conversion:
 def _is_layers(code: types.CodeType) -> bool:
     """Whether code is what a layer of PyTorch's computes."""
     return code.co_name == "forward" and code.co_filename.startswith(_LAYERS)
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Sizes that do not fit are told by an error, and not by PyTorch's log of its trial as well."""
+    log, silence = logging.getLogger(_TRIALS), logging.Filter("nobody")
+    log.addFilter(silence)
+    try:
+        yield
+    finally:
+        log.removeFilter(silence)
 
 
 def _is_pytorchs(code: types.CodeType) -> bool:

@@ -23,7 +23,7 @@ from minidnn._torch_internals import (
 from minidnn.acceleration.container import StandsForContainer
 from minidnn.acceleration.graphs import RECOMPILES, captured
 from minidnn.acceleration.late_hooks import LateHooks
-from minidnn.acceleration.piece import Kept, Piece, Settings
+from minidnn.acceleration.piece import BridgeSettings, Piece, PiecePrograms
 from minidnn.acceleration.program import GAINS_LESS, REHEARSING, SizedProgram
 from minidnn.acceleration.recorded import how_transformed, is_recorded
 from minidnn.acceleration.rehearsal import unchanged
@@ -64,7 +64,9 @@ class OptimizedModule(StandsForContainer):
         pieces: what Dynamo has handed over so far, in order.
     """
 
-    def __init__(self, original: nn.Module, settings: Settings, dynamic: Dim | None = None) -> None:
+    def __init__(
+        self, original: nn.Module, settings: BridgeSettings, dynamic: Dim | None = None
+    ) -> None:
         """dynamic: the batch, if it has a name."""
         super().__init__()
         own = self.__dict__
@@ -80,12 +82,12 @@ class OptimizedModule(StandsForContainer):
         """Lets the next call be captured anew."""
         pieces: list[Piece] = []
         settings = self._settings
-        kept: dict[Any, Kept] = {}
+        kept: dict[Any, PiecePrograms] = {}
         broken: dict[str, None] = {}  # why layers are not captured with others
 
         def backend(module: Any, example: Sequence[Any]) -> Piece:
             code = tuple((node.op, str(node.target)) for node in module.graph.nodes)
-            of_code = kept.setdefault(code, Kept(settings))
+            of_code = kept.setdefault(code, PiecePrograms(settings))
             piece = Piece(module, example, settings, of_code)
             piece.is_among_others |= bool(broken) or any(each.broken for each in pieces)
             pieces.append(piece)

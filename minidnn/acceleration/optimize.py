@@ -70,7 +70,7 @@ def optimize(
 
     from minidnn.acceleration.engine import Engine
     from minidnn.acceleration.module import OptimizedModule
-    from minidnn.acceleration.piece import Settings
+    from minidnn.acceleration.piece import BridgeSettings
     from minidnn.frontends.torch.scripted import check_scripted
 
     if not isinstance(module, nn.Module):
@@ -103,7 +103,7 @@ def optimize(
         Engine(device, precision, options).check()
     check_mode(module, "optimize: ", trains=True)
     check_scripted(module)
-    settings = Settings(type(module).__name__, device, precision, strict, sizes, options)
+    settings = BridgeSettings(type(module).__name__, device, precision, strict, sizes, options)
     optimized = OptimizedModule(module, settings, dynamic)
     if example is not None or kwargs:
         args = example if isinstance(example, tuple) else () if example is None else (example,)

@@ -44,7 +44,7 @@ from minidnn.frontends.torch.narrow import HALVES, autocast_to, uncached
 
 
 @dataclass(frozen=True)
-class Settings:
+class BridgeSettings:
     """How a network is accelerated.
 
     Attributes:
@@ -62,10 +62,10 @@ class Settings:
     warned: set[str] = field(default_factory=set, compare=False)
 
 
-class Kept:
+class PiecePrograms:
     """The programs of pieces of one code, as many as are kept."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: BridgeSettings) -> None:
         name, sizes = settings.name, settings.sizes
         self.inference = Programs(name, sizes, "sizes of arguments and modules")
         self.trained = Programs(name, sizes)
@@ -104,14 +104,18 @@ class Piece:
     """
 
     def __init__(
-        self, module: Any, example: Sequence[Any], settings: Settings, kept: Kept | None = None
+        self,
+        module: Any,
+        example: Sequence[Any],
+        settings: BridgeSettings,
+        kept: PiecePrograms | None = None,
     ) -> None:
         """kept: the programs of other pieces of the same code, beside which its own are kept."""
         self.module = module
         self.broken = _why_broken(module)
         self.is_among_others = self.broken is not None
         self.settings = settings
-        self._kept = Kept(settings) if kept is None else kept
+        self._kept = PiecePrograms(settings) if kept is None else kept
         self._number = next(_NUMBERS)
         #: Which arguments have the batch, where it may be any.
         self._batch = symbols_of(module)
@@ -134,10 +138,10 @@ class Piece:
     @property
     def programs(self) -> list[SizedProgram]:
         """What was compiled, for gradients and without."""
-        kept = self._kept
+        kept, number = self._kept, self._number
         every = (*kept.trained.items(), *kept.inference.items())
-        named = [each for key, each in kept.named.items() if key[0][0][0] == self._number]
-        return [*(each for key, each in every if key[0][0] == self._number), *named]
+        sized = [program for key, program in every if key[0][0] == number]
+        return [*sized, *(p for key, p in kept.named.items() if key[0][0][0] == number)]
 
     def __call__(self, *args: Any) -> Any:
         last = self._last

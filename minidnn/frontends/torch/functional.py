@@ -30,6 +30,7 @@ from minidnn._torch_internals import (
     exit_autocast,
     pytree,
     set_grad_enabled,
+    to_copy,
     without_torch_function,
 )
 from minidnn.errors import UnsupportedError
@@ -179,7 +180,7 @@ def _without_copies(graph: Graph) -> None:
         with graph.inserting_before(node):
             if (value.dtype, value.device) != (before.dtype, before.device):
                 made = {"dtype": before.dtype, "device": before.device}
-                source = graph.call_function(torch.ops.aten._to_copy.default, (source,), made)
+                source = graph.call_function(to_copy.default, (source,), made)
                 source.meta = {**node.meta, "val": value.new_empty(value.shape, **made)}
             if value.shape != before.shape:
                 shape = list(before.shape)
