@@ -32,7 +32,7 @@ from minidnn.acceleration.named import (
     symbols_of,
     with_rows,
 )
-from minidnn.acceleration.program import GAINS_LESS, REHEARSING, OverlapError, SizedProgram
+from minidnn.acceleration.program import GAINS_LESS, MOVES, REHEARSING, OverlapError, SizedProgram
 from minidnn.acceleration.programs import Programs, describe
 from minidnn.acceleration.recorded import is_recorded
 from minidnn.acceleration.trained import TrainedProgram
@@ -72,8 +72,8 @@ class PiecePrograms:
         self.named = NamedPrograms(name, sizes)
 
 
-class _GainsLessError(UnsupportedError):
-    """What is known of a piece gains less than it costs."""
+class _LittleError(UnsupportedError):
+    """There is nothing to compute in a piece, or what is known of it gains less than it costs."""
 
 
 #: Pieces are told apart by these.
@@ -138,10 +138,10 @@ class Piece:
     @property
     def programs(self) -> list[SizedProgram]:
         """What was compiled, for gradients and without."""
-        kept, number = self._kept, self._number
+        kept = self._kept
         every = (*kept.trained.items(), *kept.inference.items())
-        sized = [program for key, program in every if key[0][0] == number]
-        return [*sized, *(p for key, p in kept.named.items() if key[0][0][0] == number)]
+        named = [each for key, each in kept.named.items() if key[0][0][0] == self._number]
+        return [*(each for key, each in every if key[0][0] == self._number), *named]
 
     def __call__(self, *args: Any) -> Any:
         last = self._last
@@ -251,9 +251,9 @@ class Piece:
                 self._last = weakref.ref(program), own
             return True, result
         except UnsupportedError as error:
-            if self.settings.strict:
+            if str(error).startswith("strict=True"):
                 raise
-            self._leave(key, str(error), not isinstance(error, _GainsLessError))
+            self._leave(key, str(error), not isinstance(error, _LittleError))
             return False, None
 
     def _values_of(self, args: Sequence[Any]) -> dict[int, float]:
@@ -303,8 +303,9 @@ class Piece:
             program = SizedProgram(captured, engine, *said, among=self.is_among_others)
         if not program.parts:
             why = f"nothing of it is taken:\n{program.why_nothing()}"
-            gains_less = GAINS_LESS in program.left.values()
-            raise _GainsLessError(why) if gains_less else UnsupportedError(why)
+            reasons = set(program.left.values())
+            is_little = not reasons or GAINS_LESS in reasons or reasons == {MOVES}
+            raise _LittleError(why) if is_little else UnsupportedError(why)
         if isinstance(program, TrainedProgram):
             program.prepare(args)
         return program

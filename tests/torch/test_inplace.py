@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -100,6 +101,11 @@ def _buffer(module: Any, memory: torch.Tensor) -> Any:
     return module.count, memory[1:]
 
 
+def warned(arguments: Any, said: str) -> Any:
+    """A buffer that is an argument, too, is known to be one tensor."""
+    return nullcontext() if arguments is _buffer else pytest.warns(MiniDNNWarning, match=said)
+
+
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("arguments", [_same, _views, _buffer])
 def test_memory_that_is_written_to_and_read_otherwise_is_left_to_pytorch(
@@ -110,20 +116,21 @@ def test_memory_that_is_written_to_and_read_otherwise_is_left_to_pytorch(
     example = (torch.ones(2, 3), torch.ones(2, 3)) if is_compiled else None
     fast = md.optimize(net, example, device="reference")
     given, expected = memory.clone(), memory.clone()
-    with pytest.warns(MiniDNNWarning, match="Both was called with a tensor to write to that"):
+    with warned(arguments, "Both: a piece runs in PyTorch: "):
         close(fast(*arguments(net, given)), other(*arguments(other, expected)))
     close(given, expected)
     close(net.count, other.count)
     # Such a call is left, others are not.
     close(fast(given[:1].clone(), given[1:2]), other(expected[:1].clone(), expected[1:2]))
-    strict = md.optimize(net, device="reference", strict=True)
-    with pytest.raises(UnsupportedError, match="strict=True, and Both was called with a tensor to"):
-        strict(*arguments(net, given))
-    close(given, expected)
+    if arguments is not _buffer:
+        strict = md.optimize(net, device="reference", strict=True)
+        with pytest.raises(UnsupportedError, match="strict=True, and a piece of Both is left to"):
+            strict(*arguments(net, given))
+        close(given, expected)
 
 
 class Counted(nn.Module):
-    """Cannot be captured, and counts its calls."""
+    """Looks at values, and counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +153,7 @@ class Around(nn.Module):
         return self.inner(x * 1) + self.count
 
 
-def test_writes_around_an_opaque_module_are_made_once_each() -> None:
+def test_writes_around_a_graph_break_are_made_once_each() -> None:
     net, other = Around().eval(), Around().eval()
     fast = md.optimize(net, device="reference")
     given, expected = torch.ones(2, 3), torch.ones(2, 3)

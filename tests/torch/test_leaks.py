@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import minidnn as md
 from minidnn.acceleration.dynamo import backend
-from minidnn.frontends.torch.caches import Caches
 
 GRIDS: dict[Any, torch.Tensor] = {}
 LATEST: torch.Tensor | None = None
@@ -269,28 +268,3 @@ def test_torch_compile(name: str) -> None:
     for _ in range(2):
         right(fast, examples(1.0), expected)
         right(net, examples(1.0), expected)
-
-
-def test_a_function_that_is_new_is_found() -> None:
-    """Without a look at all objects where there is none."""
-    before = Caches()
-    assert before.changed() == []
-    made = functools.lru_cache(lambda x: [x])
-    assert before.changed() == [made]
-    made(1)
-    after = Caches()
-    made(1)
-    assert after.changed() == []
-    made(2)
-    assert after.changed() == [made]
-
-
-@pytest.mark.parametrize("size", [None, 4])
-def test_a_function_whose_results_are_replaced_is_found(size: int | None) -> None:
-    """Though it keeps as many, and has been called as often since it was cleared."""
-    made = functools.lru_cache(size)(lambda x: [x])
-    made(1)
-    before = Caches()
-    made.cache_clear()
-    made(1)
-    assert before.changed() == [made]

@@ -82,12 +82,6 @@ def test_transforms_are_refused_when_strict(net: nn.Module, name: str) -> None:
         TRANSFORMS[name](optimized(net, strict=True))
 
 
-def test_gradients_of_arguments_are_refused_when_strict(net: nn.Module) -> None:
-    fast = optimized(net, strict=True)
-    with pytest.raises(UnsupportedError, match="called with an input that requires a gradient"):
-        fast(X.clone().requires_grad_())
-
-
 def _flops(net: Any) -> int:
     with FlopCounterMode(display=False) as counted:
         net(X)
@@ -180,5 +174,5 @@ def test_a_network_around_it_is_compiled_without_it(net: nn.Module) -> None:
         for x in (X, X + 1):
             found = compiled(x)
             torch.testing.assert_close(found, outer[2](net(x.relu())), rtol=1e-5, atol=1e-5)
-    assert len(calls) == 2
+    assert len(calls) == 2 and len(fast.pieces) == 1
     torch._dynamo.reset()

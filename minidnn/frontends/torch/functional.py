@@ -36,6 +36,7 @@ from minidnn._torch_internals import (
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.captured import CAPTURING, Captured, Held
 from minidnn.frontends.torch.constants import constants, made_of_nothing
+from minidnn.frontends.torch.hidden import as_views, given_itself, may_write, viewed
 from minidnn.frontends.torch.memory import share_results
 from minidnn.frontends.torch.untouched import put_back, standing_for
 
@@ -160,6 +161,11 @@ def _without_data(args: Sequence[Any]) -> list[Any]:
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that is not the result of an operation that PyTorch has on its tape."""
+    if tensor.is_inference():  # which PyTorch does not make functional
+        with torch.inference_mode(False):
+            return torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            )
     return tensor if tensor.is_leaf else tensor.detach().requires_grad_()
 
 
@@ -272,11 +278,11 @@ def _prepared(piece: GraphModule) -> GraphModule:
 
     Blocks under autocast are entered also where a graph is made of them: PyTorch only notes them
     there, and then takes results for such of other dtypes.  Blocks that are to be computed again
-    for their gradients are computed as they are: parts choose themselves what they keep.
+    for their gradients are computed as they are: parts choose themselves what they keep.  What
+    gives an operand's memory without saying so does say so, see :mod:`.hidden`.
     """
     special = (enter_autocast, exit_autocast)
-    if not any(n.target in special or _is_checkpoint(n) for n in piece.graph.nodes):
-        return piece
+    writes = may_write(piece)
     graph = Graph()
     found: dict[Node, Node] = {}
     for node in piece.graph.nodes:
@@ -285,9 +291,15 @@ def _prepared(piece: GraphModule) -> GraphModule:
             given = torch.fx.map_arg(tuple(operands), found.__getitem__)
             found[node] = graph.call_module(str(block.target), given)
             continue
+        if (operand := given_itself(node)) is not None:
+            found[node] = found[operand]
+            continue
         found[node] = graph.node_copy(node, found.__getitem__)
         if node.target in special:
             found[node].target = _enter if node.target is enter_autocast else _exit
+        if writes and (operands := viewed(node)):
+            own = [None if each is None else found[each] for each in operands]
+            found[node] = graph.call_function(as_views, (found[node], own))
     return GraphModule(piece, graph)
 
 
