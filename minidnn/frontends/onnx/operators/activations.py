@@ -9,7 +9,6 @@ from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.frontends.onnx.operators.registry import Convert, Family
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import (
-    Expression,
     atan,
     clip,
     cos,
