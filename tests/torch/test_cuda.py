@@ -206,7 +206,8 @@ def test_changed_weights_are_noticed() -> None:
     fast = md.optimize(net, x)
     with torch.no_grad():
         fast(x)
-        assert fast.programs[0].starts_early and fast._programs.begins
+        fast(x)
+        assert fast.programs[0].starts_early
         net[0].weight.mul_(2)  # what has begun by then is thrown away
         close(fast(x), net(x))
         close(fast(x), net(x))
@@ -224,17 +225,16 @@ def test_what_a_call_has_begun_is_thrown_away_where_it_is_more() -> None:
         hook.remove()
         for _ in range(2):
             close(fast(x), net(x))
-        assert fast._programs.begins
         expected = net(x * 2)
         other.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(other):
             y = fast(x * 2)
         other.synchronize()
         close(y, expected)
-    with torch.autocast("cuda"):
+    with torch.autocast("cuda"), torch.no_grad():
         assert fast(x).dtype is net(x).dtype is torch.float16
     fast.train()
-    assert fast(x).requires_grad and not fast._programs.begins
+    assert fast(x).requires_grad
     fast.eval()
     with torch.no_grad():
         for _ in range(2):
@@ -246,21 +246,19 @@ def test_the_shortest_way_is_left_where_a_call_is_more(middle: nn.Module | None)
     net = network(middle).cuda()
     x = examples(2, 3, 16, 16).cuda()
     fast = md.optimize(net, x)
-    programs = fast._programs
     with torch.inference_mode():
         expected = net(x)
         for _ in range(2):
-            close(programs.at_once((x,)), expected)
-        for other in (x.cpu(), x.half(), x[:1], x.to(memory_format=torch.channels_last)):
-            assert programs.at_once((other,)) is None
-    close(fast(x), expected)  # gradients may be on, if no argument requires them
-    with torch.autocast("cuda"):
+            close(fast(x), expected)
+        for other in (x[:1], x.to(memory_format=torch.channels_last), x):
+            close(fast(other), net(other))
+    close(fast(x), expected)
+    with torch.autocast("cuda"), torch.no_grad():
         assert fast(x).dtype is net(x).dtype is torch.float16
     with torch.no_grad():
         net[0].bias.add_(1)
-        assert programs.at_once((x,)) is None
-        close(fast(x), net(x))
-        close(programs.at_once((x,)), net(x))
+        for _ in range(2):
+            close(fast(x), net(x))
 
 
 def test_work_runs_on_pytorchs_current_stream() -> None:
