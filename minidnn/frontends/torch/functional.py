@@ -83,8 +83,8 @@ def _functional(
     enabled: bool,
 ) -> Captured:
     try:
-        # The code of the piece may leave gradients otherwise.  A batch normalization that cuDNN is to
-        # compute says nothing of the statistics that it writes.
+        # The code of the piece may leave gradients otherwise.  The operation of cuDNN for a batch
+        # normalization says nothing of the statistics that it writes.
         grad = torch.set_grad_enabled(enabled)
         plain = torch.backends.cudnn.flags(enabled=False)
         with grad, plain, standing_for(_prepared(piece)) as whole:
