@@ -11,6 +11,9 @@ from torch import nn
 import minidnn as md
 from tests.torch.test_graph_breaks import examples, same
 
+#: Which is said of code of which no part is taken.
+pytestmark = pytest.mark.filterwarnings("ignore:.*nothing of it is taken")
+
 
 class Encoding(nn.Module):
     """Encodes sequences, of which a mask says what is padding."""
