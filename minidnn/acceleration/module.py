@@ -265,7 +265,7 @@ class OptimizedModule(StandsForContainer):
             raise UnsupportedError(f"strict=True, and {name} was called {how}")
         result = self.original(*args, **kwargs)  # whose errors come alone
         if how not in self._warned:
-            self._warned.add(how)
+            self._warned[how] = None
             warnings.warn(
                 f"{name} was called {how}: it runs in PyTorch, {why}", MiniDNNWarning, stacklevel=4
             )
