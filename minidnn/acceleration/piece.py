@@ -255,7 +255,10 @@ class Piece:
             )
             if self._is_static and program._overlaps is None:
                 own = None if trained else self._weights_of(args)
-                self._last = weakref.ref(program), own
+                part = program.direct
+                # Dynamo has a piece of its own for tensors that lie otherwise in memory.
+                if part is None or part.takes([args[place] for place in program.places]):
+                    self._last = weakref.ref(program), own
             return True, result
         except UnsupportedError as error:
             if str(error).startswith("strict=True"):
