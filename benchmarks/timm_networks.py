@@ -106,7 +106,8 @@ def measured(name: str, threads: int, rounds: int, seconds: float) -> LoadedEngi
     fast = md.optimize(net, x, device="cpu", threads=threads)
     record: dict[str, Any] = {"compiled in": time.perf_counter() - start, "shape": shape}
     record["parts"] = sum(len(program.parts) for program in fast.programs)
-    record["left"] = "\n".join(program.rest() for program in fast.programs)
+    broken = [piece.broken for piece in fast.pieces if piece.broken is not None]
+    record["left"] = "\n".join([*(program.rest() for program in fast.programs), *broken])
     record["whole"] = not record["left"] and record["parts"] == 1
     with torch.inference_mode():
         exact = copy.deepcopy(net).double()(x.double())

@@ -34,9 +34,9 @@ def _ask(name: str, since: tuple[int, int] = (0, 0)) -> Any:
     """What PyTorch has by a dotted name, or None.  What is not there is noted as missing, but for a
     name that is younger than this version."""
     path, _, last = name.rpartition(".")
-    owner: Any = None
+    owner: Any = torch.ops.aten if path == "torch.ops.aten" else None
     with contextlib.suppress(ImportError):
-        owner = import_module(path)
+        owner = owner or import_module(path)
     if not hasattr(owner, last) and _version() >= since:
         _missing.append(name)
     return getattr(owner, last, None)
@@ -73,6 +73,7 @@ DynamoError: Any = _ask("torch._dynamo.exc.TorchDynamoException")
 DynamoRuntimeError: Any = _ask("torch._dynamo.exc.TorchRuntimeError")
 RecompileLimitError: Any = _ask("torch._dynamo.exc.FailOnRecompileLimitHit")
 RandomVariable = _ask("torch._dynamo.variables.misc.RandomVariable")
+compile_lock: Any = _ask("torch._dynamo.convert_frame.compile_lock")
 NotConverted = _ask("torch._dynamo.types.ConvertFrameReturn")
 aot_export_module = _ask("torch._functorch.aot_autograd.aot_export_module")
 FakeTensorMode = _ask("torch._subclasses.fake_tensor.FakeTensorMode")
@@ -81,6 +82,9 @@ without_torch_function = _ask("torch._C.DisableTorchFunction")
 set_grad_enabled = _ask("torch._C._set_grad_enabled")
 enter_autocast = _ask("torch.amp.autocast_mode._enter_autocast")
 exit_autocast = _ask("torch.amp.autocast_mode._exit_autocast")
+
+# Operations that PyTorch makes, and nobody writes.
+to_copy = _ask("torch.ops.aten._to_copy")
 
 # Nested containers of tensors.
 pytree = _ask("torch.utils._pytree")

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minidnn.acceleration.piece import Piece, Settings
+from minidnn.acceleration.piece import BridgeSettings, Piece
 from minidnn.errors import GraphError
 from minidnn.frontends.torch.library import require_torch
 
@@ -41,7 +41,7 @@ def backend(
     if type(strict) is not bool:
         raise GraphError(f"torch.compile: strict={strict!r}; valid are True and False")
     others = pieces()
-    settings = Settings(
+    settings = BridgeSettings(
         "torch.compile",
         known.get("device"),
         known.get("precision"),

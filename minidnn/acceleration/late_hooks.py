@@ -28,6 +28,6 @@ class LateHooks:
             hooks
             for module in self._network.modules()
             for name, hooks in vars(module).items()
-            if name.endswith("_hooks")
+            if name.endswith("_hooks") and name.startswith(("_forward", "_backward"))
         )
         return any(number >= first for hooks in (*GLOBAL_HOOKS, *own) for number in hooks)

@@ -23,7 +23,7 @@ from minidnn._torch_internals import (
 from minidnn.acceleration.container import StandsForContainer
 from minidnn.acceleration.graphs import RECOMPILES, captured
 from minidnn.acceleration.late_hooks import LateHooks
-from minidnn.acceleration.piece import Kept, Piece, Settings
+from minidnn.acceleration.piece import BridgeSettings, Piece, PiecePrograms
 from minidnn.acceleration.program import GAINS_LESS, REHEARSING, SizedProgram
 from minidnn.acceleration.recorded import how_transformed, is_recorded
 from minidnn.acceleration.rehearsal import unchanged
@@ -33,6 +33,9 @@ from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
 log = logging.getLogger(__name__)
 
 _COMPILING = torch.compiler.is_dynamo_compiling
+
+#: Dynamo refuses a call while any thread makes a graph in another way, and says so.
+_TRACES = "symbolically trace a dynamo-optimized function"
 
 #: What makes a call of a module more than one of ``forward``, as long as none of it is empty.
 _ASIDE = (
@@ -61,7 +64,9 @@ class OptimizedModule(StandsForContainer):
         pieces: what Dynamo has handed over so far, in order.
     """
 
-    def __init__(self, original: nn.Module, settings: Settings, dynamic: Dim | None = None) -> None:
+    def __init__(
+        self, original: nn.Module, settings: BridgeSettings, dynamic: Dim | None = None
+    ) -> None:
         """dynamic: the batch, if it has a name."""
         super().__init__()
         own = self.__dict__
@@ -70,29 +75,36 @@ class OptimizedModule(StandsForContainer):
             own[shared] = original.__dict__[shared]
         own["_settings"] = settings
         own["_dim"] = dynamic
-        own["_warned"] = set()  # of what
+        own["_warned"] = {}  # of what
         self._forget()
 
     def _forget(self) -> None:
         """Lets the next call be captured anew."""
         pieces: list[Piece] = []
         settings = self._settings
-        kept: dict[Any, Kept] = {}
+        kept: dict[Any, PiecePrograms] = {}
+        broken: dict[str, None] = {}  # why layers are not captured with others
 
         def backend(module: Any, example: Sequence[Any]) -> Piece:
             code = tuple((node.op, str(node.target)) for node in module.graph.nodes)
-            of_code = kept.setdefault(code, Kept(settings))
+            of_code = kept.setdefault(code, PiecePrograms(settings))
             piece = Piece(module, example, settings, of_code)
-            piece.is_among_others |= any(each.broken is not None for each in pieces)
+            piece.is_among_others |= bool(broken) or any(each.broken for each in pieces)
             pieces.append(piece)
             return piece
 
         own = self.__dict__
         own["pieces"] = pieces
+        own["_broken"] = broken
         own["_late_hooks"] = LateHooks(self.original)
         dynamic = None if self._dim is not None else False
         own["_run"] = captured(
-            self.original, backend, settings.strict, dynamic, self._left_in_python
+            self.original,
+            backend,
+            settings.strict,
+            dynamic,
+            self._left_in_python,
+            broken.setdefault,
         )
 
     def _left_in_python(self, error: Exception) -> None:
@@ -107,7 +119,7 @@ class OptimizedModule(StandsForContainer):
         if self._settings.strict:
             raise UnsupportedError(f"strict=True, and {name} cannot be captured whole: {said:.400}")
         if said not in self._warned:
-            self._warned.add(said)
+            self._warned[said] = None
             warnings.warn(
                 f"{name}: some of its code runs in PyTorch: {said:.400}",
                 MiniDNNWarning,
@@ -145,7 +157,12 @@ class OptimizedModule(StandsForContainer):
             self._forget()
         if self._dim is not None:
             self._mark(args, kwargs)
-        result = self._run(*args, **kwargs)
+        try:
+            result = self._run(*args, **kwargs)
+        except RuntimeError as error:
+            if _TRACES not in str(error):
+                raise
+            return self.original(*args, **kwargs)
         if not self.pieces:
             self._left_in_python(UnsupportedError(_NO_PIECES))
         return result
@@ -202,13 +219,15 @@ class OptimizedModule(StandsForContainer):
 
     def explain(self) -> str:
         """What was taken, what was left to PyTorch and why, for every size compiled so far."""
-        if not self.pieces:
-            return f"{self._settings.name}: not called yet"
-        said = []
+        name = self._settings.name
+        said = [f"{name}: some of its code runs in PyTorch: {why}" for why in self._warned]
+        if not self.pieces and not said:
+            return f"{name}: not called yet"
         for piece in self.pieces:
             said += [piece.explain()] if piece.explain() else []
             if piece.broken is not None:
                 said.append(f"goes on in Python: {piece.broken}")
+        said += [f"goes on in Python: {why}" for why in self._broken]
         return "\n\n".join(said)
 
     @property

@@ -32,14 +32,15 @@ def optimize(
     """A module that gives what ``module`` gives, with all that is known run by minidnn.
 
     What is not known runs in PyTorch, in its place, on the same memory; ``explain()`` of the result
-    says what that is and why. If the module itself cannot be captured (it looks at values, or keeps
-    state), its own code runs in PyTorch and the modules that it calls are taken. Parameters are
-    shared with ``module``; when they change, the result compiles again for inference. In training
-    mode what is known runs forwards and backwards, weights are read where they lie, and gradients
-    arrive in ``.grad``; random numbers follow from PyTorch's generator, and are not its own.
+    says what that is and why. Code that looks at values, prints or calls NumPy runs in Python,
+    between pieces that are taken. Parameters are shared with ``module``; when they change, the
+    result compiles again for inference. Where gradients are enabled, what is known runs both
+    ways, in evaluation mode too: weights are read where they lie, and gradients arrive in
+    ``.grad``; random numbers follow from PyTorch's generator, and are not its own.
 
     Args:
-        module: a ``torch.nn.Module``; it is compiled for the mode that it is in.
+        module: a ``torch.nn.Module``; it is compiled for the mode that it is in. Its code runs once
+            for the example; what that writes is put back.
         example: a tensor, or a tuple of arguments, of the size to compile for now; None leaves that
             to the first call.
         kwargs: arguments of the example that are given by name.
@@ -58,8 +59,7 @@ def optimize(
 
     Raises:
         GraphError: an argument is not legal.
-        UnsupportedError: the module is TorchScript's, or with ``strict`` not all of it is taken;
-            of the result, the gradient of a gradient is asked for.
+        UnsupportedError: the module is TorchScript's, or with ``strict`` not all of it is taken.
         DeviceError: PyTorch is missing or its version is not accepted, or the device cannot be
             used.
 
@@ -70,7 +70,7 @@ def optimize(
 
     from minidnn.acceleration.engine import Engine
     from minidnn.acceleration.module import OptimizedModule
-    from minidnn.acceleration.piece import Settings
+    from minidnn.acceleration.piece import BridgeSettings
     from minidnn.frontends.torch.scripted import check_scripted
 
     if not isinstance(module, nn.Module):
@@ -103,7 +103,7 @@ def optimize(
         Engine(device, precision, options).check()
     check_mode(module, "optimize: ", trains=True)
     check_scripted(module)
-    settings = Settings(type(module).__name__, device, precision, strict, sizes, options)
+    settings = BridgeSettings(type(module).__name__, device, precision, strict, sizes, options)
     optimized = OptimizedModule(module, settings, dynamic)
     if example is not None or kwargs:
         args = example if isinstance(example, tuple) else () if example is None else (example,)

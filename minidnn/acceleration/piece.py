@@ -32,7 +32,7 @@ from minidnn.acceleration.named import (
     symbols_of,
     with_rows,
 )
-from minidnn.acceleration.program import GAINS_LESS, REHEARSING, OverlapError, SizedProgram
+from minidnn.acceleration.program import GAINS_LESS, MOVES, REHEARSING, OverlapError, SizedProgram
 from minidnn.acceleration.programs import Programs, describe
 from minidnn.acceleration.recorded import is_recorded
 from minidnn.acceleration.trained import TrainedProgram
@@ -44,7 +44,7 @@ from minidnn.frontends.torch.narrow import HALVES, autocast_to, uncached
 
 
 @dataclass(frozen=True)
-class Settings:
+class BridgeSettings:
     """How a network is accelerated.
 
     Attributes:
@@ -62,18 +62,18 @@ class Settings:
     warned: set[str] = field(default_factory=set, compare=False)
 
 
-class Kept:
+class PiecePrograms:
     """The programs of pieces of one code, as many as are kept."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: BridgeSettings) -> None:
         name, sizes = settings.name, settings.sizes
         self.inference = Programs(name, sizes, "sizes of arguments and modules")
         self.trained = Programs(name, sizes)
         self.named = NamedPrograms(name, sizes)
 
 
-class _GainsLessError(UnsupportedError):
-    """What is known of a piece gains less than it costs."""
+class _LittleError(UnsupportedError):
+    """There is nothing to compute in a piece, or what is known of it gains less than it costs."""
 
 
 #: Pieces are told apart by these.
@@ -104,14 +104,18 @@ class Piece:
     """
 
     def __init__(
-        self, module: Any, example: Sequence[Any], settings: Settings, kept: Kept | None = None
+        self,
+        module: Any,
+        example: Sequence[Any],
+        settings: BridgeSettings,
+        kept: PiecePrograms | None = None,
     ) -> None:
         """kept: the programs of other pieces of the same code, beside which its own are kept."""
         self.module = module
         self.broken = _why_broken(module)
         self.is_among_others = self.broken is not None
         self.settings = settings
-        self._kept = Kept(settings) if kept is None else kept
+        self._kept = PiecePrograms(settings) if kept is None else kept
         self._number = next(_NUMBERS)
         #: Which arguments have the batch, where it may be any.
         self._batch = symbols_of(module)
@@ -134,13 +138,10 @@ class Piece:
     @property
     def programs(self) -> list[SizedProgram]:
         """What was compiled, for gradients and without."""
-        kept = self._kept
-        every = [
-            *((key[0][0], program) for key, program in kept.trained.items()),
-            *((key[0][0], program) for key, program in kept.inference.items()),
-            *((key[0][0][0], program) for key, program in kept.named.items()),
-        ]
-        return [program for number, program in every if number == self._number]
+        kept, number = self._kept, self._number
+        every = (*kept.trained.items(), *kept.inference.items())
+        sized = [program for key, program in every if key[0][0] == number]
+        return [*sized, *(p for key, p in kept.named.items() if key[0][0][0] == number)]
 
     def __call__(self, *args: Any) -> Any:
         last = self._last
@@ -252,7 +253,7 @@ class Piece:
         except UnsupportedError as error:
             if str(error).startswith("strict=True"):
                 raise
-            self._leave(key, str(error), not isinstance(error, _GainsLessError))
+            self._leave(key, str(error), not isinstance(error, _LittleError))
             return False, None
 
     def _values_of(self, args: Sequence[Any]) -> dict[int, float]:
@@ -302,8 +303,9 @@ class Piece:
             program = SizedProgram(captured, engine, *said, among=self.is_among_others)
         if not program.parts:
             why = f"nothing of it is taken:\n{program.why_nothing()}"
-            gains_less = GAINS_LESS in program.left.values()
-            raise _GainsLessError(why) if gains_less else UnsupportedError(why)
+            reasons = set(program.left.values())
+            is_little = not reasons or GAINS_LESS in reasons or reasons == {MOVES}
+            raise _LittleError(why) if is_little else UnsupportedError(why)
         if isinstance(program, TrainedProgram):
             program.prepare(args)
         return program

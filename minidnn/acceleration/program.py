@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _SHARES = "a result lies in the memory of something else"
 _CHANNELS_LAST = (0, 2, 3, 1)
 GAINS_LESS = "its part would gain less than entering and leaving it costs"
-_MOVES = "it only moves elements, which PyTorch does without a kernel"
+MOVES = "it only moves elements, which PyTorch does without a kernel"
 
 
 #: Whether programs are to compute, and write nothing.
@@ -343,7 +343,7 @@ def moves_alone(part: Part) -> str | None:
     """Why a part that computes nothing is not taken; None for one that does."""
     idle = (Identity, Dropout)
     is_idle = all(n.op.kind == "movement" or isinstance(n.op, idle) for n in part.graph.nodes)
-    return _MOVES if is_idle else None
+    return MOVES if is_idle else None
 
 
 def _lies_in_order(node: fx.Node) -> bool:

@@ -18,7 +18,7 @@ _WORD = 4
 _WORDS = 8
 
 
-class Samples:
+class WeightSamples:
     """Words of tensors on the CPU, as they were.
 
     One array spans the memory from the first tensor to the last, and one gather reads it at the

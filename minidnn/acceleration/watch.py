@@ -6,7 +6,7 @@ freed meanwhile (it may have become another's ``.data``, and this one's).  Which
 Dynamo says at every call.
 
 Some writes are not counted.  Those to ``tensor.data`` or to a NumPy view are looked for in samples
-of weights on the CPU, see :class:`minidnn.acceleration.samples.Samples`.  Of what eager batch
+of weights on the CPU, see :mod:`minidnn.acceleration.samples`.  Of what eager batch
 normalization writes in training, the number of batches tells, which is counted.
 
 All of this is looked at before every call, when the network has just taken the caches.  So there
@@ -26,7 +26,7 @@ import torch
 
 from minidnn._torch_internals import BatchNorm
 from minidnn.acceleration.part import computes_its_own_way
-from minidnn.acceleration.samples import Samples
+from minidnn.acceleration.samples import WeightSamples
 from minidnn.frontends.torch.captured import Held
 
 #: Under which name normalizations count batches.
@@ -55,7 +55,7 @@ class Watch:
         self._versions = list(map(_VERSION, self._counted))
         self._tensors = [each.tensor for each in self._held]
         self._addresses = array("Q", map(_ADDRESS, self._tensors))
-        self._samples = Samples(self._tensors)
+        self._samples = WeightSamples(self._tensors)
         #: Those of the memories that were freed: PyTorch has one Python object for each.
         self._freed: list[Any] = []
         self._seen = [

@@ -81,6 +81,8 @@ def test_paragraphs_are_short(page: str) -> None:
 def test_figures_and_commits_are_among_results(page: str) -> None:
     text = text_of(page)
     assert COMMIT.findall(text) == [], f"{page} names a commit"
+    if text.startswith(GENERATED):
+        return
     for rows in tables(text):
         assert len(rows) <= 12 or not is_of_figures(rows), f"{page}: a long table, {rows[0]}"
     for rows in printed_tables(text):

@@ -59,7 +59,10 @@ REFUSED: dict[str, tuple[Function, str]] = {
     ),
     "unknown": (lambda m, x: torch.fft.fft2(x).real, "aten.fft_fft2.default: it is not known"),
     "no batch": (lambda m, x: F.max_pool2d(x[0], 2), "input has shape (4, 8, 8) of rank 3"),
-    "int": (lambda m, x: x.int() * 2, "aten._to_copy.default: it makes int32[2, 4, 8, 8] of float32"),
+    "int": (
+        lambda m, x: x.int() * 2,
+        "aten._to_copy.default: it makes int32[2, 4, 8, 8] of float32",
+    ),
     "letters": (
         lambda m, x: torch.einsum("...ij,...jk->...ik", x, x),
         "'...ij,...jk->...ik'; known are two operands, each letter once, and no '...'",

@@ -33,10 +33,14 @@ def regions(executable: Any) -> Counter[str]:
     for node in executable.graph.nodes:
         body = getattr(node.op, "body", None)
         inner = [str(each.op) for each in body.nodes] if body is not None else []
+        # PyTorch flattens by a view, which has a shape of its own.
+        is_flat = (
+            str(node.op).startswith(("Flatten", "Reshape")) and len(node.outputs[0].shape) == 2
+        )
         # A join of all, or of the join before and one more: the same slices of one buffer.
         operands = () if node.op.name == "Concat" else node.inputs
         types = [str(value.type) for value in (*operands, *node.outputs)]
-        found[f"{node.op} {inner} {types}"] += 1
+        found[f"{'Flatten' if is_flat else node.op} {inner} {types}"] += 1
     return found
 
 
@@ -49,8 +53,10 @@ def compared(name: str, device: str, size: int) -> None:
     (part,) = fast.programs[0].parts
     assert regions(part.executable) == regions(expected)
     assert fast.programs[0]._direct is part  # nothing stands between the caller and the engine
-    torch.testing.assert_close(fast(x), torch.from_numpy(expected(x.numpy())), rtol=0, atol=0)
-    ours, pytorchs = errors(net, fast, x)
+    with torch.no_grad():
+        result = fast(x)
+        ours, pytorchs = errors(net, fast, x)
+    torch.testing.assert_close(result, torch.from_numpy(expected(x.numpy())), rtol=0, atol=0)
     assert ours <= 3 * pytorchs
 
 
@@ -109,7 +115,7 @@ def test_capturing_costs_at_most_3_seconds() -> None:
 def test_with_an_unknown_layer_in_the_middle_the_rest_keeps_its_regions() -> None:
     class Strange(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.fft.ifft(torch.fft.fft(x)).real
+            return torch.sinc(x)
 
     net, x = torchvision("resnet18"), example("resnet18", 1, 32)
     (whole,) = md.optimize(net, x, device="reference").programs[0].parts

@@ -77,7 +77,8 @@ def optimized(module: nn.Module, *args: Any, **options: Any) -> Any:
 def test_a_network_that_is_known_throughout_is_one_part() -> None:
     net, x = make(), examples(2, 3, 8, 8)
     fast = md.optimize(net, x, device="reference", strict=True)
-    close(fast(x), net(x))
+    with torch.no_grad():
+        close(fast(x), net(x))
     (program,) = fast.programs
     assert len(program.parts) == 1
     assert program._direct is not None
@@ -92,50 +93,59 @@ def test_the_cpu_engine_is_taken_for_tensors_on_the_cpu() -> None:
         close(md.optimize(net, x)(x), net(x))
 
 
-@pytest.mark.parametrize("middle", [Strange, Looking])
-def test_an_unknown_layer_in_the_middle_runs_in_its_place(middle: type[nn.Module]) -> None:
-    net, x = make(middle()), examples(2, 3, 8, 8)
+def kinds(fast: Any) -> list[list[str]]:
+    parts = [part for program in fast.programs for part in program.parts]
+    return [[node.op.name for node in part.part.graph.nodes] for part in parts]
+
+
+@torch.no_grad()
+def test_an_unknown_operation_in_the_middle_runs_in_its_place() -> None:
+    net, x = make(Strange()), examples(2, 3, 8, 8)
     fast = optimized(net, x)
     close(fast(x), net(x))
     close(fast(-x), net(-x))
     (program,) = fast.programs
     assert [level.taken for level in program.levels] == [True, False, True]
     # What surrounds it is whole: the convolution before, and all after it.
-    kinds = [[node.op.name for node in part.part.graph.nodes] for part in program.parts]
-    assert kinds[0] == ["Conv2d", "BatchNorm", "ReLU"]
-    assert kinds[1][-5:] == ["Add", "Conv2d", "ReLU", "AdaptiveAvgPool2d", "Flatten"]
+    first, last = kinds(fast)
+    assert first == ["Conv2d", "BatchNorm", "ReLU"]
+    assert last[-5:] == ["Add", "Conv2d", "ReLU", "AdaptiveAvgPool2d", "Reshape"]
 
 
-def test_an_uncapturable_module_is_called_itself() -> None:
+@torch.no_grad()
+def test_what_surrounds_a_layer_that_looks_at_values_is_whole() -> None:
     net, x = make(Looking()), examples(1, 3, 8, 8)
     fast = optimized(net, x)
-    net.middle.calls = 0
+    assert net.middle.calls == 0
     hooked: list[int] = []
     net.middle.register_forward_hook(lambda *_: hooked.append(1))
-    with torch.no_grad():
-        fast(x)
-        net.middle.factor.fill_(5.0)  # its weights are its own business
-        close(fast(x), net(x))
-    assert net.middle.calls == 3
-    assert len(hooked) == 3
-    assert "middle: a module as it is: GuardOnDataDependentSymNode:" in fast.explain()
+    close(fast(x), net(x))
+    net.middle.factor.fill_(5.0)
+    for each in (x, -x):
+        close(fast(each), net(each))
+    assert net.middle.calls == 6 and len(hooked) == 6
+    assert ["Conv2d", "BatchNorm", "ReLU"] in kinds(fast)
+    assert ["Add", "Conv2d", "ReLU", "AdaptiveAvgPool2d", "Reshape"] in kinds(fast)
+    assert "goes on in Python: " in fast.explain()
 
 
 def test_explain_says_what_was_left_and_why_all_at_once() -> None:
     fast = optimized(make(Strange()), examples(1, 3, 8, 8))
     lines = fast.explain().splitlines()
     assert lines[0] == (
-        "Network for float32[1, 3, 8, 8] on device 'reference': 9 of 12 operations taken, "
-        "in 2 parts"
+        "Network for float32[1, 3, 8, 8] on device 'reference': 10 of 13 operations "
+        "taken, in 2 parts"
     )
     assert lines[1:5] == [
         "left to PyTorch:",
         "  middle: aten.fft_fft.default: it is not known",
         "  middle: aten.fft_ifft.default: a tensor has dtype complex64",
-        "  middle: aten.real.default: a tensor has dtype complex64",
+        "  middle: aten.view_as_real.default: a tensor has dtype complex64",
     ]
-    assert (
-        "part 1: 3 nodes, of %x: float32[1, 3, 8, 8] makes %begin.2: float32[1, 8, 8, 8]" in lines
+    assert any(
+        line.startswith("part 1: 3 nodes, of %")
+        and line.endswith(": float32[1, 3, 8, 8] makes %begin.2: float32[1, 8, 8, 8]")
+        for line in lines
     )
     assert any("part 2: " in line for line in lines)
 
@@ -155,8 +165,11 @@ def test_a_network_of_which_nothing_is_known_warns() -> None:
             return torch.fft.fft(x)
 
     x = examples(1, 3, 8, 8)
-    with pytest.warns(MiniDNNWarning, match=r"^Only: nothing was taken, all runs in PyTorch:"):
+    with pytest.warns(MiniDNNWarning) as caught:
         fast = optimized(Only().eval(), x)
+    said = [str(each.message) for each in caught]
+    assert said[0].startswith("Only: a piece runs in PyTorch: nothing of it is taken:")
+    assert said[1].startswith("Only: nothing was taken, all runs in PyTorch:")
     close(fast(x), Only()(x))
 
 
@@ -168,8 +181,9 @@ def test_a_network_that_cannot_be_captured_as_a_whole_says_so() -> None:
     with pytest.raises(UnsupportedError) as caught:
         optimized(Deciding().eval(), examples(1, 3), strict=True)
     text = str(caught.value)
-    assert text.startswith("Deciding cannot be captured: GuardOnDataDependentSymNode: ")
-    assert text.endswith('torch.compile(model, backend="minidnn") splits a network at such places')
+    assert text.startswith(
+        "strict=True, and Deciding cannot be captured whole: Data-dependent branching"
+    )
 
 
 class Manifold(nn.Module):
@@ -210,7 +224,8 @@ def test_memory_is_shared_without_copies(monkeypatch: pytest.MonkeyPatch) -> Non
             inner(inputs, outputs)
 
         monkeypatch.setattr(part.executable, "program", type("P", (), {"run": staticmethod(run)})())
-    fast(x)
+    with torch.no_grad():
+        fast(x)
     assert seen[0] == x.data_ptr()
 
 
@@ -223,13 +238,13 @@ def test_changed_weights_are_noticed_and_logged(caplog: pytest.LogCaptureFixture
 
     def changed(name: str) -> None:
         caplog.clear()
-        with caplog.at_level(logging.INFO, "minidnn.acceleration"):
+        with torch.no_grad(), caplog.at_level(logging.INFO, "minidnn.acceleration"):
             close(fast(x), net(x))
         (message,) = [text for text in said(caplog) if "compiled again" in text]
         assert message.startswith("Network: compiled again in ")
         assert message.endswith(f"weight {name} changed")
         caplog.clear()
-        with caplog.at_level(logging.INFO, "minidnn.acceleration"):
+        with torch.no_grad(), caplog.at_level(logging.INFO, "minidnn.acceleration"):
             close(fast(x), net(x))
         assert said(caplog) == []
 
@@ -238,8 +253,6 @@ def test_changed_weights_are_noticed_and_logged(caplog: pytest.LogCaptureFixture
     changed("begin.0.weight")
     net.begin[1].running_mean.add_(0.25)
     changed("begin.1.running_mean")
-    net.end[0].weight = nn.Parameter(examples(4, 8, 1, 1))
-    changed("end.0.weight")
     net.end[0].bias.data = torch.ones(4)
     changed("end.0.bias")
     fast.load_state_dict(make(seed=5).state_dict())
@@ -250,47 +263,38 @@ def test_changed_weights_are_noticed_and_logged(caplog: pytest.LogCaptureFixture
     changed("begin.0.weight")
 
 
-def test_changes_that_pytorch_does_not_count_need_refresh() -> None:
+@torch.no_grad()
+def test_changes_that_pytorch_does_not_count() -> None:
     net, x = make(), examples(2, 3, 8, 8)
     fast = optimized(net, x)
     net.end[0].weight.data.mul_(3.0)
+    close(fast(x), net(x))
+    net.end[0].weight.numpy()[0] = 2.0
     fast.refresh()
     close(fast(x), net(x))
 
 
-def test_weights_of_another_type_are_captured_anew(caplog: pytest.LogCaptureFixture) -> None:
+@torch.no_grad()
+def test_replaced_weights_and_modules_are_captured_anew() -> None:
     net, x = make(), examples(2, 3, 8, 8)
     fast = optimized(net, x)
-    net.end[0] = nn.Conv2d(8, 4, 1)
-    net.end[0].weight = nn.Parameter(examples(6, 8, 1, 1))
-    net.end[0].bias = nn.Parameter(examples(6))
-    fast = optimized(net, x)
-    net.end[0].weight = nn.Parameter(examples(5, 8, 1, 1))
-    net.end[0].bias = nn.Parameter(examples(5))
-    with caplog.at_level(logging.INFO, "minidnn.acceleration"):
+    for channels in (6, 5):  # weights of another type
+        net.end[0].weight = nn.Parameter(examples(channels, 8, 1, 1))
+        net.end[0].bias = nn.Parameter(examples(channels))
         close(fast(x), net(x))
-    assert "Network: captured again: weight end.0.weight has another type" in said(caplog)
-
-
-def test_replaced_modules_are_captured_anew(caplog: pytest.LogCaptureFixture) -> None:
-    net, x = make(), examples(2, 3, 8, 8)
-    fast = optimized(net, x)
-    with caplog.at_level(logging.INFO, "minidnn.acceleration"):
-        net.end[0] = nn.Conv2d(8, 6, 1)
-        close(fast(x), net(x))
-        net.middle = nn.Sigmoid()
-        close(fast(x), net(x))
-        nn.utils.parametrizations.weight_norm(net.begin[0])
-        close(fast(x), net(x))
-    again = [text for text in said(caplog) if "captured again" in text]
-    where = ("end", "the network")
-    assert again[:2] == [f"Network: captured again: a module of {w} was replaced" for w in where]
-    assert len(again) == 3
+    net.end[0] = nn.Conv2d(8, 6, 1)
+    close(fast(x), net(x))
+    net.middle = nn.Sigmoid()
+    close(fast(x), net(x))
+    nn.utils.parametrizations.weight_norm(net.begin[0])
+    close(fast(x), net(x))
+    assert len(fast.pieces) == 5
 
 
 # Sizes
 
 
+@torch.no_grad()
 def test_another_size_compiles_once_and_few_are_kept(caplog: pytest.LogCaptureFixture) -> None:
     net = make()
     fast = optimized(net, examples(1, 3, 8, 8), sizes=2)
@@ -309,12 +313,13 @@ def test_another_size_compiles_once_and_few_are_kept(caplog: pytest.LogCaptureFi
     warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert warnings == [messages[1]]
     assert messages[1] == (
-        "Network: 3 sizes of arguments so far, of which sizes=2 are kept: one that was dropped is "
-        "compiled again when it comes again; sizes= as many as there will be keeps them all (this "
-        "is said once)"
+        "Network: 3 sizes of arguments and modules so far, of which sizes=2 are kept: one that was "
+        "dropped is compiled again when it comes again; sizes= as many as there will be keeps them "
+        "all (this is said once)"
     )
     assert messages[-1].endswith(
-        " s for float32[1, 3, 8, 9], which had been dropped: 4 sizes of arguments so far"
+        " s for float32[1, 3, 8, 9], which had been dropped: 4 sizes of arguments and modules so "
+        "far"
     )
     assert len(fast.programs) == 2
     fast = optimized(net, examples(1, 3, 8, 8), sizes=4)  # as many as the message says
@@ -360,9 +365,11 @@ def test_changing_to_training_mode_and_back() -> None:
     assert fast.eval() is fast
     assert not net.training
     close(fast(x), net(x))
-    assert not fast(x).requires_grad
+    with torch.no_grad():
+        assert not fast(x).requires_grad
 
 
+@torch.no_grad()
 def test_a_submodule_put_into_training_mode() -> None:
     net, x = make(nn.Dropout(0.5)), examples(1, 3, 8, 8)
     fast = optimized(net, x)
@@ -375,15 +382,17 @@ def test_a_submodule_put_into_training_mode() -> None:
     close(first, net(x))
 
 
-def test_inputs_that_require_gradients_run_in_pytorch() -> None:
+def test_a_network_in_evaluation_mode_gives_gradients() -> None:
     net = make()
     x = examples(1, 3, 8, 8).requires_grad_()
-    fast = optimized(net, x.detach())
-    with pytest.warns(MiniDNNWarning, match="with an input that requires a gradient: it runs in P"):
-        fast(x).sum().backward()
-    assert x.grad is not None
+    fast = optimized(net, x.detach(), strict=True)
+    found = [x, *net.parameters()]
+    grads = torch.autograd.grad(fast(x).square().sum(), found)
+    close(grads, torch.autograd.grad(net(x).square().sum(), found))
     with torch.no_grad():
-        close(fast(x), net(x))
+        result = fast(x)
+    assert not result.requires_grad
+    close(result, net(x).detach())
 
 
 def test_a_block_under_autocast_is_named() -> None:
@@ -394,7 +403,11 @@ def test_a_block_under_autocast_is_named() -> None:
             return y.float().relu()
 
     fast = md.optimize(Casting().eval(), torch.ones(2, 3), device="reference")
-    assert "wrap_with_autocast: it is a block under autocast, which PyTorch" in fast.explain()
+    close(fast(torch.ones(2, 3)), Casting()(torch.ones(2, 3)))
+    assert (
+        "matmul: autocast('cpu', torch.bfloat16, enabled=True): it is in a block under autoca"
+        in (fast.explain())
+    )
 
 
 def test_what_containers_hold_is_found_in_an_optimized_one() -> None:
@@ -417,7 +430,7 @@ def test_moves_are_followed_or_refused() -> None:
     close(fast(x.double()), fast.original(x.double()))
     fast.to("meta")
     with pytest.raises(DeviceError) as caught:
-        fast(x.to("meta"))
+        fast(x.double().to("meta"))
     assert str(caught.value) == (
         "device='reference' computes on tensors of PyTorch's 'cpu', but those given lie on "
         "'meta'; move them, or leave device away to have it follow them"

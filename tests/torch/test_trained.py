@@ -238,7 +238,7 @@ def test_gradients_of_gradients_are_pytorchs() -> None:
         gradient.square().sum().backward()
     same_gradients(fast, own)
     strict = md.optimize(network().train(), device=DEVICE, strict=True)
-    with pytest.raises(UnsupportedError, match="strict=True, and .* gradient of a gradient"):
+    with pytest.raises(UnsupportedError, match=r"strict=True, and .* gradient of a gradient"):
         torch.autograd.grad(strict(x).sum(), x, create_graph=True)
 
 
@@ -298,12 +298,10 @@ def test_hooks() -> None:
 def test_hooks_on_the_way_back_run_where_the_module_is_pytorchs() -> None:
     seen: list[Any] = []
     fast, own = both(network())
-    warned = pytest.warns(MiniDNNWarning, match="PyTorch's compiler makes no graph of any of it")
     for module in (fast, own):
         module[2].inplace = False
         module[1].register_full_backward_hook(lambda _, given, got: seen.append(given[0].clone()))
-        with warned if module is fast else contextlib.nullcontext():
-            module(x_of()).sum().backward()
+        module(x_of()).sum().backward()
     close(*seen)
     same_gradients(fast, own)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +11,14 @@ import torch
 from torch import nn
 
 import minidnn as md
+from tests.torch.test_graph_breaks import Around, conv, kinds, quick
 
 
 def examples(shift: float = 0.0) -> torch.Tensor:
     return torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(1)) + shift
 
 
-def same(found: Any, expected: Any) -> None:
+def close(found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -142,7 +144,78 @@ def test_it_is_read_at_every_call(name: str, is_warm: bool) -> None:
     net = made()
     fast = md.optimize(net, examples(), device="reference", strict=True)
     assert len(SHARED) == ("global" in name and is_warm)
-    same([fast(examples(shift)) for shift in (0.0, 1.0, -1.0)], expected)
-    same(net(examples()), expected[0])
+    close([fast(examples(shift)) for shift in (0.0, 1.0, -1.0)], expected)
+    close(net(examples()), expected[0])
     (piece,) = fast.pieces
     assert all(program.parts for program in piece.programs)
+
+
+class Keeping(nn.Module):
+    """Writes to what it holds, as it is told."""
+
+    def __init__(self, write: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.write = write
+        self.calls = 0
+        self.last: torch.Tensor | None = None
+        self.seen: list[torch.Tensor] = []
+        self.by_name: dict[str, Any] = {"nested": []}
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * (self.calls + 1) + self.mean
+        if self.last is not None:
+            y = y + self.last
+        self.write(self, x)
+        return y + len(self.seen)
+
+
+WRITES: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "calls": lambda self, x: setattr(self, "calls", self.calls + 1),
+    "last": lambda self, x: setattr(self, "last", x.detach()),
+    "seen": lambda self, x: self.seen.append(x),
+    "by_name": lambda self, x: self.by_name["nested"].append(x),
+    "feature": lambda self, x: setattr(self, "feature", x),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", quick(WRITES))
+def test_one_that_keeps_state(name: str) -> None:
+    """A rehearsal leaves no trace in it."""
+    net = Around(Keeping(WRITES[name])).eval()
+    kept, seen, eager = net.middle, net.middle.seen, copy.deepcopy(net)
+    before = dict(vars(kept))
+    fast = md.optimize(net, examples(), device="reference")
+    assert vars(kept) == before and kept.seen is seen == [] and kept.by_name == {"nested": []}
+    for shift in range(3):
+        x = examples() + shift
+        close(fast(x), eager(x))
+    close(*(vars(each.middle)[name] for each in (net, eager)))
+    assert kinds(fast).count("Conv2d") >= 2
+
+
+def _flagged(inner: Any, y: torch.Tensor) -> None:
+    inner.flag = not getattr(inner, "flag", False)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("read", [lambda inner, y: inner.last, _flagged])
+def test_state_that_another_reads_or_writes(read: Callable[[Any, torch.Tensor], Any]) -> None:
+    class Outside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.inner = conv(), Keeping(WRITES["last"])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.inner(self.conv(x))
+            found = read(self.inner, y)
+            return y if found is None else y + found
+
+    net, x = Outside().eval(), examples()
+    net(x - 1)
+    eager = copy.deepcopy(net)
+    fast = md.optimize(net, x, device="reference", strict=True)
+    for _ in range(3):
+        close(fast(x), eager(x))
+    assert vars(net.inner).get("flag") == vars(eager.inner).get("flag")

@@ -30,6 +30,7 @@ from minidnn._torch_internals import (
     exit_autocast,
     pytree,
     set_grad_enabled,
+    to_copy,
     without_torch_function,
 )
 from minidnn.errors import UnsupportedError
@@ -160,6 +161,11 @@ def _without_data(args: Sequence[Any]) -> list[Any]:
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that is not the result of an operation that PyTorch has on its tape."""
+    if tensor.is_inference():  # which PyTorch does not make functional
+        with torch.inference_mode(False):
+            return torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            )
     return tensor if tensor.is_leaf else tensor.detach().requires_grad_()
 
 
@@ -174,7 +180,7 @@ def _without_copies(graph: Graph) -> None:
         with graph.inserting_before(node):
             if (value.dtype, value.device) != (before.dtype, before.device):
                 made = {"dtype": before.dtype, "device": before.device}
-                source = graph.call_function(torch.ops.aten._to_copy.default, (source,), made)
+                source = graph.call_function(to_copy.default, (source,), made)
                 source.meta = {**node.meta, "val": value.new_empty(value.shape, **made)}
             if value.shape != before.shape:
                 shape = list(before.shape)

@@ -105,5 +105,6 @@ def _problems(captured: Captured) -> list[str]:
     computed = dict.fromkeys(operations)
     for place, result in enumerate(results_of(captured)):
         if result not in computed:
-            problems.append(f"result {place} is {result}, which is not computed of the arguments")
+            name = result.meta.get("minidnn_name", result) if isinstance(result, Node) else result
+            problems.append(f"result {place} is {name}, which is not computed of the arguments")
     return problems
