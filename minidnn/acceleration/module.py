@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import logging
 import warnings
@@ -26,9 +27,9 @@ from minidnn.acceleration.late_hooks import LateHooks
 from minidnn.acceleration.piece import BridgeSettings, Piece, PiecePrograms
 from minidnn.acceleration.program import GAINS_LESS, REHEARSING, SizedProgram
 from minidnn.acceleration.recorded import how_transformed, is_recorded
-from minidnn.acceleration.rehearsal import unchanged
 from minidnn.dynamic.dim import Dim
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
+from minidnn.frontends.torch.rehearsal import unchanged
 
 log = logging.getLogger(__name__)
 
@@ -209,13 +210,13 @@ class OptimizedModule(StandsForContainer):
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compiles for arguments of these sizes, in the mode that the module is in: for training
         with gradients, else without.  The code runs for that; what it writes is put back."""
-        token = REHEARSING.set(True)
-        try:
-            with unchanged(self.original), nullcontext() if self.training else torch.no_grad():
-                self.forward(*args, **kwargs)
-        finally:
-            REHEARSING.reset(token)
+        contextvars.copy_context().run(self._rehearse, args, kwargs)
         self._warn_of_nothing()
+
+    def _rehearse(self, args: Any, kwargs: Any) -> None:
+        REHEARSING.set(True)
+        with unchanged(self.original), nullcontext() if self.training else torch.no_grad():
+            self.forward(*args, **kwargs)
 
     def explain(self) -> str:
         """What was taken, what was left to PyTorch and why, for every size compiled so far."""

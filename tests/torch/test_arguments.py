@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from minidnn.errors import MiniDNNWarning, UnsupportedError
 
 
 class Looking(nn.Module):
-    """Looks at values, which cannot be captured."""
+    """Looks at values."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.exp() if float(x.sum()) < 9 else x.neg()
@@ -40,9 +41,9 @@ def test_mistakes_of_the_caller_are_pytorchs_errors() -> None:
 def test_without_images_all_runs_in_pytorch() -> None:
     net, x = network(), torch.ones(0, 3, 8, 8)
     fast = md.optimize(net, device="reference")
-    with pytest.warns(MiniDNNWarning, match=r"nothing was taken(.|\n)* has no elements"):
-        found = fast(x)
     with torch.no_grad():
+        with pytest.warns(MiniDNNWarning, match=r"nothing of it is taken(.|\n)* has no elements"):
+            found = fast(x)
         torch.testing.assert_close(found, net(x), rtol=0, atol=0)
 
 
@@ -55,17 +56,19 @@ class Given(nn.Module):
         return x * what(x) if callable(what) else x * torch.as_tensor(what).sum()
 
 
+@pytest.mark.filterwarnings("ignore:Given. a piece runs in PyTorch:minidnn.errors.MiniDNNWarning")
 @pytest.mark.parametrize("what", [slice(0, 2), 2j, np.float32(2), np.arange(3.0), nn.ReLU()])
-def test_objects_that_no_program_can_be_for_are_left_to_pytorch(what: Any) -> None:
+def test_arguments_that_are_no_tensors(what: Any) -> None:
     net, x = Given().eval(), torch.ones(2, 3)
-    kind = type(what).__name__
-    with pytest.warns(MiniDNNWarning, match=f"^Given was called with a {kind}: it runs in PyTorch"):
-        found = md.optimize(net, device="reference")(x, what)
-    torch.testing.assert_close(found, net(x, what), rtol=0, atol=0)
-    with pytest.raises(UnsupportedError, match=f"strict=True, and Given was called with a {kind}"):
-        md.optimize(net, device="reference", strict=True)(x, what)
-    with pytest.raises(UnsupportedError, match=f"cannot be compiled for a {kind}; calls with one"):
-        md.optimize(net, (x, what), device="reference")
+    fast = md.optimize(net, device="reference")
+    for factor in (1, -2):
+        torch.testing.assert_close(fast(x * factor, what), net(x * factor, what), rtol=0, atol=0)
+    if isinstance(what, complex):  # the engine has no such numbers
+        with pytest.raises(UnsupportedError, match=r"strict=True(.|\n)* dtype complex"):
+            md.optimize(net, device="reference", strict=True)(x, what)
+    elif not isinstance(what, nn.Module):
+        other = slice(1, 3) if isinstance(what, slice) else what + 1
+        torch.testing.assert_close(fast(x, other), net(x, other), rtol=0, atol=0)
 
 
 class Tagged(torch.Tensor):
@@ -100,9 +103,8 @@ OF_OTHER_CLASSES: list[Callable[[torch.Tensor], torch.Tensor]] = [
 def test_tensors_of_other_classes_are_left_to_pytorch(of_another: Any, device: str) -> None:
     net, x = nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval(), torch.ones(2, 3)
     fast, other = md.optimize(net, x, device=device), of_another(x)
-    kind = f"a tensor of class {type(other).__name__}"
     with torch.no_grad():
-        with pytest.warns(MiniDNNWarning, match=f"^Sequential was called with {kind}: it runs in"):
+        with warned(other):
             found = fast(other)
         expected = net(other)
         assert type(found) is type(other)
@@ -110,11 +112,17 @@ def test_tensors_of_other_classes_are_left_to_pytorch(of_another: Any, device: s
         for part in ("a", "b") if isinstance(other, TwoTensor) else ("data",):
             assert torch.equal(getattr(found, part), getattr(expected, part))
         assert type(fast(x)) is torch.Tensor  # still by its program
-    assert len(fast.programs) == 1
-    with pytest.raises(UnsupportedError, match=f"^strict=True, and .* was called with {kind}"):
-        md.optimize(net, device=device, strict=True)(other)
-    with pytest.raises(UnsupportedError, match=f"cannot be compiled for {kind}; calls with"):
-        md.optimize(net, other, device=device)
+    if isinstance(other, TwoTensor):
+        assert len(fast.programs) == 1
+        with pytest.raises(UnsupportedError, match=r"^strict=True, .* a TwoTensor is given, which"):
+            md.optimize(net, device=device, strict=True)(other)
+
+
+def warned(tensor: torch.Tensor) -> Any:
+    """A tensor without memory of its own is left to PyTorch; functions of others are traced."""
+    said = "Sequential: a piece runs in PyTorch: a TwoTensor is given, which has no memory"
+    is_left = isinstance(tensor, TwoTensor)
+    return pytest.warns(MiniDNNWarning, match=said) if is_left else nullcontext()
 
 
 class Appending(nn.Module):
@@ -130,7 +138,7 @@ class Entering(nn.Module):
 
 
 class Replacing(nn.Module):
-    """Cannot be captured, and changes what it is given."""
+    """Looks at values, and changes what it is given."""
 
     def forward(self, kept: list[torch.Tensor]) -> torch.Tensor:
         kept[0] = kept[0].relu() if float(kept[0].sum()) < 9 else kept[0]
@@ -154,21 +162,18 @@ class Around(nn.Module):
 def test_a_module_that_changes_a_list_or_dict_that_it_is_given_does_so(
     net: nn.Module, kept: Any
 ) -> None:
-    before, expected, x = kept.copy(), kept.copy(), torch.ones(2, 3)
-    with pytest.raises(UnsupportedError, match="it changes a list or dict that it is given"):
-        md.optimize(net.eval(), device="reference", strict=True)(x, kept)
-    assert kept == before
-    fast = md.optimize(net, device="reference")
+    expected, x = kept.copy(), torch.ones(2, 3)
+    fast = md.optimize(net.eval(), device="reference", strict=True)
     for scale in (1, 2):
         torch.testing.assert_close(fast(scale * x, kept), net(scale * x, expected))
         torch.testing.assert_close(kept, expected)
 
 
-def test_one_that_is_opaque_takes_the_module_around_it_along() -> None:
+def test_one_that_breaks_the_graph_changes_a_list_of_the_module_around_it() -> None:
     body = Around()
     net = nn.Sequential(nn.Linear(3, 3), body, nn.ReLU()).eval()
     x = torch.ones(2, 3)
     fast = md.optimize(net, x, device="reference")
     with torch.no_grad():
         torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
-    assert "operation: it changes a list or dict that it is given" in fast.explain()
+    assert "goes on in Python" in fast.explain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from minidnn._torch_internals import pytree
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.captured import CAPTURING, Captured, Held, layers_in_full
 from minidnn.frontends.torch.functional import functional
+from minidnn.frontends.torch.rehearsal import unchanged
 from minidnn.frontends.torch.scripted import check_scripted
 
 
@@ -33,9 +35,10 @@ def capture(
     with CAPTURING, torch.no_grad():
         try:
             with _unheard(), layers_in_full():
-                program = torch.export.export(root, tuple(args), dict(kwargs or {}), strict=False)
+                program = contextvars.copy_context().run(_exported, root, args, kwargs or {})
         except Exception as error:  # whatever a module's own Python does
-            root(*args, **(kwargs or {}))  # a mistake of the caller's comes to light here
+            with unchanged(root):
+                root(*args, **(kwargs or {}))  # a mistake of the caller's comes to light here
             text = " ".join(str(error).split())
             raise UnsupportedError(
                 f"{name} cannot be captured: {type(error).__name__}: {text:.300}; "
@@ -64,6 +67,13 @@ def capture(
     captured.given = {node: places[place] for node, place in captured.given.items()}
     captured.arranged = program.call_spec.out_spec
     return captured
+
+
+def _exported(root: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What PyTorch makes of a module, whose code may keep tensors without data: all that it writes
+    is put back."""
+    with unchanged(root):
+        return torch.export.export(root, tuple(args), dict(kwargs), strict=False)
 
 
 def _held(root: nn.Module, name: str) -> Held:

@@ -29,6 +29,8 @@ def constants(graph: Graph, held: Iterable[Node]) -> dict[Node, None]:
     """What is held, and what is computed of it alone or of nothing, always to the same result."""
     found = dict.fromkeys(held)
     for node in graph.nodes:
+        if node.op == "get_attr" and isinstance(node.meta.get("val"), torch.Tensor):
+            found[node] = None  # as of ``torch.tensor(2)``
         if node.op != "call_function":
             continue
         operands = node.all_input_nodes

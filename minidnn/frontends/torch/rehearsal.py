@@ -9,6 +9,7 @@ import functools
 import io
 import random
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 #: What is in the objects of these packages is not the network's to write.
 _LIBRARIES = sys.stdlib_module_names | {"numpy", "pytest", "torch", "_pytest"}
 _INDEXED = (list, bytearray, array.array)
+_CACHED = type(functools.lru_cache(len))
 #: PyTorch notes under such names how it compiles for a tensor, which is to stay.
 _NOTES = "_dynamo"
 
@@ -84,6 +86,12 @@ class _Snapshot:
             return kept
         if isinstance(each, (tuple, frozenset)):
             return each
+        if isinstance(each, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
+            return self._dict(each.data)
+        if isinstance(each, threading.local):
+            return self._dict(vars(each))
+        if isinstance(each, _CACHED):
+            return self._cache(each)
         if isinstance(each, torch.Tensor):
             return self._dict(vars(each)) if type(each) is nn.Parameter else ()
         if isinstance(each, random.Random):
@@ -107,6 +115,18 @@ class _Snapshot:
 
         self._undo.append(undo)
         return kept.values()
+
+    def _cache(self, function: Any) -> Iterable[Any]:
+        """Of a function that keeps its results: with new ones among them it forgets all."""
+        kept = function.cache_info()
+
+        def undo() -> None:
+            now = function.cache_info()
+            if (now.misses, now.currsize) != (kept.misses, kept.currsize):
+                function.cache_clear()
+
+        self._undo.append(undo)
+        return (function.__wrapped__,)
 
     def _file(self, file: io.StringIO | io.BytesIO) -> None:
         kept, place = file.getvalue(), file.tell()
@@ -169,7 +189,7 @@ class _Snapshot:
 
         self._undo.append(undo)
         for value in kept.values():
-            yield from (getattr(value, name, value) for name in ("__func__", "fget"))
+            yield from (getattr(value, name, value) for name in ("__func__", "fget", "func"))
         yield from kind.__mro__[1:]
 
     def _object(self, each: Any) -> Iterable[Any]:
