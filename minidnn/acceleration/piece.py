@@ -80,10 +80,12 @@ class _LittleError(UnsupportedError):
 _NUMBERS = itertools.count()
 
 
-def _identity(module: fx.GraphModule) -> str | int:
+def _identity(module: fx.GraphModule, example: Sequence[Any]) -> str | int:
     """What pieces have in common that compute the same: Dynamo makes several of one code, one in
     inference mode and one without it."""
     holds = any(node.op in ("get_attr", "call_module") for node in module.graph.nodes)
+    tensors = (each for each in example if isinstance(each, torch.Tensor))
+    holds = holds or any(each.layout is not torch.strided for each in tensors)
     return next(_NUMBERS) if holds else str(module.code)
 
 
@@ -123,7 +125,7 @@ class Piece:
         self.is_among_others = self.broken is not None
         self.settings = settings
         self._kept = PiecePrograms(settings) if kept is None else kept
-        self._identity = _identity(module)
+        self._identity = _identity(module, example)
         #: Which arguments have the batch, where it may be any.
         self._batch = symbols_of(module)
         self._weights = _weights(module, example)

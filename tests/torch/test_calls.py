@@ -14,7 +14,7 @@ from minidnn.acceleration import part as parts
 from minidnn.acceleration.watch import Watch
 from minidnn.backends.backend import PREFERENCE, default_device
 from minidnn.errors import MiniDNNWarning
-from minidnn.frontends.torch.capture import Held
+from minidnn.frontends.torch.captured import Held
 from tests.torch.networks import Noted
 
 pytestmark = pytest.mark.usefixtures("unpriced")
@@ -55,7 +55,7 @@ def test_parts_and_pytorch_work_in_the_same_memory(
     noted, x = Noted(), examples(2, 3, 8, 8)
     network = nn.Sequential(*net[:3], noted, net[4]).eval()
     fast = md.optimize(network, x, device="cpu")
-    first, second = fast.programs[0].parts
+    first, second = (part for program in fast.programs for part in program.parts)
     seen: list[list[int]] = []
 
     def following(inner: Any) -> Any:
@@ -112,70 +112,6 @@ def test_a_trace_is_of_the_original(net: nn.Module) -> None:
     traced = torch.jit.trace(md.optimize(body, x, device="cpu"), x)
     with torch.no_grad():
         torch.testing.assert_close(traced(2 * x), body(2 * x))
-
-
-@pytest.mark.parametrize("behind", [nn.ReLU(), Turned()], ids=["whole", "in pieces"])
-def test_the_shortest_way_is_left_where_a_call_is_more(behind: nn.Module) -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), behind).eval()
-    x = examples(2, 3, 8, 8)
-    fast = md.optimize(net, x, device="cpu")
-    at_once: list[bool] = []
-    programs = fast._programs
-    known = programs.at_once
-
-    def seen(tensors: Any) -> Any:
-        result = known(tensors)
-        at_once.append(result is not None)
-        return result
-
-    programs.at_once = seen  # type: ignore[method-assign]
-
-    def calls(expected: list[bool], *args: Any, **kwargs: Any) -> Any:
-        at_once.clear()
-        result = fast(*args, **kwargs)
-        assert at_once == expected
-        torch.testing.assert_close(result, net(*args, **kwargs), rtol=1e-4, atol=1e-4)
-        return result
-
-    # Gradients may be on, if no argument requires them.
-    assert not calls([True], x).requires_grad
-    with torch.inference_mode():
-        assert calls([True], x).is_inference()
-    calls([], input=x)
-    calls([False], x.transpose(2, 3))
-    calls([False], examples(1, 3, 8, 8))
-    calls([False], x)  # the program used last is another one
-    calls([True], x)
-    with pytest.warns(md.MiniDNNWarning, match="requires a gradient"):
-        assert calls([], x.clone().requires_grad_()).requires_grad
-    with (
-        torch.autocast("cpu", torch.bfloat16),
-        pytest.raises(md.UnsupportedError, match="under autocast"),
-    ):
-        fast(x)
-    net[0].weight.data.mul_(2)
-    with torch.no_grad():
-        net[0].bias.zero_()
-    calls([False], x)
-    calls([True], x)
-    fast.train()
-    assert calls([], x).requires_grad
-    fast.eval()
-    calls([True], x)
-
-    ran: list[str] = []
-    own = fast.register_forward_hook(lambda *_: ran.append("own"))
-    every = nn.modules.module.register_module_forward_pre_hook(
-        lambda module, _: ran.append("every") if module is fast else None
-    )
-    with pytest.warns(md.MiniDNNWarning, match="was called with hooks of all modules"):
-        calls([], x)
-    assert ran == ["every", "own"]
-    own.remove()
-    calls([], x)
-    every.remove()
-    calls([True], x)
-    assert ran == ["every", "own", "every"]
 
 
 def test_threads_sleep_while_pytorch_computes(
@@ -263,76 +199,6 @@ def test_results_of_weights_alone_are_pytorchs(device: str) -> None:
     torch.testing.assert_close(fast(x), (x, torch.ones(2, 3)))
 
 
-def test_a_call_begins_before_it_is_known_to_be_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, which goes on by itself; what was for nothing is not done again."""
-    net: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
-    x = examples(2, 3, 8, 8)
-    fast = md.optimize(net, x, device="cpu")
-    (program,) = fast.programs
-    part: Any = program.at_once
-    program.starts_early = True
-    ran: list[Any] = []
-    run_at = part.run_at
-
-    def counted(tensors: Any) -> Any:
-        ran.append(0)
-        return run_at(tensors)
-
-    monkeypatch.setattr(part, "run_at", counted)
-
-    def calls(times: int) -> Any:
-        ran.clear()
-        result = fast(x)
-        assert len(ran) == times
-        torch.testing.assert_close(result, net(x), rtol=1e-4, atol=1e-4)
-        return result
-
-    assert not fast._programs.begins
-    calls(1)
-    assert fast._programs.begins
-    asked: list[int] = []
-    plain = fast._is_plain
-
-    def noted(module: Any, args: Any) -> bool:
-        asked.append(len(ran))
-        return plain(args)
-
-    monkeypatch.setattr(type(fast), "_is_plain", noted)
-    assert not calls(1).requires_grad and asked == [1]  # asked behind the launch
-    with torch.inference_mode():
-        assert calls(1).is_inference()
-
-    fast.train()
-    assert calls(1).requires_grad  # begun, and thrown away
-    assert calls(0).requires_grad
-    fast.eval()
-    calls(1)
-    with (
-        torch.autocast("cpu", torch.bfloat16),
-        pytest.raises(md.UnsupportedError, match="under autocast"),
-    ):
-        fast(x)
-    assert not fast._programs.begins
-    calls(1)
-
-    seen: list[str] = []
-    hook = fast.register_forward_pre_hook(lambda module, args: seen.append("before"))
-    calls(2)
-    calls(1)
-    assert seen == ["before", "before"]
-    hook.remove()
-    calls(1)
-    asked.clear()
-    calls(1)
-    assert asked == [1]
-
-    with torch.no_grad():
-        net[0].bias.add_(1)
-    torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
-    with pytest.warns(MiniDNNWarning, match="within a transform of torch.func"):
-        assert torch.vmap(fast)(x[:, None]).shape == (2, 1, 4, 6, 6)
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize("layout", ["mkldnn", "nested"])
@@ -346,3 +212,51 @@ def test_tensors_of_other_layouts_are_left_to_pytorch(layout: str, device: str) 
         found = fast(other)
     given, *_ = found.unbind() if nested else [found.to_dense()]
     torch.testing.assert_close(given, net(x))
+
+
+@pytest.mark.parametrize("behind", [nn.ReLU(), Turned()], ids=["whole", "in pieces"])
+def test_a_warm_call_is_right_whatever_came_before(behind: nn.Module) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), behind).eval()
+    x = examples(2, 3, 8, 8)
+    fast = md.optimize(net, x, device="cpu")
+
+    def calls(*args: Any, **kwargs: Any) -> Any:
+        result = fast(*args, **kwargs)
+        torch.testing.assert_close(result, net(*args, **kwargs), rtol=1e-4, atol=1e-4)
+        return result
+
+    with torch.no_grad():
+        for _ in range(2):
+            assert not calls(x).requires_grad
+            calls(input=x)
+            calls(x.transpose(2, 3))
+            calls(examples(1, 3, 8, 8))
+        net[0].weight.data.mul_(2)
+        calls(x), calls(x)
+        net[0].bias.zero_()
+        calls(x), calls(x)
+    assert calls(x.clone().requires_grad_()).requires_grad
+    with torch.inference_mode():
+        calls(x)
+
+
+def test_a_call_begins_before_weights_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, which goes on by itself; what was begun with other weights is thrown away."""
+    net: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    x = examples(2, 3, 8, 8)
+    fast = md.optimize(net, x, device="cpu")
+    with torch.no_grad():
+        fast(x), fast(x)
+        (program,) = fast.programs
+        program.starts_early = True
+        order: list[str] = []
+        run_at, is_as_it_was = program.direct.run_at, program.watch.is_as_it_was
+        monkeypatch.setattr(program.direct, "run_at", lambda t: (order.append("run"), run_at(t))[1])
+        monkeypatch.setattr(
+            program.watch, "is_as_it_was", lambda: (order.append("look"), is_as_it_was())[1]
+        )
+        fast(x)
+        assert order == ["run", "look"]
+        net[0].bias.add_(1)
+        torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
+        assert order[2:4] == ["run", "look"]
