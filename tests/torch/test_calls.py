@@ -55,7 +55,7 @@ def test_parts_and_pytorch_work_in_the_same_memory(
     noted, x = Noted(), examples(2, 3, 8, 8)
     network = nn.Sequential(*net[:3], noted, net[4]).eval()
     fast = md.optimize(network, x, device="cpu")
-    first, second = (part for program in fast.programs for part in program.parts)
+    parts = [part for program in fast.programs for part in program.parts]
     seen: list[list[int]] = []
 
     def following(inner: Any) -> Any:
@@ -65,13 +65,13 @@ def test_parts_and_pytorch_work_in_the_same_memory(
 
         return run_at
 
-    for part in (first, second):
+    for part in parts:
         monkeypatch.setattr(part._program, "run_at", following(part._program.run_at))
     with torch.no_grad():
         y = fast(x)
-    given, taken, made, result = seen
+    given, *between, result = seen
     assert (given, result) == ([x.data_ptr()], [y.data_ptr()])
-    assert [taken, made] == noted.places
+    assert all(place in between for place in noted.places)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_tensors_of_other_layouts_are_left_to_pytorch(layout: str, device: str) 
     fast(x)
     nested = [x, x] if layout == "nested" else []
     other = torch.nested.as_nested_tensor(nested) if nested else x.to_mkldnn()
-    with pytest.warns(MiniDNNWarning, match="^Linear was called with a (nested )?tensor"):
+    with pytest.warns(MiniDNNWarning, match="^Linear.*(with a nested tensor|tensor has layout)"):
         found = fast(other)
     given, *_ = found.unbind() if nested else [found.to_dense()]
     torch.testing.assert_close(given, net(x))
