@@ -38,6 +38,7 @@ from minidnn.frontends.torch.captured import CAPTURING, Captured, Held
 from minidnn.frontends.torch.constants import constants, made_of_nothing
 from minidnn.frontends.torch.hidden import as_views, given_itself, may_write, viewed
 from minidnn.frontends.torch.memory import share_results
+from minidnn.frontends.torch.quiet_writes import check_quiet_writes
 from minidnn.frontends.torch.untouched import put_back, standing_for
 
 #: Operations that check what the key of a program says already.
@@ -82,6 +83,8 @@ def _functional(
     trained: bool,
     enabled: bool,
 ) -> Captured:
+    if trained:
+        check_quiet_writes(piece, enabled)
     try:
         # The code of the piece may leave gradients otherwise.  The operation of cuDNN for a batch
         # normalization says nothing of the statistics that it writes.
