@@ -8,6 +8,7 @@ import logging
 import sysconfig
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from minidnn._torch_internals import (
     compile_lock,
     dynamo,
     dynamo_config,
+    reset_code,
 )
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.captured import CAPTURING
@@ -89,6 +91,8 @@ def captured(
     own = types.FunctionType(
         call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__
     )
+    # What is compiled refers to the code, in a circle that Python does not see.
+    weakref.finalize(own, reset_code, own.__code__).atexit = False
     context: Any = dynamo.optimize(backend, nopython=whole, dynamic=dynamic)
     if hasattr(context, "callback"):  # else TORCHDYNAMO_DISABLE is set
         context.callback = _Conversion(context.callback, left, broken)

@@ -143,6 +143,12 @@ class Piece:
         sized = [program for key, program in every if key[0][0] == number]
         return [*sized, *(p for key, p in kept.named.items() if key[0][0][0] == number)]
 
+    def forget(self) -> None:
+        """Frees all programs, and with them the weights."""
+        self._last = None
+        for each in (self._kept.inference, self._kept.trained, self._kept.named):
+            each.clear()  # Dynamo holds what a piece has, too
+
     def __call__(self, *args: Any) -> Any:
         last = self._last
         if last is not None and not is_recorded():
@@ -289,6 +295,9 @@ class Piece:
         half: str | None,
         enabled: bool,
     ) -> SizedProgram:
+        for arg in args:
+            if isinstance(arg, torch.Tensor) and arg.layout is not torch.strided:
+                raise UnsupportedError(f"a tensor of layout {arg.layout} is given")
         for arg in filter(is_wrapper, args):
             raise UnsupportedError(
                 f"a {type(arg).__name__} is given, which has no memory of its own"
