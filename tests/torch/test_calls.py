@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -11,11 +13,12 @@ from torch import nn
 
 import minidnn as md
 from minidnn.acceleration import part as parts
+from minidnn.acceleration.part import TakenPart
+from minidnn.acceleration.piece import Piece
 from minidnn.acceleration.watch import Watch
 from minidnn.backends.backend import PREFERENCE, default_device
 from minidnn.errors import MiniDNNWarning
-from minidnn.frontends.torch.capture import Held
-from tests.torch.networks import Noted
+from minidnn.frontends.torch.captured import Held
 
 pytestmark = pytest.mark.usefixtures("unpriced")
 
@@ -52,26 +55,40 @@ def net() -> nn.Module:
 def test_parts_and_pytorch_work_in_the_same_memory(
     net: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noted, x = Noted(), examples(2, 3, 8, 8)
-    network = nn.Sequential(*net[:3], noted, net[4]).eval()
+    seen: list[list[int]] = []
+
+    def noted(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        y = torch.sin(x) * scale
+        seen.append([x.data_ptr(), y.data_ptr()])
+        return y
+
+    operation = torch.library.custom_op("minidnn_tests::noted", noted, mutates_args=())
+    operation.register_fake(lambda x, scale: torch.empty_like(x))
+
+    class Noting(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return operation(x, torch.ones(()))
+
+    x = examples(2, 3, 8, 8)
+    network = nn.Sequential(*net[:3], Noting(), net[4]).eval()
     fast = md.optimize(network, x, device="cpu")
     first, second = fast.programs[0].parts
-    seen: list[list[int]] = []
 
     def following(inner: Any) -> Any:
         def run_at(inputs: list[int], outputs: list[int]) -> None:
-            seen.extend([list(inputs), list(outputs)])
+            seen.append([*inputs, *outputs])
             inner(inputs, outputs)
 
         return run_at
 
     for part in (first, second):
         monkeypatch.setattr(part._program, "run_at", following(part._program.run_at))
+    seen.clear()
     with torch.no_grad():
         y = fast(x)
-    given, taken, made, result = seen
-    assert (given, result) == ([x.data_ptr()], [y.data_ptr()])
-    assert [taken, made] == noted.places
+    ((given, taken), (read, made), (again, result)) = seen
+    assert (given, result) == (x.data_ptr(), y.data_ptr())
+    assert (taken, made) == (read, again)
 
 
 @pytest.mark.parametrize(
@@ -115,67 +132,52 @@ def test_a_trace_is_of_the_original(net: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("behind", [nn.ReLU(), Turned()], ids=["whole", "in pieces"])
-def test_the_shortest_way_is_left_where_a_call_is_more(behind: nn.Module) -> None:
+def test_the_shortest_way_is_left_where_a_call_is_more(
+    behind: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), behind).eval()
     x = examples(2, 3, 8, 8)
     fast = md.optimize(net, x, device="cpu")
-    at_once: list[bool] = []
-    programs = fast._programs
-    known = programs.at_once
+    long: list[int] = []
+    known = Piece._run
 
-    def seen(tensors: Any) -> Any:
-        result = known(tensors)
-        at_once.append(result is not None)
+    def seen(*args: Any) -> Any:
+        long.append(1)
+        return known(*args)
+
+    monkeypatch.setattr(Piece, "_run", seen)
+
+    def calls(is_short: bool, *args: Any) -> Any:
+        long.clear()
+        result = fast(*args)
+        assert (not long) is is_short
+        torch.testing.assert_close(result, net(*args), rtol=1e-4, atol=1e-4)
         return result
 
-    programs.at_once = seen  # type: ignore[method-assign]
-
-    def calls(expected: list[bool], *args: Any, **kwargs: Any) -> Any:
-        at_once.clear()
-        result = fast(*args, **kwargs)
-        assert at_once == expected
-        torch.testing.assert_close(result, net(*args, **kwargs), rtol=1e-4, atol=1e-4)
-        return result
-
-    # Gradients may be on, if no argument requires them.
-    assert not calls([True], x).requires_grad
-    with torch.inference_mode():
-        assert calls([True], x).is_inference()
-    calls([], input=x)
-    calls([False], x.transpose(2, 3))
-    calls([False], examples(1, 3, 8, 8))
-    calls([False], x)  # the program used last is another one
-    calls([True], x)
-    with pytest.warns(md.MiniDNNWarning, match="requires a gradient"):
-        assert calls([], x.clone().requires_grad_()).requires_grad
-    with (
-        torch.autocast("cpu", torch.bfloat16),
-        pytest.raises(md.UnsupportedError, match="under autocast"),
-    ):
-        fast(x)
-    net[0].weight.data.mul_(2)
     with torch.no_grad():
+        assert not calls(True, x).requires_grad
+        with torch.inference_mode():
+            assert calls(False, x).is_inference()  # whose tensors PyTorch tells apart
+            assert calls(True, x).is_inference()
+        calls(False, examples(1, 3, 8, 8))
+        calls(True, x)  # each size has a piece
+        net[0].weight.data.mul_(2)
+        calls(False, x)
+        calls(True, x)
         net[0].bias.zero_()
-    calls([False], x)
-    calls([True], x)
-    fast.train()
-    assert calls([], x).requires_grad
-    fast.eval()
-    calls([True], x)
-
-    ran: list[str] = []
-    own = fast.register_forward_hook(lambda *_: ran.append("own"))
-    every = nn.modules.module.register_module_forward_pre_hook(
-        lambda module, _: ran.append("every") if module is fast else None
-    )
-    with pytest.warns(md.MiniDNNWarning, match="was called with hooks of all modules"):
-        calls([], x)
-    assert ran == ["every", "own"]
-    own.remove()
-    calls([], x)
-    every.remove()
-    calls([True], x)
-    assert ran == ["every", "own", "every"]
+        calls(False, x)
+        calls(True, x)
+    assert calls(False, x).requires_grad
+    assert calls(True, x).requires_grad
+    assert calls(False, x.clone().requires_grad_()).requires_grad
+    with torch.no_grad():
+        calls(True, x)
+        ran: list[str] = []
+        own = fast.register_forward_hook(lambda *_: ran.append("own"))
+        calls(True, x)
+        own.remove()
+        calls(True, x)
+    assert ran == ["own"]
 
 
 def test_threads_sleep_while_pytorch_computes(
@@ -191,7 +193,8 @@ def test_threads_sleep_while_pytorch_computes(
     with torch.no_grad():
         fast(x)
         fast(x.transpose(2, 3))
-    assert rested == [first._program] * 2
+    assert rested == [program.parts[0]._program for program in fast.programs]  # one for each way
+    assert len(rested) == 2
 
 
 def test_changes_are_noticed_by_the_engine(net: nn.Module) -> None:
@@ -218,16 +221,6 @@ def test_changes_are_noticed_by_the_engine(net: nn.Module) -> None:
     close()
     net[4].bias = None
     close()
-
-
-def test_a_weight_that_is_gone_is_noticed() -> None:
-    holder = {"weight": examples(3), "bias": examples(3)}
-    watch = Watch([Held(holder, "weight", "weight")])
-    assert watch.is_as_it_was()
-    del holder["bias"]
-    assert watch.is_as_it_was()
-    del holder["weight"]
-    assert watch.changed() == "weight"
 
 
 def test_weights_of_inference_mode_are_watched() -> None:
@@ -263,74 +256,93 @@ def test_results_of_weights_alone_are_pytorchs(device: str) -> None:
     torch.testing.assert_close(fast(x), (x, torch.ones(2, 3)))
 
 
-def test_a_call_begins_before_it_is_known_to_be_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, which goes on by itself; what was for nothing is not done again."""
+def test_a_call_begins_before_weights_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, which goes on by itself; the result of a call with changed weights is new."""
     net: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
     x = examples(2, 3, 8, 8)
     fast = md.optimize(net, x, device="cpu")
     (program,) = fast.programs
-    part: Any = program.at_once
     program.starts_early = True
-    ran: list[Any] = []
-    run_at = part.run_at
+    done: list[str] = []
+    run, look = TakenPart.run_at, Watch.is_as_it_was
 
-    def counted(tensors: Any) -> Any:
-        ran.append(0)
-        return run_at(tensors)
+    def ran(self: Any, tensors: Any) -> Any:
+        done.append("runs")
+        return run(self, tensors)
 
-    monkeypatch.setattr(part, "run_at", counted)
+    def looked(self: Any) -> bool:
+        done.append("looks")
+        return look(self)
 
-    def calls(times: int) -> Any:
-        ran.clear()
-        result = fast(x)
-        assert len(ran) == times
-        torch.testing.assert_close(result, net(x), rtol=1e-4, atol=1e-4)
-        return result
+    monkeypatch.setattr(TakenPart, "run_at", ran)
+    monkeypatch.setattr(Watch, "is_as_it_was", looked)
 
-    assert not fast._programs.begins
-    calls(1)
-    assert fast._programs.begins
-    asked: list[int] = []
-    plain = fast._is_plain
-
-    def noted(module: Any, args: Any) -> bool:
-        asked.append(len(ran))
-        return plain(args)
-
-    monkeypatch.setattr(type(fast), "_is_plain", noted)
-    assert not calls(1).requires_grad and asked == [1]  # asked behind the launch
-    with torch.inference_mode():
-        assert calls(1).is_inference()
-
-    fast.train()
-    assert calls(1).requires_grad  # begun, and thrown away
-    assert calls(0).requires_grad
-    fast.eval()
-    calls(1)
-    with (
-        torch.autocast("cpu", torch.bfloat16),
-        pytest.raises(md.UnsupportedError, match="under autocast"),
-    ):
-        fast(x)
-    assert not fast._programs.begins
-    calls(1)
-
-    seen: list[str] = []
-    hook = fast.register_forward_pre_hook(lambda module, args: seen.append("before"))
-    calls(2)
-    calls(1)
-    assert seen == ["before", "before"]
-    hook.remove()
-    calls(1)
-    asked.clear()
-    calls(1)
-    assert asked == [1]
+    def calls(expected: list[str]) -> None:
+        done.clear()
+        found = fast(x)
+        assert done[: len(expected)] == expected
+        torch.testing.assert_close(found, net(x), rtol=1e-4, atol=1e-4)
 
     with torch.no_grad():
+        fast(x)
+        for _ in range(2):
+            calls(["runs", "looks"])
+            assert len(done) == 2
         net[0].bias.add_(1)
-    torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
+        calls(["runs", "looks"])
+        assert done.count("runs") > 1  # and the first result was thrown away
+    with torch.inference_mode():
+        assert fast(x).is_inference()
     with pytest.warns(MiniDNNWarning, match="within a transform of torch.func"):
         assert torch.vmap(fast)(x[:, None]).shape == (2, 1, 4, 6, 6)
+
+
+def test_no_more_programs_are_kept_than_are_asked_for() -> None:
+    """Not by what calls the one used last either."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    fast = md.optimize(net, device="reference", sizes=2)
+    kept: list[weakref.ref[Any]] = []
+    with torch.no_grad():
+        for rows in (1, 2, 3, 4, 2):
+            x = examples(rows, 3, 8, 8)
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
+            kept += [weakref.ref(program) for program in fast.programs]
+    del x
+    gc.collect()
+    assert len(fast.pieces) == 4
+    assert len({id(each()) for each in kept if each() is not None}) == 2
+
+
+class Looking(nn.Module):
+    """Runs as two pieces, which Dynamo keeps at the code of the class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).relu()
+        return self.second(y if float(y.detach().sum()) < 1e9 else -y).relu()
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_module_that_is_dropped_is_freed_with_its_programs(
+    is_broken: bool, training: bool
+) -> None:
+    net = Looking() if is_broken else nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    fast = md.optimize(net.train(training), device="reference")
+    with torch.set_grad_enabled(training):
+        for _ in range(2):
+            fast(examples(2, 3, 8, 8))
+    assert len(fast.pieces) == (2 if is_broken else 1) <= len(fast.programs)
+    parts = [part for program in fast.programs for part in program.parts]
+    things = [fast, *fast.programs, *parts, net, *net.parameters()]
+    kept = [weakref.ref(each) for each in things]
+    del fast, net, things, parts
+    gc.collect()  # which frees what Dynamo keeps
+    gc.collect()
+    assert [each() for each in kept] == [None] * len(kept)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -342,7 +354,8 @@ def test_tensors_of_other_layouts_are_left_to_pytorch(layout: str, device: str) 
     fast(x)
     nested = [x, x] if layout == "nested" else []
     other = torch.nested.as_nested_tensor(nested) if nested else x.to_mkldnn()
-    with pytest.warns(MiniDNNWarning, match="^Linear was called with a (nested )?tensor"):
+    said = "called with a nested tensor" if nested else "a piece runs in PyTorch"
+    with pytest.warns(MiniDNNWarning, match=f"^Linear.*{said}"):
         found = fast(other)
     given, *_ = found.unbind() if nested else [found.to_dense()]
     torch.testing.assert_close(given, net(x))
