@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -125,6 +125,17 @@ def are_forward_gradients_computed() -> bool:
 def is_exporting() -> bool:
     """What ``torch.compiler.is_exporting`` gives, which Dynamo of PyTorch 2.11 takes for True."""
     return bool(_compiler._is_exporting_flag)
+
+
+@contextlib.contextmanager
+def unguarded(function: Callable[..., Any]) -> Iterator[None]:
+    """Has Dynamo take what a function of PyTorch's gives as it is, without a guard that its next
+    result is the same, as ``torch.compiler.assume_constant_result`` has it for ever."""
+    marked: Any = torch.compiler.assume_constant_result(function)
+    try:
+        yield
+    finally:
+        del marked._dynamo_marked_constant
 
 
 #: What benchmarks alone ask for, as it takes seconds to import.

@@ -27,7 +27,7 @@ from minidnn._torch_internals import (
     reset_code,
 )
 from minidnn.errors import UnsupportedError
-from minidnn.frontends.torch.captured import CAPTURING
+from minidnn.frontends.torch.captured import CAPTURING, layers_in_full
 
 #: So often Dynamo may compile one function of a network's code: for more sizes, modes and values of
 #: attributes than networks have.  It stops at 8 by itself, and runs what is new in PyTorch.
@@ -117,7 +117,7 @@ class _Conversion:
         try:
             # Dynamo puts aside what traces, in whichever thread.
             settings = dynamo_config.patch(_SETTINGS)
-            with CAPTURING, settings, warnings.catch_warnings(), _unheard():
+            with CAPTURING, settings, warnings.catch_warnings(), _unheard(), layers_in_full():
                 # Dynamo asks tensors and classes for what PyTorch warns of.
                 warnings.simplefilter("ignore")
                 made = self._converted(frame, *args)

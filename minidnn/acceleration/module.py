@@ -254,12 +254,13 @@ class OptimizedModule(StandsForContainer):
             if piece.broken is not None:
                 said.append(f"goes on in Python: {piece.broken}")
         said += [f"goes on in Python: {why}" for why in self._broken]
-        return "\n\n".join(said)
+        return "\n\n".join(dict.fromkeys(said))
 
     @property
     def programs(self) -> list[SizedProgram]:
         """What was compiled so far, piece by piece."""
-        return [program for piece in self.pieces for program in piece.programs]
+        every = (program for piece in self.pieces for program in piece.programs)
+        return list(dict.fromkeys(every))
 
     def refresh(self) -> None:
         """Lets the next call of each size capture and compile anew, for changes that are not

@@ -178,9 +178,9 @@ class NamedPrograms(Programs):
         super().__init__(name, limit, "types of arguments")
         self.refused: dict[Any, str] = {}
 
-    def reasons_of(self, number: int) -> list[str]:
+    def reasons_of(self, identity: object) -> list[str]:
         """Why a piece has no program for any number of rows, whatever its arguments."""
-        return [why for key, why in self.refused.items() if key[0][0][0] == number]
+        return [why for key, why in self.refused.items() if key[0][0][0] == identity]
 
     def try_run(
         self,

@@ -76,8 +76,17 @@ class _LittleError(UnsupportedError):
     """There is nothing to compute in a piece, or what is known of it gains less than it costs."""
 
 
-#: Pieces are told apart by these.
+#: Pieces that hold anything of their own are told apart by these.
 _NUMBERS = itertools.count()
+
+
+def _identity(module: fx.GraphModule, example: Sequence[Any]) -> str | int:
+    """What pieces have in common that compute the same: Dynamo makes several of one code, one in
+    inference mode and one without it."""
+    holds = any(node.op in ("get_attr", "call_module") for node in module.graph.nodes)
+    tensors = (each for each in example if isinstance(each, torch.Tensor))
+    holds = holds or any(each.layout is not torch.strided for each in tensors)
+    return next(_NUMBERS) if holds else str(module.code)
 
 
 def _is_symbolic(example: Any) -> bool:
@@ -116,7 +125,7 @@ class Piece:
         self.is_among_others = self.broken is not None
         self.settings = settings
         self._kept = PiecePrograms(settings) if kept is None else kept
-        self._number = next(_NUMBERS)
+        self._identity = _identity(module, example)
         #: Which arguments have the batch, where it may be any.
         self._batch = symbols_of(module)
         self._weights = _weights(module, example)
@@ -138,10 +147,10 @@ class Piece:
     @property
     def programs(self) -> list[SizedProgram]:
         """What was compiled, for gradients and without."""
-        kept, number = self._kept, self._number
+        kept, own = self._kept, self._identity
         every = (*kept.trained.items(), *kept.inference.items())
-        sized = [program for key, program in every if key[0][0] == number]
-        return [*sized, *(p for key, p in kept.named.items() if key[0][0][0] == number)]
+        sized = [program for key, program in every if key[0][0] == own]
+        return [*sized, *(p for key, p in kept.named.items() if key[0][0][0] == own)]
 
     def forget(self) -> None:
         """Frees all programs, and with them the weights."""
@@ -200,7 +209,7 @@ class Piece:
         """What was taken of the piece, and what was left and why."""
         left = [f"left to PyTorch: {reason}" for reason in self._refused.values()]
         named = self._kept.named
-        left += [f"note: not for any batch: {why}" for why in named.reasons_of(self._number)]
+        left += [f"note: not for any batch: {why}" for why in named.reasons_of(self._identity)]
         return "\n\n".join([*map(explain_program, self.programs), *left])
 
     def _not_now(self, args: Sequence[Any]) -> str | None:
@@ -235,7 +244,7 @@ class Piece:
                 done, result = self._kept.named.try_run(
                     inputs,
                     named,
-                    (self._number, len(args), weights, *values.values()),
+                    (self._identity, len(args), weights, *values.values()),
                     lambda: self._made_named(args, inputs, values, engine, rows),
                     args,
                 )
@@ -248,13 +257,16 @@ class Piece:
             programs = self._kept.trained if trained else self._kept.inference
             program, result = programs.run_by(
                 inputs,
-                (self._number, len(args), weights, half, enabled, *values.values()),
+                (self._identity, len(args), weights, half, enabled, *values.values()),
                 lambda: self._made(args, inputs, values, engine, trained, half, enabled),
                 args,
             )
             if self._is_static and program._overlaps is None:
                 own = None if trained else self._weights_of(args)
-                self._last = weakref.ref(program), own
+                part = program.direct
+                # Dynamo has a piece of its own for tensors that lie otherwise in memory.
+                if part is None or part.takes([args[place] for place in program.places]):
+                    self._last = weakref.ref(program), own
             return True, result
         except UnsupportedError as error:
             if str(error).startswith("strict=True"):

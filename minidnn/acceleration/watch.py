@@ -85,7 +85,7 @@ class Watch:
         """The name of a weight that is not what it was, or None."""
         for each, tensor, version, address, memory in self._seen:
             if (
-                each.tensor is not tensor
+                each.holder.get(each.key) is not tensor
                 or (version is not None and tensor._version != version)
                 or tensor.data_ptr() != address
                 or memory() is None
@@ -96,9 +96,11 @@ class Watch:
 
     def refitted(self) -> str | None:
         """The name of a weight that now has another type, so that nothing fits it."""
-        return next(
-            (each.name for each, before in self._types if _type(each.tensor) != before), None
-        )
+        for each, before in self._types:
+            now = each.holder.get(each.key)
+            if now is None or _type(now) != before:
+                return each.name
+        return None
 
 
 def _batches_of(statistics: Iterable[Held]) -> list[Held]:

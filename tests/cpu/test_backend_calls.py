@@ -215,7 +215,7 @@ def test_empty_batch_is_refused() -> None:
 @pytest.mark.parametrize("net", [L.ReLU(), L.Conv2d(3, 4, 3)])
 def test_images_that_no_memory_holds_are_refused(net: L.Layer) -> None:
     """At once: lowering takes longer the more rows there are."""
-    with pytest.raises(OutOfMemoryError, match=r"takes 1\d{14} bytes, .*; this machine has \d+$"):
+    with pytest.raises(OutOfMemoryError, match=r"takes 1\d{14} bytes, .*; this process has \d+$"):
         md.compile(net, (1, 3, 1 << 40, 8), device="cpu")
 
 

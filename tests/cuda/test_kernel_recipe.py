@@ -63,6 +63,8 @@ def copy(root: Path, tmp_path: Path) -> Path:
     ignore = shutil.ignore_patterns("__pycache__", "*.so", "*.safetensors", "test_*")
     for name in ("minidnn", "tests/cuda"):
         shutil.copytree(root / name, tmp_path / name, ignore=ignore)
+    for path in (root / "tests").glob("*.py"):
+        shutil.copy(path, tmp_path / "tests")
     return tmp_path
 
 

@@ -25,7 +25,7 @@ from minidnn.graph.trace import tracing
 from minidnn.graph.types import TensorType
 from minidnn.training import losses
 from tests.onnx.models import model, node
-from tests.torch.special_calls import points, rows
+from tests.torch.special_points import points, rows
 from tests.torch.test_exact_points import differ
 
 Arrays = Sequence[np.ndarray]

@@ -82,15 +82,8 @@ def copy(root: Path, tmp_path: Path) -> Path:
     ignore = shutil.ignore_patterns("__pycache__", "*.so", "*.safetensors")
     for name in ("minidnn", *(f"tests/{part}" for part in PARTS)):
         shutil.copytree(root / name, there / name, ignore=ignore)
-    for name in (
-        "setup.cfg",
-        "ruff.toml",
-        "tests/conftest.py",
-        "tests/schedule.py",
-        "tests/together.py",
-        "tests/turns.py",
-    ):
-        shutil.copy(root / name, there / name)
+    for path in (root / "setup.cfg", root / "ruff.toml", *(root / "tests").glob("*.py")):
+        shutil.copy(path, there / path.relative_to(root))
     return there
 
 

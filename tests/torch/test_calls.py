@@ -13,7 +13,6 @@ from torch import nn
 
 import minidnn as md
 from minidnn.acceleration import part as parts
-from minidnn.acceleration.part import TakenPart
 from minidnn.acceleration.piece import Piece
 from minidnn.acceleration.watch import Watch
 from minidnn.backends.backend import PREFERENCE, default_device
@@ -193,8 +192,7 @@ def test_threads_sleep_while_pytorch_computes(
     with torch.no_grad():
         fast(x)
         fast(x.transpose(2, 3))
-    assert rested == [program.parts[0]._program for program in fast.programs]  # one for each way
-    assert len(rested) == 2
+    assert rested == [first._program] * 2
 
 
 def test_changes_are_noticed_by_the_engine(net: nn.Module) -> None:
@@ -221,6 +219,16 @@ def test_changes_are_noticed_by_the_engine(net: nn.Module) -> None:
     close()
     net[4].bias = None
     close()
+
+
+def test_a_weight_that_is_gone_is_noticed() -> None:
+    holder = {"weight": examples(3), "bias": examples(3)}
+    watch = Watch([Held(holder, "weight", "weight")])
+    assert watch.is_as_it_was()
+    del holder["bias"]
+    assert watch.is_as_it_was()
+    del holder["weight"]
+    assert watch.changed() == "weight"
 
 
 def test_weights_of_inference_mode_are_watched() -> None:
@@ -254,47 +262,6 @@ def test_results_of_weights_alone_are_pytorchs(device: str) -> None:
 
     fast, x = md.optimize(Dropping().eval(), device=device), torch.ones(2)
     torch.testing.assert_close(fast(x), (x, torch.ones(2, 3)))
-
-
-def test_a_call_begins_before_weights_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, which goes on by itself; the result of a call with changed weights is new."""
-    net: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
-    x = examples(2, 3, 8, 8)
-    fast = md.optimize(net, x, device="cpu")
-    (program,) = fast.programs
-    program.starts_early = True
-    done: list[str] = []
-    run, look = TakenPart.run_at, Watch.is_as_it_was
-
-    def ran(self: Any, tensors: Any) -> Any:
-        done.append("runs")
-        return run(self, tensors)
-
-    def looked(self: Any) -> bool:
-        done.append("looks")
-        return look(self)
-
-    monkeypatch.setattr(TakenPart, "run_at", ran)
-    monkeypatch.setattr(Watch, "is_as_it_was", looked)
-
-    def calls(expected: list[str]) -> None:
-        done.clear()
-        found = fast(x)
-        assert done[: len(expected)] == expected
-        torch.testing.assert_close(found, net(x), rtol=1e-4, atol=1e-4)
-
-    with torch.no_grad():
-        fast(x)
-        for _ in range(2):
-            calls(["runs", "looks"])
-            assert len(done) == 2
-        net[0].bias.add_(1)
-        calls(["runs", "looks"])
-        assert done.count("runs") > 1  # and the first result was thrown away
-    with torch.inference_mode():
-        assert fast(x).is_inference()
-    with pytest.warns(MiniDNNWarning, match="within a transform of torch.func"):
-        assert torch.vmap(fast)(x[:, None]).shape == (2, 1, 4, 6, 6)
 
 
 def test_no_more_programs_are_kept_than_are_asked_for() -> None:
@@ -354,8 +321,55 @@ def test_tensors_of_other_layouts_are_left_to_pytorch(layout: str, device: str) 
     fast(x)
     nested = [x, x] if layout == "nested" else []
     other = torch.nested.as_nested_tensor(nested) if nested else x.to_mkldnn()
-    said = "called with a nested tensor" if nested else "a piece runs in PyTorch"
-    with pytest.warns(MiniDNNWarning, match=f"^Linear.*{said}"):
+    with pytest.warns(MiniDNNWarning, match=r"^Linear.* a (nested tensor|tensor of layout)"):
         found = fast(other)
     given, *_ = found.unbind() if nested else [found.to_dense()]
     torch.testing.assert_close(given, net(x))
+
+
+@pytest.mark.parametrize("behind", [nn.ReLU(), Turned()], ids=["whole", "in pieces"])
+def test_a_warm_call_is_right_whatever_came_before(behind: nn.Module) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), behind).eval()
+    x = examples(2, 3, 8, 8)
+    fast = md.optimize(net, x, device="cpu")
+
+    def calls(*args: Any, **kwargs: Any) -> Any:
+        result = fast(*args, **kwargs)
+        torch.testing.assert_close(result, net(*args, **kwargs), rtol=1e-4, atol=1e-4)
+        return result
+
+    with torch.no_grad():
+        for _ in range(2):
+            assert not calls(x).requires_grad
+            calls(input=x)
+            calls(x.transpose(2, 3))
+            calls(examples(1, 3, 8, 8))
+        net[0].weight.data.mul_(2)
+        calls(x), calls(x)
+        net[0].bias.zero_()
+        calls(x), calls(x)
+    assert calls(x.clone().requires_grad_()).requires_grad
+    with torch.inference_mode():
+        calls(x)
+
+
+def test_a_call_begins_before_weights_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, which goes on by itself; what was begun with other weights is thrown away."""
+    net: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    x = examples(2, 3, 8, 8)
+    fast = md.optimize(net, x, device="cpu")
+    with torch.no_grad():
+        fast(x), fast(x)
+        (program,) = fast.programs
+        program.starts_early = True
+        order: list[str] = []
+        run_at, is_as_it_was = program.direct.run_at, program.watch.is_as_it_was
+        monkeypatch.setattr(program.direct, "run_at", lambda t: (order.append("run"), run_at(t))[1])
+        monkeypatch.setattr(
+            program.watch, "is_as_it_was", lambda: (order.append("look"), is_as_it_was())[1]
+        )
+        fast(x)
+        assert order == ["run", "look"]
+        net[0].bias.add_(1)
+        torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
+        assert order[2:4] == ["run", "look"]

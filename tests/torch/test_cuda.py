@@ -14,7 +14,7 @@ import minidnn as md
 from minidnn.acceleration import dynamo
 from minidnn.backends.backend import PREFERENCE, default_device
 from minidnn.errors import DeviceError, MiniDNNWarning, UnsupportedError
-from tests.torch.networks import UNet, errors, example, torchvision
+from tests.torch.networks import Noted, UNet, errors, example, torchvision
 
 pytestmark = pytest.mark.gpu
 
@@ -71,51 +71,34 @@ def test_it_gives_what_pytorch_gives(middle: nn.Module | None) -> None:
         y = fast(x)
         assert y.device == x.device
         close(y, net(x))
-    (program,) = fast.programs
-    assert program.engine.device == "cuda"
-    assert len(program.parts) == (1 if middle is None else 2)
+    assert {program.engine.device for program in fast.programs} == {"cuda"}
+    parts = [part for program in fast.programs for part in program.parts]
+    assert len(parts) == (1 if middle is None else 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_parts_and_pytorch_work_in_the_same_memory(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x = examples(2, 3, 16, 16).to("cuda", dtype)
+    noted, x = Noted(), examples(2, 3, 16, 16).to("cuda", dtype)
+    fast = md.optimize(network(noted).to("cuda", dtype), x)
+    first, second = (part for program in fast.programs for part in program.parts)
     seen: list[list[int]] = []
 
-    def noted(x: torch.Tensor) -> torch.Tensor:
-        y = torch.sin(x)
-        seen.append([x.data_ptr(), y.data_ptr()])
-        return y
+    def following(inner: Any) -> Any:
+        def run_on(stream: int, inputs: list[int], outputs: list[int]) -> None:
+            seen.extend([list(inputs), list(outputs)])
+            inner(stream, inputs, outputs)
 
-    with torch.library._scoped_library("minidnn_tests", "FRAGMENT") as library:
-        library.define("noted_on_gpu(Tensor x) -> Tensor")
-        library.impl("noted_on_gpu", noted, "CUDA")
-        library.impl("noted_on_gpu", torch.empty_like, "Meta")
+        return run_on
 
-        class Noting(nn.Module):
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                found: torch.Tensor = torch.ops.minidnn_tests.noted_on_gpu(x)
-                return found
-
-        fast = md.optimize(network(Noting()).to("cuda", dtype), x)
-        first, second = fast.programs[0].parts
-
-        def following(inner: Any) -> Any:
-            def run_on(stream: int, inputs: list[int], outputs: list[int]) -> None:
-                seen.append([*inputs, *outputs])
-                inner(stream, inputs, outputs)
-
-            return run_on
-
-        for part in (first, second):
-            monkeypatch.setattr(part._program, "run_on", following(part._program.run_on))
-        seen.clear()
-        with torch.no_grad():
-            y = fast(x)
-    (given, taken), (read, made), (again, result) = seen
-    assert (given, result) == (x.data_ptr(), y.data_ptr())
-    assert (taken, made) == (read, again)
+    for part in (first, second):
+        monkeypatch.setattr(part._program, "run_on", following(part._program.run_on))
+    with torch.no_grad():
+        y = fast(x)
+    given, taken, made, result = seen
+    assert (given, result) == ([x.data_ptr()], [y.data_ptr()])
+    assert [taken, made] == noted.places
     if dtype is torch.float16:  # in exact float32 cuDNN is at the ends, whose addresses are its own
         ((reads, writes), (again, _)) = (in_place(part) for part in (first, second))
         assert (reads, writes, again) == (True, True, True)
@@ -129,10 +112,11 @@ def in_place(part: Any) -> list[bool]:
 
 
 class Last(nn.Module):
-    """Gives its operand with channels last."""
+    """Looks at values, and gives its operand with channels last."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.fft.ifft(torch.fft.fft(x)).real.contiguous(memory_format=torch.channels_last)
+        order = torch.channels_last if x.mean() < 1e9 else torch.contiguous_format
+        return x.contiguous(memory_format=order)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -145,28 +129,27 @@ def test_tensors_that_lie_in_another_way_are_converted(dtype: torch.dtype) -> No
         torch.testing.assert_close(y, net(x), rtol=1e-2, atol=1e-2)
         others = [x.to(memory_format=torch.channels_last), x.repeat(1, 1, 1, 2)[..., :16]]
         others.append(room[1:].view(x.shape).copy_(x))  # contiguous, and not where it may begin
-        for other in others:  # of which Dynamo makes pieces of their own
-            torch.testing.assert_close(fast(other), y, rtol=1e-2, atol=1e-2)
+        for other in others:
+            assert torch.equal(fast(other), y)
         assert torch.equal(fast(x), y)
     assert y.is_contiguous()
 
 
 class Looking(nn.Module):
-    """Looks at values, and gives what it was given."""
+    """Looks at values, so that it cannot be captured, and gives what it was given."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x if x.mean() < 1e9 else x.abs()
 
 
-def test_a_module_that_looks_at_values_stands_in_two_places() -> None:
+def test_a_module_that_cannot_be_captured_stands_in_two_places() -> None:
     look = Looking()
     net, x = nn.Sequential(look, network(look), look).eval().cuda(), examples(2, 3, 16, 16).cuda()
     fast = md.optimize(net, x)
+    assert len(fast.pieces) > 1 and all(program.parts for program in fast.programs)
     with torch.inference_mode():
         close(fast(x), net(x))
         close(fast(2 * x), net(2 * x))
-    assert len(fast.pieces) >= 2 and "goes on in Python" in fast.explain()
-    assert any(program.parts for program in fast.programs)
 
 
 def test_transforms_are_pytorchs() -> None:
@@ -201,13 +184,12 @@ def test_weights_of_inference_mode() -> None:
 def test_a_move_is_followed() -> None:
     x = examples(2, 3, 16, 16)
     fast = md.optimize(network(), x, strict=True)
+    expected = fast(x)
+    assert fast.cuda() is fast
+    close(fast(x.cuda()).cpu(), expected)
+    fast.cpu()
+    close(fast(x), expected)
     on_cpu = default_device([name for name in PREFERENCE if name != "cuda"])[0]
-    with torch.no_grad():
-        expected = fast(x)
-        assert fast.cuda() is fast
-        close(fast(x.cuda()).cpu(), expected)
-        fast.cpu()
-        close(fast(x), expected)
     assert {program.engine.device for program in fast.programs} == {"cuda", on_cpu}
 
 
@@ -223,6 +205,7 @@ def test_changed_weights_are_noticed() -> None:
     net, x = network().cuda(), examples(2, 3, 16, 16).cuda()
     fast = md.optimize(net, x)
     with torch.no_grad():
+        fast(x)
         fast(x)
         assert fast.programs[0].starts_early
         net[0].weight.mul_(2)  # what has begun by then is thrown away
@@ -248,7 +231,7 @@ def test_what_a_call_has_begun_is_thrown_away_where_it_is_more() -> None:
             y = fast(x * 2)
         other.synchronize()
         close(y, expected)
-    with torch.autocast("cuda"):
+    with torch.autocast("cuda"), torch.no_grad():
         assert fast(x).dtype is net(x).dtype is torch.float16
     fast.train()
     assert fast(x).requires_grad
@@ -259,22 +242,23 @@ def test_what_a_call_has_begun_is_thrown_away_where_it_is_more() -> None:
 
 
 @pytest.mark.parametrize("middle", [None, Strange()], ids=["whole", "in pieces"])
-def test_calls_of_many_kinds_one_after_the_other(middle: nn.Module | None) -> None:
+def test_the_shortest_way_is_left_where_a_call_is_more(middle: nn.Module | None) -> None:
     net = network(middle).cuda()
     x = examples(2, 3, 16, 16).cuda()
     fast = md.optimize(net, x)
+    with torch.inference_mode():
+        expected = net(x)
+        for _ in range(2):
+            close(fast(x), expected)
+        for other in (x[:1], x.to(memory_format=torch.channels_last), x):
+            close(fast(other), net(other))
+    close(fast(x), expected)
+    with torch.autocast("cuda"), torch.no_grad():
+        assert fast(x).dtype is net(x).dtype is torch.float16
     with torch.no_grad():
-        for given in (x, x[:1], x, x.to(memory_format=torch.channels_last), x):
-            close(fast(given), net(given))
-    result = fast(x)
-    close(result, net(x))
-    assert result.requires_grad
-    with torch.no_grad():
-        with torch.autocast("cuda"):
-            assert fast(x).dtype is net(x).dtype is torch.float16
         net[0].bias.add_(1)
-        close(fast(x), net(x))
-        close(fast(x), net(x))
+        for _ in range(2):
+            close(fast(x), net(x))
 
 
 def test_work_runs_on_pytorchs_current_stream() -> None:

@@ -46,7 +46,7 @@ def test_a_layer_of_pytorchs_between_parts() -> None:
     fast = md.optimize(net.cuda().train())
     for module, x in zip((own, fast), given, strict=True):
         module(x).square().sum().backward()
-    assert len(program(fast).parts) == 2
+    assert len(program(fast).parts) > 1
     torch.testing.assert_close(given[1].grad.cpu(), given[0].grad, rtol=1e-4, atol=1e-5)
     same_gradients(net.cpu(), own)
 

@@ -14,7 +14,7 @@ from torch.export.graph_signature import InputKind
 
 from minidnn._torch_internals import pytree
 from minidnn.errors import UnsupportedError
-from minidnn.frontends.torch.captured import CAPTURING, Captured, Held
+from minidnn.frontends.torch.captured import CAPTURING, Captured, Held, layers_in_full
 from minidnn.frontends.torch.functional import functional
 from minidnn.frontends.torch.rehearsal import unchanged
 from minidnn.frontends.torch.scripted import check_scripted
@@ -34,7 +34,7 @@ def capture(
     name = type(root).__name__
     with CAPTURING, torch.no_grad():
         try:
-            with _unheard():
+            with _unheard(), layers_in_full():
                 program = contextvars.copy_context().run(_exported, root, args, kwargs or {})
         except Exception as error:  # whatever a module's own Python does
             with unchanged(root):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,12 +13,27 @@ import torch
 from torch.fx import GraphModule, Node
 
 from minidnn._forks import ForkLock
+from minidnn._torch_internals import unguarded
 from minidnn.frontends.torch.aten.call import key_of
 from minidnn.frontends.torch.convert import label_of
 
 #: Held by the thread that captures: PyTorch keeps what it does meanwhile where all threads see it.
 #: Whoever makes programs holds it all along, so that nobody waits for it who is waited for.
 CAPTURING = ForkLock(reentrant=True)
+
+
+@contextlib.contextmanager
+def layers_in_full() -> Iterator[None]:
+    """Has PyTorch's layers compute attention by its usual operations, and not by one of its own
+    for inference, of which nothing is known here.  For who holds :data:`CAPTURING`."""
+    mha = torch.backends.mha
+    before = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    try:
+        with unguarded(mha.get_fastpath_enabled):
+            yield
+    finally:
+        mha.set_fastpath_enabled(before)
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,11 @@ def _functional(
     enabled: bool,
 ) -> Captured:
     try:
-        # Which the code of the piece may leave otherwise.
-        with torch.set_grad_enabled(enabled), standing_for(_prepared(piece)) as whole:
+        # The code of the piece may leave gradients otherwise.  The operation of cuDNN for a batch
+        # normalization says nothing of the statistics that it writes.
+        grad = torch.set_grad_enabled(enabled)
+        plain = torch.backends.cudnn.flags(enabled=False)
+        with grad, plain, standing_for(_prepared(piece)) as whole:
             module, signature = aot_export_module(
                 whole, _without_data(args), trace_joint=False, pre_dispatch=True
             )

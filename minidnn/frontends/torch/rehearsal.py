@@ -87,7 +87,8 @@ class _Snapshot:
         if isinstance(each, (tuple, frozenset)):
             return each
         if isinstance(each, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
-            return self._dict(each.data)
+            held: Any = each
+            return self._dict(held.data)
         if isinstance(each, threading.local):
             return self._dict(vars(each))
         if isinstance(each, _CACHED):
