@@ -80,13 +80,16 @@ class _LittleError(UnsupportedError):
 _NUMBERS = itertools.count()
 
 
-def _identity(module: fx.GraphModule, example: Sequence[Any]) -> str | int:
+def _identity(module: fx.GraphModule, example: Sequence[Any]) -> Any:
     """What pieces have in common that compute the same: Dynamo makes several of one code, one in
     inference mode and one without it."""
     holds = any(node.op in ("get_attr", "call_module") for node in module.graph.nodes)
-    tensors = (each for each in example if isinstance(each, torch.Tensor))
-    holds = holds or any(each.layout is not torch.strided for each in tensors)
-    return next(_NUMBERS) if holds else str(module.code)
+    tensors = [each for each in example if isinstance(each, torch.Tensor)]
+    if holds or any(each.layout is not torch.strided for each in tensors):
+        return next(_NUMBERS)
+    # What is made of nothing follows the defaults; what is a view depends on strides.
+    strides = (str(each.stride()) for each in tensors)
+    return (str(module.code), torch.get_default_dtype(), torch.get_default_device(), *strides)
 
 
 def _is_symbolic(example: Any) -> bool:
