@@ -80,6 +80,7 @@ class _LittleError(UnsupportedError):
 _NUMBERS = itertools.count()
 
 
+<<<<<<< HEAD
 def _identity(module: fx.GraphModule, example: Sequence[Any]) -> Any:
     """What pieces have in common that compute the same: Dynamo makes several of one code, one in
     inference mode and one without it."""
@@ -90,6 +91,13 @@ def _identity(module: fx.GraphModule, example: Sequence[Any]) -> Any:
     # What is made of nothing follows the defaults; what is a view depends on strides.
     strides = (str(each.stride()) for each in tensors)
     return (str(module.code), torch.get_default_dtype(), torch.get_default_device(), *strides)
+=======
+def _identity(module: fx.GraphModule) -> str | int:
+    """What pieces have in common that compute the same: Dynamo makes several of one code, one in
+    inference mode and one without it."""
+    holds = any(node.op in ("get_attr", "call_module") for node in module.graph.nodes)
+    return next(_NUMBERS) if holds else str(module.code)
+>>>>>>> bridge
 
 
 def _is_symbolic(example: Any) -> bool:
@@ -128,7 +136,7 @@ class Piece:
         self.is_among_others = self.broken is not None
         self.settings = settings
         self._kept = PiecePrograms(settings) if kept is None else kept
-        self._identity = _identity(module, example)
+        self._identity = _identity(module)
         #: Which arguments have the batch, where it may be any.
         self._batch = symbols_of(module)
         self._weights = _weights(module, example)
@@ -171,9 +179,11 @@ class Piece:
                     return program.run(args)
             if program is not None and all(map(is_, self._weights_of(args), weights or ())):
                 # A GPU is at work already while weights are looked at.
-                early = self._run_plain(program, args) if program.starts_early else None
+                found = self._run_plain(program, args) if program.starts_early else None
                 if program.watch.is_as_it_was():
-                    return self._run_plain(program, args) if early is None else early
+                    found = self._run_plain(program, args) if found is None else found
+                    if found is not None:
+                        return found
         reason = self._not_now(args)
         if reason is None:
             half = autocast_to(_memory(args))
@@ -195,12 +205,14 @@ class Piece:
         return self.module(*args)
 
     def _run_plain(self, program: SizedProgram, args: Sequence[Any]) -> Any:
-        """The results of a program for inference.  What Dynamo has compared is not looked at."""
+        """The results of a program for inference; None where tensors do not lie as it takes them,
+        or are of another layout."""
+        given = [args[place] for place in program.places]
         part = program.direct
-        if part is None:
-            return program.run(args)
-        result = part.run_at([args[place] for place in program.places])
-        return result if isinstance(result, tuple) else (result,)
+        if part is not None and part.takes(given):
+            result = part.run_at(given)
+            return result if isinstance(result, tuple) else (result,)
+        return program.run(args) if all(map(_is_strided, given)) else None
 
     def _taping(self, trained: bool, taped: bool) -> AbstractContextManager[Any]:
         """Has PyTorch's tape run for a program, where some of the code has it run."""
@@ -219,6 +231,9 @@ class Piece:
         """Why a call is PyTorch's, whatever the piece is."""
         if is_recorded():
             return "its operations are recorded, or computed in another way"
+        for arg in args:
+            if not _is_strided(arg):
+                return f"a tensor has layout {arg.layout}"
         if autocast_to(_memory(args)) is not None:
             reason = self._engine(args).why_not_mixed()
             return None if reason is None else f"autocast is on, which PyTorch honours, as {reason}"
@@ -413,6 +428,11 @@ class _Weights:
 
     def __hash__(self) -> int:
         return hash(tuple(map(id, self._tensors)))
+
+
+def _is_strided(arg: Any) -> bool:
+    """Whether an argument is no tensor of a layout of its own (sparse, of oneDNN, nested)."""
+    return not isinstance(arg, torch.Tensor) or arg.layout is torch.strided
 
 
 def _is_trained(arg: Any) -> bool:

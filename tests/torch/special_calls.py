@@ -220,6 +220,14 @@ ARGUMENTS: dict[str, list[Given]] = {
             **{"running_var": vector(1.0, 2.0, 0.0), "momentum": 0.1, "eps": 1e-5},
         }
     ],
+    "_native_batch_norm_legit_functional": [
+        {
+            **{"input": whole(4, 3, 2), "weight": vector(1.0, -2.0, 0.0)},
+            **{"bias": vector(0.0, 1.0, -0.0), "running_mean": vector(0.0, 1.0, 2.0)},
+            **{"running_var": vector(1.0, 2.0, 0.0), "training": False, "momentum": 0.1},
+            **{"eps": 1e-5},
+        }
+    ],
     # Windows: planes of many ties.
     "max_pool2d": [{"self": _IMAGE, "kernel_size": [3], "stride": [2], "padding": [1]}],
     "max_pool2d_with_indices": [{"self": _IMAGE, "kernel_size": [2], "stride": [1]}],

@@ -13,6 +13,14 @@ from tests.torch.programs.harness import PROGRAMS, Program, Run, faults, run
 from tests.torch.programs.known import KNOWN
 from tests.torch.programs.ways import COMPILE, EAGER, OPTIMIZE
 
+#: Programs that differ on GPUs alone, or with the PyTorch that is there, in one of both ways.
+KNOWN_ON_GPUS = {
+    "class_activation_by_gradients": "share",  # of a module with hooks on the way back
+    "counter_on_data": "share",  # PyTorch 2.11 makes no functional graph of it
+    "data_scaled_between_evaluations": "wrong value",  # writes past counters are seen on CPUs
+    "norms_logged_by_item": "error",  # device="cuda", and a piece on the CPU
+}
+
 
 class DiffersError(AssertionError):
     """A run differs from eager PyTorch's."""
@@ -26,7 +34,10 @@ def cases(device: str, sampled: bool = False) -> list[Any]:
             marks = []
             if sampled and not program.is_quick:
                 marks.append(pytest.mark.full)
-            if (kind := KNOWN[way].get(name)) is not None:
+            kind = KNOWN[way].get(name)
+            if device == "cuda":
+                kind = kind or KNOWN_ON_GPUS.get(name)
+            if kind is not None:
                 strict = device == "reference"  # where the list comes from
                 marks.append(pytest.mark.xfail(strict=strict, reason=kind, raises=DiffersError))
             made.append(pytest.param(program, way, id=f"{way}-{name}", marks=marks))
