@@ -80,7 +80,6 @@ class _LittleError(UnsupportedError):
 _NUMBERS = itertools.count()
 
 
-<<<<<<< HEAD
 def _identity(module: fx.GraphModule, example: Sequence[Any]) -> Any:
     """What pieces have in common that compute the same: Dynamo makes several of one code, one in
     inference mode and one without it."""
@@ -91,13 +90,6 @@ def _identity(module: fx.GraphModule, example: Sequence[Any]) -> Any:
     # What is made of nothing follows the defaults; what is a view depends on strides.
     strides = (str(each.stride()) for each in tensors)
     return (str(module.code), torch.get_default_dtype(), torch.get_default_device(), *strides)
-=======
-def _identity(module: fx.GraphModule) -> str | int:
-    """What pieces have in common that compute the same: Dynamo makes several of one code, one in
-    inference mode and one without it."""
-    holds = any(node.op in ("get_attr", "call_module") for node in module.graph.nodes)
-    return next(_NUMBERS) if holds else str(module.code)
->>>>>>> bridge
 
 
 def _is_symbolic(example: Any) -> bool:
@@ -136,7 +128,7 @@ class Piece:
         self.is_among_others = self.broken is not None
         self.settings = settings
         self._kept = PiecePrograms(settings) if kept is None else kept
-        self._identity = _identity(module)
+        self._identity = _identity(module, example)
         #: Which arguments have the batch, where it may be any.
         self._batch = symbols_of(module)
         self._weights = _weights(module, example)
@@ -325,9 +317,6 @@ class Piece:
         half: str | None,
         enabled: bool,
     ) -> SizedProgram:
-        for arg in args:
-            if isinstance(arg, torch.Tensor) and arg.layout is not torch.strided:
-                raise UnsupportedError(f"a tensor of layout {arg.layout} is given")
         for arg in filter(is_wrapper, args):
             raise UnsupportedError(
                 f"a {type(arg).__name__} is given, which has no memory of its own"
