@@ -365,11 +365,19 @@ def test_a_call_begins_before_weights_are_looked_at(monkeypatch: pytest.MonkeyPa
         (program,) = fast.programs
         program.starts_early = True
         order: list[str] = []
-        run_at, is_as_it_was = program.direct.run_at, program.watch.is_as_it_was
-        monkeypatch.setattr(program.direct, "run_at", lambda t: (order.append("run"), run_at(t))[1])
-        monkeypatch.setattr(
-            program.watch, "is_as_it_was", lambda: (order.append("look"), is_as_it_was())[1]
-        )
+        direct: Any = program.direct
+        run_at, look = direct.run_at, program.watch.is_as_it_was
+
+        def ran(tensors: Any) -> Any:
+            order.append("run")
+            return run_at(tensors)
+
+        def looked() -> bool:
+            order.append("look")
+            return look()
+
+        monkeypatch.setattr(direct, "run_at", ran)
+        monkeypatch.setattr(program.watch, "is_as_it_was", looked)
         fast(x)
         assert order == ["run", "look"]
         net[0].bias.add_(1)
