@@ -40,6 +40,8 @@ _SETTINGS = {
     "accumulated_recompile_limit": RECOMPILES,
     "fail_on_recompile_limit_hit": True,
     "allow_rnn": True,
+    # Code that calls NumPy does so; an array in the place of a tensor is PyTorch's error.
+    "trace_numpy": False,
 }
 _ONE_BY_ONE = "layers of PyTorch's are captured one by one, as their caller is not captured"
 #: What its wrapper that skips code has: what converts, and its argument.

@@ -6,6 +6,7 @@ import contextvars
 import copy
 import logging
 import warnings
+import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Self
@@ -54,6 +55,34 @@ _STATE_HOOKS = (
 _NO_PIECES = "PyTorch's compiler makes no graph of any of it; TORCH_LOGS=graph_breaks says why"
 
 
+class _Pieces(list[Piece]):
+    """The pieces that Dynamo has handed over so far, in order.
+
+    Attributes:
+        broken: why layers are not captured with others.
+    """
+
+    def __init__(self, settings: BridgeSettings) -> None:
+        super().__init__()
+        self._settings = settings
+        self._programs: dict[Any, PiecePrograms] = {}
+        self.broken: dict[str, None] = {}
+
+    def made(self, module: Any, example: Sequence[Any]) -> Piece:
+        """One piece more; such of one code have their programs together."""
+        code = tuple((node.op, str(node.target)) for node in module.graph.nodes)
+        of_code = self._programs.setdefault(code, PiecePrograms(self._settings))
+        piece = Piece(module, example, self._settings, of_code)
+        piece.is_among_others |= bool(self.broken) or any(each.broken for each in self)
+        self.append(piece)
+        return piece
+
+    def __del__(self) -> None:
+        """Dynamo holds pieces at the code of classes, for as long as there is that code."""
+        for piece in self:
+            piece.forget()
+
+
 class OptimizedModule(StandsForContainer):
     """What :func:`minidnn.optimize` gives.
 
@@ -81,22 +110,18 @@ class OptimizedModule(StandsForContainer):
 
     def _forget(self) -> None:
         """Lets the next call be captured anew."""
-        pieces: list[Piece] = []
         settings = self._settings
-        kept: dict[Any, PiecePrograms] = {}
-        broken: dict[str, None] = {}  # why layers are not captured with others
+        pieces = _Pieces(settings)
+        reference = weakref.ref(pieces)
 
         def backend(module: Any, example: Sequence[Any]) -> Piece:
-            code = tuple((node.op, str(node.target)) for node in module.graph.nodes)
-            of_code = kept.setdefault(code, PiecePrograms(settings))
-            piece = Piece(module, example, settings, of_code)
-            piece.is_among_others |= bool(broken) or any(each.broken for each in pieces)
-            pieces.append(piece)
-            return piece
+            found = reference()  # PyTorch holds this function for ever
+            assert found is not None
+            return found.made(module, example)
 
         own = self.__dict__
         own["pieces"] = pieces
-        own["_broken"] = broken
+        own["_broken"] = pieces.broken
         own["_late_hooks"] = LateHooks(self.original)
         dynamic = None if self._dim is not None else False
         own["_run"] = captured(
@@ -105,7 +130,7 @@ class OptimizedModule(StandsForContainer):
             settings.strict,
             dynamic,
             self._left_in_python,
-            broken.setdefault,
+            pieces.broken.setdefault,
         )
 
     def _left_in_python(self, error: Exception) -> None:
@@ -266,8 +291,8 @@ class OptimizedModule(StandsForContainer):
         if self._settings.strict:
             raise UnsupportedError(f"strict=True, and {name} was called {how}")
         result = self.original(*args, **kwargs)  # whose errors come alone
-        if how not in self._warned:
-            self._warned[how] = None
+        if (said := f"called {how}") not in self._warned:
+            self._warned[said] = None
             warnings.warn(
                 f"{name} was called {how}: it runs in PyTorch, {why}", MiniDNNWarning, stacklevel=4
             )

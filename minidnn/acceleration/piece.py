@@ -80,11 +80,16 @@ class _LittleError(UnsupportedError):
 _NUMBERS = itertools.count()
 
 
-def _identity(module: fx.GraphModule) -> str | int:
+def _identity(module: fx.GraphModule, example: Sequence[Any]) -> Any:
     """What pieces have in common that compute the same: Dynamo makes several of one code, one in
     inference mode and one without it."""
     holds = any(node.op in ("get_attr", "call_module") for node in module.graph.nodes)
-    return next(_NUMBERS) if holds else str(module.code)
+    tensors = [each for each in example if isinstance(each, torch.Tensor)]
+    if holds or any(each.layout is not torch.strided for each in tensors):
+        return next(_NUMBERS)
+    # What is made of nothing follows the defaults; what is a view depends on strides.
+    strides = (str(each.stride()) for each in tensors)
+    return (str(module.code), torch.get_default_dtype(), torch.get_default_device(), *strides)
 
 
 def _is_symbolic(example: Any) -> bool:
@@ -123,7 +128,7 @@ class Piece:
         self.is_among_others = self.broken is not None
         self.settings = settings
         self._kept = PiecePrograms(settings) if kept is None else kept
-        self._identity = _identity(module)
+        self._identity = _identity(module, example)
         #: Which arguments have the batch, where it may be any.
         self._batch = symbols_of(module)
         self._weights = _weights(module, example)
@@ -149,6 +154,12 @@ class Piece:
         every = (*kept.trained.items(), *kept.inference.items())
         sized = [program for key, program in every if key[0][0] == own]
         return [*sized, *(p for key, p in kept.named.items() if key[0][0][0] == own)]
+
+    def forget(self) -> None:
+        """Frees all programs, and with them the weights."""
+        self._last = None
+        for each in (self._kept.inference, self._kept.trained, self._kept.named):
+            each.clear()  # Dynamo holds what a piece has, too
 
     def __call__(self, *args: Any) -> Any:
         last = self._last

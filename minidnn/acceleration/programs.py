@@ -54,6 +54,12 @@ class Programs:
         with self._lock:
             return list(self._found.items())
 
+    def clear(self) -> None:
+        """Drops all programs."""
+        with self._lock:
+            self._found.clear()
+        self._last = None
+
     def run(
         self,
         leaves: Sequence[Any],

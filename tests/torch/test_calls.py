@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -11,11 +13,11 @@ from torch import nn
 
 import minidnn as md
 from minidnn.acceleration import part as parts
+from minidnn.acceleration.piece import Piece
 from minidnn.acceleration.watch import Watch
 from minidnn.backends.backend import PREFERENCE, default_device
 from minidnn.errors import MiniDNNWarning
 from minidnn.frontends.torch.captured import Held
-from tests.torch.networks import Noted
 
 pytestmark = pytest.mark.usefixtures("unpriced")
 
@@ -52,26 +54,40 @@ def net() -> nn.Module:
 def test_parts_and_pytorch_work_in_the_same_memory(
     net: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noted, x = Noted(), examples(2, 3, 8, 8)
-    network = nn.Sequential(*net[:3], noted, net[4]).eval()
-    fast = md.optimize(network, x, device="cpu")
-    parts = [part for program in fast.programs for part in program.parts]
     seen: list[list[int]] = []
+
+    def noted(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        y = torch.sin(x) * scale
+        seen.append([x.data_ptr(), y.data_ptr()])
+        return y
+
+    operation = torch.library.custom_op("minidnn_tests::noted", noted, mutates_args=())
+    operation.register_fake(lambda x, scale: torch.empty_like(x))
+
+    class Noting(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return operation(x, torch.ones(()))
+
+    x = examples(2, 3, 8, 8)
+    network = nn.Sequential(*net[:3], Noting(), net[4]).eval()
+    fast = md.optimize(network, x, device="cpu")
+    first, second = fast.programs[0].parts
 
     def following(inner: Any) -> Any:
         def run_at(inputs: list[int], outputs: list[int]) -> None:
-            seen.extend([list(inputs), list(outputs)])
+            seen.append([*inputs, *outputs])
             inner(inputs, outputs)
 
         return run_at
 
-    for part in parts:
+    for part in (first, second):
         monkeypatch.setattr(part._program, "run_at", following(part._program.run_at))
+    seen.clear()
     with torch.no_grad():
         y = fast(x)
-    given, *between, result = seen
-    assert (given, result) == ([x.data_ptr()], [y.data_ptr()])
-    assert all(place in between for place in noted.places)
+    ((given, taken), (read, made), (again, result)) = seen
+    assert (given, result) == (x.data_ptr(), y.data_ptr())
+    assert (taken, made) == (read, again)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +130,55 @@ def test_a_trace_is_of_the_original(net: nn.Module) -> None:
         torch.testing.assert_close(traced(2 * x), body(2 * x))
 
 
+@pytest.mark.parametrize("behind", [nn.ReLU(), Turned()], ids=["whole", "in pieces"])
+def test_the_shortest_way_is_left_where_a_call_is_more(
+    behind: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), behind).eval()
+    x = examples(2, 3, 8, 8)
+    fast = md.optimize(net, x, device="cpu")
+    long: list[int] = []
+    known = Piece._run
+
+    def seen(*args: Any) -> Any:
+        long.append(1)
+        return known(*args)
+
+    monkeypatch.setattr(Piece, "_run", seen)
+
+    def calls(is_short: bool, *args: Any) -> Any:
+        long.clear()
+        result = fast(*args)
+        assert (not long) is is_short
+        torch.testing.assert_close(result, net(*args), rtol=1e-4, atol=1e-4)
+        return result
+
+    with torch.no_grad():
+        assert not calls(True, x).requires_grad
+        with torch.inference_mode():
+            assert calls(False, x).is_inference()  # whose tensors PyTorch tells apart
+            assert calls(True, x).is_inference()
+        calls(False, examples(1, 3, 8, 8))
+        calls(True, x)  # each size has a piece
+        net[0].weight.data.mul_(2)
+        calls(False, x)
+        calls(True, x)
+        net[0].bias.zero_()
+        calls(False, x)
+        calls(True, x)
+    assert calls(False, x).requires_grad
+    assert calls(True, x).requires_grad
+    assert calls(False, x.clone().requires_grad_()).requires_grad
+    with torch.no_grad():
+        calls(True, x)
+        ran: list[str] = []
+        own = fast.register_forward_hook(lambda *_: ran.append("own"))
+        calls(True, x)
+        own.remove()
+        calls(True, x)
+    assert ran == ["own"]
+
+
 def test_threads_sleep_while_pytorch_computes(
     net: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +192,9 @@ def test_threads_sleep_while_pytorch_computes(
     with torch.no_grad():
         fast(x)
         fast(x.transpose(2, 3))
-    assert rested == [first._program] * 2
+    # Dynamo has a graph for each way in which tensors lie.
+    assert rested == [program.parts[0]._program for program in fast.programs]
+    assert len(rested) == 2
 
 
 def test_changes_are_noticed_by_the_engine(net: nn.Module) -> None:
@@ -199,6 +266,54 @@ def test_results_of_weights_alone_are_pytorchs(device: str) -> None:
     torch.testing.assert_close(fast(x), (x, torch.ones(2, 3)))
 
 
+def test_no_more_programs_are_kept_than_are_asked_for() -> None:
+    """Not by what calls the one used last either."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    fast = md.optimize(net, device="reference", sizes=2)
+    kept: list[weakref.ref[Any]] = []
+    with torch.no_grad():
+        for rows in (1, 2, 3, 4, 2):
+            x = examples(rows, 3, 8, 8)
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
+            kept += [weakref.ref(program) for program in fast.programs]
+    del x
+    gc.collect()
+    assert len(fast.pieces) == 4
+    assert len({id(each()) for each in kept if each() is not None}) == 2
+
+
+class Looking(nn.Module):
+    """Runs as two pieces, which Dynamo keeps at the code of the class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).relu()
+        return self.second(y if float(y.detach().sum()) < 1e9 else -y).relu()
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_module_that_is_dropped_is_freed_with_its_programs(
+    is_broken: bool, training: bool
+) -> None:
+    net = Looking() if is_broken else nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    fast = md.optimize(net.train(training), device="reference")
+    with torch.set_grad_enabled(training):
+        for _ in range(2):
+            fast(examples(2, 3, 8, 8))
+    assert len(fast.pieces) == (2 if is_broken else 1) <= len(fast.programs)
+    parts = [part for program in fast.programs for part in program.parts]
+    things = [fast, *fast.programs, *parts, net, *net.parameters()]
+    kept = [weakref.ref(each) for each in things]
+    del fast, net, things, parts
+    gc.collect()  # which frees what Dynamo keeps
+    gc.collect()
+    assert [each() for each in kept] == [None] * len(kept)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize("layout", ["mkldnn", "nested"])
@@ -208,7 +323,7 @@ def test_tensors_of_other_layouts_are_left_to_pytorch(layout: str, device: str) 
     fast(x)
     nested = [x, x] if layout == "nested" else []
     other = torch.nested.as_nested_tensor(nested) if nested else x.to_mkldnn()
-    with pytest.warns(MiniDNNWarning, match="^Linear.*(with a nested tensor|tensor has layout)"):
+    with pytest.warns(MiniDNNWarning, match=r"^Linear.* a (nested tensor|tensor has layout)"):
         found = fast(other)
     given, *_ = found.unbind() if nested else [found.to_dense()]
     torch.testing.assert_close(given, net(x))
@@ -250,11 +365,19 @@ def test_a_call_begins_before_weights_are_looked_at(monkeypatch: pytest.MonkeyPa
         (program,) = fast.programs
         program.starts_early = True
         order: list[str] = []
-        run_at, is_as_it_was = program.direct.run_at, program.watch.is_as_it_was
-        monkeypatch.setattr(program.direct, "run_at", lambda t: (order.append("run"), run_at(t))[1])
-        monkeypatch.setattr(
-            program.watch, "is_as_it_was", lambda: (order.append("look"), is_as_it_was())[1]
-        )
+        direct: Any = program.direct
+        run_at, look = direct.run_at, program.watch.is_as_it_was
+
+        def ran(tensors: Any) -> Any:
+            order.append("run")
+            return run_at(tensors)
+
+        def looked() -> bool:
+            order.append("look")
+            return look()
+
+        monkeypatch.setattr(direct, "run_at", ran)
+        monkeypatch.setattr(program.watch, "is_as_it_was", looked)
         fast(x)
         assert order == ["run", "look"]
         net[0].bias.add_(1)

@@ -34,7 +34,7 @@ def unchanged(network: nn.Module) -> Iterator[None]:
     """Puts back, at the end, what a network's code writes: attributes, containers, buffers, the
     state of generators of random numbers, and what its code and its hooks name or close over.
 
-    Tensors other than buffers, and NumPy's arrays, are left: pieces write nothing to them, see
+    Tensors other than buffers are left: pieces write nothing to them, see
     :data:`minidnn.acceleration.program.REHEARSING`.
     """
     snapshot = _Snapshot(network)
@@ -95,6 +95,10 @@ class _Snapshot:
             return self._cache(each)
         if isinstance(each, torch.Tensor):
             return self._dict(vars(each)) if type(each) is nn.Parameter else ()
+        if isinstance(each, np.ndarray):
+            if each.flags.writeable:
+                self._undo.append(functools.partial(np.copyto, each, each.copy()))
+            return ()
         if isinstance(each, random.Random):
             self._undo.append(functools.partial(each.setstate, each.getstate()))
         elif isinstance(each, (io.StringIO, io.BytesIO)) and not each.closed:
