@@ -264,10 +264,12 @@ class Piece:
         if key in self._refused:
             return False, None
         try:
+            # Pieces of one code are not the same for tensors with gradients and without.
+            taped = tuple(map(_is_trained, args)) if trained else (len(args),)
             programs = self._kept.trained if trained else self._kept.inference
             program, result = programs.run_by(
                 inputs,
-                (self._identity, len(args), weights, half, enabled, *values.values()),
+                (self._identity, taped, weights, half, enabled, *values.values()),
                 lambda: self._made(args, inputs, values, engine, trained, half, enabled),
                 args,
             )
