@@ -292,6 +292,10 @@ ARGUMENTS: dict[str, list[Given]] = {
     "t": [{"self": whole(4, 6)}],
     "numpy_T": [{"self": whole(4, 6)}],
     "mT": _moved(),
+    "slice_scatter": [
+        {"self": whole(4, 6), "src": whole(4, 2), "dim": 1, "start": 1, "end": 3, "step": 1}
+    ],
+    "select_scatter": [{"self": whole(4, 6), "src": whole(6), "dim": 0, "index": -1}],
     "slice": _moved(dim=2, start=1, end=4, step=2),
     "narrow": _moved(dim=2, start=1, length=3),
     "select": _moved(dim=1, index=-1),

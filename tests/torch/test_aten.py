@@ -83,6 +83,7 @@ ONE: dict[str, Function] = {
     "clamp between one": lambda m, x: torch.clamp(x, max=m.plane),
     "addcmul": lambda m, x: torch.addcmul(m.plane, x, m.plane[0], value=0.3),
     "addcmul plain": lambda m, x: torch.addcmul(x, x, m.plane),
+    "addcdiv plain": lambda m, x: torch.addcdiv(x, m.plane, x.abs() + 1),
     "addcdiv": lambda m, x: torch.addcdiv(x, m.plane, x.abs() + 1, value=-2),
     "lerp": lambda m, x: torch.lerp(x, m.plane, 0.3) + torch.lerp(x, m.plane, 0.9),
     "lerp of tensors": lambda m, x: torch.lerp(x, m.plane, x.abs()),
@@ -420,7 +421,11 @@ def test_every_operation_has_a_case(request: pytest.FixtureRequest) -> None:
         pytest.skip("not all cases of this file are run")
     norm = md.optimize(torch.nn.BatchNorm2d(4).train(), example(), device="reference")
     SEEN.update(key_of(node) for node in norm.programs[0].captured.operations)
-    assert [name for name in sorted(set(known()) - SEEN) if not is_taken_apart(name)] == []
+    # Captures of whole modules have these, as torch.export makes them.
+    whole = {"lift_fresh_copy.default", "type_as.default"}
+    found = sorted(set(known()) - SEEN - whole)
+    missing = [name for name in found if not is_taken_apart(name)]
+    assert missing == [], ", ".join(missing)
 
 
 @pytest.mark.parametrize(
