@@ -18,6 +18,8 @@ KNOWN_ON_GPUS = {
     "class_activation_by_gradients": "share",  # of a module with hooks on the way back
     "counter_on_data": "share",  # PyTorch 2.11 makes no functional graph of it
     "data_scaled_between_evaluations": "wrong value",  # writes past counters are seen on CPUs
+    "student_and_teacher": "wrong value",  # the same
+    "vmap_inside_forward": "error",  # of PyTorch 2.11 itself
     "norms_logged_by_item": "error",  # device="cuda", and a piece on the CPU
 }
 
