@@ -19,5 +19,6 @@ def test_a_network_on_the_cpu() -> None:
     given = arguments([*options, "--modes", "eager", "--before", "1", "--rounds", "3"])
     row = measured("squeezenet1_1", given)
     assert row["best"] == "eager" and min(row["optimize"], row["trainer"], row["eager"]) > 0
+    assert row["left"] == 0
     found = by_trainer("squeezenet1_1", given)()
     assert float(found["loss"]) > 0
