@@ -207,7 +207,12 @@ class Piece:
         for arg in args:
             if not _is_strided(arg):
                 return f"a tensor has layout {arg.layout}"
-        if autocast_to(_memory(args)) is not None:
+        device, memory = self.settings.device, _memory(args)
+        # Weights that lie elsewhere are a mistake; code between others may compute there.
+        may = device is not None and self.is_among_others and not self._weights
+        if may and (own := Engine(device or "").memory) != memory:
+            return f"its tensors lie on {memory!r}; device={device!r} computes on {own!r}"
+        if autocast_to(memory) is not None:
             reason = self._engine(args).why_not_mixed()
             return None if reason is None else f"autocast is on, which PyTorch honours, as {reason}"
         return None
@@ -412,7 +417,9 @@ def _is_trained(arg: Any) -> bool:
 
 
 def _memory(args: Sequence[Any]) -> str:
-    return next((memory_of(a) for a in args if isinstance(a, torch.Tensor)), "cpu")
+    """Where a piece computes: numbers on the CPU are given to code on other devices, too."""
+    found = (memory_of(each) for each in args if isinstance(each, torch.Tensor))
+    return next((memory for memory in found if memory != "cpu"), "cpu")
 
 
 def _why_broken(module: Any) -> str | None:

@@ -30,12 +30,9 @@ class WeightSamples:
         places: list[int] = []
         addresses: list[int] = []
         for place, tensor in enumerate(tensors):
-            if not tensor.is_cpu or not tensor.is_contiguous():
+            if not is_sampled(tensor):
                 continue
-            count = tensor.numel() * tensor.element_size() // _WORD
-            begin = tensor.data_ptr()
-            if begin % _WORD:
-                continue
+            count, begin = _words_of(tensor), tensor.data_ptr()
             words = np.unique(np.linspace(0, count - 1, min(count, _WORDS)).astype(np.int64))
             addresses += [begin + _WORD * int(word) for word in words]
             places += [place] * len(words)
@@ -58,3 +55,13 @@ class WeightSamples:
         now = self._memory.take(self._words)
         others = np.flatnonzero(now != np.frombuffer(self._before, np.uint32))
         return self._places[int(others[0])] if len(others) else None
+
+
+def is_sampled(tensor: Any) -> bool:
+    """Whether words of a tensor are read."""
+    lies = tensor.is_cpu and tensor.is_contiguous() and tensor.data_ptr() % _WORD == 0
+    return lies and _words_of(tensor) > 0
+
+
+def _words_of(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size() // _WORD)

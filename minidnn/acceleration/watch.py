@@ -7,7 +7,7 @@ Dynamo says at every call.
 
 Some writes are not counted.  Those to ``tensor.data`` or to a NumPy view are looked for in samples
 of weights on the CPU, see :mod:`minidnn.acceleration.samples`.  Of what eager batch
-normalization writes in training, the number of batches tells, which is counted.
+normalization writes elsewhere in training, the number of batches tells, which is counted.
 
 All of this is looked at before every call, when the network has just taken the caches.  So there
 are two ways: passes that only compare numbers, and one that tells what is another.
@@ -26,7 +26,7 @@ import torch
 
 from minidnn._torch_internals import BatchNorm
 from minidnn.acceleration.part import computes_its_own_way
-from minidnn.acceleration.samples import WeightSamples
+from minidnn.acceleration.samples import WeightSamples, is_sampled
 from minidnn.frontends.torch.captured import Held
 
 #: Under which name normalizations count batches.
@@ -44,7 +44,7 @@ class Watch:
         statistics: those of them that normalizations write in training.
         """
         self._held = list(held)
-        self._batches = _batches_of(statistics)
+        self._batches = _batches_of(each for each in statistics if not is_sampled(each.tensor))
         self.renew()
 
     def renew(self) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import minidnn as md
+from minidnn._torch_internals import pytree
 from minidnn.frontends.torch.aten.call import key_of, known
 from tests.torch.calls import Calls, Function, example
 
@@ -395,6 +398,8 @@ ONE: dict[str, Function] = {
 }
 
 SEEN: set[str] = set()
+#: Through these no gradient flows, or to places that are known at run time alone.
+LEFT_IN_TRAINING = {"detach", "index_select"}
 
 
 @pytest.mark.parametrize("name", ONE)
@@ -402,7 +407,30 @@ def test_it_gives_what_pytorch_gives(name: str) -> None:
     module, x = Calls(ONE[name]).eval(), example()
     fast = md.optimize(module, x, device="reference", strict=True)
     SEEN.update(key_of(node) for node in fast.programs[0].captured.operations)
-    torch.testing.assert_close(fast(x), module(x), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), module(x), rtol=1e-5, atol=1e-5)
+    assert len(fast.programs) == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ONE)
+def test_it_trains_as_pytorch_does(name: str) -> None:
+    torch.manual_seed(0)
+    module, x = Calls(ONE[name]), example()
+    fast = md.optimize(module, device="reference", strict=name not in LEFT_IN_TRAINING)
+    found, expected = _with_gradients(fast, module, x), _with_gradients(module, module, x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def _with_gradients(run: Any, module: Any, x: torch.Tensor) -> list[Any]:
+    """The results, and the gradients by the argument and the parameters."""
+    module.zero_grad()
+    x = x.clone().requires_grad_()
+    results = [each for each in pytree.tree_leaves(run(x)) if each.requires_grad]
+    if results:
+        by = [torch.linspace(-1, 1, each.numel()).reshape(each.shape) for each in results]
+        torch.autograd.backward(results, by)
+    return [*results, x.grad, *(each.grad for each in module.parameters())]
 
 
 def is_taken_apart(name: str) -> bool:
