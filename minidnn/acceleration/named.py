@@ -11,7 +11,7 @@ import torch
 
 from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.part import TakenPart
-from minidnn.acceleration.program import SizedProgram, arranged_as
+from minidnn.acceleration.program import SizedProgram, arranged_as, order_of, ordered
 from minidnn.acceleration.programs import Programs, key_of_leaf
 from minidnn.acceleration.threads import rest
 from minidnn.backends.options import tune_option
@@ -88,6 +88,9 @@ class NamedProgram(SizedProgram):
             raise UnsupportedError("some of its results are not computed of its arguments alone")
         self._takes = [captured.given[node] for node in part.inputs]
         self._dtypes = [getattr(torch, value.dtype) for value in part.graph.outputs]
+        orders = [order_of(node.meta["val"]) for node in part.outputs]
+        #: How results lie in memory, if any lies otherwise than in order.
+        self._orders = orders if any(each is not None for each in orders) else None
         with_rows = {place for place, each in enumerate(self._takes) if batch.named[each]}
         if not with_rows:
             raise UnsupportedError("no argument that it reads has the batch")
@@ -147,6 +150,11 @@ class NamedProgram(SizedProgram):
                 part = self._direct_part(shapes, kept.executable)
             result = part.forward(*tensors)
         results = result if isinstance(result, tuple) else (result,)
+        if self._orders is not None:
+            results = tuple(
+                each if order is None else ordered(each, order)
+                for each, order in zip(results, self._orders, strict=True)
+            )
         return arranged_as(iter(results), self.captured.arranged)
 
     def _run_new(self, tensors: Sequence[Any]) -> tuple[Any, ...]:

@@ -8,8 +8,9 @@ strides are those of the capture.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Sequence
+from itertools import compress
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,39 +18,42 @@ from minidnn.frontends.torch.captured import Captured
 
 #: The first byte of a tensor's memory, and the one behind its last.
 _Extent = tuple[int, int]
+_ADDRESS = torch.Tensor.data_ptr
 
 
 class Overlaps:
     """Looks for overlaps in the arguments of a program that writes to arguments or buffers."""
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: Captured, stay: Container[int] = ()) -> None:
+        """stay: the places of arguments that are the same tensors at most calls, as weights are."""
         written = {*captured.counted, *(node for _, node in captured.writes)}
-        held = {node: extent_of(each.tensor) for node, each in captured.held.items()}
-        self._held = _Regions(held.values())
-        self._written_held = _Regions(held[node] for node in written if node in held)
-        self._given = [(place, node in written) for node, place in captured.given.items()]
+        given = [(place, node in written) for node, place in captured.given.items()]
+        self._held = list(captured.held.values())
+        self._stay = [place for place, _ in given if place in stay]
+        self._given = [(place, is_it) for place, is_it in given if place not in stay]
+        #: Which of the tensors that are held or stay are written to.
+        self._are_written = [
+            *(node in written for node in captured.held),
+            *(is_it for place, is_it in given if place in stay),
+        ]
         self._strides = [
             (place, _steps(node.meta["val"]))
             for node, place in captured.given.items()
             if node in written
         ]
-        self._within_held = any(
-            one is not other and _meet(held[one], held[other])
-            for one in written
-            if one in held
-            for other in held
-        )
+        self._known = _Known([], _Regions(()), _Regions(()), False)
 
     def are_in(self, leaves: Sequence[Any]) -> bool:
         """Whether memory that is written to is also another argument's, parameter's or buffer's.
 
         leaves: those of the arguments.
         """
-        if self._within_held:
+        known = self._known_of(leaves)
+        if known.meet:
             return True
         given = [(extent_of(leaves[place]), written) for place, written in self._given]
         for index, (extent, written) in enumerate(given):
-            if (self._held if written else self._written_held).meet(extent):
+            if (known.every if written else known.written).meet(extent):
                 return True
             if written and any(
                 _meet(extent, other) for place, (other, _) in enumerate(given) if place != index
@@ -57,14 +61,48 @@ class Overlaps:
                 return True
         return False
 
+    def _known_of(self, leaves: Sequence[Any]) -> _Known:
+        """Where what is held or stays lies: looked at again once it lies elsewhere."""
+        tensors = [each.tensor for each in self._held]
+        tensors += map(leaves.__getitem__, self._stay)
+        addresses = list(map(_ADDRESS, tensors))
+        known = self._known
+        if addresses != known.addresses:
+            every = [*map(extent_of, tensors)]
+            written = [*compress(every, self._are_written)]
+            meet = _any_meet(every, self._are_written)
+            known = self._known = _Known(addresses, _Regions(every), _Regions(written), meet)
+        return known
+
     def are_strided_otherwise(self, leaves: Sequence[Any]) -> bool:
         """Whether a tensor that is written to has other strides than when it was captured."""
         return any(_steps(leaves[place]) != steps for place, steps in self._strides)
 
 
+def _any_meet(extents: Iterable[_Extent | None], are_written: Iterable[bool]) -> bool:
+    """Whether what is written to meets anything else of it."""
+    end = end_of_written = 0  # of those that begin before
+    found = [(e, w) for e, w in zip(extents, are_written, strict=True) if e is not None]
+    for (first, last), is_written in sorted(found):
+        if first < (end if is_written else end_of_written):
+            return True
+        end = max(end, last)
+        end_of_written = max(end_of_written, last) if is_written else end_of_written
+    return False
+
+
 def _steps(tensor: torch.Tensor) -> list[int]:
     """The strides of the axes along which there is more than one element."""
     return [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+
+
+class _Known(NamedTuple):
+    """What is known of tensors that are held or stay: all of it of one moment."""
+
+    addresses: list[int]
+    every: _Regions
+    written: _Regions
+    meet: bool
 
 
 class _Regions:

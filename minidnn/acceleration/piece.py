@@ -18,7 +18,7 @@ from operator import is_, itemgetter
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from minidnn._torch_internals import is_wrapper, pytree
 from minidnn.acceleration.engine import Engine, engine_for, memory_of
@@ -35,6 +35,7 @@ from minidnn.acceleration.program import GAINS_LESS, MOVES, REHEARSING, OverlapE
 from minidnn.acceleration.programs import Programs, describe
 from minidnn.acceleration.recorded import is_recorded
 from minidnn.acceleration.settings import BridgeSettings
+from minidnn.acceleration.sources import numbers_of, weights_of, with_numbers
 from minidnn.acceleration.trained import TrainedProgram
 from minidnn.dynamic.dim import Dim
 from minidnn.errors import MiniDNNWarning, UnsupportedError
@@ -112,9 +113,9 @@ class Piece:
         self._identity = _identity(module, example)
         #: Which arguments have the batch, where it may be any.
         self._batch = symbols_of(module)
-        self._weights = _weights(module, example)
+        self._weights = weights_of(module, example)
         #: Arguments that stand for numbers which modules hold, and the values that they had.
-        self._numbers = _numbers(module)
+        self._numbers = numbers_of(module)
         self._values: set[tuple[float, ...]] = set()
         self._engines: dict[str, Engine] = {}
         #: Whether Dynamo calls the piece for one size and one mode alone.
@@ -143,39 +144,50 @@ class Piece:
             each.clear()  # Dynamo holds what a piece has, too
 
     def __call__(self, *args: Any) -> Any:
-        last = self._last
-        if last is not None and not is_recorded():
-            reference, weights = last
-            program = reference()
-            if program is not None and weights is None:
-                with self._taping(True, True):
-                    return program.run(args)
-            if program is not None and all(map(is_, self._weights_of(args), weights or ())):
-                # A GPU is at work already while weights are looked at.
-                found = self._run_plain(program, args) if program.starts_early else None
-                if program.watch.is_as_it_was():
-                    found = self._run_plain(program, args) if found is None else found
-                    if found is not None:
-                        return found
-        reason = self._not_now(args)
-        if reason is None:
-            half = autocast_to(_memory(args))
-            # Under autocast weights are given to every run, whether there are gradients or not.
-            enabled = torch.is_grad_enabled()
-            taped = (enabled or self._switches_on) and any(map(_is_trained, args))
-            trained = half is not None or taped
-            try:
+        try:
+            if self._last is not None and not is_recorded():
+                found = self._again(args, *self._last)
+                if found is not None:
+                    return found
+            reason = self._not_now(args)
+            if reason is None:
+                half = autocast_to(_memory(args))
+                # Under autocast weights are given to every run, whether there are gradients or not.
+                enabled = torch.is_grad_enabled()
+                taped = (enabled or self._switches_on) and any(map(_is_trained, args))
+                trained = half is not None or taped
                 with self._taping(trained, taped):
                     done, results = self._run(args, trained, half, enabled)
                 if done:
                     return results
-            except OverlapError as error:
-                self._leave(str(error), str(error))
-        else:
-            self._leave(reason, reason)
+            else:
+                self._leave(reason, reason)
+        except OverlapError as error:
+            self._leave(str(error), str(error))
         if REHEARSING.get():
             args = pytree.tree_map_only(torch.Tensor, torch.clone, args)
         return self.module(*args)
+
+    def _again(
+        self,
+        args: Sequence[Any],
+        reference: weakref.ref[SizedProgram],
+        weights: tuple[Any, ...] | None,
+    ) -> Any:
+        """The results of the program that ran last, if it still is the one for these arguments."""
+        program = reference()
+        if program is None:
+            return None
+        if weights is None:
+            with self._taping(True, True):
+                return program.run(args)
+        if not all(map(is_, self._weights_of(args), weights)):
+            return None
+        # A GPU is at work already while weights are looked at.
+        found = self._run_plain(program, args) if program.starts_early else None
+        if not program.watch.is_as_it_was():
+            return None
+        return self._run_plain(program, args) if found is None else found
 
     def _run_plain(self, program: SizedProgram, args: Sequence[Any]) -> Any:
         """The results of a program for inference; None where tensors do not lie as it takes them,
@@ -259,7 +271,7 @@ class Piece:
                 lambda: self._made(args, inputs, values, engine, trained, half, enabled),
                 args,
             )
-            if self._is_static and program._overlaps is None:
+            if self._is_static:
                 own = None if trained else self._weights_of(args)
                 part = program.direct
                 # Dynamo has a piece of its own for tensors that lie otherwise in memory.
@@ -314,7 +326,9 @@ class Piece:
         said = self.settings.name, describe(own), self.settings.strict
         if trained:
             half = half or (self.settings.precision if self.settings.precision in HALVES else None)
-            program: SizedProgram = TrainedProgram(captured, engine, *said, half=half)
+            program: SizedProgram = TrainedProgram(
+                captured, engine, *said, half=half, weights=self._weights
+            )
         else:
             program = SizedProgram(captured, engine, *said, among=self.is_among_others)
         if not program.parts:
@@ -336,7 +350,7 @@ class Piece:
         enabled: bool,
     ) -> Captured:
         """The piece on other arguments, with the weights that are among these."""
-        module = _with_numbers(self.module, values) if values else self.module
+        module = with_numbers(self.module, values) if values else self.module
         weights = {place: args[place] for place in self._weights}
         held = {place: Held(weights, place, name) for place, name in self._weights.items()}
         with uncached(engine.memory):
@@ -429,64 +443,3 @@ def _why_broken(module: Any) -> str | None:
         return None
     where = [f"{frame.filename}:{frame.lineno}" for frame in said.user_stack[-1:]]
     return " at ".join([str(said.reason).partition("\n")[0], *where])
-
-
-def _weights(module: Any, example: Sequence[Any]) -> dict[int, str]:
-    """The places of arguments that are parameters or buffers, and their names."""
-    found = {}
-    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    for place, (node, value) in enumerate(zip(placeholders, example, strict=True)):
-        described = node.meta.get("tensor_dict") or {}
-        static = described.get("_dynamo_static_input_type") is not None
-        static = static or getattr(value, "_dynamo_static_input_type", None) is not None
-        if isinstance(value, nn.Parameter) or (static and isinstance(value, torch.Tensor)):
-            found[place] = _name(node)
-    return found
-
-
-def _numbers(module: Any) -> list[int]:
-    """The places of arguments that stand for numbers which modules hold.
-
-    Where sizes are to be dynamic, PyTorch makes such numbers, like the epsilon of a norm, arguments
-    too: tensors on the CPU that the piece takes the number of.
-    """
-    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    return [
-        place
-        for place, node in enumerate(placeholders)
-        if getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False)
-        and "NN_MODULE" in str(_asked(getattr(node, "_dynamo_source", None), "guard_source"))
-        and all(map(_takes_number, node.users))
-    ]
-
-
-def _takes_number(node: fx.Node) -> bool:
-    return node.op == "call_method" and node.target == "item"
-
-
-def _with_numbers(module: fx.GraphModule, values: Mapping[int, float]) -> fx.GraphModule:
-    """The piece with these numbers, by the places of their arguments, as constants."""
-    graph = fx.Graph()
-    found: dict[fx.Node, Any] = {}
-    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    numbers = {placeholders[place]: value for place, value in values.items()}
-    for node in module.graph.nodes:
-        if _takes_number(node) and node.args[0] in numbers:
-            found[node] = numbers[node.args[0]]
-        else:
-            found[node] = graph.node_copy(node, found.__getitem__)
-    return fx.GraphModule(module, graph)
-
-
-def _asked(source: Any, what: str) -> Any:
-    """What PyTorch says of where an argument comes from: attributes, methods once."""
-    said = getattr(source, what, None)
-    return said() if callable(said) else said
-
-
-def _name(node: Any) -> str:
-    """The name in a state dict of what PyTorch finds at
-    ``L['self']._modules['conv']._parameters['weight']``."""
-    text = str(_asked(getattr(node, "_dynamo_source", None), "name") or node.name)
-    keys = re.findall(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", text)
-    return ".".join(keys) or text

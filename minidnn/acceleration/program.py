@@ -124,6 +124,8 @@ class SizedProgram:
     def _is_direct(self) -> bool:
         """Whether the one part takes the arguments and gives the results as they are."""
         part = self.parts[0].part
+        if any(order_of(node.meta["val"]) is not None for node in part.outputs):
+            return False
         given = self.captured.given
         taken = [given.get(node) for node in part.inputs]
         return taken == self.places and tuple(self._results) == part.outputs
@@ -252,9 +254,9 @@ class _Builder:
             value = result
             if len(outputs) > 1:
                 value = self._graph.call_function(operator.getitem, (result, place))
-            if (order := _order(node.meta["val"])) is not None:
+            if (order := order_of(node.meta["val"])) is not None:
                 # What follows may be a view that only these strides allow.
-                value = self._graph.call_function(_ordered, (value, order))
+                value = self._graph.call_function(ordered, (value, order))
             self._found[node] = value
 
     def left(self, nodes: Iterable[fx.Node]) -> None:
@@ -347,7 +349,7 @@ def moves_alone(part: Part) -> str | None:
 
 
 def _lies_in_order(node: fx.Node) -> bool:
-    return _order(node.meta["val"]) is None
+    return order_of(node.meta["val"]) is None
 
 
 def _statistics(captured: Captured) -> list[Held]:
@@ -362,7 +364,7 @@ def _statistics(captured: Captured) -> list[Held]:
     return [captured.held[operand] for operand in found if operand in captured.held]
 
 
-def _order(value: Any) -> tuple[int, ...] | None:
+def order_of(value: Any) -> tuple[int, ...] | None:
     """The axes as they lie in memory, the longest way first; None where they lie in order."""
     last = torch.channels_last
     if value.is_contiguous():
@@ -375,7 +377,7 @@ def _order(value: Any) -> tuple[int, ...] | None:
     return None if order == tuple(range(value.dim())) else order
 
 
-def _ordered(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+def ordered(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     """The tensor with its axes in this order in memory."""
     if tuple(order) == _CHANNELS_LAST:
         return tensor.contiguous(memory_format=torch.channels_last)

@@ -7,7 +7,7 @@ part depends on their values.  What PyTorch runs is recorded on its tape as ever
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from minidnn.acceleration.engine import Engine
+from minidnn.acceleration.overlaps import Overlaps
 from minidnn.acceleration.program import SizedProgram, elsewhere, moves_alone
 from minidnn.acceleration.step import Narrow, TrainedPart, Twice
 from minidnn.acceleration.twice import counts, in_pytorch
@@ -53,9 +54,11 @@ class TrainedProgram(SizedProgram):
         sizes: str,
         strict: bool = False,
         half: str | None = None,
+        weights: Container[int] = (),
     ) -> None:
         """half: in which half precision products are computed; that of the captured values, if
-        there are any, comes first."""
+        there are any, comes first.  weights: the places of weights among the arguments."""
+        self._weights = weights
         self.half = widen(captured) or half
         #: Whether the captured values say what is in half precision.
         self._is_said = any(map(was_narrow, captured.module.graph.nodes))
@@ -80,7 +83,10 @@ class TrainedProgram(SizedProgram):
                 self.parts.append(TrainedPart(part, self.engine, self._narrow(part), twice))
         self._runner, held, self.places = self._build()
         self._read = reader_of(held)
-        self._direct = self.direct = self._overlaps = None
+        self._overlaps = None
+        if self.captured.has_writes:
+            self._overlaps = Overlaps(self.captured, self._weights)
+        self._direct = self.direct = None
         self._is_bare = self.starts_early = False
 
     def _say(self, said: str) -> None:

@@ -7,9 +7,9 @@ tree that has the fault.
 
 from __future__ import annotations
 
-from . import around, core, kernels
+from . import around, bridge, core, kernels
 from .fault import Fault
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS: tuple[Fault, ...] = (*core.FAULTS, *kernels.FAULTS, *around.FAULTS)
+FAULTS: tuple[Fault, ...] = (*core.FAULTS, *kernels.FAULTS, *around.FAULTS, *bridge.FAULTS)

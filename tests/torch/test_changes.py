@@ -118,12 +118,32 @@ def test_memory_that_was_freed_and_taken_again_is_another() -> None:
     before = weight._version, weight.data_ptr()
     assert watch.is_as_it_was()
     weight.data = torch.empty(0)  # where the storage was another may be then
-    memory[:] = 2
+    memory.reshape(-1)[7] = 2  # which is no word that is looked at
     weight.data = torch.from_numpy(memory)
     assert (weight._version, weight.data_ptr()) == before
     assert not watch.is_as_it_was() and watch.changed() == "weight"
     watch.renew()
     assert watch.is_as_it_was() and watch.changed() is None
+
+
+def test_writes_between_the_words_that_are_looked_at_are_counted() -> None:
+    weight = nn.Parameter(torch.zeros(64))
+    watch = Watch([Held({"weight": weight}, "weight", "weight")])
+    with torch.no_grad():
+        weight[1] = 5.0
+    assert not watch.is_as_it_was() and watch.changed() == "weight"
+
+
+def test_memory_of_another_tensor_is_noticed_by_its_address() -> None:
+    """Where all words that are looked at are the same, and PyTorch counts no write."""
+    weight = nn.Parameter(torch.zeros(64))
+    before = weight.data  # else its memory is freed, which is noticed, too
+    watch = Watch([Held({"weight": weight}, "weight", "weight")])
+    other = torch.zeros(64)
+    other[1] = 5.0
+    weight.data = other
+    assert before.data_ptr() != weight.data_ptr()
+    assert not watch.is_as_it_was() and watch.changed() == "weight"
 
 
 def test_equal_attributes_are_no_change() -> None:

@@ -72,3 +72,38 @@ def test_sizes_among_results_are_sizes() -> None:
     assert found.others == expected.others
     assert list(map(type, found.others)) == list(map(type, expected.others))
     assert found.others[3]["last"].numel() == 6
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(
+    "lies",
+    [
+        lambda x: x.exp(),
+        lambda x: (x.transpose(0, 1) * 2.0).exp(),
+        lambda x: torch.nn.functional.conv2d(x, torch.ones(4, 3, 1, 1)).relu(),
+        lambda x: x.relu().permute(2, 0, 3, 1).sigmoid(),
+    ],
+)
+@pytest.mark.parametrize("given", [torch.contiguous_format, torch.channels_last])
+def test_results_lie_in_memory_as_pytorchs(lies: Any, given: Any, gradients: bool) -> None:
+    """Views of them that only such strides allow work, or fail, as before."""
+    module = Giving(lies).eval()
+    x = examples(2, 3, 4, 5).to(memory_format=given).requires_grad_(gradients)
+    with torch.set_grad_enabled(gradients):
+        found, expected = md.optimize(module, device="reference")(x), module(x)
+    close(found, expected)
+    assert found.stride() == expected.stride()
+
+
+def test_results_for_any_batch_lie_in_memory_as_pytorchs() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    batch = md.Dim("batch", 1, 8)
+    fast = md.optimize(net, examples(2, 3, 6, 5), device="reference", dynamic=batch)
+    for rows in (2, 3, 5):
+        for lies in (torch.channels_last, torch.contiguous_format):
+            x = examples(rows, 3, 6, 5).to(memory_format=lies)
+            with torch.no_grad():
+                found, expected = fast(x), net(x)
+            close(found, expected)
+            assert found.stride() == expected.stride()
+    assert "any batch" in fast.explain()

@@ -1,0 +1,96 @@
+"""Faults of what captures PyTorch's code, and of what runs it piece by piece."""
+
+from __future__ import annotations
+
+from .fault import Fault
+
+_PROGRAMS = "tests/torch/programs/test_programs.py"
+_ENGINE = "minidnn/acceleration"
+_FRONTEND = "minidnn/frontends/torch"
+
+FAULTS = (
+    Fault(
+        "other memory of a weight is not noticed",
+        f"{_ENGINE}/watch.py",
+        '            and array("Q", map(_ADDRESS, self._tensors)) == self._addresses\n',
+        "",
+        ("tests/torch/test_changes.py",),
+    ),
+    Fault(
+        "what a network writes to is not written",
+        f"{_ENGINE}/program.py",
+        "                copy_each(*map(list, zip(*quiet, strict=True)))\n",
+        "                pass\n",
+        (_PROGRAMS, "tests/torch/test_inplace.py"),
+    ),
+    Fault(
+        "eager counters of writes stay what they were",
+        f"{_ENGINE}/program.py",
+        "                add_each(counted, 1)\n",
+        "                pass\n",
+        (_PROGRAMS, "tests/torch/test_trained.py"),
+    ),
+    Fault(
+        "memory that is written to and read elsewhere is computed on",
+        f"{_ENGINE}/program.py",
+        "            if self._overlaps.are_in(leaves):\n",
+        "            if False:\n",
+        ("tests/torch/test_overlaps.py",),
+    ),
+    Fault(
+        "other strides of what is written to are not noticed",
+        f"{_ENGINE}/program.py",
+        "            if self._overlaps.are_strided_otherwise(leaves):\n",
+        "            if False:\n",
+        ("tests/torch/test_overlaps.py",),
+    ),
+    Fault(
+        "results lie as kernels give them",
+        f"{_ENGINE}/program.py",
+        '            if (order := order_of(node.meta["val"])) is not None:\n',
+        "            if (order := None) is not None:\n",
+        ("tests/torch/test_results.py",),
+    ),
+    Fault(
+        "a write without gradients to what has one is part of the graph",
+        f"{_FRONTEND}/quiet_writes.py",
+        "                if storage in taped:\n",
+        "                if False:\n",
+        (_PROGRAMS, "tests/torch/test_inplace.py", "tests/torch/programs/test_generated.py"),
+    ),
+    Fault(
+        "a conversion that gives its operand gives a copy",
+        f"{_FRONTEND}/hidden.py",
+        "    return operand if made and given and _lying(made[0]) == _lying(given[0]) else None\n",
+        "    return None\n",
+        (_PROGRAMS, "tests/torch/test_memory.py", "tests/torch/test_written_elsewhere.py"),
+    ),
+    Fault(
+        "einsum that only permutes gives a copy",
+        f"{_FRONTEND}/hidden.py",
+        "    return found if any(each is not None for each in found) else []\n",
+        "    return []\n",
+        (_PROGRAMS, "tests/torch/test_memory.py", "tests/torch/test_written_elsewhere.py"),
+    ),
+    Fault(
+        "late hooks are not noticed",
+        f"{_ENGINE}/late_hooks.py",
+        "any(number >= first for hooks in (*GLOBAL_HOOKS, *own) for number in hooks)",
+        "False",
+        ("tests/torch/test_hooks.py",),
+    ),
+    Fault(
+        "pieces of one code share programs whatever their strides",
+        f"{_ENGINE}/piece.py",
+        "torch.get_default_device(), *strides)",
+        "torch.get_default_device())",
+        ("tests/torch/test_memory.py", "tests/torch/test_results.py", "tests/torch/test_calls.py"),
+    ),
+    Fault(
+        "gradients of inputs that are written to read what was written",
+        f"{_ENGINE}/step.py",
+        "        return tensor.clone() if place in self._overwritten else tensor\n",
+        "        return tensor\n",
+        (_PROGRAMS, "tests/torch/test_trained.py", "tests/torch/test_trained_memory.py"),
+    ),
+)
