@@ -30,6 +30,10 @@ def _version() -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else (0, 0)
 
 
+#: PyTorch's, major and minor.
+VERSION = _version()
+
+
 def _ask(name: str, since: tuple[int, int] = (0, 0)) -> Any:
     """What PyTorch has by a dotted name, or None.  What is not there is noted as missing, but for a
     name that is younger than this version."""
@@ -37,7 +41,7 @@ def _ask(name: str, since: tuple[int, int] = (0, 0)) -> Any:
     owner: Any = torch.ops.aten if path == "torch.ops.aten" else None
     with contextlib.suppress(ImportError):
         owner = owner or import_module(path)
-    if not hasattr(owner, last) and _version() >= since:
+    if not hasattr(owner, last) and since <= VERSION:
         _missing.append(name)
     return getattr(owner, last, None)
 

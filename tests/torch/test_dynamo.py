@@ -445,4 +445,6 @@ def test_it_is_found_by_its_entry_point(tmp_path: Path, root: Path) -> None:
 def test_nothing_is_said_when_all_is_well() -> None:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error")
+        # PyTorch says so itself.
+        warnings.filterwarnings("ignore", "Guards may run slower on Python 3.13.0")
         compiled(make())(examples(1, 3, 8, 8))

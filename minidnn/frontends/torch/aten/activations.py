@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from minidnn.frontends.torch.aten.call import TRAINING, AtenCall, Refused, takes
 from minidnn.frontends.torch.aten.movement import part
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
-from minidnn.graph.expression import Expression, argument, constant
-from minidnn.graph.scalar_functions import at_least, at_most
+from minidnn.graph.expression import Expression, argument
 from minidnn.graph.trace import apply, current_trace
-
-#: Limits an expression by another one.
-Limit = Callable[[Expression, Expression], Expression]
 
 
 def formula(call: AtenCall, title: str, body: Expression) -> Any:
@@ -38,23 +33,6 @@ def hardtanh(call: AtenCall) -> Any:
     if (low, high) == (0, 6):
         return relu6(call)
     return formula(call, "Hardtanh", scalar.clip(argument(0), float(low), float(high)))
-
-
-@takes("clamp.default", "clamp_min.default", "clamp_max.default", when="the bounds are numbers")
-def clamp(call: AtenCall) -> Any:
-    body = argument(0)
-    for name, limited in bounds_of(call):
-        if name in call.names and call[name] is not None:
-            body = limited(body, constant(float(call.number(name))))
-    return formula(call, "Clamp", body)
-
-
-def bounds_of(call: AtenCall) -> tuple[tuple[str, Limit], ...]:
-    """How each bound of a clamp limits: an extremum, which is cheaper, gives the derivative at the
-    bound to the bound."""
-    if call.trained:
-        return (("min", at_least), ("max", at_most))
-    return (("min", scalar.maximum), ("max", scalar.minimum))
 
 
 @takes("leaky_relu.default")

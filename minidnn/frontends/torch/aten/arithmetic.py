@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.frontends.torch.aten.activations import bounds_of
 from minidnn.frontends.torch.aten.call import AtenCall, Refused, takes
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
@@ -113,18 +112,6 @@ def maximum(call: AtenCall) -> Any:
 @takes("minimum.default", "min.other")
 def minimum(call: AtenCall) -> Any:
     return _extremum(call, "Minimum", scalar.minimum(argument(0), argument(1)))
-
-
-@takes("clamp.Tensor")
-def clamp_between(call: AtenCall) -> Any:
-    """The upper bound counts where it is below the lower one."""
-    limits = {name: limited for name, limited in bounds_of(call) if call.is_tensor(name)}
-    names = list(limits)
-    body = argument(0)
-    for place, name in enumerate(names, 1):
-        body = limits[name](body, argument(place))
-    tensors = 1 + len(names)
-    return apply(ops.Formula(body, tensors=tensors, title="Clamp"), *operands(call, "self", *names))
 
 
 @takes("addcmul.default")
