@@ -30,7 +30,7 @@ prints medians with 95 % confidence intervals. The weights are random (normaliza
 data) and the same for all; PyTorch's outputs in float32 are what all are compared with.
 
 On the CPU each engine is in a process of its own and in its best exact float32 setting, unless its
-name (openvino-bf16) or --dtype says otherwise. On a GPU
+name (openvino-bf16) or --precision says otherwise. On a GPU
 (--device cuda) all are in one process for each case, timed by events, and the others are PyTorch's
 modes: torch and torch-channels-last (with cudnn.benchmark, replayed as a CUDA graph) and
 torch-compile (reduce-overhead with freezing, in whichever layout was faster); torch-max-autotune
@@ -49,7 +49,7 @@ With --json, results are added to a file, by commit and machine; what it has for
 machine is not measured again (--again does). With --seconds, a run that ends early leaves the
 rounds so far there (on a GPU, the cases), and the next one goes on with them."""
 
-DTYPES = ("float32", "bfloat16")
+PRECISIONS_OF_CPUS = ("float32", "bfloat16")
 """In which minidnn computes on the CPU; each peer has its own."""
 
 
@@ -63,10 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", type=size, help="224 or 192x256 (the network's own)")
     parser.add_argument("--device", default="cpu", help="cpu (that) or cuda, cuda:1")
     parser.add_argument(
-        "--dtype",
+        "--precision",
         type=_names,
         default=["float32"],
-        metavar="DTYPE,...",
+        metavar="PRECISION,...",
         help="minidnn's: float32 (that), bfloat16; on cuda also tf32 and float16",
     )
     parser.add_argument("--threads", type=count, help="threads of every engine (all usable cores)")
@@ -191,10 +191,10 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     if not options.networks and not options.merge:
         raise MiniDNNError("NET: name a network of the zoo, or results with --merge")
     on_cpu = options.device == "cpu"
-    valid = DTYPES if on_cpu else PRECISIONS
-    for dtype in options.dtype:
-        if dtype not in valid:
-            raise UnsupportedError(f"--dtype {dtype!r}: valid are {', '.join(valid)}")
+    valid = PRECISIONS_OF_CPUS if on_cpu else PRECISIONS
+    for precision in options.precision:
+        if precision not in valid:
+            raise UnsupportedError(f"--precision {precision!r}: valid are {', '.join(valid)}")
     isa = usable_isa(options.isa).name if options.isa else None
     files = list(filter(is_onnx, options.networks))
     if files and not on_cpu:
@@ -216,9 +216,9 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     cases = [replace(case, training=options.train) for case in cases]
     device = "cpu" if on_cpu else "cuda"
     return [
-        replace(case, dtype=dtype, device=device)
+        replace(case, dtype=precision, device=device)
         for case in cases
-        for dtype in dict.fromkeys(options.dtype)
+        for precision in dict.fromkeys(options.precision)
     ]
 
 

@@ -107,8 +107,8 @@ def test_own_precisions_are_cases_of_their_own(
 
     monkeypatch.setattr(engines, "EngineProcess", noted)
     lines, _ = bench(
-        capsys, "alexnet", "--dtype", "float32,bfloat16", "--threads", 1, "--against", "openvino",
-        *LITTLE,
+        capsys, "alexnet", "--precision", "float32,bfloat16", "--threads", 1,
+        "--against", "openvino", *LITTLE,
     )  # fmt: skip
     names = [line for line in lines if line.startswith("alexnet")]
     assert names == [f"alexnet, batch 1, 224x224, {d}, 1 thread" for d in ("float32", "bfloat16")]
@@ -245,7 +245,7 @@ def test_cases_of_two_machines_stand_side_by_side(
             "--against 'tvm': valid are openvino, openvino-streams, ",
         ),
         (["alexnet", "--against", "ncnn"], "--against 'ncnn' needs no_such_package, which is not "),
-        (["alexnet", "--dtype", "int8"], "--dtype 'int8': valid are float32, bfloat16"),
+        (["alexnet", "--precision", "int8"], "--precision 'int8': valid are float32, bfloat16"),
         (["alexnet", "--isa", "mmx"], "isa='mmx'; valid are 'avx512', 'avx2'"),
         (["resnet19"], "resnet19"),
         (["digits"], "network 'digits' is minidnn's own; valid are those that torchvision has"),

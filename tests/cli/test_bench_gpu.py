@@ -43,7 +43,15 @@ def test_every_precision_and_batch_is_a_cell(
 ) -> None:
     path = tmp_path / "r.json"
     lines, err = on_cuda(
-        capsys, "resnet18", "--batch", "1,32", "--dtype", "float16,tf32", "--json", path, *LITTLE
+        capsys,
+        "resnet18",
+        "--batch",
+        "1,32",
+        "--precision",
+        "float16,tf32",
+        "--json",
+        path,
+        *LITTLE,
     )
     assert err == ""
     names = [f"resnet18, batch {n}, 224x224, {p}, cuda" for n in (1, 32) for p in DTYPES]
@@ -124,7 +132,7 @@ def test_another_gpu(
     ("arguments", "message"),
     [
         (["--against", "openvino"], "--against 'openvino': valid on a GPU are torch, torch-"),
-        (["--dtype", "int8"], "--dtype 'int8': valid are float32, tf32, float16, bfloat16"),
+        (["--precision", "int8"], "--precision 'int8': valid are float32, tf32, float16, bfloat16"),
         (["--threads", "2"], "--threads 2: it is of the CPU, not of 'cuda'"),
         (["--isa", "avx2"], "--isa avx2: it is of the CPU, not of 'cuda'"),
         (["net.onnx"], "NET 'net.onnx': PyTorch's modes, which are the peers on 'cuda', take "),
@@ -156,7 +164,7 @@ def test_without_a_gpu_nothing_is_measured(
 def test_real_modes_agree(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     on_cuda(
-        capsys, "squeezenet1_1", "--size", "64", "--batch", 2, "--dtype", "float16,float32",
+        capsys, "squeezenet1_1", "--size", "64", "--batch", 2, "--precision", "float16,float32",
         "--against", "torch,torch-channels-last,torch-compile,torch-calls", "--json", path,
         "--rounds", 2, "--burst", 0.01,
     )  # fmt: skip
