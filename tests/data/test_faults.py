@@ -194,6 +194,5 @@ def test_a_script_without_a_guard_is_told(tmp_path: Path) -> None:
         _, errors = started.communicate(timeout=60)
         assert started.returncode == 1
         assert "ended with exit code 1 before it gave batch 0 of epoch 0" in errors
-        assert errors.rstrip().endswith(
-            "A script that starts processes needs if __name__ == '__main__':"
-        )
+        # Behind it may be what Python says of a process that is ended while it starts.
+        assert "A script that starts processes needs if __name__ == '__main__':" in errors
