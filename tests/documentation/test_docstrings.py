@@ -148,6 +148,7 @@ def network() -> md.Sequential:
         if examples(docstring(NAMES[n]))
     ],
 )
+@pytest.mark.together(2)
 def test_examples_run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     given: dict[str, Any] = {
