@@ -181,7 +181,7 @@ def test_a_run_may_be_killed_at_any_line(
     """Twice, and the third one ends well: its folder has everything once."""
     random = np.random.default_rng(seed)
     total = lines_run(lambda: run(part=17, folder=tmp_path / "whole"), 0)
-    points = range(1, total) if seed else random.integers(1, total, 25)
+    points = range(1, total) if seed else random.integers(1, total, 15)
     kills = 0
     for place, first in enumerate(points):
         output = tmp_path / f"out{place}"

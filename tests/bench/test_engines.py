@@ -14,6 +14,7 @@ from minidnn.bench.peers import TORCH_MODES, load_inputs
 from minidnn.bench.process import EngineError, EngineProcess
 from minidnn.errors import DeviceError
 from tests.bench.networks import with_torch
+from tests.sampling import only
 
 THREADS = 2
 
@@ -91,7 +92,7 @@ def test_engines_in_int8(folder: Path, tmp_path: Path, engine: str) -> None:
 
 @pytest.mark.parametrize(
     "mode",
-    [pytest.param(m, marks=pytest.mark.full) if m == "compile" else m for m in TORCH_MODES],
+    only(["channels_last"], TORCH_MODES),
 )
 def test_torch(folder: Path, mode: str) -> None:
     network = "tests.bench.networks:with_torch"

@@ -1,8 +1,9 @@
 """Every case record on the CPU engine: both ISAs, alone and fused, between guard pages.
 
 What is tolerated is what the record says, nothing more.  All kernels of an ISA are compiled
-before the first of its cases runs.  In CI all shapes run alone on the best ISA, and one shape of
-every second case fused, and on other ISAs.  All run in all ways in the full run.
+before the first of its cases runs.  In CI each case runs alone in its largest shape and
+every third, on one of the ISAs, and every third case fused on the best one, in its largest shape.
+All run in all ways in the full run.
 """
 
 from __future__ import annotations
@@ -17,26 +18,35 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cpu.isa import ISAS, Isa, best_isa
+from minidnn.backends.cpu.isa import ISAS, Isa, best_isa, usable_isas
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
 from minidnn.layers.build import to_graph
 from tests import cases
 from tests.cases import Case, assert_close, check
 from tests.cases.record import Shape
-from tests.sampling import every, some
+from tests.sampling import each_on_one, every, on, some
 
 from .warming import warm
 
 CASES = (*cases.CASES, *cases.random.CASES, *cases.indexing.SUMS)
 SINGLE = tuple(case for case in CASES if len(case.shapes[0]) == 1)
+#: Those that this processor executes, or all, whose tests then say that it executes none.
+USABLE = [isa.name for isa in usable_isas()] or list(ISAS)
 
 
 def chosen(case: Case, all_shapes: bool) -> tuple[tuple[Shape, ...], ...]:
     """The shapes that a case runs with: all, or the largest, of images if there are any."""
-    if all_shapes:
-        return case.shapes
-    return (max(case.shapes, key=lambda shapes: (len(shapes[0]) == 4, math.prod(shapes[0]))),)
+    return case.shapes if all_shapes else (largest(case),)
+
+
+def largest(case: Case) -> tuple[Shape, ...]:
+    return max(case.shapes, key=lambda shapes: (len(shapes[0]) == 4, math.prod(shapes[0])))
+
+
+def shown(case: Case) -> Case:
+    """With the shapes in which it runs alone."""
+    return replace(case, shapes=tuple(dict.fromkeys((*some(case.shapes, 3), largest(case)))))
 
 
 @cache
@@ -52,10 +62,11 @@ def among_others(case: Case, shapes: tuple[Shape, ...]) -> Graph:
 
 
 @cache
-def warm_alone(isa_name: str, all_shapes: bool) -> None:
-    cases = CASES if all_shapes else some(CASES, 2)
+def warm_alone(isa_name: str) -> None:
     graphs = [
-        (alone(case, shapes), "model") for case in cases for shapes in chosen(case, all_shapes)
+        (alone(case, shapes), "model")
+        for case in on(CASES, USABLE, isa_name)
+        for shapes in shown(case).shapes
     ]
     warm(graphs, ISAS[isa_name])
 
@@ -64,7 +75,7 @@ def warm_alone(isa_name: str, all_shapes: bool) -> None:
 def warm_fused(isa_name: str, all_shapes: bool) -> None:
     graphs = [
         (among_others(case, shapes), strategy)
-        for case in (SINGLE if all_shapes else some(SINGLE, 2))
+        for case in (SINGLE if all_shapes else some(SINGLE, 3))
         for shapes in chosen(case, all_shapes)
         for strategy in ("model", "layers")
     ]
@@ -81,38 +92,18 @@ def compiled(graph: Graph, isa_name: str, strategy: str = "model") -> Executable
     return md.compile(graph, device="cpu", strategy=strategy, isa=isa_name, threads=2, guarded=True)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_alone(case: Case) -> None:
-    check_alone(case, best_isa(), all_shapes=True)
-
-
-@pytest.mark.parametrize("case", every(2, CASES), ids=str)
-def test_alone_on_others(case: Case, isa: Isa) -> None:
-    if isa == best_isa():
-        pytest.skip(f"{isa.name} is the best ISA here: test_alone has all shapes")
-    check_alone(case, isa, all_shapes=False)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_alone_in_all_shapes(case: Case, isa: Isa) -> None:
-    if isa == best_isa():
-        pytest.skip(f"{isa.name} is the best ISA here: test_alone has all shapes")
-    check_alone(case, isa, all_shapes=True)
-
-
-def check_alone(case: Case, isa: Isa, all_shapes: bool) -> None:
-    warm_alone(isa.name, all_shapes)
+@each_on_one(CASES, USABLE)
+def test_alone(case: Case, isa: Isa) -> None:
+    warm_alone(isa.name)
 
     def run(graph: Graph, inputs: Sequence[np.ndarray], dtype: str) -> Sequence[np.ndarray]:
         result = compiled(alone(case, tuple(x.shape for x in inputs)), isa.name)(*inputs)
         return result if isinstance(result, tuple) else (result,)
 
-    shown = replace(case, shapes=chosen(case, all_shapes))
-    check(shown, "float32", run, by_torch=False)
+    check(shown(case), "float32", run, by_torch=False)
 
 
-@pytest.mark.parametrize("case", every(2, SINGLE), ids=str)
+@pytest.mark.parametrize("case", every(3, SINGLE), ids=str)
 def test_among_others(case: Case) -> None:
     """On the best ISA, and on one shape each: compiling the rest takes minutes."""
     check_among_others(case, best_isa(), all_shapes=False)

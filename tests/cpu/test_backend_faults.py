@@ -22,7 +22,8 @@ SHAPE = (1, 3, 12, 12)
 
 
 def network() -> Any:
-    return L.Sequential(L.Conv2d(3, 16, 3), L.ReLU(), L.MaxPool2d(2), L.Flatten(), L.Linear(400, 5))
+    """One kernel: many tests compile it from nothing, here and in other processes."""
+    return L.Sequential(L.Conv2d(3, 5, 3), L.ReLU())
 
 
 def works(exe: Any) -> bool:
@@ -83,7 +84,7 @@ def test_damaged_cache(cold_cache: Path) -> None:
         path.unlink()  # this process has the libraries mapped: not in place
         path.write_bytes(data[: len(data) // 2])
         damaged += 1
-    assert damaged >= 4
+    assert damaged >= 2
     with pytest.warns(MiniDNNWarning, match="is damaged"):
         assert works(compiled())
     assert works(compiled())

@@ -152,7 +152,7 @@ def test_ctrl_c_during_a_run() -> None:
     child = run_python(code)
     assert child.stdout is not None and child.stdout.readline() == "ready\n", child.communicate()
     for _ in range(5):
-        time.sleep(0.2)
+        time.sleep(0.05)  # both of its threads compute all the time
         child.send_signal(signal.SIGINT)
         assert child.stdout.readline() == "right\n", child.communicate()
     assert child.communicate(timeout=30) == ("", "")

@@ -113,12 +113,12 @@ def values(library: SharedObject, kernel: str, operands: Array, rows: int) -> Ar
     return out
 
 
-def check(expressions: Sequence[Expression]) -> None:
-    """Compiles the expressions for every ISA, a file each, and checks all their lines."""
+def check(expressions: Sequence[Expression], isas: Sequence[Isa]) -> None:
+    """Compiles the expressions for ISAs, a file each, and checks all their lines."""
     printed = [Printed.of(e) for e in expressions]
     text = "".join(p.kernels(f"e{i}") for i, p in enumerate(printed))
     libraries = compile_units(
-        [Unit(f"expressions_{isa.name}", prelude(isa) + text, isa) for isa in usable_isas()]
+        [Unit(f"expressions_{isa.name}", prelude(isa) + text, isa) for isa in isas]
     )
     operands = inputs()
     for number, one in enumerate(printed):
@@ -196,11 +196,12 @@ def constants_in_every_place() -> list[Expression]:
 def test_every_operation() -> None:
     expressions = every_operation()
     assert {i.op for e in expressions for i in linearize(e)} >= set(SCALAR_OPS)
-    check(expressions)
+    check(expressions, usable_isas())
 
 
 def test_constants() -> None:
-    check(constants_in_every_place())
+    """In CI on one ISA: how constants are printed does not depend on it."""
+    check(constants_in_every_place(), usable_isas() if IS_FULL else usable_isas()[:1])
 
 
 def float32s() -> st.SearchStrategy[float]:
@@ -230,7 +231,8 @@ def random_expressions(draw: st.DrawFn) -> Expression:
 
 
 def test_random_expressions() -> None:
-    """120 different ones, in CI half of them, compiled together."""
+    """120 different ones, in CI a third of them, compiled together; first those with operations
+    that none before has: what is drawn depends on which modules are loaded."""
     found: dict[Expression, None] = {}
 
     @settings(max_examples=300, phases=[Phase.generate])
@@ -239,11 +241,16 @@ def test_random_expressions() -> None:
         found[expression] = None
 
     collect()
-    count = 120 if IS_FULL else 60
-    expressions = list(found)[:count]
-    used = [{i.op for i in linearize(e)} for e in expressions]
-    assert len(expressions) == count and set.union(*used) >= set(SCALAR_OPS)
-    check(expressions)
+    count = 120 if IS_FULL else 40
+    used: set[str] = set()
+    first: dict[Expression, None] = {}
+    for expression in found:
+        if not (ops := {i.op for i in linearize(expression)}) <= used:
+            first[expression] = None
+            used |= ops
+    expressions = list(first | found)[:count]
+    assert len(expressions) == count >= len(first) and used >= set(SCALAR_OPS)
+    check(expressions, usable_isas())
 
 
 def test_whole_expressions(isa: Isa, build: Build) -> None:

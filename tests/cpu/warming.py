@@ -27,14 +27,15 @@ def kernels_of(
     strategy: str = "model",
     stored: bool = False,
     precision: str = "float32",
+    threads: int = 2,
 ) -> list[KernelSource]:
-    """What ``md.compile`` would compile for a graph on two threads, perhaps with a store."""
-    target = CpuBackend().target(precision, {"isa": isa.name, "threads": 2})
+    """What ``md.compile`` would compile for a graph, perhaps with a store."""
+    target = CpuBackend().target(precision, {"isa": isa.name, "threads": threads})
     isa = isa if precision == "float32" else bfloat16_isa(isa)
     context = Context(target, check_strategy(strategy), None, stored=stored)
     plan = make_plan(optimize(graph, context), context)
     isa = with_bytes(isa) if multiplies_bytes(plan.graph) else isa
-    return texts_of(lower_plan(plan, isa, 2))
+    return texts_of(lower_plan(plan, isa, threads))
 
 
 def texts_of(tasks: Iterable[Task]) -> list[KernelSource]:
@@ -47,13 +48,19 @@ def warm(
     isa: Isa,
     stored: bool = False,
     precision: str = "float32",
+    threads: Sequence[int] = (2,),
 ) -> None:
-    """Compiles the kernels of graphs, each under a strategy, in one go.
+    """Compiles the kernels of graphs, each under a strategy and for numbers of threads, in one go.
 
     That the kernels of all of them go together is a test too: equal names mean equal texts.
     """
     compile_together(
-        [each for graph, how in graphs for each in kernels_of(graph, isa, how, stored, precision)],
+        [
+            each
+            for graph, how in graphs
+            for count in threads
+            for each in kernels_of(graph, isa, how, stored, precision, count)
+        ],
         isa,
     )
 

@@ -5,6 +5,7 @@ Started by ``minidnn launch`` with a folder, to which every rank writes what it 
 
 from __future__ import annotations
 
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,21 @@ def main() -> None:
     act = on_gpus if sys.argv[2] == "cuda" else scenarios
     for name, arrays in act(rank, folder).items():
         np.savez(folder / f"{name}-{rank}.npz", **arrays)
+    if len(sys.argv) > 3:
+        print("all is written", flush=True)
+        end_on_a_full_disk(Path(sys.argv[3]))
+
+
+def end_on_a_full_disk(kept: Path) -> None:
+    """A limit on the size of files refuses to write as a full disk does."""
+    ours = trainer("plain")
+    data = batches(ours.rank)
+    trained(ours, data[:1])
+    ours.save(kept)
+    trained(ours, data[1:])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    ours.save(kept)
+    print("came to its end")
 
 
 if __name__ == "__main__":

@@ -30,18 +30,35 @@ FAST = "reference" if CpuBackend().unavailable() else "cpu"
 
 
 @pytest.fixture(scope="module")
-def found(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[States]]:
-    """What both ranks came to, by scenario."""
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the checkpoint that the ranks write before their disk is full."""
+    return tmp_path_factory.mktemp("disk")
+
+
+@pytest.fixture(scope="module")
+def ended(
+    root: Path, disk: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Where both ranks left what they came to, and how they ended: on a full disk."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [
         *(sys.executable, "-m", "minidnn", "launch", "--processes", "2"),
-        *("tests/distributed/ranks.py", str(folder), FAST),
+        *("tests/distributed/ranks.py", str(folder), FAST, str(disk / "kept.checkpoint")),
     ]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=root, env=environment, capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("all is written") == 2, done.stderr
+    return folder, done
+
+
+@pytest.fixture(scope="module")
+def found(
+    ended: tuple[Path, subprocess.CompletedProcess[str]],
+) -> Callable[[str], list[States]]:
+    """What both ranks came to, by scenario."""
+    folder, _ = ended
 
     def load(name: str) -> list[States]:
         return [dict(np.load(folder / f"{name}-{rank}.npz")) for rank in (0, 1)]
@@ -271,36 +288,16 @@ def test_a_rank_that_dies_ends_the_training(
         assert f"minidnn: rank 0 ends, since rank 1 failed: {reason}" in done.stderr, done.stderr
 
 
-FULL_DISK = """
-import os, resource, sys
-sys.path.insert(0, os.getcwd())
-from tests.distributed import ranks
-ours = ranks.trainer("plain")
-data = ranks.batches(ours.rank)
-ranks.trained(ours, data[:1])
-ours.save(sys.argv[1])
-ranks.trained(ours, data[1:])
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-ours.save(sys.argv[1])
-print("came to its end")
-"""
-
-
-def test_a_full_disk_ends_all_and_leaves_the_checkpoint_before(root: Path, tmp_path: Path) -> None:
-    """A limit on the size of files refuses to write as a full disk does."""
-    script, kept = tmp_path / "full.py", tmp_path / "kept.checkpoint"
-    script.write_text(FULL_DISK)
-    command = [sys.executable, "-m", "minidnn", "launch", "--processes", "2", str(script)]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(kept)], cwd=root, env=environment, capture_output=True, text=True, timeout=60
-    )
+def test_a_full_disk_ends_all_and_leaves_the_checkpoint_before(
+    ended: tuple[Path, subprocess.CompletedProcess[str]], disk: Path
+) -> None:
+    _, done = ended
     assert done.returncode == 1, done.stderr
     assert "came to its end" not in done.stdout
     assert "minidnn: rank 1 ends, since rank 0 failed: OSError" in done.stderr, done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["full.py", "kept.checkpoint"]
+    assert [path.name for path in disk.iterdir()] == ["kept.checkpoint"]
     alone = ranks.trainer("plain", False)  # any number of ranks goes on from it
-    alone.restore(kept)
+    alone.restore(disk / "kept.checkpoint")
     assert alone.progress.steps == 1
 
 

@@ -36,6 +36,8 @@ ERRORS = {
 #: What :func:`minidnn.compile` makes takes no arguments of a user's.
 MADE = {"minidnn.dynamic.executable.DynamicExecutable", "minidnn.executable.Executable"}
 ELSEWHERE = re.compile(r"arguments\s+are\s+those\s+of\s+:\w+:`([\w.]+)`")
+#: These measure in several processes; in CI ``minidnn.lab.IspcStep`` measures by itself.
+LONG = {"minidnn.lab.tune"}
 #: What these need is not there when tests run: an extra, a GPU.
 NOT_RUN = {
     "minidnn.callbacks.TensorBoard",
@@ -139,8 +141,14 @@ def network() -> md.Sequential:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(n for n in NAMES.keys() - NOT_RUN if examples(docstring(NAMES[n])))
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.full] if n in LONG else [])
+        for n in sorted(NAMES.keys() - NOT_RUN)
+        if examples(docstring(NAMES[n]))
+    ],
 )
+@pytest.mark.together(2)
 def test_examples_run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     given: dict[str, Any] = {

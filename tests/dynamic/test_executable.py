@@ -80,6 +80,7 @@ def test_random_sizes_beside_numpy_and_beside_one_size(device: str) -> None:
     assert exe.counts.kept <= 4 and exe.counts.in_parts > 0
 
 
+@pytest.mark.together(2)
 def test_pictures_of_any_size(device: str) -> None:
     """What is no batch has a program of its own from the first call on."""
     height, width = md.Dim("height", 8, 24, multiple=4), md.Dim("width", 7, 19)
@@ -232,6 +233,7 @@ class Centered(md.Layer):
         return x - x.mean((0,), keepdims=True)
 
 
+@pytest.mark.together(2)
 def test_a_network_that_joins_rows(device: str) -> None:
     exe = named(Centered(), (md.Dim("n", 1, 9), 4), device=device)
     assert "joins rows" in str(exe.why_not_parts)
@@ -248,6 +250,7 @@ class Two(md.Layer):
         return {"scaled": x * scale, "twice": scale + scale}
 
 
+@pytest.mark.together(2)
 def test_several_inputs_and_outputs(device: str) -> None:
     exe = named(Two(), [(md.Dim("n", 2, 9), 3), (1, 3)], device=device)
     assert exe.why_not_parts is None
@@ -293,6 +296,7 @@ def test_weights_that_changed_since_are_told() -> None:
         exe(numbers(2, 3, 8, 8))
 
 
+@pytest.mark.together(2)
 def test_states_are_those_of_all_sizes(device: str) -> None:
     net, store = network(), md.Store()
     exe = named(net, (BATCH, 3, 8, 8), device=device, store=store)

@@ -31,6 +31,7 @@ def run(net: md.Layer, x: np.ndarray, device: str) -> np.ndarray:
     return np.asarray(y)
 
 
+@pytest.mark.together
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_bits_of_torchvision(device: str) -> None:
     torch = pytest.importorskip("torch")
@@ -43,6 +44,7 @@ def test_the_bits_of_torchvision(device: str) -> None:
     np.testing.assert_array_equal(y, expected)
 
 
+@pytest.mark.together
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "arguments",
@@ -65,6 +67,7 @@ def test_arguments(device: str, arguments: dict[str, Any]) -> None:
     np.testing.assert_allclose(y, expected.transpose(0, 3, 1, 2), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.together(2)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_network_behind_it_gives_what_it_gives_for_prepared_pictures(device: str) -> None:
     net = md.Sequential(L.Conv2d(3, 5, 3, stride=2, padding=1), L.ReLU(), L.MaxPool2d(2))

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(
     isa.why_no_bfloat16(isa.AVX512) is not None, reason=str(isa.why_no_bfloat16(isa.AVX512))
 )
 KINDS = ("tiles", "vectors")
+THREADS = (1, 3)
 
 
 @pytest.fixture(params=KINDS)
@@ -124,7 +125,8 @@ def graph_of(problem: Problem) -> Graph:
 
 @cache
 def warmed(kind: str) -> None:
-    warm([(graph_of(problem), "model") for problem in PROBLEMS], isa.AVX512, precision="bfloat16")
+    graphs = [(graph_of(problem), "model") for problem in PROBLEMS]
+    warm(graphs, isa.AVX512, precision="bfloat16", threads=THREADS)
 
 
 def compiled(problem: Problem, threads: int) -> Executable:
@@ -138,7 +140,7 @@ def test_sums(problem: Problem, kind: str) -> None:
     them and nothing else; and the same bits on any number of threads."""
     warmed(kind)
     x = problem.x()
-    one, three = compiled(problem, 1), compiled(problem, 3)
+    one, three = (compiled(problem, threads) for threads in THREADS)
     program: Any = one.program
     algorithms = {program.details(node) for node in one.plan.graph.nodes} - {""}
     assert len(algorithms) == 1 and algorithms <= {"products of pairs", "direct"}

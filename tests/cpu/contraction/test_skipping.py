@@ -96,6 +96,7 @@ def test_what_is_left_out(isa: Isa) -> None:
     assert 19 / 21 <= taken((1, 32, 7, 7), 32, (3, 3), conv(pad=1)) < 1
 
 
+@pytest.mark.together
 @pytest.mark.parametrize("isa", every(2, ISAS), indirect=True)
 def test_generated_shapes_agree_with_float64(isa) -> None:
     built = [build(case, isa) for case in generated(12)]
@@ -113,6 +114,7 @@ def test_both_instruction_sets_compile(isa: Isa) -> None:
     compile_kernels([s.source for c in generated(2) for s in build(c, isa).kernel.stages], isa)
 
 
+@pytest.mark.together
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_weights_that_are_not_finite_reach_results_through_padding(isa, value: float) -> None:
     """Zero times infinity is NaN, so nothing is left out then."""

@@ -53,6 +53,7 @@ CASES = {
 }
 
 
+@pytest.mark.together
 @pytest.mark.parametrize("name", CASES)
 def test_results_that_are_not_finite(name: str, isa: isas.Isa) -> None:
     OnCpu(CASES[name], isa.name).check()
