@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import minidnn as md
+from minidnn._torch_internals import VERSION
 from minidnn.errors import MiniDNNWarning
 from tests.torch.test_hooks import Net, Writing, copied, examples, same
 
@@ -171,10 +172,12 @@ def test_it_is_as_in_pytorch(name: str) -> None:
                 warnings.simplefilter("always")
                 fast = md.optimize(net, examples(), device="reference")
             ours = [str(each.message) for each in caught if each.category is MiniDNNWarning]
-            assert bool(ours) == (name in SAID)
-            assert all(SAID[name] in text or "nothing was taken" in text for text in ours)
+            if VERSION >= (2, 13):  # before, PyTorch does not say all of it
+                assert bool(ours) == (name in SAID)
+                assert all(SAID[name] in text or "nothing was taken" in text for text in ours)
             same(state(), before)
-            assert name == "a_weights_data" or any(program.parts for program in fast.programs)
+            left = name == "a_weights_data" or (VERSION < (2, 13) and ours)
+            assert left or any(program.parts for program in fast.programs)
         return [(fast(examples(shift)), copied(state())) for shift in (0.0, 1.0, -1.0)]
 
     same(run(True), run(False))
