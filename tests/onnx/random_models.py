@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from .models import node
 
 #: The oldest and the newest opset that are drawn; ONNX Runtime knows none beyond.
-OPSETS = (7, 26)
+OPSETS = (7, min(26, onnx.defs.onnx_opset_version()))
 #: Elements of a value, and the largest number in one.
 MOST_ELEMENTS = 4096
 LARGEST = 1e4

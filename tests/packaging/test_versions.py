@@ -12,8 +12,8 @@ from minidnn._versions import PYTHON, SUPPORTED, Supported, numbers
 from minidnn.frontends.torch.library import BEYOND, OLDEST
 from tools.versions.environments import ENVIRONMENTS, pins_of
 
-#: They have no versions that come in an order, and no range.
-WITHOUT_RANGE = {"ncnn", "pnnx"}
+#: They have no versions that come in an order, and no range; or are what a package forgets to name.
+WITHOUT_RANGE = {"ml-dtypes", "ncnn", "pnnx"}
 #: Extras that only work on minidnn itself needs; what others bring, too, is in the table.
 OF_DEVELOPERS = {"test", "docs"}
 

@@ -14,7 +14,7 @@ _OF_TORCH = ("filelock", "fsspec", "jinja2", "networkx", "setuptools <82", "symp
 #: What runs the tests, and what some of them compare with or need.
 _OF_TESTS = ("pytest >=9,<10", "pytest-timeout", "pytest-xdist", "typing-extensions")
 _OF_ALL_TESTS = (
-    *("flask", "flask-cors", "hypothesis", "moto[s3]", "schemathesis", "scipy"),
+    *("flask", "flask-cors", "hypothesis", "ml-dtypes", "moto[s3]", "schemathesis", "scipy"),
     "tritonclient[grpc,http]",
 )
 #: They are installed without what they say they need.
