@@ -38,6 +38,17 @@ def only(chosen: Collection[T], items: Iterable[T]) -> list[Any]:
     return [pytest.param(x, marks=[] if x in chosen else [pytest.mark.full]) for x in items]
 
 
+def mixed(step: int, first: Iterable[T], second: Iterable[Any]) -> list[Any]:
+    """Pairs as two parameters of a test: with each of ``first`` CI runs each ``step``-th of
+    ``second``, beginning at another one each time, the other pairs are marked ``full``."""
+    rest = list(second)
+    return [
+        pytest.param(one, other, marks=[] if (i + j) % step == 0 else [pytest.mark.full])
+        for i, one in enumerate(first)
+        for j, other in enumerate(rest)
+    ]
+
+
 def is_on(name: str, isas: Iterable[str], isa: str) -> bool:
     """Whether CI runs a case of that name with an instruction set: one of them by the name."""
     names = list(isas)

@@ -54,9 +54,13 @@ class PickleMachine:
         Raises:
             WeightsError: the pickle is damaged, too large, or wants what no state dict needs.
         """
+        data, end = self._file.data, self._end
         while True:
             self._spend(1)
-            opcode = self._take(1)[0]
+            if self._at >= end:
+                raise self._error("is truncated")
+            opcode = data[self._at]
+            self._at += 1
             if opcode == 0x2E:  # STOP
                 return self._pop(), self._at
             instruction = _INSTRUCTIONS.get(opcode)

@@ -40,6 +40,7 @@ from minidnn.passes.reduce_precision import reduce_precision
 from minidnn.runtime.bits import from_bits, to_bits
 from minidnn.runtime.plan import Plan, make_plan
 from tests.cuda.cards import A100, H200, RTX_4090, on_each
+from tests.sampling import mixed
 
 from .contractions import HALO, STREAM, TILE
 
@@ -243,15 +244,14 @@ def test_convolutions_whose_filters_and_rows_fit_may_read_each_pixel_once() -> N
         assert (HALO.why_not(problem, machine) or "").startswith(reason), problem.describe()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
-    ("channels", "filters", "kernel"), [(128, 32, 3), (16, 64, 4), (8, 64, 3), (32, 128, 3)]
+    ("sizes", "dtype"),
+    mixed(2, [(128, 32, 3), (16, 64, 4), (8, 64, 3), (32, 128, 3)], ["float16", "bfloat16"]),
 )
-def test_halo_kernels_keep_to_the_budget(
-    channels: int, filters: int, kernel: int, dtype: str
-) -> None:
+def test_halo_kernels_keep_to_the_budget(sizes: tuple[int, int, int], dtype: str) -> None:
     """They compile without spills, and as many blocks fit a multiprocessor as were counted on.
     Where groups share registers anew, a block begins with all, or they would wait for them."""
+    channels, filters, kernel = sizes
     x = md.Input((channels, 56, 56))
     net = md.Model(x, L.ReLU()(L.Conv2d(channels, filters, kernel, padding=1)(x)))
     (problem,) = of(net, (128, channels, 56, 56), dtype)

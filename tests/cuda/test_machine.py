@@ -22,8 +22,9 @@ from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import make_plan
+from tests.sampling import mixed
 
-from .cards import A100, H100, H200, RTX_3090, RTX_4090, on_each
+from .cards import A100, H100, H200, RTX_3090, RTX_4090
 
 
 def chosen(net: md.Layer, shape: tuple[int, ...], precision: str, machine: Machine) -> list[Launch]:
@@ -41,8 +42,11 @@ def chosen(net: md.Layer, shape: tuple[int, ...], precision: str, machine: Machi
     return launches
 
 
-@on_each(A100, RTX_3090, RTX_4090, H100, H200)
-@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("machine", "precision"),
+    mixed(2, (A100, RTX_3090, RTX_4090, H100, H200), ["float32", "tf32", "bfloat16"]),
+    ids=lambda one: one.arch if isinstance(one, Machine) else None,
+)
 def test_all_that_is_chosen_fits_the_gpu(machine: Machine, precision: str) -> None:
     net = models.densenet121()
     launches = chosen(net, (2, *net.input_shape), precision, machine)

@@ -15,6 +15,7 @@ from minidnn.backends.cuda.prelude import TYPES
 from minidnn.backends.cuda.sequence.window import product_is_enough, quotient_text
 from minidnn.graph.types import BYTES, rounded_to, saturated
 from tests.cuda.emulator.run import Emulated
+from tests.sampling import mixed
 
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-39, 1.2e-38, 3e38, 1e-30, 1e37]
 
@@ -64,8 +65,10 @@ def test_where_one_product_is_enough() -> None:
     assert [d for d in range(3, 20) if product_is_enough(d)] == [4, 5, 8, 9, 10, 16, 17, 18, 19]
 
 
-@pytest.mark.parametrize("divisor", [3, 5, 6, 7, 9, 10, 25, 27, 49, 59, 62])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("divisor", "dtype"),
+    mixed(2, [3, 5, 6, 7, 9, 10, 25, 27, 49, 59, 62], ["float16", "bfloat16"]),
+)
 def test_quotients_of_sums_are_rounded_to_two_bytes(
     dtype: str, divisor: int, tmp_path: Path
 ) -> None:

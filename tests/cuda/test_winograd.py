@@ -13,7 +13,8 @@ from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import winograd
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.machine import Machine
-from tests.cuda.cards import A100, H200, on_each
+from tests.cuda.cards import A100, H200
+from tests.sampling import mixed
 
 from .contractions import WINOGRAD, dense
 from .lowered import problems_of
@@ -42,14 +43,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.race
-@pytest.mark.parametrize("choice", range(2 * len(winograd.SHAPES)))
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("name", "choice"), mixed(2, SMALL, range(2 * len(winograd.SHAPES))))
 def test_numbers(name: str, choice: int, folder: Path) -> None:
     check_emulated(SMALL[name], WINOGRAD.name, [choice], folder, wide=3 if name == "odd" else 0)
 
 
-@on_each(A100, H200)
-@pytest.mark.parametrize("name", ["even", "residual"])
+@pytest.mark.parametrize(("name", "machine"), mixed(2, ["even", "residual"], [A100, H200]))
 def test_kernels_keep_to_their_budget(name: str, machine: Machine) -> None:
     make, size = SMALL[name]
     problem, _ = convolution(make(), size)

@@ -62,12 +62,12 @@ def _forget() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _frozen() -> Iterator[None]:
-    """What was there before a file's tests is not looked at by each of their collections."""
+def _frozen() -> None:
+    """What was there before a file's tests is not looked at by each of their collections, nor by
+    later ones: thawing it would thaw what stays to the end, too, of which looking at all takes
+    half a second each time that a test or minidnn asks for a collection (tests/conftest.py)."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

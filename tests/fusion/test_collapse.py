@@ -23,6 +23,7 @@ from minidnn.fusion.sequence import Schedule, Sequence
 from minidnn.graph.ir import Graph
 from tests.fusion.planes import random_graph
 from tests.passes.build import graph_of, max_pool, relu, scale
+from tests.sampling import IS_FULL, some
 
 pytestmark = pytest.mark.early
 
@@ -131,7 +132,7 @@ def test_how_much_the_order_by_levels_loses_on_graphs() -> None:
     """
     lost: list[float] = []
     cases = 0
-    for seed in range(120):
+    for seed in some(range(120), 2):
         graph = random_graph(seed + 5000, 8)
         stack = stack_of(graph)
         if not 3 <= len(stack.steps) <= 6:
@@ -151,7 +152,7 @@ def test_how_much_the_order_by_levels_loses_on_graphs() -> None:
             if own > best * (1 + 1e-9):
                 lost.append(own / best - 1)
     print(f"{len(lost)} of {cases} lose {[f'{part:.0%}' for part in sorted(lost)]}")
-    assert cases > 80
+    assert cases > (80 if IS_FULL else 40)
     assert len(lost) <= 0.2 * cases
     assert sum(lost) / cases < 0.05
 

@@ -20,6 +20,7 @@ from minidnn.graph.operator import Operator
 from minidnn.graph.trace import apply
 from minidnn.graph.types import TensorType
 from tests.passes.build import graph_of, relu
+from tests.sampling import some
 
 ROWS, COLUMNS = 5, 4
 
@@ -36,11 +37,13 @@ def shifted(t, x, shift: float):
     return apply(ops.ScaleShift(), x, one, by)
 
 
-def everywhere(graph: Graph, x: np.ndarray) -> np.ndarray:
-    """The result under every patch size, rolling or not, which must always be the same."""
+def everywhere(graph: Graph, x: np.ndarray, step: int = 1) -> np.ndarray:
+    """The result under every patch size, rolling or not, which must always be the same; in CI
+    under each ``step``-th."""
     rows, columns = graph.outputs[0].shape[2:]
     reference = FusedSequence(graph, Schedule(1, 1)).reference(x)[0]
-    for tall, wide, strips in product(range(1, rows + 1), range(1, columns + 1), (1, 2, rows)):
+    schedules = product(range(1, rows + 1), range(1, columns + 1), (1, 2, rows))
+    for tall, wide, strips in some(schedules, step):
         (got,) = FusedSequence(graph, Schedule(tall, wide, strips)).interpret(x)
         np.testing.assert_array_equal(got, reference, f"patches of {tall}x{wide}, {strips} strips")
     return reference
@@ -80,10 +83,10 @@ def test_padding_of_an_inner_step_at_every_edge_and_corner(
     # Negative everywhere, so that a zero or the shift in the padding would win.
     x = -1.0 - np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(1, 1, ROWS, COLUMNS)
     graph = graph_of(lambda t, x: apply(op, relu(shifted(t, x, shift))), x.shape)
-    got = everywhere(graph, x)
+    got = everywhere(graph, x, 4)
     np.testing.assert_allclose(got, by_hand(x + shift, reduce, kernel, pad), rtol=1e-6)
     negative = graph_of(lambda t, x: apply(op, shifted(t, x, -shift)), x.shape)
-    got = everywhere(negative, x)
+    got = everywhere(negative, x, 5)
     np.testing.assert_allclose(got, by_hand(x - shift, reduce, kernel, pad), rtol=1e-6)
 
 

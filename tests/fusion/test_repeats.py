@@ -16,6 +16,7 @@ from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import apply, tracing
 from minidnn.graph.types import TensorType
 from tests.fusion.test_collapse import DEVICES, stack_of
+from tests.sampling import some
 
 pytestmark = pytest.mark.early
 
@@ -76,14 +77,14 @@ def described(choices: list[collapse.ScheduledSequence]) -> list[tuple[Any, ...]
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
 def test_the_same_cuts_as_without(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     repeats = 0
-    for seed in range(25):
+    for seed in some(range(25), 2):
         stack = stack_of(repeated(seed))
         repeats += len(stack.steps) - len(set(collapse._kinds(stack)))
         found = described(collapse.collapse(stack, device))
         with monkeypatch.context() as patched:
             patched.setattr(collapse, "_kinds", lambda stack: list(range(len(stack.steps))))
             assert described(collapse.collapse(stack, device)) == found, seed
-    assert repeats > 40
+    assert repeats > 20
 
 
 def test_a_long_chain_is_not_looked_at_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from minidnn.graph.ir import Graph
 from minidnn.graph.trace import tracing
 from minidnn.graph.types import TensorType
 from tests.cases.record import one_thread
+from tests.sampling import IS_FULL
 
 torch = pytest.importorskip("torch")
 
@@ -63,7 +64,9 @@ def expected(x: np.ndarray, grid: np.ndarray, y: np.ndarray, *how: Any) -> list[
 
 @pytest.mark.parametrize(("mode", "padding", "corners"), HOW)
 def test_values_and_gradients(mode: str, padding: str, corners: bool) -> None:
-    for shape, out in SHAPES:
+    """In CI of every second shape, of which others have the other corners."""
+    begin = (MODES.index(mode) + PADDINGS.index(padding) + corners) % 2
+    for shape, out in SHAPES if IS_FULL else SHAPES[begin::2]:
         if mode == "bicubic" and len(shape) == 5:
             continue
         x, grid = arrays_of(shape, out)

@@ -19,7 +19,7 @@ from minidnn.lab.convolution.ladder import CONVOLUTION
 from minidnn.lab.convolution.shape import ConvolutionShape, convolve
 from minidnn.lab.operands import draw
 from minidnn.layers.build import to_graph
-from tests.sampling import only
+from tests.sampling import only, some
 
 LARGE = ConvolutionShape(32, 64, 56, 56, 64, padding=1)
 
@@ -67,7 +67,7 @@ def test_steps_compile_without_spills(arch: str) -> None:
         for shape in shapes
         for call in step.calls(shape, (16, 16))
     ]
-    for kernel in compile_kernels([call.launch.source for call in calls], arch):
+    for kernel in compile_kernels([call.launch.source for call in some(calls, 2)], arch):
         assert kernel.resources.spill_bytes == kernel.resources.stack_bytes == 0, kernel.name
         assert kernel.resources.registers <= 128, kernel
 

@@ -14,7 +14,7 @@ from .generated import STEPS, generated
 
 ALL, AT_ONCE = 200, 25
 #: What is long takes long to compile.
-FEW, SOME, LONG = 6, 14, ("fft", "tensor")
+FEW, SOME, LONG = 4, 8, ("fft", "tensor")
 
 on_each_step = pytest.mark.parametrize(("ladder", "step"), STEPS, ids=lambda one: str(one.name))
 

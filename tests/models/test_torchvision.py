@@ -8,16 +8,19 @@ float64 may be three times PyTorch's own.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import minidnn as md
+from minidnn import layers as L
 from minidnn import models
 from minidnn.graph.checker import check
 from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
 from minidnn.layers.calibration import calibrate
-from tests.sampling import only
+from tests.sampling import IS_FULL, only
 
 torch = pytest.importorskip("torch")
 from tests.oracles.torchvision_models import models as torchvision_models  # noqa: E402
@@ -99,11 +102,35 @@ DEEP = ("vgg13", "vgg16", "vgg19", "vgg13_bn", "vgg16_bn", "vgg19_bn", "resnet10
         "densenet161", "densenet169", "densenet201")  # fmt: skip
 
 
+TORCHS_LINEAR: Any = torch.nn.Linear
+
+
+class Narrow(L.Linear):
+    """Between fewer features where there are most: drawing and converting a hundred million
+    weights takes a hundred times longer than the rest of a network."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(narrow(inputs), narrow(outputs))
+
+
+class TorchsNarrow(TORCHS_LINEAR):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(narrow(inputs), narrow(outputs))
+
+
+def narrow(features: int) -> int:
+    return 96 if features == 4096 else features
+
+
 @pytest.mark.parametrize(
     "name",
     only(("alexnet", "vgg11_bn", "resnet50", "squeezenet1_1", "densenet121"), NETWORKS),
 )
-def test_numbers_are_torchvisions(name: str) -> None:
+def test_numbers_are_torchvisions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How wide linear layers are is seen in the state dict."""
+    if not IS_FULL:
+        monkeypatch.setattr(L, "Linear", Narrow)
+        monkeypatch.setattr(torch.nn, "Linear", TorchsNarrow)
     compare(name, SMALL.get(name, 64))
 
 

@@ -17,7 +17,7 @@ from tests.cases.pooling import adaptive_case, avg_pool_case, max_pool_case
 from tests.oracles.formulas import pool_starts
 from tests.sampling import IS_FULL
 
-EXAMPLES = settings(max_examples=200 if IS_FULL else 100)
+EXAMPLES = settings(max_examples=200 if IS_FULL else 60)
 MANY = settings(max_examples=5000)
 
 
