@@ -28,7 +28,7 @@ from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from tests.cuda.cards import A100, H200, RTX_3090, on_each
 from tests.cuda.sequences import case_of, run_cases
-from tests.sampling import every, some
+from tests.sampling import IS_FULL, every, some
 
 from .test_sequence_kinds import numbers_for
 
@@ -87,12 +87,12 @@ def test_several_channels_a_block(name: str, dtype: str, tmp_path: Path) -> None
     assert len(counts) > 3, "divisors of what the segments begin and end with"
     operands = [rounded_to(dtype, array) for array in numbers_for(region.body)]
     cases = []
-    for count in sorted(counts):
+    for i, count in enumerate(sorted(counts)):
         such = [one for one in found if one.channels == count]
-        for grid in (such[0], such[-1]):
+        for grid in (such[0], such[-1]) if IS_FULL else (such[-(i % 2)],):
             cases.append(case_of(region, operands, PLANAR, extra=count % 2 * 4, mapping=grid))
     assert len({case.kernel.launch.grid for case in cases}) == len(counts)
-    run_cases(some(cases, 3), tmp_path)
+    run_cases(cases, tmp_path)
 
 
 TRAINED: dict[str, list[md.Layer]] = {

@@ -83,10 +83,10 @@ def test_padding_of_an_inner_step_at_every_edge_and_corner(
     # Negative everywhere, so that a zero or the shift in the padding would win.
     x = -1.0 - np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(1, 1, ROWS, COLUMNS)
     graph = graph_of(lambda t, x: apply(op, relu(shifted(t, x, shift))), x.shape)
-    got = everywhere(graph, x, 4)
+    got = everywhere(graph, x, 7)
     np.testing.assert_allclose(got, by_hand(x + shift, reduce, kernel, pad), rtol=1e-6)
     negative = graph_of(lambda t, x: apply(op, shifted(t, x, -shift)), x.shape)
-    got = everywhere(negative, x, 5)
+    got = everywhere(negative, x, 7)
     np.testing.assert_allclose(got, by_hand(x - shift, reduce, kernel, pad), rtol=1e-6)
 
 

@@ -19,7 +19,7 @@ from minidnn.lab.convolution.ladder import CONVOLUTION
 from minidnn.lab.convolution.shape import ConvolutionShape, convolve
 from minidnn.lab.operands import draw
 from minidnn.layers.build import to_graph
-from tests.sampling import only, some
+from tests.sampling import IS_FULL, only
 
 LARGE = ConvolutionShape(32, 64, 56, 56, 64, padding=1)
 
@@ -63,11 +63,11 @@ def test_steps_compile_without_spills(arch: str) -> None:
     shapes = [LARGE, ConvolutionShape(32, 3, 224, 224, 64, 7, 7, 2, 3)]
     calls = [
         call
-        for step in CONVOLUTION.steps
-        for shape in shapes
+        for i, step in enumerate(CONVOLUTION.steps)
+        for shape in (shapes if IS_FULL else [shapes[i % 2]])
         for call in step.calls(shape, (16, 16))
     ]
-    for kernel in compile_kernels([call.launch.source for call in some(calls, 2)], arch):
+    for kernel in compile_kernels([call.launch.source for call in calls], arch):
         assert kernel.resources.spill_bytes == kernel.resources.stack_bytes == 0, kernel.name
         assert kernel.resources.registers <= 128, kernel
 
