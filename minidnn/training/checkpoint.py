@@ -13,12 +13,17 @@ import numpy as np
 
 from minidnn.errors import WeightsError
 from minidnn.training.launches import Progress
-from minidnn.weights import load_weights, save_weights
+from minidnn.weights import save_weights
 from minidnn.weights._file import MappedFile, brief
-from minidnn.weights.safetensors import looks_like_safetensors, read_metadata
+from minidnn.weights.safetensors import (
+    looks_like_safetensors,
+    read_metadata,
+    read_safetensors,
+)
+from minidnn.weights.trained import KEY, renamed
 
-_KEY = "minidnn.trainer"
-_FORMAT = 2
+_FORMAT = 3
+_BEFORE = 2
 _FEW = 4
 
 
@@ -37,19 +42,20 @@ def write(trainer: Any, path: str | os.PathLike[str]) -> None:
         "loader": trainer.place_of_loader(),
     }
     known["sha256"] = _digest(known, arrays)
-    save_weights(arrays, path, {_KEY: json.dumps(known)})
+    save_weights(arrays, path, {KEY: json.dumps(known)})
 
 
 def read(trainer: Any, path: str | os.PathLike[str]) -> None:
     """See :meth:`Trainer.restore`.  Nothing is changed unless everything fits."""
     file = MappedFile(path)
-    text = read_metadata(file).get(_KEY) if looks_like_safetensors(file) else None
+    text = read_metadata(file).get(KEY) if looks_like_safetensors(file) else None
     if text is None:
         raise WeightsError(f"{path}: no checkpoint of a trainer; valid is what trainer.save wrote")
-    arrays = load_weights(os.path.abspath(path))
+    arrays = read_safetensors(file)
     known = _header(path, text)
     if known.pop("sha256") != _digest(known, arrays):
         raise WeightsError(f"{path}: its numbers are not those that were saved: it is damaged")
+    arrays = renamed(arrays) if known["format"] == _BEFORE else arrays
     _check(trainer, path, known, arrays)
     for name, array in arrays.items():
         trainer.store[name] = array
@@ -67,8 +73,9 @@ def _header(path: Any, text: str) -> dict[str, Any]:
         raise WeightsError(f"{path}: its header is no JSON: {error}") from error
     if not isinstance(known, dict):
         raise WeightsError(f"{path}: its header is {brief(known)}; valid is a JSON object")
-    if (version := known.get("format")) != _FORMAT:
-        raise WeightsError(f"{path}: a checkpoint of format {brief(version)}; valid is {_FORMAT}")
+    if (version := known.get("format")) not in (_BEFORE, _FORMAT):
+        valid = f"{_BEFORE} and {_FORMAT}"
+        raise WeightsError(f"{path}: a checkpoint of format {brief(version)}; valid are {valid}")
     for name, (is_right, valid) in _ENTRIES.items():
         if name not in known or not is_right(known[name]):
             raise WeightsError(

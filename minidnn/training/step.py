@@ -29,6 +29,7 @@ from minidnn.layers.layer import Layer
 from minidnn.training.losses import Function, Loss
 from minidnn.training.optim.optimizer import Optimizer, Update, if_finite
 from minidnn.training.optim.scaling import LossScale, if_all_finite, unscaled
+from minidnn.weights.trained import check_names, state_name
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ def step_graph(
 
 
 #: What layers' states become once it is known that the losses of all ranks are finite.
-PENDING = "pending."
+PENDING = state_name("pending")
 
 #: Gradients are added up together up to so many bytes.
 _BUCKET = 25 << 20
@@ -310,6 +311,7 @@ def _scaled(graph: Graph, scaling: LossScale) -> tuple[Graph, Value]:
 
 def _trained(network: Layer, graph: Graph) -> list[str]:
     """The names of the parameters that are trained."""
+    check_names(graph.name, (name for name, _ in network.named_parameters()))
     names = [name for name, _ in network.trainable_parameters()]
     if not names:
         raise GraphError(
@@ -336,7 +338,7 @@ def _guard(trace: Trace, graph: Graph, loss: Value) -> None:
 
 
 def _slot(trace: Trace, kind: str, parameter: State) -> State:
-    name = f"{kind}.{parameter.name}"
+    name = state_name(kind, parameter.name)
     zeros = partial(np.zeros, parameter.shape, numpy_dtype(parameter.dtype))
     return trace.state(name, name, parameter.type, zeros)
 
@@ -388,7 +390,7 @@ def _averaged(trace: Trace, parameters: Sequence[State], loss: Value, decay: flo
         return decay * old + (1.0 - decay) * new
 
     for parameter in parameters:
-        name = f"average.{parameter.name}"
+        name = state_name("average", parameter.name)
         begin = partial(getattr, parameter, "data")
         old = trace.state(name, name, parameter.type, begin)
         new = trace.latest(parameter)
@@ -400,7 +402,7 @@ def with_averages(graph: Graph, store: Collection[str]) -> Graph:
     """The graph with averages in the place of the parameters that have one."""
     rewriter = Rewriter(graph)
     for state in graph.states:
-        name = f"average.{state.name}"
+        name = state_name("average", state.name)
         if name in store:
             rewriter.replace(state, State(state.type, name, lambda s=state: s.data))  # type: ignore[misc]
     for node in graph.nodes:

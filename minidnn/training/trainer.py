@@ -29,7 +29,7 @@ from minidnn.training.interrupts import interrupts_wait
 from minidnn.training.launches import Batch, Progress, add, launches, repeat, take
 from minidnn.training.losses import Function, Loss
 from minidnn.training.optim.optimizer import Optimizer
-from minidnn.training.optim.scaling import LossScale
+from minidnn.training.optim.scaling import SCALE, LossScale
 from minidnn.training.step import (
     ALONE,
     Objective,
@@ -37,6 +37,7 @@ from minidnn.training.step import (
     step_graph,
     with_averages,
 )
+from minidnn.weights.trained import state_name
 
 __all__ = ["Trainer"]
 
@@ -213,7 +214,7 @@ class Trainer:
     @property
     def loss_scale(self) -> float | None:
         """What the loss is multiplied by just now; None if it is not scaled."""
-        return float(self.store["loss_scale"]) if self.scaling is not None else None
+        return float(self.store[SCALE]) if self.scaling is not None else None
 
     def explain(self, measure: bool = False) -> str:
         """What a step keeps for its backward pass and what it computes again, by value and in all,
@@ -444,7 +445,7 @@ class Trainer:
         with self.store.lock:
             found = {}
             for name, parameter in self.network.named_parameters():
-                averaged = f"average.{name}"
+                averaged = state_name("average", name)
                 held = averaged if averaged in self.store else name
                 if held in self.store:
                     found[name] = self.store[held].astype(numpy_dtype(parameter.dtype))

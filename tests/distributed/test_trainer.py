@@ -56,7 +56,7 @@ def equal(one: States, other: States, but: tuple[str, ...] = ()) -> None:
 
 
 def parameters(states: States) -> States:
-    left = ("losses", "pending.", "sum.")
+    left = ("losses", "pending@", "sum@")
     return {name: array for name, array in states.items() if not name.startswith(left)}
 
 

@@ -123,8 +123,8 @@ def changed(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda known: known.update(format=9), "a checkpoint of format 9; valid is 2"),
-        (lambda known: known.pop("format"), "a checkpoint of format None; valid is 2"),
+        (lambda known: known.update(format=9), "a checkpoint of format 9; valid are 2 and 3"),
+        (lambda known: known.pop("format"), "a checkpoint of format None; valid are 2 and 3"),
         (lambda known: known["progress"].update(steps=7), "not those that were saved: it is dam"),
         (lambda known: known.pop("progress"), "says progress=None; valid is how far training had"),
         (lambda known: known["progress"].update(steps=-1), "says progress=.*; valid is how far"),
