@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ _BEFORE = 2
 _FEW = 4
 
 
-def write(trainer: Any, path: str | os.PathLike[str]) -> None:
-    """See :meth:`Trainer.save`."""
+def writing(trainer: Any, path: str | os.PathLike[str]) -> Callable[[], None]:
+    """What writes the trainer as it now is; see :meth:`Trainer.save`."""
     with trainer.store.lock:
         arrays = {name: array.copy() for name, array in trainer.store.items()}
     known = {
@@ -38,9 +39,17 @@ def write(trainer: Any, path: str | os.PathLike[str]) -> None:
         "accumulate": trainer.accumulate,
         "precision": trainer.step_program.precision,
         "progress": asdict(trainer.reached),
-        "history": trainer.history,
+        "history": list(trainer.history),
         "loader": trainer.place_of_loader(),
     }
+    if known["loader"] is not None:
+        json.dumps(known["loader"])  # here, where its error is told to who asks
+    return partial(_write, path, known, arrays)
+
+
+def _write(
+    path: str | os.PathLike[str], known: dict[str, Any], arrays: dict[str, np.ndarray]
+) -> None:
     known["sha256"] = _digest(known, arrays)
     save_weights(arrays, path, {KEY: json.dumps(known)})
 
@@ -51,7 +60,7 @@ def read(trainer: Any, path: str | os.PathLike[str]) -> None:
     text = read_metadata(file).get(KEY) if looks_like_safetensors(file) else None
     if text is None:
         raise WeightsError(f"{path}: no checkpoint of a trainer; valid is what trainer.save wrote")
-    arrays = read_safetensors(file)
+    arrays: dict[str, Any] = read_safetensors(file)
     known = _header(path, text)
     if known.pop("sha256") != _digest(known, arrays):
         raise WeightsError(f"{path}: its numbers are not those that were saved: it is damaged")

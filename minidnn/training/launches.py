@@ -35,10 +35,19 @@ class Progress:
         self.position, self.samples = self.position + 1, self.samples + samples
         add(self.sums, found, samples)
 
+    def means(self) -> dict[str, float]:
+        """The means over the samples of the epoch so far, by name."""
+        return means(self.sums, self.samples)
+
     def before(self, batches: int) -> Progress:
         """A copy, as it was so many batches ago but for what :meth:`count` counts."""
         at = (self.epoch, self.position, self.samples, dict(self.sums))
         return Progress(self.steps - batches, self.batches - batches, *at)
+
+
+def means(sums: Mapping[str, float], samples: int) -> dict[str, float]:
+    """What :func:`add` has added, divided by how many samples there were."""
+    return {name: total / samples for name, total in sums.items()}
 
 
 def add(sums: dict[str, float], found: Mapping[str, Any], count: int) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -24,9 +22,10 @@ from minidnn.runtime.store import Store
 from minidnn.training import checkpoint
 from minidnn.training.arguments import check_number, check_whole, pairs
 from minidnn.training.arrays import is_on_gpu
-from minidnn.training.callbacks import Callback
-from minidnn.training.interrupts import interrupts_wait
-from minidnn.training.launches import Batch, Progress, add, launches, repeat, take
+from minidnn.training.callbacks.callback import Callback
+from minidnn.training.callbacks.writing import CheckpointWriter
+from minidnn.training.epochs import FitArguments, Record, run
+from minidnn.training.launches import Progress, add, repeat
 from minidnn.training.losses import Function, Loss
 from minidnn.training.optim.optimizer import Optimizer
 from minidnn.training.optim.scaling import SCALE, LossScale
@@ -43,9 +42,6 @@ __all__ = ["Trainer"]
 
 #: Seeds of ranks are so far apart that people do not give one rank's to another.
 _SEEDS_APART = 0x9E3779B97F4A7C15 >> 1
-
-#: What an epoch measured, by name.
-Record = dict[str, Any]
 
 
 class Trainer:
@@ -150,14 +146,16 @@ class Trainer:
         self.scaling = LossScale() if loss_scale is None and precision == "float16" else loss_scale
         self.progress = Progress()
         #: While callbacks are told of the steps of a launch: how far the states have come.
-        self._launched: Progress | None = None
+        self.launched: Progress | None = None
         #: What each epoch measured.
         self.history: list[Record] = []
         #: The loss and the measures of the last batch.
         self.last: Mapping[str, Any] = {}
         #: A callback sets it to end training after the epoch.
         self.stop = False
-        #: Whether Ctrl-C ended the last :meth:`fit`.
+        #: Why training ends after the running step, a signal's name; None to go on.
+        self.halt: str | None = None
+        #: Whether Ctrl-C or :attr:`halt` ended the last :meth:`fit`.
         self.interrupted = False
         #: The loader of the epoch, and where it goes on after a checkpoint was read.
         self.loader: Any = None
@@ -204,7 +202,7 @@ class Trainer:
     def reached(self) -> Progress:
         """How far the states have come.  Callbacks that are told of a step within a launch of
         several find that step in ``progress``."""
-        return self._launched or self.progress
+        return self.launched or self.progress
 
     @property
     def step_program(self) -> Executable:
@@ -355,89 +353,37 @@ class Trainer:
         TrainingError if a loss is not finite and ``stop_on_nan``; it names the layer that made it.
         """
         check_whole(self, "epochs", epochs, 0)
-        self.stop, self.interrupted, self.loader = False, False, train
-        for each in callbacks:
-            each.begin(self, epochs)
-        self.place = self._loader_is_at()
-        try:
-            while self.progress.epoch < epochs and not self.stop:
-                self._epoch(train, validate, callbacks, stop_on_nan)
-        except KeyboardInterrupt:
-            if self.group is not None:
-                raise
-            # The loader may have given a batch that was not trained on.
-            self.interrupted, self.loader_state = True, self.place
-            for each in callbacks:
-                each.interrupted(self)
-        finally:
-            for each in callbacks:
-                each.end(self)
-            self.place = None
+        run(self, FitArguments(train, epochs, validate, callbacks, stop_on_nan))
         return self.history
-
-    def _epoch(
-        self,
-        train: Iterable[tuple[Any, Any]],
-        validate: Iterable[tuple[Any, Any]] | None,
-        callbacks: Sequence[Callback],
-        stop_on_nan: bool,
-    ) -> None:
-        at, begin = self.progress, time.perf_counter()
-        seen = 0
-        for batches in launches(self._batches(train), self.steps_per_launch):
-            with interrupts_wait():
-                told, error = take(self, batches, stop_on_nan)
-            seen += sum(batch.samples for batch in batches)
-            try:
-                for self.progress, self.last in told:
-                    self._launched = at
-                    for each in callbacks:
-                        each.after_step(self)
-            finally:
-                self.progress, self._launched = at, None
-            if error is not None:
-                raise error
-        if not at.samples:
-            raise GraphError("fit: there are no batches; valid is an iterable of at least one")
-        seconds = time.perf_counter() - begin
-        record: Record = {"epoch": at.epoch + 1, "steps": at.steps}
-        record |= {name: total / at.samples for name, total in at.sums.items()}
-        record |= {"rate": self.optimizer.rate(max(0, at.steps - 1)), "seconds": seconds}
-        record["images_per_second"] = seen / seconds
-        if validate is not None:
-            found = self.evaluate(validate)
-            record |= {f"validation_{name}": number for name, number in found.items()}
-        with interrupts_wait():
-            at.epoch, at.position, at.samples, at.sums = at.epoch + 1, 0, 0, {}
-            self.history.append(record)
-            self.place = self._loader_is_at()
-        for each in callbacks:
-            each.after_epoch(self, record)
-
-    def _batches(self, train: Iterable[tuple[Any, Any]]) -> Iterator[Batch]:
-        for x, target in self._rest(train):
-            yield Batch(x, target, *self._inputs(x), self._loader_is_at())
-
-    def _rest(self, train: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
-        """What is left of the epoch: all of it, unless a checkpoint was read within one."""
-        state, self.loader_state = self.loader_state, None
-        restore: Callable[[Any], None] | None = getattr(train, "restore", None)
-        if restore is not None:
-            if state is not None:
-                restore(state)
-            return pairs("fit", train)
-        return islice(pairs("fit", train), self.progress.position, None)
 
     def place_of_loader(self) -> Any:
         """Where the loader of the epoch goes on; None if it does not say."""
-        return self._loader_is_at() if self.place is None else self.place
+        return self.loader_is_at() if self.place is None else self.place
 
-    def _loader_is_at(self) -> Any:
+    def loader_is_at(self) -> Any:
         """Where it is, which may be behind batches that were not trained on yet."""
         state: Callable[[], Any] | None = getattr(self.loader, "state", None)
         return self.loader_state if self.loader_state is not None or state is None else state()
 
     # What training leaves
+
+    @property
+    def measures(self) -> dict[str, Any]:
+        """What is measured, by name: the loss and the functions of ``metrics``."""
+        return {"loss": self.objective.loss, **self.objective.metrics}
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """Copies of the parameters and statistics, and of their moving averages."""
+        with self.store.lock:
+            names = [name for name, _ in self.network.named_parameters()]
+            names += [state_name("average", name) for name in names]
+            return {name: self.store[name].copy() for name in names if name in self.store}
+
+    def take_snapshot(self, snapshot: Mapping[str, np.ndarray]) -> None:
+        """Sets what :meth:`snapshot` copied."""
+        with self.store.lock:
+            for name, array in snapshot.items():
+                self.store[name] = array
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of the network's parameters and statistics by name, as they are evaluated: their
@@ -453,15 +399,18 @@ class Trainer:
                     found[name] = parameter.bind(name)()
             return found
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, writer: CheckpointWriter | None = None) -> None:
         """Writes a checkpoint, from which training goes on with the same bits.
 
         It is one safetensors file, whose header has the rest as JSON; it appears complete or not
         at all, and one that was there stays until then.  Of several ranks, which all call this, the
         first writes it.
+
+        With a ``writer``, states are copied, and it writes the file while training goes on.
         """
         if self.rank == 0:
-            checkpoint.write(self, path)
+            write = checkpoint.writing(self, path)
+            writer.start(write) if writer is not None else write()
         if self.group is not None:
             self.group.sum_of([])  # nobody reads it before it is there
 

@@ -73,7 +73,7 @@ class Named(L.Layer):
 
 
 def test_a_name_that_training_needs_is_refused() -> None:
-    with pytest.raises(GraphError, match="has a parameter 'mean@fc.weight'; valid for training"):
+    with pytest.raises(GraphError, match=r"has a parameter 'mean@fc.weight'; valid for training"):
         md.Trainer(Named("mean@fc"), (4, 3), md.losses.MSE(), md.optim.SGD(0.1))
 
 
@@ -95,7 +95,9 @@ def test_weights_of_a_checkpoint(tmp_path: Path) -> None:
     assert found.keys() == ours.state_dict().keys()
     for name, array in ours.state_dict().items():
         np.testing.assert_array_equal(found[name], array)
-    with pytest.raises(WeightsError, match="key='average'; valid for .* are 'parameters' and None"):
+    with pytest.raises(
+        WeightsError, match=r"key='average'; valid for .* are 'parameters' and None"
+    ):
         md.load_weights(path, key="average")
 
 
