@@ -21,17 +21,25 @@ from minidnn.weights.safetensors import (
     read_metadata,
     read_safetensors,
 )
-from minidnn.weights.trained import KEY, renamed
+from minidnn.weights.trained import KEY, renamed, state_name
 
 _FORMAT = 3
 _BEFORE = 2
+#: The kind of states that metrics keep of an epoch that is not over.
+_MEASURED = "measured"
 _FEW = 4
 
 
-def writing(trainer: Any, path: str | os.PathLike[str]) -> Callable[[], None]:
-    """What writes the trainer as it now is; see :meth:`Trainer.save`."""
+def writing(
+    trainer: Any, path: str | os.PathLike[str], measured: Mapping[str, np.ndarray]
+) -> Callable[[], None]:
+    """What writes the trainer as it now is; see :meth:`Trainer.save`.
+
+    ``measured`` is what metrics keep of the epoch so far.
+    """
     with trainer.store.lock:
         arrays = {name: array.copy() for name, array in trainer.store.items()}
+    arrays |= {state_name(_MEASURED, name): a for name, a in measured.items()}
     known = {
         "format": _FORMAT,
         "network": type(trainer.network).__name__,
@@ -65,6 +73,8 @@ def read(trainer: Any, path: str | os.PathLike[str]) -> None:
     if known.pop("sha256") != _digest(known, arrays):
         raise WeightsError(f"{path}: its numbers are not those that were saved: it is damaged")
     arrays = renamed(arrays) if known["format"] == _BEFORE else arrays
+    kind = state_name(_MEASURED)
+    measured = {name[len(kind) :]: arrays.pop(name) for name in [*arrays] if name.startswith(kind)}
     _check(trainer, path, known, arrays)
     for name, array in arrays.items():
         trainer.store[name] = array
@@ -72,6 +82,7 @@ def read(trainer: Any, path: str | os.PathLike[str]) -> None:
         setattr(trainer.progress, name, value)
     trainer.history[:] = known["history"]
     trainer.loader_state = known["loader"]
+    trainer.measured.take(measured if trainer.rank == 0 else {})  # they are those of all ranks
 
 
 def _header(path: Any, text: str) -> dict[str, Any]:

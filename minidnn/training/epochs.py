@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from minidnn.errors import GraphError
-from minidnn.training.arguments import pairs
 from minidnn.training.callbacks.callback import Callback
 from minidnn.training.interrupts import interrupts_wait
 from minidnn.training.launches import Batch, launches, take
+from minidnn.training.measuring import numbers_and_tables, totalled
 
 #: What an epoch measured, by name.
 Record = dict[str, Any]
@@ -82,29 +83,42 @@ def _epoch(trainer: Any, given: FitArguments) -> None:
         raise GraphError("fit: there are no batches; valid is an iterable of at least one")
     seconds = time.perf_counter() - begin
     record: Record = {"epoch": at.epoch + 1, "steps": at.steps}
-    record |= at.means()
+    record |= totalled(trainer.objective, at.sums, at.samples)
+    record |= _measured(trainer)
     record |= {"rate": trainer.optimizer.rate(max(0, at.steps - 1)), "seconds": seconds}
     record["images_per_second"] = seen / seconds
     if given.validate is not None:
         found = trainer.evaluate(_until_halt(trainer, given.validate))
-        record |= {f"validation_{name}": number for name, number in found.items()}
+        numbers, tables = numbers_and_tables(found)
+        record |= {f"validation_{name}": number for name, number in numbers.items()}
+        trainer.tables |= {f"validation_{name}": table for name, table in tables.items()}
     with interrupts_wait():
         at.epoch, at.position, at.samples, at.sums = at.epoch + 1, 0, 0, {}
+        trainer.measured.states = {}
         trainer.history.append(record)
         trainer.place = trainer.loader_is_at()
     for each in given.callbacks:
         each.after_epoch(trainer, record)
 
 
+def _measured(trainer: Any) -> Record:
+    """What metrics of the whole epoch come to; arrays become tables of the trainer."""
+    measured = copy(trainer.measured)
+    if trainer.group is not None:
+        measured.gather(trainer.group)
+    numbers, trainer.tables = numbers_and_tables(measured.results())
+    return numbers
+
+
 def _until_halt(trainer: Any, batches: Iterable[Any]) -> Iterator[Any]:
-    for batch in pairs("evaluate", batches):
+    for batch in trainer.feeding.pairs("evaluate", batches):
         _look_at_halt(trainer)
         yield batch
 
 
 def _batches(trainer: Any, train: Iterable[Any]) -> Iterator[Batch]:
     for x, target in _rest(trainer, train):
-        inputs, shapes = trainer._inputs(x)
+        inputs, shapes = trainer.feeding.inputs(x)
         yield Batch(x, target, inputs, shapes, trainer.loader_is_at())
 
 
@@ -115,5 +129,5 @@ def _rest(trainer: Any, train: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
     if restore is not None:
         if state is not None:
             restore(state)
-        return pairs("fit", train)
-    return islice(pairs("fit", train), trainer.progress.position, None)
+        return trainer.feeding.pairs("fit", train)
+    return islice(trainer.feeding.pairs("fit", train), trainer.progress.position, None)

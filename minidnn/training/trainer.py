@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any, Self
 
 import numpy as np
@@ -13,25 +14,27 @@ from minidnn.compiler import compile
 from minidnn.distributed.group import RankGroup, connect
 from minidnn.errors import GraphError
 from minidnn.executable import Executable
-from minidnn.graph.ir import Graph, Value
+from minidnn.graph.ir import Graph
 from minidnn.graph.plain import plain
 from minidnn.graph.types import TensorType, numpy_dtype
-from minidnn.layers.inputs import Shapes, named_types
+from minidnn.layers.build import to_graph
+from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
 from minidnn.runtime.store import Store
 from minidnn.training import checkpoint
-from minidnn.training.arguments import check_number, check_whole, pairs
-from minidnn.training.arrays import is_on_gpu
+from minidnn.training.arguments import check_number, check_whole
 from minidnn.training.callbacks.callback import Callback
 from minidnn.training.callbacks.writing import CheckpointWriter
 from minidnn.training.epochs import FitArguments, Record, run
+from minidnn.training.feeding import Feeding, joined
 from minidnn.training.launches import Progress, add, repeat
-from minidnn.training.losses import Function, Loss
+from minidnn.training.measuring import SetMeasures, over_ranks, public, totalled
+from minidnn.training.metrics.metric import Metric
+from minidnn.training.objective import Targets, objective_of
 from minidnn.training.optim.optimizer import Optimizer
 from minidnn.training.optim.scaling import SCALE, LossScale
 from minidnn.training.step import (
     ALONE,
-    Objective,
     Ranks,
     step_graph,
     with_averages,
@@ -57,12 +60,18 @@ class Trainer:
         network: any layer.  Its parameters are copied; it stays as it is.
         shape: of the network's input with the batch, as :func:`minidnn.compile` takes it.
         loss: one of :mod:`minidnn.training.losses`, or any function of output and target on
-            symbols that gives one number.
+            symbols that gives one number.  Of several outputs a mapping from their names, or a
+            sequence in their order, of such, or of pairs of such and a number that multiplies it:
+            ``{"main": CrossEntropy(), "aux": (CrossEntropy(), 0.4)}``.  Each has a target of its
+            own, in a mapping by the outputs' names or in a tuple; one array is the target of all.
         optimizer: one of :mod:`minidnn.training.optim`.
-        metrics: what is measured besides, functions like the loss by name; by default what the
-            loss suggests.
-        targets: shapes and dtypes of the targets, for a loss of one's own whose target is not
-            like the output.
+        metrics: what is measured besides what the loss suggests, by name: metrics of
+            :mod:`minidnn.metrics`, which are of whole epochs, or functions like the loss, of which
+            means are taken; None leaves out what the loss suggests.  Those of one of several
+            outputs stand in a mapping under its name.
+        targets: shapes and dtypes of the targets, in order or by name, for a loss of one's own
+            whose target is neither like the output nor indices of its classes.  A first axis as
+            long as the batch follows the batch.
         seed: what dropout draws from.
         accumulate: of how many batches gradients are added up for one update.
         steps_per_launch: how many steps :meth:`fit` has a GPU take at once, for networks so small
@@ -94,11 +103,11 @@ class Trainer:
         self,
         network: Layer,
         shape: Shapes,
-        loss: Function,
+        loss: Any,
         optimizer: Optimizer,
         *,
-        metrics: Mapping[str, Function] | None = None,
-        targets: Sequence[tuple[Sequence[int], str]] | None = None,
+        metrics: Mapping[str, Any] | Sequence[Metric] | None = None,
+        targets: Targets | None = None,
         seed: int = 0,
         accumulate: int = 1,
         steps_per_launch: int = 1,
@@ -112,8 +121,6 @@ class Trainer:
     ) -> None:
         if not isinstance(network, Layer):
             raise GraphError(f"network={network!r:.80} is no Layer; valid are layers")
-        if not callable(loss):
-            raise GraphError(f"loss={loss!r:.80}; valid is a loss of minidnn.losses, or a function")
         if not isinstance(optimizer, Optimizer):
             raise GraphError(f"optimizer={optimizer!r:.80}; valid is one of minidnn.optim")
         check_whole(self, "accumulate", accumulate, 1)
@@ -135,10 +142,13 @@ class Trainer:
                 f"synchronized={synchronized!r:.80}, distributed={distributed!r:.80}; valid is "
                 "True with distributed=True, or False"
             )
-        types = None if targets is None else [TensorType(tuple(s), d) for s, d in targets]
-        suggested = loss.metrics if isinstance(loss, Loss) and targets is None else {}
         self.network = network
-        self.objective = Objective(loss, dict(suggested if metrics is None else metrics), types)
+        self.objective = objective_of(loss, metrics, targets)
+        if steps_per_launch > 1 and (of_sets := self.objective.of_sets):
+            raise GraphError(
+                f"steps_per_launch={steps_per_launch} with metrics {', '.join(of_sets)}; valid is "
+                "1 with metrics of whole sets"
+            )
         self.optimizer = optimizer
         self.accumulate = accumulate
         self.steps_per_launch = steps_per_launch
@@ -173,11 +183,12 @@ class Trainer:
         self._ranks = ALONE if self.group is None else Ranks(self.group.size, synchronized)
         self._options: dict[str, Any] = {"device": device, "precision": precision, **options}
         self._programs: dict[Any, tuple[Graph, Executable]] = {}
-        self._output_type: TensorType | None = None
-        declared = network._declared_inputs()
-        named = named_types(type(network).__name__, declared, plain(shape), "float32")
-        self._shapes = tuple(type.shape for _, type in named)
-        program = self._program("step", self._shapes)[1]
+        self.feeding = Feeding(network, plain(shape), self.objective)
+        self.measured = SetMeasures(self.objective, self.feeding)
+        #: What metrics of the last epoch measured that are arrays, by name.
+        self.tables: dict[str, Any] = {}
+        self._forms: dict[Any, tuple[TensorType, ...]] = {}
+        program = self._program("step", self.feeding.shapes)[1]
         if steps_per_launch > 1:
             repeat(program, steps_per_launch)
         if "random.seed" in self.store:
@@ -207,7 +218,7 @@ class Trainer:
     @property
     def step_program(self) -> Executable:
         """The compiled step."""
-        return self._program("step", self._shapes)[1]
+        return self._program("step", self.feeding.shapes)[1]
 
     @property
     def loss_scale(self) -> float | None:
@@ -237,43 +248,80 @@ class Trainer:
         On a GPU, arrays that lie there are used as they are, targets without a look at them, and
         the step is waited for when the loss is looked at.
         """
-        inputs, shapes = self._inputs(x)
+        inputs, shapes = self.feeding.inputs(x)
         is_last = (self.progress.batches + 1) % self.accumulate == 0
-        graph, program = self._program("step" if is_last else "part", shapes)
-        numbers = self.optimizer.numbers(self.progress.steps) if is_last else {}
-        targets = self._targets(graph, target, len(inputs), len(numbers))
+        targets, forms = self.feeding.targets(target, shapes)
+        program = self._program("step" if is_last else "part", shapes, forms)[1]
+        numbers = self.numbers(self.progress.steps) if is_last else []
         if self.group is not None:
             self.group.enter()
-        found = program(*inputs, *targets, *(np.asarray(number) for number in numbers.values()))
+        self.found = program(*inputs, *targets, *numbers)
         self.progress.batches += 1
         self.progress.steps += is_last
-        self.last = found
-        return found["loss"]
+        self.last = public(self.found)
+        return self.last["loss"]
 
-    def evaluate(self, batches: Iterable[tuple[Any, Any]]) -> dict[str, float]:
-        """The mean loss and measures over batches, without training."""
+    def numbers(self, step: int) -> list[np.ndarray]:
+        """What the optimizer gives to a step, counted from 0."""
+        return [np.asarray(number) for number in self.optimizer.numbers(step).values()]
+
+    def evaluate(self, batches: Iterable[Any]) -> dict[str, Any]:
+        """The loss, the measures and the metrics over batches, without training.
+
+        Losses and measures are means over samples, or over what counts of them, as of targets that
+        are not ignored; metrics are those of the whole set, and may be arrays.
+        """
         sums: dict[str, float] = {}
-        samples = 0
-        for x, target in pairs("evaluate", batches):
-            inputs, shapes = self._inputs(x)
-            graph, program = self._program("evaluate", shapes)
-            found = program(*inputs, *self._targets(graph, target, len(inputs), 0))
+        samples, measured = 0, SetMeasures(self.objective, self.feeding)
+        for x, target in self.feeding.pairs("evaluate", batches):
+            inputs, shapes = self.feeding.inputs(x)
+            targets, forms = self.feeding.targets(target, shapes)
+            found = self._program("evaluate", shapes, forms)[1](*inputs, *targets)
+            add(sums, found, shapes[0][0], samples)
             samples += shapes[0][0]
-            add(sums, found, shapes[0][0])
+            measured.see(found, targets, shapes)
         if self.group is not None:
-            names = self._program("step", self._shapes)[0].output_names or ()
-            *totals, count = self.group.sum_of([*(sums.get(n, 0.0) for n in names), samples])
-            sums, samples = dict(zip(names, totals, strict=True)), int(count)
+            own = self.step_program.interface.output_names or ()
+            sums, samples = over_ranks(self.group, sums, samples, public(dict.fromkeys(own)))
+            measured.gather(self.group)
         if not samples:
             raise GraphError("evaluate: there are no batches; valid is an iterable of at least one")
-        return {name: total / samples for name, total in sums.items()}
+        return {**totalled(self.objective, sums, samples), **measured.results()}
 
-    def _program(self, kind: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Graph, Executable]:
+    def predict(self, batches: Any) -> Any:
+        """The network's outputs for batches, one behind the other, without training.
+
+        ``batches`` is an array of any number of samples (a tuple of arrays, or a mapping from
+        names, if the network has several inputs), or an iterable of batches as for
+        :meth:`evaluate`, whose targets are not looked at, or of inputs alone.  Moving averages take
+        the place of parameters, if there are any.  Returns an array, or a tuple or dict of them as
+        the network gives it.
+        """
+        found: list[Any] = []
+        for x in self.feeding.inputs_of(batches):
+            inputs, shapes = self.feeding.inputs(x)
+            found.append(self._program("predict", shapes, ())[1](*inputs))
+        if not found:
+            raise GraphError("predict: there are no batches; valid is an iterable of at least one")
+        return joined(found)
+
+    def _program(
+        self,
+        kind: str,
+        shapes: tuple[tuple[int, ...], ...],
+        forms: tuple[TensorType, ...] | None = None,
+    ) -> tuple[Graph, Executable]:
         """A graph and its program, compiled when they are first asked for."""
-        found = self._programs.get((kind, shapes))
+        forms = self._forms.get(shapes) if forms is None else forms
+        found = self._programs.get((kind, shapes, forms))
         if found is None:
-            if kind == "evaluate":
-                graph = self.objective.applied(self.network, list(shapes), "eval")
+            if kind == "predict":
+                graph = to_graph(self.network, list(shapes), states=True)
+                graph = graph if self.average is None else with_averages(graph, self.store)
+            elif kind == "evaluate":
+                graph = self.objective.applied(
+                    self.network, list(shapes), "eval", forms=forms, counted=True
+                )
                 graph = graph if self.average is None else with_averages(graph, self.store)
             else:
                 graph = step_graph(
@@ -286,60 +334,26 @@ class Trainer:
                     average=self.average,
                     scaling=self.scaling,
                     ranks=self._ranks,
+                    forms=forms,
                 )
+            if forms is None:
+                first = len(shapes)
+                many = len(self.feeding.target_names)
+                forms = tuple(value.type for value in graph.inputs[first : first + many])
+                self._forms[shapes] = forms
             store = self.store if graph.states else None
             found = graph, compile(graph, store=store, **self._options)
-            self._programs[kind, shapes] = found
+            self._programs[kind, shapes, forms] = found
         return found
-
-    def _inputs(self, x: Any) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
-        inputs = list(x) if isinstance(x, (tuple, list)) else [x]
-        shapes = tuple(tuple(np.shape(each)) for each in inputs)
-        if [shape[1:] for shape in shapes] != [shape[1:] for shape in self._shapes] or () in shapes:
-            raise GraphError(
-                f"x has shapes {', '.join(map(str, shapes))}; valid are "
-                f"{', '.join(map(str, self._shapes))}, or another batch"
-            )
-        return inputs, shapes
-
-    def _targets(self, graph: Graph, target: Any, first: int, numbers: int) -> list[Any]:
-        values = graph.inputs[first : len(graph.inputs) - numbers]
-        given = list(target) if len(values) > 1 else [target]
-        if len(given) != len(values):
-            raise GraphError(f"{len(given)} targets given; valid are {len(values)}")
-        return [self._target(v, t) for v, t in zip(values, given, strict=True)]
-
-    def _target(self, value: Value, target: Any) -> Any:
-        if is_on_gpu(target):
-            return target  # to look at its numbers would be to wait for them
-        array = np.asarray(target)
-        kinds = "iu" if "int" in value.dtype else "f"
-        if array.dtype.kind not in kinds or array.shape != value.shape:
-            valid = "an int dtype" if kinds == "iu" else "a float dtype"
-            raise GraphError(
-                f"{value.name} is {array.dtype} of shape {array.shape}; valid is {valid} of shape "
-                f"{value.shape}"
-            )
-        loss = self.objective.loss
-        if isinstance(loss, Loss) and self.objective.targets is None:
-            loss.check(array, self._output)
-        return array if kinds == "f" else array.astype(numpy_dtype(value.dtype), copy=False)
-
-    @property
-    def _output(self) -> TensorType:
-        if self._output_type is None:
-            own = self.network._to_graph(list(self._shapes))
-            self._output_type = own.outputs[0].type
-        return self._output_type
 
     # Many batches
 
     def fit(
         self,
-        train: Iterable[tuple[Any, Any]],
+        train: Iterable[Any],
         epochs: int,
         *,
-        validate: Iterable[tuple[Any, Any]] | None = None,
+        validate: Iterable[Any] | None = None,
         callbacks: Sequence[Callback] = (),
         stop_on_nan: bool = True,
     ) -> list[Record]:
@@ -370,7 +384,8 @@ class Trainer:
     @property
     def measures(self) -> dict[str, Any]:
         """What is measured, by name: the loss and the functions of ``metrics``."""
-        return {"loss": self.objective.loss, **self.objective.metrics}
+        losses = {term.named("loss"): term.loss for term in self.objective.terms}
+        return {"loss": None, **losses, **{m.name: m.function for m in self.objective.measures}}
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Copies of the parameters and statistics, and of their moving averages."""
@@ -408,8 +423,11 @@ class Trainer:
 
         With a ``writer``, states are copied, and it writes the file while training goes on.
         """
+        measured = copy(self.measured)
+        if self.group is not None:
+            measured.gather(self.group)
         if self.rank == 0:
-            write = checkpoint.writing(self, path)
+            write = checkpoint.writing(self, path, measured.arrays())
             writer.start(write) if writer is not None else write()
         if self.group is not None:
             self.group.sum_of([])  # nobody reads it before it is there
