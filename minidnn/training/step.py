@@ -28,6 +28,7 @@ from minidnn.training.objective import Objective
 from minidnn.training.optim.optimizer import Optimizer, Update, if_finite
 from minidnn.training.optim.scaling import LossScale, if_all_finite, unscaled
 from minidnn.training.recording import behind
+from minidnn.training.trained import input_name
 from minidnn.weights.trained import check_names, state_name
 
 
@@ -63,6 +64,7 @@ def step_graph(
     scaling: LossScale | None = None,
     ranks: Ranks = ALONE,
     forms: Sequence[TensorType] | None = None,
+    begun: Mapping[str, int] | None = None,
 ) -> Graph:
     """The graph of a step.
 
@@ -79,6 +81,8 @@ def step_graph(
             states become are the means of all.  Until then what they become waits under
             :data:`PENDING`, since every rank must know whether the losses of all are finite.
         forms: the types of the targets, as :meth:`Objective.applied` takes them.
+        begun: the step at which each parameter began to be trained, by default the first: the
+            optimizer's numbers are inputs for each of these steps, in their order.
 
     Raises:
         GraphError: the loss is no single number; there is nothing to train, or a parameter that
@@ -100,9 +104,13 @@ def step_graph(
     measures: Sequence[Value] = whole.outputs[:outputs]
     states = {state.name: state for state in whole.states}
     with behind(whole) as trace:
+        since = {name: (begun or {}).get(name, 0) for name in names}
         numbers = {
-            name: trace.input(TensorType(()), name)
-            for name in (optimizer.numbers(0) if last else ())
+            start: {
+                name: trace.input(TensorType(()), input_name(name, start))
+                for name in (optimizer.numbers(0) if last else ())
+            }
+            for start in sorted(set(since.values()))
         }
         parameters = [states[name] for name in names]
         made = gradients
@@ -124,7 +132,8 @@ def step_graph(
             if scaling is not None:
                 good = if_all_finite(trace, loss, made)
                 scaling.settle(trace, good)
-            _optimized(trace, parameters, optimizer.clipped(gradients), optimizer, numbers, good)
+            own = {name: numbers[start] for name, start in since.items()}
+            _optimized(trace, parameters, optimizer.clipped(gradients), optimizer, own, good)
             if average is not None:
                 _averaged(trace, parameters, good, average)
     return trace.graph(measures, graph.output_names)
@@ -308,12 +317,12 @@ def _optimized(
     parameters: Sequence[State],
     gradients: Sequence[Value],
     optimizer: Optimizer,
-    numbers: Mapping[str, Value],
+    numbers: Mapping[str, Mapping[str, Value]],
     loss: Value,
 ) -> None:
     for parameter, each in zip(parameters, gradients, strict=True):
         slots = {kind: _slot(trace, kind, parameter) for kind in optimizer.kept}
-        update = Update(trace, parameter, each, slots, numbers, loss)
+        update = Update(trace, parameter, each, slots, numbers[parameter.name], loss)
         optimizer.settle(update)
         with trace.scope(f"optimizer.{parameter.name}", leaf=True):
             optimizer.apply(update)

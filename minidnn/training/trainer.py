@@ -39,6 +39,7 @@ from minidnn.training.step import (
     step_graph,
     with_averages,
 )
+from minidnn.training.trained import TrainedParameters
 from minidnn.weights.trained import state_name
 
 __all__ = ["Trainer"]
@@ -188,9 +189,8 @@ class Trainer:
         #: What metrics of the last epoch measured that are arrays, by name.
         self.tables: dict[str, Any] = {}
         self._forms: dict[Any, tuple[TensorType, ...]] = {}
-        program = self._program("step", self.feeding.shapes)[1]
-        if steps_per_launch > 1:
-            repeat(program, steps_per_launch)
+        self.trained = TrainedParameters(network, optimizer)
+        self._program("step", self.feeding.shapes)
         if "random.seed" in self.store:
             self.store["random.seed"] = np.array(seed)
         self._agree()
@@ -263,7 +263,7 @@ class Trainer:
 
     def numbers(self, step: int) -> list[np.ndarray]:
         """What the optimizer gives to a step, counted from 0."""
-        return [np.asarray(number) for number in self.optimizer.numbers(step).values()]
+        return [np.asarray(number) for _, number in self.trained.numbers(step)]
 
     def evaluate(self, batches: Iterable[Any]) -> dict[str, Any]:
         """The loss, the measures and the metrics over batches, without training.
@@ -312,6 +312,8 @@ class Trainer:
         forms: tuple[TensorType, ...] | None = None,
     ) -> tuple[Graph, Executable]:
         """A graph and its program, compiled when they are first asked for."""
+        if self.trained.has_changed(self.progress.steps):
+            self._programs.clear()
         forms = self._forms.get(shapes) if forms is None else forms
         found = self._programs.get((kind, shapes, forms))
         if found is None:
@@ -335,6 +337,7 @@ class Trainer:
                     scaling=self.scaling,
                     ranks=self._ranks,
                     forms=forms,
+                    begun=self.trained.begun,
                 )
             if forms is None:
                 first = len(shapes)
@@ -344,6 +347,10 @@ class Trainer:
             store = self.store if graph.states else None
             found = graph, compile(graph, store=store, **self._options)
             self._programs[kind, shapes, forms] = found
+            for name in [name for name in self.trained.waiting if name in self.store]:
+                self.store[name] = self.trained.waiting.pop(name)
+            if kind == "step" and self.steps_per_launch > 1 and shapes == self.feeding.shapes:
+                repeat(found[1], self.steps_per_launch)
         return found
 
     # Many batches
@@ -411,7 +418,7 @@ class Trainer:
                 if held in self.store:
                     found[name] = self.store[held].astype(numpy_dtype(parameter.dtype))
                 else:
-                    found[name] = parameter.bind(name)()
+                    found[name] = self.trained.waiting.get(name, parameter.bind(name)())
             return found
 
     def save(self, path: str | os.PathLike[str], *, writer: CheckpointWriter | None = None) -> None:
@@ -432,9 +439,25 @@ class Trainer:
         if self.group is not None:
             self.group.sum_of([])  # nobody reads it before it is there
 
-    def restore(self, path: str | os.PathLike[str]) -> None:
-        """Reads a checkpoint of a trainer like this one; WeightsError if it is of another."""
-        checkpoint.read(self, path)
+    def restore(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        parameters_only: bool = False,
+        without: str | Sequence[str] = (),
+    ) -> None:
+        """Reads a checkpoint of a trainer like this one; WeightsError if it is of another.
+
+        With ``parameters_only``, parameters and statistics alone are read, from a checkpoint of any
+        optimizer or a file of weights, their moving averages if there are any; ``without`` names
+        layers that stay as they are, such as a head for other classes.  Training begins anew.
+        """
+        if parameters_only:
+            checkpoint.read_parameters(self, path, without)
+        elif without:
+            raise GraphError(f"without={without!r:.80}; valid is it with parameters_only=True")
+        else:
+            checkpoint.read(self, path)
         self._agree()
 
     @classmethod
