@@ -19,12 +19,12 @@ from minidnn.graph.plain import plain
 from minidnn.graph.types import TensorType, numpy_dtype
 from minidnn.layers.build import to_graph
 from minidnn.layers.inputs import Shapes
-from minidnn.layers.layer import Layer
 from minidnn.runtime.store import Store
 from minidnn.training import checkpoint
 from minidnn.training.arguments import check_number, check_whole
 from minidnn.training.callbacks.callback import Callback
 from minidnn.training.callbacks.writing import CheckpointWriter
+from minidnn.training.carried import as_layer
 from minidnn.training.epochs import FitArguments, Record, run
 from minidnn.training.feeding import Feeding, joined
 from minidnn.training.launches import Progress, add, repeat
@@ -58,7 +58,10 @@ class Trainer:
     >>> net.load_state_dict(trainer.state_dict())
 
     Args:
-        network: any layer.  Its parameters are copied; it stays as it is.
+        network: any layer, or what :func:`minidnn.compile` takes besides: an ONNX file, a graph, a
+            PyTorch module.  Its parameters are copied; it stays as it is.  Of what is no layer,
+            constants of more than one element are trained by their names, and ``trainer.network``
+            is a layer of the same outputs, to be saved and compiled.
         shape: of the network's input with the batch, as :func:`minidnn.compile` takes it.
         loss: one of :mod:`minidnn.training.losses`, or any function of output and target on
             symbols that gives one number.  Of several outputs a mapping from their names, or a
@@ -102,8 +105,8 @@ class Trainer:
 
     def __init__(
         self,
-        network: Layer,
-        shape: Shapes,
+        network: Any,
+        shape: Shapes | None,
         loss: Any,
         optimizer: Optimizer,
         *,
@@ -120,8 +123,7 @@ class Trainer:
         precision: str | None = None,
         **options: Any,
     ) -> None:
-        if not isinstance(network, Layer):
-            raise GraphError(f"network={network!r:.80} is no Layer; valid are layers")
+        network, shape = as_layer(network, shape)
         if not isinstance(optimizer, Optimizer):
             raise GraphError(f"optimizer={optimizer!r:.80}; valid is one of minidnn.optim")
         check_whole(self, "accumulate", accumulate, 1)
