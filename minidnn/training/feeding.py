@@ -137,7 +137,7 @@ class Feeding:
         if self._is_input(batches):
             arrays, shapes = self.inputs(batches)
             size = self.shapes[0][0]
-            for begin in range(0, shapes[0][0], size):
+            for begin in range(0, max(shapes[0][0], 1), size):
                 parts = [array[begin : begin + size] for array in arrays]
                 yield tuple(parts) if len(parts) > 1 else parts[0]
             return
@@ -226,6 +226,14 @@ class Feeding:
             found = [output.type for output in graph.outputs], graph.output_names
             self._outputs[shapes] = found
         return found
+
+    def nothing(self) -> Any:
+        """The network's outputs for no samples."""
+        types, names = self.outputs(self.shapes)
+        found = [np.zeros((0, *type.shape[1:]), numpy_dtype(type.dtype)) for type in types]
+        if names is not None:
+            return dict(zip(names, found, strict=True))
+        return found[0] if len(found) == 1 else tuple(found)
 
     def output_shape(self, term: str | None, shapes: tuple[tuple[int, ...], ...]) -> Sequence[int]:
         """The shape of the output that a term is of; of none, of the first."""

@@ -301,12 +301,15 @@ class Trainer:
         the network gives it.
         """
         found: list[Any] = []
+        is_any = False
         for x in self.feeding.inputs_of(batches):
+            is_any = True
             inputs, shapes = self.feeding.inputs(x)
-            found.append(self._program("predict", shapes, ())[1](*inputs))
-        if not found:
+            if shapes[0][0]:
+                found.append(self._program("predict", shapes, ())[1](*inputs))
+        if not is_any:
             raise GraphError("predict: there are no batches; valid is an iterable of at least one")
-        return joined(found)
+        return joined(found) if found else self.feeding.nothing()
 
     def _program(
         self,

@@ -198,6 +198,17 @@ def test_predictions_of_any_number(rows: int) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+def test_predictions_of_nothing() -> None:
+    ours = several()
+    for given in (X[:0], [X[:0]], [(X[:0], (T[:0], R[:0]))]):
+        found = ours.predict(given)
+        assert {name: array.shape for name, array in found.items()} == {
+            "main": (0, 3),
+            "aux": (0, 2),
+        }
+    assert ours.predict([X[:0], X[:2]])["main"].shape == (2, 3)
+
+
 def several() -> md.Trainer:
     return trainer(Heads(), {"main": CE(), "aux": MSE()})
 
