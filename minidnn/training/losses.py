@@ -257,6 +257,8 @@ class CrossEntropy(Loss):
             return None
         if self.weight is None and self.ignore_index is None:
             return None
+        if self.weight is None:
+            return Correct(self.ignore_index).counted(output, target)
         is_class, _ = self._classes(output, target)
         return pointwise("Weight", _chosen, is_class, self._weights(output)).sum()
 
