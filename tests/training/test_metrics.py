@@ -18,6 +18,7 @@ from minidnn.training.metrics.metric import merged
 m = md.metrics
 ANY: Any = str
 CLASSES = 5
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 def parts(metric: Any, output: np.ndarray, target: np.ndarray, sizes: list[int]) -> Any:
@@ -180,7 +181,7 @@ def trainer(device: str = "reference", **options: Any) -> md.Trainer:
     return md.Trainer(net, SHAPE, **(given | options), device=device)
 
 
-@pytest.mark.parametrize("device", ["reference", "cpu"])
+@pytest.mark.parametrize("device", ["reference", "cpu", GPU])
 def test_a_trainer_measures_whole_sets(device: str) -> None:
     metrics = {
         **{"f1": m.F1Score(average="macro"), "top2": m.Accuracy(top_k=2)},
