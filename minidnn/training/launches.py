@@ -155,11 +155,19 @@ def _launched(trainer: Any, batches: Sequence[Batch]) -> list[dict[str, Any]]:
     launch whose cost they could share.
     """
     at = trainer.progress
-    calls = []
-    for i, batch in enumerate(batches):
-        targets, forms = trainer.feeding.targets(batch.target, batch.shapes)
-        calls.append([*batch.inputs, *targets, *trainer.numbers(at.steps + i)])
+    given = [trainer.feeding.targets(batch.target, batch.shapes) for batch in batches]
+    forms = given[0][1]
+    if any(other != forms for _, other in given):
+        found = []
+        for batch in batches:
+            trainer.step(batch.x, batch.target)
+            found.append(trainer.found)
+        return found
     program = trainer._program("step", batches[0].shapes, forms)[1]
+    calls = [
+        [*batch.inputs, *targets, *trainer.numbers(at.steps + i)]
+        for i, (batch, (targets, _)) in enumerate(zip(batches, given, strict=True))
+    ]
     if _repeats(program.program.__class__):
         columns = program.packed(cast(RepeatingProgram, program.program).launch(calls))
         found = [{name: column[i] for name, column in columns.items()} for i in range(len(calls))]

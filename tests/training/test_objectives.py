@@ -160,6 +160,15 @@ def test_mixed_targets_with_validation_on_classes() -> None:
     assert history[0]["validation_accuracy"] == pytest.approx((scores.argmax(1) == T).mean())
 
 
+def test_launches_with_targets_of_both_forms() -> None:
+    batches = [(X, P), (X, T), (X, T), (X, P)]
+    one = trainer(L.Linear(5, 3), CE())
+    other = trainer(L.Linear(5, 3), CE(), steps_per_launch=2)
+    for each in (one, other):
+        each.fit(batches, 1)
+    assert other.history[0]["loss"] == one.history[0]["loss"]
+
+
 def nll(output: Any, target: Any) -> Any:
     """Of indices of classes, by NumPy's functions."""
     logs = output - np.log(np.exp(output).sum(1, keepdims=True))

@@ -118,6 +118,15 @@ def test_it_resumes_with_the_same_bits(after: int, average: float | None, tmp_pa
             np.testing.assert_array_equal(resumed.store[name], whole.store[name], err_msg=name)
 
 
+def test_launches_of_several_steps_are_single_ones() -> None:
+    one, other = trainer(frozen(Net())), trainer(frozen(Net()), steps_per_launch=2)
+    for each in (one, other):
+        each.fit(BATCHES, 3, callbacks=[Unfreezes()])
+    assert [r["loss"] for r in one.history] == [r["loss"] for r in other.history]
+    for name in one.store:
+        np.testing.assert_array_equal(other.store[name], one.store[name], err_msg=name)
+
+
 def test_a_checkpoint_of_frozen_layers_read_by_a_trainer_of_all(tmp_path: Path) -> None:
     ours = trainer(frozen(Net()))
     ours.fit(BATCHES, 1)
