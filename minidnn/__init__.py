@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import minidnn.models as models
     import minidnn.training.callbacks as callbacks
     import minidnn.training.losses as losses
+    import minidnn.training.metrics as metrics
     import minidnn.training.optim as optim
     from minidnn.acceleration.optimize import optimize
     from minidnn.comparison.compare import compare
@@ -85,6 +86,7 @@ _LAZY = {
     "load_onnx": "minidnn.frontends.onnx.convert:load_onnx",
     "load_weights": "minidnn.weights:load_weights",
     "losses": "minidnn.training.losses",
+    "metrics": "minidnn.training.metrics",
     "models": "minidnn.models",
     "optim": "minidnn.training.optim",
     "optimize": "minidnn.acceleration.optimize:optimize",
@@ -128,6 +130,7 @@ __all__ = [
     "load_onnx",
     "load_weights",
     "losses",
+    "metrics",
     "models",
     "optim",
     "optimize",

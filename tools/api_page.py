@@ -18,6 +18,7 @@ MODULES = {
     "minidnn.layers": "What networks are composed of. Names and arguments are PyTorch's.",
     "minidnn.models": "The zoo. Each network is a function of the arguments of `resnet50`.",
     "minidnn.losses": "What training makes small.",
+    "minidnn.metrics": "What is measured of whole sets, as torchmetrics has it.",
     "minidnn.optim": "What gradients become, and how learning rates change.",
     "minidnn.callbacks": "What happens beside training.",
     "minidnn.data": "Datasets, augmentation and batches.",

@@ -31,7 +31,7 @@ other folder of classes, a fifth of each class is held out, or --validate names 
 Writes to --output: weights.safetensors, those of the epoch with the best accuracy; classes.txt,
 for minidnn classify --labels; checkpoint.safetensors, from which --resume goes on with the same
 bits; history.csv; curves.svg, loss and accuracy by epoch; confusions.svg, what was taken for what.
-Ctrl-C saves a checkpoint as well, and ends with 130."""
+Ctrl-C and SIGTERM save a checkpoint as well, and end with 130; SIGUSR1 saves and goes on."""
 
 WEIGHTS, CLASSES, CHECKPOINT = "weights.safetensors", "classes.txt", "checkpoint.safetensors"
 
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=count_from_0, default=2, help="threads that read pictures (2)")
     add("--skip-corrupt", action="store_true", help="leave out pictures that cannot be read")
     add("--resume", action="store_true", help="go on from the checkpoint in --output")
-    add_device(parser)
+    add_device(parser, precision="float32", on_cpu="float32")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -109,9 +109,10 @@ def run(options: argparse.Namespace) -> int:
         f"on {trainer.step_program.device}"
     )
     bar = md.callbacks.ProgressBar(every=0.2 if sys.stderr.isatty() else 1e9)
+    saves = md.callbacks.Checkpoint(options.output / CHECKPOINT)
     table = md.callbacks.CSV(options.output / "history.csv")
     try:
-        trainer.fit(loader, options.epochs, validate=others, callbacks=[bar, table, files])
+        trainer.fit(loader, options.epochs, validate=others, callbacks=[bar, table, files, saves])
     finally:
         loader.close()
     if trainer.interrupted:
@@ -180,11 +181,7 @@ def _open(options: argparse.Namespace, trainer: Trainer, classes: tuple[str, ...
 
             if record is _best(trainer.history):
                 save_weights(trainer.state_dict(), folder / WEIGHTS)
-            trainer.save(checkpoint)
             _draw(folder / "curves.svg", trainer.history)
-
-        def interrupted(self, trainer: Any) -> None:
-            trainer.save(checkpoint)
 
     return Files()
 

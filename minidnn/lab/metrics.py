@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Metric:
+class Figure:
     """One figure.
 
     Attributes:
@@ -34,117 +34,117 @@ _TIME, _DRAM = "gpu__time_duration.sum", "dram__bytes.sum"
 _TURNS = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
 
 METRICS = (
-    Metric("execution time", "time from the kernel's start to its end", "s", ""),
-    Metric("variability", "standard deviation of the execution time / its mean", "", ""),
-    Metric("operations", "additions + multiplications + 2 * fused multiply-adds", "FLOP", _FLOPS),
-    Metric("compute throughput", "operations / execution time", "FLOP/s", f"({_FLOPS}) / {_TIME}"),
-    Metric("compute utilization", "compute throughput / theoretical peak", "", ""),
-    Metric("memory throughput", "bytes accessed / execution time", "B/s", f"{_DRAM} / {_TIME}"),
-    Metric(
+    Figure("execution time", "time from the kernel's start to its end", "s", ""),
+    Figure("variability", "standard deviation of the execution time / its mean", "", ""),
+    Figure("operations", "additions + multiplications + 2 * fused multiply-adds", "FLOP", _FLOPS),
+    Figure("compute throughput", "operations / execution time", "FLOP/s", f"({_FLOPS}) / {_TIME}"),
+    Figure("compute utilization", "compute throughput / theoretical peak", "", ""),
+    Figure("memory throughput", "bytes accessed / execution time", "B/s", f"{_DRAM} / {_TIME}"),
+    Figure(
         "memory bandwidth utilization",
         "memory throughput / theoretical peak",
         "",
         "dram__throughput.avg.pct_of_peak_sustained_elapsed / 100",
     ),
-    Metric(
+    Figure(
         "operational intensity", "operations / bytes accessed", "FLOP/B", f"({_FLOPS}) / {_DRAM}"
     ),
-    Metric(
+    Figure(
         "attainable performance",
         "the smaller of peak FLOP/s and operational intensity * peak bandwidth",
         "FLOP/s",
         "",
     ),
-    Metric(
+    Figure(
         "theoretical occupancy",
         "warps that fit a multiprocessor / most warps of one",
         "",
         "sm__maximum_warps_per_active_cycle_pct / 100",
     ),
-    Metric(
+    Figure(
         "occupancy",
         "active warps a multiprocessor / most warps of one",
         "",
         "sm__warps_active.avg.pct_of_peak_sustained_active / 100",
     ),
-    Metric(
+    Figure(
         "instructions per cycle",
         "instructions that warps executed / cycles of a multiprocessor",
         "1/cycle",
         "4 * smsp__inst_executed.avg.per_cycle_active",
     ),
-    Metric(
+    Figure(
         "warp execution efficiency",
         "average active threads of a warp / 32",
         "",
         "smsp__thread_inst_executed_per_inst_executed.ratio / 32",
     ),
-    Metric(
+    Figure(
         "coalescing",
         "bytes that warps asked for / bytes of the sectors that they got",
         "",
         "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct / 100",
     ),
-    Metric(
+    Figure(
         "sectors a request",
         "pieces of 32 bytes that a load of a warp touches; 4 is least for 32 floats",
         "",
         "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
     ),
-    Metric(
+    Figure(
         "shared memory efficiency",
         "bytes of shared memory a wavefront / most bytes of one",
         "",
         "smsp__sass_average_data_bytes_per_wavefront_mem_shared.pct / 100",
     ),
-    Metric(
+    Figure(
         "bank conflicts",
         "turns of shared memory / turns that as many words need",
         "",
         f"{_TURNS} / ({_TURNS} - l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum)",
     ),
-    Metric(
+    Figure(
         "warps",
         "warps that a multiprocessor has at once, on average",
         "",
         "sm__warps_active.avg.per_cycle_active",
     ),
-    Metric(
+    Figure(
         "L1 throughput",
         "bytes of the sectors that L1 is asked for / execution time",
         "B/s",
         f"l1tex__t_bytes.sum / {_TIME}",
     ),
-    Metric(
+    Figure(
         "L2 throughput",
         "bytes of the sectors that L2 is asked for / execution time",
         "B/s",
         f"lts__t_bytes.sum / {_TIME}",
     ),
-    Metric("L1 hit rate", "L1 hits / all accesses", "", "l1tex__t_sector_hit_rate.pct / 100"),
-    Metric(
+    Figure("L1 hit rate", "L1 hits / all accesses", "", "l1tex__t_sector_hit_rate.pct / 100"),
+    Figure(
         "L2 hit rate", "L2 hits / (all accesses - L1 hits)", "", "lts__t_sector_hit_rate.pct / 100"
     ),
-    Metric(
+    Figure(
         "multiprocessor efficiency",
         "cycles in which a multiprocessor had work / all its cycles",
         "",
         "sm__cycles_active.avg / sm__cycles_elapsed.max",
     ),
-    Metric("active cycles", "cycles with work, a multiprocessor", "cycle", "sm__cycles_active.avg"),
-    Metric("elapsed cycles", "clock * execution time", "cycle", "sm__cycles_elapsed.max"),
-    Metric(
+    Figure("active cycles", "cycles with work, a multiprocessor", "cycle", "sm__cycles_active.avg"),
+    Figure("elapsed cycles", "clock * execution time", "cycle", "sm__cycles_elapsed.max"),
+    Figure(
         "memory clock to multiprocessor clock",
         "frequency of DRAM / frequency of multiprocessors",
         "",
         "dram__cycles_elapsed.avg.per_second / sm__cycles_elapsed.avg.per_second",
     ),
-    Metric(
+    Figure(
         "register pressure", "registers a thread / 255", "", "launch__registers_per_thread / 255"
     ),
-    Metric("spills", "bytes of registers that a thread keeps in memory", "B", ""),
-    Metric("waves", "blocks / (multiprocessors * blocks that fit one)", "", ""),
-    Metric(
+    Figure("spills", "bytes of registers that a thread keeps in memory", "B", ""),
+    Figure("waves", "blocks / (multiprocessors * blocks that fit one)", "", ""),
+    Figure(
         "model error", "the larger of predicted and measured time / the smaller of the two", "", ""
     ),
 )

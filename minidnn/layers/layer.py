@@ -19,6 +19,7 @@ from minidnn.errors import GraphError, WeightsError, did_you_mean
 from minidnn.graph.ir import Graph, Stored, Value
 from minidnn.graph.plain import plain
 from minidnn.graph.trace import Trace, current_trace, is_tracing, tracing
+from minidnn.layers.changes import changes
 from minidnn.layers.copying import check_picklable, set_state
 from minidnn.layers.inputs import Declared, Shapes, named_types
 from minidnn.layers.parameter import Parameter, as_array, misfit_of
@@ -81,6 +82,7 @@ class Layer:
             self._assign(name, own, value)
         else:
             super().__setattr__(name, value)
+            changes.count += name == "frozen"
 
     def _assign(self, name: str, parameter: Parameter, value: Any) -> None:
         array, problem = as_array(value)

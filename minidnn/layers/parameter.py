@@ -18,6 +18,7 @@ from minidnn.graph.operators import View
 from minidnn.graph.recorder import is_describing
 from minidnn.graph.trace import apply, current_trace, is_tracing
 from minidnn.graph.types import FLOATS, TensorType, numpy_dtype
+from minidnn.layers.changes import changes
 from minidnn.layers.copying import importable
 
 __all__ = ["Parameter"]
@@ -83,8 +84,7 @@ class Parameter(Arithmetic):
         self.initializer = initializer
         #: Whether a state dict may lack it (PyTorch's ``num_batches_tracked``).
         self.optional = optional
-        #: Whether training changes it; it may be set at any time.
-        self.trainable = trainable and dtype in FLOATS
+        self._trainable = bool(trainable) and dtype in FLOATS
         self._array: LazyArray | None = None
 
     @property
@@ -94,6 +94,16 @@ class Parameter(Arithmetic):
     @property
     def dtype(self) -> str:
         return self.type.dtype
+
+    @property
+    def trainable(self) -> bool:
+        """Whether training changes it; it may be set at any time."""
+        return self._trainable
+
+    @trainable.setter
+    def trainable(self, trainable: bool) -> None:
+        self._trainable = bool(trainable)
+        changes.count += 1
 
     def __repr__(self) -> str:
         return f"Parameter({self.type})"

@@ -98,10 +98,10 @@ def _type(value: Value) -> str:
 
 
 def _states(graph: Graph) -> str:
-    """The states' bytes: what training adds to a parameter has its name behind a kind's."""
-    names = {state.name for state in graph.states}
+    """The states' bytes: what training adds to a parameter has its name behind a kind's and "@"."""
     found: Counter[str] = Counter()
     for state in graph.states:
-        kind, _, rest = state.name.partition(".")
-        found[kind if rest in names else "parameters and statistics"] += state.type.bytes
+        kind, mark, parameter = state.name.partition("@")
+        beside = mark and parameter and kind != "loss_scale"
+        found[kind if beside else "parameters and statistics"] += state.type.bytes
     return ", ".join(f"{kind} {bytes / 1e6:.3f} MB" for kind, bytes in found.items())

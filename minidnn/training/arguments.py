@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from math import inf, isfinite
 from typing import Any
 
@@ -26,16 +25,3 @@ def check_whole(owner: object, name: str, value: Any, least: int) -> None:
         raise GraphError(
             f"{type(owner).__name__}: {name}={value!r:.80}; valid is an int of at least {least}"
         )
-
-
-def pairs(caller: str, batches: Any) -> Iterator[tuple[Any, Any]]:
-    """The batches; GraphError if they are none, or at one that is no pair."""
-    valid = "valid is an iterable of pairs: the inputs of a batch, and its targets"
-    if not isinstance(batches, Iterable):
-        kind = type(batches).__name__
-        raise GraphError(f"{caller}: batches={batches!r:.80} is a {kind}; {valid}")
-    for i, batch in enumerate(batches):
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            many = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
-            raise GraphError(f"{caller}: batch {i + 1} is a {type(batch).__name__}{many}; {valid}")
-        yield batch[0], batch[1]

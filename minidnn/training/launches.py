@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from math import isfinite
+from math import isfinite, nan
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from minidnn.executable import Executable
 from minidnn.runtime.program import RepeatingProgram
 from minidnn.training.arrays import on_host
 from minidnn.training.not_finite import first_not_finite
+from minidnn.training.objective import HIDDEN
 
 
 @dataclass
@@ -33,7 +34,11 @@ class Progress:
     def count(self, found: Mapping[str, Any], samples: int) -> None:
         """One batch more of the epoch."""
         self.position, self.samples = self.position + 1, self.samples + samples
-        add(self.sums, found, samples)
+        add(self.sums, found, samples, self.samples - samples)
+
+    def means(self) -> dict[str, float]:
+        """The means over the samples of the epoch so far, by name."""
+        return means(self.sums, self.samples)
 
     def before(self, batches: int) -> Progress:
         """A copy, as it was so many batches ago but for what :meth:`count` counts."""
@@ -41,10 +46,28 @@ class Progress:
         return Progress(self.steps - batches, self.batches - batches, *at)
 
 
-def add(sums: dict[str, float], found: Mapping[str, Any], count: int) -> None:
-    """Adds the means of so many samples."""
+def means(sums: Mapping[str, float], samples: int) -> dict[str, float]:
+    """What :func:`add` has added, divided by how many samples there were."""
+    return {
+        name: (total / count if (count := sums.get(HIDDEN + name, samples)) else nan)
+        for name, total in sums.items()
+        if not name.startswith(HIDDEN)
+    }
+
+
+def add(sums: dict[str, float], found: Mapping[str, Any], count: int, before: int) -> None:
+    """Adds the means of so many samples, or of as much as counts of them, to those before.
+
+    Of a mean that nothing counts in, there is nothing to add.
+    """
     for name, value in found.items():
-        sums[name] = sums.get(name, 0.0) + float(value) * count
+        if name.startswith(HIDDEN):
+            continue
+        hidden = HIDDEN + name
+        own = float(found.get(hidden, count))
+        if hidden in found or hidden in sums:
+            sums[hidden] = sums.get(hidden, float(before)) + own
+        sums[name] = sums.get(name, 0.0) + (float(value) * own if own else 0.0)
 
 
 @dataclass(frozen=True)
@@ -107,7 +130,7 @@ def take(
     at, left = trainer.progress, len(batches)
     if left == 1:
         trainer.step(batches[0].x, batches[0].target)
-        found: Sequence[Mapping[str, Any]] = [trainer.last]
+        found: Sequence[Mapping[str, Any]] = [trainer.found]
     else:
         found = _launched(trainer, batches)
     told: list[Told] = []
@@ -116,8 +139,12 @@ def take(
         if stop_on_nan and not isfinite(float(last["loss"])):
             return told, TrainingError(_not_finite(trainer, batch, last, left))
         at.count(last, batch.samples)
+        if trainer.measured.states or any(np.ndim(value) for value in last.values()):
+            targets = trainer.feeding.targets(batch.target, batch.shapes)[0]
+            trainer.measured.see(last, targets, batch.shapes)
         trainer.place = batch.place
-        told.append((at.before(left) if left else at, last))
+        public = {name: value for name, value in last.items() if not name.startswith(HIDDEN)}
+        told.append((at.before(left) if left else at, public))
     return told, None
 
 
@@ -128,12 +155,19 @@ def _launched(trainer: Any, batches: Sequence[Batch]) -> list[dict[str, Any]]:
     launch whose cost they could share.
     """
     at = trainer.progress
-    graph, program = trainer._program("step", batches[0].shapes)
-    calls = []
-    for i, batch in enumerate(batches):
-        numbers = trainer.optimizer.numbers(at.steps + i)
-        targets = trainer._targets(graph, batch.target, len(batch.inputs), len(numbers))
-        calls.append([*batch.inputs, *targets, *map(np.asarray, numbers.values())])
+    given = [trainer.feeding.targets(batch.target, batch.shapes) for batch in batches]
+    forms = given[0][1]
+    if any(other != forms for _, other in given):
+        found = []
+        for batch in batches:
+            trainer.step(batch.x, batch.target)
+            found.append(trainer.found)
+        return found
+    program = trainer._program("step", batches[0].shapes, forms)[1]
+    calls = [
+        [*batch.inputs, *targets, *trainer.numbers(at.steps + i)]
+        for i, (batch, (targets, _)) in enumerate(zip(batches, given, strict=True))
+    ]
     if _repeats(program.program.__class__):
         columns = program.packed(cast(RepeatingProgram, program.program).launch(calls))
         found = [{name: column[i] for name, column in columns.items()} for i in range(len(calls))]
@@ -144,8 +178,8 @@ def _launched(trainer: Any, batches: Sequence[Batch]) -> list[dict[str, Any]]:
 
 
 def _not_finite(trainer: Any, batch: Batch, last: Mapping[str, Any], left: int) -> str:
-    graph = trainer.objective.applied(trainer.network, list(batch.shapes), "train")
-    targets = trainer._targets(graph, batch.target, len(batch.inputs), 0)
+    targets, forms = trainer.feeding.targets(batch.target, batch.shapes)
+    graph = trainer.objective.applied(trainer.network, list(batch.shapes), "train", forms=forms)
     arrays = list(map(on_host, (*batch.inputs, *targets)))
     dtype = "float64" if trainer.step_program.precision == "float64" else None
     place = first_not_finite(graph, arrays, trainer.store, dtype)

@@ -7,7 +7,7 @@ function of that kind is one, too.  The mean is taken over all that counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar
 
@@ -48,6 +48,15 @@ class Loss:
 
     def check(self, target: np.ndarray, output: TensorType) -> None:
         """GraphError if numbers of a target are not valid; its shape and dtype are."""
+
+    def form(self, floats: bool, shape: Sequence[int], output: TensorType) -> Loss:
+        """The loss for targets of another dtype and shape, if it takes those, too."""
+        return self
+
+    def counted(self, output: Any, target: Any) -> Any:
+        """By what a batch's mean counts among those of other batches, a number on symbols; None if
+        that is how many samples it has."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -129,25 +138,50 @@ class BinaryCrossEntropy(Loss):
         _check_range(self, target, 0.0, 1.0)
 
 
-def accuracy(output: Any, target: Any) -> Any:
-    """Which part of all has its largest output where the target is, or is largest."""
-    found = output.argmax(1)
-    wanted = target if target.ndim == found.ndim else target.argmax(1)
-    return np.equal(found, wanted).astype(output.dtype).mean()
+@dataclass(frozen=True)
+class Correct:
+    """Which part of all has its largest output where the target is, or is largest.
+
+    Args:
+        ignore_index: targets of this class do not count.
+    """
+
+    ignore_index: int | None = None
+    best: ClassVar = "most"
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        found = output.argmax(1)
+        if target.ndim != found.ndim:
+            return np.equal(found, target.argmax(1)).astype(output.dtype).mean()
+        right = np.equal(found, target)
+        if self.ignore_index is None:
+            return right.astype(output.dtype).mean()
+        counts = np.not_equal(target, self.ignore_index)
+        both = np.logical_and(right, counts).astype(output.dtype).sum()
+        return both / counts.astype(output.dtype).sum()
+
+    def counted(self, output: Any, target: Any) -> Any:
+        if self.ignore_index is None or target.ndim == output.ndim:
+            return None
+        return np.not_equal(target, self.ignore_index).astype(output.dtype).sum()
+
+
+accuracy = Correct()
 
 
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
     """``-log(p)`` of the target's class, where ``p`` is the softmax of the output along axis 1.
 
-    Targets are indices of classes, int64, in the output's shape without axis 1. All is as in
-    PyTorch.
+    Targets are indices of classes, int64, in the output's shape without axis 1, or probabilities in
+    the output's shape, as each batch has them. All is as in PyTorch.
 
     Args:
         label_smoothing: this part of each target is spread over all classes evenly.
         weight: a number for each class; the mean is taken by these weights.
         ignore_index: targets of this class do not count.
-        probabilities: whether targets are a probability for each class, of the output's shape.
+        probabilities: whether steps are compiled at first for targets that are a probability for
+            each class; those of the other form are compiled for when they come.
 
     Raises:
         GraphError: an argument is not valid.
@@ -161,7 +195,9 @@ class CrossEntropy(Loss):
     ignore_index: int | None = None
     probabilities: bool = False
 
-    metrics: ClassVar[Mapping[str, Function]] = {"accuracy": accuracy}
+    @property
+    def metrics(self) -> Mapping[str, Function]:  # type: ignore[override]
+        return {"accuracy": Correct(self.ignore_index)}
 
     def __post_init__(self) -> None:
         check_number(self, "label_smoothing", self.label_smoothing, 0, 1)
@@ -211,14 +247,44 @@ class CrossEntropy(Loss):
                 f"to {output.shape[1] - 1} of the output's classes{ignored}"
             )
 
+    def form(self, floats: bool, shape: Sequence[int], output: TensorType) -> Loss:
+        if floats == self.probabilities or (floats and tuple(shape) != output.shape):
+            return self
+        return replace(self, probabilities=floats)
+
+    def counted(self, output: Any, target: Any) -> Any:
+        if self.probabilities or target.ndim == output.ndim:
+            return None
+        if self.weight is None and self.ignore_index is None:
+            return None
+        if self.weight is None:
+            return Correct(self.ignore_index).counted(output, target)
+        is_class, _ = self._classes(output, target)
+        return pointwise("Weight", _chosen, is_class, self._weights(output)).sum()
+
+    def _weights(self, output: Any) -> Any:
+        classes = output.shape[1]
+        given = np.ones(classes) if self.weight is None else np.asarray(self.weight)
+        column = (1, classes, *(1 for _ in output.shape[2:]))
+        return output._constant(given.reshape(column), output.dtype)
+
+    def _classes(self, output: Any, target: Any) -> tuple[Any, Any]:
+        """Where each target's class is, and where a target counts, if not all do."""
+        column = (1, output.shape[1], *(1 for _ in output.shape[2:]))
+        index = target.reshape(target.shape[0], 1, *target.shape[1:])
+        numbers = output._constant(np.arange(output.shape[1]).reshape(column), "int64")
+        is_class = np.equal(index, numbers)
+        if self.ignore_index is None:
+            return is_class, None
+        counts = np.not_equal(index, self.ignore_index)
+        return np.logical_and(is_class, counts), counts
+
     def __call__(self, output: Any, target: Any) -> Any:
         logs = apply(ops.LogSoftmax(1), output)
         classes = output.shape[1]
-        column = (1, classes, *(1 for _ in output.shape[2:]))
-        given = np.ones(classes) if self.weight is None else np.asarray(self.weight)
-        weight: Any = output._constant(given.reshape(column), output.dtype)
         smooth, even = 1.0 - self.label_smoothing, self.label_smoothing / classes
         if self.probabilities:
+            weight = self._weights(output)
 
             def spread(log: Any, t: Any, w: Any) -> Any:
                 part = (t * smooth + even) * w
@@ -226,12 +292,8 @@ class CrossEntropy(Loss):
 
             total = pointwise("CrossEntropy", spread, logs, target, weight).sum()
             return total / float(prod(output.shape) // classes)
-        index = target.reshape(target.shape[0], 1, *target.shape[1:])
-        numbers = output._constant(np.arange(classes).reshape(column), "int64")
-        is_class, counts = np.equal(index, numbers), None
-        if self.ignore_index is not None:
-            counts = np.not_equal(index, self.ignore_index)
-            is_class = np.logical_and(is_class, counts)
+        is_class, counts = self._classes(output, target)
+        weight = self._weights(output)
         count = pointwise("Weight", _chosen, is_class, weight).sum()
 
         def body(log: Any, here: Any, w: Any, *counts: Any) -> Any:

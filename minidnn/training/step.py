@@ -7,8 +7,7 @@ the parameters under their names in the network's state dict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,86 +20,16 @@ from minidnn.graph.expression import Expression, constant
 from minidnn.graph.ir import Graph, Rewriter, State, Value
 from minidnn.graph.operators import SumOverRanks
 from minidnn.graph.symbolic import pointwise
-from minidnn.graph.trace import Trace, tracing
+from minidnn.graph.trace import Trace
 from minidnn.graph.types import TensorType, numpy_dtype
-from minidnn.layers.build import to_graph
 from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
-from minidnn.training.losses import Function, Loss
+from minidnn.training.objective import Objective
 from minidnn.training.optim.optimizer import Optimizer, Update, if_finite
 from minidnn.training.optim.scaling import LossScale, if_all_finite, unscaled
-
-
-@dataclass(frozen=True)
-class Objective:
-    """What is made small, and what is measured besides."""
-
-    #: A :class:`Loss`, or any function of output and target on symbols.
-    loss: Function
-    metrics: Mapping[str, Function]
-    #: Types of the targets; None for what the loss says, or for that of the output.
-    targets: Sequence[TensorType] | None = None
-
-    def applied(self, network: Layer, shapes: Shapes, mode: str, ranks: int = 1) -> Graph:
-        """The graph of a network with targets as further inputs, whose outputs are the loss and
-        the measures, by name; with statistics over the batches of so many ranks."""
-        graph = to_graph(network, shapes, mode=mode, states=True, ranks=ranks)
-        types = self.target_types(graph)
-        with _behind(graph, mode == "train", described=True) as trace:
-            many = len(types) > 1
-            targets = [
-                trace.input(type, f"target{i}" if many else "target")
-                for i, type in enumerate(types)
-            ]
-            output = _packed(graph.outputs, graph.output_names)
-            target = tuple(targets) if many else targets[0]
-            found = {}
-            for name, function in {"loss": self.loss, **self.metrics}.items():
-                with trace.scope(name, leaf=False):
-                    found[name] = _one_number(name, function(output, target))
-        return trace.graph(list(found.values()), list(found))
-
-    def target_types(self, graph: Graph) -> Sequence[TensorType]:
-        """The types of the targets for a network."""
-        if self.targets is not None:
-            return self.targets
-        if len(graph.outputs) != 1:
-            raise GraphError(
-                f"network {graph.name} has {len(graph.outputs)} outputs; valid are one, or a loss "
-                "of one's own that takes a tuple or dict of them, and targets= with the shape and "
-                "dtype of each target"
-            )
-        (output,) = graph.outputs
-        return [self.loss.target(output.type) if isinstance(self.loss, Loss) else output.type]
-
-
-def _packed(outputs: Sequence[Value], names: Sequence[str] | None) -> Any:
-    if names is not None:
-        return dict(zip(names, outputs, strict=True))
-    return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-
-def _one_number(name: str, value: Any) -> Value:
-    if not isinstance(value, Value):
-        raise GraphError(
-            f"{name} is {value!r:.80} ({type(value).__name__}); valid is a symbolic value of one "
-            "element, computed from the output and the target"
-        )
-    if value.type.size != 1:
-        raise GraphError(
-            f"{name} has shape {value.shape}; valid is one element, such as the mean: x.mean()"
-        )
-    found: Value = value if value.type.rank == 0 else value.reshape(())
-    return found
-
-
-@contextmanager
-def _behind(graph: Graph, training: bool = True, described: bool = False) -> Iterator[Trace]:
-    """Records what follows a graph; ``described`` is what a user writes."""
-    with tracing(graph.name, states=True, training=training) as trace:
-        trace.adopt(graph)
-        trace.describing = described
-        yield trace
+from minidnn.training.recording import behind
+from minidnn.training.trained import input_name
+from minidnn.weights.trained import check_names, state_name
 
 
 @dataclass(frozen=True)
@@ -134,6 +63,8 @@ def step_graph(
     average: float | None = None,
     scaling: LossScale | None = None,
     ranks: Ranks = ALONE,
+    forms: Sequence[TensorType] | None = None,
+    begun: Mapping[str, int] | None = None,
 ) -> Graph:
     """The graph of a step.
 
@@ -149,28 +80,37 @@ def step_graph(
         ranks: who takes the step.  After the last batch gradients, loss, measures, and what layers'
             states become are the means of all.  Until then what they become waits under
             :data:`PENDING`, since every rank must know whether the losses of all are finite.
+        forms: the types of the targets, as :meth:`Objective.applied` takes them.
+        begun: the step at which each parameter began to be trained, by default the first: the
+            optimizer's numbers are inputs for each of these steps, in their order.
 
     Raises:
         GraphError: the loss is no single number; there is nothing to train, or a parameter that
             the loss does not reach, which is named; the optimizer's groups fit nothing.
     """
-    graph = objective.applied(network, shapes, "train", ranks.of_statistics)
+    graph = objective.applied(
+        network, shapes, "train", ranks.of_statistics, forms=forms, counted=True
+    )
     if ranks.count > 1 and share > 1:
         graph = _pending(graph)
     names = _trained(network, graph)
     optimizer.check_groups(names)
     outputs = len(graph.outputs)
-    target = graph.outputs[0]
+    target = graph.outputs[0]  # the loss
     if scaling is not None:
         graph, target = _scaled(graph, scaling)
     whole = gradient(graph, target, of=names)
     gradients: Sequence[Value] = whole.outputs[outputs:]
     measures: Sequence[Value] = whole.outputs[:outputs]
     states = {state.name: state for state in whole.states}
-    with _behind(whole) as trace:
+    with behind(whole) as trace:
+        since = {name: (begun or {}).get(name, 0) for name in names}
         numbers = {
-            name: trace.input(TensorType(()), name)
-            for name in (optimizer.numbers(0) if last else ())
+            start: {
+                name: trace.input(TensorType(()), input_name(name, start))
+                for name in (optimizer.numbers(0) if last else ())
+            }
+            for start in sorted(set(since.values()))
         }
         parameters = [states[name] for name in names]
         made = gradients
@@ -192,14 +132,15 @@ def step_graph(
             if scaling is not None:
                 good = if_all_finite(trace, loss, made)
                 scaling.settle(trace, good)
-            _optimized(trace, parameters, optimizer.clipped(gradients), optimizer, numbers, good)
+            own = {name: numbers[start] for name, start in since.items()}
+            _optimized(trace, parameters, optimizer.clipped(gradients), optimizer, own, good)
             if average is not None:
                 _averaged(trace, parameters, good, average)
     return trace.graph(measures, graph.output_names)
 
 
 #: What layers' states become once it is known that the losses of all ranks are finite.
-PENDING = "pending."
+PENDING = state_name("pending")
 
 #: Gradients are added up together up to so many bytes.
 _BUCKET = 25 << 20
@@ -210,9 +151,12 @@ def _means_over_ranks(
 ) -> list[Value]:
     """The means of loss and measures over all ranks, to which also states of layers are set."""
     moved = [state for state in graph.updates if "float" in state.dtype]
-    given = [*measures, *map(trace.latest, moved)]
-    means = _means(trace, "measures", given, ranks)
-    found, news = means[: len(measures)], iter(means[len(measures) :])
+    numbers = [measure for measure in measures if measure.type.rank == 0]
+    given = [*numbers, *map(trace.latest, moved)]
+    means = iter(_means(trace, "measures", given, ranks))
+    # What metrics of a whole set see of a batch is added up when the set is over.
+    found = [next(means) if measure.type.rank == 0 else measure for measure in measures]
+    news = means
     finite: Any = np.isfinite(found[0])
     for state in graph.updates:
         new = next(news) if "float" in state.dtype else trace.latest(state)
@@ -302,7 +246,7 @@ def _summed(
 
 def _scaled(graph: Graph, scaling: LossScale) -> tuple[Graph, Value]:
     """The graph with the scaled loss, which is no output of it."""
-    with _behind(graph) as trace, trace.scope("loss_scale", leaf=True):
+    with behind(graph) as trace, trace.scope("loss_scale", leaf=True):
         loss: Any = graph.outputs[0]
         scaled: Value = loss * scaling.state(trace)
     return trace.graph(graph.outputs, graph.output_names), scaled
@@ -310,6 +254,7 @@ def _scaled(graph: Graph, scaling: LossScale) -> tuple[Graph, Value]:
 
 def _trained(network: Layer, graph: Graph) -> list[str]:
     """The names of the parameters that are trained."""
+    check_names(graph.name, (name for name, _ in network.named_parameters()))
     names = [name for name, _ in network.trainable_parameters()]
     if not names:
         raise GraphError(
@@ -336,7 +281,7 @@ def _guard(trace: Trace, graph: Graph, loss: Value) -> None:
 
 
 def _slot(trace: Trace, kind: str, parameter: State) -> State:
-    name = f"{kind}.{parameter.name}"
+    name = state_name(kind, parameter.name)
     zeros = partial(np.zeros, parameter.shape, numpy_dtype(parameter.dtype))
     return trace.state(name, name, parameter.type, zeros)
 
@@ -372,12 +317,12 @@ def _optimized(
     parameters: Sequence[State],
     gradients: Sequence[Value],
     optimizer: Optimizer,
-    numbers: Mapping[str, Value],
+    numbers: Mapping[str, Mapping[str, Value]],
     loss: Value,
 ) -> None:
     for parameter, each in zip(parameters, gradients, strict=True):
         slots = {kind: _slot(trace, kind, parameter) for kind in optimizer.kept}
-        update = Update(trace, parameter, each, slots, numbers, loss)
+        update = Update(trace, parameter, each, slots, numbers[parameter.name], loss)
         optimizer.settle(update)
         with trace.scope(f"optimizer.{parameter.name}", leaf=True):
             optimizer.apply(update)
@@ -388,7 +333,7 @@ def _averaged(trace: Trace, parameters: Sequence[State], loss: Value, decay: flo
         return decay * old + (1.0 - decay) * new
 
     for parameter in parameters:
-        name = f"average.{parameter.name}"
+        name = state_name("average", parameter.name)
         begin = partial(getattr, parameter, "data")
         old = trace.state(name, name, parameter.type, begin)
         new = trace.latest(parameter)
@@ -400,7 +345,7 @@ def with_averages(graph: Graph, store: Collection[str]) -> Graph:
     """The graph with averages in the place of the parameters that have one."""
     rewriter = Rewriter(graph)
     for state in graph.states:
-        name = f"average.{state.name}"
+        name = state_name("average", state.name)
         if name in store:
             rewriter.replace(state, State(state.type, name, lambda s=state: s.data))  # type: ignore[misc]
     for node in graph.nodes:

@@ -3,48 +3,49 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any, Self
 
 import numpy as np
 
-from minidnn.backends.backend import default_device, training_options
+from minidnn.backends.backend import check_trains_in, default_device, training_options
 from minidnn.compiler import compile
 from minidnn.distributed.group import RankGroup, connect
 from minidnn.errors import GraphError
 from minidnn.executable import Executable
-from minidnn.graph.ir import Graph, Value
+from minidnn.graph.ir import Graph
 from minidnn.graph.plain import plain
 from minidnn.graph.types import TensorType, numpy_dtype
-from minidnn.layers.inputs import Shapes, named_types
-from minidnn.layers.layer import Layer
+from minidnn.layers.build import to_graph
+from minidnn.layers.inputs import Shapes
 from minidnn.runtime.store import Store
 from minidnn.training import checkpoint
-from minidnn.training.arguments import check_number, check_whole, pairs
-from minidnn.training.arrays import is_on_gpu
-from minidnn.training.callbacks import Callback
-from minidnn.training.interrupts import interrupts_wait
-from minidnn.training.launches import Batch, Progress, add, launches, repeat, take
-from minidnn.training.losses import Function, Loss
+from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.callbacks.callback import Callback
+from minidnn.training.callbacks.writing import CheckpointWriter
+from minidnn.training.carried import as_layer
+from minidnn.training.epochs import FitArguments, Record, run
+from minidnn.training.feeding import Feeding, joined
+from minidnn.training.launches import Progress, add, repeat
+from minidnn.training.measuring import SetMeasures, over_ranks, public, totalled
+from minidnn.training.metrics.metric import Metric
+from minidnn.training.objective import Targets, objective_of
 from minidnn.training.optim.optimizer import Optimizer
-from minidnn.training.optim.scaling import LossScale
+from minidnn.training.optim.scaling import SCALE, LossScale
 from minidnn.training.step import (
     ALONE,
-    Objective,
     Ranks,
     step_graph,
     with_averages,
 )
+from minidnn.training.trained import TrainedParameters
+from minidnn.weights.trained import state_name
 
 __all__ = ["Trainer"]
 
 #: Seeds of ranks are so far apart that people do not give one rank's to another.
 _SEEDS_APART = 0x9E3779B97F4A7C15 >> 1
-
-#: What an epoch measured, by name.
-Record = dict[str, Any]
 
 
 class Trainer:
@@ -57,15 +58,24 @@ class Trainer:
     >>> net.load_state_dict(trainer.state_dict())
 
     Args:
-        network: any layer.  Its parameters are copied; it stays as it is.
+        network: any layer, or what :func:`minidnn.compile` takes besides: an ONNX file, a graph, a
+            PyTorch module.  Its parameters are copied; it stays as it is.  Of what is no layer,
+            constants of more than one element are trained by their names, and ``trainer.network``
+            is a layer of the same outputs, to be saved and compiled.
         shape: of the network's input with the batch, as :func:`minidnn.compile` takes it.
         loss: one of :mod:`minidnn.training.losses`, or any function of output and target on
-            symbols that gives one number.
+            symbols that gives one number.  Of several outputs a mapping from their names, or a
+            sequence in their order, of such, or of pairs of such and a number that multiplies it:
+            ``{"main": CrossEntropy(), "aux": (CrossEntropy(), 0.4)}``.  Each has a target of its
+            own, in a mapping by the outputs' names or in a tuple; one array is the target of all.
         optimizer: one of :mod:`minidnn.training.optim`.
-        metrics: what is measured besides, functions like the loss by name; by default what the
-            loss suggests.
-        targets: shapes and dtypes of the targets, for a loss of one's own whose target is not
-            like the output.
+        metrics: what is measured besides what the loss suggests, by name: metrics of
+            :mod:`minidnn.metrics`, which are of whole epochs, or functions like the loss, of which
+            means are taken; None leaves out what the loss suggests.  Those of one of several
+            outputs stand in a mapping under its name.
+        targets: shapes and dtypes of the targets, in order or by name, for a loss of one's own
+            whose target is neither like the output nor indices of its classes.  A first axis as
+            long as the batch follows the batch.
         seed: what dropout draws from.
         accumulate: of how many batches gradients are added up for one update.
         steps_per_launch: how many steps :meth:`fit` has a GPU take at once, for networks so small
@@ -95,13 +105,13 @@ class Trainer:
 
     def __init__(
         self,
-        network: Layer,
-        shape: Shapes,
-        loss: Function,
+        network: Any,
+        shape: Shapes | None,
+        loss: Any,
         optimizer: Optimizer,
         *,
-        metrics: Mapping[str, Function] | None = None,
-        targets: Sequence[tuple[Sequence[int], str]] | None = None,
+        metrics: Mapping[str, Any] | Sequence[Metric] | None = None,
+        targets: Targets | None = None,
         seed: int = 0,
         accumulate: int = 1,
         steps_per_launch: int = 1,
@@ -113,10 +123,7 @@ class Trainer:
         precision: str | None = None,
         **options: Any,
     ) -> None:
-        if not isinstance(network, Layer):
-            raise GraphError(f"network={network!r:.80} is no Layer; valid are layers")
-        if not callable(loss):
-            raise GraphError(f"loss={loss!r:.80}; valid is a loss of minidnn.losses, or a function")
+        network, shape = as_layer(network, shape)
         if not isinstance(optimizer, Optimizer):
             raise GraphError(f"optimizer={optimizer!r:.80}; valid is one of minidnn.optim")
         check_whole(self, "accumulate", accumulate, 1)
@@ -138,10 +145,13 @@ class Trainer:
                 f"synchronized={synchronized!r:.80}, distributed={distributed!r:.80}; valid is "
                 "True with distributed=True, or False"
             )
-        types = None if targets is None else [TensorType(tuple(s), d) for s, d in targets]
-        suggested = loss.metrics if isinstance(loss, Loss) and targets is None else {}
         self.network = network
-        self.objective = Objective(loss, dict(suggested if metrics is None else metrics), types)
+        self.objective = objective_of(loss, metrics, targets)
+        if steps_per_launch > 1 and (of_sets := self.objective.of_sets):
+            raise GraphError(
+                f"steps_per_launch={steps_per_launch} with metrics {', '.join(of_sets)}; valid is "
+                "1 with metrics of whole sets"
+            )
         self.optimizer = optimizer
         self.accumulate = accumulate
         self.steps_per_launch = steps_per_launch
@@ -149,14 +159,16 @@ class Trainer:
         self.scaling = LossScale() if loss_scale is None and precision == "float16" else loss_scale
         self.progress = Progress()
         #: While callbacks are told of the steps of a launch: how far the states have come.
-        self._launched: Progress | None = None
+        self.launched: Progress | None = None
         #: What each epoch measured.
         self.history: list[Record] = []
         #: The loss and the measures of the last batch.
         self.last: Mapping[str, Any] = {}
         #: A callback sets it to end training after the epoch.
         self.stop = False
-        #: Whether Ctrl-C ended the last :meth:`fit`.
+        #: Why training ends after the running step, a signal's name; None to go on.
+        self.halt: str | None = None
+        #: Whether Ctrl-C or :attr:`halt` ended the last :meth:`fit`.
         self.interrupted = False
         #: The loader of the epoch, and where it goes on after a checkpoint was read.
         self.loader: Any = None
@@ -166,6 +178,7 @@ class Trainer:
         self.store = Store()
         #: The ranks that train together; None for one process alone.
         self.group: RankGroup | None = None
+        check_trains_in(device or default_device()[0], precision)
         options = {**training_options(device or default_device()[0]), **options}
         if distributed:
             device = default_device()[0] if device is None else device
@@ -174,13 +187,13 @@ class Trainer:
         self._ranks = ALONE if self.group is None else Ranks(self.group.size, synchronized)
         self._options: dict[str, Any] = {"device": device, "precision": precision, **options}
         self._programs: dict[Any, tuple[Graph, Executable]] = {}
-        self._output_type: TensorType | None = None
-        declared = network._declared_inputs()
-        named = named_types(type(network).__name__, declared, plain(shape), "float32")
-        self._shapes = tuple(type.shape for _, type in named)
-        program = self._program("step", self._shapes)[1]
-        if steps_per_launch > 1:
-            repeat(program, steps_per_launch)
+        self.feeding = Feeding(network, plain(shape), self.objective)
+        self.measured = SetMeasures(self.objective, self.feeding)
+        #: What metrics of the last epoch measured that are arrays, by name.
+        self.tables: dict[str, Any] = {}
+        self._forms: dict[Any, tuple[TensorType, ...]] = {}
+        self.trained = TrainedParameters(network, optimizer)
+        self._program("step", self.feeding.shapes)
         if "random.seed" in self.store:
             self.store["random.seed"] = np.array(seed)
         self._agree()
@@ -203,17 +216,17 @@ class Trainer:
     def reached(self) -> Progress:
         """How far the states have come.  Callbacks that are told of a step within a launch of
         several find that step in ``progress``."""
-        return self._launched or self.progress
+        return self.launched or self.progress
 
     @property
     def step_program(self) -> Executable:
         """The compiled step."""
-        return self._program("step", self._shapes)[1]
+        return self._program("step", self.feeding.shapes)[1]
 
     @property
     def loss_scale(self) -> float | None:
         """What the loss is multiplied by just now; None if it is not scaled."""
-        return float(self.store["loss_scale"]) if self.scaling is not None else None
+        return float(self.store[SCALE]) if self.scaling is not None else None
 
     def explain(self, measure: bool = False) -> str:
         """What a step keeps for its backward pass and what it computes again, by value and in all,
@@ -238,43 +251,85 @@ class Trainer:
         On a GPU, arrays that lie there are used as they are, targets without a look at them, and
         the step is waited for when the loss is looked at.
         """
-        inputs, shapes = self._inputs(x)
+        inputs, shapes = self.feeding.inputs(x)
         is_last = (self.progress.batches + 1) % self.accumulate == 0
-        graph, program = self._program("step" if is_last else "part", shapes)
-        numbers = self.optimizer.numbers(self.progress.steps) if is_last else {}
-        targets = self._targets(graph, target, len(inputs), len(numbers))
+        targets, forms = self.feeding.targets(target, shapes)
+        program = self._program("step" if is_last else "part", shapes, forms)[1]
+        numbers = self.numbers(self.progress.steps) if is_last else []
         if self.group is not None:
             self.group.enter()
-        found = program(*inputs, *targets, *(np.asarray(number) for number in numbers.values()))
+        self.found = program(*inputs, *targets, *numbers)
         self.progress.batches += 1
         self.progress.steps += is_last
-        self.last = found
-        return found["loss"]
+        self.last = public(self.found)
+        return self.last["loss"]
 
-    def evaluate(self, batches: Iterable[tuple[Any, Any]]) -> dict[str, float]:
-        """The mean loss and measures over batches, without training."""
+    def numbers(self, step: int) -> list[np.ndarray]:
+        """What the optimizer gives to a step, counted from 0."""
+        return [np.asarray(number) for _, number in self.trained.numbers(step)]
+
+    def evaluate(self, batches: Iterable[Any]) -> dict[str, Any]:
+        """The loss, the measures and the metrics over batches, without training.
+
+        Losses and measures are means over samples, or over what counts of them, as of targets that
+        are not ignored; metrics are those of the whole set, and may be arrays.
+        """
         sums: dict[str, float] = {}
-        samples = 0
-        for x, target in pairs("evaluate", batches):
-            inputs, shapes = self._inputs(x)
-            graph, program = self._program("evaluate", shapes)
-            found = program(*inputs, *self._targets(graph, target, len(inputs), 0))
+        samples, measured = 0, SetMeasures(self.objective, self.feeding)
+        for x, target in self.feeding.pairs("evaluate", batches):
+            inputs, shapes = self.feeding.inputs(x)
+            targets, forms = self.feeding.targets(target, shapes)
+            found = self._program("evaluate", shapes, forms)[1](*inputs, *targets)
+            add(sums, found, shapes[0][0], samples)
             samples += shapes[0][0]
-            add(sums, found, shapes[0][0])
+            measured.see(found, targets, shapes)
         if self.group is not None:
-            names = self._program("step", self._shapes)[0].output_names or ()
-            *totals, count = self.group.sum_of([*(sums.get(n, 0.0) for n in names), samples])
-            sums, samples = dict(zip(names, totals, strict=True)), int(count)
+            own = self.step_program.interface.output_names or ()
+            sums, samples = over_ranks(self.group, sums, samples, public(dict.fromkeys(own)))
+            measured.gather(self.group)
         if not samples:
             raise GraphError("evaluate: there are no batches; valid is an iterable of at least one")
-        return {name: total / samples for name, total in sums.items()}
+        return {**totalled(self.objective, sums, samples), **measured.results()}
 
-    def _program(self, kind: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Graph, Executable]:
+    def predict(self, batches: Any) -> Any:
+        """The network's outputs for batches, one behind the other, without training.
+
+        ``batches`` is an array of any number of samples (a tuple of arrays, or a mapping from
+        names, if the network has several inputs), or an iterable of batches as for
+        :meth:`evaluate`, whose targets are not looked at, or of inputs alone.  Moving averages take
+        the place of parameters, if there are any.  Returns an array, or a tuple or dict of them as
+        the network gives it.
+        """
+        found: list[Any] = []
+        is_any = False
+        for x in self.feeding.inputs_of(batches):
+            is_any = True
+            inputs, shapes = self.feeding.inputs(x)
+            if shapes[0][0]:
+                found.append(self._program("predict", shapes, ())[1](*inputs))
+        if not is_any:
+            raise GraphError("predict: there are no batches; valid is an iterable of at least one")
+        return joined(found) if found else self.feeding.nothing()
+
+    def _program(
+        self,
+        kind: str,
+        shapes: tuple[tuple[int, ...], ...],
+        forms: tuple[TensorType, ...] | None = None,
+    ) -> tuple[Graph, Executable]:
         """A graph and its program, compiled when they are first asked for."""
-        found = self._programs.get((kind, shapes))
+        if self.trained.has_changed(self.progress.steps):
+            self._programs.clear()
+        forms = self._forms.get(shapes) if forms is None else forms
+        found = self._programs.get((kind, shapes, forms))
         if found is None:
-            if kind == "evaluate":
-                graph = self.objective.applied(self.network, list(shapes), "eval")
+            if kind == "predict":
+                graph = to_graph(self.network, list(shapes), states=True)
+                graph = graph if self.average is None else with_averages(graph, self.store)
+            elif kind == "evaluate":
+                graph = self.objective.applied(
+                    self.network, list(shapes), "eval", forms=forms, counted=True
+                )
                 graph = graph if self.average is None else with_averages(graph, self.store)
             else:
                 graph = step_graph(
@@ -287,60 +342,31 @@ class Trainer:
                     average=self.average,
                     scaling=self.scaling,
                     ranks=self._ranks,
+                    forms=forms,
+                    begun=self.trained.begun,
                 )
+            if forms is None:
+                first = len(shapes)
+                many = len(self.feeding.target_names)
+                forms = tuple(value.type for value in graph.inputs[first : first + many])
+                self._forms[shapes] = forms
             store = self.store if graph.states else None
             found = graph, compile(graph, store=store, **self._options)
-            self._programs[kind, shapes] = found
+            self._programs[kind, shapes, forms] = found
+            for name in [name for name in self.trained.waiting if name in self.store]:
+                self.store[name] = self.trained.waiting.pop(name)
+            if kind == "step" and self.steps_per_launch > 1 and shapes == self.feeding.shapes:
+                repeat(found[1], self.steps_per_launch)
         return found
-
-    def _inputs(self, x: Any) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
-        inputs = list(x) if isinstance(x, (tuple, list)) else [x]
-        shapes = tuple(tuple(np.shape(each)) for each in inputs)
-        if [shape[1:] for shape in shapes] != [shape[1:] for shape in self._shapes] or () in shapes:
-            raise GraphError(
-                f"x has shapes {', '.join(map(str, shapes))}; valid are "
-                f"{', '.join(map(str, self._shapes))}, or another batch"
-            )
-        return inputs, shapes
-
-    def _targets(self, graph: Graph, target: Any, first: int, numbers: int) -> list[Any]:
-        values = graph.inputs[first : len(graph.inputs) - numbers]
-        given = list(target) if len(values) > 1 else [target]
-        if len(given) != len(values):
-            raise GraphError(f"{len(given)} targets given; valid are {len(values)}")
-        return [self._target(v, t) for v, t in zip(values, given, strict=True)]
-
-    def _target(self, value: Value, target: Any) -> Any:
-        if is_on_gpu(target):
-            return target  # to look at its numbers would be to wait for them
-        array = np.asarray(target)
-        kinds = "iu" if "int" in value.dtype else "f"
-        if array.dtype.kind not in kinds or array.shape != value.shape:
-            valid = "an int dtype" if kinds == "iu" else "a float dtype"
-            raise GraphError(
-                f"{value.name} is {array.dtype} of shape {array.shape}; valid is {valid} of shape "
-                f"{value.shape}"
-            )
-        loss = self.objective.loss
-        if isinstance(loss, Loss) and self.objective.targets is None:
-            loss.check(array, self._output)
-        return array if kinds == "f" else array.astype(numpy_dtype(value.dtype), copy=False)
-
-    @property
-    def _output(self) -> TensorType:
-        if self._output_type is None:
-            own = self.network._to_graph(list(self._shapes))
-            self._output_type = own.outputs[0].type
-        return self._output_type
 
     # Many batches
 
     def fit(
         self,
-        train: Iterable[tuple[Any, Any]],
+        train: Iterable[Any],
         epochs: int,
         *,
-        validate: Iterable[tuple[Any, Any]] | None = None,
+        validate: Iterable[Any] | None = None,
         callbacks: Sequence[Callback] = (),
         stop_on_nan: bool = True,
     ) -> list[Record]:
@@ -354,89 +380,38 @@ class Trainer:
         TrainingError if a loss is not finite and ``stop_on_nan``; it names the layer that made it.
         """
         check_whole(self, "epochs", epochs, 0)
-        self.stop, self.interrupted, self.loader = False, False, train
-        for each in callbacks:
-            each.begin(self, epochs)
-        self.place = self._loader_is_at()
-        try:
-            while self.progress.epoch < epochs and not self.stop:
-                self._epoch(train, validate, callbacks, stop_on_nan)
-        except KeyboardInterrupt:
-            if self.group is not None:
-                raise
-            # The loader may have given a batch that was not trained on.
-            self.interrupted, self.loader_state = True, self.place
-            for each in callbacks:
-                each.interrupted(self)
-        finally:
-            for each in callbacks:
-                each.end(self)
-            self.place = None
+        run(self, FitArguments(train, epochs, validate, callbacks, stop_on_nan))
         return self.history
-
-    def _epoch(
-        self,
-        train: Iterable[tuple[Any, Any]],
-        validate: Iterable[tuple[Any, Any]] | None,
-        callbacks: Sequence[Callback],
-        stop_on_nan: bool,
-    ) -> None:
-        at, begin = self.progress, time.perf_counter()
-        seen = 0
-        for batches in launches(self._batches(train), self.steps_per_launch):
-            with interrupts_wait():
-                told, error = take(self, batches, stop_on_nan)
-            seen += sum(batch.samples for batch in batches)
-            try:
-                for self.progress, self.last in told:
-                    self._launched = at
-                    for each in callbacks:
-                        each.after_step(self)
-            finally:
-                self.progress, self._launched = at, None
-            if error is not None:
-                raise error
-        if not at.samples:
-            raise GraphError("fit: there are no batches; valid is an iterable of at least one")
-        seconds = time.perf_counter() - begin
-        record: Record = {"epoch": at.epoch + 1, "steps": at.steps}
-        record |= {name: total / at.samples for name, total in at.sums.items()}
-        record |= {"rate": self.optimizer.rate(max(0, at.steps - 1)), "seconds": seconds}
-        record["images_per_second"] = seen / seconds
-        if validate is not None:
-            found = self.evaluate(validate)
-            record |= {f"validation_{name}": number for name, number in found.items()}
-        with interrupts_wait():
-            at.epoch, at.position, at.samples, at.sums = at.epoch + 1, 0, 0, {}
-            self.history.append(record)
-            self.place = self._loader_is_at()
-        for each in callbacks:
-            each.after_epoch(self, record)
-
-    def _batches(self, train: Iterable[tuple[Any, Any]]) -> Iterator[Batch]:
-        for x, target in self._rest(train):
-            yield Batch(x, target, *self._inputs(x), self._loader_is_at())
-
-    def _rest(self, train: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
-        """What is left of the epoch: all of it, unless a checkpoint was read within one."""
-        state, self.loader_state = self.loader_state, None
-        restore: Callable[[Any], None] | None = getattr(train, "restore", None)
-        if restore is not None:
-            if state is not None:
-                restore(state)
-            return pairs("fit", train)
-        return islice(pairs("fit", train), self.progress.position, None)
 
     def place_of_loader(self) -> Any:
         """Where the loader of the epoch goes on; None if it does not say."""
-        return self._loader_is_at() if self.place is None else self.place
+        return self.loader_is_at() if self.place is None else self.place
 
-    def _loader_is_at(self) -> Any:
+    def loader_is_at(self) -> Any:
         """Where it is, which may be behind batches that were not trained on yet."""
         state: Callable[[], Any] | None = getattr(self.loader, "state", None)
         return self.loader_state if self.loader_state is not None or state is None else state()
 
     # What training leaves
+
+    @property
+    def measures(self) -> dict[str, Any]:
+        """What is measured, by name: the loss and the functions of ``metrics``."""
+        losses = {term.named("loss"): term.loss for term in self.objective.terms}
+        return {"loss": None, **losses, **{m.name: m.function for m in self.objective.measures}}
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """Copies of the parameters and statistics, and of their moving averages."""
+        with self.store.lock:
+            names = [name for name, _ in self.network.named_parameters()]
+            names += [state_name("average", name) for name in names]
+            return {name: self.store[name].copy() for name in names if name in self.store}
+
+    def take_snapshot(self, snapshot: Mapping[str, np.ndarray]) -> None:
+        """Sets what :meth:`snapshot` copied."""
+        with self.store.lock:
+            for name, array in snapshot.items():
+                self.store[name] = array
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of the network's parameters and statistics by name, as they are evaluated: their
@@ -444,29 +419,51 @@ class Trainer:
         with self.store.lock:
             found = {}
             for name, parameter in self.network.named_parameters():
-                averaged = f"average.{name}"
+                averaged = state_name("average", name)
                 held = averaged if averaged in self.store else name
                 if held in self.store:
                     found[name] = self.store[held].astype(numpy_dtype(parameter.dtype))
                 else:
-                    found[name] = parameter.bind(name)()
+                    found[name] = self.trained.waiting.get(name, parameter.bind(name)())
             return found
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, writer: CheckpointWriter | None = None) -> None:
         """Writes a checkpoint, from which training goes on with the same bits.
 
         It is one safetensors file, whose header has the rest as JSON; it appears complete or not
         at all, and one that was there stays until then.  Of several ranks, which all call this, the
         first writes it.
+
+        With a ``writer``, states are copied, and it writes the file while training goes on.
         """
+        measured = copy(self.measured)
+        if self.group is not None:
+            measured.gather(self.group)
         if self.rank == 0:
-            checkpoint.write(self, path)
+            write = checkpoint.writing(self, path, measured.arrays())
+            writer.start(write) if writer is not None else write()
         if self.group is not None:
             self.group.sum_of([])  # nobody reads it before it is there
 
-    def restore(self, path: str | os.PathLike[str]) -> None:
-        """Reads a checkpoint of a trainer like this one; WeightsError if it is of another."""
-        checkpoint.read(self, path)
+    def restore(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        parameters_only: bool = False,
+        without: str | Sequence[str] = (),
+    ) -> None:
+        """Reads a checkpoint of a trainer like this one; WeightsError if it is of another.
+
+        With ``parameters_only``, parameters and statistics alone are read, from a checkpoint of any
+        optimizer or a file of weights, their moving averages if there are any; ``without`` names
+        layers that stay as they are, such as a head for other classes.  Training begins anew.
+        """
+        if parameters_only:
+            checkpoint.read_parameters(self, path, without)
+        elif without:
+            raise GraphError(f"without={without!r:.80}; valid is it with parameters_only=True")
+        else:
+            checkpoint.read(self, path)
         self._agree()
 
     @classmethod

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DownloadError, WeightsError
-from . import pytorch, safetensors
+from . import pytorch, safetensors, trained
 from ._file import Array, MappedFile, Unread
 from ._zip import looks_like_zip
 from .pytorch import Key
@@ -40,7 +40,9 @@ def load_weights(
             A string without folder and extension is a name; ``"./resnet50"`` is a path.
         key: the entry that holds the state dict, in a checkpoint that is a dict of several things;
             several of them for a dict within a dict.  Other entries may hold anything: they are
-            not read.
+            not read.  Of a checkpoint of :class:`~minidnn.Trainer` parameters alone are given:
+            "parameters" are the last ones, and "average" their moving averages, which None gives
+            with a warning that says so, if there are any.
         copy: gives writable arrays with memory of their own.  Otherwise they are read-only views
             of the mapped file, read when they are used; such a file must not be changed in place.
         progress: shows a bar while downloading; None means: when there is a terminal.
@@ -93,6 +95,8 @@ def _read(file: MappedFile, key: Key) -> dict[str, Any]:
     if pytorch.looks_like_legacy(file):
         return pytorch.read_legacy(file, key)
     if safetensors.looks_like_safetensors(file):
+        if trained.KEY in safetensors.read_metadata(file):
+            return trained.parameters_in(file.path, safetensors.read_safetensors(file), key)
         if key is not None:
             raise file.error(f"is a safetensors file, which has no entry key={key!r}")
         return safetensors.read_safetensors(file)

@@ -6,6 +6,7 @@ Started by ``minidnn launch`` with a folder, to which every rank writes what it 
 from __future__ import annotations
 
 import resource
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,28 @@ def trainer(kind: str, distributed: bool = True, **more: Any) -> md.Trainer:
         **more,
     }
     shape = given.pop("shape", SHAPE)
-    net = network(kind)
-    return md.Trainer(net, shape, md.losses.CrossEntropy(), distributed=distributed, **given)
+    net, loss = network(kind), given.pop("loss", md.losses.CrossEntropy())
+    return md.Trainer(net, shape, loss, distributed=distributed, **given)
+
+
+def measuring(distributed: bool = True) -> md.Trainer:
+    """With metrics of whole sets, and targets that do not count."""
+    metrics = [md.metrics.F1Score(average="macro"), md.metrics.AUROC(average="weighted")]
+    return trainer(
+        "plain",
+        distributed,
+        loss=md.losses.CrossEntropy(ignore_index=2),
+        metrics=metrics,
+        optimizer=md.optim.SGD(0.0),
+    )
+
+
+class Sends(md.callbacks.Callback):
+    """Sends this process SIGTERM after the third batch."""
+
+    def after_step(self, trainer: Any) -> None:
+        if trainer.progress.batches == 3:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def trained(ours: md.Trainer, data: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
@@ -101,6 +122,18 @@ def scenarios(rank: int, folder: Path) -> dict[str, dict[str, Any]]:
     found["evaluated"] = {"means": np.array(list(ours.evaluate(own[: 1 + rank]).values()))}
     history = trainer("plain").fit(own, 2)
     found["fit"] = {"losses": np.array([record["loss"] for record in history])}
+    ours = measuring()
+    record = ours.fit(own, 1)[0]
+    told = ours.evaluate(own[: 1 + rank])
+    names = ("accuracy", "f1_score", "auroc")
+    found["measured"] = {
+        "evaluated": np.array([told["loss"], *(told[name] for name in names)]),
+        "epoch": np.array([record[name] for name in names[1:]]),
+    }
+    ours = trainer("plain")
+    keep = md.callbacks.Checkpoint(folder / "ended")
+    ours.fit(batches(rank, 40), 1, callbacks=[*([Sends()] if rank else []), keep])
+    found["ended"] = {"batches": np.array([ours.progress.batches, ours.interrupted])}
     return found
 
 

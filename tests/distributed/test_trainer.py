@@ -73,7 +73,7 @@ def equal(one: States, other: States, but: tuple[str, ...] = ()) -> None:
 
 
 def parameters(states: States) -> States:
-    left = ("losses", "pending.", "sum.")
+    left = ("losses", "pending@", "sum@")
     return {name: array for name, array in states.items() if not name.startswith(left)}
 
 
@@ -228,6 +228,24 @@ def test_evaluation_is_over_the_samples_of_all(found: Callable[[str], list[State
         alone.store[name] = before[name]
     data = [*ranks.batches(0)[:1], *ranks.batches(1)[:2]]
     np.testing.assert_allclose(one["means"], list(alone.evaluate(data).values()), rtol=1e-6)
+
+
+def test_metrics_are_of_the_samples_of_all(found: Callable[[str], list[States]]) -> None:
+    one, other = found("measured")
+    equal(one, other)
+    alone = ranks.measuring(False)
+    names = ("loss", "accuracy", "f1_score", "auroc")
+    for key, count, left in (("evaluated", (1, 2), names), ("epoch", (4, 4), names[2:])):
+        data = [batch for rank in (0, 1) for batch in ranks.batches(rank)[: count[rank]]]
+        expected = alone.evaluate(data)
+        np.testing.assert_allclose(one[key], [expected[name] for name in left], rtol=1e-6)
+
+
+def test_sigterm_of_one_rank_ends_all_at_the_same_step(
+    found: Callable[[str], list[States]],
+) -> None:
+    for states in found("ended"):
+        np.testing.assert_array_equal(states["batches"], [16, True])
 
 
 def test_without_a_starter_it_says_which_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ class Run:
         found = {name: tensor.cpu().numpy() for name, tensor in net.state_dict().items()}
         for name, parameter in net.named_parameters():
             buffer = optimizer.state[parameter]["momentum_buffer"]
-            found[f"momentum.{name}"] = buffer.cpu().numpy()
+            found[f"momentum@{name}"] = buffer.cpu().numpy()
         arrays = {name: array for name, array in found.items() if array.dtype.kind == "f"}
         return {"losses": np.array(losses), **arrays}
 
@@ -184,7 +184,7 @@ def errors(found: Results, exact: Results) -> dict[str, float]:
     largest, as a part of the largest number of its array."""
     worst = {"losses": 0.0, "parameters": 0.0, "momenta": 0.0}
     for name, array in exact.items():
-        kind = "momenta" if name.startswith("momentum.") else "parameters"
+        kind = "momenta" if name.startswith("momentum@") else "parameters"
         kind = "losses" if name == "losses" else kind
         scale = max(float(np.abs(array).max()), 1e-3)
         away = np.abs(np.asarray(found[name], np.float64) - array).max()

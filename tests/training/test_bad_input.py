@@ -16,7 +16,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.errors import GraphError, WeightsError
+from minidnn.errors import GraphError, UnsupportedError, WeightsError
 from tests.data.test_faults import are_gone
 
 random = np.random.default_rng(0)
@@ -107,6 +107,19 @@ def test_what_does_not_fit_is_told(use: Callable[[], Any], message: str) -> None
         use()
 
 
+def test_precisions_that_are_for_inference() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        md.Trainer(
+            *(L.Linear(16, 3), (8, 16), md.losses.MSE(), md.optim.SGD(0.1)),
+            device="cpu",
+            precision="bfloat16",
+        )
+    assert str(caught.value) == (
+        "precision='bfloat16' on device 'cpu' is for inference; valid for training there is "
+        "'float32'; device 'cuda' trains in 'bfloat16'"
+    )
+
+
 def changed(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Writes another header into a checkpoint."""
     data = path.read_bytes()
@@ -123,8 +136,8 @@ def changed(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda known: known.update(format=9), "a checkpoint of format 9; valid is 2"),
-        (lambda known: known.pop("format"), "a checkpoint of format None; valid is 2"),
+        (lambda known: known.update(format=9), "a checkpoint of format 9; valid are 2 and 3"),
+        (lambda known: known.pop("format"), "a checkpoint of format None; valid are 2 and 3"),
         (lambda known: known["progress"].update(steps=7), "not those that were saved: it is dam"),
         (lambda known: known.pop("progress"), "says progress=None; valid is how far training had"),
         (lambda known: known["progress"].update(steps=-1), "says progress=.*; valid is how far"),

@@ -83,7 +83,7 @@ def test_infinite_gradients_are_skipped_and_halve_it(options: dict[str, Any]) ->
     while not moved(ours, BATCHES[skipped % 5]):
         skipped += 1
         assert ours.loss_scale == 2.0 ** (127 - skipped)
-        assert int(ours.store["loss_scale.good_steps"]) == 0
+        assert int(ours.store["loss_scale@good_steps"]) == 0
         assert np.isfinite(ours.last["loss"])
         if skipped == 1:
             assert not np.array_equal(statistics, ours.state_dict()["1.running_mean"])
@@ -143,7 +143,7 @@ def test_resuming_gives_the_same_bits(tmp_path: Path) -> None:
     assert set(whole.store) == set(again.store)
     for name in whole.store:
         np.testing.assert_array_equal(whole.store[name], again.store[name])
-    with pytest.raises(WeightsError, match="unexpected: loss_scale"):
+    with pytest.raises(WeightsError, match="unexpected: loss_scale@"):
         trainer(network=net, optimizer=PLAIN, average=0.9).restore(tmp_path / "run")
 
 

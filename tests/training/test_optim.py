@@ -140,7 +140,7 @@ def test_clipping(most: float) -> None:
 def test_gradients_of_several_batches_are_added() -> None:
     store = trained(optim.Adam(0.1), share=3)
     assert_equal(store, by_torch(lambda p: T.Adam(p, 0.1), share=3))
-    assert not store["sum.0.weight"].any()
+    assert not store["sum@0.weight"].any()
 
 
 def test_moving_average() -> None:
@@ -148,8 +148,8 @@ def test_moving_average() -> None:
 
     def seen(net: Any) -> None:
         for name, p in net.named_parameters():
-            begin = found.get(f"average.{name}", network().state_dict()[name].astype(float))
-            found[f"average.{name}"] = 0.8 * begin + (1 - 0.8) * p.detach().numpy()
+            begin = found.get(f"average@{name}", network().state_dict()[name].astype(float))
+            found[f"average@{name}"] = 0.8 * begin + (1 - 0.8) * p.detach().numpy()
 
     by_torch(lambda p: T.SGD(p, 0.1), seen=seen)
     assert_equal(trained(optim.SGD(0.1), average=0.8), found)

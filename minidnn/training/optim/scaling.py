@@ -18,8 +18,13 @@ from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import Trace, apply
 from minidnn.graph.types import TensorType
 from minidnn.training.arguments import check_number, check_whole
+from minidnn.weights.trained import state_name
 
 __all__ = ["LossScale"]
+
+#: The states that hold the scale, and the number of good steps since it changed.
+SCALE = state_name("loss_scale")
+GOOD_STEPS = state_name("loss_scale", "good_steps")
 
 _LEAST = 2.0**-24
 """The scale never falls below it: nothing that is finite overflows then."""
@@ -60,14 +65,14 @@ class LossScale:
 
     def state(self, trace: Trace) -> State:
         """The state of a graph that holds the scale."""
-        name = "loss_scale"
+        name = SCALE
         begin = partial(np.full, (), self.initial, np.float32)
         return trace.state(name, name, TensorType(()), begin)
 
     def settle(self, trace: Trace, finite: Value) -> None:
         """Says what the scale becomes after a step; ``finite`` is a number that is finite if the
         step was a good one."""
-        scale, name = self.state(trace), "loss_scale.good_steps"
+        scale, name = self.state(trace), GOOD_STEPS
         type = TensorType((), "int64")
         good = trace.state(name, name, type, partial(np.zeros, (), np.int64))
         growth, backoff, every = float(self.growth), float(self.backoff), float(self.every)

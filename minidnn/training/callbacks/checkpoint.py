@@ -1,0 +1,160 @@
+"""Saves a trainer while it trains, and when it is told to end."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from minidnn.errors import MiniDNNWarning
+from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.callbacks.best import Best, Direction
+from minidnn.training.callbacks.callback import Callback
+from minidnn.training.callbacks.signals import ENDS, Signals
+from minidnn.training.callbacks.writing import CheckpointWriter
+
+__all__ = ["Checkpoint"]
+
+#: Ranks ask each other after so many batches whether a save is due.
+_AGREE = 16
+
+
+class Checkpoint(Callback):
+    """Saves the trainer: after epochs, steps, minutes, at the end, after Ctrl-C, and at signals.
+
+    Slurm and Kubernetes send SIGTERM before they end a process: training saves after the running
+    step, ``fit`` returns with ``trainer.interrupted``, and a second SIGTERM ends the process at
+    once.  SIGUSR1, as of ``sbatch --signal=USR1@120``, saves and goes on.  Handlers that a program
+    has set itself stay.  Ranks that train together save at the same step, which they agree on after
+    every 16 batches.
+
+    Args:
+        path: where to; each file takes the place of the one before.
+        every: after so many epochs, and after the last one; None is after the last one alone.
+        every_steps: also after so many updates of the parameters.
+        every_minutes: also when so many minutes went by since the last save.
+        signals: names of signals to save at.
+        background: whether files are written while training goes on.  States are copied first; a
+            file is there when the next one begins, and when ``fit`` returns.
+        keep_best: a name of the record, as in :class:`EarlyStopping`: only epochs that are better
+            than all before are saved, and whatever else is due to the same path with
+            ``.interrupted`` behind it.
+        best: "least" or "most"; None is what the measure says, as in :class:`EarlyStopping`.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    >>> keep = md.callbacks.Checkpoint("run.checkpoint", every_minutes=30)
+    >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.CrossEntropy(), md.optim.SGD(0.1))
+    >>> history = trainer.fit(batches, epochs=1, callbacks=[keep])
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        every: int | None = 1,
+        *,
+        every_steps: int | None = None,
+        every_minutes: float | None = None,
+        signals: Sequence[str] = ("SIGTERM", "SIGUSR1"),
+        background: bool = False,
+        keep_best: str | None = None,
+        best: Direction = None,
+    ) -> None:
+        for name, count in (("every", every), ("every_steps", every_steps)):
+            if count is not None:
+                check_whole(self, name, count, 1)
+        if every_minutes is not None:
+            check_number(self, "every_minutes", every_minutes, 0)
+        self.path, self.every, self.keep_best = Path(path), every, keep_best
+        self.every_steps, self.every_minutes = every_steps, every_minutes
+        self._make = partial(Best, self, keep_best or "loss", best)
+        self._best = self._make()
+        self._signals = Signals(self, signals)
+        self._writer = CheckpointWriter() if background else None
+        self._asked: set[str] = set()
+        self._saved_at, self._steps, self._saved = 0.0, 0, -1
+
+    def begin(self, trainer: Any, epochs: int) -> None:
+        self._best, self._asked = self._make(), set()
+        self._saved_at, self._steps, self._saved = time.monotonic(), trainer.progress.steps, -1
+        if self.keep_best is not None:
+            self._best.settle(trainer.measures)
+            for record in trainer.history:
+                self._best.is_better(record)
+        self._signals.begin(partial(self._note, trainer))
+
+    def after_step(self, trainer: Any) -> None:
+        steps = trainer.reached.steps
+        due = self.every_steps is not None and steps // self.every_steps > (
+            self._steps // self.every_steps
+        )
+        self._steps = steps
+        if self._agreed(trainer) or due:
+            self._save(trainer, self._beside)
+
+    def after_epoch(self, trainer: Any, record: dict[str, Any]) -> None:
+        if self.keep_best is not None:
+            if self._best.is_better(record):
+                self._save(trainer, self.path)
+        elif self.every is not None and record["epoch"] % self.every == 0:
+            self._save(trainer, self.path)
+
+    def interrupted(self, trainer: Any) -> None:
+        self._save(trainer, self._beside)
+        self._wait()
+
+    def finished(self, trainer: Any) -> None:
+        if self.keep_best is None and self._saved != trainer.progress.batches:
+            self._save(trainer, self.path)
+        if self.keep_best is not None and self._best.number is None and trainer.history:
+            warnings.warn(
+                f"Checkpoint: {self._best.name!r} was NaN in all epochs; {self.path} was not saved",
+                MiniDNNWarning,
+                stacklevel=4,
+            )
+        self._wait()
+
+    def end(self, trainer: Any) -> None:
+        self._signals.end()
+        self._wait()
+
+    @property
+    def _beside(self) -> Path:
+        """Where to save what need not be the best."""
+        return self.path.with_name(f"{self.path.name}{'.interrupted' if self.keep_best else ''}")
+
+    def _note(self, trainer: Any, name: str) -> None:
+        if trainer.group is None and name in ENDS:
+            trainer.halt = name
+        self._asked.add(name)
+
+    def _agreed(self, trainer: Any) -> bool:
+        """Whether a save is due that a signal or the clock asks for, on any rank."""
+        minutes = (time.monotonic() - self._saved_at) / 60
+        late = self.every_minutes is not None and minutes >= self.every_minutes
+        if trainer.group is None:
+            return late or bool(self._asked - {*ENDS})
+        if trainer.progress.batches % _AGREE:
+            return False
+        ends = bool(self._asked & {*ENDS})
+        goes_on = (late and trainer.rank == 0) or bool(self._asked - {*ENDS})
+        ends, goes_on = map(bool, trainer.group.sum_of([float(ends), float(goes_on)]))
+        if ends:
+            trainer.halt = "SIGTERM"  # and interrupted() saves
+        return goes_on and not ends
+
+    def _save(self, trainer: Any, path: Path) -> None:
+        self._asked.clear()
+        self._saved_at = time.monotonic()
+        if path == self.path:
+            self._saved = trainer.reached.batches
+        trainer.save(path, writer=self._writer)
+
+    def _wait(self) -> None:
+        if self._writer is not None:
+            self._writer.wait()

@@ -1,0 +1,182 @@
+"""Networks of other kinds as layers that train: ONNX files, graphs, PyTorch's modules."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from minidnn.compiler import graph_of
+from minidnn.errors import GraphError, MiniDNNWarning
+from minidnn.graph import operators as ops
+from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.graph.trace import current_trace
+from minidnn.graph.types import FLOATS
+from minidnn.layers import BatchNorm2d, Layer
+from minidnn.layers.inputs import Declared, Shapes
+from minidnn.layers.parameter import Parameter
+
+__all__ = ["CarriedNetwork", "as_layer"]
+
+Inputs = tuple[tuple[int, ...], ...]
+
+
+def as_layer(network: Any, shape: Shapes | None) -> tuple[Layer, Shapes]:
+    """A network as a layer that trains, and the shapes of its inputs."""
+    if isinstance(network, Layer):
+        if shape is None:
+            raise GraphError(
+                "shape=None; valid is the input's shape with the batch, such as (16, 3, 224, 224)"
+            )
+        return network, shape
+    found = CarriedNetwork(network, shape)
+    return found, [list(each) for each in found.shapes]
+
+
+class _Normalization(BatchNorm2d):
+    """A batch normalization of a graph, of inputs of any rank."""
+
+    ranks = (2, 3, 4, 5)  # type: ignore[assignment]
+
+
+class CarriedNetwork(Layer):
+    """What a graph computes, with its constants as parameters.
+
+    Floating-point constants with at least one axis and more than one element are trained, by the
+    names that they have in the graph; statistics of batch normalizations are those of the batch in
+    training, and are stored, unless they are frozen.
+
+    Args:
+        source: whatever :func:`minidnn.compile` takes.
+        shape: of its inputs; None where ``source`` says it.
+    """
+
+    def __init__(self, source: Any, shape: Shapes | None) -> None:
+        graph = graph_of(source, shape)
+        if graph.states:
+            raise GraphError(
+                f"network {graph.name} has states, {graph.states[0].name!r} among them; valid for "
+                "training are graphs whose weights are constants"
+            )
+        self.shapes: Inputs = tuple(value.shape for value in graph.inputs)
+        self._source, self._graphs = (source,), {self.shapes: graph}
+        self._declared = [(value.name, value.shape[1:], value.dtype) for value in graph.inputs]
+        fixed = _fixed(source)
+        #: By the names of constants: where they are kept as parameters.
+        self._places: dict[str, str] = {}
+        for node in graph.nodes:
+            if _is_normalization(node):
+                self._add_normalization(node)
+        inside = {value for node in graph.nodes if _is_normalization(node) for value in node.inputs}
+        outside = {v for node in graph.nodes if not _is_normalization(node) for v in node.inputs}
+        for constant in graph.constants:
+            if _trains(constant) and (constant in outside or constant not in inside):
+                self._places[constant.name] = place = self._free(constant.name)
+                found = Parameter(constant.data, trainable=constant.name not in fixed)
+                setattr(self, place, found)
+
+    def _free(self, name: str) -> str:
+        while hasattr(type(self), name) or name in vars(self):
+            name += "_"
+        return name
+
+    def _add_normalization(self, node: Node) -> None:
+        weight, bias, mean, var = (value for value in node.inputs[1:])
+        layer = _Normalization(weight.shape[0], node.op.eps)  # type: ignore[attr-defined]
+        for name, value in zip(
+            ("weight", "bias", "running_mean", "running_var"),
+            (weight, bias, mean, var),
+            strict=True,
+        ):
+            setattr(layer, name, np.asarray(value.data))  # type: ignore[attr-defined]
+        own, dot, last = weight.name.rpartition(".")
+        name = own if dot and last == "weight" and own not in vars(self) else node.name
+        place = self._free(name.replace("@", "_"))
+        self._places[node.name] = place
+        setattr(self, place, layer)
+
+    def _declared_inputs(self) -> Declared | None:
+        return tuple(self._declared)
+
+    def forward(self, *inputs: Any) -> Any:
+        """Adds the nodes of the graph for inputs of these shapes."""
+        graph = self._graph(tuple(value.shape for value in inputs))
+        trace = current_trace()
+        values: dict[Value, Value] = dict(zip(graph.inputs, inputs, strict=True))
+        for node in graph.nodes:
+            if node.name in self._places and _is_normalization(node):
+                layer = getattr(self, self._places[node.name])
+                values[node.outputs[0]] = layer(self._value(values, node.inputs[0]))
+                continue
+            operands = [self._value(values, value) for value in node.inputs]
+            with trace.scope(node.source, leaf=True):
+                values.update(zip(node.outputs, trace.apply(node.op, *operands), strict=True))
+        found = [self._value(values, value) for value in graph.outputs]
+        if graph.output_names is not None:
+            return dict(zip(graph.output_names, found, strict=True))
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def _value(self, values: dict[Value, Value], value: Value) -> Value:
+        found = values.get(value)
+        if found is None:
+            assert isinstance(value, Constant)
+            place = self._places.get(value.name) if _trains(value) else None
+            if place is not None:
+                stored = self.parameter(place)
+                assert stored is not None
+                found = stored
+            else:
+                data = value
+                found = current_trace().constant(
+                    value, value.name, value.type, lambda: np.asarray(data.data)
+                )
+            values[value] = found
+        return found
+
+    def _graph(self, shapes: Inputs) -> Graph:
+        found = self._graphs.get(shapes)
+        if found is None:
+            found = graph_of(self._source[0], [list(shape) for shape in shapes])
+            own = {c.name: c for c in self._graphs[self.shapes].constants if _trains(c)}
+            for constant in found.constants:
+                before = own.get(constant.name)
+                if before is not None and not np.array_equal(before.data, constant.data):
+                    raise GraphError(
+                        f"network {found.name}: its weight {constant.name!r} is another one for "
+                        f"inputs of shape {', '.join(map(str, shapes))} than for "
+                        f"{', '.join(map(str, self.shapes))}; valid are batches of that size"
+                    )
+            self._graphs[shapes] = found
+        return found
+
+
+def _is_normalization(node: Node) -> bool:
+    return isinstance(node.op, ops.BatchNorm) and all(
+        isinstance(value, Constant) for value in node.inputs[1:]
+    )
+
+
+def _trains(constant: Constant) -> bool:
+    return constant.dtype in FLOATS and constant.type.rank > 0 and constant.type.size > 1
+
+
+def _fixed(source: Any) -> set[str]:
+    """The names of what a module itself does not train; a warning says what it loses."""
+    if not callable(getattr(source, "named_parameters", None)):
+        return set()
+    dropping = [
+        name
+        for name, module in source.named_modules()
+        if type(module).__name__.endswith("Dropout") or "Dropout" in type(module).__name__
+        if getattr(module, "p", 0)
+    ]
+    if dropping:
+        warnings.warn(
+            f"{type(source).__name__}: a PyTorch module trains here without dropout; these drop "
+            f"nothing: {', '.join(dropping):.200}",
+            MiniDNNWarning,
+            stacklevel=5,
+        )
+    frozen = {name for name, each in source.named_parameters() if not each.requires_grad}
+    return frozen | {name for name, _ in source.named_buffers()}

@@ -1,0 +1,289 @@
+"""From the batches that loaders give to the inputs and targets of a program."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minidnn.errors import GraphError
+from minidnn.graph.types import TensorType, numpy_dtype
+from minidnn.layers.inputs import Shapes, named_types
+from minidnn.layers.layer import Layer
+from minidnn.training.arrays import is_on_gpu, on_host
+from minidnn.training.losses import Loss
+from minidnn.training.objective import Objective, takes
+
+#: What loaders of others call the input and the target of networks that have one of each.
+_INPUTS = ("x", "input", "inputs", "image", "images", "img", "data", "pixel_values", "features")
+_TARGETS = ("y", "target", "targets", "label", "labels", "class", "t")
+
+_PAIRS = "valid is an iterable of pairs: the inputs of a batch, and its targets"
+
+
+class Feeding:
+    """What batches mean for a network and an objective.
+
+    Args:
+        network: any layer.
+        shape: of its inputs, as :class:`~minidnn.Trainer` is given it.
+        objective: whose targets batches have.
+    """
+
+    def __init__(self, network: Layer, shape: Shapes, objective: Objective) -> None:
+        declared = network._declared_inputs()
+        types = named_types(type(network).__name__, declared, shape, "float32")
+        self.shapes = tuple(type.shape for _, type in types)
+        self._network, self._objective = network, objective
+        self._names = [name for name, _ in types]
+        if declared is None or any(name is None for name, _, _ in declared):
+            own = list(inspect.signature(network.forward).parameters)
+            self._names = own if len(own) == len(types) else self._names
+        self._outputs: dict[Any, tuple[Sequence[TensorType], Sequence[str] | None]] = {}
+
+    def pairs(self, caller: str, batches: Any) -> Iterator[tuple[Any, Any]]:
+        """The inputs and the targets of batches; GraphError if they are none, or at one that is no
+        batch.
+
+        A batch is a pair, a tuple of all inputs and targets, or a mapping from their names.
+        """
+        if not isinstance(batches, Iterable):
+            kind = type(batches).__name__
+            raise GraphError(f"{caller}: batches={batches!r:.80} is a {kind}; {_PAIRS}")
+        for i, batch in enumerate(batches):
+            yield self._pair(f"{caller}: batch {i + 1}", batch)
+
+    def _pair(self, where: str, batch: Any) -> tuple[Any, Any]:
+        if isinstance(batch, Mapping):
+            return self._named(where, batch)
+        if isinstance(batch, (tuple, list)):
+            inputs, targets = len(self.shapes), len(self.target_names)
+            if len(batch) == 2:
+                return batch[0], batch[1]
+            if len(batch) == inputs + targets or (targets > 1 and len(batch) == inputs + 1):
+                x, rest = batch[:inputs], batch[inputs:]
+                return (
+                    tuple(x) if inputs > 1 else x[0],
+                    tuple(rest) if len(rest) > 1 else rest[0],
+                )
+        many = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+        more = ""
+        if len(self.shapes) + len(self.target_names) > 2:
+            more = f", or a tuple of {len(self.shapes)} inputs and {len(self.target_names)} targets"
+        raise GraphError(f"{where} is a {type(batch).__name__}{many}; {_PAIRS}{more}")
+
+    def _named(self, where: str, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        inputs = self._found(batch, self._names, _INPUTS)
+        own = self._target_keys(batch)
+        if inputs is not None and own is None:
+            rest = [name for name in batch if name not in inputs]
+            own = rest if len(rest) == 1 else self._found(batch, ["target"], _TARGETS)
+        if inputs is None or own is None:
+            raise GraphError(
+                f"{where} has {', '.join(map(repr, batch))}; valid is a mapping with the network's "
+                f"inputs, {', '.join(map(repr, self._names))}, and the targets, "
+                f"{', '.join(map(repr, self.target_names))}, or minidnn.data.Batches(loader, "
+                "function) with a function that makes pairs of its batches"
+            )
+        x, t = [batch[name] for name in inputs], [batch[name] for name in own]
+        return tuple(x) if len(x) > 1 else x[0], tuple(t) if len(t) > 1 else t[0]
+
+    def _found(
+        self, batch: Mapping[str, Any], names: Sequence[str], usual: Sequence[str]
+    ) -> list[str] | None:
+        if all(name in batch for name in names):
+            return list(names)
+        some = [name for name in usual if name in batch]
+        return some if len(names) == len(some) == 1 else None
+
+    def _target_keys(self, batch: Mapping[str, Any]) -> list[str] | None:
+        """The keys of the targets: their names, or those of the outputs."""
+        terms = [term.name for term in self._objective.terms if term.name]
+        for names in (self.target_names, terms if self._objective.targets is None else []):
+            if names and all(name in batch for name in names):
+                return list(names)
+        return None
+
+    @property
+    def target_names(self) -> list[str]:
+        """What targets are called, in order."""
+        own = self._objective.targets
+        return self._objective.target_names(1 if own is None else len(own))
+
+    def inputs(self, x: Any) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
+        """Arrays, one for each input, and their shapes; GraphError if they do not fit."""
+        if isinstance(x, Mapping):
+            missing = [name for name in self._names if name not in x]
+            if missing or len(x) != len(self._names):
+                raise GraphError(
+                    f"x has {', '.join(map(repr, x))}; valid are the network's inputs "
+                    f"{', '.join(map(repr, self._names))}"
+                )
+            inputs = [x[name] for name in self._names]
+        else:
+            inputs = list(x) if isinstance(x, (tuple, list)) else [x]
+        shapes = tuple(tuple(np.shape(each)) for each in inputs)
+        if [shape[1:] for shape in shapes] != [shape[1:] for shape in self.shapes] or () in shapes:
+            raise GraphError(
+                f"x has shapes {', '.join(map(str, shapes))}; valid are "
+                f"{', '.join(map(str, self.shapes))}, or another batch"
+            )
+        return inputs, shapes
+
+    def inputs_of(self, batches: Any) -> Iterator[Any]:
+        """The inputs of batches, with or without targets, or of arrays that are cut into some."""
+        if self._is_input(batches):
+            arrays, shapes = self.inputs(batches)
+            size = self.shapes[0][0]
+            for begin in range(0, max(shapes[0][0], 1), size):
+                parts = [array[begin : begin + size] for array in arrays]
+                yield tuple(parts) if len(parts) > 1 else parts[0]
+            return
+        if not isinstance(batches, Iterable):
+            raise GraphError(
+                f"predict: batches={batches!r:.80} is a {type(batches).__name__}; valid are an "
+                "array of inputs, and an iterable of batches"
+            )
+        for i, batch in enumerate(batches):
+            if self._is_input(batch):
+                yield batch
+            elif isinstance(batch, (tuple, list)) and batch and self._is_input(batch[0]):
+                yield batch[0]
+            elif isinstance(batch, (tuple, list)) and self._is_input(batch[: len(self.shapes)]):
+                yield batch[: len(self.shapes)]
+            elif isinstance(batch, Mapping) and (names := self._found(batch, self._names, _INPUTS)):
+                yield tuple(batch[name] for name in names)
+            else:
+                raise GraphError(
+                    f"predict: batch {i + 1} is {batch!r:.80} ({type(batch).__name__}); valid are "
+                    f"inputs of shape {', '.join(map(str, self.shapes))} or another batch, with "
+                    "targets behind them or without"
+                )
+
+    def _is_input(self, x: Any) -> bool:
+        """Whether it is all inputs of a batch, by their shapes."""
+        if isinstance(x, Mapping):
+            given = [x[name] for name in self._names if name in x]
+            if len(given) != len(x):
+                return False
+        else:
+            given = list(x) if isinstance(x, (tuple, list)) else [x]
+        if len(given) != len(self.shapes) or not all(hasattr(each, "shape") for each in given):
+            return False
+        return [tuple(e.shape)[1:] for e in given] == [s[1:] for s in self.shapes] and all(
+            len(each.shape) for each in given
+        )
+
+    def targets(
+        self, target: Any, shapes: tuple[tuple[int, ...], ...]
+    ) -> tuple[list[Any], tuple[TensorType, ...]]:
+        """Arrays, one for each target, and their types; GraphError if they do not fit.
+
+        One array is the target of all losses.
+        """
+        names, own = self.target_names, self._objective
+        given = self._listed(target, names)
+        explicit = own.explicit(shapes[0][0], self.shapes[0][0])
+        found = []
+        for i, (name, array) in enumerate(zip(names, given, strict=True)):
+            if explicit is not None:
+                found.append(_checked(name, array, [explicit[i]]))
+                continue
+            term = own.terms[i]
+            outputs, output_names = self.outputs(shapes)
+            output = outputs[own.place(term, outputs, output_names) or 0]
+            found.append(_target_of(name, array, term.loss, output))
+        return [array for array, _ in found], tuple(type for _, type in found)
+
+    def _listed(self, target: Any, names: Sequence[str]) -> list[Any]:
+        if isinstance(target, Mapping):
+            terms = [term.name for term in self._objective.terms]
+            for keys in (names, terms):
+                if all(key in target for key in keys):
+                    return [target[key] for key in keys]
+            raise GraphError(
+                f"targets has {', '.join(map(repr, target))}; valid are "
+                f"{', '.join(map(repr, names))}"
+            )
+        if len(names) == 1:
+            return [target]
+        if not isinstance(target, (tuple, list)) and self._objective.targets is None:
+            return [target] * len(names)
+        given = list(target)
+        if len(given) != len(names):
+            raise GraphError(f"{len(given)} targets given; valid are {len(names)}")
+        return given
+
+    def outputs(
+        self, shapes: tuple[tuple[int, ...], ...]
+    ) -> tuple[Sequence[TensorType], Sequence[str] | None]:
+        """The types and names of the network's outputs for inputs of these shapes."""
+        found = self._outputs.get(shapes)
+        if found is None:
+            graph = self._network._to_graph(list(shapes))
+            found = [output.type for output in graph.outputs], graph.output_names
+            self._outputs[shapes] = found
+        return found
+
+    def nothing(self) -> Any:
+        """The network's outputs for no samples."""
+        types, names = self.outputs(self.shapes)
+        found = [np.zeros((0, *type.shape[1:]), numpy_dtype(type.dtype)) for type in types]
+        if names is not None:
+            return dict(zip(names, found, strict=True))
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def output_shape(self, term: str | None, shapes: tuple[tuple[int, ...], ...]) -> Sequence[int]:
+        """The shape of the output that a term is of; of none, of the first."""
+        outputs, names = self.outputs(shapes)
+        own = next((t for t in self._objective.terms if t.name == term), None)
+        place = None if own is None else self._objective.place(own, outputs, names)
+        return outputs[place or 0].shape
+
+
+def joined(found: Sequence[Any]) -> Any:
+    """Results of batches one behind the other, on the host."""
+    first = found[0]
+    if isinstance(first, Mapping):
+        return {name: joined([each[name] for each in found]) for name in first}
+    if isinstance(first, (tuple, list)):
+        return tuple(joined(each) for each in zip(*found, strict=True))
+    return np.concatenate([on_host(each) for each in found])
+
+
+def _target_of(name: str, array: Any, loss: Any, output: TensorType) -> tuple[Any, TensorType]:
+    """A target of a loss, in the form that it has, and its type."""
+    floats, shape = _kind(array) == "f", tuple(np.shape(array))
+    formed = loss.form(floats, shape, output) if isinstance(loss, Loss) else loss
+    found, type = _checked(name, array, takes(formed, output))
+    if isinstance(formed, Loss) and not is_on_gpu(array):
+        formed.check(np.asarray(array), output)
+    return found, type
+
+
+def _kind(array: Any) -> str:
+    """The kind of an array's numbers, of whatever library, as NumPy's dtypes have it."""
+    name = str(getattr(array, "dtype", None) or np.asarray(array).dtype)
+    if "float" in name:
+        return "f"
+    return "u" if "uint" in name else "i" if "int" in name else "b" if "bool" in name else "O"
+
+
+def _checked(name: str, target: Any, types: Sequence[TensorType]) -> tuple[Any, TensorType]:
+    """The target as one of these types, by its kind and shape."""
+    is_there = is_on_gpu(target)  # to look at its numbers would be to wait for them
+    array = target if is_there else np.asarray(target)
+    kind, shape = _kind(array), tuple(np.shape(array))
+    for type in types:
+        kinds = "iu" if "int" in type.dtype else "f"
+        if kind in kinds and shape == type.shape:
+            if is_there or kinds == "f":
+                return array, type
+            return array.astype(numpy_dtype(type.dtype), copy=False), type
+    valid = " or ".join(
+        f"{'an int' if 'int' in type.dtype else 'a float'} dtype of shape {type.shape}"
+        for type in types
+    )
+    raise GraphError(f"{name} is {array.dtype} of shape {shape}; valid is {valid}")

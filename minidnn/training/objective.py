@@ -1,0 +1,349 @@
+"""What training makes small, a loss or several of several outputs, and what it measures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+from minidnn.errors import GraphError, did_you_mean
+from minidnn.graph.ir import Graph, Value
+from minidnn.graph.trace import Trace
+from minidnn.graph.types import TensorType
+from minidnn.layers.build import to_graph
+from minidnn.layers.inputs import Shapes
+from minidnn.layers.layer import Layer
+from minidnn.training.arguments import check_number
+from minidnn.training.losses import Function, Loss
+from minidnn.training.metrics.metric import Metric
+from minidnn.training.recording import behind
+
+#: What begins the names of results that are not for users: by what a mean counts, and what metrics
+#: of a whole set see of a batch.
+HIDDEN = "@"
+
+
+@dataclass(frozen=True)
+class Term:
+    """One of the losses that are added up.
+
+    Attributes:
+        name: of the network's output, or its number among them; "" if it is the only loss.
+        loss: a :class:`Loss`, or a function of output and target on symbols.
+        factor: what it is multiplied by.
+    """
+
+    name: str
+    loss: Function
+    factor: float = 1.0
+
+    def named(self, word: str) -> str:
+        """A name of something of this term."""
+        return f"{self.name}_{word}" if self.name else word
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is measured besides: a function of a term's output and target, or of all of them."""
+
+    name: str
+    function: Function | Metric
+    term: str | None
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is made small, and what is measured besides."""
+
+    #: A :class:`Loss`, or any function of output and target on symbols; several of them, and by
+    #: what each is multiplied, by the names of outputs, or in their order.
+    loss: Any
+    #: By name; those of one of several outputs in a mapping under its name.
+    metrics: Mapping[str, Any]
+    #: Types of the targets, in order or by name; None for what the loss says, or what it takes.
+    targets: Sequence[TensorType] | Mapping[str, TensorType] | None = None
+
+    @cached_property
+    def terms(self) -> tuple[Term, ...]:
+        """The losses, in order."""
+        if callable(self.loss):
+            return (Term("", self.loss),)
+        if isinstance(self.loss, Mapping):
+            items = list(self.loss.items())
+        elif isinstance(self.loss, (list, tuple)):
+            items = [(str(i), each) for i, each in enumerate(self.loss)]
+        else:
+            items = []
+        if not items:
+            raise GraphError(f"loss={self.loss!r:.80}; {_VALID}")
+        return tuple(_term(str(name), given) for name, given in items)
+
+    @cached_property
+    def measures(self) -> tuple[Measure, ...]:
+        """What is measured besides."""
+        own = {term.name for term in self.terms if term.name}
+        single = None if own else ""
+        found = []
+        for name, given in self.metrics.items():
+            if isinstance(given, Mapping):
+                if name not in own:
+                    raise GraphError(
+                        f"metrics[{name!r}] is a mapping; valid under a name of an output with a "
+                        f"loss of its own, {', '.join(sorted(own)) or 'of which there is none'}, "
+                        "else a function"
+                    )
+                found += [Measure(f"{name}_{each}", f, name) for each, f in given.items()]
+            else:
+                found.append(Measure(name, given, single))
+        for measure in found:
+            if not callable(measure.function) and not isinstance(measure.function, Metric):
+                raise GraphError(
+                    f"metrics[{measure.name!r}]={measure.function!r:.80}; valid is a metric of "
+                    "minidnn.metrics, or a function of output and target"
+                )
+            if measure.name == "loss" or measure.name.startswith(HIDDEN):
+                raise GraphError(
+                    f"metrics has the name {measure.name!r}; valid is one that is not 'loss' and "
+                    f"does not begin with {HIDDEN!r}"
+                )
+        return tuple(found)
+
+    @property
+    def of_sets(self) -> list[str]:
+        """The names of what is measured of whole sets."""
+        return [each.name for each in self.measures if isinstance(each.function, Metric)]
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """By what the means of several losses are multiplied, by name, to give that of all."""
+        return {t.named("loss"): t.factor for t in self.terms if t.name}
+
+    def applied(
+        self,
+        network: Layer,
+        shapes: Shapes,
+        mode: str,
+        ranks: int = 1,
+        *,
+        forms: Sequence[TensorType] | None = None,
+        counted: bool = False,
+    ) -> Graph:
+        """The graph of a network with targets as further inputs, whose outputs are the loss and
+        the measures, by name; with statistics over the batches of so many ranks.
+
+        ``forms`` are the types of the targets, by default the first that the losses take.  With
+        ``counted`` there are also outputs whose names begin with :data:`HIDDEN`.
+        """
+        graph = to_graph(network, shapes, mode=mode, states=True, ranks=ranks)
+        error: Exception | None = None
+        for types in self._defaults(graph) if forms is None else [forms]:
+            try:
+                return self._applied(graph, mode, types, counted)
+            except (GraphError, TypeError, ValueError, IndexError, AttributeError) as found:
+                error = error or found
+        assert error is not None
+        raise error
+
+    def _applied(
+        self, graph: Graph, mode: str, types: Sequence[TensorType], counted: bool
+    ) -> Graph:
+        with behind(graph, mode == "train", described=True) as trace:
+            values = [
+                trace.input(type, name)
+                for type, name in zip(types, self.target_names(len(types)), strict=True)
+            ]
+            found = self._results(trace, graph, values, counted)
+        return trace.graph(list(found.values()), list(found))
+
+    def _results(
+        self, trace: Trace, graph: Graph, targets: Sequence[Value], counted: bool
+    ) -> dict[str, Value]:
+        places = {t.name: self.place(t, graph.outputs, graph.output_names) for t in self.terms}
+        whole = _packed(graph.outputs, graph.output_names), self._packed_targets(targets)
+        pairs: dict[str | None, tuple[Any, Any]] = {None: whole}
+        for term, target in zip(self.terms, targets, strict=False):
+            place = places[term.name]
+            pairs[term.name] = whole if place is None else (graph.outputs[place], target)
+        found: dict[str, Value] = {}
+        several: list[Any] = []
+        for term in self.terms:
+            output, target = pairs[term.name]
+            loss = self._formed(term.loss, output, target)
+            found |= _measured(trace, term.named("loss"), loss, output, target, counted)
+            several.append((term.factor, found[term.named("loss")]))
+        if self.totals:
+            with trace.scope("loss", leaf=False):
+                parts = [v if factor == 1.0 else factor * v for factor, v in several]
+                found = {"loss": sum(parts[1:], start=parts[0]), **found}
+        for measure in self.measures:
+            if not isinstance(measure.function, Metric):
+                pair = pairs[measure.term]
+                found |= _measured(trace, measure.name, measure.function, *pair, counted)
+            elif counted:
+                with trace.scope(measure.name, leaf=False):
+                    seen = measure.function.seen(*pairs[measure.term])
+                found |= {f"{HIDDEN}{measure.name}.{i}": value for i, value in enumerate(seen)}
+        return found
+
+    def _formed(self, loss: Function, output: Any, target: Any) -> Function:
+        """The loss in the form that the target has."""
+        if not isinstance(loss, Loss) or self.targets is not None:
+            return loss
+        return loss.form("float" in target.dtype, target.shape, output.type)
+
+    def place(self, term: Term, outputs: Sequence[Any], names: Sequence[str] | None) -> int | None:
+        """Which of the outputs a term is of; None for all of them."""
+        if not term.name:
+            if self.targets is None and len(outputs) != 1:
+                raise GraphError(
+                    f"the network has {len(outputs)} outputs; valid are one, losses of several by "
+                    "their names or in their order, or a loss of one's own that takes a tuple or "
+                    "dict of them, and targets= with the shape and dtype of each target"
+                )
+            return None if self.targets is not None or len(outputs) != 1 else 0
+        known = [str(i) for i in range(len(outputs))] if names is None else list(names)
+        if term.name not in known:
+            raise GraphError(
+                f"loss[{term.name!r}]: the network has no such output; valid are "
+                f"{', '.join(map(repr, known))}{did_you_mean(term.name, known)}"
+            )
+        return known.index(term.name)
+
+    def target_names(self, many: int) -> list[str]:
+        """The names of the targets as inputs of graphs."""
+        if isinstance(self.targets, Mapping):
+            return [str(name) for name in self.targets]
+        if self.targets is None:
+            return [term.named("target") for term in self.terms]
+        return ["target"] if many == 1 else [f"target{i}" for i in range(many)]
+
+    def _packed_targets(self, targets: Sequence[Value]) -> Any:
+        if isinstance(self.targets, Mapping):
+            return dict(zip(map(str, self.targets), targets, strict=True))
+        if self.targets is None and self.totals:
+            if isinstance(self.loss, Mapping):
+                return {t.name: value for t, value in zip(self.terms, targets, strict=True)}
+            return tuple(targets)
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    def explicit(self, batch: int, declared: int) -> list[TensorType] | None:
+        """The types of the targets that a user gave, for a batch: a first axis that is as long as
+        the declared batch follows it."""
+        if self.targets is None:
+            return None
+        types = self.targets.values() if isinstance(self.targets, Mapping) else self.targets
+        return [
+            TensorType((batch, *t.shape[1:]), t.dtype) if t.shape[:1] == (declared,) else t
+            for t in types
+        ]
+
+    def _defaults(self, graph: Graph) -> Iterator[Sequence[TensorType]]:
+        """Types of targets, in the order in which they are tried."""
+        if self.targets is not None:
+            own = self.targets
+            yield list(own.values()) if isinstance(own, Mapping) else list(own)
+            return
+        for term in self.terms:
+            self.place(term, graph.outputs, graph.output_names)
+        given = [
+            takes(t.loss, graph.outputs[self.place(t, graph.outputs, graph.output_names) or 0].type)
+            for t in self.terms
+        ]
+        yield from product(*given)
+
+
+def takes(loss: Function, output: TensorType) -> list[TensorType]:
+    """The types of targets that a loss takes for an output.  A function takes numbers like the
+    output, or indices of its classes."""
+    if isinstance(loss, Loss):
+        return [loss.target(output)]
+    if output.rank < 2 or output.shape[1] < 2:
+        return [output]
+    return [output, TensorType((output.shape[0], *output.shape[2:]), "int64")]
+
+
+#: Shapes and dtypes of targets.
+Targets = Sequence[tuple[Sequence[int], str]] | Mapping[str, tuple[Sequence[int], str]]
+
+
+def objective_of(loss: Any, metrics: Any, targets: Targets | None) -> Objective:
+    """The objective of a trainer's arguments, with the measures that its losses suggest."""
+    types: Any = None
+    if isinstance(targets, Mapping):
+        types = {str(name): TensorType(tuple(s), d) for name, (s, d) in targets.items()}
+    elif targets is not None:
+        types = [TensorType(tuple(s), d) for s, d in targets]
+    found: dict[str, Any] = {}
+    for term in Objective(loss, {}).terms:
+        if isinstance(term.loss, Loss) and targets is None:
+            own = dict(term.loss.metrics)
+            found |= {term.name: own} if term.name and own else own if not term.name else {}
+    if isinstance(metrics, (list, tuple)):
+        for each in metrics:
+            if not isinstance(each, Metric):
+                raise GraphError(
+                    f"metrics has {each!r:.80}; valid in a sequence are metrics of "
+                    "minidnn.metrics, and in a mapping also functions, by their names"
+                )
+        metrics = {each.name: each for each in metrics}
+    for name, given in (metrics or {}).items():
+        if isinstance(given, Mapping) and isinstance(found.get(name), Mapping):
+            given = {**found[name], **given}
+        found[str(name)] = given
+    return Objective(loss, _without_none(found), types)
+
+
+def _without_none(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _without_none(given) if isinstance(given, Mapping) else given
+        for name, given in found.items()
+        if given is not None
+    }
+
+
+_VALID = (
+    "valid is a loss of minidnn.losses, or a function; of several outputs a mapping from their "
+    "names, or a sequence, of such, or of pairs of such and a number"
+)
+
+
+def _term(name: str, given: Any) -> Term:
+    loss, factor = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, 1.0)
+    if not callable(loss):
+        raise GraphError(f"loss[{name!r}]={given!r:.80}; {_VALID}")
+    check_number(loss, f"loss[{name!r}]", factor, 0)
+    return Term(name, loss, float(factor))
+
+
+def _measured(
+    trace: Trace, name: str, function: Callable[..., Any], output: Any, target: Any, counted: bool
+) -> dict[str, Value]:
+    """The number that a function gives, and by what it counts among those of other batches."""
+    with trace.scope(name, leaf=False):
+        found = {name: _one_number(name, function(output, target))}
+        count = getattr(function, "counted", None) if counted else None
+        if count is not None and (number := count(output, target)) is not None:
+            found[HIDDEN + name] = _one_number(name, number)
+    return found
+
+
+def _packed(outputs: Sequence[Value], names: Sequence[str] | None) -> Any:
+    if names is not None:
+        return dict(zip(names, outputs, strict=True))
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _one_number(name: str, value: Any) -> Value:
+    if not isinstance(value, Value):
+        raise GraphError(
+            f"{name} is {value!r:.80} ({type(value).__name__}); valid is a symbolic value of one "
+            "element, computed from the output and the target"
+        )
+    if value.type.size != 1:
+        raise GraphError(
+            f"{name} has shape {value.shape}; valid is one element, such as the mean: x.mean()"
+        )
+    found: Value = value if value.type.rank == 0 else value.reshape(())
+    return found
