@@ -211,7 +211,7 @@ class Checkpoints(Format):
         if draw.random() < 0.4:
             return {"checkpoint": mutated(draw, data, _header_and_data(data))}
         metadata, arrays = _opened(self._path)
-        known = json.loads(metadata[checkpoint._KEY])
+        known = json.loads(metadata[checkpoint.KEY])
         if draw.random() < 0.8:
             known = mutated_document(draw, known)
         else:
@@ -227,7 +227,7 @@ class Checkpoints(Format):
         if draw.random() < 0.9 and isinstance(known, dict):
             known.pop("sha256", None)
             known["sha256"] = checkpoint._digest(known, arrays)
-        return {"checkpoint": _written(arrays, checkpoint._KEY, as_text(known))}
+        return {"checkpoint": _written(arrays, checkpoint.KEY, as_text(known))}
 
     def read(self, folder: Path) -> None:
         try:
