@@ -314,10 +314,11 @@ def _header_and_data(data: bytes) -> list[Region]:
 
 def _opened(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     from minidnn.weights._file import MappedFile
-    from minidnn.weights.safetensors import read_metadata
+    from minidnn.weights.safetensors import read_metadata, read_safetensors
 
-    arrays = {name: np.asarray(each) for name, each in md.load_weights(path).items()}
-    return read_metadata(MappedFile(path)), arrays
+    file = MappedFile(path)
+    arrays = {name: np.asarray(each) for name, each in read_safetensors(file).items()}
+    return read_metadata(file), arrays
 
 
 def _written(arrays: dict[str, np.ndarray], key: str, text: str) -> bytes:
