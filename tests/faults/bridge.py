@@ -77,7 +77,7 @@ FAULTS = (
         f"{_ENGINE}/late_hooks.py",
         "any(number >= first for hooks in (*GLOBAL_HOOKS, *own) for number in hooks)",
         "False",
-        ("tests/torch/test_hooks.py",),
+        ("tests/torch/test_late_hooks.py",),
     ),
     Fault(
         "pieces of one code share programs whatever their strides",
