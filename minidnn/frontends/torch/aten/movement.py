@@ -9,6 +9,7 @@ import numpy as np
 
 from minidnn.frontends.torch.aten.call import AtenCall, Refused, key_of, takes
 from minidnn.graph import operators as ops
+from minidnn.graph import rearranged
 from minidnn.graph.expression import argument, where
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.trace import apply
@@ -252,26 +253,12 @@ def _padded(call: AtenCall, mode: str, value: float) -> Any:
 
 @takes("pixel_shuffle.default")
 def pixel_shuffle(call: AtenCall) -> Any:
-    x, factor = call.tensor("self"), call["upscale_factor"]
-    *front, channels, rows, columns = x.shape
-    batch = tuple(front)
-    rank = len(front)
-    split = apply(ops.View((*batch, channels // factor**2, factor, factor, rows, columns)), x)
-    order = (*range(rank), rank, rank + 3, rank + 1, rank + 4, rank + 2)
-    return apply(ops.View(call.result.shape), apply(ops.Transpose(order), split))
+    return rearranged.pixel_shuffle(call.tensor("self"), call["upscale_factor"])
 
 
 @takes("pixel_unshuffle.default")
 def pixel_unshuffle(call: AtenCall) -> Any:
-    x, factor = call.tensor("self"), call["downscale_factor"]
-    *front, channels, rows, columns = x.shape
-    batch = tuple(front)
-    rank = len(front)
-    split = apply(
-        ops.View((*batch, channels, rows // factor, factor, columns // factor, factor)), x
-    )
-    order = (*range(rank), rank, rank + 2, rank + 4, rank + 1, rank + 3)
-    return apply(ops.View(call.result.shape), apply(ops.Transpose(order), split))
+    return rearranged.pixel_unshuffle(call.tensor("self"), call["downscale_factor"])
 
 
 @takes("flip.default")
@@ -393,8 +380,4 @@ def _taken(x: Value, places: Mapping[int, Sequence[int]]) -> Value:
 
 @takes("channel_shuffle.default")
 def channel_shuffle(call: AtenCall) -> Any:
-    x, groups = call.tensor("self"), call["groups"]
-    batch, channels, *plane = x.shape
-    split = apply(ops.View((batch, groups, channels // groups, *plane)), x)
-    order = (0, 2, 1, *range(3, 3 + len(plane)))
-    return apply(ops.View(x.shape), apply(ops.Transpose(order), split))
+    return rearranged.channel_shuffle(call.tensor("self"), call["groups"])
