@@ -5,11 +5,17 @@ Operands fit: who calls says what does not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
 
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Value
 from minidnn.graph.trace import apply
+from minidnn.graph.transposed import transposed_convolution
+from minidnn.graph.types import TensorType
 
 
 def _viewed(x: Value, split: Sequence[int], order: Sequence[int], shape: Sequence[int]) -> Value:
@@ -67,4 +73,75 @@ def adaptive_max(x: Value, sizes: tuple[int, int]) -> Value:
         x = apply(ops.Take((None, None, *chosen)), x)
     window = (kernel[0], kernel[1])
     found: Value = apply(ops.MaxPool2d(window, window), x)
+    return found
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Sliding blocks of images: the arguments of PyTorch's ``Unfold`` and ``Fold``."""
+
+    kernel: tuple[int, int]
+    dilation: tuple[int, int]
+    padding: tuple[int, int]
+    stride: tuple[int, int]
+
+    def counts(self, sizes: Sequence[int]) -> tuple[int, int]:
+        """How many blocks lie along the rows and columns of an image."""
+        own = (self.kernel, self.dilation, self.padding, self.stride)
+        rows, columns = (
+            (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
+            for size, kernel, dilation, pad, stride in zip(sizes, *own, strict=True)
+        )
+        return rows, columns
+
+    def taps(self) -> np.ndarray:
+        """Filters of which each puts one number to one place of a block."""
+        block = prod(self.kernel)
+        return np.eye(block, dtype=np.float32).reshape(block, 1, *self.kernel)
+
+
+def unfold(x: Value, blocks: Blocks) -> Value:
+    """The blocks of (N, C, H, W) as columns: (N, C * KH * KW, blocks)."""
+    counts = blocks.counts(x.shape[2:])
+    if any(blocks.padding):
+        around = (0, 0, *blocks.padding)
+        x = apply(ops.Pad(around, around), x)
+    windows = apply(ops.Unfold2d(blocks.kernel, blocks.stride, blocks.dilation), x)
+    shape = (x.shape[0], x.shape[1] * prod(blocks.kernel), prod(counts))
+    found: Value = apply(ops.View(shape), windows)
+    return found
+
+
+def fold(
+    x: Value,
+    size: tuple[int, int],
+    blocks: Blocks,
+    constant: Callable[[TensorType, Callable[[], np.ndarray]], Value],
+) -> Value:
+    """Images of which (N, C * KH * KW, blocks) are the blocks, which are added up where they
+    overlap.  ``constant`` makes a constant of a type and of what gives its numbers."""
+    batch, depth, _ = x.shape
+    counts, block = blocks.counts(size), prod(blocks.kernel)
+    channels = depth // block
+    apart = (
+        blocks.kernel == blocks.stride and blocks.padding == (0, 0) and blocks.dilation == (1, 1)
+    )
+    whole = tuple(n * k for n, k in zip(counts, blocks.kernel, strict=True))
+    if apart:
+        split = (batch, channels, *blocks.kernel, *counts)
+        image = _viewed(x, split, (0, 1, 4, 2, 5, 3), (batch, channels, *whole))
+        rest = (size[0] - whole[0], size[1] - whole[1])
+        padded: Value = apply(ops.Pad((0, 0, 0, 0), (0, 0, *rest)), image) if any(rest) else image
+        return padded
+    images: Value = apply(ops.View((batch * channels, block, *counts)), x)
+    taps = constant(TensorType((block, 1, *blocks.kernel), x.dtype), blocks.taps)
+    cut = []
+    for i in (0, 1):
+        reach = blocks.dilation[i] * (blocks.kernel[i] - 1) + 1
+        length = (counts[i] - 1) * blocks.stride[i] + reach
+        cut.append((blocks.padding[i], length - blocks.padding[i] - size[i]))
+    laid = transposed_convolution(
+        images, taps, stride=blocks.stride, cut=tuple(cut), dilation=blocks.dilation
+    )
+    found: Value = apply(ops.View((batch, channels, *size)), laid)
     return found

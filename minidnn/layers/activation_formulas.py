@@ -186,7 +186,7 @@ class Tanhshrink(_FormulaLayer):
 
 
 class Softshrink(_FormulaLayer):
-    """``x - lambd`` above ``lambd``, ``x + lambd`` below ``-lambd``, else 0
+    """``x - lambd`` above ``lambd``, ``x + lambd`` below ``-lambd``, else 0.
 
     Args:
         lambd: half the width of what becomes 0, at least 0.
@@ -208,7 +208,7 @@ class Softshrink(_FormulaLayer):
 
 
 class Hardshrink(_FormulaLayer):
-    """``x`` above ``lambd`` and below ``-lambd``, else 0
+    """``x`` above ``lambd`` and below ``-lambd``, else 0.
 
     Args:
         lambd: half the width of what becomes 0.

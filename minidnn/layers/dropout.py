@@ -11,6 +11,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.activation_formulas import SELU_ALPHA, SELU_SCALE
 from minidnn.graph.expression import where
 from minidnn.graph.ir import Value
+from minidnn.graph.plain import plain
 from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply, current_trace
 from minidnn.layers.arguments import check_rank
@@ -146,7 +147,7 @@ class DropPath(Layer):
     """
 
     def __init__(self, drop_prob: float = 0.0, scale_by_keep: bool = True) -> None:
-        self.drop_prob = ops.Dropout(drop_prob).p
+        self.drop_prob = _probability("DropPath", "drop_prob", drop_prob)
         self.scale_by_keep = bool(scale_by_keep)
 
     def forward(self, x: Any) -> Any:
@@ -175,7 +176,7 @@ class StochasticDepth(Layer):
     """
 
     def __init__(self, p: float, mode: str) -> None:
-        self.p = ops.Dropout(p).p
+        self.p = _probability("StochasticDepth", "p", p)
         if mode not in ("row", "batch"):
             raise GraphError(f"StochasticDepth: mode={mode!r:.80}; valid are 'row' and 'batch'")
         self.mode = mode
@@ -186,6 +187,13 @@ class StochasticDepth(Layer):
 
     def extra_repr(self) -> str:
         return f"p={self.p}, mode={self.mode}"
+
+
+def _probability(owner: str, name: str, value: Any) -> float:
+    given = plain(value)
+    if type(given) not in (int, float) or not 0 <= given <= 1:
+        raise GraphError(f"{owner}: {name}={value!r:.80}; valid is a number from 0 to 1")
+    return float(given)
 
 
 def dropped_rows(x: Any, p: float, rows: int) -> Any:

@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.graph import expression as scalar
-from minidnn.graph import operators as ops
+from minidnn.graph.embedded import rows_of
 from minidnn.graph.ir import Value
 from minidnn.graph.plain import plain
-from minidnn.graph.symbolic import pointwise
-from minidnn.graph.trace import apply, current_trace
+from minidnn.graph.trace import current_trace
 from minidnn.graph.types import INTEGERS
 from minidnn.layers.arguments import check_count, misfit
 from minidnn.layers.inputs import Declared
@@ -20,9 +18,6 @@ from minidnn.layers.layer import Layer
 from minidnn.layers.parameter import Parameter
 
 __all__ = ["Embedding"]
-
-#: Steps of it are too small for any float32 of a size that training gives to a table.
-_STEP = 2.0**-40
 
 
 class Embedding(Layer):
@@ -96,20 +91,7 @@ class Embedding(Layer):
                 "them",
             )
         (weight,) = self.constants("weight")
-        found = apply(ops.Gather(0), weight, x)
-        numbers: Any = x
-        wide = numbers.reshape(*x.shape, 1)
-        rows = self.num_embeddings
-        inside = np.logical_and(wide >= 0, wide < rows)
-        kept = self.padding_idx if current_trace().training else None
-
-        def body(value: Any, inside: Any, *padding: Any) -> Any:
-            if padding:  # the same number, whose derivative is 0
-                value = scalar.where(padding[0] > 0.0, scalar.floor(value / _STEP) * _STEP, value)
-            return scalar.where(inside > 0.0, value, float("nan"))
-
-        more = [] if kept is None else [np.equal(wide, kept)]
-        return pointwise("Embedding", body, found, inside, *more)
+        return rows_of(weight, x, self.padding_idx if current_trace().training else None)
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"

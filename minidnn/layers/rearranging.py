@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from math import prod
 from typing import Any
-
-import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
@@ -15,8 +12,8 @@ from minidnn.graph import rearranged
 from minidnn.graph.ir import Value
 from minidnn.graph.operator import check_pair
 from minidnn.graph.plain import plain
+from minidnn.graph.rearranged import Blocks, fold, unfold
 from minidnn.graph.trace import apply, current_trace
-from minidnn.graph.transposed import transposed_convolution
 from minidnn.graph.types import TensorType
 from minidnn.layers.arguments import check_count, check_numbers, check_rank, misfit
 from minidnn.layers.layer import Layer
@@ -169,32 +166,29 @@ class Unflatten(Layer):
         return f"dim={self.dim}, unflattened_size={self.unflattened_size}"
 
 
-class _Blocks(Layer):
+class _OfBlocks(Layer):
     """What layers of sliding blocks share."""
+
+    blocks: Blocks
 
     def _keep(self, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> None:
         name = type(self).__name__
-        self.kernel_size = check_pair(name, "kernel_size", kernel_size, 1)
-        self.dilation = check_pair(name, "dilation", dilation, 1)
-        self.padding = check_pair(name, "padding", padding, 0)
-        self.stride = check_pair(name, "stride", stride, 1)
-
-    def _counts(self, sizes: Sequence[int]) -> list[int]:
-        """How many blocks lie along each axis of an image."""
-        own = (self.kernel_size, self.dilation, self.padding, self.stride)
-        return [
-            (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
-            for size, kernel, dilation, pad, stride in zip(sizes, *own, strict=True)
-        ]
+        self.blocks = Blocks(
+            check_pair(name, "kernel_size", kernel_size, 1),
+            check_pair(name, "dilation", dilation, 1),
+            check_pair(name, "padding", padding, 0),
+            check_pair(name, "stride", stride, 1),
+        )
 
     def extra_repr(self) -> str:
+        own = self.blocks
         return (
-            f"kernel_size={self.kernel_size}, dilation={self.dilation}, padding={self.padding}, "
-            f"stride={self.stride}"
+            f"kernel_size={own.kernel}, dilation={own.dilation}, padding={own.padding}, "
+            f"stride={own.stride}"
         )
 
 
-class Unfold(_Blocks):
+class Unfold(_OfBlocks):
     """The sliding blocks of (N, C, H, W) as columns: (N, C * KH * KW, blocks).
 
     Args:
@@ -216,19 +210,12 @@ class Unfold(_Blocks):
 
     def forward(self, x: Any) -> Any:
         check_rank("Unfold", x, 4)
-        counts = self._counts(x.shape[2:])
-        if min(counts) < 1:
+        if min(self.blocks.counts(x.shape[2:])) < 1:
             raise misfit("Unfold", f"input has shape {x.shape}, which is less than a block")
-        if any(self.padding):
-            around = (0, 0, *self.padding)
-            x = apply(ops.Pad(around, around), x)
-        windows = apply(ops.Unfold2d(self.kernel_size, self.stride, self.dilation), x)
-        return apply(
-            ops.View((x.shape[0], x.shape[1] * prod(self.kernel_size), prod(counts))), windows
-        )
+        return unfold(x, self.blocks)
 
 
-class Fold(_Blocks):
+class Fold(_OfBlocks):
     """An image of which (N, C * KH * KW, blocks) are the sliding blocks, which are added up where
     they overlap.
 
@@ -256,39 +243,23 @@ class Fold(_Blocks):
         rows, columns = check_numbers("Fold", "output_size", output_size, 2, 1)
         self.output_size = (rows, columns)
         self._keep(kernel_size, dilation, padding, stride)
-        if min(self._counts(self.output_size)) < 1:
+        if min(self.blocks.counts(self.output_size)) < 1:
             raise GraphError(
                 f"Fold: output_size={self.output_size} is less than a block, {self.extra_repr()}"
             )
-        self._taps = LazyArray(partial(_identity, self.kernel_size))
+        self._taps = LazyArray(self.blocks.taps)
 
     def forward(self, x: Any) -> Any:
         check_rank("Fold", x, 3)
-        counts, block = self._counts(self.output_size), prod(self.kernel_size)
-        batch, depth, blocks = x.shape
-        if blocks != prod(counts) or depth % block:
+        counts, block = self.blocks.counts(self.output_size), prod(self.blocks.kernel)
+        if x.shape[2] != prod(counts) or x.shape[1] % block:
             raise misfit(
                 "Fold",
                 f"input has shape {x.shape}; valid are (N, C * {block}, {prod(counts)}), as "
                 f"{counts[0]} * {counts[1]} blocks of {block} elements make the image",
             )
-        channels = depth // block
-        images: Value = apply(ops.View((batch * channels, block, *counts)), x)
-        own = zip(counts, self.kernel_size, self.dilation, self.padding, self.stride, strict=True)
-        cut = []
-        for size, (count, kernel, dilation, pad, stride) in zip(self.output_size, own, strict=True):
-            whole = (count - 1) * stride + dilation * (kernel - 1) + 1
-            cut.append((pad, whole - pad - size))
+        return fold(x, self.output_size, self.blocks, self._constant)
+
+    def _constant(self, type: TensorType, data: Any) -> Value:
         trace = current_trace()
-        type = TensorType((block, 1, *self.kernel_size), x.dtype)
-        taps = trace.constant((self, "taps", x.dtype), f"{trace.path}.taps", type, self._taps)
-        found = transposed_convolution(
-            images, taps, stride=self.stride, cut=tuple(cut), dilation=self.dilation
-        )
-        return apply(ops.View((batch, channels, *self.output_size)), found)
-
-
-def _identity(kernel: tuple[int, int]) -> np.ndarray:
-    """Filters of which each puts one number to one place of a block."""
-    block = prod(kernel)
-    return np.eye(block, dtype=np.float32).reshape(block, 1, *kernel)
+        return trace.constant((self, type.dtype), f"{trace.path}.taps", type, self._taps)

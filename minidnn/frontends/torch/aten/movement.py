@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -329,31 +329,25 @@ def im2col(call: AtenCall) -> Any:
     x = call.tensor("self")
     if x.type.rank != 4:
         raise Refused(f"input has shape {x.shape}; known is one with a batch axis")
-    rows, columns = call.pair("padding")
-    if rows or columns:
-        x = apply(ops.Pad((0, 0, rows, columns), (0, 0, rows, columns)), x)
-    windows = ops.Unfold2d(call.pair("kernel_size"), call.pair("stride"), call.pair("dilation"))
-    return apply(ops.View(call.result.shape), apply(windows, x))
+    return rearranged.unfold(x, _blocks(call))
 
 
-@takes("col2im.default", when="there is a batch axis, and the blocks lie side by side")
+@takes("col2im.default", when="there is a batch axis")
 def col2im(call: AtenCall) -> Any:
-    x, kernel = call.tensor("self"), call.pair("kernel_size")
-    plain = (call.pair("padding"), call.pair("dilation")) == ((0, 0), (1, 1))
-    if x.type.rank != 3 or not plain or call.pair("stride") != kernel:
-        raise Refused(
-            f"input {x.shape}, kernel_size={list(kernel)}, stride={call['stride']}, "
-            f"padding={call['padding']}, dilation={call['dilation']}; known are blocks side by "
-            "side, and a batch axis"
-        )
-    batch, channels, height, width = call.result.shape
-    counts = (height // kernel[0], width // kernel[1])
-    split = apply(ops.View((batch, channels, *kernel, *counts)), x)
-    laid = apply(ops.Transpose((0, 1, 4, 2, 5, 3)), split)
-    whole = (batch, channels, counts[0] * kernel[0], counts[1] * kernel[1])
-    image = apply(ops.View(whole), laid)
-    rest = (height - whole[2], width - whole[3])
-    return image if rest == (0, 0) else apply(ops.Pad((0, 0, 0, 0), (0, 0, *rest)), image)
+    x = call.tensor("self")
+    if x.type.rank != 3:
+        raise Refused(f"input has shape {x.shape}; known is one with a batch axis")
+
+    def constant(type: TensorType, data: Callable[[], np.ndarray]) -> Constant:
+        return Constant(type, f"{call.node.name}.taps", data)
+
+    return rearranged.fold(x, call.pair("output_size"), _blocks(call), constant)
+
+
+def _blocks(call: AtenCall) -> rearranged.Blocks:
+    return rearranged.Blocks(
+        *(call.pair(name) for name in ("kernel_size", "dilation", "padding", "stride"))
+    )
 
 
 @takes("tril.default", "triu.default")
