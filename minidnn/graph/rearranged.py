@@ -14,7 +14,6 @@ import numpy as np
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Value
 from minidnn.graph.trace import apply
-from minidnn.graph.transposed import transposed_convolution
 from minidnn.graph.types import TensorType
 
 
@@ -94,10 +93,15 @@ class Blocks:
         )
         return rows, columns
 
-    def taps(self) -> np.ndarray:
-        """Filters of which each puts one number to one place of a block."""
-        block = prod(self.kernel)
-        return np.eye(block, dtype=np.float32).reshape(block, 1, *self.kernel)
+    def places(self, size: Sequence[int]) -> np.ndarray:
+        """Where each element of each block lies in an image with its padding, by their numbers."""
+        along = []
+        for axis, count in enumerate(self.counts(size)):
+            taps = np.arange(self.kernel[axis])[:, None] * self.dilation[axis]
+            along.append(taps + np.arange(count) * self.stride[axis])
+        width = size[1] + 2 * self.padding[1]
+        rows, columns = along
+        return (rows[:, None, :, None] * width + columns[None, :, None, :]).reshape(-1)
 
 
 def unfold(x: Value, blocks: Blocks) -> Value:
@@ -133,15 +137,14 @@ def fold(
         rest = (size[0] - whole[0], size[1] - whole[1])
         padded: Value = apply(ops.Pad((0, 0, 0, 0), (0, 0, *rest)), image) if any(rest) else image
         return padded
-    images: Value = apply(ops.View((batch * channels, block, *counts)), x)
-    taps = constant(TensorType((block, 1, *blocks.kernel), x.dtype), blocks.taps)
-    cut = []
-    for i in (0, 1):
-        reach = blocks.dilation[i] * (blocks.kernel[i] - 1) + 1
-        length = (counts[i] - 1) * blocks.stride[i] + reach
-        cut.append((blocks.padding[i], length - blocks.padding[i] - size[i]))
-    laid = transposed_convolution(
-        images, taps, stride=blocks.stride, cut=tuple(cut), dilation=blocks.dilation
-    )
-    found: Value = apply(ops.View((batch, channels, *size)), laid)
+    rows: Value = apply(ops.View((batch * channels, block * prod(counts))), x)
+    places = constant(TensorType((block * prod(counts),), "int64"), lambda: blocks.places(size))
+    top, left = blocks.padding
+    wide = (size[0] + 2 * top, size[1] + 2 * left)
+    added = apply(ops.ScatterAdd(prod(wide), 1), rows, places)
+    image = apply(ops.View((batch, channels, *wide)), added)
+    if any(blocks.padding):
+        cut = ops.Slice((0, 0, top, left), (batch, channels, *size), (1, 1, 1, 1))
+        image = apply(cut, image)
+    found: Value = image
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -247,7 +248,7 @@ class Fold(_OfBlocks):
             raise GraphError(
                 f"Fold: output_size={self.output_size} is less than a block, {self.extra_repr()}"
             )
-        self._taps = LazyArray(self.blocks.taps)
+        self._places = LazyArray(partial(self.blocks.places, self.output_size))
 
     def forward(self, x: Any) -> Any:
         check_rank("Fold", x, 3)
@@ -262,4 +263,4 @@ class Fold(_OfBlocks):
 
     def _constant(self, type: TensorType, data: Any) -> Value:
         trace = current_trace()
-        return trace.constant((self, type.dtype), f"{trace.path}.taps", type, self._taps)
+        return trace.constant(self, f"{trace.path}.places", type, self._places)

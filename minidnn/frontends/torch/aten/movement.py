@@ -339,7 +339,7 @@ def col2im(call: AtenCall) -> Any:
         raise Refused(f"input has shape {x.shape}; known is one with a batch axis")
 
     def constant(type: TensorType, data: Callable[[], np.ndarray]) -> Constant:
-        return Constant(type, f"{call.node.name}.taps", data)
+        return Constant(type, f"{call.node.name}.places", data)
 
     return rearranged.fold(x, call.pair("output_size"), _blocks(call), constant)
 
