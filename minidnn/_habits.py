@@ -102,8 +102,6 @@ FACE = {
 LAYERS = {
     "Dense": "minidnn.layers.Linear is one, of so many input and output features",
     "Module": "minidnn.layers.Layer is the base class of layers and networks",
-    "ModuleDict": "each layer is assigned to an attribute: setattr(self, name, layer)",
-    "ModuleList": "minidnn.layers.LayerList is one",
 }
 
 

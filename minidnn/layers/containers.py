@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from minidnn._habits import instead_of_layer
@@ -10,7 +10,7 @@ from minidnn.errors import GraphError
 from minidnn.layers.inputs import Declared
 from minidnn.layers.layer import Layer
 
-__all__ = ["LayerList", "Sequential"]
+__all__ = ["LayerList", "ModuleDict", "ModuleList", "Sequential"]
 
 
 def _check(owner: str, name: str, layer: Any) -> Layer:
@@ -20,6 +20,17 @@ def _check(owner: str, name: str, layer: Any) -> Layer:
             f"{instead_of_layer(layer)}"
         )
     return layer
+
+
+def _set(owner: Layer, title: str, name: Any, layer: Any) -> None:
+    """Keeps a layer under a name."""
+    valid = isinstance(name, str) and name and "." not in name
+    if not valid or hasattr(type(owner), name) or name.startswith("_"):
+        raise GraphError(
+            f"{title}: name {name!r}; valid is a non-empty name without dots that is no attribute "
+            f"of {title} and begins with no underscore"
+        )
+    setattr(owner, name, _check(title, name, layer))
 
 
 class LayerList(Layer):
@@ -80,13 +91,7 @@ class Sequential(LayerList):
     def __init__(self, *layers: Layer | Mapping[str, Layer]) -> None:
         if len(layers) == 1 and isinstance(layers[0], Mapping):
             for name, layer in layers[0].items():
-                valid = isinstance(name, str) and name and "." not in name
-                if not valid or hasattr(type(self), name) or name.startswith("_"):
-                    raise GraphError(
-                        f"Sequential: name {name!r}; valid is a non-empty name without dots that "
-                        "is no attribute of Sequential and begins with no underscore"
-                    )
-                setattr(self, name, _check("Sequential", name, layer))
+                _set(self, "Sequential", name, layer)
         else:
             super().__init__(*layers)  # type: ignore[arg-type]
 
@@ -98,3 +103,89 @@ class Sequential(LayerList):
         for layer in self:
             x = layer(x)
         return x
+
+
+class ModuleList(LayerList):
+    """:class:`LayerList` with PyTorch's argument.
+
+    Args:
+        modules: an iterable of layers, or None.
+
+    Raises:
+        GraphError: an entry is no layer.
+
+    >>> class Branches(Layer):
+    ...     def __init__(self):
+    ...         self.bodies = ModuleList([Conv2d(3, 3, 1), Conv2d(3, 3, 1)])
+    ...     def forward(self, x):
+    ...         for body in self.bodies:
+    ...             x = x + body(x)
+    ...         return x
+    """
+
+    def __init__(self, modules: Iterable[Layer] | None = None) -> None:
+        if isinstance(modules, Layer):
+            raise GraphError(f"ModuleList: modules={modules!r:.80}; valid is a list of layers")
+        super().__init__(*(modules or ()))
+
+    def extend(self, modules: Iterable[Layer]) -> ModuleList:
+        for layer in modules:
+            self.append(layer)
+        return self
+
+
+class ModuleDict(Layer):
+    """Layers under names, in order; calling them is up to their owner.
+
+    Args:
+        modules: a mapping from names to layers, or pairs of them, or None.
+
+    Raises:
+        GraphError: a name is not valid, or an entry is no layer.
+
+    >>> class Choice(Layer):
+    ...     def __init__(self, kind):
+    ...         self.kinds, self.kind = ModuleDict({"relu": ReLU(), "tanh": Tanh()}), kind
+    ...     def forward(self, x):
+    ...         return self.kinds[self.kind](x)
+    """
+
+    def __init__(
+        self, modules: Mapping[str, Layer] | Iterable[tuple[str, Layer]] | None = None
+    ) -> None:
+        self.update(modules or {})
+
+    def update(self, modules: Mapping[str, Layer] | Iterable[tuple[str, Layer]]) -> None:
+        for name, layer in dict(modules).items():
+            self[name] = layer
+
+    def __setitem__(self, name: str, layer: Layer) -> None:
+        _set(self, "ModuleDict", name, layer)
+
+    def __getitem__(self, name: str) -> Layer:
+        found = dict(self.children())
+        if name not in found:
+            raise GraphError(f"ModuleDict: no layer {name!r}; valid are {', '.join(found)}")
+        return found[name]
+
+    def __delitem__(self, name: str) -> None:
+        self[name]
+        delattr(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in dict(self.children())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict(self.children()))
+
+    def __len__(self) -> int:
+        return len(dict(self.children()))
+
+    def keys(self) -> Iterable[str]:
+        return dict(self.children()).keys()
+
+    def values(self) -> Iterable[Layer]:
+        return dict(self.children()).values()
+
+    def items(self) -> Iterable[tuple[str, Layer]]:
+        return dict(self.children()).items()

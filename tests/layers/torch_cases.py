@@ -122,6 +122,63 @@ ACTIVATIONS = [
     case("PReLU", 1, x=ROW),
 ]
 
+ACTIVATIONS += [case(name, x=IMAGE) for name in ("SELU", "Softsign", "Tanhshrink", "Softmax2d")]
+ACTIVATIONS += [case(name, x=ROW) for name in ("CELU", "Mish", "Softplus", "LogSigmoid")]
+ACTIVATIONS += [
+    case("CELU", 0.3, x=IMAGE),
+    case("Softplus", 2.5, 1.5, x=IMAGE),
+    case("Hardtanh", x=IMAGE),
+    case("Hardtanh", -0.3, 1.5, x=ROW),
+    case("Softshrink", 0.4, x=IMAGE),
+    case("Hardshrink", x=IMAGE),
+    case("Threshold", 0.2, -3.0, x=IMAGE),
+    case("GLU", x=(2, 6, 8)),
+    case("GLU", 1, x=IMAGE),
+    case("Softmin", 1, x=IMAGE),
+]
+
+POOLING = [
+    case("MaxPool1d", 3, x=ROW),
+    case("MaxPool1d", 4, 2, 2, 2, x=ROW, ceil_mode=True),
+    case("AvgPool1d", 3, x=ROW),
+    case("AvgPool1d", (4,), (3,), 2, True, False, x=ROW),
+    case("AdaptiveAvgPool1d", 4, x=ROW),
+    case("AdaptiveAvgPool1d", 1, x=ROW),
+    case("AdaptiveMaxPool1d", 4, x=ROW),
+    case("AdaptiveMaxPool1d", 11, x=ROW),
+    case("AdaptiveMaxPool2d", 1, x=IMAGE),
+    case("AdaptiveMaxPool2d", (3, None), x=IMAGE),
+    case("AdaptiveMaxPool2d", (9, 2), x=IMAGE),
+    case("LPPool1d", 2, 3, x=ROW),
+    case("LPPool2d", 3, (2, 3), (1, 2), x=IMAGE),
+    case("LPPool2d", 1, 2, x=IMAGE),
+]
+
+REARRANGING = [
+    case("PixelShuffle", 2, x=(2, 12, 3, 5)),
+    case("PixelShuffle", 1, x=(12, 3, 5)),
+    case("PixelUnshuffle", 3, x=(2, 2, 9, 6)),
+    case("ChannelShuffle", 3, x=IMAGE),
+    case("ChannelShuffle", 2, x=ROW),
+    case("Unflatten", 1, (3, 2), x=IMAGE),
+    case("Unflatten", -1, (-1, 11), x=ROW),
+    case("Unfold", 3, x=IMAGE),
+    case("Unfold", (2, 3), (2, 1), (1, 2), (1, 3), x=IMAGE),
+    case("Fold", (6, 8), 2, stride=2, x=(2, 12, 12)),
+    case("Fold", (5, 7), 3, x=(2, 18, 15)),
+    case("Fold", (7, 9), (2, 3), (2, 1), (1, 2), (3, 2), x=(3, 12, 18)),
+]
+
+SCALING = [
+    case("LocalResponseNorm", 3, x=IMAGE),
+    case("LocalResponseNorm", 4, 0.5, 0.6, 2.0, x=IMAGE),
+    case("LocalResponseNorm", 9, 1.0, x=ROW),
+    case("RMSNorm", 7, x=IMAGE, eps=1e-3),
+    case("RMSNorm", (5, 7), x=IMAGE, eps=1e-5, elementwise_affine=False),
+    *(case(name, x=IMAGE, p=0.3) for name in ("AlphaDropout", "FeatureAlphaDropout")),
+    case("Dropout1d", x=ROW),
+]
+
 SEQUENCE = (5, 2, 8)
 MASK = np.random.default_rng(7).random((5, 7)) < 0.4
 MASK[:, 2] = False
@@ -150,4 +207,17 @@ ATTENTION = [
     ),
 ]
 
+TRANSFORMERS = [
+    Case("TransformerEncoderLayer", (8, 2, 12), (SEQUENCE,)),
+    Case(
+        "TransformerEncoderLayer",
+        (8, 4, 5, 0.2, "gelu", 1e-3, True, True, False),
+        ((2, 5, 8),),
+        call={"src_key_padding_mask": PADDED[:, 2:]},
+    ),
+    Case("TransformerDecoderLayer", (8, 2, 12), (SEQUENCE, (7, 2, 8)), call={"memory_mask": MASK}),
+    Case("TransformerDecoderLayer", (8, 2, 12), (SEQUENCE, (7, 2, 8)), {"norm_first": True}),
+]
+
 CASES = [*NORMALIZATIONS, *CONVOLUTIONS, *PADDINGS, *ACTIVATIONS, *RESIZING, *ATTENTION]
+CASES += [*POOLING, *REARRANGING, *SCALING, *TRANSFORMERS]

@@ -212,10 +212,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         AttributeError,
         r"minidnn has no Conv2d: it is minidnn\.layers\.Conv2d$",
     ),
-    "PyTorch's list of layers": (
-        partial(getattr, L, "ModuleList"),
+    "a layer of Keras": (
+        partial(getattr, L, "Dense"),
         AttributeError,
-        r"minidnn\.layers has no ModuleList: minidnn\.layers\.LayerList is one",
+        r"minidnn\.layers has no Dense: minidnn\.layers\.Linear is one",
     ),
     "a loss": (partial(getattr, L, "CrossEntropyLoss"), AttributeError, "md.Trainer"),
     "weights in lower case": (

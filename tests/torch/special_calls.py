@@ -236,6 +236,7 @@ ARGUMENTS: dict[str, list[Given]] = {
         {"self": _IMAGE, "kernel_size": [3], "stride": [2], "padding": [1]},
         {"self": _IMAGE, "kernel_size": [2], "count_include_pad": False},
     ],
+    "avg_pool3d": [{"self": plain(1, 2, 4, 5, 6), "kernel_size": [2, 3, 2], "stride": [1, 2, 2]}],
     "avg_pool1d": [{"self": _LINE, "kernel_size": [3], "stride": [1]}],
     "adaptive_avg_pool2d": _moved(output_size=[2, 4]),
     "_adaptive_avg_pool2d": _moved(output_size=[2, 4]),
@@ -334,7 +335,11 @@ ARGUMENTS: dict[str, list[Given]] = {
         {
             **{"self": whole(2, 8, 6), "output_size": [4, 6], "kernel_size": [2, 2]},
             **{"dilation": [1, 1], "padding": [0, 0], "stride": [2, 2]},
-        }
+        },
+        {
+            **{"self": whole(2, 8, 15), "output_size": [4, 6], "kernel_size": [2, 2]},
+            **{"dilation": [1, 1], "padding": [0, 0], "stride": [1, 1]},
+        },
     ],
     "tril": _moved(),
     "triu": _moved(diagonal=1),

@@ -257,6 +257,8 @@ ONE: dict[str, Function] = {
     "col2im with a rest": lambda m, x: F.fold(
         x.view(2, 16, 16).relu(), (19, 9), (4, 2), stride=(4, 2)
     ).sqrt(),
+    "col2im overlapping": lambda m, x: F.fold(x.view(2, 8, 32).relu(), (5, 9), 2).sqrt(),
+    "embedding": lambda m, x: F.embedding(x.argmax(1), m.matrix),
     "tril": lambda m, x: (x.tril(), x.tril(-2), x[..., :5].tril(1)),
     "triu": lambda m, x: (x.triu(), x.triu(-2), x[..., :5].triu(1)),
     "adaptive_max_pool2d": lambda m, x: (
@@ -319,6 +321,10 @@ ONE: dict[str, Function] = {
     "group_norm bias": lambda m, x: F.group_norm(x * 3 + 1, 4, None, m.variance),
     "instance_norm": lambda m, x: F.instance_norm(x * 3 + 1, weight=m.vector, eps=0.01),
     "max_pool1d": lambda m, x: F.max_pool1d(x.mean(2), 3, 2, 1, ceil_mode=True),
+    "avg_pool3d": lambda m, x: (
+        *(F.avg_pool3d(x[:, None], (2, 3, 2), (1, 2, 2)), F.avg_pool3d(x[:, None], (3, 1, 1), 1)),
+        F.avg_pool3d(x[:, None], 2),
+    ),
     "avg_pool1d": lambda m, x: F.avg_pool1d(x.mean(2), 3, 2, 1, True, False),
     "avg_pool1d default stride": lambda m, x: F.avg_pool1d(x.mean(2), 3),
     "layer_norm": lambda m, x: F.layer_norm(x, (8, 8), m.plane[0], m.plane[1], 0.1),
@@ -399,7 +405,7 @@ ONE: dict[str, Function] = {
 
 SEEN: set[str] = set()
 #: Through these no gradient flows, or to places that are known at run time alone.
-LEFT_IN_TRAINING = {"detach", "index_select"}
+LEFT_IN_TRAINING = {"detach", "embedding", "index_select"}
 
 
 @pytest.mark.parametrize("name", ONE)

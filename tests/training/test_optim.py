@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,14 @@ def assert_equal(store: md.Store, expected: Arrays) -> None:
 T: Any = torch.optim
 
 
+@pytest.fixture
+def in_float64() -> Iterator[None]:
+    """PyTorch has its numbers of steps in the default precision."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -99,6 +107,51 @@ T: Any = torch.optim
         (optim.AdamW(0.1), lambda p: T.AdamW(p, 0.1)),
         (optim.AdamW(0.1, weight_decay=0.0), lambda p: T.AdamW(p, 0.1, weight_decay=0.0)),
         (optim.RMSprop(0.01), lambda p: T.RMSprop(p, 0.01)),
+        (optim.Adam(0.1, amsgrad=True), lambda p: T.Adam(p, 0.1, amsgrad=True)),
+        (
+            optim.AdamW(0.1, betas=(0.5, 0.6), amsgrad=True),
+            lambda p: T.AdamW(p, 0.1, (0.5, 0.6), amsgrad=True),
+        ),
+        (optim.Adagrad(0.1), lambda p: T.Adagrad(p, 0.1)),
+        (
+            optim.Adagrad(
+                0.1, lr_decay=0.1, weight_decay=0.2, initial_accumulator_value=0.3, eps=1e-3
+            ),
+            lambda p: T.Adagrad(p, 0.1, 0.1, 0.2, 0.3, 1e-3),
+        ),
+        (optim.Adadelta(1.0), lambda p: T.Adadelta(p, 1.0)),
+        (
+            optim.Adadelta(0.5, rho=0.7, eps=1e-2, weight_decay=0.1),
+            lambda p: T.Adadelta(p, 0.5, 0.7, 1e-2, 0.1),
+        ),
+        (optim.Rprop(0.01), lambda p: T.Rprop(p, 0.01)),
+        (
+            optim.Rprop(0.01, etas=(0.4, 1.5), step_sizes=(1e-3, 0.03)),
+            lambda p: T.Rprop(p, 0.01, (0.4, 1.5), (1e-3, 0.03)),
+        ),
+        (optim.Adamax(0.1), lambda p: T.Adamax(p, 0.1)),
+        (
+            optim.Adamax(0.1, betas=(0.6, 0.7), eps=1e-2, weight_decay=0.2),
+            lambda p: T.Adamax(p, 0.1, (0.6, 0.7), 1e-2, 0.2),
+        ),
+        (optim.NAdam(0.1), lambda p: T.NAdam(p, 0.1)),
+        (
+            optim.NAdam(0.1, betas=(0.6, 0.7), weight_decay=0.2, momentum_decay=0.1),
+            lambda p: T.NAdam(p, 0.1, (0.6, 0.7), weight_decay=0.2, momentum_decay=0.1),
+        ),
+        (
+            optim.NAdam(0.1, eps=1e-3, weight_decay=0.2, decoupled_weight_decay=True),
+            lambda p: T.NAdam(p, 0.1, eps=1e-3, weight_decay=0.2, decoupled_weight_decay=True),
+        ),
+        (optim.RAdam(0.1), lambda p: T.RAdam(p, 0.1)),
+        (
+            optim.RAdam(0.1, betas=(0.6, 0.9), weight_decay=0.2),
+            lambda p: T.RAdam(p, 0.1, (0.6, 0.9), weight_decay=0.2),
+        ),
+        (
+            optim.RAdam(0.1, weight_decay=0.2, decoupled_weight_decay=True),
+            lambda p: T.RAdam(p, 0.1, weight_decay=0.2, decoupled_weight_decay=True),
+        ),
         (
             optim.RMSprop(0.01, alpha=0.8, momentum=0.7, centered=True, weight_decay=0.1),
             lambda p: T.RMSprop(p, 0.01, 0.8, momentum=0.7, centered=True, weight_decay=0.1),
@@ -106,6 +159,7 @@ T: Any = torch.optim
     ],
     ids=lambda given: str(given) if isinstance(given, optim.Optimizer) else "torch",
 )
+@pytest.mark.usefixtures("in_float64")
 def test_like_torch(ours: optim.Optimizer, theirs: Callable[[Any], Any]) -> None:
     assert_equal(trained(ours), by_torch(theirs))
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import minidnn as md
+from minidnn import layers as L
 from minidnn.errors import GraphError
 from minidnn.training import optim
 
@@ -48,11 +52,105 @@ schedulers: Any = torch.optim.lr_scheduler
                 o, 0.3, STEPS, pct_start=0.5, div_factor=10, final_div_factor=100
             ),
         ),
+        (
+            optim.MultiStep(0.3, [4, 9, 9], factor=0.5),
+            lambda o: schedulers.MultiStepLR(o, [4, 9, 9], 0.5),
+        ),
+        (optim.Exponential(0.3, 0.9), lambda o: schedulers.ExponentialLR(o, 0.9)),
+        (
+            optim.Polynomial(0.3, steps=12, power=0.9),
+            lambda o: schedulers.PolynomialLR(o, 12, 0.9),
+        ),
+        (
+            optim.CosineRestarts(0.3, period=3, grow=2, end=0.01),
+            lambda o: schedulers.CosineAnnealingWarmRestarts(o, 3, 2, 0.01),
+        ),
+        (
+            optim.CosineRestarts(0.3, period=7),
+            lambda o: schedulers.CosineAnnealingWarmRestarts(o, 7),
+        ),
+        *(
+            (
+                optim.Cyclic(0.1, 0.4, 3, down, mode, 0.95),  # type: ignore[arg-type]
+                lambda o, mode=mode, down=down: schedulers.CyclicLR(
+                    o, 0.1, 0.4, 3, down, mode, 0.95, cycle_momentum=False
+                ),
+            )
+            for mode in ("triangular", "triangular2", "exp_range")
+            for down in (None, 5)
+        ),
+        (
+            optim.InTurn([0.3, optim.Exponential(0.3, 0.8), optim.Cosine(0.3, steps=9)], [3, 11]),
+            lambda o: schedulers.SequentialLR(
+                o,
+                [
+                    schedulers.ConstantLR(o, 1.0),
+                    schedulers.ExponentialLR(o, 0.8),
+                    schedulers.CosineAnnealingLR(o, 9),
+                ],
+                [3, 11],
+            ),
+        ),
     ],
 )
-def test_schedule(ours: optim.RateSchedule, theirs: Callable[[Any], Any]) -> None:
+def test_schedule(ours: Callable[[int], float], theirs: Callable[[Any], Any]) -> None:
     found = [ours(step) for step in range(STEPS)]
     assert found == pytest.approx(rates(theirs), rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("threshold_mode", ["rel", "abs"])
+@pytest.mark.parametrize("seed", range(3))
+def test_plateau(mode: str, threshold_mode: Any, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    scores = np.sort(random.random(40))[:: -1 if mode == "min" else 1] + random.normal(0, 0.1, 40)
+    scores[7] = np.nan
+    options: dict[str, Any] = {"threshold": 0.05, "threshold_mode": threshold_mode}
+    options |= {"cooldown": seed, "min_lr": 0.003, "eps": 1e-3}
+    theirs = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.3)
+    scheduler = schedulers.ReduceLROnPlateau(theirs, mode, 0.4, 2, **options)
+    best: Any = "least" if mode == "min" else "most"
+    ours = optim.ReduceOnPlateau("score", 0.4, 2, best=best, **options)
+    trainer = SimpleNamespace(
+        optimizer=optim.SGD(0.3), history=[], progress=SimpleNamespace(steps=0)
+    )
+    ours.begin(trainer, 40)
+    for epoch, score in enumerate(scores):
+        if epoch == 20:  # another process goes on
+            trainer.optimizer = optim.SGD(0.3)
+            ours = optim.ReduceOnPlateau("score", 0.4, 2, best=best, **options)
+            ours.begin(trainer, 40)
+        if epoch == 30:
+            ours.begin(trainer, 50)
+        rate = trainer.optimizer.rate(epoch)
+        assert rate == pytest.approx(theirs.param_groups[0]["lr"], rel=1e-12)
+        record = {"steps": epoch + 1, "score": 0.0, "validation_score": score}
+        trainer.progress.steps = epoch + 1
+        trainer.history.append(record)
+        ours.after_epoch(trainer, record)
+        scheduler.step(score)
+    assert trainer.optimizer.rate(40) < 0.3
+
+
+def test_a_trainer_with_a_plateau() -> None:
+    """The rate falls below that of a schedule, and a program is not compiled again."""
+    net = md.Sequential(L.Linear(3, 2))
+    lr = optim.LinearDecay(0.1, steps=8)
+    trainer = md.Trainer(net, (2, 3), md.losses.MSE(), optim.SGD(lr), device="reference")
+    batches = [(np.zeros((2, 3), np.float32), np.full((2, 2), 1e9, np.float32))]
+    plateau = optim.ReduceOnPlateau(factor=0.5, patience=0, threshold=1.0)
+    history = trainer.fit(batches, 4, callbacks=[plateau])
+    found = [record["rate"] for record in history]
+    assert found == pytest.approx([lr(0), lr(1), lr(2) / 2, lr(3) / 4])
+    assert trainer.optimizer.rate(4) == pytest.approx(lr(4) / 8)
+
+
+def test_a_plateau_of_what_is_not_measured() -> None:
+    net = md.Sequential(L.Linear(3, 2))
+    trainer = md.Trainer(net, (2, 3), md.losses.MSE(), optim.SGD(0.1), device="reference")
+    batches = [(np.zeros((2, 3), np.float32), np.zeros((2, 2), np.float32))]
+    with pytest.raises(GraphError, match="ReduceOnPlateau: epochs have no 'my_loss'; did you mean"):
+        trainer.fit(batches, 1, callbacks=[optim.ReduceOnPlateau("my_loss")])
 
 
 def test_warmup_comes_first() -> None:
@@ -72,6 +170,16 @@ def test_warmup_comes_first() -> None:
             lambda: optim.StepDecay(0.1, every=0),
             "StepDecay: every=0; valid is an int of",
         ),
+        (lambda: optim.MultiStep(0.1, [3, 2.5]), r"milestones\[1\]=2.5; valid is an int of at"),  # type: ignore[list-item]
+        (lambda: optim.MultiStep(0.1, 7), "MultiStep: milestones=7; valid is a sequence of ints"),  # type: ignore[arg-type]
+        (lambda: optim.Exponential(0.1, -1), "Exponential: factor=-1; valid is a number of"),
+        (lambda: optim.CosineRestarts(0.1, 0), "period=0; valid is an int of at least 1"),
+        (lambda: optim.Cyclic(0.1, 0.05), "Cyclic: top=0.05; valid is a number of at least 0.1"),
+        (lambda: optim.Cyclic(0.1, 0.2, mode="x"), "mode='x'; valid are 'triangular', 'triang"),  # type: ignore[arg-type]
+        (lambda: optim.InTurn([0.1, 0.2], [3, 4]), "milestones=.3, 4.; valid are 1 ints, one fe"),
+        (lambda: optim.InTurn([0.1] * 3, [3, 3]), r"milestones\[1\]=3; valid is an int of at leas"),
+        (lambda: optim.ReduceOnPlateau(factor=1), "factor=1; valid is a number below 1"),
+        (lambda: optim.ReduceOnPlateau("accuracy"), "best=None for monitor='accuracy'; valid are"),
         (lambda: optim.SGD(lambda step: -1.0).rate(3), "lr gives -1.0 for step 3; valid is a num"),
         (lambda: optim.SGD(lambda step: "x").rate(3), "lr gives 'x' for step 3"),  # type: ignore[arg-type,return-value]
     ],

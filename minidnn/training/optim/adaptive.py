@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt as root
+from typing import ClassVar
 
-from minidnn.graph.expression import Expression, sqrt
+from minidnn.graph.expression import Expression, maximum, sqrt
 from minidnn.training.arguments import check_number
 from minidnn.training.optim.optimizer import Optimizer, Update
 
@@ -19,7 +20,7 @@ class Moments(Optimizer):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
 
-    slots = ("mean", "square")
+    slots: ClassVar[tuple[str, ...]] = ("mean", "square")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,14 +51,23 @@ class Adam(Moments):
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
         betas: by what the two means decay in a step.
         eps: added to the root.
+        amsgrad: whether the largest mean of squares so far takes the place of ``v``.
 
     Raises:
         GraphError: an argument is not valid.
 
-    Source: Kingma and Ba, arXiv:1412.6980.
+    Source: Kingma and Ba, arXiv:1412.6980; Reddi, Kale and Kumar, arXiv:1904.09237.
 
     >>> optimizer = md.optim.Adam(1e-3)
     """
+
+    amsgrad: bool = False
+
+    slots = ("mean", "square", "largest")
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        return self.slots if self.amsgrad else self.slots[:2]
 
     def numbers(self, step: int) -> dict[str, float]:
         first, second = self.corrections(step)
@@ -74,7 +84,7 @@ class Adam(Moments):
 
     def apply(self, update: Update) -> None:
         p, g = update.parameter, update.gradient
-        m, v = (update.slots[name] for name in self.slots)
+        m, v = (update.slots[name] for name in self.slots[:2])
         rate, size, correction = (update.numbers[name] for name in ("rate", "size", "root"))
         eps = float(self.eps)
 
@@ -91,6 +101,9 @@ class Adam(Moments):
 
         mean = update.become(m, lambda p, g, m: self.mean(m, self.slope(update, p, g)), p, g, m)
         square = update.become(v, lambda p, g, v: self.square(v, self.slope(update, p, g)), p, g, v)
+        if self.amsgrad:
+            most = update.slots["largest"]
+            square = update.become(most, maximum, most, square)
         update.become(p, stepped, p, mean, square, rate, size, correction)
 
 
@@ -104,6 +117,7 @@ class AdamW(Adam):
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
         betas: by what the two means decay in a step.
         eps: added to the root.
+        amsgrad: whether the largest mean of squares so far takes the place of ``v``.
 
     Raises:
         GraphError: an argument is not valid.

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from math import cos, pi
 
+from minidnn.errors import GraphError
 from minidnn.training.arguments import check_number, check_whole
 
-__all__ = ["ConstantRate", "Cosine", "LinearDecay", "OneCycle", "RateSchedule", "StepDecay"]
+__all__ = [
+    "ConstantRate",
+    "Cosine",
+    "Exponential",
+    "LinearDecay",
+    "MultiStep",
+    "OneCycle",
+    "Polynomial",
+    "RateSchedule",
+    "StepDecay",
+]
 
 
 @dataclass(frozen=True)
@@ -89,6 +101,68 @@ class StepDecay(RateSchedule):
 
 
 @dataclass(frozen=True)
+class MultiStep(RateSchedule):
+    """A learning rate that falls at given steps.
+
+    Args:
+        lr: the rate at first.
+        milestones: the steps after which it falls, counted from the end of the warm-up.
+        factor: what it is multiplied by at each.
+        warmup: so many steps lead up to ``lr`` from near 0.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    >>> lr = md.optim.MultiStep(0.1, [30 * 500, 60 * 500, 80 * 500])
+    """
+
+    milestones: Sequence[int]
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self, "factor", self.factor, 0)
+        if not isinstance(self.milestones, Sequence) or isinstance(self.milestones, str):
+            raise GraphError(
+                f"MultiStep: milestones={self.milestones!r:.80}; valid is a sequence of ints"
+            )
+        for i, step in enumerate(self.milestones):
+            check_whole(self, f"milestones[{i}]", step, 0)
+
+    def after(self, step: int) -> float:
+        return self.lr * float(self.factor) ** sum(step >= each for each in self.milestones)
+
+
+@dataclass(frozen=True)
+class Exponential(RateSchedule):
+    """A learning rate that is multiplied by one factor over and over.
+
+    Args:
+        lr: the rate at first.
+        factor: what it is multiplied by in ``every`` steps.
+        every: the steps that this takes; an epoch's make it PyTorch's ``ExponentialLR``, and
+            smooth within an epoch.
+        warmup: so many steps lead up to ``lr`` from near 0.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    >>> lr = md.optim.Exponential(0.1, 0.97, every=500)
+    """
+
+    factor: float
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self, "factor", self.factor, 0)
+        check_whole(self, "every", self.every, 1)
+
+    def after(self, step: int) -> float:
+        return self.lr * float(self.factor) ** (step / self.every)
+
+
+@dataclass(frozen=True)
 class _Ending(RateSchedule):
     """From ``lr`` to ``end`` after ``steps`` steps in all, the warm-up included."""
 
@@ -126,6 +200,33 @@ class LinearDecay(_Ending):
 
 
 @dataclass(frozen=True)
+class Polynomial(_Ending):
+    """A learning rate that falls as a power of what is left of the steps.
+
+    Args:
+        lr: the rate at first.
+        steps: in all, the warm-up included.
+        end: the rate at the end.
+        power: the exponent; 1 makes it :class:`LinearDecay`.
+        warmup: so many steps lead up to ``lr`` from near 0.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    >>> lr = md.optim.Polynomial(0.01, steps=4000, power=0.9)
+    """
+
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self, "power", self.power, 0)
+
+    def at(self, part: float) -> float:
+        return self.end + (self.lr - self.end) * (1.0 - part) ** float(self.power)
+
+
+@dataclass(frozen=True)
 class Cosine(_Ending):
     """A learning rate that falls along half a wave.
 
@@ -141,7 +242,7 @@ class Cosine(_Ending):
     """
 
     def at(self, part: float) -> float:
-        return _wave(self.lr, self.end, part)
+        return wave(self.lr, self.end, part)
 
 
 @dataclass(frozen=True)
@@ -180,10 +281,10 @@ class OneCycle(RateSchedule):
     def after(self, step: int) -> float:
         top, end = self.rise * self.steps - 1, self.steps - 1
         if step < top:
-            return _wave(self.lr / self.start, self.lr, step / top)
+            return wave(self.lr / self.start, self.lr, step / top)
         part = min(1.0, (step - top) / (end - top)) if end > top else 1.0
-        return _wave(self.lr, self.lr / self.start / self.last, part)
+        return wave(self.lr, self.lr / self.start / self.last, part)
 
 
-def _wave(begin: float, end: float, part: float) -> float:
+def wave(begin: float, end: float, part: float) -> float:
     return end + (begin - end) * (1 + cos(pi * part)) / 2

@@ -6,6 +6,7 @@ from typing import Any
 
 from minidnn.frontends.torch.aten.call import TRAINING, AtenCall, Refused, takes
 from minidnn.frontends.torch.aten.movement import part
+from minidnn.graph import activation_formulas as formulas
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import Expression, argument
@@ -49,18 +50,12 @@ def elu(call: AtenCall) -> Any:
 
 @takes("celu.default")
 def celu(call: AtenCall) -> Any:
-    x, alpha = argument(0), float(call.number("alpha"))
-    return formula(call, "CELU", scalar.where(x > 0.0, x, alpha * scalar.expm1(x / alpha)))
+    return formula(call, "CELU", formulas.celu(argument(0), float(call.number("alpha"))))
 
 
 @takes("selu.default")
 def selu(call: AtenCall) -> Any:
-    x, alpha, scale = (
-        argument(0),
-        1.6732632423543772848170429916717,
-        1.0507009873554804934193349852946,
-    )
-    return formula(call, "SELU", scalar.where(x > 0.0, scale * x, scale * alpha * scalar.expm1(x)))
+    return formula(call, "SELU", formulas.selu(argument(0)))
 
 
 @takes("sigmoid.default")
@@ -95,18 +90,13 @@ def hardsigmoid(call: AtenCall) -> Any:
 
 @takes("softplus.default")
 def softplus(call: AtenCall) -> Any:
-    x, beta = argument(0), float(call.number("beta"))
-    smooth = scalar.log1p(scalar.exp(x * beta)) / beta
-    return formula(
-        call, "Softplus", scalar.where(x * beta > float(call.number("threshold")), x, smooth)
-    )
+    beta, threshold = float(call.number("beta")), float(call.number("threshold"))
+    return formula(call, "Softplus", formulas.softplus(argument(0), beta, threshold))
 
 
 @takes("mish.default")
 def mish(call: AtenCall) -> Any:
-    x = argument(0)
-    smooth = scalar.where(x > 20.0, x, scalar.log1p(scalar.exp(x)))
-    return formula(call, "Mish", x * scalar.tanh(smooth))
+    return formula(call, "Mish", formulas.mish(argument(0)))
 
 
 @takes("prelu.default", when="the weight is known")
@@ -176,31 +166,27 @@ def log1p(call: AtenCall) -> Any:
 
 @takes("log_sigmoid.default")
 def log_sigmoid(call: AtenCall) -> Any:
-    x = argument(0)
-    below = scalar.where(x < 0.0, x, 0.0)
-    body = below - scalar.log1p(scalar.exp(scalar.where(x < 0.0, x, -x)))
-    return formula(call, "LogSigmoid", body)
+    return formula(call, "LogSigmoid", formulas.log_sigmoid(argument(0)))
 
 
 @takes("hardshrink.default")
 def hardshrink(call: AtenCall) -> Any:
-    x, width = argument(0), float(call.number("lambd"))
-    inside = (x >= -width) * (x <= width)
-    return formula(call, "Hardshrink", scalar.where(inside > 0.0, 0.0, x))
+    return formula(
+        call, "Hardshrink", formulas.hardshrink(argument(0), float(call.number("lambd")))
+    )
 
 
 @takes("softshrink.default")
 def softshrink(call: AtenCall) -> Any:
-    x, width = argument(0), float(call.number("lambd"))
-    below = scalar.where(x < -width, x + width, x * 0.0)
-    return formula(call, "Softshrink", scalar.where(x > width, x - width, below))
+    return formula(
+        call, "Softshrink", formulas.softshrink(argument(0), float(call.number("lambd")))
+    )
 
 
 @takes("threshold.default")
 def threshold(call: AtenCall) -> Any:
-    x = argument(0)
     most, value = float(call.number("threshold")), float(call.number("value"))
-    return formula(call, "Threshold", scalar.where(x <= most, value, x))
+    return formula(call, "Threshold", formulas.threshold(argument(0), most, value))
 
 
 @takes("rrelu.default", when="not training")
@@ -217,7 +203,7 @@ def glu(call: AtenCall) -> Any:
     axis = call.axis("dim", x.type.rank)
     size = x.shape[axis] // 2
     halves = part(x, axis, 0, size), part(x, axis, size, size)
-    gated = argument(0) * scalar.sigmoid(argument(1))
+    gated = formulas.glu(argument(0), argument(1))
     return apply(ops.Formula(gated, tensors=2, title="GLU"), *halves)
 
 

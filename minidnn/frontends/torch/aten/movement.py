@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from minidnn.frontends.torch.aten.call import AtenCall, Refused, key_of, takes
 from minidnn.graph import operators as ops
+from minidnn.graph import rearranged
 from minidnn.graph.expression import argument, where
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.trace import apply
@@ -252,26 +253,12 @@ def _padded(call: AtenCall, mode: str, value: float) -> Any:
 
 @takes("pixel_shuffle.default")
 def pixel_shuffle(call: AtenCall) -> Any:
-    x, factor = call.tensor("self"), call["upscale_factor"]
-    *front, channels, rows, columns = x.shape
-    batch = tuple(front)
-    rank = len(front)
-    split = apply(ops.View((*batch, channels // factor**2, factor, factor, rows, columns)), x)
-    order = (*range(rank), rank, rank + 3, rank + 1, rank + 4, rank + 2)
-    return apply(ops.View(call.result.shape), apply(ops.Transpose(order), split))
+    return rearranged.pixel_shuffle(call.tensor("self"), call["upscale_factor"])
 
 
 @takes("pixel_unshuffle.default")
 def pixel_unshuffle(call: AtenCall) -> Any:
-    x, factor = call.tensor("self"), call["downscale_factor"]
-    *front, channels, rows, columns = x.shape
-    batch = tuple(front)
-    rank = len(front)
-    split = apply(
-        ops.View((*batch, channels, rows // factor, factor, columns // factor, factor)), x
-    )
-    order = (*range(rank), rank, rank + 2, rank + 4, rank + 1, rank + 3)
-    return apply(ops.View(call.result.shape), apply(ops.Transpose(order), split))
+    return rearranged.pixel_unshuffle(call.tensor("self"), call["downscale_factor"])
 
 
 @takes("flip.default")
@@ -342,31 +329,25 @@ def im2col(call: AtenCall) -> Any:
     x = call.tensor("self")
     if x.type.rank != 4:
         raise Refused(f"input has shape {x.shape}; known is one with a batch axis")
-    rows, columns = call.pair("padding")
-    if rows or columns:
-        x = apply(ops.Pad((0, 0, rows, columns), (0, 0, rows, columns)), x)
-    windows = ops.Unfold2d(call.pair("kernel_size"), call.pair("stride"), call.pair("dilation"))
-    return apply(ops.View(call.result.shape), apply(windows, x))
+    return rearranged.unfold(x, _blocks(call))
 
 
-@takes("col2im.default", when="there is a batch axis, and the blocks lie side by side")
+@takes("col2im.default", when="there is a batch axis")
 def col2im(call: AtenCall) -> Any:
-    x, kernel = call.tensor("self"), call.pair("kernel_size")
-    plain = (call.pair("padding"), call.pair("dilation")) == ((0, 0), (1, 1))
-    if x.type.rank != 3 or not plain or call.pair("stride") != kernel:
-        raise Refused(
-            f"input {x.shape}, kernel_size={list(kernel)}, stride={call['stride']}, "
-            f"padding={call['padding']}, dilation={call['dilation']}; known are blocks side by "
-            "side, and a batch axis"
-        )
-    batch, channels, height, width = call.result.shape
-    counts = (height // kernel[0], width // kernel[1])
-    split = apply(ops.View((batch, channels, *kernel, *counts)), x)
-    laid = apply(ops.Transpose((0, 1, 4, 2, 5, 3)), split)
-    whole = (batch, channels, counts[0] * kernel[0], counts[1] * kernel[1])
-    image = apply(ops.View(whole), laid)
-    rest = (height - whole[2], width - whole[3])
-    return image if rest == (0, 0) else apply(ops.Pad((0, 0, 0, 0), (0, 0, *rest)), image)
+    x = call.tensor("self")
+    if x.type.rank != 3:
+        raise Refused(f"input has shape {x.shape}; known is one with a batch axis")
+
+    def constant(type: TensorType, data: Callable[[], np.ndarray]) -> Constant:
+        return Constant(type, f"{call.node.name}.places", data)
+
+    return rearranged.fold(x, call.pair("output_size"), _blocks(call), constant)
+
+
+def _blocks(call: AtenCall) -> rearranged.Blocks:
+    return rearranged.Blocks(
+        *(call.pair(name) for name in ("kernel_size", "dilation", "padding", "stride"))
+    )
 
 
 @takes("tril.default", "triu.default")
@@ -393,8 +374,4 @@ def _taken(x: Value, places: Mapping[int, Sequence[int]]) -> Value:
 
 @takes("channel_shuffle.default")
 def channel_shuffle(call: AtenCall) -> Any:
-    x, groups = call.tensor("self"), call["groups"]
-    batch, channels, *plane = x.shape
-    split = apply(ops.View((batch, groups, channels // groups, *plane)), x)
-    order = (0, 2, 1, *range(3, 3 + len(plane)))
-    return apply(ops.View(x.shape), apply(ops.Transpose(order), split))
+    return rearranged.channel_shuffle(call.tensor("self"), call["groups"])

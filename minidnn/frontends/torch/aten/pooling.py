@@ -7,6 +7,7 @@ from typing import Any
 from minidnn.frontends.torch.aten.call import AtenCall, Refused, takes
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Value
+from minidnn.graph.rearranged import adaptive_max
 from minidnn.graph.trace import apply
 
 
@@ -94,30 +95,34 @@ def adaptive_max_pool2d(call: AtenCall) -> Any:
     x = call.tensor("self")
     if x.type.rank != 4:
         raise Refused(f"input has shape {x.shape}; known is one with a batch axis")
-    return (_adaptive_max(x, call.pair("output_size")), None)
+    return (adaptive_max(x, call.pair("output_size")), None)
 
 
 @takes("adaptive_max_pool1d.default", when=_NO_INDICES)
 def adaptive_max_pool1d(call: AtenCall) -> Any:
     (size,) = call["output_size"]
-    pooled = _adaptive_max(_row(call), (1, size))
+    pooled = adaptive_max(_row(call), (1, size))
     return (apply(ops.View(call.result.shape), pooled), None)
 
 
-def _adaptive_max(x: Value, sizes: tuple[int, int]) -> Value:
-    """The largest of windows that begin and end where those of adaptive averages do.
-
-    Where they are not all alike, the last elements of the shorter ones are taken twice, which the
-    largest does not notice.
-    """
-    kernel, chosen = [], []
-    for size, outputs in zip(x.shape[2:], sizes, strict=True):
-        bounds = [(i * size // outputs, -(-(i + 1) * size // outputs)) for i in range(outputs)]
-        most = max(end - start for start, end in bounds)
-        places = tuple(min(start + k, end - 1) for start, end in bounds for k in range(most))
-        kernel.append(most)
-        chosen.append(None if places == tuple(range(size)) else places)
-    if chosen != [None, None]:
-        x = apply(ops.Take((None, None, *chosen)), x)
-    window = (kernel[0], kernel[1])
-    return apply(ops.MaxPool2d(window, window), x)
+@takes("avg_pool3d.default", when="there is a batch axis, and no padding")
+def avg_pool3d(call: AtenCall) -> Any:
+    """Averages along the depth of averages over rows and columns."""
+    x, kernel = call.tensor("self"), call.ints("kernel_size", 3)
+    plain = call.ints("padding", 3) == (0, 0, 0) and not call["ceil_mode"]
+    if x.type.rank != 5 or not plain or call["divisor_override"] is not None:
+        raise Refused(
+            f"input {x.shape}, padding={call['padding']}, ceil_mode={call['ceil_mode']}, "
+            f"divisor_override={call['divisor_override']}; known is none, and a batch axis"
+        )
+    stride = call.ints("stride", 3) if call["stride"] else kernel
+    batch, channels, depth, rows, columns = x.shape
+    found = x
+    if (kernel[1:], stride[1:]) != ((1, 1), (1, 1)):
+        images = apply(ops.View((batch, channels * depth, rows, columns)), x)
+        found = apply(ops.AvgPool2d((kernel[1], kernel[2]), (stride[1], stride[2])), images)
+        rows, columns = found.shape[2:]
+    if (kernel[0], stride[0]) != (1, 1):
+        images = apply(ops.View((batch, channels, depth, rows * columns)), found)
+        found = apply(ops.AvgPool2d((kernel[0], 1), (stride[0], 1)), images)
+    return apply(ops.View(call.result.shape), found)

@@ -1,4 +1,4 @@
-"""Losses: what training makes small, as a value of one element.
+"""What a loss is, and the losses that most networks are trained with.
 
 A loss is called on symbols, an output of the network and a target, with NumPy's functions; any
 function of that kind is one, too.  The mean is taken over all that counts.
@@ -20,6 +20,7 @@ from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply
 from minidnn.graph.types import FLOATS, TensorType
 from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.losses.averages import aligned, mean
 
 __all__ = ["L1", "MSE", "BinaryCrossEntropy", "CrossEntropy", "Huber", "Loss"]
 
@@ -30,6 +31,9 @@ Function = Callable[[Any, Any], Any]
 @dataclass(frozen=True)
 class Loss:
     """A loss of one output.  A subclass defines ``__call__`` on symbols.
+
+    Those here also take ``sample_weight``, a number for each sample, (N,), or for each of more of
+    the output's first axes, and give the mean by these weights.
 
     >>> class Relative(md.losses.Loss):
     ...     def __call__(self, output, target):
@@ -66,8 +70,9 @@ class MSE(Loss):
     >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.MSE(), md.optim.SGD(0.1))
     """
 
-    def __call__(self, output: Any, target: Any) -> Any:
-        return pointwise("SquaredError", lambda x, t: (x - t) * (x - t), output, target).mean()
+    def __call__(self, output: Any, target: Any, sample_weight: Any = None) -> Any:
+        each = pointwise("SquaredError", lambda x, t: (x - t) * (x - t), output, target)
+        return mean(self, each, sample_weight)
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,9 @@ class L1(Loss):
     >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.L1(), md.optim.SGD(0.1))
     """
 
-    def __call__(self, output: Any, target: Any) -> Any:
-        return pointwise("AbsoluteError", lambda x, t: abs(x - t), output, target).mean()
+    def __call__(self, output: Any, target: Any, sample_weight: Any = None) -> Any:
+        each = pointwise("AbsoluteError", lambda x, t: abs(x - t), output, target)
+        return mean(self, each, sample_weight)
 
 
 @dataclass(frozen=True)
@@ -99,12 +105,12 @@ class Huber(Loss):
     def __post_init__(self) -> None:
         check_number(self, "delta", self.delta, 0)
 
-    def __call__(self, output: Any, target: Any) -> Any:
+    def __call__(self, output: Any, target: Any, sample_weight: Any = None) -> Any:
         def body(x: Any, t: Any) -> Any:
             d, delta = abs(x - t), float(self.delta)
             return scalar.where(d <= delta, 0.5 * (d * d), delta * (d - 0.5 * delta))
 
-        return pointwise("Huber", body, output, target).mean()
+        return mean(self, pointwise("Huber", body, output, target), sample_weight)
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ class BinaryCrossEntropy(Loss):
     def __post_init__(self) -> None:
         check_number(self, "positive_weight", self.positive_weight, 0)
 
-    def __call__(self, output: Any, target: Any) -> Any:
+    def __call__(self, output: Any, target: Any, sample_weight: Any = None) -> Any:
         more = float(self.positive_weight) - 1.0
 
         def body(x: Any, t: Any) -> Any:
@@ -132,10 +138,10 @@ class BinaryCrossEntropy(Loss):
             softplus = scalar.where(x < -40.0, -x, scalar.log1p(scalar.exp(-x)))
             return (1.0 - t) * x + (1.0 + more * t) * softplus
 
-        return pointwise("BinaryCrossEntropy", body, output, target).mean()
+        return mean(self, pointwise("BinaryCrossEntropy", body, output, target), sample_weight)
 
     def check(self, target: np.ndarray, output: TensorType) -> None:
-        _check_range(self, target, 0.0, 1.0)
+        check_range(self, target, 0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -205,28 +211,28 @@ class CrossEntropy(Loss):
             given = np.asarray(self.weight, np.float64)
             if given.ndim != 1 or not (given >= 0).all():
                 raise GraphError(
-                    f"CrossEntropy: weight={self.weight!r:.80}; valid is a number of at least 0 "
-                    "for each class"
+                    f"{type(self).__name__}: weight={self.weight!r:.80}; valid is a number of at "
+                    "least 0 for each class"
                 )
             object.__setattr__(self, "weight", tuple(given.tolist()))
         if self.ignore_index is not None:
             check_whole(self, "ignore_index", self.ignore_index, -(1 << 53))
             if self.probabilities:
                 raise GraphError(
-                    f"CrossEntropy: ignore_index={self.ignore_index} with probabilities=True, "
-                    "which have no index; valid is one of them"
+                    f"{type(self).__name__}: ignore_index={self.ignore_index} with "
+                    "probabilities=True, which have no index; valid is one of them"
                 )
 
     def target(self, output: TensorType) -> TensorType:
         if output.rank < 2 or output.dtype not in FLOATS:
             raise GraphError(
-                f"CrossEntropy: the output is {output}; valid is a float dtype and a shape "
-                "(N, classes, ...)"
+                f"{type(self).__name__}: the output is {output}; valid is a float dtype and a "
+                "shape (N, classes, ...)"
             )
         if self.weight is not None and len(self.weight) != output.shape[1]:
             raise GraphError(
-                f"CrossEntropy: weight has {len(self.weight)} numbers; valid is one for each of "
-                f"the {output.shape[1]} classes of the output {output}"
+                f"{type(self).__name__}: weight has {len(self.weight)} numbers; valid is one for "
+                f"each of the {output.shape[1]} classes of the output {output}"
             )
         if self.probabilities:
             return output
@@ -234,7 +240,7 @@ class CrossEntropy(Loss):
 
     def check(self, target: np.ndarray, output: TensorType) -> None:
         if self.probabilities:
-            _check_range(self, target, 0.0, 1.0)
+            check_range(self, target, 0.0, 1.0)
             return
         known = (target >= 0) & (target < output.shape[1])
         if self.ignore_index is not None:
@@ -243,8 +249,8 @@ class CrossEntropy(Loss):
             place = tuple(np.argwhere(~known)[0].tolist())
             ignored = "" if self.ignore_index is None else f", and {self.ignore_index}"
             raise GraphError(
-                f"CrossEntropy: target{list(place)} is {target[place]}; valid are indices from 0 "
-                f"to {output.shape[1] - 1} of the output's classes{ignored}"
+                f"{type(self).__name__}: target{list(place)} is {target[place]}; valid are indices "
+                f"from 0 to {output.shape[1] - 1} of the output's classes{ignored}"
             )
 
     def form(self, floats: bool, shape: Sequence[int], output: TensorType) -> Loss:
@@ -279,27 +285,39 @@ class CrossEntropy(Loss):
         counts = np.not_equal(index, self.ignore_index)
         return np.logical_and(is_class, counts), counts
 
-    def __call__(self, output: Any, target: Any) -> Any:
-        logs = apply(ops.LogSoftmax(1), output)
+    def _logs(self, output: Any) -> Any:
+        """The logarithms of the classes' probabilities."""
+        return apply(ops.LogSoftmax(1), output)
+
+    def _factor(self, log: Any) -> Any:
+        """What a class's term is multiplied by, besides its weight."""
+        return 1.0
+
+    def __call__(self, output: Any, target: Any, sample_weight: Any = None) -> Any:
+        logs = self._logs(output)
         classes = output.shape[1]
+        weight: Any = self._weights(output)
+        total_weight: Any = float(prod(output.shape) // classes)
+        if sample_weight is not None:
+            places = (output.shape[0], *output.shape[2:])
+            each = aligned(self, sample_weight, places)
+            total_weight = each.sum() * float(prod(places) // prod(each.shape))
+            weight = weight * each.reshape(each.shape[0], 1, *each.shape[1:])
         smooth, even = 1.0 - self.label_smoothing, self.label_smoothing / classes
         if self.probabilities:
-            weight = self._weights(output)
 
             def spread(log: Any, t: Any, w: Any) -> Any:
                 part = (t * smooth + even) * w
                 return scalar.where(part > 0.0, -(part * log), 0.0)
 
-            total = pointwise("CrossEntropy", spread, logs, target, weight).sum()
-            return total / float(prod(output.shape) // classes)
+            return pointwise("CrossEntropy", spread, logs, target, weight).sum() / total_weight
         is_class, counts = self._classes(output, target)
-        weight = self._weights(output)
         count = pointwise("Weight", _chosen, is_class, weight).sum()
 
         def body(log: Any, here: Any, w: Any, *counts: Any) -> Any:
             part = scalar.where(here > 0.0, smooth + even, even) * w
             if not even:
-                return scalar.where(here > 0.0, -(log * w), 0.0)
+                return scalar.where(here > 0.0, -(log * w) * self._factor(log), 0.0)
             loss = -(part * log)
             return scalar.where(counts[0] > 0.0, loss, 0.0) if counts else loss
 
@@ -311,7 +329,7 @@ def _chosen(here: Any, weight: Any) -> Any:
     return scalar.where(here > 0.0, weight, 0.0)
 
 
-def _check_range(owner: Loss, target: np.ndarray, low: float, high: float) -> None:
+def check_range(owner: Loss, target: np.ndarray, low: float, high: float) -> None:
     wrong = ~((target >= low) & (target <= high))
     if wrong.any():
         place = tuple(np.argwhere(wrong)[0].tolist())

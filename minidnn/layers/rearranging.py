@@ -1,0 +1,266 @@
+"""Layers that move elements, with PyTorch's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+from minidnn.errors import GraphError
+from minidnn.graph import operators as ops
+from minidnn.graph import rearranged
+from minidnn.graph.ir import Value
+from minidnn.graph.operator import check_pair
+from minidnn.graph.plain import plain
+from minidnn.graph.rearranged import Blocks, fold, unfold
+from minidnn.graph.trace import apply, current_trace
+from minidnn.graph.types import TensorType
+from minidnn.layers.arguments import check_count, check_numbers, check_rank, misfit
+from minidnn.layers.layer import Layer
+from minidnn.layers.parameter import LazyArray
+
+__all__ = ["ChannelShuffle", "Fold", "PixelShuffle", "PixelUnshuffle", "Unflatten", "Unfold"]
+
+Size = int | tuple[int, int]
+
+
+class PixelShuffle(Layer):
+    """(N, C * f * f, H, W) as (N, C, H * f, W * f): each pixel's channels become a square of f rows
+    and columns.
+
+    Args:
+        upscale_factor: rows and columns of that square, f.
+
+    Raises:
+        GraphError: the argument is no count.
+
+    Source: Shi et al., arXiv:1609.05158.
+
+    >>> net = Sequential(Conv2d(3, 12, 3, padding=1), PixelShuffle(2))
+    """
+
+    def __init__(self, upscale_factor: int) -> None:
+        self.upscale_factor = check_count("PixelShuffle", "upscale_factor", upscale_factor)
+
+    def forward(self, x: Any) -> Any:
+        check_rank("PixelShuffle", x, 3, 4, 5)
+        block = self.upscale_factor**2
+        if x.shape[-3] % block:
+            raise misfit(
+                "PixelShuffle",
+                f"input has shape {x.shape} with {x.shape[-3]} channels; valid is a multiple of "
+                f"upscale_factor**2 = {block}",
+            )
+        return rearranged.pixel_shuffle(x, self.upscale_factor)
+
+    def extra_repr(self) -> str:
+        return f"upscale_factor={self.upscale_factor}"
+
+
+class PixelUnshuffle(Layer):
+    """(N, C, H * f, W * f) as (N, C * f * f, H, W), the inverse of :class:`PixelShuffle`.
+
+    Args:
+        downscale_factor: rows and columns of the squares that become channels, f.
+
+    Raises:
+        GraphError: the argument is no count.
+
+    >>> net = Sequential(PixelUnshuffle(2), Conv2d(12, 8, 3))
+    """
+
+    def __init__(self, downscale_factor: int) -> None:
+        self.downscale_factor = check_count("PixelUnshuffle", "downscale_factor", downscale_factor)
+
+    def forward(self, x: Any) -> Any:
+        check_rank("PixelUnshuffle", x, 3, 4, 5)
+        if any(size % self.downscale_factor for size in x.shape[-2:]):
+            raise misfit(
+                "PixelUnshuffle",
+                f"input has shape {x.shape}; valid are rows and columns that are multiples of "
+                f"downscale_factor = {self.downscale_factor}",
+            )
+        return rearranged.pixel_unshuffle(x, self.downscale_factor)
+
+    def extra_repr(self) -> str:
+        return f"downscale_factor={self.downscale_factor}"
+
+
+class ChannelShuffle(Layer):
+    """The channels of (N, C, ...) in another order: those of all groups take turns.
+
+    Args:
+        groups: into how many groups the channels are split.
+
+    Raises:
+        GraphError: the argument is no count.
+
+    Source: Zhang et al., arXiv:1707.01083.
+
+    >>> net = Sequential(Conv2d(3, 8, 1), ChannelShuffle(2))
+    """
+
+    def __init__(self, groups: int) -> None:
+        self.groups = check_count("ChannelShuffle", "groups", groups)
+
+    def forward(self, x: Any) -> Any:
+        check_rank("ChannelShuffle", x, 3, 4, 5)
+        if x.shape[1] % self.groups:
+            raise misfit(
+                "ChannelShuffle",
+                f"input has shape {x.shape} with {x.shape[1]} channels; valid is a multiple of "
+                f"groups = {self.groups}",
+            )
+        return rearranged.channel_shuffle(x, self.groups)
+
+    def extra_repr(self) -> str:
+        return f"groups={self.groups}"
+
+
+class Unflatten(Layer):
+    """Splits an axis into several.
+
+    Args:
+        dim: the axis.
+        unflattened_size: the sizes that it is split into; one of them may be -1, which is what is
+            left.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    >>> net = Sequential(Linear(8, 12), Unflatten(1, (3, 4)))
+    """
+
+    def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
+        sizes: Any = plain(unflattened_size)
+        valid = isinstance(sizes, (tuple, list)) and sizes
+        if not valid or not all(type(n) is int and (n >= 1 or n == -1) for n in sizes):
+            raise GraphError(
+                f"Unflatten: unflattened_size={unflattened_size!r:.80}; valid are ints of at least "
+                "1, one of which may be -1"
+            )
+        if list(sizes).count(-1) > 1 or type(plain(dim)) is not int:
+            raise GraphError(
+                f"Unflatten: dim={dim!r:.80}, unflattened_size={unflattened_size!r:.80}; valid "
+                "are an int, and sizes of which at most one is -1"
+            )
+        self.dim, self.unflattened_size = plain(dim), tuple(sizes)
+
+    def forward(self, x: Any) -> Any:
+        if not isinstance(x, Value) or not -x.type.rank <= self.dim < x.type.rank:
+            shown = f"shape {x.shape}" if isinstance(x, Value) else f"{x!r:.80}"
+            raise misfit("Unflatten", f"input has {shown}; valid is one with an axis {self.dim}")
+        axis = self.dim % x.type.rank
+        known = prod(n for n in self.unflattened_size if n != -1)
+        open_size, rest = divmod(x.shape[axis], known)
+        if rest or (-1 not in self.unflattened_size and open_size != 1):
+            raise misfit(
+                "Unflatten",
+                f"input has shape {x.shape} with {x.shape[axis]} elements along axis {axis}, which "
+                f"unflattened_size={self.unflattened_size} does not split",
+            )
+        sizes = (open_size if n == -1 else n for n in self.unflattened_size)
+        return apply(ops.View((*x.shape[:axis], *sizes, *x.shape[axis + 1 :])), x)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, unflattened_size={self.unflattened_size}"
+
+
+class _OfBlocks(Layer):
+    """What layers of sliding blocks share."""
+
+    blocks: Blocks
+
+    def _keep(self, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> None:
+        name = type(self).__name__
+        self.blocks = Blocks(
+            check_pair(name, "kernel_size", kernel_size, 1),
+            check_pair(name, "dilation", dilation, 1),
+            check_pair(name, "padding", padding, 0),
+            check_pair(name, "stride", stride, 1),
+        )
+
+    def extra_repr(self) -> str:
+        own = self.blocks
+        return (
+            f"kernel_size={own.kernel}, dilation={own.dilation}, padding={own.padding}, "
+            f"stride={own.stride}"
+        )
+
+
+class Unfold(_OfBlocks):
+    """The sliding blocks of (N, C, H, W) as columns: (N, C * KH * KW, blocks).
+
+    Args:
+        kernel_size: rows and columns of a block, (KH, KW), or one number for both.
+        dilation: from one element of a block to the next.
+        padding: rows and columns of zeros added on either side.
+        stride: from one block to the next.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    >>> net = Sequential(Unfold(4, stride=4))
+    """
+
+    def __init__(
+        self, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1
+    ) -> None:
+        self._keep(kernel_size, dilation, padding, stride)
+
+    def forward(self, x: Any) -> Any:
+        check_rank("Unfold", x, 4)
+        if min(self.blocks.counts(x.shape[2:])) < 1:
+            raise misfit("Unfold", f"input has shape {x.shape}, which is less than a block")
+        return unfold(x, self.blocks)
+
+
+class Fold(_OfBlocks):
+    """An image of which (N, C * KH * KW, blocks) are the sliding blocks, which are added up where
+    they overlap.
+
+    Args:
+        output_size: rows and columns of the image, or one number for both.
+        kernel_size: rows and columns of a block, (KH, KW), or one number for both.
+        dilation: from one element of a block to the next.
+        padding: rows and columns on either side that the image lacks.
+        stride: from one block to the next.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    >>> net = Sequential(Unfold(4, stride=4), Fold((32, 32), 4, stride=4))
+    """
+
+    def __init__(
+        self,
+        output_size: Size,
+        kernel_size: Size,
+        dilation: Size = 1,
+        padding: Size = 0,
+        stride: Size = 1,
+    ) -> None:
+        rows, columns = check_numbers("Fold", "output_size", output_size, 2, 1)
+        self.output_size = (rows, columns)
+        self._keep(kernel_size, dilation, padding, stride)
+        if min(self.blocks.counts(self.output_size)) < 1:
+            raise GraphError(
+                f"Fold: output_size={self.output_size} is less than a block, {self.extra_repr()}"
+            )
+        self._places = LazyArray(partial(self.blocks.places, self.output_size))
+
+    def forward(self, x: Any) -> Any:
+        check_rank("Fold", x, 3)
+        counts, block = self.blocks.counts(self.output_size), prod(self.blocks.kernel)
+        if x.shape[2] != prod(counts) or x.shape[1] % block:
+            raise misfit(
+                "Fold",
+                f"input has shape {x.shape}; valid are (N, C * {block}, {prod(counts)}), as "
+                f"{counts[0]} * {counts[1]} blocks of {block} elements make the image",
+            )
+        return fold(x, self.output_size, self.blocks, self._constant)
+
+    def _constant(self, type: TensorType, data: Any) -> Value:
+        trace = current_trace()
+        return trace.constant(self, f"{trace.path}.places", type, self._places)

@@ -1,0 +1,254 @@
+"""Losses of classes besides :class:`~minidnn.training.losses.CrossEntropy`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from minidnn.errors import GraphError
+from minidnn.graph import expression as scalar
+from minidnn.graph.scalar_functions import softplus
+from minidnn.graph.symbolic import pointwise
+from minidnn.graph.types import TensorType
+from minidnn.training.arguments import check_number
+from minidnn.training.losses.averages import mean
+from minidnn.training.losses.common import CrossEntropy, Function, Loss, accuracy, check_range
+
+__all__ = ["NLL", "Focal", "MultiLabelSoftMargin", "MultiMargin", "SigmoidFocal"]
+
+
+@dataclass(frozen=True, init=False)
+class NLL(CrossEntropy):
+    """:class:`CrossEntropy` of outputs that are logarithms of probabilities already, such as those
+    of :class:`minidnn.layers.LogSoftmax`. As in PyTorch.
+
+    Args:
+        weight: a number for each class; the mean is taken by these weights.
+        ignore_index: targets of this class do not count.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    >>> net = md.Sequential(L.Flatten(), L.Linear(64, 10), L.LogSoftmax(1))
+    >>> trainer = md.Trainer(net, (2, 1, 8, 8), md.losses.NLL(), md.optim.SGD(0.1))
+    """
+
+    label_smoothing: ClassVar[float] = 0.0  # type: ignore[misc]
+    probabilities: ClassVar[bool] = False  # type: ignore[misc]
+
+    def __init__(
+        self, weight: Sequence[float] | None = None, ignore_index: int | None = None
+    ) -> None:
+        _set(self, weight=weight, ignore_index=ignore_index)
+        self.__post_init__()
+
+    def _logs(self, output: Any) -> Any:
+        return output
+
+
+@dataclass(frozen=True, init=False)
+class Focal(CrossEntropy):
+    """:class:`CrossEntropy` in which a class whose probability is ``p`` counts by ``(1 - p) **
+    gamma``, so that what is classified well hardly counts.
+
+    Args:
+        gamma: the exponent; 0 makes it :class:`CrossEntropy`.
+        weight: a number for each class, the paper's alpha; the mean is taken by these weights.
+        ignore_index: targets of this class do not count.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    Source: Lin et al., arXiv:1708.02002.
+
+    >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.Focal(), md.optim.SGD(0.1))
+    """
+
+    gamma: float = 2.0
+
+    label_smoothing: ClassVar[float] = 0.0  # type: ignore[misc]
+    probabilities: ClassVar[bool] = False  # type: ignore[misc]
+
+    def __init__(
+        self,
+        gamma: float = 2.0,
+        weight: Sequence[float] | None = None,
+        ignore_index: int | None = None,
+    ) -> None:
+        _set(self, gamma=gamma, weight=weight, ignore_index=ignore_index)
+        check_number(self, "gamma", gamma, 0)
+        self.__post_init__()
+
+    def _factor(self, log: Any) -> Any:
+        return powered(-scalar.expm1(log), float(self.gamma))
+
+
+def _set(owner: Any, **values: Any) -> None:
+    for name, value in values.items():
+        object.__setattr__(owner, name, value)
+
+
+def powered(x: Any, exponent: float) -> Any:
+    """A power of a number from 0 on, by products where the exponent is a small whole number."""
+    if not exponent.is_integer() or exponent > 8:
+        return x**exponent
+    found: Any = 1.0
+    for _ in range(int(exponent)):
+        found = x * found
+    return found
+
+
+@dataclass(frozen=True)
+class SigmoidFocal(Loss):
+    """:class:`BinaryCrossEntropy` in which each element counts by ``(1 - p) ** gamma``, where ``p``
+    is the probability that the sigmoid of the output gives to the target. The mean over all, as
+    ``torchvision.ops.sigmoid_focal_loss`` has it.
+
+    Args:
+        alpha: what positive targets count, where negative ones count ``1 - alpha``; -1 for no such
+            weights.
+        gamma: the exponent.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    Source: Lin et al., arXiv:1708.02002.
+
+    >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.SigmoidFocal(), md.optim.SGD(0.1))
+    """
+
+    alpha: float = 0.25
+    gamma: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.alpha != -1:
+            check_number(self, "alpha", self.alpha, 0, 1)
+        check_number(self, "gamma", self.gamma, 0)
+
+    def check(self, target: np.ndarray, output: TensorType) -> None:
+        check_range(self, target, 0.0, 1.0)
+
+    def __call__(self, output: Any, target: Any, sample_weight: Any = None) -> Any:
+        alpha = float(self.alpha)
+
+        def body(x: Any, t: Any) -> Any:
+            p, q = scalar.sigmoid(x), scalar.sigmoid(-x)
+            wrong = p * (1.0 - t) + q * t
+            found = ((1.0 - t) * x + softplus(-x)) * powered(wrong, float(self.gamma))
+            return found if alpha < 0 else (alpha * t + (1.0 - alpha) * (1.0 - t)) * found
+
+        return mean(self, pointwise("SigmoidFocal", body, output, target), sample_weight)
+
+
+@dataclass(frozen=True)
+class MultiLabelSoftMargin(Loss):
+    """The mean over samples and classes of the binary cross entropy of logits (N, C) and targets
+    from 0 to 1. As in PyTorch.
+
+    Args:
+        weight: a number for each class.
+
+    Raises:
+        GraphError: ``weight`` is not valid.
+
+    >>> trainer = md.Trainer(
+    ...     net, (2, 3, 32, 32), md.losses.MultiLabelSoftMargin(), md.optim.SGD(0.1)
+    ... )
+    """
+
+    weight: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        _keep_weight(self, self.weight)
+
+    def check(self, target: np.ndarray, output: TensorType) -> None:
+        check_range(self, target, 0.0, 1.0)
+
+    def __call__(self, output: Any, target: Any, sample_weight: Any = None) -> Any:
+        def body(x: Any, t: Any) -> Any:
+            return (1.0 - t) * x + softplus(-x)
+
+        each = pointwise("MultiLabelSoftMargin", body, output, target)
+        if self.weight is not None:
+            each = each * _row(self, output, -1)
+        return mean(self, each.mean(-1), sample_weight)
+
+
+@dataclass(frozen=True)
+class MultiMargin(Loss):
+    """The sum over the other classes of ``max(0, margin - output[target] + output[other]) ** p``,
+    divided by the number of classes. As in PyTorch.
+
+    Args:
+        p: 1 or 2.
+        margin: by how much the target's output should be above others.
+        weight: a number for each class.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.MultiMargin(), md.optim.SGD(0.1))
+    """
+
+    p: int = 1
+    margin: float = 1.0
+    weight: Sequence[float] | None = None
+
+    metrics: ClassVar[Mapping[str, Function]] = {"accuracy": accuracy}
+
+    def __post_init__(self) -> None:
+        if self.p not in (1, 2):
+            raise GraphError(f"MultiMargin: p={self.p!r:.80}; valid are 1 and 2")
+        check_number(self, "margin", self.margin, float("-inf"))
+        _keep_weight(self, self.weight)
+
+    def target(self, output: TensorType) -> TensorType:
+        if output.rank != 2:
+            raise GraphError(f"MultiMargin: the output is {output}; valid is a shape (N, classes)")
+        return TensorType(output.shape[:1], "int64")
+
+    def check(self, target: np.ndarray, output: TensorType) -> None:
+        CrossEntropy.check(CrossEntropy(), target, output)
+
+    def __call__(self, output: Any, target: Any, sample_weight: Any = None) -> Any:
+        classes = output.shape[1]
+        numbers = output._constant(np.arange(classes)[None], "int64")
+        here = np.equal(target.reshape(-1, 1), numbers)
+        own = pointwise("Own", lambda h, x: scalar.where(h > 0.0, x, 0.0), here, output)
+        weight: Any = [] if self.weight is None else [_row(self, output, 1)]
+        if weight:
+            chosen = pointwise("Own", lambda h, w: scalar.where(h > 0.0, w, 0.0), here, *weight)
+            weight = [chosen.sum(1, keepdims=True)]
+
+        def body(h: Any, x: Any, own: Any, *weight: Any) -> Any:
+            over = scalar.maximum(float(self.margin) - own + x, 0.0)
+            found = over if self.p == 1 else over * over
+            return scalar.where(h > 0.0, 0.0, found * weight[0] if weight else found)
+
+        each = pointwise("MultiMargin", body, here, output, own.sum(1, keepdims=True), *weight)
+        return mean(self, each.sum(1) / float(classes), sample_weight)
+
+
+def _keep_weight(owner: Any, weight: Sequence[float] | None) -> None:
+    if weight is None:
+        return
+    given = np.asarray(weight, np.float64)
+    if given.ndim != 1 or not (given >= 0).all():
+        raise GraphError(
+            f"{type(owner).__name__}: weight={weight!r:.80}; valid is a number of at least 0 for "
+            "each class"
+        )
+    object.__setattr__(owner, "weight", tuple(given.tolist()))
+
+
+def _row(owner: Any, output: Any, axis: int) -> Any:
+    """The classes' weights, which broadcast along the axis of classes, the last one."""
+    if len(owner.weight) != output.shape[axis]:
+        raise GraphError(
+            f"{type(owner).__name__}: weight has {len(owner.weight)} numbers; valid is one for "
+            f"each of the {output.shape[axis]} classes"
+        )
+    return output._constant(np.asarray(owner.weight), output.dtype)

@@ -1,0 +1,167 @@
+"""A learning rate that falls when training no longer gets better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from math import inf, isnan
+from typing import Any, Literal
+
+from minidnn.errors import GraphError, did_you_mean
+from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.callbacks import Callback
+from minidnn.training.optim.optimizer import Optimizer
+
+__all__ = ["ReduceOnPlateau"]
+
+#: Names of measures that are best when they are least end so.
+_LEAST = ("loss", "error", "mae", "mse")
+
+
+class ReduceOnPlateau(Callback):
+    """A callback that multiplies the learning rate by a factor when a measure no longer gets
+    better. The arguments are those of PyTorch's ``ReduceLROnPlateau``.
+
+    It works on whatever schedule the optimizer has. A run that goes on from a checkpoint has the
+    rates that it would have had, as the trainer's history says.
+
+    Args:
+        monitor: a name of epochs' records, such as "loss" or "accuracy"; that of validation counts
+            where there is one.
+        factor: what the rate is multiplied by, less than 1.
+        patience: so many epochs in a row may be no better.
+        best: "least" or "most"; None is "least" for losses and errors, and asks for others.
+        threshold: by how much an epoch must be better to count as such.
+        threshold_mode: "rel", a part of the best so far, or "abs", a number.
+        cooldown: so many epochs after the rate fell are not counted.
+        min_lr: the rate does not fall below it.
+        eps: a rate that would fall by no more than that stays.
+
+    Raises:
+        GraphError: an argument is not valid, or records have no such name.
+
+    >>> plateau = md.optim.ReduceOnPlateau("loss", factor=0.5, patience=3)
+    >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.CrossEntropy(), md.optim.SGD(0.1))
+    >>> history = trainer.fit(batches, epochs=1, callbacks=[plateau])
+    """
+
+    def __init__(
+        self,
+        monitor: str = "loss",
+        factor: float = 0.1,
+        patience: int = 10,
+        *,
+        best: Literal["least", "most"] | None = None,
+        threshold: float = 1e-4,
+        threshold_mode: Literal["rel", "abs"] = "rel",
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+        eps: float = 1e-8,
+    ) -> None:
+        check_number(self, "factor", factor, 0, 1)
+        if factor == 1:
+            raise GraphError("ReduceOnPlateau: factor=1; valid is a number below 1")
+        check_whole(self, "patience", patience, 0)
+        check_whole(self, "cooldown", cooldown, 0)
+        for name, value in (("threshold", threshold), ("min_lr", min_lr), ("eps", eps)):
+            check_number(self, name, value, 0)
+        if threshold_mode not in ("rel", "abs"):
+            raise GraphError(
+                f"ReduceOnPlateau: threshold_mode={threshold_mode!r:.80}; valid are 'rel' and 'abs'"
+            )
+        if best is None and monitor.endswith(_LEAST):
+            best = "least"
+        if best not in ("least", "most"):
+            raise GraphError(
+                f"ReduceOnPlateau: best={best!r:.80} for monitor={monitor!r:.80}; valid are "
+                "'least' and 'most', and None for losses and errors"
+            )
+        self.monitor, self.factor, self.patience, self.best = monitor, factor, patience, best
+        self.threshold, self.threshold_mode = threshold, threshold_mode
+        self.cooldown, self.min_lr, self.eps = cooldown, min_lr, eps
+        self._restart()
+
+    def _restart(self) -> None:
+        #: By what rates are multiplied just now.
+        self.scale = 1.0
+        self._found: float | None = None
+        self._bad = self._cooling = 0
+
+    def begin(self, trainer: Any, epochs: int) -> None:
+        self._restart()
+        trainer.optimizer = _with_rates(trainer.optimizer, self)
+        base = _base(trainer.optimizer)
+        for record in trainer.history:
+            self._see(record, base(max(0, int(record["steps"]) - 1)))
+
+    def after_epoch(self, trainer: Any, record: dict[str, Any]) -> None:
+        self._see(record, _base(trainer.optimizer)(max(0, trainer.progress.steps - 1)))
+
+    def lowered(self, rate: float) -> float:
+        """What a rate of the optimizer's schedule becomes."""
+        return min(rate, max(rate * self.scale, self.min_lr))
+
+    def _see(self, record: Mapping[str, Any], rate: float) -> None:
+        name = f"validation_{self.monitor}"
+        name = name if name in record else self.monitor
+        if name not in record:
+            hint = did_you_mean(name, record) or f"; valid are {', '.join(record)}"
+            raise GraphError(f"ReduceOnPlateau: epochs have no {self.monitor!r}{hint}")
+        found = float(record[name])
+        if self._is_better(found):
+            self._found, self._bad = found, 0
+        else:
+            self._bad += 1
+        if self._cooling:
+            self._cooling, self._bad = self._cooling - 1, 0
+        if self._bad > self.patience:
+            self._bad, self._cooling = 0, self.cooldown
+            before, scale = self.lowered(rate), self.scale
+            self.scale = scale * self.factor
+            if before - self.lowered(rate) <= self.eps:
+                self.scale = scale
+
+    def _is_better(self, found: float) -> bool:
+        if isnan(found):
+            return False
+        sign = 1.0 if self.best == "most" else -1.0
+        if self._found is None:
+            return sign * found > -inf
+        limit = self._found + sign * self.threshold
+        if self.threshold_mode == "rel":
+            limit = self._found * (1.0 + sign * self.threshold)
+        return sign * found > sign * limit
+
+
+class _Lowered:
+    """A schedule whose rates a plateau lowers."""
+
+    def __init__(self, base: float | Callable[[int], float], plateau: ReduceOnPlateau) -> None:
+        self.base, self.plateau = base, plateau
+
+    def __call__(self, step: int) -> float:
+        base = self.base
+        return self.plateau.lowered(float(base(step) if callable(base) else base))
+
+    def __repr__(self) -> str:
+        return repr(self.base)
+
+
+def _with_rates(optimizer: Optimizer, plateau: ReduceOnPlateau) -> Optimizer:
+    """The optimizer, and those that it has, with rates that a plateau lowers.  That of an earlier
+    run takes the place of none but itself."""
+    lr: Any = optimizer.lr
+    own = lr.base if isinstance(lr, _Lowered) and lr.plateau is plateau else lr
+    inner: dict[str, Any] = {
+        field.name: _with_rates(value, plateau)
+        for field in fields(optimizer)
+        if isinstance(value := getattr(optimizer, field.name), Optimizer)
+    }
+    return replace(optimizer, lr=_Lowered(own, plateau), **inner)
+
+
+def _base(optimizer: Optimizer) -> Callable[[int], float]:
+    """The rates that the optimizer of a plateau would have without it."""
+    lr: Any = optimizer.lr
+    base = lr.base
+    return base if callable(base) else lambda step: float(base)
