@@ -27,7 +27,7 @@ from minidnn.data.erasing import RandomErasing
 from minidnn.data.folder import Folder
 from minidnn.data.loader import Loader
 from minidnn.data.located import Boxes, Masks
-from minidnn.data.moves import Move, moved
+from minidnn.data.moves import BatchMove, moved
 from minidnn.data.policies import RandAugment, TrivialAugment
 from minidnn.data.rotation import Rotation
 from minidnn.data.sampling import WeightedSampler
@@ -37,6 +37,7 @@ __all__ = [
     "FASHION_CLASSES",
     "Affine",
     "Arrays",
+    "BatchMove",
     "Batches",
     "Boxes",
     "ColorJitter",
@@ -48,7 +49,6 @@ __all__ = [
     "Folder",
     "Loader",
     "Masks",
-    "Move",
     "Normalize",
     "RandAugment",
     "RandomCrop",

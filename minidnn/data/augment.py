@@ -16,7 +16,7 @@ import numpy as np
 
 from minidnn.data.datasets import DataError
 from minidnn.data.draws import Draws
-from minidnn.data.moves import Cropped, Flipped, Matrices, Move, Resized
+from minidnn.data.moves import BatchMove, Cropped, Flipped, Matrices, Resized
 from minidnn.pictures import IMAGENET_MEAN, IMAGENET_STD
 
 __all__ = [
@@ -73,7 +73,7 @@ class Flip:
 
     probability: float = 0.5
 
-    def move(self, shape: tuple[int, ...], draws: Draws) -> Move:
+    def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
         """Which pictures of a batch are turned."""
         return Flipped(draws.uniform() < self.probability)
 
@@ -93,7 +93,7 @@ class VerticalFlip(Flip):
     >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
     """
 
-    def move(self, shape: tuple[int, ...], draws: Draws) -> Move:
+    def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
         return Flipped(draws.uniform() < self.probability, vertical=True)
 
 
@@ -112,7 +112,7 @@ class RandomCrop:
     size: int
     padding: int = 0
 
-    def move(self, shape: tuple[int, ...], draws: Draws) -> Move:
+    def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
         """Where squares are cut out of a batch of this shape."""
         height, width = shape[-2:]
         rows = height + 2 * self.padding - self.size
@@ -148,7 +148,7 @@ class Affine:
     scale: float = 0.0
     shear: float = 0.0
 
-    def move(self, shape: tuple[int, ...], draws: Draws) -> Move:
+    def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
         """What is drawn for a batch of this shape."""
         return _Affine(self, draws.uniform(6, 1, 1, low=-1.0).swapaxes(0, 1))
 
@@ -201,7 +201,7 @@ class Affine:
 
 
 @dataclass(frozen=True)
-class _Affine(Move):
+class _Affine(BatchMove):
     """What was drawn for a batch."""
 
     step: Affine
@@ -260,7 +260,7 @@ class ResizedCrop:
         columns = min(width, round(height * self.ratio[1]))
         return (height - rows) // 2, (width - columns) // 2, rows, columns
 
-    def move(self, shape: tuple[int, ...], draws: Draws) -> Move:
+    def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
         """The boxes of a batch of this shape."""
         cuts = [self.box(shape[-2], shape[-1], each) for each in draws.uniform(self.NUMBERS)]
         return Resized(np.array(cuts), self.size, self._resized)

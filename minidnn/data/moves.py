@@ -1,7 +1,7 @@
 """Where steps move pixels to: pictures, and the masks and boxes that belong to them.
 
 A step that moves pixels has ``move(shape, draws)``, which draws for a batch and gives a
-:class:`Move`.  One that leaves them where they are says ``places = False``.
+:class:`BatchMove`.  One that leaves them where they are says ``places = False``.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from minidnn.data.datasets import DataError, Step
 from minidnn.data.draws import Draws
 from minidnn.data.warp import moved_boxes, warped
 
-__all__ = ["Move", "moved"]
+__all__ = ["BatchMove", "moved"]
 
 
-class Move:
+class BatchMove:
     """What was drawn for a batch, and what it does to all that belongs to the pictures.
 
-    >>> class Still(md.data.Move):
+    >>> class Still(md.data.BatchMove):
     ...     def pictures(self, x):
     ...         return x
     ...     def masks(self, masks, fill):
@@ -46,7 +46,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Flipped(Move):
+class Flipped(BatchMove):
     """Some samples (N,), of which left and right, or top and bottom, are exchanged."""
 
     samples: np.ndarray
@@ -71,7 +71,7 @@ class Flipped(Move):
 
 
 @dataclass(frozen=True)
-class Cropped(Move):
+class Cropped(BatchMove):
     """Squares that are cut out at rows and columns (N,) each, after padding on all sides."""
 
     tops: np.ndarray
@@ -100,7 +100,7 @@ class Cropped(Move):
 
 
 @dataclass(frozen=True)
-class Resized(Move):
+class Resized(BatchMove):
     """Boxes (N, 4) of top, left, height and width, which become ``size`` rows and columns.
     ``resize`` makes a picture (C, H, W) of that size."""
 
@@ -129,7 +129,7 @@ class Resized(Move):
 
 
 @dataclass(frozen=True)
-class Matrices(Move):
+class Matrices(BatchMove):
     """Affine maps (N, 2, 3), see :mod:`minidnn.data.warp`."""
 
     matrices: np.ndarray
@@ -159,7 +159,7 @@ def moved(
 
     Args:
         steps: steps of this module; one of your own has ``move(shape, draws)``, which gives a
-            :class:`Move`, or says ``places = False`` if it leaves pixels where they are.
+            :class:`BatchMove`, or says ``places = False`` if it leaves pixels where they are.
         x: (N, C, H, W), float32.
         draws: the batch's.
         masks: (N, H, W), whole numbers, or None.
@@ -183,12 +183,12 @@ def moved(
             if getattr(step, "places", None) is not False:
                 raise DataError(
                     f"step {step!r:.80} does not say where it moves masks and boxes; valid is one "
-                    "with move(shape, draws), which gives a minidnn.data.Move, or with places = "
-                    "False"
+                    "with move(shape, draws), which gives a minidnn.data.BatchMove, or with "
+                    "places = False"
                 )
             x = step(x, draws)
             continue
-        found: Move = move(x.shape, draws)
+        found: BatchMove = move(x.shape, draws)
         sizes = (x.shape[2], x.shape[3])
         if masks is not None:
             masks = found.masks(masks, fill)

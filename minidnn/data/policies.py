@@ -14,7 +14,7 @@ import numpy as np
 from minidnn.data.augment import blend, grey, sizes_of
 from minidnn.data.datasets import DataError
 from minidnn.data.draws import Draws
-from minidnn.data.moves import Matrices, Move
+from minidnn.data.moves import BatchMove, Matrices
 from minidnn.data.warp import inverse_matrix
 
 __all__ = ["RandAugment", "TrivialAugment"]
@@ -60,7 +60,7 @@ class _Policy:
         """For each operation in turn: which, at what part of full strength, and its sign."""
         raise NotImplementedError
 
-    def move(self, shape: tuple[int, ...], draws: Draws) -> Move:
+    def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
         """What pictures of this shape are changed by, and where masks and boxes go."""
         return _Drawn(self, self._drawn(draws))
 
@@ -71,7 +71,7 @@ class _Policy:
         return self.move(x.shape, draws).pictures(x)
 
 
-class _Drawn(Move):
+class _Drawn(BatchMove):
     """The operations that were drawn for a batch."""
 
     def __init__(

@@ -10,7 +10,7 @@ import numpy as np
 from minidnn.data.augment import sizes_of
 from minidnn.data.datasets import DataError
 from minidnn.data.draws import Draws
-from minidnn.data.moves import Matrices, Move
+from minidnn.data.moves import BatchMove, Matrices
 from minidnn.data.warp import inverse_matrix
 
 __all__ = ["Rotation"]
@@ -49,7 +49,7 @@ class Rotation:
                 "'bilinear'"
             )
 
-    def move(self, shape: tuple[int, ...], draws: Draws) -> Move:
+    def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
         """By what each picture of a batch is turned."""
         given: Any = self.degrees
         low, high = (-given, given) if isinstance(given, (int, float)) else given

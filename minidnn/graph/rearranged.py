@@ -76,7 +76,7 @@ def adaptive_max(x: Value, sizes: tuple[int, int]) -> Value:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class SlidingBlocks:
     """Sliding blocks of images: the arguments of PyTorch's ``Unfold`` and ``Fold``."""
 
     kernel: tuple[int, int]
@@ -104,7 +104,7 @@ class Blocks:
         return (rows[:, None, :, None] * width + columns[None, :, None, :]).reshape(-1)
 
 
-def unfold(x: Value, blocks: Blocks) -> Value:
+def unfold(x: Value, blocks: SlidingBlocks) -> Value:
     """The blocks of (N, C, H, W) as columns: (N, C * KH * KW, blocks)."""
     counts = blocks.counts(x.shape[2:])
     if any(blocks.padding):
@@ -119,7 +119,7 @@ def unfold(x: Value, blocks: Blocks) -> Value:
 def fold(
     x: Value,
     size: tuple[int, int],
-    blocks: Blocks,
+    blocks: SlidingBlocks,
     constant: Callable[[TensorType, Callable[[], np.ndarray]], Value],
 ) -> Value:
     """Images of which (N, C * KH * KW, blocks) are the blocks, which are added up where they

@@ -13,7 +13,7 @@ from minidnn.graph import rearranged
 from minidnn.graph.ir import Value
 from minidnn.graph.operator import check_pair
 from minidnn.graph.plain import plain
-from minidnn.graph.rearranged import Blocks, fold, unfold
+from minidnn.graph.rearranged import SlidingBlocks, fold, unfold
 from minidnn.graph.trace import apply, current_trace
 from minidnn.graph.types import TensorType
 from minidnn.layers.arguments import check_count, check_numbers, check_rank, misfit
@@ -170,11 +170,11 @@ class Unflatten(Layer):
 class _OfBlocks(Layer):
     """What layers of sliding blocks share."""
 
-    blocks: Blocks
+    blocks: SlidingBlocks
 
     def _keep(self, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> None:
         name = type(self).__name__
-        self.blocks = Blocks(
+        self.blocks = SlidingBlocks(
             check_pair(name, "kernel_size", kernel_size, 1),
             check_pair(name, "dilation", dilation, 1),
             check_pair(name, "padding", padding, 0),

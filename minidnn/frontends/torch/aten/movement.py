@@ -344,8 +344,8 @@ def col2im(call: AtenCall) -> Any:
     return rearranged.fold(x, call.pair("output_size"), _blocks(call), constant)
 
 
-def _blocks(call: AtenCall) -> rearranged.Blocks:
-    return rearranged.Blocks(
+def _blocks(call: AtenCall) -> rearranged.SlidingBlocks:
+    return rearranged.SlidingBlocks(
         *(call.pair(name) for name in ("kernel_size", "dilation", "padding", "stride"))
     )
 
