@@ -124,10 +124,11 @@ class BatchMaker:
             return target
         classes = len(self.dataset.classes)
         if target.ndim != 1 or target.min() < 0 or target.max() >= classes:
+            of_shape = f" in the shape {target.shape}" if target.ndim != 1 else ""
             raise DataError(
                 f"{'mixup' if self.mixup else 'cutmix'}: targets go from {target.min()} to "
-                f"{target.max()}, and the dataset says classes={classes}; valid are classes from 0 "
-                f"to {classes - 1}, or probabilities"
+                f"{target.max()}{of_shape}, and the dataset says classes={classes}; valid are "
+                f"classes from 0 to {classes - 1}, or probabilities"
             )
         return np.eye(classes, dtype=np.float32)[target]
 
