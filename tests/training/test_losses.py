@@ -126,9 +126,9 @@ OUTPUT = TensorType((2, 3))
         (lambda: losses.CrossEntropy(weight=[1.0]).target(OUTPUT), "weight has 1 numbers; valid"),
         (lambda: losses.CrossEntropy().target(TensorType((3,))), r"a shape \(N, classes, ...\)"),
         (
-            lambda: losses.BinaryCrossEntropy("2"),
+            lambda: losses.BinaryCrossEntropy("2"),  # type: ignore[arg-type]
             "positive_weight='2'; valid is a number of at lea",
-        ),  # type: ignore[arg-type]
+        ),
         (lambda: losses.BinaryCrossEntropy([1, -1]), r"positive_weight=\[1, -1\]; valid is a numb"),
         (lambda: losses.Huber(-1.0), "Huber: delta=-1.0; valid is a number of at least 0"),
         (
