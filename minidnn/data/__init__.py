@@ -17,18 +17,29 @@ from minidnn.data.augment import (
     Normalize,
     RandomCrop,
     ResizedCrop,
+    VerticalFlip,
 )
 from minidnn.data.bundled import FASHION_CLASSES, digits, fashion_mnist, read_idx
+from minidnn.data.cifar import CIFAR10_CLASSES, cifar10, cifar100
 from minidnn.data.datasets import Arrays, DataError, Dataset, Samples, Subset
 from minidnn.data.draws import Draws
+from minidnn.data.erasing import RandomErasing
 from minidnn.data.folder import Folder
 from minidnn.data.loader import Loader
+from minidnn.data.located import Boxes, Masks
+from minidnn.data.moves import BatchMove, moved
+from minidnn.data.policies import RandAugment, TrivialAugment
+from minidnn.data.rotation import Rotation
+from minidnn.data.sampling import WeightedSampler
 
 __all__ = [
+    "CIFAR10_CLASSES",
     "FASHION_CLASSES",
     "Affine",
     "Arrays",
+    "BatchMove",
     "Batches",
+    "Boxes",
     "ColorJitter",
     "Cutout",
     "DataError",
@@ -37,12 +48,22 @@ __all__ = [
     "Flip",
     "Folder",
     "Loader",
+    "Masks",
     "Normalize",
+    "RandAugment",
     "RandomCrop",
+    "RandomErasing",
     "ResizedCrop",
+    "Rotation",
     "Samples",
     "Subset",
+    "TrivialAugment",
+    "VerticalFlip",
+    "WeightedSampler",
+    "cifar10",
+    "cifar100",
     "digits",
     "fashion_mnist",
+    "moved",
     "read_idx",
 ]

@@ -10,14 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, exp, log, sqrt
+from typing import Any, ClassVar
 
 import numpy as np
 
 from minidnn.data.datasets import DataError
 from minidnn.data.draws import Draws
+from minidnn.data.moves import BatchMove, Cropped, Flipped, Matrices, Resized
 from minidnn.pictures import IMAGENET_MEAN, IMAGENET_STD
 
-__all__ = ["Affine", "ColorJitter", "Cutout", "Flip", "Normalize", "RandomCrop", "ResizedCrop"]
+__all__ = [
+    "Affine",
+    "ColorJitter",
+    "Cutout",
+    "Flip",
+    "Normalize",
+    "RandomCrop",
+    "ResizedCrop",
+    "VerticalFlip",
+]
 
 
 @dataclass(frozen=True)
@@ -34,8 +45,11 @@ class Normalize:
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
 
+    #: Masks and boxes stay as they are.
+    places: ClassVar[bool] = False
+
     def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
-        channels = _sizes(self, x)[1]
+        channels = sizes_of(self, x)[1]
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != channels:
                 raise DataError(
@@ -59,11 +73,28 @@ class Flip:
 
     probability: float = 0.5
 
+    def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
+        """Which pictures of a batch are turned."""
+        return Flipped(draws.uniform() < self.probability)
+
     def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
-        _sizes(self, x)
-        flipped = draws.uniform() < self.probability
-        x[flipped] = x[flipped][..., ::-1]
-        return x
+        sizes_of(self, x)
+        return self.move(x.shape, draws).pictures(x)
+
+
+@dataclass(frozen=True)
+class VerticalFlip(Flip):
+    """Exchanges top and bottom.
+
+    Args:
+        probability: with which it does so.
+
+    >>> steps = [md.data.VerticalFlip()]
+    >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
+    """
+
+    def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
+        return Flipped(draws.uniform() < self.probability, vertical=True)
 
 
 @dataclass(frozen=True)
@@ -81,19 +112,20 @@ class RandomCrop:
     size: int
     padding: int = 0
 
-    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
-        n, channels, height, width = _sizes(self, x)
-        wide = self.padding
-        rows, columns = height + 2 * wide - self.size, width + 2 * wide - self.size
+    def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
+        """Where squares are cut out of a batch of this shape."""
+        height, width = shape[-2:]
+        rows = height + 2 * self.padding - self.size
+        columns = width + 2 * self.padding - self.size
         if min(rows, columns) < 0:
             raise DataError(f"{self}: pictures have {height}x{width} pixels, which is too few")
-        padded = np.zeros((n, channels, height + 2 * wide, width + 2 * wide), np.float32)
-        padded[:, :, wide : wide + height, wide : wide + width] = x
-        tops, lefts = draws.integers(rows + 1), draws.integers(columns + 1)
-        out = np.empty((n, channels, self.size, self.size), np.float32)
-        for i, (top, left) in enumerate(zip(tops, lefts, strict=True)):
-            out[i] = padded[i, :, top : top + self.size, left : left + self.size]
-        return out
+        return Cropped(
+            draws.integers(rows + 1), draws.integers(columns + 1), self.size, self.padding
+        )
+
+    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
+        sizes_of(self, x)
+        return self.move(x.shape, draws).pictures(x)
 
 
 @dataclass(frozen=True)
@@ -116,9 +148,26 @@ class Affine:
     scale: float = 0.0
     shear: float = 0.0
 
+    def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
+        """What is drawn for a batch of this shape."""
+        return _Affine(self, draws.uniform(6, 1, 1, low=-1.0).swapaxes(0, 1))
+
     def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
-        n, channels, height, width = _sizes(self, x)
-        amounts = draws.uniform(6, 1, 1, low=-1.0).swapaxes(0, 1)
+        return self.move(x.shape, draws).pictures(x)
+
+    def matrices(self, amounts: np.ndarray, height: int, width: int) -> np.ndarray:
+        """Where pixels come from, by :mod:`minidnn.data.warp`."""
+        a = amounts[:, :, 0, 0]
+        angle, shear = np.radians(self.degrees) * a[0], self.shear * a[1]
+        across, down = 1 + self.scale * a[2], 1 + self.scale * a[3]
+        cos, sin = np.cos(angle), np.sin(angle)
+        columns = [cos * across, (shear * cos - sin) * down, self.shift * width * a[5]]
+        rows = [sin * across, (shear * sin + cos) * down, self.shift * height * a[4]]
+        return np.array([columns, rows]).transpose(2, 0, 1)
+
+    def sampled(self, x: np.ndarray, amounts: np.ndarray) -> np.ndarray:
+        """Pictures, each moved by its amounts."""
+        n, channels, height, width = sizes_of(self, x)
         angle, shear = np.radians(self.degrees) * amounts[0], self.shear * amounts[1]
         across, down = 1 + self.scale * amounts[2], 1 + self.scale * amounts[3]
         middle, center = (height - 1) / 2, (width - 1) / 2
@@ -149,6 +198,26 @@ class Affine:
                 * x[samples[..., None, None], planes[..., None, None], r, c]
             )
         return out
+
+
+@dataclass(frozen=True)
+class _Affine(BatchMove):
+    """What was drawn for a batch."""
+
+    step: Affine
+    amounts: np.ndarray
+
+    def _matrices(self, height: int, width: int) -> Matrices:
+        return Matrices(self.step.matrices(self.amounts, height, width))
+
+    def pictures(self, x: np.ndarray) -> np.ndarray:
+        return self.step.sampled(x, self.amounts)
+
+    def masks(self, masks: np.ndarray, fill: int) -> np.ndarray:
+        return self._matrices(*masks.shape[1:]).masks(masks, fill)
+
+    def boxes(self, boxes: np.ndarray, sizes: tuple[int, int]) -> np.ndarray:
+        return self._matrices(*sizes).boxes(boxes, sizes)
 
 
 @dataclass(frozen=True)
@@ -191,14 +260,17 @@ class ResizedCrop:
         columns = min(width, round(height * self.ratio[1]))
         return (height - rows) // 2, (width - columns) // 2, rows, columns
 
+    def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
+        """The boxes of a batch of this shape."""
+        cuts = [self.box(shape[-2], shape[-1], each) for each in draws.uniform(self.NUMBERS)]
+        return Resized(np.array(cuts), self.size, self._resized)
+
+    def _resized(self, cut: np.ndarray) -> np.ndarray:
+        return _resized(_resized(cut, self.size).swapaxes(1, 2), self.size).swapaxes(1, 2)
+
     def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
-        n, channels, height, width = _sizes(self, x)
-        out = np.empty((n, channels, self.size, self.size), np.float32)
-        for i, uniform in enumerate(draws.uniform(self.NUMBERS)):
-            top, left, rows, columns = self.box(height, width, uniform)
-            cut = x[i, :, top : top + rows, left : left + columns]
-            out[i] = _resized(_resized(cut, self.size).swapaxes(1, 2), self.size).swapaxes(1, 2)
-        return out
+        sizes_of(self, x)
+        return self.move(x.shape, draws).pictures(x)
 
 
 @dataclass(frozen=True)
@@ -218,6 +290,9 @@ class ColorJitter:
     saturation: float = 0.0
     hue: float = 0.0
 
+    #: Masks and boxes stay as they are.
+    places: ClassVar[bool] = False
+
     def factors(self, draws: Draws) -> np.ndarray:
         """What each sample is changed by: (samples, 4), float32."""
         amounts = np.array([self.brightness, self.contrast, self.saturation, self.hue])
@@ -226,7 +301,7 @@ class ColorJitter:
         return (low + (centers + amounts - low) * draws.uniform(4)).astype(np.float32)
 
     def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
-        channels = _sizes(self, x)[1]
+        channels = sizes_of(self, x)[1]
         if channels not in (1, 3) or (channels == 1 and (self.saturation or self.hue)):
             raise DataError(
                 f"{self}: pictures have {channels} channels; valid are 3, or 1 for grey"
@@ -235,9 +310,9 @@ class ColorJitter:
         if self.brightness:
             x = np.clip(x * brightness, 0, 1)
         if self.contrast:
-            x = _blend(x, _grey(x).mean(axis=(1, 2, 3), keepdims=True), contrast)
+            x = blend(x, grey(x).mean(axis=(1, 2, 3), keepdims=True), contrast)
         if self.saturation:
-            x = _blend(x, _grey(x), saturation)
+            x = blend(x, grey(x), saturation)
         return _turned(x, hue[:, 0]) if self.hue else x
 
 
@@ -260,8 +335,11 @@ class Cutout:
     fill: float | tuple[float, ...] = 0.0
     probability: float = 1.0
 
+    #: Masks and boxes stay as they are.
+    places: ClassVar[bool] = False
+
     def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
-        _, _, height, width = _sizes(self, x)
+        _, _, height, width = sizes_of(self, x)
         inside = draws.uniform(1, 1, 1) < self.probability
         for axis, length in ((2, height), (3, width)):
             first = draws.integers(length, 1, 1, 1) - self.size // 2
@@ -270,7 +348,8 @@ class Cutout:
         return np.where(inside, np.array(self.fill, np.float32).reshape(-1, 1, 1), x)
 
 
-def _sizes(step: Callable[..., np.ndarray], x: np.ndarray) -> tuple[int, ...]:
+def sizes_of(step: Callable[..., np.ndarray], x: np.ndarray) -> tuple[int, ...]:
+    """The shape of a batch of pictures; DataError if it is none."""
     if x.ndim != 4:
         raise DataError(f"{step}: samples have shape {x.shape[1:]}; valid is (C, H, W)")
     return x.shape
@@ -297,15 +376,18 @@ def _resized(x: np.ndarray, size: int) -> np.ndarray:
     return out
 
 
-def _grey(x: np.ndarray) -> np.ndarray:
+def grey(x: np.ndarray) -> np.ndarray:
+    """The brightness of (N, C, H, W), with one channel."""
     if x.shape[1] == 1:
         return x
     red, green, blue = (x[:, i : i + 1] for i in range(3))
     return np.float32(0.2989) * red + np.float32(0.587) * green + np.float32(0.114) * blue
 
 
-def _blend(x: np.ndarray, other: np.ndarray, share: np.ndarray) -> np.ndarray:
-    return np.clip(share * x + (1 - share) * other, 0, 1)
+def blend(x: np.ndarray, other: Any, share: Any) -> np.ndarray:
+    """A mixture, whose share of ``x`` may be above 1, within 0 and 1."""
+    found: np.ndarray = np.clip(share * x + (1 - share) * other, 0, 1)
+    return found
 
 
 def _turned(x: np.ndarray, turn: np.ndarray) -> np.ndarray:

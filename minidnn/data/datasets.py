@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -66,17 +67,31 @@ class Dataset(ABC):
         """
         draws = Draws(seed, epoch, samples)
         x, target = self.read(samples, draws)
-        for step in self.augment:
-            try:
-                x = step(x, draws)
-            except DataError:
-                raise
-            except Exception as error:
-                numbers = ", ".join(map(str, samples[:8])) + (", …" if len(samples) > 8 else "")
-                raise DataError(
-                    f"step {step} failed on samples {numbers}: {type(error).__name__}: {error}"
-                ) from error
+        x, target = self.stepped(x, target, draws, samples)
         return np.ascontiguousarray(x, np.float32), target
+
+    def stepped(
+        self, x: np.ndarray, target: np.ndarray, draws: Draws, samples: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Samples and targets as they were read, after the steps."""
+        for step in self.augment:
+            with named(step, samples):
+                x = step(x, draws)
+        return x, target
+
+
+@contextmanager
+def named(step: Step, samples: np.ndarray) -> Iterator[None]:
+    """Errors of a step become DataErrors that name it."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        numbers = ", ".join(map(str, samples[:8])) + (", …" if len(samples) > 8 else "")
+        raise DataError(
+            f"step {step} failed on samples {numbers}: {type(error).__name__}: {error}"
+        ) from error
 
 
 class Arrays(Dataset):
@@ -182,6 +197,11 @@ class Subset(Dataset):
 
     def read(self, samples: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
         return self.whole.read(self.samples[samples], draws)
+
+    def stepped(
+        self, x: np.ndarray, target: np.ndarray, draws: Draws, samples: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return self.whole.stepped(x, target, draws, samples)
 
     def name(self, sample: int) -> str:
         return self.whole.name(int(self.samples[sample]))

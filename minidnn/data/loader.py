@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from minidnn.data.datasets import DataError, Dataset
+from minidnn.data.mixing import cut_mixed, mixed
+from minidnn.data.sampling import WeightedSampler
 from minidnn.data.workers import Workers
 
 __all__ = ["Epochs", "Loader"]
@@ -98,6 +100,7 @@ class BatchMaker:
     dataset: Dataset
     mixup: float
     finite: bool
+    cutmix: float = 0.0
 
     def __call__(self, seed: int, epoch: int, position: int, samples: np.ndarray) -> Batch:
         x, target = self.dataset.batch(samples, seed, epoch)
@@ -108,21 +111,24 @@ class BatchMaker:
                         f"{self.dataset.name(int(sample))} has NaN or infinities; "
                         "finite=False lets them pass"
                     )
-        if self.mixup:
-            target = self._probabilities(target)
-            share = np.float32(_generator(seed, epoch, position).beta(self.mixup, self.mixup))
-            x = share * x + (1 - share) * np.roll(x, 1, axis=0)
-            target = share * target + (1 - share) * np.roll(target, 1, axis=0)
-        return x, target
+        if not self.mixup and not self.cutmix:
+            return x, target
+        random = _generator(seed, epoch, position)
+        target = self._probabilities(target)
+        if self.cutmix and (not self.mixup or random.random() < 0.5):
+            return cut_mixed(x, target, self.cutmix, random)
+        return mixed(x, target, self.mixup, random)
 
     def _probabilities(self, target: np.ndarray) -> np.ndarray:
         if target.dtype == np.float32:
             return target
         classes = len(self.dataset.classes)
         if target.ndim != 1 or target.min() < 0 or target.max() >= classes:
+            of_shape = f" in the shape {target.shape}" if target.ndim != 1 else ""
             raise DataError(
-                f"mixup: targets go from {target.min()} to {target.max()}, and the dataset says "
-                f"classes={classes}; valid are classes from 0 to {classes - 1}, or probabilities"
+                f"{'mixup' if self.mixup else 'cutmix'}: targets go from {target.min()} to "
+                f"{target.max()}{of_shape}, and the dataset says classes={classes}; valid are "
+                f"classes from 0 to {classes - 1}, or probabilities"
             )
         return np.eye(classes, dtype=np.float32)[target]
 
@@ -148,6 +154,11 @@ class Loader(Epochs):
         drop_last: whether an incomplete batch at the end is left out.
         mixup: each batch is mixed with itself, turned by one sample, by a share from
             Beta(mixup, mixup), and targets become probabilities; 0 mixes nothing.
+        cutmix: a box of each picture, of a share from Beta(cutmix, cutmix), is that of the one
+            before it, and so are the targets; 0 for none.  With ``mixup`` each batch has one of
+            both.
+        sampler: draws the samples of each epoch, a :class:`WeightedSampler`, in the place of
+            ``shuffle``.
         finite: whether NaN and infinities are refused.
         shard: (rank, ranks) of several processes that train together: each takes every
             ``ranks``-th sample of the same order, all the same number.  With ``drop_last`` the last
@@ -174,6 +185,8 @@ class Loader(Epochs):
         ahead: int | None = None,
         drop_last: bool = False,
         mixup: float = 0.0,
+        cutmix: float = 0.0,
+        sampler: WeightedSampler | None = None,
         finite: bool = True,
         shard: tuple[int, int] = (0, 1),
     ) -> None:
@@ -185,16 +198,29 @@ class Loader(Epochs):
             )
         ahead = 2 * workers if ahead is None else ahead
         least = {"batch": 1, "seed": 0, "workers": 0, "ahead": min(workers, 1), "mixup": 0}
+        least["cutmix"] = 0
         for (name, low), value in zip(
-            least.items(), (batch, seed, workers, ahead, mixup), strict=True
+            least.items(), (batch, seed, workers, ahead, mixup, cutmix), strict=True
         ):
             if not low <= value < 2**64:
                 raise DataError(f"{name}={value}; valid are numbers from {low} to 2**64 - 1")
+        if sampler is not None:
+            if not isinstance(sampler, WeightedSampler) or shuffle:
+                raise DataError(
+                    f"sampler={sampler!r:.80}, shuffle={shuffle!r}; valid is a "
+                    "minidnn.data.WeightedSampler, which shuffles itself, with shuffle=False"
+                )
+            if len(sampler.weights) != len(dataset):
+                raise DataError(
+                    f"sampler has {len(sampler.weights)} weights; valid is one for each of the "
+                    f"{len(dataset)} samples"
+                )
         rank, ranks = shard
         if not 0 <= rank < ranks:
             raise DataError(f"shard={shard}; valid is a rank from 0, and a larger number of ranks")
         self._shard = shard
-        self._samples = len(dataset) // ranks if drop_last else -(-len(dataset) // ranks)
+        total = len(dataset) if sampler is None else len(sampler)
+        self._samples = total // ranks if drop_last else -(-total // ranks)
         if drop_last and batch > self._samples:
             shared = f" that each of {ranks} ranks has" if ranks > 1 else ""
             raise DataError(
@@ -203,7 +229,8 @@ class Loader(Epochs):
             )
         self.dataset, self.batch, self.shuffle, self.drop_last = dataset, batch, shuffle, drop_last
         self._seed, self._count, self._processes, self._ahead = seed, workers, processes, ahead
-        self._make = BatchMaker(dataset, mixup, finite)
+        self._make = BatchMaker(dataset, mixup, finite, cutmix)
+        self._sampler = sampler
         self._workers: Workers | None = None
 
     def __len__(self) -> int:
@@ -211,7 +238,11 @@ class Loader(Epochs):
         return whole + bool(rest and not self.drop_last)
 
     def _facts(self) -> dict[str, Any]:
+        more: dict[str, Any] = {"cutmix": self._make.cutmix} if self._make.cutmix else {}
+        if self._sampler is not None:
+            more["sampler"] = self._sampler.facts()
         return {
+            **more,
             "seed": self._seed,
             "samples": len(self.dataset),
             "batch": self.batch,
@@ -223,7 +254,9 @@ class Loader(Epochs):
 
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
         order = np.arange(len(self.dataset))
-        if self.shuffle:
+        if self._sampler is not None:
+            order = self._sampler.order(_generator(self._seed, epoch))
+        elif self.shuffle:
             order = _generator(self._seed, epoch).permutation(order)
         rank, ranks = self._shard
         order = np.resize(order, self._samples * ranks)[rank::ranks]

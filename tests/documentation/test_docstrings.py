@@ -132,6 +132,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind, shape in (("images-idx3", (2, 28, 28)), ("labels-idx1", (2,))):
         head = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape)
         (path / "fashion" / f"train-{kind}-ubyte").write_bytes(head + bytes(prod(shape)))
+    (path / "cifar").mkdir()
+    for name in ("train.bin", *(f"data_batch_{i}.bin" for i in range(1, 6))):
+        (path / "cifar" / name).write_bytes(bytes(2 * (3074 if "train" in name else 3073)))
     return path
 
 

@@ -79,8 +79,8 @@ def test_cross_entropy_of_probabilities(smoothing: float, weight: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("weight", [1.0, 2.5])
-def test_binary_cross_entropy(weight: float) -> None:
+@pytest.mark.parametrize("weight", [1.0, 2.5, WEIGHT])
+def test_binary_cross_entropy(weight: Any) -> None:
     check(
         losses.BinaryCrossEntropy(weight),
         lambda x, t: F.binary_cross_entropy_with_logits(x, t, pos_weight=torch.tensor(weight)),
@@ -125,6 +125,11 @@ OUTPUT = TensorType((2, 3))
         (lambda: losses.CrossEntropy(0, None, 1, True), "ignore_index=1 with probabilities=True"),
         (lambda: losses.CrossEntropy(weight=[1.0]).target(OUTPUT), "weight has 1 numbers; valid"),
         (lambda: losses.CrossEntropy().target(TensorType((3,))), r"a shape \(N, classes, ...\)"),
+        (
+            lambda: losses.BinaryCrossEntropy("2"),  # type: ignore[arg-type]
+            "positive_weight='2'; valid is a number of at lea",
+        ),
+        (lambda: losses.BinaryCrossEntropy([1, -1]), r"positive_weight=\[1, -1\]; valid is a numb"),
         (lambda: losses.Huber(-1.0), "Huber: delta=-1.0; valid is a number of at least 0"),
         (
             lambda: losses.CrossEntropy().check(np.array([0, 3]), OUTPUT),

@@ -180,6 +180,7 @@ def test_warmup_comes_first() -> None:
         (lambda: optim.InTurn([0.1] * 3, [3, 3]), r"milestones\[1\]=3; valid is an int of at leas"),
         (lambda: optim.ReduceOnPlateau(factor=1), "factor=1; valid is a number below 1"),
         (lambda: optim.ReduceOnPlateau("accuracy"), "best=None for monitor='accuracy'; valid are"),
+        (lambda: optim.SGD(optim.ReduceOnPlateau()), "lr is a ReduceOnPlateau, which is a callb"),  # type: ignore[arg-type]
         (lambda: optim.SGD(lambda step: -1.0).rate(3), "lr gives -1.0 for step 3; valid is a num"),
         (lambda: optim.SGD(lambda step: "x").rate(3), "lr gives 'x' for step 3"),  # type: ignore[arg-type,return-value]
     ],

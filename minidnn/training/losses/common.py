@@ -120,25 +120,43 @@ class BinaryCrossEntropy(Loss):
     output's shape.
 
     Args:
-        positive_weight: by what the loss of positive targets is multiplied.
+        positive_weight: by what the loss of positive targets is multiplied, one number or one for
+            each element of the output's last axis.
+
+    Raises:
+        GraphError: the argument is not valid.
 
     >>> loss = md.losses.BinaryCrossEntropy(positive_weight=3.0)
     """
 
-    positive_weight: float = 1.0
+    positive_weight: float | Sequence[float] = 1.0
 
     def __post_init__(self) -> None:
-        check_number(self, "positive_weight", self.positive_weight, 0)
+        given: Any = self.positive_weight
+        if isinstance(given, (int, float)):
+            check_number(self, "positive_weight", given, 0)
+            return
+        numbers = np.asarray(given)
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iuf" or not numbers.size:
+            numbers = np.full(1, -1.0)
+        if not (numbers >= 0).all() or not np.isfinite(numbers).all():
+            raise GraphError(
+                f"BinaryCrossEntropy: positive_weight={given!r:.80}; valid is a number of at least "
+                "0, or one for each element of the output's last axis"
+            )
+        object.__setattr__(self, "positive_weight", tuple(numbers.tolist()))
 
     def __call__(self, output: Any, target: Any, sample_weight: Any = None) -> Any:
-        more = float(self.positive_weight) - 1.0
-
-        def body(x: Any, t: Any) -> Any:
+        def body(x: Any, t: Any, positive: Any) -> Any:
             # log(1 + exp(-x)); from 40 on the 1 changes nothing even in float64.
             softplus = scalar.where(x < -40.0, -x, scalar.log1p(scalar.exp(-x)))
-            return (1.0 - t) * x + (1.0 + more * t) * softplus
+            return (1.0 - t) * x + (1.0 + (positive - 1.0) * t) * softplus
 
-        return mean(self, pointwise("BinaryCrossEntropy", body, output, target), sample_weight)
+        weight: Any = self.positive_weight
+        if not isinstance(weight, (int, float)):
+            weight = np.asarray(weight, np.float32)
+        each = pointwise("BinaryCrossEntropy", body, output, target, weight)
+        return mean(self, each, sample_weight)
 
     def check(self, target: np.ndarray, output: TensorType) -> None:
         check_range(self, target, 0.0, 1.0)

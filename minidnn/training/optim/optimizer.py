@@ -116,6 +116,11 @@ class Optimizer:
     slots: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
+        if hasattr(self.lr, "after_epoch"):
+            raise GraphError(
+                f"{type(self).__name__}: lr is a {type(self.lr).__name__}, which is a callback; "
+                "valid is a number or a schedule, and Trainer.fit(callbacks=[...]) for the callback"
+            )
         if not callable(self.lr):
             check_number(self, "lr", self.lr, 0)
         check_number(self, "weight_decay", self.weight_decay, 0)

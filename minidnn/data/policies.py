@@ -1,0 +1,273 @@
+"""Policies: each picture is changed by operations that are drawn for it, as torchvision has them.
+
+Colours go from 0 to 1 here; operations on bytes round to them first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import atan, degrees
+
+import numpy as np
+
+from minidnn.data.augment import blend, grey, sizes_of
+from minidnn.data.datasets import DataError
+from minidnn.data.draws import Draws
+from minidnn.data.moves import BatchMove, Matrices
+from minidnn.data.warp import inverse_matrix
+
+__all__ = ["RandAugment", "TrivialAugment"]
+
+#: The operations, in torchvision's order: the size of each at full strength in RandAugment and in
+#: TrivialAugment, and whether it has a sign.  Translations are shares of the side, or pixels.
+_SPACE: dict[str, tuple[float, float, bool]] = {
+    "Identity": (0.0, 0.0, False),
+    "ShearX": (0.3, 0.99, True),
+    "ShearY": (0.3, 0.99, True),
+    "TranslateX": (150.0 / 331.0, 32.0, True),
+    "TranslateY": (150.0 / 331.0, 32.0, True),
+    "Rotate": (30.0, 135.0, True),
+    "Brightness": (0.9, 0.99, True),
+    "Color": (0.9, 0.99, True),
+    "Contrast": (0.9, 0.99, True),
+    "Sharpness": (0.9, 0.99, True),
+    "Posterize": (4.0, 6.0, False),
+    "Solarize": (255.0, 255.0, False),
+    "AutoContrast": (0.0, 0.0, False),
+    "Equalize": (0.0, 0.0, False),
+}
+_NAMES = tuple(_SPACE)
+
+
+@dataclass(frozen=True)
+class _Policy:
+    """What policies share: which operations, and how strong."""
+
+    def _amount(self, name: str, part: float, sign: bool, sizes: tuple[int, int]) -> float:
+        """How much an operation does at a part of full strength."""
+        most = self._most(name, sizes)
+        if name == "Posterize":
+            return float(8 - int(np.rint(most * part)))
+        if name == "Solarize":
+            return most * (1.0 - part)
+        return -most * part if sign and _SPACE[name][2] else most * part
+
+    def _most(self, name: str, sizes: tuple[int, int]) -> float:
+        raise NotImplementedError
+
+    def _drawn(self, draws: Draws) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """For each operation in turn: which, at what part of full strength, and its sign."""
+        raise NotImplementedError
+
+    def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
+        """What pictures of this shape are changed by, and where masks and boxes go."""
+        return _Drawn(self, self._drawn(draws))
+
+    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
+        channels = sizes_of(self, x)[1]
+        if channels not in (1, 3):
+            raise DataError(f"{self}: pictures have {channels} channels; valid are 1 and 3")
+        return self.move(x.shape, draws).pictures(x)
+
+
+class _Drawn(BatchMove):
+    """The operations that were drawn for a batch."""
+
+    def __init__(
+        self, policy: _Policy, drawn: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    ) -> None:
+        self._policy, self._rounds = policy, drawn
+
+    def _each(self, round: int, sizes: tuple[int, int]) -> list[tuple[str, float]]:
+        names, parts, signs = self._rounds[round]
+        return [
+            (_NAMES[name], self._policy._amount(_NAMES[name], float(part), bool(sign), sizes))
+            for name, part, sign in zip(names, parts, signs, strict=True)
+        ]
+
+    def _matrices(self, each: list[tuple[str, float]], sizes: tuple[int, int]) -> Matrices:
+        return Matrices(np.stack([_matrix(name, amount, sizes) for name, amount in each]))
+
+    def pictures(self, x: np.ndarray) -> np.ndarray:
+        sizes = (x.shape[2], x.shape[3])
+        for round in range(len(self._rounds)):
+            each = self._each(round, sizes)
+            moved = [i for i, (name, _) in enumerate(each) if name in _PLACES]
+            if moved:
+                chosen = [each[i] for i in moved]
+                x[moved] = self._matrices(chosen, sizes).pictures(x[moved])
+            for i, (name, amount) in enumerate(each):
+                if name in _COLOURS:
+                    x[i] = _COLOURS[name](x[i], amount)
+        return x
+
+    def masks(self, masks: np.ndarray, fill: int) -> np.ndarray:
+        sizes = (masks.shape[1], masks.shape[2])
+        for round in range(len(self._rounds)):
+            masks = self._matrices(self._each(round, sizes), sizes).masks(masks, fill)
+        return masks
+
+    def boxes(self, boxes: np.ndarray, sizes: tuple[int, int]) -> np.ndarray:
+        for round in range(len(self._rounds)):
+            boxes = self._matrices(self._each(round, sizes), sizes).boxes(boxes, sizes)
+        return boxes
+
+
+@dataclass(frozen=True)
+class RandAugment(_Policy):
+    """Changes each picture by operations that are drawn for it, all of one strength.
+
+    Args:
+        num_ops: how many, one after another.
+        magnitude: how strong, from 0 to ``num_magnitude_bins - 1``.
+        num_magnitude_bins: how many strengths there are.
+
+    Raises:
+        DataError: an argument is not valid.
+
+    Source: Cubuk et al., arXiv:1909.13719.
+
+    >>> steps = [md.data.RandAugment()]
+    >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
+    """
+
+    num_ops: int = 2
+    magnitude: int = 9
+    num_magnitude_bins: int = 31
+
+    def __post_init__(self) -> None:
+        least = {"num_ops": 0, "magnitude": 0, "num_magnitude_bins": 2}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < low:
+                raise DataError(f"RandAugment: {name}={value!r}; valid is an int of at least {low}")
+        if self.magnitude >= self.num_magnitude_bins:
+            raise DataError(
+                f"RandAugment: magnitude={self.magnitude}; valid is less than "
+                f"num_magnitude_bins={self.num_magnitude_bins}"
+            )
+
+    def _most(self, name: str, sizes: tuple[int, int]) -> float:
+        most = _SPACE[name][0]
+        sides = {"TranslateX": sizes[1], "TranslateY": sizes[0]}
+        return most * sides.get(name, 1)
+
+    def _drawn(self, draws: Draws) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        part = np.full(len(draws), self.magnitude / (self.num_magnitude_bins - 1))
+        return [(draws.integers(len(_NAMES)), part, draws.integers(2)) for _ in range(self.num_ops)]
+
+
+@dataclass(frozen=True)
+class TrivialAugment(_Policy):
+    """Changes each picture by one operation of any strength, both drawn for it: torchvision's
+    ``TrivialAugmentWide``.
+
+    Args:
+        num_magnitude_bins: how many strengths there are.
+
+    Raises:
+        DataError: the argument is not valid.
+
+    Source: Müller and Hutter, arXiv:2103.10158.
+
+    >>> steps = [md.data.TrivialAugment()]
+    >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
+    """
+
+    num_magnitude_bins: int = 31
+
+    def __post_init__(self) -> None:
+        value = self.num_magnitude_bins
+        if type(value) is not int or value < 2:
+            raise DataError(
+                f"TrivialAugment: num_magnitude_bins={value!r}; valid is an int of at least 2"
+            )
+
+    def _most(self, name: str, sizes: tuple[int, int]) -> float:
+        return _SPACE[name][1]
+
+    def _drawn(self, draws: Draws) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        names = draws.integers(len(_NAMES))
+        parts = draws.integers(self.num_magnitude_bins) / (self.num_magnitude_bins - 1)
+        return [(names, parts, draws.integers(2))]
+
+
+_PLACES = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
+
+
+def _matrix(name: str, amount: float, sizes: tuple[int, int]) -> np.ndarray:
+    """Where an operation takes pixels from."""
+    corner = (-sizes[1] / 2, -sizes[0] / 2)
+    if name == "ShearX":
+        return inverse_matrix(shear=(degrees(atan(amount)), 0.0), center=corner)
+    if name == "ShearY":
+        return inverse_matrix(shear=(0.0, degrees(atan(amount))), center=corner)
+    if name == "TranslateX":
+        return inverse_matrix(translate=(int(amount), 0))
+    if name == "TranslateY":
+        return inverse_matrix(translate=(0, int(amount)))
+    return inverse_matrix(angle=-amount if name == "Rotate" else 0.0)
+
+
+def _bytes(x: np.ndarray) -> np.ndarray:
+    return np.rint(np.clip(x, 0, 1) * 255).astype(np.uint8)
+
+
+def _sharpness(x: np.ndarray, amount: float) -> np.ndarray:
+    height, width = x.shape[1:]
+    if height <= 2 or width <= 2:
+        return x
+    kernel = np.ones((3, 3), np.float32)
+    kernel[1, 1] = 5.0
+    kernel /= kernel.sum()
+    blurred = x.copy()
+    inner = np.zeros_like(x[:, 1:-1, 1:-1])
+    for i in range(3):
+        for j in range(3):
+            inner += kernel[i, j] * x[:, i : i + height - 2, j : j + width - 2]
+    blurred[:, 1:-1, 1:-1] = inner
+    return blend(x, blurred, np.float32(1.0 + amount))
+
+
+def _contrast(x: np.ndarray, amount: float) -> np.ndarray:
+    return blend(x, grey(x[None]).mean(dtype=np.float32), np.float32(1.0 + amount))
+
+
+def _auto_contrast(x: np.ndarray, amount: float) -> np.ndarray:
+    low, high = x.min((1, 2), keepdims=True), x.max((1, 2), keepdims=True)
+    apart = high > low
+    scale = np.where(apart, 1 / np.where(apart, high - low, 1), 1)
+    return np.clip((x - np.where(apart, low, 0)) * scale, 0, 1)
+
+
+def _equalize(x: np.ndarray, amount: float) -> np.ndarray:
+    out = np.empty_like(x)
+    for channel, plane in enumerate(_bytes(x)):
+        counts = np.bincount(plane.reshape(-1), minlength=256)
+        step = int(counts[counts > 0][:-1].sum()) // 255
+        if step:
+            table = (np.cumsum(counts) + step // 2) // step
+            plane = np.clip(np.concatenate([[0], table[:-1]]), 0, 255)[plane]
+        out[channel] = plane / np.float32(255)
+    return out
+
+
+def _posterize(x: np.ndarray, bits: float) -> np.ndarray:
+    return (_bytes(x) & (256 - (1 << (8 - int(bits))))) / np.float32(255)
+
+
+def _solarize(x: np.ndarray, amount: float) -> np.ndarray:
+    return np.where(x >= np.float32(amount / 255), 1 - x, x)
+
+
+_COLOURS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
+    "Brightness": lambda x, amount: np.clip(x * np.float32(1.0 + amount), 0, 1),
+    "Color": lambda x, amount: blend(x, grey(x[None])[0], np.float32(1.0 + amount)),
+    "Contrast": _contrast,
+    "Sharpness": _sharpness,
+    "Posterize": _posterize,
+    "Solarize": _solarize,
+    "AutoContrast": _auto_contrast,
+    "Equalize": _equalize,
+}
