@@ -166,12 +166,13 @@ def one_thread() -> Iterator[None]:
 
 def like_torch(name: str, kind: str, *args: Any, shapes: Any, **given: Any) -> Case:
     """A case of ``minidnn.layers.<kind>(*args)``, which PyTorch has under the same name with
-    the same arguments.  ``arguments=`` gives those by keyword; ``shapes`` are of one input."""
+    the same arguments, or as ``torch=`` computes it.  ``arguments=`` gives those by keyword;
+    ``shapes`` are of one input."""
     keywords: Mapping[str, Any] = given.pop("arguments", {})
     return Case(
         name=name,
         layer=partial(_layer, kind, args, keywords),
-        torch=partial(_torch_module, kind, args, keywords),
+        torch=given.pop("torch", None) or partial(_torch_module, kind, args, keywords),
         shapes=tuple((shape,) for shape in shapes),
         **given,
     )

@@ -62,8 +62,9 @@ def test_layer(case: Case) -> None:
     assert len(differentiable(graph)) == len(inputs)
     of: list[Value | str] = [*graph.inputs[: len(inputs)], *own]
     found = evaluate(md.gradient(graph, "loss", of), (*inputs, given), "float64")[1:]
-    # Weights of resized images are computed in float32, as PyTorch does for float32 images.
-    near = 1e-6 if case.name == "Upsample" else 1e-10
+    # Weights of resized images are computed in float32, as PyTorch does for float32 images; of
+    # CELU's gradient PyTorch rounds a factor to float32.
+    near = 1e-6 if case.name in ("Upsample", "CELU") else 1e-10
     for name, actual, theirs_own in zip(everything, found, expected, strict=True):
         scale = max(1.0, float(theirs_own.abs().max()))
         label = f"{case}: {name}"

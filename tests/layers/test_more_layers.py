@@ -210,6 +210,22 @@ def test_an_encoder_of_several_layers_has_pytorch_s_names() -> None:
     np.testing.assert_allclose(found, theirs(x).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
+def test_a_decoder_of_several_layers_gives_what_pytorch_s_gives() -> None:
+    torch.manual_seed(0)
+    theirs = torch.nn.TransformerDecoder(
+        torch.nn.TransformerDecoderLayer(8, 2, 12, batch_first=True), 2, torch.nn.LayerNorm(8)
+    ).eval()
+    net = L.TransformerDecoder(
+        L.TransformerDecoderLayer(8, 2, 12, batch_first=True), 2, L.LayerNorm(8)
+    )
+    state = {name: array.numpy() for name, array in theirs.state_dict().items()}
+    assert list(net.state_dict()) == list(state)
+    net.load_state_dict(state)
+    x, memory = torch.randn(3, 5, 8), torch.randn(3, 7, 8)
+    found = md.compile(net, [(3, 5, 8), (3, 7, 8)], device="reference")(x.numpy(), memory.numpy())
+    np.testing.assert_allclose(found, theirs(x, memory).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
 def shaped(layer: L.Layer, *shape: int) -> Callable[[], Any]:
     return lambda: to_graph(layer, shape)
 

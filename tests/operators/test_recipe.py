@@ -35,8 +35,8 @@ def regions(layer):
     return [node.op.name for node in exe.graph.nodes]
 
 assert md.__file__.startswith(sys.argv[1]), md.__file__
-print(regions(L.Softsign()), regions(L.ReLU()))
-operator = L.Softsign().op
+print(regions(L.Elliott()), regions(L.ReLU()))
+operator = L.Elliott().op
 assert read_operator(write_operator(operator, None), None) == operator
 """
 
@@ -102,7 +102,7 @@ def python(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_recipe(root: Path, copy: Path) -> None:
     tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/operators/test_cases.py",
-             "tests/operators/test_compiled.py", "-k", "softsign or every")  # fmt: skip
+             "tests/operators/test_compiled.py", "-k", "elliott or every")  # fmt: skip
     recipe, _ = recipes(root)
     touched = follow(recipe, copy)
     assert touched == [
@@ -126,7 +126,7 @@ def test_the_recipe(root: Path, copy: Path) -> None:
     operators = copy / touched[0]
     operators.write_text(operators.read_text().replace("x / (1.0 + abs(x))", "x / (2.0 + abs(x))"))
     ran = python(copy, *tests)
-    assert re.search(r"^FAILED .*test_reference\[softsign-float64\]", ran.stdout, re.M), ran.stdout
+    assert re.search(r"^FAILED .*test_reference\[elliott-float64\]", ran.stdout, re.M), ran.stdout
     cases = copy / touched[2]
     cases.write_text((root / touched[2]).read_text())
     ran = python(copy, *tests)

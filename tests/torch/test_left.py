@@ -28,10 +28,6 @@ REFUSED: dict[str, tuple[Function, str]] = {
         lambda m, x: F.interpolate(x, (5, 5), mode="bicubic", antialias=True),
         "_upsample_bicubic2d_aa.vec: antialias=True: an output is made of as many elements",
     ),
-    "overlapping blocks": (
-        lambda m, x: F.fold(x.view(2, 16, 16), (5, 5), 2),
-        "kernel_size=[2, 2], stride=[1, 1], padding=[0, 0], dilation=[1, 1]; known are blocks side",
-    ),
     "places in windows": (
         lambda m, x: F.adaptive_max_pool2d(x, 3, return_indices=True),
         "adaptive_max_pool2d.default: its result 1 is not computed",
