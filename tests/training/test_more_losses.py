@@ -383,6 +383,41 @@ def test_a_trainer_with_weights_of_samples_is_one_without_those_of_none() -> Non
         np.testing.assert_allclose(weighted.state_dict()[name], array, rtol=1e-5, atol=1e-7)
 
 
+def test_weighted_means_count_by_their_weights() -> None:
+    """Means of two parts, weighed by what they count, are the mean of all."""
+    x, t = np.random.default_rng(0).standard_normal((7, 5)), CLASSES.copy()
+    t[2] = -100
+    for loss in (
+        losses.Weighted(losses.CrossEntropy(weight=WEIGHT, ignore_index=-100)),
+        losses.Weighted(losses.NLL(WEIGHT, ignore_index=-100)),
+        losses.Weighted(losses.MultiMargin()),
+    ):
+        found = []
+        for part in (slice(None), slice(0, 3), slice(3, 7)):
+            own = np.where(t[part] < 0, 0, t[part]) if "MultiMargin" in str(loss) else t[part]
+            types = [TensorType((len(own),), "int64"), TensorType((len(own),))]
+            objective = Objective(loss, {"count": loss.counted}, types)
+            graph = objective.applied(L.Identity(), (len(own), 5), "eval")
+            exe = md.compile(graph, device="reference", precision="float64")
+            found.append(list(exe(x[part], own, AMOUNTS[part]).values()))
+        (whole, count), *parts = found
+        assert sum(n for _, n in parts) == pytest.approx(count)
+        assert sum(m * n for m, n in parts) / count == pytest.approx(whole)
+
+
+def test_an_index_of_no_class_makes_a_weighted_loss_nan() -> None:
+    x = np.random.default_rng(0).standard_normal((7, 5))
+    types = [TensorType((7,), "int64"), TensorType((7,))]
+    loss = losses.Weighted(losses.CrossEntropy(ignore_index=-1))
+    graph = Objective(loss, {}, types).applied(L.Identity(), (7, 5), "eval")
+    exe = md.compile(graph, device="reference")
+    for wrong in (5, -2):
+        target = IGNORED.copy()
+        assert np.isfinite(exe(x, target, np.ones(7))["loss"])
+        target[1] = wrong
+        assert np.isnan(exe(x, target, np.ones(7))["loss"])
+
+
 def test_a_trainer_learns_an_embedding_by_labels() -> None:
     random = np.random.default_rng(0)
     labels = np.arange(12) % 3

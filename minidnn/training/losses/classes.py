@@ -45,6 +45,10 @@ class NLL(CrossEntropy):
         _set(self, weight=weight, ignore_index=ignore_index)
         self.__post_init__()
 
+    def form(self, floats: bool, shape: Sequence[int], output: TensorType) -> Loss:
+        """The loss itself: it takes indices alone."""
+        return self
+
     def _logs(self, output: Any) -> Any:
         return output
 
@@ -81,6 +85,10 @@ class Focal(CrossEntropy):
         _set(self, gamma=gamma, weight=weight, ignore_index=ignore_index)
         check_number(self, "gamma", gamma, 0)
         self.__post_init__()
+
+    def form(self, floats: bool, shape: Sequence[int], output: TensorType) -> Loss:
+        """The loss itself: it takes indices alone."""
+        return self
 
     def _factor(self, log: Any) -> Any:
         return powered(-scalar.expm1(log), float(self.gamma))
