@@ -21,7 +21,7 @@ from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.aten.call import arguments_of, key_of
 from minidnn.frontends.torch.captured import Captured, Held, reader_of
 from minidnn.frontends.torch.convert import Part, convert, judge_operations
-from minidnn.frontends.torch.memory import SHARED
+from minidnn.frontends.torch.memory import SHARED, Memory
 from minidnn.frontends.torch.partition import Level, levels
 from minidnn.graph.operators import Dropout, Identity
 
@@ -76,6 +76,7 @@ class SizedProgram:
             raise UnsupportedError(f"strict=True, and not all of {name} is taken:\n{self.rest()}")
         graph = captured.module.graph
         self._results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
+        self._read_first = _read_first(captured, self._results)
         self.watch = self._watching()
         if self.watch.uncounted:
             log.warning(
@@ -166,6 +167,10 @@ class SizedProgram:
         quiet: list[tuple[Any, Any]] = []
         if REHEARSING.get():
             return [result for place, result in enumerate(results) if place not in written]
+        if self._read_first:
+            results = list(results)
+            for place in self._read_first:
+                results[place] = results[place].clone()
         for place, node in self.captured.writes:
             target = self._tensor_of(node, leaves)
             if node in self.captured.untaped:
@@ -320,6 +325,17 @@ def _divide(
         if not dropped:
             return found, {node: why for node, why in left.items() if SHARED not in node.meta}
         left.update(dropped)
+
+
+def _read_first(captured: Captured, results: Sequence[Any]) -> list[int]:
+    """Which of the results that are written to their places lie in memory that is written to: they
+    are read before any of it is."""
+    if not captured.writes:
+        return []
+    memory = Memory(captured.module.graph)
+    written = {storage for _, node in captured.writes for storage in memory.of(node)}
+    found = ((place, results[place]) for place, _ in captured.writes)
+    return [place for place, node in found if written & set(memory.of(node))]
 
 
 def elsewhere(node: fx.Node, memory: str) -> str | None:

@@ -93,4 +93,11 @@ FAULTS = (
         "        return tensor\n",
         (_PROGRAMS, "tests/torch/test_trained.py", "tests/torch/test_trained_memory.py"),
     ),
+    Fault(
+        "what is written is read when other writes are made",
+        f"{_ENGINE}/program.py",
+        "        if self._read_first:\n",
+        "        if False:\n",
+        ("tests/torch/test_overlaps.py",),
+    ),
 )

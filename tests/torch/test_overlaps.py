@@ -130,3 +130,28 @@ def test_a_buffer_that_moves_into_the_memory_of_another(gradients: bool) -> None
 )
 def test_what_meets(extents: Any, written: list[bool], expected: bool) -> None:
     assert _any_meet(extents, written) is expected
+
+
+class Keeps(nn.Module):
+    """Keeps what its argument was in a buffer, and then writes to the argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("n", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.n.copy_(x.detach()[1])
+        x.mul_(0.5)
+        return x
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_is_written_is_read_before_anything_is(gradients: bool) -> None:
+    eager, net = Keeps(), Keeps()
+    run = optimized(net)
+    for shift in (0.0, 1.0):
+        x = torch.linspace(shift, 1, 32).view(4, 8).requires_grad_(gradients)
+        one, other = x.clone(), x.clone()
+        with torch.set_grad_enabled(gradients):
+            torch.testing.assert_close(run(one), eager(other))
+        torch.testing.assert_close([one, net.n], [other, eager.n])
