@@ -208,9 +208,9 @@ class Proof(Collecting):
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Why a test or a file was skipped."""
+    """Why a test or a file was skipped: the kind of reason, without the shapes and types."""
     if isinstance(report.longrepr, tuple):
-        return str(report.longrepr[2]).removeprefix("Skipped: ")
+        return str(report.longrepr[2]).removeprefix("Skipped: ").partition(":")[0]
     return getattr(report, "wasxfail", "") or "no reason was given"
 
 
