@@ -179,7 +179,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
         read_picture(tmp_path / "absent.png", KIND)
     with pytest.raises(PictureError, match=r"is not a regular file"):
         read_picture(tmp_path, KIND)
-    with pytest.raises(PictureError, match=r"cannot be read: embedded null"):
+    with pytest.raises(PictureError, match=r"cannot be read: .*embedded null"):
         read_picture("a\0b", KIND)
 
 
