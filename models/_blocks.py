@@ -62,7 +62,7 @@ class SqueezeExcitation(L.Layer):
 
     def forward(self, x: Any) -> Any:
         y = self.activation(self.fc1(self.avgpool(x)))
-        return x * self.scale_activation(self.fc2(y))
+        return self.scale_activation(self.fc2(y)) * x
 
 
 class InvertedResidual(L.Layer):

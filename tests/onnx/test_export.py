@@ -114,7 +114,9 @@ def check_network(name: str, tmp_path: Path) -> None:
         limit = 3 * float(np.abs(ours - expected).max())
     np.testing.assert_allclose(found, expected, rtol=0, atol=limit)
     again = md.load_onnx(path)
-    assert len(again.nodes) <= len(graph.nodes)
+    if len(again.nodes) > len(graph.nodes):
+        # ONNX lacks SiLU and a linear layer of several rows; passes make them one again.
+        assert len(optimize(again).nodes) <= len(optimize(graph).nodes)
     read = evaluate(again, [x], "float64")[0]
     np.testing.assert_allclose(read, expected, rtol=0, atol=1e-6 * scale)
 

@@ -23,7 +23,8 @@ from minidnn.runtime.plan import make_plan
 from tests.cuda.cards import H200
 from tests.torch.networks import UNet, errors, example, torchvision
 
-ZOO = zoo.CLASSIC
+#: PyTorch's attention is other nodes than ours, for the same numbers.
+ZOO = sorted(set(zoo.list_models()) - {"digits", "vit_b_16"})
 CI = ("resnet18", "squeezenet1_1")
 
 
