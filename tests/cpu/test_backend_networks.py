@@ -115,9 +115,9 @@ def hold_to_torch(
     assert result.dtype == np.float32 and result.shape == (RUNS * batch, 12)
     ours, pytorchs = np.abs(result - exact), np.abs(single - exact)
     scale = np.abs(exact).max()
-    # Where PyTorch happens to be as good as exact, a rounding of the largest output, or some.
+    # Where PyTorch happens to be as good as exact, a few roundings of the largest output.
     rounding = np.finfo(np.float32).eps * scale
-    for norm, factor, floor in ((_rms, limit, rounding), (np.max, 5 / 3 * limit, 3 * rounding)):
+    for norm, factor, floor in ((_rms, limit, 2 * rounding), (np.max, 5 / 3 * limit, 3 * rounding)):
         error, peers_error = norm(ours), norm(pytorchs)
         assert error <= max(factor * peers_error, floor), (
             f"{norm.__name__}: {error / scale:.2e}, PyTorch's {peers_error / scale:.2e}"
