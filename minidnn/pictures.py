@@ -2,9 +2,10 @@
 
 The steps, their order and their rounding are those of torchvision's ``ImageClassification`` on
 what its ``ImageFolder`` reads: convert to RGB, resize so that the shorter side has ``resize``
-pixels (Pillow's bilinear filter, which smooths when it shrinks), cut out the centre, divide by
-255, subtract the mean, divide by the standard deviation.  As there, transparency is dropped, of an
-animation the first frame is taken, and the orientation that a camera noted is not applied.
+pixels (by Pillow's bilinear or bicubic filter, which smooth when they shrink), cut out the centre,
+divide by 255, subtract the mean, divide by the standard deviation.  As there, transparency is
+dropped, of an animation the first frame is taken, and the orientation that a camera noted is not
+applied.
 Where torchvision's result would be white (16-bit grey), the high byte is taken instead.
 
 Pillow is imported on first use.
@@ -66,6 +67,7 @@ class Preparation:
         channels: 3 (red, green, blue) or 1 (grey).
         mean, std: subtracted from and dividing the channels, which go from 0 to 1; by default
             torchvision's for three channels, and none for grey.
+        interpolation: how the picture is resized, "bilinear" or "bicubic".
     """
 
     resize: int
@@ -73,6 +75,7 @@ class Preparation:
     channels: int = 3
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
         if self.crop > self.resize:
@@ -82,6 +85,10 @@ class Preparation:
             )
         if self.channels not in (1, 3):
             raise PictureError(f"channels={self.channels}; valid are 3 (RGB) and 1 (grey)")
+        if self.interpolation not in ("bilinear", "bicubic"):
+            raise PictureError(
+                f"interpolation={self.interpolation!r:.80}; valid are 'bilinear' and 'bicubic'"
+            )
         if self.mean is None and self.std is None and self.channels == 3:
             object.__setattr__(self, "mean", IMAGENET_MEAN)
             object.__setattr__(self, "std", IMAGENET_STD)
@@ -200,7 +207,7 @@ def cut_centre(picture: Any, preparation: Preparation) -> np.ndarray:
     crop = preparation.crop
     width, height = picture.size
     size = _resized_size(width, height, preparation.resize)
-    picture = picture.resize(size, Image.Resampling.BILINEAR)
+    picture = picture.resize(size, Image.Resampling[preparation.interpolation.upper()])
     # round() takes halves to the even number, as torchvision's does.
     left, top = (round((side - crop) / 2) for side in size)
     cropped = picture.crop((left, top, left + crop, top + crop))

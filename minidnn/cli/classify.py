@@ -125,10 +125,11 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
     sizes or labels do not fit the network.
     """
     from minidnn.cli.labels import IMAGENET, load_labels
-    from minidnn.cli.networks import calibrated, shape_of
+    from minidnn.cli.networks import shape_of
     from minidnn.cli.weights import DEFAULT, known_of, load, source_of
     from minidnn.frontends.zoo import is_path
     from minidnn.layers.build import to_graph
+    from minidnn.layers.calibration import calibrate_on_noise
     from minidnn.models import get_model
     from minidnn.pictures import Preparation
 
@@ -139,18 +140,20 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
     channels, own_size, _ = network.input_shape
     known = known_of(name, source)
     if source == RANDOM:
-        calibrated(network)
+        calibrate_on_noise(network)
     elif source == DEFAULT and known is None:
         network = get_model(name, weights=DEFAULT)  # its weights came with minidnn
     else:
         network = load(network, name, source, options.key, _say, options.prefix)
     outputs = _outputs(network)
     # Weights that nobody published are most likely prepared for like those that somebody did.
-    resize, crop = _sizes(known or known_of(name, DEFAULT), own_size, options)
+    like = known or known_of(name, DEFAULT)
+    resize, crop = _sizes(like, own_size, options)
+    interpolation = "bilinear" if like is None else like.interpolation
     labels = options.labels or (IMAGENET if known else "none")
     return Classifier(
         lambda batch: to_graph(network, shape_of(network, batch, (crop, crop))),
-        Preparation(resize, crop, channels),
+        Preparation(resize, crop, channels, interpolation=interpolation),
         outputs,
         known.name if known else f"minidnn's {name}" if source == DEFAULT else source,
         None if labels == "none" else load_labels(labels, outputs),

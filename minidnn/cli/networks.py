@@ -15,7 +15,6 @@ from minidnn.frontends.zoo import is_path, network_of
 from minidnn.graph.ir import Graph
 from minidnn.graph.types import numpy_dtype
 from minidnn.layers.build import to_graph
-from minidnn.layers.calibration import calibrate
 from minidnn.runtime.arrays import random_array
 
 if TYPE_CHECKING:
@@ -139,12 +138,3 @@ def shape_of(network: Any, batch: int, size: tuple[int, int] | None = None) -> t
 def noise(shape: tuple[int, ...], seed: int, dtype: str = "float32") -> np.ndarray:
     """Normally distributed numbers, the same for the same seed."""
     return random_array(np.random.default_rng(seed), shape, numpy_dtype(dtype))
-
-
-def calibrated(network: Any, seed: int = 0) -> Any:
-    """The network with random weights whose batch normalizations fit random images."""
-    channels, *sizes = network.input_shape
-    # Half the rows and columns: four times faster, and still thousands of values a channel.
-    small = [max(size // 2, min(size, 8)) for size in sizes]
-    calibrate(network, noise((4, channels, *small), seed))
-    return network

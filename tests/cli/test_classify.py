@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import socket
@@ -254,7 +255,7 @@ def test_sizes_follow_the_version_of_the_weights() -> None:
         if network == "digits":
             continue
         for entry in torchvision.get_model_weights(network):
-            if entry.name == "IMAGENET1K_FEATURES":  # of VGG-16 without its classifier
+            if not entry.name.startswith("IMAGENET1K_V"):  # without a classifier, or larger
                 continue
             known = known_of(network, source_of(network, entry.name))
             made = entry.transforms()
@@ -263,6 +264,17 @@ def test_sizes_follow_the_version_of_the_weights() -> None:
         default = torchvision.get_model_weights(network).DEFAULT
         found = known_of(network, source_of(network, "default"))
         assert found is not None and found.name == str(default)
+
+
+def test_pictures_are_resized_as_the_weights_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minidnn.cli.classify import add_arguments, make_classifier
+
+    monkeypatch.setattr("minidnn.layers.calibration.calibrate_on_noise", lambda network: network)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for network, wanted in (("efficientnet_b0", "bicubic"), ("mobilenet_v2", "bilinear")):
+        options = parser.parse_args(["a.png", "--network", network, "--weights", "random"])
+        assert make_classifier(options).preparation.interpolation == wanted
 
 
 def test_labels_of_imagenet_are_torchvisions() -> None:

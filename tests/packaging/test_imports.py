@@ -79,7 +79,7 @@ ALLOWED: dict[str, set[str]] = {
     # ONNX files are measured, too; it asks what machine it is on, and takes turns at the GPU.
     "bench": {
         *(FACE, "models", "cache", "graph", "frontends", "cudnn", "measure"),
-        *("backends.backend", "backends.cpu"),
+        *("backends.backend", "backends.cpu", "layers"),
     },
     "storage": {"graph", "fusion", "weights"},
     "compiled_file": {FACE, "runtime"},
