@@ -65,6 +65,7 @@ class Executable:
         self._explained = explained
         self.program = program
         self.device = device
+        #: What it computes in; "int8" if it multiplies bytes, as of a quantized network.
         self.precision = precision
         #: Where the graph's states live; None if it has none.
         self.store = store

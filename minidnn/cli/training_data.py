@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from minidnn.errors import MiniDNNError
+from minidnn.preparation import Preparation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,11 +29,12 @@ _SHARE = 0.2
 
 
 def held_out_and_train(
-    options: argparse.Namespace, channels: int, own_size: int
-) -> tuple[Dataset, Dataset, int]:
-    """The pictures to evaluate on, those to train on, and how many rows and columns all have, for a
-    network that takes so many channels and pictures of ``own_size``.
+    options: argparse.Namespace, channels: int, own_size: int, known: Preparation | None
+) -> tuple[Dataset, Dataset, Preparation]:
+    """The pictures to evaluate on, those to train on, and how all are prepared, for a network that
+    takes so many channels and pictures of ``own_size``.
 
+    ``known``: what the weights that training begins with are prepared for, which stays so.
     DataError if there are none, or if classes differ.
     """
     kind, _, rest = options.data.partition(":")
@@ -40,14 +43,24 @@ def held_out_and_train(
             raise MiniDNNError(f"--validate: {kind} has pictures to evaluate on")
         if kind == FASHION and not rest:
             raise MiniDNNError(f"--data {options.data}: valid is {FASHION}:FOLDER")
-        return _known(options, kind, rest, channels)
-    size = options.size or own_size
-    return *_folders(options, channels, size), size
+        return _known(options, kind, rest, channels, known)
+    if known is not None:
+        preparation = known if options.size is None else known.resized(options.size)
+    else:
+        size = options.size or own_size
+        # What the networks of the zoo are evaluated on has a margin that is cut off.
+        preparation = Preparation(size if channels == 1 else round(size * 8 / 7), size, channels)
+    held_out, train = _folders(options, preparation)
+    return held_out, train, replace(preparation, classes=train.classes)
 
 
 def _known(
-    options: argparse.Namespace, kind: str, folder: str, channels: int
-) -> tuple[Dataset, Dataset, int]:
+    options: argparse.Namespace,
+    kind: str,
+    folder: str,
+    channels: int,
+    known: Preparation | None,
+) -> tuple[Dataset, Dataset, Preparation]:
     from minidnn import data
 
     def load(train: bool) -> Any:
@@ -55,37 +68,35 @@ def _known(
 
     held_out, train = load(False), load(True)
     own = train.x.shape[-1]
-    size = options.size or own
+    size = options.size or (own if known is None else known.crop)
+    # Nothing is cut off: what is drawn reaches to the edges.
+    preparation = replace(known or Preparation(size, size, channels), resize=size, crop=size)
     resize = [data.ResizedCrop(size, (1.0, 1.0), (1.0, 1.0))] if size != own else []
-    end = [*([_colours] if channels == 3 else []), *_normalize(channels)]
+    end = [*([_colours] if channels == 3 else []), *_normalize(preparation)]
     change = _augment(options.augment or ("affine" if kind == DIGITS else "shifts"), size)
     held_out.augment, train.augment = (*resize, *end), (*resize, *change, *end)
-    return held_out, train, size
+    return held_out, train, replace(preparation, classes=train.classes)
 
 
 def _colours(x: np.ndarray, draws: Draws) -> np.ndarray:
     return x.repeat(3, axis=1)
 
 
-def _folders(options: argparse.Namespace, channels: int, size: int) -> tuple[Dataset, Dataset]:
+def _folders(options: argparse.Namespace, preparation: Preparation) -> tuple[Dataset, Dataset]:
     import numpy as np
 
     from minidnn.data import DataError, Folder, Subset
 
-    root, validate = options.data, options.validate
-    if validate is None and os.path.isdir(os.path.join(root, "train")):
-        found = [path for name in _VALIDATION if os.path.isdir(path := os.path.join(root, name))]
-        if found:
-            root, validate = os.path.join(root, "train"), found[0]
+    root, validate = split_folder(options.data, options.validate)
+    size = preparation.crop
 
     def open_folder(path: str, steps: Sequence[Callable[..., np.ndarray]]) -> Folder:
         return Folder(
             path,
             size,
-            [*steps, *_normalize(channels)],
-            # What the networks of the zoo are evaluated on has a margin that is cut off.
-            resize=size if channels == 1 else round(size * 8 / 7),
-            channels=channels,
+            [*steps, *_normalize(preparation)],
+            resize=preparation.resize,
+            channels=preparation.channels,
             corrupt="skip" if options.skip_corrupt else "raise",
         )
 
@@ -117,6 +128,16 @@ def _folders(options: argparse.Namespace, channels: int, size: int) -> tuple[Dat
     )
 
 
+def split_folder(root: str, validate: str | None) -> tuple[str, str | None]:
+    """The folder of what is trained on, and that of what is evaluated on: within the first one, if
+    no other is given and it has such folders; None if there is none."""
+    if validate is None and os.path.isdir(os.path.join(root, "train")):
+        found = [path for name in _VALIDATION if os.path.isdir(path := os.path.join(root, name))]
+        if found:
+            return os.path.join(root, "train"), found[0]
+    return root, validate
+
+
 def _augment(name: str, size: int) -> list[Any]:
     from minidnn import data
 
@@ -129,8 +150,10 @@ def _augment(name: str, size: int) -> list[Any]:
     return steps[name]
 
 
-def _normalize(channels: int) -> list[Any]:
+def _normalize(preparation: Preparation) -> list[Any]:
     """As ``minidnn classify`` prepares pictures for a network."""
     from minidnn.data import Normalize
 
-    return [Normalize()] if channels == 3 else []
+    mean, std = preparation.mean, preparation.std
+    assert mean is not None and std is not None
+    return [] if not any(mean) and set(std) == {1.0} else [Normalize(mean, std)]

@@ -21,7 +21,7 @@ import numpy as np
 
 from minidnn.graph.expression import Expression, argument, fma, rint
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
-from minidnn.graph.operator import Elementwise, Reshaping, Windowed
+from minidnn.graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from minidnn.graph.operators import Concat, Conv2d, Formula, Linear, Transpose
 from minidnn.graph.quantization import PER_CHANNEL, Steps, dequantization_of, quantization_of
 from minidnn.graph.substitution import substituted
@@ -39,6 +39,17 @@ def multiply_bytes(graph: Graph, context: Context) -> Graph:
     for rewrite in (_move_quantizers, _multiply, _compose):
         graph = rewrite(graph, context)
     return graph
+
+
+def multiplies(graph: Graph) -> bool:
+    """Whether contractions of an optimized graph, or of its regions, multiply bytes."""
+    for node in graph.nodes:
+        body = getattr(node.op, "body", None)
+        if isinstance(body, Graph) and multiplies(body):
+            return True
+        if isinstance(node.op, Contraction) and node.inputs[1].dtype in BYTES:
+            return True
+    return False
 
 
 def _steps_read(node: Node | None) -> Steps | None:
