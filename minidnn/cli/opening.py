@@ -85,31 +85,18 @@ def open_network(options: argparse.Namespace, say: Say) -> OpenedNetwork:
 def _known(options: argparse.Namespace) -> tuple[Preparation | None, bool]:
     """What a file or published weights say, and whether it was a file."""
     from minidnn.cli import preparing
-    from minidnn.cli.labels import IMAGENET
     from minidnn.cli.weights import known_of, source_of
     from minidnn.frontends.zoo import is_path
-    from minidnn.models import get_model, list_models
-    from minidnn.weights import find_known
+    from minidnn.models import list_models
 
     name = options.network
-    if is_path(name):
-        said = preparing.file_says(name)
-        return said, said is not None
-    head, _, version = name.partition(".")
-    if head in list_models():
-        source = source_of(head, version or options.weights or RANDOM)
-        known = known_of(head, source)
-    else:
-        known = find_known(name) if "_Weights" in name else None
-        head, source = (known.network, name) if known is not None else (head, RANDOM)
-    if source == RANDOM:
-        return None, False
-    if known is None and source != DEFAULT:
-        said = preparing.file_says(source)
-        return said, said is not None
-    channels, own_size, _ = get_model(head).input_shape
-    found = preparing.published(head, source, own_size, channels)
-    return (found if known is None else preparing.named(found, IMAGENET)), False
+    if not is_path(name) and (name not in list_models() or options.weights is None):
+        return preparing.of_zoo(name), False
+    source = name if is_path(name) else source_of(name, options.weights)
+    if source == DEFAULT or (not is_path(name) and known_of(name, source) is not None):
+        return preparing.of_zoo(name, source), False
+    said = None if source == RANDOM else preparing.file_says(source)
+    return said, said is not None
 
 
 def _usual(options: argparse.Namespace, shapes: Sequence[tuple[Any, ...]]) -> Preparation | None:

@@ -109,13 +109,6 @@ def prepared(
     return found
 
 
-def named(preparation: Preparation, labels: str) -> Preparation:
-    """The same with names of classes that ``--labels`` may say."""
-    from minidnn.cli.labels import read_labels
-
-    return replace(preparation, classes=tuple(read_labels(labels)))
-
-
 def told(options: argparse.Namespace, found: Preparation) -> str:
     """What is said of a preparation that a file brought."""
     names = ("size", "resize", "mean", "std", "labels")
@@ -150,3 +143,31 @@ def published(name: str, source: str, own_size: int, channels: int) -> Preparati
     return Preparation(
         known.resize if known else own_size, known.crop if known else own_size, channels
     )
+
+
+def of_zoo(name: str, source: str | None = None) -> Preparation | None:
+    """How pictures are prepared for published weights, with the names of the classes; None for
+    random ones.
+
+    Args:
+        name: of the network, or of its weights, as ``resnet18.DEFAULT`` and
+            ``ResNet18_Weights.DEFAULT`` are.
+        source: what ``--weights`` means, if that was given.
+    """
+    from minidnn.cli.labels import IMAGENET, read_labels
+    from minidnn.cli.weights import DEFAULT, RANDOM, known_of, source_of
+    from minidnn.models import get_model, list_models
+    from minidnn.weights import find_known
+
+    head, _, version = name.partition(".")
+    if head in list_models():
+        source = source or source_of(head, version or RANDOM)
+        known = known_of(head, source)
+    else:
+        known = find_known(name) if "_Weights" in name else None
+        head, source = (known.network if known else head), name
+    if known is None and source != DEFAULT:
+        return None
+    channels, own_size, _ = get_model(head).input_shape
+    found = published(head, source, own_size, channels)
+    return replace(found, classes=tuple(read_labels(IMAGENET))) if known else found

@@ -42,6 +42,7 @@ def _parameters(**known: Any) -> dict[str, Any]:
     return {"type": "object", "properties": known, "additionalProperties": True, **refused}
 
 
+_COUNT = {"type": "integer", "minimum": 1}
 _SCHEMAS = {
     "Error": _object(["error"], error=_TEXT),
     "Live": _object(["live"], live={"type": "boolean"}),
@@ -57,12 +58,22 @@ _SCHEMAS = {
         shape=_list({"type": "integer", "minimum": -1}),
     ),
     "Model": _object(
-        ["name", "versions", "platform", "inputs", "outputs"],
+        ["name", "versions", "platform", "inputs", "outputs", "parameters"],
         name=_TEXT,
         versions=_list(_TEXT),
         platform=_TEXT,
         inputs=_list(_ref("TensorMetadata")),
         outputs=_list(_ref("TensorMetadata")),
+        parameters=_object([], preparation=_ref("Preparation")),
+    ),
+    "Preparation": _object(
+        ["resize", "crop", "channels", "mean", "std", "classes"],
+        resize=_COUNT,
+        crop=_COUNT,
+        channels={"enum": [1, 3]},
+        mean=_list({"type": "number"}),
+        std=_list({"type": "number"}),
+        classes={"type": ["array", "null"], "items": _TEXT},
     ),
     "Output": _object(
         ["name", "datatype", "shape", "data"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,13 @@ def model_metadata(repository: Repository, name: str, version: str) -> dict[str,
         "inputs": tensors(model.inputs),
         "outputs": tensors(model.outputs),
     }
+
+
+def model_parameters(repository: Repository, name: str, version: str) -> dict[str, Any]:
+    """How callers prepare pictures for a model, as "preparation", if that is known; Fault if it is
+    not ready."""
+    preparation = repository.batcher(name, version).model.preparation
+    return {} if preparation is None else {"preparation": asdict(preparation)}
 
 
 def index(repository: Repository, ready_only: bool) -> list[dict[str, str]]:
