@@ -151,8 +151,11 @@ def _places(
 
 def _of_arrays(source: str, ending: str, graph: Graph) -> CalibrationData:
     try:
-        found = np.load(source, allow_pickle=False)
-        given = {"x": found} if ending == ".npy" else {name: found[name] for name in found.files}
+        if ending == ".npy":
+            given = {"x": np.load(source, mmap_mode="r", allow_pickle=False)}
+        else:
+            with open(source, "rb") as file, np.load(file, allow_pickle=False) as found:
+                given = {name: found[name] for name in found.files}
     except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
         raise MiniDNNError(f"--data {source} cannot be read: {error}") from error
     labels = given.pop(_LABELS, None)
