@@ -43,7 +43,7 @@ from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
 from minidnn.layers.whose_code import has_others_code
 from minidnn.passes.infrastructure import Context, Observer
-from minidnn.passes.multiply_bytes import multiplies
+from minidnn.passes.multiply_bytes import precision_of
 from minidnn.passes.pipeline import optimize
 from minidnn.passes.reduce_precision import in_dtype
 from minidnn.runtime.interface import interface_of
@@ -222,10 +222,6 @@ def _compile_named(
     return DynamicExecutable(NetworkSource(*made_of), dims, **limits)
 
 
-BYTES_PRECISION = "int8"
-"""What an executable says that multiplies bytes, whatever else it computes in."""
-
-
 def compile_mixed(graph: Graph, *, device: str, precision: str, **options: Any) -> Executable:
     """Compiles a graph that says itself which of its values are in half precision.
 
@@ -293,7 +289,7 @@ def _compile(
     rounded = computed is not graph and chosen != "float64"
     results = [value.dtype for value in graph.outputs] if rounded else None
     interface = interface_of(plan.graph)
-    said = BYTES_PRECISION if multiplies(plan.graph) else chosen
+    said = precision_of(plan.graph, chosen)
     return Executable(
         interface, program, device, said, results, plan=plan, source=source, store=store
     )

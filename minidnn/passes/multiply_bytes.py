@@ -41,11 +41,16 @@ def multiply_bytes(graph: Graph, context: Context) -> Graph:
     return graph
 
 
-def multiplies(graph: Graph) -> bool:
-    """Whether contractions of an optimized graph, or of its regions, multiply bytes."""
+def precision_of(graph: Graph, computed: str) -> str:
+    """What an optimized graph is computed in: "int8" if contractions in it, or in its regions,
+    multiply bytes, whatever the rest is ``computed`` in."""
+    return "int8" if _multiplies(graph) else computed
+
+
+def _multiplies(graph: Graph) -> bool:
     for node in graph.nodes:
         body = getattr(node.op, "body", None)
-        if isinstance(body, Graph) and multiplies(body):
+        if isinstance(body, Graph) and _multiplies(body):
             return True
         if isinstance(node.op, Contraction) and node.inputs[1].dtype in BYTES:
             return True
