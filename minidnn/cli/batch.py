@@ -8,14 +8,12 @@ import os
 import sys
 from dataclasses import replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import add_device, count, count_from_0
 from minidnn.cli.preparing import add_crop, add_preparation
 from minidnn.cli.weights import PREFIX_HELP, WEIGHTS_HELP
-from minidnn.errors import MiniDNNError
 
 if TYPE_CHECKING:
     from minidnn.batch import Predictor
@@ -165,28 +163,13 @@ def _graph(options: argparse.Namespace, batch: int) -> Any:
 
 def _of_compiled(options: argparse.Namespace, common: dict[str, Any]) -> Predictor:
     from minidnn.batch import Predictor
-    from minidnn.cli import preparing
-    from minidnn.preparation import Preparation, check_takes
+    from minidnn.cli.compiled import prepared_for
 
-    given = {"--precision": options.precision, "--key": options.key, "--size": options.size}
-    for name, value in given.items():
-        if value is not None:
-            raise MiniDNNError(f"{name} {value}: {options.network!r} is compiled, and has its own")
     opened = partial(_load, options.network, common["device"], common["threads"])
-    interface = opened(0).interface
-    shapes = [each.shape for each in (*interface.inputs, *interface.outputs)]
-    if len(shapes) != 2 or len(shapes[0]) != 4 or shapes[0][2] != shapes[0][3]:
-        raise MiniDNNError(
-            f"MODEL {options.network!r} has inputs and outputs {shapes}; valid are one input of "
-            "square pictures (N, C, S, S) and one output with a row for each"
-        )
-    _, channels, crop, _ = shapes[0]
-    said = preparing.file_says(options.network)
-    base = said or Preparation(crop, crop, channels)
-    check_takes(base, options.network, shapes[:1])
-    preparation = preparing.prepared(options, base, prod(shapes[1][1:]))
-    if said:
-        _say(preparing.told(options, preparation))
+    own = ("precision", "key", "size")
+    preparation, told = prepared_for(options, opened(0).interface, own)
+    if told:
+        _say(told)
     return Predictor(opened, _named(options, preparation), **common)
 
 

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from minidnn.graph.ir import Graph
     from minidnn.preparation import Preparation
 
-DATA_HELP = (
-    "a folder of pictures, or of a folder for each class; .npy: an array of inputs; .npz: arrays "
-    "x, or by the names of inputs, and y, the classes"
-)
 _LABELS = "y"
 _ENDINGS = (".npy", ".npz")
 Arrays = tuple[np.ndarray, ...]

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 HELP = "name what is in pictures"
 DESCRIPTION = """\
-Classifies pictures with a network of the zoo, or one in an ONNX file or a graph file.
+Classifies pictures with a network of the zoo, or one in an ONNX file, a graph file or a compiled
+file (.mdx).
 
 A picture is resized, its centre cut out, and normalized: as the file with the network or its
 weights says, or else as torchvision does it for its weights. Of a folder, the picture files in it
@@ -43,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--network",
         default=DEFAULT_NETWORK,
-        help=f"a network of the zoo, an ONNX file, or a graph file ({DEFAULT_NETWORK})",
+        help="a network of the zoo, an ONNX file, a graph file, or a compiled one (.mdx) "
+        f"({DEFAULT_NETWORK})",
     )
     add(
         "--weights",
@@ -65,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class Classifier:
     """A network with weights, and what belongs to them."""
 
-    #: For a batch of so many pictures.
+    #: For a batch of so many pictures; an executable, if it was compiled before.
     graph: Callable[[int], Any]
     preparation: Preparation
     outputs: int
@@ -88,6 +90,7 @@ class Result:
 
 def run(options: argparse.Namespace) -> int:
     import minidnn
+    from minidnn.executable import Executable
 
     files = list(expand(options.images))
     if not any(map(os.path.exists, files)):  # before weights are fetched for nothing
@@ -97,10 +100,11 @@ def run(options: argparse.Namespace) -> int:
         _say("the weights are random: these classes mean nothing")
     if classifier.told:
         _say(classifier.told)
-    graph = classifier.graph(min(options.batch, len(files)))
-    executable = minidnn.compile(
-        graph, device=options.device, precision=options.precision, **tune_of(options)
-    )
+    executable = classifier.graph(min(options.batch, len(files)))
+    if not isinstance(executable, Executable):
+        executable = minidnn.compile(
+            executable, device=options.device, precision=options.precision, **tune_of(options)
+        )
     results = []
     for result in _classify(classifier, executable, files, options):
         results.append(result)
@@ -127,11 +131,14 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
     from minidnn.cli.labels import IMAGENET
     from minidnn.cli.networks import calibrated, shape_of
     from minidnn.cli.weights import DEFAULT, known_of, load, source_of
+    from minidnn.compiled_file import is_compiled
     from minidnn.frontends.zoo import is_path
     from minidnn.layers.build import to_graph
     from minidnn.models import get_model
     from minidnn.preparation import check_takes
 
+    if is_compiled(options.network):
+        return _of_compiled(options)
     if is_path(options.network):
         return _of_file(options)
     name, source = options.network, source_of(options.network, options.weights)
@@ -210,6 +217,20 @@ def _of_file(options: argparse.Namespace) -> Classifier:
     )
 
 
+def _of_compiled(options: argparse.Namespace) -> Classifier:
+    """The network of a file that ``minidnn export`` compiled."""
+    import minidnn
+    from minidnn.cli.compiled import prepared_for
+
+    if options.weights != "default":
+        raise MiniDNNError(f"--weights: the file {options.network!r} has its weights")
+    compiled = minidnn.load(options.network, device=options.device)
+    own = ("precision", "key", "prefix", "size", "tune")
+    preparation, told = prepared_for(options, compiled.interface, own)
+    outputs = compiled.interface.outputs[0].shape
+    return Classifier(lambda batch: compiled, preparation, prod(outputs[1:]), options.network, told)
+
+
 def _saved(name: str, size: int | None) -> Graph:
     from minidnn.storage import load_graph
 
@@ -274,7 +295,7 @@ def _classify(
     """Results in the order of the files."""
     from minidnn.backends.cpu.progress import terminal_progress
 
-    batch = executable.graph.inputs[0].shape[0]
+    batch = executable.interface.inputs[0].shape[0]
     # What is printed shows how far it is; else a bar does, if there is a terminal.
     watch = terminal_progress() if options.json or not sys.stdout.isatty() else None
     for first in range(0, len(files), batch):
@@ -291,7 +312,7 @@ def _batch(
     from minidnn.pictures import PictureError, read_picture
 
     # Pictures that cannot be read, and those missing in the last batch, stay zero.
-    x = np.zeros(executable.graph.inputs[0].shape, np.float32)
+    x = np.zeros(executable.interface.inputs[0].shape, np.float32)
     results = [Result(file) for file in files]
     for i, result in enumerate(results):
         try:

@@ -7,13 +7,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from minidnn.cli.arguments import add_network, count, count_from_0
-from minidnn.cli.calibration_data import DATA_HELP, CalibrationData, calibration_data
 from minidnn.cli.opening import add_weights, open_network
 from minidnn.cli.preparing import add_preparation
 from minidnn.cli.training_data import split_folder
 from minidnn.cli.writing import add_file, add_written, check_written, write
 
 if TYPE_CHECKING:
+    from minidnn.cli.calibration_data import CalibrationData
     from minidnn.graph.ir import Graph
 
 HELP = "write a network whose convolutions and linear layers multiply bytes"
@@ -26,6 +26,10 @@ Where the classes of data are known, it says the accuracy before and after, on -
 the same data.  Folders of classes are those that the network names; the folders' order counts if it
 names none."""
 
+DATA_HELP = (
+    "a folder of pictures, or of a folder for each class; .npy: an array of inputs; .npz: arrays "
+    "x, or by the names of inputs, and y, the classes"
+)
 RANGES = ("error", "minmax", "percentile", "entropy")
 
 
@@ -59,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     import minidnn
+    from minidnn.cli.calibration_data import calibration_data
 
     check_written(options, for_all=("device",))
     opened = open_network(options, _say)

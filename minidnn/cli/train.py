@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
         f"on {trainer.step_program.device}"
     )
     bar = md.callbacks.ProgressBar(every=0.2 if sys.stderr.isatty() else 1e9)
-    saves = md.callbacks.Checkpoint(options.output / CHECKPOINT)
+    saves = md.callbacks.Checkpoint(options.output / CHECKPOINT, preparation=preparation)
     table = md.callbacks.CSV(options.output / "history.csv")
     try:
         trainer.fit(loader, options.epochs, validate=others, callbacks=[bar, table, files, saves])

@@ -109,7 +109,7 @@ ALLOWED: dict[str, set[str]] = {
     # A step is a graph, which is compiled, and explained, like any other.
     "training": {
         *("graph", "gradients", "layers", "runtime", "executable", "compiler", "weights"),
-        *("report", "distributed", "backends.backend"),
+        *("report", "distributed", "backends.backend", "preparation"),
     },
     # It adds up what a store has, and knows no networks.
     "distributed": {"graph", "runtime"},

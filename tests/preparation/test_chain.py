@@ -64,9 +64,9 @@ def classify(run: Run, pictures: Path) -> Callable[..., tuple[float, str]]:
 
 
 def test_training_says_how_it_prepared(trained: Path) -> None:
-    assert md.load_preparation(trained) == md.Preparation(
-        SIZE, SIZE, channels=1, classes=tuple(CLASSES)
-    )
+    wanted = md.Preparation(SIZE, SIZE, channels=1, classes=tuple(CLASSES))
+    for path in (trained, trained.with_name("checkpoint.safetensors")):
+        assert md.load_preparation(path) == wanted
 
 
 def test_weights_are_classified_as_they_were_trained(trained: Path, classify: Any) -> None:
@@ -120,7 +120,7 @@ def test_what_is_exported_says_it_again(
 
 @pytest.mark.usefixtures("in_a_loop")
 def test_a_compiled_network_says_it(
-    trained: Path, pictures: Path, run: Run, tmp_path: Path
+    trained: Path, pictures: Path, classify: Any, run: Run, tmp_path: Path
 ) -> None:
     if (reason := CpuBackend().unavailable()) is not None:
         pytest.skip(reason)
@@ -134,6 +134,11 @@ def test_a_compiled_network_says_it(
     _, err = run("batch", path, *given, "--device", "cpu")
     assert SAYS in err
     assert share_right(tmp_path / "out") > 0.9
+    found, err = classify("--network", path, "--device", "cpu")
+    assert found > 0.9 and SAYS in err
+    for more in (("--size", 16), ("--weights", trained), ("--tune",)):
+        _, err = run("classify", pictures / "down", "--network", path, *more, code=2)
+        assert f"{more[0]}" in err and "has its" in err
 
 
 def test_from_weights_to_int8_in_onnx(
