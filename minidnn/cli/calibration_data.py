@@ -10,6 +10,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from minidnn.cli.bundled_data import DIGITS, FASHION, bundled, is_bundled, normalize, prepare
 from minidnn.errors import MiniDNNError
 
 if TYPE_CHECKING:
@@ -51,7 +52,12 @@ class CalibrationData:
 
 
 def calibration_data(
-    source: str, graph: Graph, preparation: Preparation | None, workers: int
+    source: str,
+    graph: Graph,
+    preparation: Preparation | None,
+    workers: int,
+    *,
+    held_out: bool = False,
 ) -> CalibrationData:
     """The samples that ``--data`` means, for a network.
 
@@ -60,6 +66,7 @@ def calibration_data(
         graph: of the network.
         preparation: of pictures; None if the network takes none.
         workers: threads that read pictures.
+        held_out: whether those to evaluate on are asked for, where a name means both.
 
     Raises:
         MiniDNNError: there are none, or they do not fit the network.
@@ -67,10 +74,10 @@ def calibration_data(
     ending = os.path.splitext(source)[1].lower()
     if ending in _ENDINGS and os.path.isfile(source):
         return _of_arrays(source, ending, graph)
-    if not os.path.isdir(source):
+    if not is_bundled(source) and not os.path.isdir(source):
         raise MiniDNNError(
-            f"--data {source}: there is no such folder; valid are a folder, and a file that ends "
-            f"in {' or '.join(_ENDINGS)}"
+            f"--data {source}: there is no such folder; valid are a folder, a file that ends in "
+            f"{' or '.join(_ENDINGS)}, {DIGITS} and {FASHION}:FOLDER"
         )
     if preparation is None:
         shapes = [value.shape for value in graph.inputs]
@@ -78,29 +85,39 @@ def calibration_data(
             f"--data {source}: the network takes {shapes}, which pictures do not become; valid is "
             "a file with arrays"
         )
-    return _of_pictures(source, graph, preparation, workers)
+    dataset, found = _dataset(source, preparation, held_out)
+    labels, reason = None, f"{source} has no folders of classes"
+    if found is not None:
+        outputs = int(np.prod(graph.outputs[0].shape[1:]))
+        places, reason = _places(dataset.classes, preparation.classes, outputs)
+        labels = None if places is None else places[found]
+    return _of_dataset(dataset, labels, reason, workers)
 
 
-def _of_pictures(
-    source: str, graph: Graph, preparation: Preparation, workers: int
-) -> CalibrationData:
-    from minidnn.data import Folder, Loader, Normalize, Samples, Subset
+def _dataset(
+    source: str, preparation: Preparation, held_out: bool
+) -> tuple[Dataset, np.ndarray | None]:
+    """Prepared pictures, and the class of each, if they have some."""
+    from minidnn.data import Folder, Samples
 
-    assert preparation.mean is not None and preparation.std is not None
-    labels: np.ndarray | None = None
-    reason = f"{source} has no folders of classes"
-    dataset: Dataset
+    if is_bundled(source):
+        given = bundled(source, not held_out)
+        prepare(given, preparation)
+        return given, given.y
     with os.scandir(source) as entries:
         has_classes = any(each.is_dir() and not each.name.startswith(".") for each in entries)
-    if has_classes:
-        steps = [Normalize(preparation.mean, preparation.std)]
-        size, resize, channels = preparation.crop, preparation.resize, preparation.channels
-        dataset = folder = Folder(source, size, steps, resize=resize, channels=channels)
-        outputs = int(np.prod(graph.outputs[0].shape[1:]))
-        places, reason = _places(folder.classes, preparation.classes, outputs)
-        labels = None if places is None else places[folder.labels]
-    else:
-        dataset = Samples(_Pictures(source, preparation))
+    if not has_classes:
+        return Samples(_Pictures(source, preparation)), None
+    size, resize, channels = preparation.crop, preparation.resize, preparation.channels
+    steps = normalize(preparation)
+    folder = Folder(source, size, steps, resize=resize, channels=channels)
+    return folder, folder.labels
+
+
+def _of_dataset(
+    dataset: Dataset, labels: np.ndarray | None, reason: str, workers: int
+) -> CalibrationData:
+    from minidnn.data import Loader, Subset
 
     def read(numbers: np.ndarray) -> Arrays:
         # Threads are worth their start for a batch of pictures.
@@ -134,14 +151,14 @@ class _Pictures(Sequence[tuple[np.ndarray, int]]):
 def _places(
     folders: Sequence[str], classes: Sequence[str] | None, outputs: int
 ) -> tuple[np.ndarray | None, str]:
-    """The output that each folder's class has, or why it is not known."""
+    """The output that each class has, or why it is not known."""
     if classes is not None and set(folders) <= set(classes):
         return np.array([classes.index(name) for name in folders]), ""
     if classes is not None:
         unknown = [name for name in folders if name not in classes]
-        return None, f"of the folders, {', '.join(unknown[:4])} are no classes of the network"
+        return None, f"of the classes, {', '.join(unknown[:4])} are none of the network's"
     if len(folders) != outputs:
-        return None, f"there are {len(folders)} folders, and the network has {outputs} outputs"
+        return None, f"there are {len(folders)} classes, and the network has {outputs} outputs"
     return np.arange(outputs), ""
 
 

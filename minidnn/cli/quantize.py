@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from minidnn.cli.arguments import add_network, count, count_from_0
+from minidnn.cli.bundled_data import BUNDLED_HELP, is_bundled
 from minidnn.cli.opening import add_weights, open_network
 from minidnn.cli.preparing import add_preparation
 from minidnn.cli.training_data import split_folder
@@ -28,7 +29,7 @@ names none."""
 
 DATA_HELP = (
     "a folder of pictures, or of a folder for each class; .npy: an array of inputs; .npz: arrays "
-    "x, or by the names of inputs, and y, the classes"
+    f"x, or by the names of inputs, and y, the classes; {BUNDLED_HELP}"
 )
 RANGES = ("error", "minmax", "percentile", "entropy")
 
@@ -71,8 +72,9 @@ def run(options: argparse.Namespace) -> int:
     source, validate = split_folder(options.data, options.validate)
     data = calibration_data(source, graph, preparation, options.workers)
     others = data
-    if validate is not None:
-        others = calibration_data(validate, graph, preparation, options.workers)
+    if validate is not None or is_bundled(source):
+        held_out = validate or source
+        others = calibration_data(held_out, graph, preparation, options.workers, held_out=True)
     if not data.are_pictures:
         preparation = opened.preparation  # what is usual was not asked for
     elif opened.preparation is None:

@@ -8,19 +8,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from minidnn.cli.bundled_data import (
+    BUNDLED_HELP,
+    DIGITS,
+    bundled,
+    is_bundled,
+    normalize,
+    prepare,
+)
 from minidnn.errors import MiniDNNError
 from minidnn.preparation import Preparation
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from minidnn.data import Dataset, Draws
+    from minidnn.data import Dataset
 
-DIGITS, FASHION = "digits", "fashion-mnist"
-DATA_HELP = (
-    "a folder with a folder of pictures for each class; digits: scikit-learn's; "
-    "fashion-mnist:FOLDER: its four files, or MNIST's (./digits is a folder of that name)"
-)
+DATA_HELP = f"a folder with a folder of pictures for each class; {BUNDLED_HELP}"
 #: What ``--augment`` can be.
 AUGMENTATIONS = ("photos", "shifts", "affine", "none")
 _VALIDATION = ("val", "validation", "test")
@@ -37,13 +41,11 @@ def held_out_and_train(
     ``known``: what the weights that training begins with are prepared for, which stays so.
     DataError if there are none, or if classes differ.
     """
-    kind, _, rest = options.data.partition(":")
-    if (kind == DIGITS and not rest) or kind == FASHION:
+    if is_bundled(options.data):
         if options.validate:
+            kind = options.data.partition(":")[0]
             raise MiniDNNError(f"--validate: {kind} has pictures to evaluate on")
-        if kind == FASHION and not rest:
-            raise MiniDNNError(f"--data {options.data}: valid is {FASHION}:FOLDER")
-        return _known(options, kind, rest, channels, known)
+        return _bundled(options, channels, known)
     if known is not None:
         preparation = known if options.size is None else known.resized(options.size)
     else:
@@ -54,32 +56,16 @@ def held_out_and_train(
     return held_out, train, replace(preparation, classes=train.classes)
 
 
-def _known(
-    options: argparse.Namespace,
-    kind: str,
-    folder: str,
-    channels: int,
-    known: Preparation | None,
+def _bundled(
+    options: argparse.Namespace, channels: int, known: Preparation | None
 ) -> tuple[Dataset, Dataset, Preparation]:
-    from minidnn import data
-
-    def load(train: bool) -> Any:
-        return data.digits(train) if kind == DIGITS else data.fashion_mnist(folder, train)
-
-    held_out, train = load(False), load(True)
-    own = train.x.shape[-1]
-    size = options.size or (own if known is None else known.crop)
-    # Nothing is cut off: what is drawn reaches to the edges.
+    held_out, train = bundled(options.data, False), bundled(options.data, True)
+    size = options.size or (train.x.shape[-1] if known is None else known.crop)
     preparation = replace(known or Preparation(size, size, channels), resize=size, crop=size)
-    resize = [data.ResizedCrop(size, (1.0, 1.0), (1.0, 1.0))] if size != own else []
-    end = [*([_colours] if channels == 3 else []), *_normalize(preparation)]
-    change = _augment(options.augment or ("affine" if kind == DIGITS else "shifts"), size)
-    held_out.augment, train.augment = (*resize, *end), (*resize, *change, *end)
+    usual = "affine" if options.data == DIGITS else "shifts"
+    prepare(held_out, preparation)
+    prepare(train, preparation, _augment(options.augment or usual, size))
     return held_out, train, replace(preparation, classes=train.classes)
-
-
-def _colours(x: np.ndarray, draws: Draws) -> np.ndarray:
-    return x.repeat(3, axis=1)
 
 
 def _folders(options: argparse.Namespace, preparation: Preparation) -> tuple[Dataset, Dataset]:
@@ -94,7 +80,7 @@ def _folders(options: argparse.Namespace, preparation: Preparation) -> tuple[Dat
         return Folder(
             path,
             size,
-            [*steps, *_normalize(preparation)],
+            [*steps, *normalize(preparation)],
             resize=preparation.resize,
             channels=preparation.channels,
             corrupt="skip" if options.skip_corrupt else "raise",
@@ -148,12 +134,3 @@ def _augment(name: str, size: int) -> list[Any]:
         "none": [],
     }
     return steps[name]
-
-
-def _normalize(preparation: Preparation) -> list[Any]:
-    """As ``minidnn classify`` prepares pictures for a network."""
-    from minidnn.data import Normalize
-
-    mean, std = preparation.mean, preparation.std
-    assert mean is not None and std is not None
-    return [] if not any(mean) and set(std) == {1.0} else [Normalize(mean, std)]

@@ -193,6 +193,6 @@ def test_a_folder_of_another_order_and_more_classes(
     (tmp_path / "two" / "down").rename(tmp_path / "two" / "up")
     out, err = run(*given, "--data", tmp_path / "two")
     assert "accuracy" not in out
-    assert "accuracy is not measured: of the folders, up are no classes of the network" in err
+    assert "accuracy is not measured: of the classes, up are none of the network's" in err
     out, err = run(*given, "--data", pictures / "down")
     assert "accuracy" not in out and "has no folders of classes" in err

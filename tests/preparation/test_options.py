@@ -12,7 +12,8 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.cli import main
+from minidnn.cli import main, quantize
+from minidnn.quantization import ranges
 
 REFERENCE = ("--device", "reference")
 Command = Callable[..., str]
@@ -54,6 +55,21 @@ def test_arrays(digits: Any, command: Command, tmp_path: Path) -> None:
     assert "accuracy: {:.1f} % of 50 before, {:.1f} % after".format(*shares) in out
     assert md.load_preparation(path) == md.Preparation(8, 8, channels=1)  # as published
     assert "accuracy is not measured" in command(*given, "--data", tmp_path / "x.npy")
+
+
+def test_digits_by_their_name(digits: Any, command: Command, tmp_path: Path) -> None:
+    """As for training: the others of them are what accuracy is measured on."""
+    path = tmp_path / "net.safetensors"
+    given = ("--weights", "default", "--batch", 60, "--samples", 60, *REFERENCE)
+    out = command("quantize", "digits", path, "--data", "digits", *given)
+    exe = md.compile(path, device="reference")
+    x = np.asarray(digits.x, np.float32)
+    right = sum(
+        int((np.asarray(exe(each)).argmax(1) == target).sum())
+        for each, target in zip(np.split(x, 6), np.split(digits.y, 6), strict=True)
+    )
+    assert f"of 360 before, {100 * right / 360:.1f} % after" in out
+    assert set(quantize.RANGES) == {*ranges.RANGES}
 
 
 def test_arrays_of_several_inputs(command: Command, tmp_path: Path) -> None:
@@ -109,6 +125,10 @@ def test_arrays_that_do_not_fit(
         (("quantize", "digits.DEFAULT", "net.onnx", "--data", "no"), "there is no such folder"),
         (("quantize", "digits.DEFAULT", "net.onnx", "--data", "x.npy"), "there is no such folder"),
         (("quantize", "digits.DEFAULT", "net.onnx", "--data", "bad.npz"), "cannot be read: "),
+        (
+            ("quantize", "digits.DEFAULT", "n.onnx", "--data", "fashion-mnist"),
+            "valid is fashion-mnist:FOLDER",
+        ),
         (
             ("quantize", "digits.DEFAULT", "n.onnx", "--data", "x.npz", "--keep", "conv9"),
             "keep names 'conv9'; valid is a collection of",
