@@ -75,19 +75,21 @@ def decode(
     take: Callable[[Any], np.ndarray],
     resize: int | None = None,
     content: bytes | None = None,
+    most: int = MOST_PIXELS,
 ) -> np.ndarray:
     """What ``take`` makes of a picture: of Pillow's, in RGB or grey with 8 bits a channel.
 
     ``resize`` is what its shorter side will be resized to, ``content`` what the file has where it
-    was read already.  The errors are those of :func:`read_picture`; Pillow's warnings go where
-    warnings go, since catching them is for one thread only.
+    was read already, ``most`` how many pixels it may have.  The errors are those of
+    :func:`read_picture`; Pillow's warnings go where warnings go, since catching them is for one
+    thread only.
     """
     image = _pillow(f"picture {os.fspath(path)}")
     if content is None:
         _check_file(path)
     try:
         with image.open(path if content is None else io.BytesIO(content)) as file:
-            _check(file, resize)
+            _check(file, resize, most)
             return take(_eight_bits(image, file).convert("RGB" if channels == 3 else "L"))
     except PictureError as error:
         raise PictureError(f"picture {os.fspath(path)} {error}") from None
@@ -132,7 +134,7 @@ def _check_file(path: str | os.PathLike[str]) -> None:
         raise PictureError(f"picture {os.fspath(path)} is not a regular file")
 
 
-def _check(file: Any, resize: int | None) -> None:
+def _check(file: Any, resize: int | None, most: int) -> None:
     """Refuses before anything is decoded."""
     if file.format in _REFUSED_FORMATS:
         raise PictureError(
@@ -147,10 +149,9 @@ def _check(file: Any, resize: int | None) -> None:
         sizes["resized would have"] = _resized_size(width, height, resize)
     for what, (across, down) in sizes.items():
         count = across * down
-        if count > MOST_PIXELS:
+        if count > most:
             raise PictureError(
-                f"of {width}x{height} pixels {what} {count:,} pixels; valid are at most "
-                f"{MOST_PIXELS:,}"
+                f"of {width}x{height} pixels {what} {count:,} pixels; valid are at most {most:,}"
             )
 
 

@@ -14,7 +14,7 @@ from minidnn.dynamic.parts import BatchPart, parts_of
 from minidnn.errors import UnsupportedError
 from minidnn.executable import Executable
 from minidnn.measure.turns import in_turn
-from minidnn.preparation import Preparation
+from minidnn.preparation import Preparation, check_takes
 from minidnn.runtime.arrays import random_array
 from minidnn.serving.tensors import DATATYPES, Spec
 
@@ -162,6 +162,8 @@ def load(source: Source, max_batch: int) -> ServedModel:
     """
     opened = source.open()
     model = _loaded(source, opened, max_batch)
+    taken = [(None, *each.shape) if each.batched else each.shape for each in model.inputs]
+    check_takes(opened.preparation, source.name, taken)
     model.preparation = opened.preparation
     return model
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import minidnn
+from minidnn.serving.encoded import ENCODED
 from minidnn.serving.faults import Refusal
 from minidnn.serving.model import ServedModel
 from minidnn.serving.protocol import REFUSED_PARAMETERS
@@ -195,6 +196,11 @@ def _infer(model: ServedModel) -> dict[str, Any]:
         "packed (Content-Encoding: gzip, deflate), and so is the answer if "
         "Accept-Encoding has one of them."
     )
+    if model.preparation is not None:
+        found["description"] += (
+            f" An input of the shape [N] and the datatype {ENCODED} has encoded pictures, such as "
+            "PNG, which are prepared as the model's metadata say; it is binary."
+        )
     found["requestBody"]["required"] = True
     found["responses"]["200"]["content"]["application/octet-stream"] = {"schema": {}}
     return found

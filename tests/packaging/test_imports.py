@@ -129,7 +129,10 @@ ALLOWED: dict[str, set[str]] = {
         "passes",
     },
     # It is given executables, and knows no files.
-    "serving": {FACE, "runtime", "executable", "dynamic", "measure", "pages", "preparation"},
+    "serving": {
+        *(FACE, "runtime", "executable", "dynamic", "measure", "pages"),
+        *("pictures", "preparation"),
+    },
     # It is given networks, or what opens them, and knows no options.
     "batch": {FACE, "graph", "executable", "pictures", "preparation", "backends.backend"},
     # The zoo stands above: its scripts use the face, as a user does.
