@@ -10,11 +10,18 @@ from minidnn.errors import GraphError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
 from minidnn.layers.inputs import Shapes
+from minidnn.preparation import Preparation, check_takes, metadata_of
 
 __all__ = ["save_graph", "save_onnx"]
 
 
-def save_graph(network: Any, path: str | os.PathLike[str], shape: Shapes | None = None) -> None:
+def save_graph(
+    network: Any,
+    path: str | os.PathLike[str],
+    shape: Shapes | None = None,
+    *,
+    preparation: Preparation | None = None,
+) -> None:
     """Writes a network for inputs of one size, with its weights, to a file.
 
     ``load_graph`` gives the graph back, and ``compile`` takes the file.  It is a safetensors
@@ -26,6 +33,7 @@ def save_graph(network: Any, path: str | os.PathLike[str], shape: Shapes | None 
             executable it is the graph that was compiled, before passes changed it.
         path: any name but one that ends in .onnx; is replaced when it exists.
         shape: the inputs' shapes as for ``compile``; not for what has its size already.
+        preparation: how pictures are prepared for it, which ``load_preparation`` gives back.
 
     Raises:
         GraphError: the network or an argument is not legal, an operator cannot be saved, or the
@@ -44,7 +52,8 @@ def save_graph(network: Any, path: str | os.PathLike[str], shape: Shapes | None 
         )
     from minidnn.storage import write_graph
 
-    write_graph(_graph("save_graph", network, shape), path)
+    graph, metadata = _checked("save_graph", network, shape, preparation)
+    write_graph(graph, path, metadata)
 
 
 def save_onnx(
@@ -53,11 +62,12 @@ def save_onnx(
     shape: Shapes | None = None,
     *,
     opset: int | None = None,
+    preparation: Preparation | None = None,
 ) -> None:
     """Writes a network for inputs of one size, with its weights, as an ONNX file.
 
     Args:
-        network, shape: as for :func:`save_graph`.
+        network, shape, preparation: as for :func:`save_graph`.
         path: a name that ends in .onnx; is replaced when it exists.
         opset: 20 by default, which is also the oldest.
 
@@ -78,8 +88,18 @@ def save_onnx(
         )
     from minidnn.frontends.onnx.export.save import DEFAULT_OPSET, write_onnx
 
-    graph = _graph("save_onnx", network, shape)
-    write_onnx(graph, path, DEFAULT_OPSET if opset is None else opset)
+    graph, metadata = _checked("save_onnx", network, shape, preparation)
+    write_onnx(graph, path, DEFAULT_OPSET if opset is None else opset, metadata)
+
+
+def _checked(
+    function: str, network: Any, shape: Shapes | None, preparation: Preparation | None
+) -> tuple[Graph, dict[str, str]]:
+    """The graph, and what its file says beside it."""
+    metadata = metadata_of(preparation)
+    graph = _graph(function, network, shape)
+    check_takes(preparation, graph.name, [value.shape for value in graph.inputs])
+    return graph, metadata
 
 
 def _graph(function: str, network: Any, shape: Shapes | None) -> Graph:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,13 @@ register(FusedGradient)
 register(LayerFunction)
 
 
-def write_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
+def write_graph(
+    graph: Graph, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+) -> None:
     """Writes a graph and its weights to a file, which appears complete or not at all.
 
-    The same graph gives the same bytes in every process.
+    ``metadata`` are other texts for its header.  The same graph gives the same bytes in every
+    process.
 
     Raises:
         GraphError: the graph is not legal, or an operator cannot be saved; names the node.
@@ -60,7 +64,7 @@ def write_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     arrays = {k: v.data for k, v in stored.items()}
     from_document(document, arrays)  # what is written can be read
-    save_weights(arrays, path, {METADATA_KEY: text})
+    save_weights(arrays, path, {METADATA_KEY: text, **(metadata or {})})
 
 
 def load_graph(path: str | os.PathLike[str]) -> Graph:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from minidnn.errors import GraphError, MiniDNNError
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 
 
-def sources_of(options: argparse.Namespace) -> list[Source]:
-    """The sources of all models; MiniDNNError if a text makes no sense, or two mean the same."""
+def sources_of(options: argparse.Namespace, say: Callable[[str], None]) -> list[Source]:
+    """The sources of all models; MiniDNNError if a text makes no sense, or two mean the same.
+
+    ``say`` is told what their files say of pictures, when they are opened.
+    """
     found: dict[tuple[str, int], Source] = {}
     for text in options.models:
-        source = _source(text, options)
+        source = _source(text, options, say)
         if (key := (source.name, source.version)) in found:
             raise MiniDNNError(
                 f"MODEL {text!r}: version {source.version} of {source.name!r} is given twice; "
@@ -29,7 +33,8 @@ def sources_of(options: argparse.Namespace) -> list[Source]:
     return list(found.values())
 
 
-def _source(text: str, options: argparse.Namespace) -> Source:
+def _source(text: str, options: argparse.Namespace, say: Callable[[str], None]) -> Source:
+    from minidnn.cli import preparing
     from minidnn.frontends.zoo import is_path
     from minidnn.serving.model import Source
 
@@ -46,7 +51,15 @@ def _source(text: str, options: argparse.Namespace) -> Source:
             "letters, digits, '.', '_' and '-', and a version from 1 on"
         )
     number = int(version) if colon else 1
-    return Source(name, number, _platform(path), lambda: _open(path, options))
+
+    def opened() -> Opened:
+        found = _open(path, options)
+        if found.preparation is not None and is_path(path):
+            told = preparing.told(options, found.preparation)
+            say(f"model {name!r} takes pictures that are {told}")
+        return found
+
+    return Source(name, number, _platform(path), opened)
 
 
 def _platform(path: str) -> str:
@@ -57,6 +70,7 @@ def _platform(path: str) -> str:
 def _open(path: str, options: argparse.Namespace) -> Opened:
     """Reads a network: a compiled file, an ONNX file, a name of the zoo, or a saved graph."""
     import minidnn
+    from minidnn.cli import preparing
     from minidnn.cli.networks import is_onnx
     from minidnn.compiled_file import is_compiled
     from minidnn.frontends.zoo import is_path, network_of
@@ -65,7 +79,7 @@ def _open(path: str, options: argparse.Namespace) -> Opened:
     if is_compiled(path):
         given = {"device": options.device, "threads": options.threads}
         own = {name: value for name, value in given.items() if value is not None}
-        return Opened(lambda rows: minidnn.load(path, **own), any_batch=False)
+        return Opened(lambda rows: minidnn.load(path, **own), False, preparing.file_says(path))
     own = {
         name: value
         for name in ("device", "precision", "threads")
@@ -75,28 +89,35 @@ def _open(path: str, options: argparse.Namespace) -> Opened:
         return _onnx(path, options, own)
     if is_path(path):
         graph = minidnn.load_graph(path)
-        return Opened(lambda rows: minidnn.compile(graph, **own), any_batch=False)
+        said = preparing.file_says(path)
+        return Opened(lambda rows: minidnn.compile(graph, **own), False, said)
     network = network_of(path)
-    channels, *size = network.input_shape
-    size = options.size or size
+    channels, *own_size = network.input_shape
+    size = options.size or own_size
+    known = preparing.fitted(preparing.of_zoo(path), [(None, channels, *size)])
     return Opened(
-        lambda rows: minidnn.compile(network, (rows or 1, channels, *size), **own), any_batch=True
+        lambda rows: minidnn.compile(network, (rows or 1, channels, *size), **own), True, known
     )
 
 
 def _onnx(path: str, options: argparse.Namespace, own: dict[str, Any]) -> Opened:
     """An ONNX file, which is read once for all sizes of a batch."""
     import minidnn
+    from minidnn.cli import preparing
     from minidnn.cli.networks import onnx_graph
     from minidnn.frontends.onnx.model import read_model
+    from minidnn.prepared_files import preparation_of_model
     from minidnn.serving.model import Opened
 
     model = read_model(path)
+    known = preparation_of_model(model)
+    size = preparing.size_of(known, model, options.size)
     sizes = [each.sizes for each in model.inputs if each.sizes is not None]
     is_open = bool(sizes) and all(each and not isinstance(each[0], int) for each in sizes)
     if not is_open and options.size is not None:
         raise GraphError(f"--size {options.size}: {path!r} says its sizes")
+    if known is not None and size is not None:
+        known = preparing.fitted(known, [(None, known.channels, *size)])
     return Opened(
-        lambda rows: minidnn.compile(onnx_graph(model, rows, options.size), **own),
-        any_batch=is_open,
+        lambda rows: minidnn.compile(onnx_graph(model, rows, size), **own), is_open, known
     )

@@ -52,7 +52,8 @@ def quantize(
     Args:
         network: what ``compile`` takes, in float32.
         data: an array, or batches of them (tuples for several inputs), of the network's size: some
-            hundred samples like those that it will see.
+            hundred samples like those that it will see.  Of a :class:`minidnn.data.Loader` one
+            epoch is taken, without its targets.
         shape: as for ``compile``; that of the data where it is None and the network has none.
         ranges: how the range of a value is chosen: "minmax" takes all of it, "percentile" the
             ``percentile`` of its numbers, "entropy" what changes its distribution least, "error"
@@ -79,6 +80,8 @@ def quantize(
     >>> exe = md.compile(small, device="cpu")
     """
     choose = _checked(ranges, percentile, dtype, accuracy)
+    # As for training, what has a place to resume at gives batches with their targets.
+    data = [x for x, _ in data] if hasattr(data, "restore") else data
     graph = folded(network, _shape_of(data) if shape is None else shape)
     batches = batches_of(graph, data)
     layers = _chosen(graph, first, last, keep)

@@ -14,6 +14,7 @@ from minidnn.dynamic.parts import BatchPart, parts_of
 from minidnn.errors import UnsupportedError
 from minidnn.executable import Executable
 from minidnn.measure.turns import in_turn
+from minidnn.preparation import Preparation, check_takes
 from minidnn.runtime.arrays import random_array
 from minidnn.serving.tensors import DATATYPES, Spec
 
@@ -31,10 +32,12 @@ class Opened:
     Attributes:
         compile: the executable for so many rows; for None, of the network's own size.
         any_batch: whether it takes a number of rows.
+        preparation: how pictures are prepared for it; None if that is not known.
     """
 
     compile: Callable[[int | None], Executable]
     any_batch: bool
+    preparation: Preparation | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,10 @@ class ServedModel:
 
     Attributes:
         max_rows: of a request and of a batch; 1 for a model that takes no batches.
+        preparation: how callers prepare pictures for it; None if that is not known.
     """
+
+    preparation: Preparation | None = None
 
     def __init__(
         self,
@@ -155,6 +161,14 @@ def load(source: Source, max_batch: int) -> ServedModel:
     whose rows are not independent of each other.
     """
     opened = source.open()
+    model = _loaded(source, opened, max_batch)
+    taken = [(None, *each.shape) if each.batched else each.shape for each in model.inputs]
+    check_takes(opened.preparation, source.name, taken)
+    model.preparation = opened.preparation
+    return model
+
+
+def _loaded(source: Source, opened: Opened, max_batch: int) -> ServedModel:
     if not opened.any_batch:
         return _of_own_size(source, opened.compile(None))
     sizes = sizes_of(max_batch)

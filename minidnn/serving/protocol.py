@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import minidnn
+from minidnn.serving.encoded import are_encoded, with_pictures
 from minidnn.serving.faults import Fault, Refusal, invalid
 from minidnn.serving.model import ServedModel
 from minidnn.serving.repository import Repository
@@ -71,6 +73,13 @@ def model_metadata(repository: Repository, name: str, version: str) -> dict[str,
     }
 
 
+def model_parameters(repository: Repository, name: str, version: str) -> dict[str, Any]:
+    """How callers prepare pictures for a model, as "preparation", if that is known; Fault if it is
+    not ready."""
+    preparation = repository.batcher(name, version).model.preparation
+    return {} if preparation is None else {"preparation": asdict(preparation)}
+
+
 def index(repository: Repository, ready_only: bool) -> list[dict[str, str]]:
     """All versions of all models with their states."""
     return [
@@ -112,9 +121,13 @@ async def infer(
         def parsed() -> Parsed:
             request, model = read(), batcher.model
             _check_outputs(model, request)
+            if are_encoded(request.inputs):
+                return request, [], 0
             return request, *arrays_of(model.inputs, request.inputs, model.max_rows)
 
         request, arrays, rows = await in_turn(parsed)
+        if not arrays:
+            arrays, rows = await repository.beside(partial(_of_pictures, batcher.model, request))
         results = await batcher.infer(arrays, rows)
         answer = _answer(batcher.model, request, results)
         status = "ok"
@@ -127,6 +140,12 @@ async def infer(
         raise Fault(Refusal.FAILED, "not enough memory for this request") from error
     finally:
         batcher.meter.request(protocol, status, time.monotonic() - begun)
+
+
+def _of_pictures(model: ServedModel, request: Request) -> tuple[list[np.ndarray], int]:
+    """The inputs of a request with encoded pictures as arrays, and how many rows they have."""
+    given = with_pictures(model.preparation, model.inputs, request.inputs, model.max_rows)
+    return arrays_of(model.inputs, given, model.max_rows)
 
 
 def _check_outputs(model: ServedModel, request: Request) -> None:

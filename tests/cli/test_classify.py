@@ -244,12 +244,9 @@ def test_what_is_in_the_cache_is_not_announced(
 def test_sizes_follow_the_version_of_the_weights() -> None:
     """torchvision's own list is the oracle: V1 and V2 want different sizes."""
     pytest.importorskip("torch")
-    from minidnn.cli.classify import _sizes
+    from minidnn.cli.preparing import published
     from minidnn.cli.weights import known_of, source_of
     from tests.oracles.torchvision_models import models as torchvision
-
-    class Options:
-        size = resize = None
 
     for network in models.list_models():
         if network == "digits":
@@ -257,13 +254,13 @@ def test_sizes_follow_the_version_of_the_weights() -> None:
         for entry in torchvision.get_model_weights(network):
             if not entry.name.startswith("IMAGENET1K_V"):  # without a classifier, or larger
                 continue
-            known = known_of(network, source_of(network, entry.name))
+            found = published(network, source_of(network, entry.name), 1, 3)
             made = entry.transforms()
-            sizes = (made.resize_size[0], made.crop_size[0])
-            assert _sizes(known, 0, Options) == sizes, entry  # type: ignore[arg-type]
+            assert (found.resize, found.crop) == (made.resize_size[0], made.crop_size[0]), entry
+            assert (found.mean, found.std) == (tuple(made.mean), tuple(made.std)), entry
         default = torchvision.get_model_weights(network).DEFAULT
-        found = known_of(network, source_of(network, "default"))
-        assert found is not None and found.name == str(default)
+        known = known_of(network, source_of(network, "default"))
+        assert known is not None and known.name == str(default)
 
 
 def test_pictures_are_resized_as_the_weights_want_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,8 +72,11 @@ ALLOWED: dict[str, set[str]] = {
         *("backends.codegen", "backends.cpu", "backends.cuda", "cudnn", "measure"),
         *("graph", "fusion", "pages", "cache"),
     },
-    "weights": {"cache", "compiled_file"},
-    "pictures": set(),
+    # What is done to pictures, and what files say of it.
+    "preparation": set(),
+    "prepared_files": {"preparation", "compiled_file", "frontends", "weights"},
+    "weights": {"cache", "compiled_file", "preparation"},
+    "pictures": {"preparation"},
     "pages": set(),
     "data": {"graph", "pictures"},
     # ONNX files are measured, too; it asks what machine it is on, and takes turns at the GPU.
@@ -83,7 +86,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "storage": {"graph", "fusion", "weights"},
     "compiled_file": {FACE, "runtime"},
-    "executable": {"graph", "report", "runtime", "compiled_file"},
+    "executable": {"graph", "report", "runtime", "compiled_file", "preparation"},
     # It holds executables, and is given what makes them.
     "dynamic": {"graph", "report", "runtime", "executable"},
     "loading": {
@@ -106,12 +109,15 @@ ALLOWED: dict[str, set[str]] = {
     # A step is a graph, which is compiled, and explained, like any other.
     "training": {
         *("graph", "gradients", "layers", "runtime", "executable", "compiler", "weights"),
-        *("report", "distributed", "backends.backend"),
+        *("report", "distributed", "backends.backend", "preparation"),
     },
     # It adds up what a store has, and knows no networks.
     "distributed": {"graph", "runtime"},
     # It saves whatever can be compiled.
-    "saving": {"graph", "layers", "frontends", "executable", "compiler", "storage"},
+    "saving": {
+        *("graph", "layers", "frontends", "executable", "compiler", "storage"),
+        "preparation",
+    },
     # It rewrites graphs after some passes, and compiles them to see which values they have.
     "quantization": {"graph", "layers", "passes", "compiler"},
     # What joins front ends and the compiler: it runs parts of networks that others run.
@@ -123,9 +129,12 @@ ALLOWED: dict[str, set[str]] = {
         "passes",
     },
     # It is given executables, and knows no files.
-    "serving": {FACE, "runtime", "executable", "dynamic", "measure", "pages"},
+    "serving": {
+        *(FACE, "runtime", "executable", "dynamic", "measure", "pages"),
+        *("pictures", "preparation"),
+    },
     # It is given networks, or what opens them, and knows no options.
-    "batch": {FACE, "graph", "executable", "pictures", "backends.backend"},
+    "batch": {FACE, "graph", "executable", "pictures", "preparation", "backends.backend"},
     # The zoo stands above: its scripts use the face, as a user does.
     "models": {FACE, "graph", "layers", "fusion", "passes", "weights", "pictures"},
 }

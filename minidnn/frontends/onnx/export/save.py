@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,15 @@ _MOST_BYTES = (1 << 31) - (1 << 16)
 _WRITERS = {**elementwise.writers.known, **structure.writers.known}
 
 
-def write_onnx(graph: Graph, path: str | os.PathLike[str], opset: int = DEFAULT_OPSET) -> None:
+def write_onnx(
+    graph: Graph,
+    path: str | os.PathLike[str],
+    opset: int = DEFAULT_OPSET,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Writes a graph as an ONNX file, which appears complete or not at all.
+
+    ``metadata`` are the model's properties.
 
     Raises:
         GraphError: the graph is not legal, or larger than such a file may be (2 GiB).
@@ -34,7 +42,10 @@ def write_onnx(graph: Graph, path: str | os.PathLike[str], opset: int = DEFAULT_
         DeviceError: the package ``onnx`` is not installed.
         OSError: the file cannot be written.
     """
-    data = to_onnx(graph, opset).SerializeToString()
+    model = to_onnx(graph, opset)
+    for key, value in (metadata or {}).items():
+        model.metadata_props.add(key=key, value=value)
+    data = model.SerializeToString()
     target = Path(path)
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -75,9 +86,10 @@ def to_onnx(graph: Graph, opset: int = DEFAULT_OPSET) -> Any:
     for value, name in zip(graph.outputs, outputs, strict=True):
         writer.nodes.append(onnx.helper.make_node("Identity", [writer.name(value)], [name]))
     infos = [_info(writer, v, n) for v, n in zip(graph.outputs, outputs, strict=True)]
-    made = onnx.helper.make_graph(
-        writer.nodes, graph.name or "graph", inputs, infos, writer.initializers
-    )
+    # Of some constants a node needs others in their place, such as a scale in another shape.
+    read = {name for node in writer.nodes for name in node.input}
+    needed = [each for each in writer.initializers if each.name in read]
+    made = onnx.helper.make_graph(writer.nodes, graph.name or "graph", inputs, infos, needed)
     model = onnx.helper.make_model(
         made, producer_name="minidnn", opset_imports=[onnx.helper.make_opsetid("", opset)]
     )
