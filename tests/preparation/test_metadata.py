@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from minidnn.preparation import KEY, PictureError
 
 onnx = pytest.importorskip("onnx")
 
-OWN = md.Preparation(36, 32, 3, (0.1, 0.2, 0.3), (0.4, 1 / 3, 0.6), ("cat", "dög", "a\nb"))
+OWN = md.Preparation(
+    36, 32, 3, (0.1, 0.2, 0.3), (0.4, 1 / 3, 0.6), ("cat", "dög", "a\nb"), "bicubic"
+)
 SHAPE = (2, 3, 32, 32)
 
 
@@ -81,12 +83,14 @@ def test_defaults_are_those_of_torchvision_and_none() -> None:
 
 
 def test_another_size_has_its_margin_in_proportion() -> None:
-    assert OWN.resized(64) == md.Preparation(72, 64, 3, OWN.mean, OWN.std, OWN.classes)
+    assert OWN.resized(64) == replace(OWN, resize=72, crop=64)
     assert md.Preparation(8, 8).resized(3).resize == 3
 
 
 def test_its_text() -> None:
-    assert str(OWN) == ("32x32 of 36, mean 0.1 0.2 0.3, deviation 0.4 0.333333 0.6, 3 classes")
+    assert str(OWN) == (
+        "32x32 of 36, mean 0.1 0.2 0.3, deviation 0.4 0.333333 0.6, bicubic, 3 classes"
+    )
     assert str(md.Preparation(8, 8, 1)) == "8x8, grey, mean 0, deviation 1"
 
 
@@ -97,6 +101,7 @@ def test_its_text() -> None:
         ({"crop": 0}, "crop=0; valid is a whole number of at least 1"),
         ({"resize": 36.0}, "resize=36.0; valid is a whole"),
         ({"resize": True}, "resize=True; valid is a whole"),
+        ({"interpolation": "cubic"}, "interpolation='cubic'; valid are 'bilinear'"),
         ({"channels": 2}, "channels=2; valid are 3"),
         ({"mean": [0.1, 0.2]}, "mean=[0.1, 0.2]; valid are 3 finite numbers, one"),
         ({"std": [1.0, 0.0, 1.0]}, "std=[1.0, 0.0, 1.0]; valid are 3 finite numbers other than 0"),

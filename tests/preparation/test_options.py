@@ -175,9 +175,10 @@ def test_what_makes_no_sense(
     md.save_graph(graph, "names.safetensors", preparation=own)
     arrays = md.load_weights("digits.safetensors")
     text_of_graph = _metadata(tmp_path / "digits.safetensors")
+    rest = ', "classes": null, "interpolation": "bilinear"}'
     for name, size in (("bad", '"many"'), ("other", "9")):
         said = f'{{"resize": 9, "crop": {size}, "channels": 1, "mean": [0], "std": [1]'
-        metadata = text_of_graph | {"minidnn.preparation": said + ', "classes": null}'}
+        metadata = text_of_graph | {"minidnn.preparation": said + rest}
         md.save_weights(arrays, f"{name}.safetensors", metadata)
     err = command(*given, code=2)
     assert text in err and "internal error" not in err
