@@ -144,7 +144,7 @@ class _Frame:
 
 _SHEET_FRAME = _Frame(420, 260, 58, 12, 10, 42)
 _WHOLE = _Frame(380, 240, 58, 12, 10, 42)
-_PANEL = _Frame(190, 130, 36, 8, 8, 20, named=False)
+_PANEL = _Frame(190, 132, 36, 8, 8, 22, named=False)
 _EACH = 3
 """Series that one picture of a page has: their colours are told apart at a glance."""
 _LEGEND = 15
@@ -321,14 +321,14 @@ def _axes(frame: _Frame, across: _Places, down: _Places, x: Scale, y: Scale) -> 
         at = min(max(across(value), half), frame.width - half)
         if at - half < free:
             continue
-        place = f'x="{at:.1f}" y="{frame.base + 14}"'
+        place = f'x="{at:.1f}" y="{frame.base + 17}"'
         yield f'<text {place} text-anchor="middle">{escape(told)}</text>'
         free = at + half + _LETTER
     yield f'<path class="axis" d="M{frame.left} {frame.top}V{frame.base}H{frame.end}"/>'
     if not frame.named:
         return
     center, middle = (frame.left + frame.end) / 2, (frame.top + frame.base) / 2
-    yield f'<text x="{center}" y="{frame.base + 30}" text-anchor="middle">{escape(x.label)}</text>'
+    yield f'<text x="{center}" y="{frame.base + 33}" text-anchor="middle">{escape(x.label)}</text>'
     yield (
         f'<text transform="translate(11 {middle}) rotate(-90)" text-anchor="middle">'
         f"{escape(y.label)}</text>"
