@@ -37,12 +37,14 @@ details { border-top: 1px solid var(--rule); padding: .4rem 0; }
 summary { cursor: pointer; font-weight: 600; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr));
   gap: 1.5rem 1rem; }
-figure { margin: 0 0 1rem; } .charts > .broad { grid-column: 1 / -1; }
+figure { margin: 0 0 1rem; }
+figure > p { font-size: 13px; } .charts > .broad { grid-column: 1 / -1; }
 figcaption { font-size: 13px; max-width: 50rem; margin-bottom: .4rem; }
 figcaption b { display: block; font-size: 14px; }
 .panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(10rem, 1fr)); gap: .7rem; }
 .panels > div { display: flex; flex-direction: column; justify-content: flex-end; }
-.legend { display: flex; flex-wrap: wrap; gap: 0 .8rem; font-size: 12px; line-height: 1.4; }
+.legend { display: flex; flex-wrap: wrap; gap: 0 .8rem; font-size: 12px; line-height: 1.4;
+  margin-bottom: .3rem; }
 .legend i { display: inline-block; width: .6rem; height: .6rem; border-radius: 50%;
   margin-right: .3rem; }
 .legend i.line { height: 0; width: 1.2rem; border-radius: 0; border-top: 2px dashed var(--ink);
@@ -57,6 +59,7 @@ svg .roof { stroke: var(--ink); fill: none; stroke-width: 1.2; stroke-dasharray:
 .bars { display: grid; grid-template-columns: minmax(4rem, max-content) minmax(6rem, 1fr)
   max-content; gap: .2rem .6rem; font-size: 13px; align-items: center;
   font-variant-numeric: tabular-nums; }
+.bars > div:nth-child(3n) { text-align: right; }
 .bar { position: relative; background: var(--fill); height: 1.2rem; }
 .bar > i { position: absolute; top: 0; bottom: 0; }
 .bar > b { position: absolute; top: 0; bottom: 0; width: 0; border-left: 2px dashed var(--mark); }
@@ -99,9 +102,10 @@ def paragraph(text: str, kind: str = "") -> str:
     return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
 
-def guide(title: str, texts: Iterable[str]) -> str:
-    """What a reader needs first: a box of paragraphs, in which terms are explained."""
-    told = "\n".join(f"<p>{explained(text)}</p>" for text in texts)
+def guide(title: str, texts: Iterable[str], explains: bool = True) -> str:
+    """What a reader needs first: a box of paragraphs, in which terms may be explained."""
+    make = explained if explains else escape
+    told = "\n".join(f"<p>{make(text)}</p>" for text in texts)
     return f'<section class="guide"><h2>{escape(title)}</h2>{told}</section>'
 
 

@@ -28,7 +28,8 @@ def _parts(document: Document, beside: Document | None) -> Iterator[str]:
     total = sum(map(seconds_of, regions))
     kind = "measured" if any("seconds" in region for region in regions) else "predicted"
     yield guide("How to read this page", _reading(document, regions, total, kind))
-    yield guide("In short", advice(document))
+    # Reasons say "kernel" of a window of weights, too, which the glossary does not mean.
+    yield guide("In short", advice(document), explains=False)
     yield heading("Where the time goes")
     yield from _time(regions, total)
     if beside is not None:
@@ -211,6 +212,11 @@ def _reasons(document: Document) -> Iterator[str]:
     ]
     if not notes:
         yield paragraph("Nothing was refused: all that may be fused is.")
+    if any(name.startswith("F(") for name in document.get("refusals", {})):
+        yield paragraph(
+            "F(2x2, 3x3) and F(4x4, 3x3) are Winograd's algorithms for convolutions, which "
+            "multiply less than the direct one."
+        )
     yield from map(paragraph, notes)
     if document["stacks"]:
         stacks = [", ".join(stack) for stack in document["stacks"]]

@@ -9,8 +9,9 @@ import pytest
 from minidnn import lab
 from minidnn.pages.page import page
 from minidnn.report.network_page import network_page
-from tests.pages.browser import DESKTOP, NAMES, PHONE, SCHEMES, find_browser, measured
+from tests.pages.browser import DESKTOP, PHONE, SCHEMES, measured
 from tests.pages.documents import measured_report
+from tools.browser import NAMES, find_browser
 
 COMPLAINTS = ("overflow", "texts", "contrast", "captions")
 BROKEN = """\
