@@ -19,6 +19,7 @@ GLOSSARY = {
     "ladder": "a row of kernels that compute the same, each with one idea more than the one before",
     "launch": "what it costs to start a kernel, whatever it computes",
     "Mop": "million scalar operations; a multiply-add counts as two",
+    "movement": "a kernel that computes nothing and copies values to another place or order",
     "occupancy": "the part of the warps that a GPU could keep at hand which it does keep",
     "region": "the part of a network that one kernel computes: a layer and what is fused to it",
     "rewrite": "one change that a pass made to the network, which changes no result",

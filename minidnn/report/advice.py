@@ -37,9 +37,10 @@ def _where(regions: Sequence[Any]) -> str:
     first = slowest[0]
     told = (
         f"The slowest region is {label_of(first)}, with {_ms(seconds_of(first))} of {_ms(whole)} "
-        f"({_percent(seconds_of(first) / whole)}); the slowest part is {part}, with "
-        f"{_percent(seconds / whole)}"
+        f"({_percent(seconds_of(first) / whole)})"
     )
+    if seconds > 1.01 * seconds_of(first):
+        told += f"; the slowest part is {part}, with {_percent(seconds / whole)}"
     few = slowest[:3]
     if len(regions) > len(few):
         share = sum(map(seconds_of, few)) / whole

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from minidnn.graph.ir import Node
+from minidnn.graph.operators.movement import Reorder
 from minidnn.report.explain import inner_nodes
 
 _SHOWN = 4
@@ -18,14 +19,20 @@ def labels(nodes: Iterable[Node]) -> list[str]:
     A label is the path of the first layer, then what is fused to it: ``layer1.0.conv1 + relu``.  A
     layer whose own name is a number, or that has none, is called by its operator as well:
     ``features.0 (Conv2d) + ReLU``.  A layer that computes twice has ``#2`` behind the second label.
+    What only moves a value to another layout is called after the value.
     """
     seen: Counter[str] = Counter()
-    found = []
+    found: dict[Node, str] = {}
     for node in nodes:
-        label = _label([(inner.source, inner.op.name) for inner in inner_nodes(node)])
+        if isinstance(node.op, Reorder):  # no layer of the user's: what it moves is
+            value = node.inputs[0]
+            moved = value.name if value.producer is None else found[value.producer]
+            label = f"{moved}, moved to {node.op.layout}"
+        else:
+            label = _label([(inner.source, inner.op.name) for inner in inner_nodes(node)])
         seen[label] += 1
-        found.append(label if seen[label] == 1 else f"{label} #{seen[label]}")
-    return found
+        found[node] = label if seen[label] == 1 else f"{label} #{seen[label]}"
+    return list(found.values())
 
 
 def _label(parts: Sequence[tuple[str, str]]) -> str:

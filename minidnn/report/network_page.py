@@ -81,7 +81,7 @@ def _time(regions: Sequence[Any], total: float) -> Iterator[str]:
         (
             "By kind",
             by_kind(regions),
-            "Whether contractions take the time, or what is around them.",
+            "Whether contractions take the time, or what is around them, such as a movement.",
         ),
     ]
     drawn = [figure(title, bars(_shares(found, total)), see) for title, found, see in groups]

@@ -51,11 +51,14 @@ SUMS = region("b.conv", 3e-3, arithmetic=3e-3)
 
 
 def test_where_the_time_is() -> None:
-    others = (region("a.pool", 1e-3), region("b.pool", 1e-3), region("c.pool", 1e-3))
-    where = advice(report(MEMORY, *others))[0]
-    assert where == (
-        "The slowest region is a.conv, with 3 ms of 6 ms (50 %); the slowest part is a.conv, with "
-        "50 %; 3 of the 4 regions take 83 %."
+    others = [region("b.pool", 1e-3), region("c.pool", 1e-3), region("d.pool", 1e-3)]
+    assert advice(report(MEMORY, *others))[0] == (
+        "The slowest region is a.conv, with 3 ms of 6 ms (50 %); 3 of the 4 regions take 83 %."
+    )
+    others.append(region("a.pool", 2e-3))
+    assert advice(report(MEMORY, *others))[0] == (
+        "The slowest region is a.conv, with 3 ms of 8 ms (38 %); the slowest part is a, with 62 %; "
+        "3 of the 5 regions take 75 %."
     )
 
 

@@ -7,6 +7,10 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn import models
+from minidnn.graph.ir import Node
+from minidnn.graph.layout import PLANAR
+from minidnn.graph.operators.movement import Reorder
+from minidnn.layers.build import to_graph
 from minidnn.layers.symbol import Symbol
 from minidnn.report.labels import labels
 
@@ -48,6 +52,16 @@ def test_layers_whose_names_are_numbers_and_neighbours_of_other_blocks() -> None
 
 def test_a_layer_without_a_name() -> None:
     assert labels_of(Small(), (1, 3, 8, 8)) == ["stem + relu", "head"]
+
+
+def test_what_is_moved_to_another_layout() -> None:
+    graph = to_graph(md.Sequential(L.Conv2d(3, 8, 3)), (1, 3, 8, 8))
+    moved = [Node(Reorder(PLANAR), [value], "NCHW") for value in (*graph.inputs, *graph.outputs)]
+    assert labels([*graph.nodes, *moved]) == [
+        "0 (Conv2d)",
+        "input, moved to NCHW",
+        "0 (Conv2d), moved to NCHW",
+    ]
 
 
 def test_a_layer_that_computes_twice() -> None:
