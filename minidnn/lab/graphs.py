@@ -212,8 +212,8 @@ GRAPHS = (
     ),
     StudyGraph(
         "9. Achieved over theoretical occupancy",
-        "Points on the diagonal keep as many warps at hand as registers and shared memory allow; "
-        "below it, blocks end too early or are too few.",
+        "On the diagonal the occupancy is what registers and shared memory allow; below it, there "
+        "are too few blocks, or their warps end too early.",
         _counter("occupancy", 100),
         Scale("achieved, %"),
         _theoretical,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from html import escape, unescape
+from html import escape
 
 GLOSSARY = {
     "arena": "the one piece of memory that holds all values between input and output; values that "
     "are not needed at the same time share their place in it",
     "block": "the group of threads that a GPU starts together, as width x height",
-    "coalescing": "the part of the moved bytes that a warp asked for",
     "contraction": "a convolution or a matrix product: many multiply-adds for each result",
     "depth first": "computed patch by patch through several layers, so that what lies between them "
     "stays in a near cache",
@@ -22,7 +21,7 @@ GLOSSARY = {
     "movement": "a kernel that computes nothing and copies values to another place or order",
     "occupancy": "the part of the warps that a GPU could keep at hand which it does keep",
     "region": "the part of a network that one kernel computes: a layer and what is fused to it",
-    "rewrite": "one change that a pass made to the network, which changes no result",
+    "rewrite": "one change that a pass made to the network, which computes the same after it",
     "roofline": "the rate that a machine allows for so many operations a byte: memory limits it on "
     "the slope, arithmetic on the flat part",
     "stack": "neighbouring layers that can be computed depth first",
@@ -34,7 +33,8 @@ GLOSSARY = {
 }
 """What terms mean, in the singular."""
 
-_TERM = re.compile(rf"\b({'|'.join(sorted(GLOSSARY, key=len, reverse=True))})s?\b")
+_TERM = re.compile(rf"\b({'|'.join(sorted(GLOSSARY, key=len, reverse=True))})s?\b", re.IGNORECASE)
+_BY_WORD = {term.lower(): term for term in GLOSSARY}
 _MARKED = re.compile(r'<abbr title="[^"]*">([^<]*)</abbr>')
 
 
@@ -43,7 +43,7 @@ def explained(text: str) -> str:
     seen: set[str] = set()
 
     def mark(found: re.Match[str]) -> str:
-        term = found[1]
+        term = _BY_WORD[found[1].lower()]
         if term in seen:
             return found[0]
         seen.add(term)
@@ -54,5 +54,5 @@ def explained(text: str) -> str:
 
 def terms_of(html: str) -> dict[str, str]:
     """The terms that :func:`explained` marked in a page, in the order of the alphabet."""
-    used = {match[1] for word in _MARKED.findall(html) if (match := _TERM.match(unescape(word)))}
-    return {term: GLOSSARY[term] for term in sorted(used, key=str.lower)}
+    used = {match[1].lower() for word in _MARKED.findall(html) if (match := _TERM.match(word))}
+    return {_BY_WORD[word]: GLOSSARY[_BY_WORD[word]] for word in sorted(used)}

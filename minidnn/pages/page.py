@@ -109,6 +109,11 @@ def guide(title: str, texts: Iterable[str], explains: bool = True) -> str:
     return f'<section class="guide"><h2>{escape(title)}</h2>{told}</section>'
 
 
+def lead(text: str) -> str:
+    """What a part begins with: a soft paragraph in which terms are explained."""
+    return f'<p class="soft">{explained(text)}</p>'
+
+
 def heading(text: str) -> str:
     """The heading of a part, in which terms are explained."""
     return f"<h2>{explained(text)}</h2>"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..pages.charts import Bar, Chart, Dot, Scale, bars, chart_figure, figure, strip
-from ..pages.page import code, details, guide, heading, page, paragraph, table
+from ..pages.page import code, details, guide, heading, lead, page, paragraph, table
 from .advice import advice
 from .shares import CAUSES, by_cause, by_kind, by_layer, kind_of_region, label_of, seconds_of
 
@@ -81,7 +81,7 @@ def _time(regions: Sequence[Any], total: float) -> Iterator[str]:
         (
             "By kind",
             by_kind(regions),
-            "Whether contractions take the time, or what is around them, such as a movement.",
+            "Whether contractions take the time, layers computed depth first, or a movement.",
         ),
     ]
     drawn = [figure(title, bars(_shares(found, total)), see) for title, found, see in groups]
@@ -203,6 +203,10 @@ def _regions(document: Document) -> str:
 
 
 def _reasons(document: Document) -> Iterator[str]:
+    yield lead(
+        "A contraction absorbs what is around it; a stack that none absorbed is cut into kernels "
+        f"by the strategy {document['strategy']}. Each rewrite is told below."
+    )
     labels = {region["name"]: label_of(region) for region in document["regions"]}
     notes = [f"{labels.get(name, name)}: {note}" for name, note in document["notes"].items()]
     notes += [

@@ -1,19 +1,19 @@
-"""A report as ``minidnn report --json`` prints it, whose figures are the same on all machines."""
+"""A report and a study whose pages are the same on all machines."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import minidnn as md
-from minidnn import models
+from minidnn import lab, models
 from minidnn.cli.explained import Trail, add_times, document_of
 from minidnn.report.explain import describe, inner_nodes, kind_of, work
 from minidnn.report.profile import Profile, RegionTime
 
 
 def measured_report() -> dict[str, Any]:
-    """Of resnet18: each region takes twice its floor on a machine of 100 GFLOP/s and 10 GB/s, and
-    ten microseconds."""
+    """What ``minidnn report resnet18 --json`` prints: each region takes twice its floor on a machine
+    of 100 GFLOP/s and 10 GB/s, and ten microseconds."""
     trail = Trail()
     exe = md.compile(models.resnet18(), (1, 3, 224, 224), device="reference", observe=trail.observe)
     times, told = [], []
@@ -41,3 +41,11 @@ def measured_report() -> dict[str, Any]:
         "tuned": False,
         "precisions": ["float32"],
     }
+
+
+def one_shape(name: str) -> str:
+    """The page of a recorded study with its first shape alone: all others look like it."""
+    study = lab.load_study(lab.recorded_studies()[name])
+    study["shapes"] = study["shapes"][:1]
+    study["cells"] = [cell for cell in study["cells"] if cell["shape"] == 0]
+    return lab.study_page(study, lab.ladder_of(name))

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from minidnn import lab
 from minidnn.pages.page import page
 from minidnn.report.network_page import network_page
 from tests.pages.browser import DESKTOP, PHONE, SCHEMES, measured
-from tests.pages.documents import measured_report
+from tests.pages.documents import measured_report, one_shape
 from tools.browser import NAMES, find_browser
 
 COMPLAINTS = ("overflow", "texts", "contrast", "captions")
@@ -19,14 +18,6 @@ BROKEN = """\
 <p class="pale">pale</p><p class="far">far</p><figure><figcaption><b>bare</b></figcaption></figure>
 <svg viewBox="0 0 100 40"><text x="10" y="20">one</text><text x="14" y="22">two</text>
 <text x="95" y="20">outside</text></svg>"""
-
-
-def one_shape(name: str) -> str:
-    """The page of a recorded study with its first shape alone: all others look like it."""
-    study = lab.load_study(lab.recorded_studies()[name])
-    study["shapes"] = study["shapes"][:1]
-    study["cells"] = [cell for cell in study["cells"] if cell["shape"] == 0]
-    return lab.study_page(study, lab.ladder_of(name))
 
 
 @pytest.fixture(scope="module")
