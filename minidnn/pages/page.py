@@ -64,7 +64,8 @@ svg .roof { stroke: var(--ink); fill: none; stroke-width: 1.2; stroke-dasharray:
 .bar > i { position: absolute; top: 0; bottom: 0; }
 .bar > b { position: absolute; top: 0; bottom: 0; width: 0; border-left: 2px dashed var(--mark); }
 @media (max-width: 40rem) { .bars { grid-template-columns: 1fr max-content; }
-  .bars > .label { grid-column: 1 / -1; margin-top: .3rem; line-height: 1.2; } }
+  .bars > .label { grid-column: 1 / -1; margin-top: .3rem; line-height: 1.2; }
+  td.text, th.text { min-width: 34rem; } }
 .add { color: #2a7d2a; } .cut { color: #b3362c; }
 @media (prefers-color-scheme: dark) { .add { color: #7bd07b; } .cut { color: #ff8f85; } }
 """

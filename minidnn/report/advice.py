@@ -73,7 +73,7 @@ def _bound(document: Mapping[str, Any], regions: Sequence[Any]) -> str:
             f"{worst['executed'] / 1e6:.4g} Mop"
         )
     elif cause == "launch":
-        told = f"The launches of {len(timed)} kernels take {share} of the time"
+        told = f"Launches of {_many(len(timed), 'kernel')} take {share} of the time"
     else:
         floor = max(worst["arithmetic_seconds"], worst["memory_seconds"])
         told = (
@@ -138,7 +138,9 @@ def _refused(document: Mapping[str, Any], regions: Sequence[Any]) -> str:
     note, times = notes.most_common(1)[0] if notes else ("", 0)
     if not count and not times:
         layers = sum(len(region["layers"]) for region in regions)
-        return f"Nothing was refused: {layers} layers run as {len(regions)} kernels."
+        return (
+            f"Nothing was refused: {_many(layers, 'layer')} run as {_many(len(regions), 'kernel')}."
+        )
     if times >= count:
         name = next(name for name, text in document["notes"].items() if text == note)
         like = f", as {times - 1} more" if times > 1 else ""
@@ -151,6 +153,10 @@ def _refused(document: Mapping[str, Any], regions: Sequence[Any]) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _percent(share: float) -> str:

@@ -210,7 +210,7 @@ def _reasons(document: Document) -> Iterator[str]:
     labels = {region["name"]: label_of(region) for region in document["regions"]}
     notes = [f"{labels.get(name, name)}: {note}" for name, note in document["notes"].items()]
     notes += [
-        f"not by {name}: {reason} ({count} regions)"
+        f"not by {name}: {reason} ({count} region{'s' * (count > 1)})"
         for name, reasons in document.get("refusals", {}).items()
         for reason, count in reasons.items()
     ]

@@ -12,8 +12,8 @@ from minidnn.report.profile import Profile, RegionTime
 
 
 def measured_report() -> dict[str, Any]:
-    """What ``minidnn report resnet18 --json`` prints: each region takes twice its floor on a machine
-    of 100 GFLOP/s and 10 GB/s, and ten microseconds."""
+    """What ``minidnn report resnet18 --json`` prints.  Each region takes twice its floor on a
+    machine of 100 GFLOP/s and 10 GB/s, and ten microseconds."""
     trail = Trail()
     exe = md.compile(models.resnet18(), (1, 3, 224, 224), device="reference", observe=trail.observe)
     times, told = [], []

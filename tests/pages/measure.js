@@ -44,6 +44,7 @@ const misplaced = (texts, holder, told) => {
   const boxes = texts.map((text) => text.getBoundingClientRect());
   const outer = holder.getBoundingClientRect();
   boxes.forEach((box, i) => {
+    if (!box.width || !box.height) told.push(`not drawn: ${texts[i].textContent}`);
     if (!inside(box, outer)) told.push(`cut: ${texts[i].textContent}`);
     for (let j = 0; j < i; j++) {
       if (overlap(box, boxes[j])) told.push(`over: ${texts[i].textContent}, ${texts[j].textContent}`);

@@ -75,7 +75,7 @@ def test_where_the_time_is() -> None:
         (report(SUMS, precisions=["tf32", "float32"], device="cuda"), "--precision tf32."),
         (
             report(region("c", 3e-6, launch=2e-6, unexplained=1e-6), batch=4),
-            "The launches of 1 kernels take 67 % of the time; what may help: a batch larger than 4",
+            "Launches of 1 kernel take 67 % of the time; what may help: a batch larger than 4",
         ),
         (
             report(region("c", 3e-3, memory=1e-3, unexplained=2e-3)),
@@ -101,7 +101,7 @@ def test_what_was_not_measured_is_not_explained() -> None:
 
 
 def test_what_was_refused() -> None:
-    assert advice(report(SUMS))[2] == "Nothing was refused: 1 layers run as 1 kernels."
+    assert advice(report(SUMS))[2] == "Nothing was refused: 1 layer run as 1 kernel."
     refusals = {"F2": {"the kernel is 1x1": 2, "stride": 1}, "F4": {"the kernel is 1x1": 2}}
     found = report(SUMS, MEMORY, refusals=refusals, notes={"conv": "copied: it is an input"})
     assert advice(found)[2] == (
