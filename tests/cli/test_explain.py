@@ -138,7 +138,7 @@ def test_what_is_measured_stands_in_the_picture(
     def profile(executable: Executable, *inputs: np.ndarray) -> Profile:
         runs.append(inputs)
         region = executable.graph.nodes[0]
-        time = RegionTime(region.name, "contraction", (), 1, 1, 1.5e-3, 1.0, 1.0, 1)
+        time = RegionTime(region.name, "contraction", (), 1, 1, 1.5e-3, 1.0, 1, 1.0, 0.5, 1e-6)
         return Profile((time,), ("described",), 9)
 
     monkeypatch.setattr(Executable, "profile", profile)
