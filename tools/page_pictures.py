@@ -1,9 +1,9 @@
 """Draws docs/explanation/report-page.png and lab-page.png, the pictures of pages in the README.
 
-python -m tools.page_pictures
+minidnn report resnet18 --html resnet18.html --json > resnet18.json
+python -m tools.page_pictures resnet18.json
 
-The report is of benchmarks/results/report_resnet18.json, which minidnn report resnet18 --json
-printed, and the study is the recorded one of convolutions.  Chromium draws them.
+The study is the recorded one of convolutions.  Chromium draws them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ _COLORS = 128
 _WITHOUT_TABLES = "<style>.wide, .wide + p, h3 { display: none }</style></head>"
 
 
-def pages() -> dict[str, str]:
+def pages(figures: Path) -> dict[str, str]:
     """Texts of the pages by the names of their pictures."""
-    figures = ROOT / "benchmarks" / "results" / "report_resnet18.json"
     document = json.loads(figures.read_text(encoding="utf-8"))
     study = lab.load_study(lab.recorded_studies()["conv"])
     conv = lab.study_page(study, lab.ladder_of("conv"))
@@ -40,11 +39,13 @@ def pages() -> dict[str, str]:
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m tools.page_pictures REPORT.json")
     browser = find_browser()
     if browser is None:
         sys.exit("Chromium is not installed: apt-get install chromium")
     with tempfile.TemporaryDirectory() as folder:
-        for name, text in pages().items():
+        for name, text in pages(Path(sys.argv[1])).items():
             page, picture = Path(folder) / f"{name}.html", Path(folder) / f"{name}.png"
             page.write_text(text, encoding="utf-8")
             screenshot(browser, page, picture, _WIDTH, _HEIGHT)
