@@ -161,14 +161,15 @@ def _of_file(options: argparse.Namespace) -> Classifier:
     """The network of an ONNX file or of one that ``save_graph`` wrote.  One with a batch of its
     own is given so many pictures at once."""
     from minidnn.cli.labels import load_labels
-    from minidnn.cli.networks import is_onnx, onnx_graph
+    from minidnn.cli.networks import is_onnx, onnx_graph, saved_graph
     from minidnn.pictures import Preparation
 
     name = options.network
     if options.weights != "default" or options.key is not None or options.prefix:
         raise MiniDNNError(f"--weights, --key, --prefix: the file {name!r} has its weights")
     size = None if options.size is None else (options.size, options.size)
-    first = onnx_graph(name, None, size) if is_onnx(name) else _saved(name, options.size)
+    read = onnx_graph if is_onnx(name) else saved_graph
+    first = read(name, None, size)
     if not _is_classifier(first):
         types = ", ".join(str(value.type) for value in (*first.inputs, *first.outputs))
         raise MiniDNNError(
@@ -182,12 +183,10 @@ def _of_file(options: argparse.Namespace) -> Classifier:
         raise MiniDNNError(f"--resize {resize} is less than the {crop} pixels that are cut out")
 
     def graph(wanted: int) -> Any:
-        if not is_onnx(name):
-            return first
         try:
-            return onnx_graph(name, wanted, size)
+            return read(name, wanted, size)
         except GraphError:
-            if batch == wanted:
+            if batch == wanted and is_onnx(name):
                 raise
             return first
 
@@ -200,14 +199,6 @@ def _of_file(options: argparse.Namespace) -> Classifier:
         labels,
         _ends_in_softmax(first, outputs),
     )
-
-
-def _saved(name: str, size: int | None) -> Graph:
-    from minidnn.storage import load_graph
-
-    if size is not None:
-        raise GraphError(f"--size {size}: the graph file {name!r} has its own size")
-    return load_graph(name)
 
 
 def _is_classifier(graph: Graph) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minidnn.dynamic.dim import Dim
 from minidnn.errors import GraphError, MiniDNNError, UnsupportedError
 from minidnn.frontends.zoo import is_path, network_of
 from minidnn.graph.ir import Graph
@@ -20,6 +21,7 @@ from minidnn.runtime.arrays import random_array
 
 if TYPE_CHECKING:
     from minidnn.frontends.frontend import FrontEnd
+    from minidnn.sizes.sized_graph import SizedGraph
 
 
 def graph_of(options: argparse.Namespace, network: Any = None) -> Graph:
@@ -48,16 +50,58 @@ def _of_file(options: argparse.Namespace) -> Graph:
     if asked.found is not None and not isinstance(asked.found, SavedFrontEnd):
         _refuse(options, ["batch", "size"], f"{name!r} takes --shape")
         return _of_frontend(asked.found, name, options.shape)
-    from minidnn.storage import load_graph
-
-    reason = f"the graph file {name!r} has its own size; valid is a network of the zoo"
-    _refuse(options, ["batch", "size", "shape"], reason)
+    _refuse(options, ["shape"], f"{name!r} takes --batch and --size, if it is for ranges of them")
     try:
-        return load_graph(name)
+        return saved_graph(name, options.batch, options.size)
     except MiniDNNError as error:
         if not asked.broken:
             raise
         raise type(error)(f"{error}{asked.complaint}") from error
+
+
+def saved_graph(name: str, batch: int | None = None, size: tuple[int, int] | None = None) -> Graph:
+    """The graph in a file that save_graph wrote: of one for ranges of sizes that for ``batch`` and
+    ``size``, or the least.
+
+    GraphError if one is given that the file does not take.
+    """
+    from minidnn.sizes.sized_graph import SizedGraph
+    from minidnn.storage import load_graph
+
+    graph = load_graph(name)
+    if isinstance(graph, SizedGraph):
+        return sized_at(graph, batch, size)
+    sides = None if size is None else "x".join(map(str, dict.fromkeys(size)))
+    for option, value in (("--batch", batch), ("--size", sides)):
+        if value is not None:
+            raise GraphError(
+                f"{option} {value}: the graph file {name!r} has its own size; valid is a network "
+                "of the zoo, or a file for a range of sizes (minidnn export --batch 1:64)"
+            )
+    return graph
+
+
+def sized_at(graph: SizedGraph, batch: int | None, size: tuple[int, int] | None) -> Graph:
+    """A graph for ranges of sizes at ``batch``, along first axes, and ``size``, along rows and
+    columns; of what is not said the least."""
+    sizes = {dim.name: dim.least for dim in graph.dims}
+    rows, columns = size or (None, None)
+    for option, given, axis, rank in (
+        ("--batch", batch, 0, None),
+        ("--size", rows, 2, 4),
+        ("--size", columns, 3, 4),
+    ):
+        if given is None:
+            continue
+        named = {
+            template[axis]
+            for template in graph.templates
+            if template and rank in (None, len(template))
+        }
+        if any(not isinstance(each, Dim) and each != given for each in named) or not named:
+            raise GraphError(f"{option} {given}: {graph!r} has its own")
+        sizes |= {each.name: given for each in named if isinstance(each, Dim)}
+    return graph.at(sizes)
 
 
 def _of_frontend(frontend: FrontEnd, name: str, shapes: list[tuple[int, ...]] | None) -> Graph:

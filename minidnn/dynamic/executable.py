@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from minidnn.dynamic.batches import BatchSplit, BatchSplitter
 from minidnn.dynamic.constants import check_same, checksums
 from minidnn.dynamic.dim import Dim, bound, check_inputs, sizes_of, templates_of, written
 from minidnn.dynamic.kept import KeptProgram, KeptPrograms, Key
+from minidnn.dynamic.source import NetworkSource
 from minidnn.dynamic.split import run_in_parts
 from minidnn.errors import GraphError
 from minidnn.executable import Executable
@@ -24,6 +25,7 @@ from minidnn.graph.ir import Graph
 from minidnn.report.explain import predicted
 from minidnn.runtime.interface import interface_of
 from minidnn.runtime.store import Store
+from minidnn.sizes.sized_graph import SizedGraph
 
 __all__ = ["DynamicExecutable", "SizeCounts"]
 
@@ -37,32 +39,6 @@ _FEW_PARTS = 3
 
 _MOST_PARTS = 512
 """Of a batch of more, one program is made at once that computes at least half of it."""
-
-
-@dataclass(frozen=True)
-class NetworkSource:
-    """What programs of a network are made from.
-
-    Attributes:
-        shapes: with the named sizes, as they were given.
-        trace: the graph for shapes without any.
-        compile: the executable of such a graph; with False nothing is tuned.
-        tunes: whether tuning was asked for.
-        is_code: whether graphs come from others' code, which may look at a size.
-        compile_any_size: the same by kernels of any size; None if there are none for a graph.
-        asks_each: whether what a graph does may depend on its sizes in ways that two of them do not
-            show.
-    """
-
-    shapes: Any
-    trace: Callable[[Any], Graph]
-    compile: Callable[[Graph, bool], Executable]
-    tunes: bool
-    is_code: bool
-    compile_any_size: Callable[[Graph], Callable[[], Executable] | None] = field(
-        default=lambda graph: None
-    )
-    asks_each: bool = True
 
 
 @dataclass(frozen=True)
@@ -231,6 +207,13 @@ class DynamicExecutable:
         if wanted:
             self._background.do(key, lambda: self._make_beside(key))
         return program.executable(*given, out=out)
+
+    @property
+    def source(self) -> SizedGraph:
+        """The graph for all sizes in the ranges, before passes change it, as ``save_graph`` and
+        ``save_onnx`` write it; GraphError if it is not the same for all but for integers."""
+        shapes, trace = self._source.shapes, self._source.trace
+        return SizedGraph.traced(lambda sizes: trace(bound(shapes, sizes)), self.dims)
 
     def warm(self, sizes: Sequence[Mapping[str, int] | int]) -> None:
         """Makes the programs for these sizes now.

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.compiler import graph_of
 from minidnn.errors import GraphError
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operators import Conv2d, Linear
 from minidnn.graph.quantization import PER_CHANNEL, Steps
 from minidnn.graph.types import BYTES, TensorType
 from minidnn.layers.inputs import Shapes
+from minidnn.networks import graph_of
 from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.freeze import FREEZE
 from minidnn.passes.infrastructure import Context, run_passes

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.compiler import graph_of
 from minidnn.errors import GraphError, MiniDNNWarning
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Graph, Node, Value
@@ -16,6 +15,7 @@ from minidnn.graph.types import FLOATS
 from minidnn.layers import BatchNorm2d, Layer
 from minidnn.layers.inputs import Declared, Shapes
 from minidnn.layers.parameter import Parameter
+from minidnn.networks import graph_of
 
 __all__ = ["CarriedNetwork", "as_layer"]
 

@@ -143,6 +143,7 @@ class Graphs(Format):
         except MiniDNNError as error:
             assert str(folder / "net") in str(error)
             raise
+        assert isinstance(graph, Graph)
         check(graph)
         md.save_graph(graph, folder / "again")
         assert str(md.load_graph(folder / "again")) == str(graph)

@@ -62,8 +62,20 @@ ALLOWED: dict[str, set[str]] = {
         "third_parties",
         "pages",
     },
+    # What a size may be, which graphs for all sizes say, too.
+    "dynamic.dim": {"graph", "runtime"},
+    "sizes": {"graph", "passes", "runtime", "dynamic.dim"},
     # Graphs in files are taken like those of other formats.
-    "frontends": {"graph", "third_parties", "storage", "layers", "models", "weights"},
+    "frontends": {
+        "graph",
+        "sizes",
+        "dynamic.dim",
+        "third_parties",
+        "storage",
+        "layers",
+        "models",
+        "weights",
+    },
     "cudnn": {"cache"},
     "measure": set(),
     # It calculates for devices as the engine describes them, compiles with its compilers, and
@@ -81,16 +93,20 @@ ALLOWED: dict[str, set[str]] = {
         *(FACE, "models", "cache", "graph", "frontends", "cudnn", "measure"),
         *("backends.backend", "backends.cpu"),
     },
-    "storage": {"graph", "fusion", "weights"},
+    "storage": {"graph", "fusion", "weights", "sizes"},
     "compiled_file": {FACE, "runtime"},
     "executable": {"graph", "report", "runtime", "compiled_file"},
     # It holds executables, and is given what makes them.
-    "dynamic": {"graph", "report", "runtime", "executable"},
+    "dynamic": {"graph", "report", "runtime", "executable", "sizes", "dynamic.dim"},
     "loading": {
         *("graph", "runtime", "compiled_file", "executable"),
         *("backends.backend", "backends.cpu", "backends.cuda"),
     },
+    # From what users give as a network to graphs.
+    "networks": {"graph", "layers", "frontends", "sizes", "dynamic.dim", "compiled_file"},
     "compiler": {
+        "networks",
+        "dynamic.dim",
         "graph",
         "layers",
         "frontends",
@@ -106,18 +122,22 @@ ALLOWED: dict[str, set[str]] = {
     # A step is a graph, which is compiled, and explained, like any other.
     "training": {
         *("graph", "gradients", "layers", "runtime", "executable", "compiler", "weights"),
-        *("report", "distributed", "backends.backend"),
+        *("report", "distributed", "backends.backend", "networks"),
     },
     # It adds up what a store has, and knows no networks.
     "distributed": {"graph", "runtime"},
     # It saves whatever can be compiled.
-    "saving": {"graph", "layers", "frontends", "executable", "compiler", "storage"},
+    "saving": {
+        *("graph", "networks", "frontends", "executable", "dynamic", "dynamic.dim", "storage"),
+        "sizes",
+    },
     # It rewrites graphs after some passes, and compiles them to see which values they have.
-    "quantization": {"graph", "layers", "passes", "compiler"},
+    "quantization": {"graph", "layers", "passes", "compiler", "networks"},
     # What joins front ends and the compiler: it runs parts of networks that others run.
     "comparison": {"graph", "frontends", "runtime", "executable", "compiler", "quantization"},
     "acceleration": {
         *("graph", "frontends", "executable", "dynamic", "compiler", "cache", "gradients"),
+        "dynamic.dim",
         *("backends.backend", "backends.options", "backends.cpu", "backends.cuda"),
         # What it compiles apart, forwards and backwards, is in half precision at the same places.
         "passes",
