@@ -19,6 +19,7 @@ from minidnn.runtime.program import (
     DeviceProgram,
     Program,
     StorableProgram,
+    StoredProgram,
     StreamProgram,
 )
 
@@ -152,31 +153,31 @@ class Executable:
             CompileError: the cache has its code no longer.
             OSError: the file cannot be written.
         """
-        if not isinstance(path, (str, os.PathLike)):
-            raise GraphError(f"save: path={path!r:.80} is a {type(path).__name__}; valid is a path")
+        check_path(path)
+        stored, network = self.stored()
+        from minidnn.compiled_file import write_compiled
+
+        write_compiled(path, self.device, stored, network)
+
+    def stored(self) -> tuple[StoredProgram, dict[str, Any]]:
+        """The program as a file has it, and what the file says of the network; raises what
+        :meth:`save` raises."""
         if not isinstance(self.program, StorableProgram):
             raise UnsupportedError(
                 f"{self!r} cannot be saved compiled: devices 'cpu' and 'cuda' can, when they have "
                 "compiled the network themselves; minidnn.save_graph(network, path, shape) saves "
                 "what every device compiles, and a file that was loaded can be copied"
             )
-        from minidnn.compiled_file import write_compiled
-
         results = self.result_dtypes
-        write_compiled(
-            path,
-            self.device,
-            self.program.stored(),
-            {
-                "name": self.interface.name,
-                "inputs": [_stored(value) for value in self.interface.inputs],
-                "outputs": [_stored(value) for value in self.interface.outputs],
-                "output_names": self.interface.output_names,
-                "precision": self.precision,
-                "results": None if results is None else [str(each) for each in results],
-                "explained": self.explain(),
-            },
-        )
+        return self.program.stored(), {
+            "name": self.interface.name,
+            "inputs": [_stored(value) for value in self.interface.inputs],
+            "outputs": [_stored(value) for value in self.interface.outputs],
+            "output_names": self.interface.output_names,
+            "precision": self.precision,
+            "results": None if results is None else [str(each) for each in results],
+            "explained": self.explain(),
+        }
 
     @property
     def addressed(self) -> AddressedProgram | None:
@@ -382,6 +383,12 @@ class Executable:
                         f"out[{j}] and out[{i}] share memory; valid are arrays that do not"
                     )
         return given
+
+
+def check_path(path: Any) -> None:
+    """GraphError if a file cannot be written under this name, as it is none."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise GraphError(f"save: path={path!r:.80} is a {type(path).__name__}; valid is a path")
 
 
 def _stored(value: Endpoint) -> list[Any]:

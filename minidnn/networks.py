@@ -41,6 +41,8 @@ def any_graph_of(
     """
     given: Any
     network, given = with_own_sizes(network, plain(shape))
+    if shape is None and isinstance(network, SizedGraph):
+        return network
     dims = dims_of(given)
     if not dims:
         return graph_of(network, given)

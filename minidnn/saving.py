@@ -7,6 +7,7 @@ from typing import Any
 
 from minidnn.dynamic.dim import NamedShapes
 from minidnn.dynamic.executable import DynamicExecutable
+from minidnn.dynamic.loaded import BatchExecutable
 from minidnn.errors import GraphError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
@@ -90,13 +91,14 @@ def save_onnx(
 
 
 def _graph(function: str, network: Any, shape: NamedShapes | None) -> Graph | SizedGraph:
-    if isinstance(network, (Executable, DynamicExecutable)):
+    if isinstance(network, (Executable, DynamicExecutable, BatchExecutable)):
         if shape is not None:
             raise GraphError(
                 f"{function}: shape={shape!r:.80} of an executable, which has its own size; valid "
                 f"is None, or {function}(network, path, shape) with the network"
             )
-        return network.source
+        source: Graph | SizedGraph = network.source
+        return source
     return any_graph_of(network, shape)
 
 

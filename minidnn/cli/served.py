@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from minidnn.errors import GraphError, MiniDNNError
 
 if TYPE_CHECKING:
+    from minidnn.dynamic.dim import Dim, Template
+    from minidnn.dynamic.loaded import BatchExecutable
+    from minidnn.executable import Executable
     from minidnn.serving.model import Opened, Source
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
@@ -64,8 +68,7 @@ def _open(path: str, options: argparse.Namespace) -> Opened:
 
     if is_compiled(path):
         given = {"device": options.device, "threads": options.threads}
-        own = {name: value for name, value in given.items() if value is not None}
-        return Opened(lambda rows: minidnn.load(path, **own), any_batch=False)
+        return _compiled(minidnn.load(path, **{k: v for k, v in given.items() if v is not None}))
     own = {
         name: value
         for name in ("device", "precision", "threads")
@@ -74,8 +77,7 @@ def _open(path: str, options: argparse.Namespace) -> Opened:
     if is_onnx(path):
         return _onnx(path, options, own)
     if is_path(path):
-        graph = minidnn.load_graph(path)
-        return Opened(lambda rows: minidnn.compile(graph, **own), any_batch=False)
+        return _saved(minidnn.load_graph(path), options, own)
     network = network_of(path)
     channels, *size = network.input_shape
     size = options.size or size
@@ -84,11 +86,54 @@ def _open(path: str, options: argparse.Namespace) -> Opened:
     )
 
 
+def _compiled(network: Executable | BatchExecutable) -> Opened:
+    """What was compiled, for one size or for a range of batches."""
+    from minidnn.dynamic.loaded import BatchExecutable
+    from minidnn.serving.model import Opened
+
+    if not isinstance(network, BatchExecutable):
+        return Opened(lambda rows: network, any_batch=False)
+    programs, (batch,) = network.programs, network.dims
+    return Opened(
+        lambda rows: programs[rows or batch.least],
+        any_batch=True,
+        batch=batch,
+        sizes=sorted(programs),
+    )
+
+
+def _saved(graph: Any, options: argparse.Namespace, own: dict[str, Any]) -> Opened:
+    """A graph, for one size or for ranges of them."""
+    import minidnn
+    from minidnn.cli.networks import sized_at
+    from minidnn.serving.model import Opened
+    from minidnn.sizes.sized_graph import SizedGraph
+
+    if not isinstance(graph, SizedGraph):
+        return Opened(lambda rows: minidnn.compile(graph, **own), any_batch=False)
+    batch = _batch(graph.templates)
+    return Opened(
+        lambda rows: minidnn.compile(sized_at(graph, rows, options.size), **own),
+        any_batch=batch is not None,
+        batch=batch,
+    )
+
+
+def _batch(templates: Sequence[Template]) -> Dim | None:
+    """The named size that is the first of all inputs."""
+    from minidnn.dynamic.dim import Dim
+
+    first = {template[0] if template else None for template in templates}
+    found = first.pop() if len(first) == 1 else None
+    return found if isinstance(found, Dim) else None
+
+
 def _onnx(path: str, options: argparse.Namespace, own: dict[str, Any]) -> Opened:
     """An ONNX file, which is read once for all sizes of a batch."""
     import minidnn
     from minidnn.cli.networks import onnx_graph
     from minidnn.frontends.onnx.model import read_model
+    from minidnn.frontends.onnx.ranges import named_shapes
     from minidnn.serving.model import Opened
 
     model = read_model(path)
@@ -99,4 +144,5 @@ def _onnx(path: str, options: argparse.Namespace, own: dict[str, Any]) -> Opened
     return Opened(
         lambda rows: minidnn.compile(onnx_graph(model, rows, options.size), **own),
         any_batch=is_open,
+        batch=_batch(list((named_shapes(model) or {}).values())) if is_open else None,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from minidnn.dynamic.background import Background
 from minidnn.dynamic.batches import BatchSplit, BatchSplitter
 from minidnn.dynamic.constants import check_same, checksums
 from minidnn.dynamic.dim import Dim, bound, check_inputs, sizes_of, templates_of, written
-from minidnn.dynamic.kept import KeptProgram, KeptPrograms, Key
+from minidnn.dynamic.kept import KeptProgram, KeptPrograms, Key, table_of
 from minidnn.dynamic.source import NetworkSource
-from minidnn.dynamic.split import run_in_parts
-from minidnn.errors import GraphError
-from minidnn.executable import Executable
+from minidnn.dynamic.split import run_in_parts, shape_of, with_rows, without_rows
+from minidnn.dynamic.stored import doubles, why_not_stored, write_programs
+from minidnn.errors import GraphError, UnsupportedError
+from minidnn.executable import Executable, check_path
 from minidnn.graph.ir import Graph
 from minidnn.report.explain import predicted
 from minidnn.runtime.interface import interface_of
@@ -161,7 +163,7 @@ class DynamicExecutable:
         GraphError if something does not fit.
         """
         given = self.ordered(inputs, named)
-        shapes = tuple([_shape_of(array) for array in given])
+        shapes = tuple([shape_of(array) for array in given])
         program = self._ready.get(shapes)
         if program is None:
             return self._found(given, shapes, out)
@@ -170,6 +172,8 @@ class DynamicExecutable:
 
     def _found(self, given: Sequence[Any], shapes: Any, out: Any) -> Any:
         """As a call, for shapes of which it is not known yet what computes them."""
+        if self._batches.has_no_rows(shapes):
+            return self._without_rows(given, shapes, out)
         sizes = sizes_of(self.inputs, self.templates, shapes)
         key = tuple(sizes[name] for name in self._names)
         with self._lock:
@@ -180,7 +184,9 @@ class DynamicExecutable:
             split = self._in_parts(key)
             if split is not None:
                 self._later(key, len(split.parts))
-                return run_in_parts(split, key[self._batches.index], given, out)
+                executables = [each.executable for each in split.programs]
+                rows = key[self._batches.index]
+                return run_in_parts(split.parts, executables, split.wise, rows, given, out)
         if program is None:
             if self._any_size:
                 program = self._made_alike(key)
@@ -198,6 +204,15 @@ class DynamicExecutable:
         program.calls += 1
         return program.executable(*given, out=out)
 
+    def _without_rows(self, given: Sequence[Any], shapes: Any, out: Any) -> Any:
+        batch = self.dims[self._batches.index]
+        some = with_rows(batch.least, shapes, [template[0] == batch for template in self.templates])
+        key = self._key("a call", sizes_of(self.inputs, self.templates, some))
+        wise = self._batches.row_wise(key)
+        if isinstance(wise, str):
+            raise GraphError(f"{batch.name!r} is 0; valid are {batch.valid}, as {wise}")
+        return without_rows(self._made_now(key, tunes=False).executable, wise, given, out)
+
     def _run_alike(self, key: Key, program: KeptProgram, given: Sequence[Any], out: Any) -> Any:
         """A call by kernels of any size, of which the second has the size's own made."""
         with self._lock:
@@ -210,8 +225,8 @@ class DynamicExecutable:
 
     @property
     def source(self) -> SizedGraph:
-        """The graph for all sizes in the ranges, before passes change it, as ``save_graph`` and
-        ``save_onnx`` write it; GraphError if it is not the same for all but for integers."""
+        """The graph for all sizes, before passes change it; GraphError if these change more of it
+        than integers."""
         shapes, trace = self._source.shapes, self._source.trace
         return SizedGraph.traced(lambda sizes: trace(bound(shapes, sizes)), self.dims)
 
@@ -249,6 +264,32 @@ class DynamicExecutable:
         >>> exe.at(batch=8).save("net.mdx")
         """
         return self._made_now(self._key("at", sizes), self._source.tunes).executable
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes programs that compute all batches in the range to a file, as
+        :meth:`minidnn.executable.Executable.save` writes one: :func:`minidnn.load` gives what is
+        called with any batch, without a compiler.
+
+        The file has programs for few sizes, the least and its doubles, which compute other batches
+        in parts; what they have in common stands there once.
+
+        Raises:
+            UnsupportedError: rows are not independent, sizes other than the batch's vary, or a
+                program cannot be saved.
+            CompileError: the cache has its code no longer.
+            OSError: the file cannot be written.
+
+        >>> exe.save("net.mdx")
+        """
+        check_path(path)
+        if (reason := why_not_stored(self.dims, self.why_not_parts)) is not None:
+            raise UnsupportedError(f"{self!r} {reason}")
+        batch, key = self.dims[self._batches.index], tuple(dim.least for dim in self.dims)
+        keys = [self._batches.of(key, rows) for rows in doubles(batch)]
+        programs = [self._made_now(each, self._source.tunes) for each in keys]
+        wise = self._batches.row_wise(key)
+        assert not isinstance(wise, str)
+        write_programs(path, batch, wise, programs)
 
     def ready(self, shapes: tuple[tuple[int, ...], ...]) -> KeptProgram | None:
         """The program for arrays of these shapes, if there is one and it was called before.
@@ -296,14 +337,8 @@ class DynamicExecutable:
             f"{counts.kept} programs of at most {self._kept.most}, {counts.compiled} compiled, "
             f"{counts.dropped} dropped; memory of runs {counts.run_bytes / 1e6:.2f} MB, packed "
             f"weights {counts.weight_bytes / 1e6:.2f} MB",
-            f"{'sizes':<28} {'calls':>9} {'as part':>9} {'run MB':>8} {'ms':>9}  made",
+            *table_of(entries, self._names),
         ]
-        for key, entry in entries:
-            sizes = ", ".join(f"{n}={size}" for n, size in zip(self._names, key, strict=True))
-            lines.append(
-                f"{sizes:<28} {entry.calls:>9} {entry.in_parts:>9} {entry.run_bytes / 1e6:>8.2f} "
-                f"{entry.seconds * 1e3:>9.3f}  {entry.how}"
-            )
         lines.append(self._told_of_parts())
         if self._any_size:
             lines.append(f"{self._alike_runs} calls were computed by kernels of any size")
@@ -463,13 +498,3 @@ class DynamicExecutable:
     def _programs(self) -> dict[Key, KeptProgram]:
         with self._lock:
             return dict(self._kept)
-
-
-def _shape_of(array: Any) -> tuple[int, ...]:
-    shape = getattr(array, "shape", None)
-    if shape is None:
-        try:
-            shape = np.shape(array)
-        except ValueError:  # rows of different lengths, of which the executable tells
-            shape = ()
-    return tuple(shape)

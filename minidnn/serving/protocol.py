@@ -54,7 +54,7 @@ def server_metadata() -> dict[str, Any]:
 
 
 def model_metadata(repository: Repository, name: str, version: str) -> dict[str, Any]:
-    """A model's inputs and outputs; Fault if it is not ready."""
+    """A model's inputs and outputs, and the range of its rows; Fault if it is not ready."""
     model = repository.batcher(name, version).model
 
     def tensors(specs: Sequence[Spec]) -> list[dict[str, Any]]:
@@ -68,7 +68,14 @@ def model_metadata(repository: Repository, name: str, version: str) -> dict[str,
         "platform": model.source.platform,
         "inputs": tensors(model.inputs),
         "outputs": tensors(model.outputs),
+        "parameters": _range(model) if model.inputs[0].batched else {},
     }
+
+
+def _range(model: ServedModel) -> dict[str, int]:
+    """How many rows a request may have: of inputs and outputs the first axis."""
+    rows = model.batch
+    return {"min_rows": rows.least, "max_rows": rows.most, "multiple_of_rows": rows.multiple}
 
 
 def index(repository: Repository, ready_only: bool) -> list[dict[str, str]]:
@@ -112,7 +119,7 @@ async def infer(
         def parsed() -> Parsed:
             request, model = read(), batcher.model
             _check_outputs(model, request)
-            return request, *arrays_of(model.inputs, request.inputs, model.max_rows)
+            return request, *arrays_of(model.inputs, request.inputs, model.batch)
 
         request, arrays, rows = await in_turn(parsed)
         results = await batcher.infer(arrays, rows)

@@ -97,9 +97,11 @@ ALLOWED: dict[str, set[str]] = {
     "compiled_file": {FACE, "runtime"},
     "executable": {"graph", "report", "runtime", "compiled_file"},
     # It holds executables, and is given what makes them.
-    "dynamic": {"graph", "report", "runtime", "executable", "sizes", "dynamic.dim"},
+    "dynamic": {
+        *("graph", "report", "runtime", "executable", "sizes", "dynamic.dim", "compiled_file"),
+    },
     "loading": {
-        *("graph", "runtime", "compiled_file", "executable"),
+        *("graph", "runtime", "compiled_file", "executable", "dynamic", "dynamic.dim"),
         *("backends.backend", "backends.cpu", "backends.cuda"),
     },
     # From what users give as a network to graphs.
@@ -143,7 +145,7 @@ ALLOWED: dict[str, set[str]] = {
         "passes",
     },
     # It is given executables, and knows no files.
-    "serving": {FACE, "runtime", "executable", "dynamic", "measure", "pages"},
+    "serving": {FACE, "runtime", "executable", "dynamic", "dynamic.dim", "measure", "pages"},
     # It is given networks, or what opens them, and knows no options.
     "batch": {FACE, "graph", "executable", "pictures", "backends.backend"},
     # The zoo stands above: its scripts use the face, as a user does.

@@ -75,12 +75,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes"), [("any.onnx", [1, 2, 4]), ("fixed.onnx", [2]), ("fixed.safetensors", [2])]
+    ("name", "sizes", "rows"),
+    [("any.onnx", [1, 2, 4], -1), ("fixed.onnx", [2], 2), ("fixed.safetensors", [2], 2)],
 )
-def test_files_are_loaded(files: Path, name: str, sizes: list[int]) -> None:
+def test_files_are_loaded(files: Path, name: str, sizes: list[int], rows: int) -> None:
     (source,) = sources_of(options(str(files / name)))
     model = load(source, 4)
-    assert model.sizes == sizes and model.inputs[0].declared == [-1, 3]
+    assert model.sizes == sizes and model.inputs[0].declared == [rows, 3]
     x = np.random.default_rng(0).standard_normal((1, 3)).astype(np.float32)
     expected = md.compile(md.load_graph(files / "fixed.safetensors"), device="reference")(
         np.concatenate([x, x])
