@@ -134,7 +134,9 @@ ALLOWED: dict[str, set[str]] = {
         "sizes",
     },
     # It rewrites graphs after some passes, and compiles them to see which values they have.
-    "quantization": {"graph", "layers", "passes", "compiler", "networks"},
+    "quantization": {
+        *("graph", "layers", "passes", "runtime", "compiler", "networks", "sizes", "dynamic.dim"),
+    },
     # What joins front ends and the compiler: it runs parts of networks that others run.
     "comparison": {"graph", "frontends", "runtime", "executable", "compiler", "quantization"},
     "acceleration": {
