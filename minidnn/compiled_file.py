@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from minidnn import __version__
-from minidnn.errors import UnsupportedError, WeightsError
+from minidnn.errors import GraphError, UnsupportedError, WeightsError
 from minidnn.runtime.cores import usable_cores
 from minidnn.runtime.program import ALIGNMENT, StoredProgram
 from minidnn.runtime.shared import share
@@ -57,6 +57,12 @@ _MOST_THREADS = 8
 def system() -> str:
     """What code must be made for beside the instruction set."""
     return f"{sys.platform}-{os.uname().machine}" if hasattr(os, "uname") else sys.platform
+
+
+def check_path(path: Any) -> None:
+    """GraphError if a file cannot be written under this name, as it is none."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise GraphError(f"save: path={path!r:.80} is a {type(path).__name__}; valid is a path")
 
 
 def is_compiled(path: str | os.PathLike[str]) -> bool:

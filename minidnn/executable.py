@@ -153,10 +153,10 @@ class Executable:
             CompileError: the cache has its code no longer.
             OSError: the file cannot be written.
         """
+        from minidnn.compiled_file import check_path, write_compiled
+
         check_path(path)
         stored, network = self.stored()
-        from minidnn.compiled_file import write_compiled
-
         write_compiled(path, self.device, stored, network)
 
     def stored(self) -> tuple[StoredProgram, dict[str, Any]]:
@@ -383,12 +383,6 @@ class Executable:
                         f"out[{j}] and out[{i}] share memory; valid are arrays that do not"
                     )
         return given
-
-
-def check_path(path: Any) -> None:
-    """GraphError if a file cannot be written under this name, as it is none."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise GraphError(f"save: path={path!r:.80} is a {type(path).__name__}; valid is a path")
 
 
 def _stored(value: Endpoint) -> list[Any]:

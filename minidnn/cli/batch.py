@@ -156,12 +156,19 @@ def predictor_of(options: argparse.Namespace, device: str | None, threads: int) 
 
 def _graph(options: argparse.Namespace, batch: int) -> Any:
     from minidnn.cli.classify import make_classifier
+    from minidnn.cli.ranges import batches_of_file
+    from minidnn.frontends.zoo import is_path
 
+    if is_path(options.network):
+        size = None if options.size is None else (options.size, options.size)
+        if (graph := batches_of_file(options.network, batch, size)) is not None:
+            return graph
     return make_classifier(options).graph(batch)
 
 
 def _of_compiled(options: argparse.Namespace, common: dict[str, Any]) -> Predictor:
     from minidnn.batch import Predictor
+    from minidnn.batch.batches import interface_of
     from minidnn.cli.labels import load_labels
     from minidnn.pictures import Preparation
 
@@ -170,7 +177,7 @@ def _of_compiled(options: argparse.Namespace, common: dict[str, Any]) -> Predict
         if value is not None:
             raise MiniDNNError(f"{name} {value}: {options.network!r} is compiled, and has its own")
     opened = partial(_load, options.network, common["device"], common["threads"])
-    interface = opened(0).interface
+    interface = interface_of(opened(0))
     shapes = [each.shape for each in (*interface.inputs, *interface.outputs)]
     if len(shapes) != 2 or len(shapes[0]) != 4 or shapes[0][2] != shapes[0][3]:
         raise MiniDNNError(

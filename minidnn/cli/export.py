@@ -13,16 +13,21 @@ from minidnn.errors import GraphError, MiniDNNError
 
 HELP = "write a network, with its weights, as an ONNX file, a graph file, or compiled"
 DESCRIPTION = """\
-Writes a network for one size of its inputs, with its weights, to FILE: as ONNX if its name ends in
-.onnx, for other engines, or as what minidnn.save_graph writes if it ends in .safetensors.  Both are
-taken back by minidnn.compile(FILE), and where other commands take NET.  If it ends in .mdx, the
-network is compiled for this machine; minidnn.load(FILE) runs it without a compiler."""
+Writes a network, with its weights, to FILE: as ONNX if its name ends in .onnx, for other engines,
+or as what minidnn.save_graph writes if it ends in .safetensors.  Both are taken back by
+minidnn.compile(FILE), and where other commands take NET.  If it ends in .mdx, the network is
+compiled for this machine; minidnn.load(FILE) runs it without a compiler.
+
+    minidnn export resnet50.DEFAULT any.onnx --batch 1:64
+
+FILE is for one size of the inputs, or for all batches in a range, which serve and batch then take
+as they come."""
 
 ONNX, GRAPH, COMPILED = ".onnx", ".safetensors", ".mdx"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_network(parser)
+    add_network(parser, ranges=True)
     add = parser.add_argument
     add("file", metavar="FILE", help="what is written: name.onnx, name.safetensors or name.mdx")
     add("--weights", help=f"of a network of the zoo: {WEIGHTS_HELP} (that)")
@@ -37,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     import minidnn
-    from minidnn.cli.networks import graph_of
+    from minidnn.cli.ranges import any_graph_of, described
 
     kind = os.path.splitext(options.file)[1].lower()
     if kind not in (ONNX, GRAPH, COMPILED):
@@ -51,14 +56,14 @@ def run(options: argparse.Namespace) -> int:
     for name, given in own.items():
         if kind != COMPILED:
             raise MiniDNNError(f"--{name} {given}: {options.file!r} is no compiled network")
-    graph = graph_of(options, _network(options))
+    graph = any_graph_of(options, _network(options))
     if kind == ONNX:
         minidnn.save_onnx(graph, options.file, opset=options.opset)
     elif kind == COMPILED:
         minidnn.compile(graph, **{"device": "cpu"} | own).save(options.file)
     else:
         minidnn.save_graph(graph, options.file)
-    shapes = ", ".join(f"{value.name}: {value.type}" for value in graph.inputs)
+    shapes = described(graph)
     size = os.path.getsize(options.file) / 1e6
     print(f"{options.file}: {graph.name} for {shapes}, {size:.1f} MB")
     return 0

@@ -21,6 +21,7 @@ from minidnn.runtime.arrays import random_array
 
 if TYPE_CHECKING:
     from minidnn.frontends.frontend import FrontEnd
+    from minidnn.frontends.onnx.model import OnnxModel
     from minidnn.sizes.sized_graph import SizedGraph
 
 
@@ -143,6 +144,14 @@ def onnx_graph(name: Any, batch: int | None = None, size: tuple[int, int] | None
     from minidnn.frontends.onnx.model import OnnxModel, read_model
 
     model = name if isinstance(name, OnnxModel) else read_model(name)
+    with in_options("--size gives rows and columns of inputs of rank 4; no option gives others"):
+        return load_model(model, onnx_shapes(model, batch, size))[0]
+
+
+def onnx_shapes(
+    model: OnnxModel, batch: int | None, size: tuple[int, int] | None
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's inputs by name, where :func:`onnx_graph` knows all sizes."""
     shapes = {}
     for declared in model.inputs:
         if declared.sizes is None:
@@ -154,8 +163,7 @@ def onnx_graph(name: Any, batch: int | None = None, size: tuple[int, int] | None
             shape[2:] = shape[2:] if size is None else size
         if all(isinstance(each, int) for each in shape):
             shapes[declared.name] = tuple(shape)
-    with in_options("--size gives rows and columns of inputs of rank 4; no option gives others"):
-        return load_model(model, shapes)[0]
+    return shapes
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from minidnn._forks import ForkLock
+from minidnn.compiled_file import check_path
 from minidnn.dynamic.alike import AlikePrograms
 from minidnn.dynamic.background import Background
 from minidnn.dynamic.batches import BatchSplit, BatchSplitter
@@ -22,7 +23,7 @@ from minidnn.dynamic.source import NetworkSource
 from minidnn.dynamic.split import run_in_parts, shape_of, with_rows, without_rows
 from minidnn.dynamic.stored import doubles, why_not_stored, write_programs
 from minidnn.errors import GraphError, UnsupportedError
-from minidnn.executable import Executable, check_path
+from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
 from minidnn.report.explain import predicted
 from minidnn.runtime.interface import interface_of
@@ -225,8 +226,7 @@ class DynamicExecutable:
 
     @property
     def source(self) -> SizedGraph:
-        """The graph for all sizes, before passes change it; GraphError if these change more of it
-        than integers."""
+        """The graph for all sizes, before passes; GraphError if more changes than integers."""
         shapes, trace = self._source.shapes, self._source.trace
         return SizedGraph.traced(lambda sizes: trace(bound(shapes, sizes)), self.dims)
 

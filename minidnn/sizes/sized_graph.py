@@ -43,6 +43,7 @@ class SizedGraph:
     >>> md.save_graph(net, "any.safetensors", (batch, 3, 32, 32))
     >>> graph = md.load_graph("any.safetensors")
     >>> exe = md.compile(graph, device="reference")
+    >>> md.save_onnx(graph, "any.onnx")
     """
 
     def __init__(
@@ -69,6 +70,9 @@ class SizedGraph:
             for value, template in zip(self.interface.inputs, self.templates, strict=True)
         )
         return f"<SizedGraph {self.name}: {inputs}; {', '.join(map(str, self.dims))}>"
+
+    def __reduce__(self) -> Any:
+        return SizedGraph, (self.document, self.arrays, self.dims)
 
     @staticmethod
     def traced(trace: Callable[[Mapping[str, int]], Graph], dims: Sequence[Dim]) -> SizedGraph:

@@ -149,7 +149,10 @@ ALLOWED: dict[str, set[str]] = {
     # It is given executables, and knows no files.
     "serving": {FACE, "runtime", "executable", "dynamic", "dynamic.dim", "measure", "pages"},
     # It is given networks, or what opens them, and knows no options.
-    "batch": {FACE, "graph", "executable", "pictures", "backends.backend"},
+    "batch": {
+        *(FACE, "graph", "runtime", "executable", "dynamic", "sizes", "pictures"),
+        "backends.backend",
+    },
     # The zoo stands above: its scripts use the face, as a user does.
     "models": {FACE, "graph", "layers", "fusion", "passes", "weights", "pictures"},
 }
