@@ -26,10 +26,15 @@ class BatchExecutable:
     It is called like an :class:`minidnn.executable.Executable`.  It has programs for few batches,
     and computes others in parts, with the same results as of one program for all rows.
 
-    Attributes:
-        dims: the batch, with its range.
-        templates: the shapes of the inputs, with the batch in it.
+    Args:
+        batch: the named size, with its range.
+        wise: which inputs and outputs have rows.
         programs: executables by the rows that they compute.
+        seconds: what each of them takes.
+
+    Attributes:
+        dims: the batch alone.
+        templates: the shapes of the inputs, with the batch in it.
 
     >>> exe = md.compile(net, (md.Dim("batch", 1, 4), 3, 32, 32), device="cpu")
     >>> exe.save("any.mdx")
@@ -43,7 +48,6 @@ class BatchExecutable:
         programs: Mapping[int, Executable],
         seconds: Mapping[int, float],
     ) -> None:
-        """``seconds``: what each of the programs takes."""
         self.dims = (batch,)
         self.programs = dict(programs)
         self._wise = wise

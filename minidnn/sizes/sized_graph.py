@@ -34,10 +34,17 @@ class SizedGraph:
     or for sizes within.  Its integers, as the shapes that views give, are sums of products of
     sizes; its weights are the same for all.
 
-    Attributes:
-        dims: the named sizes with their ranges.
+    Args:
         document: as :mod:`minidnn.graph.storage` writes a graph, with such sums in it.
         arrays: the constants by key.
+        dims: the named sizes with their ranges.
+
+    Attributes:
+        interface: of the least sizes.
+        templates: the shapes of the inputs, with the named sizes.
+
+    Raises:
+        GraphError: the document is none of such a graph.
 
     >>> batch = md.Dim("batch", 1, 64)
     >>> md.save_graph(net, "any.safetensors", (batch, 3, 32, 32))
@@ -49,7 +56,6 @@ class SizedGraph:
     def __init__(
         self, document: Any, arrays: Mapping[str, np.ndarray], dims: Sequence[Dim]
     ) -> None:
-        """GraphError if the document is none of such a graph."""
         self.dims = tuple(dims)
         self.document = document
         self.arrays = dict(arrays)
