@@ -17,6 +17,8 @@ from minidnn.compiled_file import CompiledFile
 from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.dynamic.loaded import BatchExecutable
 from minidnn.errors import GraphError, UnsupportedError
+from minidnn.runtime.program import StoredProgram, offsets_of
+from minidnn.runtime.shared import share
 
 needs_cpu = pytest.mark.skipif(
     get_backend("cpu").unavailable() is not None, reason="the CPU cannot be used here"
@@ -192,3 +194,23 @@ def test_headers_are_json(tmp_path: Path) -> None:
     header = CompiledFile(tmp_path / "net.mdx").header
     assert json.loads(json.dumps(header)) == header
     assert header["network"]["batch"] == ["batch", 1, 12, 1]
+
+
+def test_programs_that_have_their_own_constants() -> None:
+    """All of one in one array, as on GPUs: equal ones stand there once, and each finds its own."""
+    blobs = [np.arange(100, dtype=np.uint8), np.arange(7, dtype=np.uint8)]
+    programs = [
+        StoredProgram("sm", {"number": i}, {"code": bytes([i % 2])}, [blobs[i % 2]], 100 * (i == 0))
+        for i in range(4)
+    ]
+    shared = share(programs)
+    assert [each["number"] for each in shared.documents] == [0, 1, 2, 3]
+    data = np.zeros(256, np.uint8)
+    for array, offset in zip(shared.constants, offsets_of(shared.constants), strict=True):
+        data[offset : offset + array.nbytes] = array
+    for i, place in enumerate(shared.places):
+        assert place is not None
+        begin, size = place
+        np.testing.assert_array_equal(data[begin : begin + size], blobs[i % 2])
+    assert len(shared.constants) == len(shared.code) == 2
+    assert [shared.code[names["code"]] for names in shared.code_names] == [b"\0", b"\1"] * 2
