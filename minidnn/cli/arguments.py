@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from minidnn.dynamic.dim import Dim
-from minidnn.errors import GraphError
+if TYPE_CHECKING:
+    from minidnn.dynamic.dim import Dim
 
 NETWORK_HELP = (
     "a network of the zoo (resnet18 with random weights, resnet18.DEFAULT with published ones), an "
@@ -62,6 +62,9 @@ def batch_or_range(text: str) -> int | Dim:
     least, colon, most = text.partition(":")
     if not colon:
         return count(text)
+    from minidnn.dynamic.dim import Dim
+    from minidnn.errors import GraphError
+
     try:
         return Dim("batch", count(least), count(most))
     except GraphError as error:

@@ -138,7 +138,9 @@ ALLOWED: dict[str, set[str]] = {
         *("graph", "layers", "passes", "runtime", "compiler", "networks", "sizes", "dynamic.dim"),
     },
     # What joins front ends and the compiler: it runs parts of networks that others run.
-    "comparison": {"graph", "frontends", "runtime", "executable", "compiler", "quantization"},
+    "comparison": {
+        *("graph", "frontends", "runtime", "executable", "compiler", "quantization", "sizes"),
+    },
     "acceleration": {
         *("graph", "frontends", "executable", "dynamic", "compiler", "cache", "gradients"),
         "dynamic.dim",

@@ -301,6 +301,24 @@ def test_a_named_batch_stays(kind: str, accuracy: str, tmp_path: Path) -> None:
         assert np.abs(theirs - y).max() < 0.02 * np.abs(y).max()
 
 
+def test_what_each_layer_loses_is_compared_for_one_size() -> None:
+    shape: Any = (BATCH, *SHAPE[1:])
+    made = md.quantize(network(), images(), shape=shape, device="reference")
+    three = images(1)[:3]
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({"inputs": three}, 3),
+        ({"shape": three.shape}, 3),
+        ({}, BATCH.halfway),
+    ]
+    for given, rows in cases:
+        found = md.compare(made, original=network(), device="reference", **given)
+        given.pop("shape", None)
+        fixed = md.compare(
+            made.at({"batch": rows}), original=network(), device="reference", **given
+        )
+        assert str(found) == str(fixed)
+
+
 def test_equal_batches_are_measured_as_of_one_size() -> None:
     """The same scales, biases and bytes as of the network for that size."""
     data = [images(0), images(1)]
