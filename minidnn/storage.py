@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -49,24 +50,30 @@ register(FusedGradient)
 register(LayerFunction)
 
 
-def write_graph(graph: Graph | SizedGraph, path: str | os.PathLike[str]) -> None:
+def write_graph(
+    graph: Graph | SizedGraph,
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Writes a graph and its weights to a file, which appears complete or not at all.
 
-    The same graph gives the same bytes in every process.
+    ``metadata`` are other texts for its header.  The same graph gives the same bytes in every
+    process.
 
     Raises:
         GraphError: the graph is not legal, or an operator cannot be saved; names the node.
         WeightsError: the graph's description is longer than a safetensors header may be.
         OSError: the file cannot be written.
     """
+    more = dict(metadata or {})
     if isinstance(graph, SizedGraph):
-        more = {SIZES_KEY: _json(dims_to_json(graph.dims))}
+        more[SIZES_KEY] = _json(dims_to_json(graph.dims))
         save_weights(graph.arrays, path, {METADATA_KEY: _json(graph.document), **more})
         return
     document, stored = to_document(graph)
     arrays = {k: v.data for k, v in stored.items()}
     from_document(document, arrays)  # what is written can be read
-    save_weights(arrays, path, {METADATA_KEY: _json(document)})
+    save_weights(arrays, path, {METADATA_KEY: _json(document), **more})
 
 
 def _json(data: Any) -> str:

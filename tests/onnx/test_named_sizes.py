@@ -12,9 +12,11 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.errors import GraphError, UnsupportedError
+from minidnn.frontends.onnx.export.save import write_onnx
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.types import TensorType
+from minidnn.layers.build import to_graph
 from minidnn.sizes.sized_graph import SizedGraph
 
 onnx = pytest.importorskip("onnx")
@@ -112,6 +114,19 @@ def test_no_rows_are_no_results(tmp_path: Path) -> None:
     make, shape, _ = NETWORKS["planes"]
     md.save_onnx(make().initialize(0), tmp_path / "net.onnx", shape)
     assert run(tmp_path / "net.onnx", numbers(0, 3, 8, 8)).shape == (0, 4)
+
+
+def test_models_say_more_and_have_nothing_unused(tmp_path: Path) -> None:
+    sized = SizedGraph.traced(
+        lambda sizes: to_graph(NETWORKS["planes"][0]().initialize(0), (sizes["batch"], 3, 8, 8)),
+        (BATCH,),
+    )
+    write_onnx(sized, tmp_path / "net.onnx", metadata={"about": "it"})
+    model = onnx.load(tmp_path / "net.onnx")
+    said = {each.key: each.value for each in model.metadata_props}
+    assert said == {"about": "it", "minidnn.sizes": '[["batch", 1, 16, 1]]'}
+    read = {name for node in model.graph.node for name in node.input}
+    assert {each.name for each in model.graph.initializer} <= read
 
 
 def test_what_cannot_be_said_is_refused(tmp_path: Path) -> None:

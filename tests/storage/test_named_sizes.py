@@ -20,6 +20,9 @@ from minidnn.graph.types import TensorType
 from minidnn.layers.build import to_graph
 from minidnn.sizes.polynomial import SizePolynomial, SizeSamples
 from minidnn.sizes.sized_graph import SizedGraph, dims_from_json
+from minidnn.storage import write_graph
+from minidnn.weights._file import MappedFile
+from minidnn.weights.safetensors import read_metadata
 
 BATCH = md.Dim("batch", 1, 9)
 
@@ -151,6 +154,21 @@ def test_what_does_not_follow_from_sizes_is_refused() -> None:
 
     with pytest.raises(GraphError, match=r"constant 'ramp', which node 'sum' \(Add\) reads,"):
         _traced(mask)
+
+
+def test_files_say_more(tmp_path: Path) -> None:
+    """What others keep beside a graph and its ranges."""
+    sized = md.load_graph(_any_file(tmp_path))
+    write_graph(sized, tmp_path / "more.safetensors", {"about": "it"})
+    said = read_metadata(MappedFile(tmp_path / "more.safetensors"))
+    assert said["about"] == "it" and json.loads(said["minidnn.sizes"]) == [["batch", 1, 9, 1]]
+    assert repr(md.load_graph(tmp_path / "more.safetensors")) == repr(sized)
+
+
+def _any_file(folder: Path) -> Path:
+    path = folder / "any.safetensors"
+    md.save_graph(network(), path, (BATCH, 3, 4, 4))
+    return path
 
 
 def test_a_graph_has_its_own_size(tmp_path: Path) -> None:

@@ -63,9 +63,10 @@ def written_model(graph: Graph, opset: int) -> WrittenModel:
         owners.append(f"output {name!r}")
         writer.nodes.append(onnx.helper.make_node("Identity", [writer.name(value)], [name]))
     infos = [_info(writer, v, n) for v, n in zip(graph.outputs, outputs, strict=True)]
-    made = onnx.helper.make_graph(
-        writer.nodes, graph.name or "graph", inputs, infos, writer.initializers
-    )
+    # Of some constants a node needs others in their place, such as a scale in another shape.
+    read = {name for node in writer.nodes for name in node.input}
+    needed = [each for each in writer.initializers if each.name in read]
+    made = onnx.helper.make_graph(writer.nodes, graph.name or "graph", inputs, infos, needed)
     model = onnx.helper.make_model(
         made, producer_name="minidnn", opset_imports=[onnx.helper.make_opsetid("", opset)]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,14 @@ from minidnn.sizes.sized_graph import SizedGraph
 
 
 def write_onnx(
-    graph: Graph | SizedGraph, path: str | os.PathLike[str], opset: int = DEFAULT_OPSET
+    graph: Graph | SizedGraph,
+    path: str | os.PathLike[str],
+    opset: int = DEFAULT_OPSET,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Writes a graph as an ONNX file, which appears complete or not at all.
+
+    ``metadata`` are the model's properties, beside the ranges of named sizes.
 
     Raises:
         GraphError: the graph is not legal, or larger than such a file may be (2 GiB).
@@ -25,7 +31,10 @@ def write_onnx(
         DeviceError: the package ``onnx`` is not installed.
         OSError: the file cannot be written.
     """
-    data = to_onnx(graph, opset).SerializeToString()
+    model = to_onnx(graph, opset)
+    for key, value in (metadata or {}).items():
+        model.metadata_props.add(key=key, value=value)
+    data = model.SerializeToString()
     target = Path(path)
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
