@@ -22,7 +22,7 @@ WORKERS := 3
 # Which worker runs what: tests/schedule.py.  Libraries whose threads spin would keep the other
 # workers from the cores.  A worker that is killed ends the run, as pytest-xdist might wait for its
 # tests for ever.
-PYTEST := OMP_NUM_THREADS=1 $(PY) -W error -m pytest -W error --timeout 900 --durations 25 \
+PYTEST := OMP_NUM_THREADS=1 $(PY) -W error -m pytest --timeout 900 --durations 25 \
 	-n $(WORKERS) --dist loadfile --max-worker-restart 0
 
 # Says whether the GPU tests ran with these sources; that they did not is no failure.
@@ -81,7 +81,7 @@ quick: $(VENV)/.test
 	@$(MAKE) --no-print-directory --jobs 2 check quick-tests
 
 quick-tests: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(PY) -W error -m pytest -W error -q $(QUICK)
+	OMP_NUM_THREADS=1 $(PY) -W error -m pytest -q $(QUICK)
 
 docs: $(VENV)/.docs
 	$(PY) -m sphinx -q -W -b dirhtml docs build/site

@@ -1,4 +1,4 @@
-"""torchvision's networks beyond the zoo: ``md.optimize`` beside PyTorch's own modes, on the CPU.
+"""torchvision's later networks: ``md.optimize`` beside PyTorch's own modes, on the CPU.
 
     python -m benchmarks.beyond [--networks mobilenet_v2 --batch 1 16] --json FILE
     python -m benchmarks.beyond --json FILE --table

@@ -8,7 +8,7 @@
 A cell is a network, a precision and a batch size.  Engines are
 
 - ``minidnn``: compiled with the default tuning, bound to its arrays (a CUDA graph); networks
-  beyond the zoo are taken from torchvision's modules.  ``minidnn-contractions`` and
+  beyond the classics are taken from torchvision's modules.  ``minidnn-contractions`` and
   ``minidnn-layers`` fuse less, by the strategies of these names (``--regions`` times regions too);
 - ``torch``, ``torch-channels-last``: PyTorch's modules with cudnn.benchmark, captured as a CUDA
   graph; ``torch-calls`` is NCHW with every kernel launched by Python;
@@ -26,10 +26,11 @@ Errors are the largest deviations of an engine's output from PyTorch's in float3
 the largest value.
 
 Cells come in the order of ``STAGES``, all networks of a stage before the next, so that what there
-is so far is of use; ``--beyond`` puts networks beyond the zoo among them.  Finished cells of this
-commit are skipped, those in which something failed come again.  After ``--seconds`` all is ended,
-and starting the command again goes on.  An engine that fails stands in its cell with its error; a
-worker that dies, or leaves the GPU unusable, is started again, and its cell tried once more.
+is so far is of use; ``--beyond`` puts networks beyond the classics among them.  Finished cells of
+this commit are skipped, those in which something failed come again.  After ``--seconds`` all is
+ended, and starting the command again goes on.  An engine that fails stands in its cell with its
+error; a worker that dies, or leaves the GPU unusable, is started again, and its cell tried once
+more.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from minidnn.measure.figures import line_of
 
 USUAL = (OWN, *PEERS[:3])
 ENGINES = (OWN, *PEERS, f"{OWN}-contractions", f"{OWN}-layers")
-NETWORKS = [name for name in models.list_models() if name != "digits"]
+NETWORKS = models.CLASSIC
 BEYOND_AFTER = ("float16", 32)
 BEYOND_STAGES = (("float16", 1), ("float16", 32), ("float32", 1), ("float32", 32))
 STAGES = (
@@ -87,7 +88,7 @@ class Stage:
         if not batch.isdecimal() or int(batch) < 1:
             raise argparse.ArgumentTypeError(
                 f"{text!r}; valid is PRECISION:BATCH, or beyond:PRECISION:BATCH for the networks "
-                f"beyond the zoo, PRECISION one of {', '.join(PRECISIONS)}"
+                f"beyond the classics, PRECISION one of {', '.join(PRECISIONS)}"
             )
         return Stage(precision, int(batch), len(place) == 2)
 

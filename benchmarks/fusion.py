@@ -56,7 +56,7 @@ from minidnn.runtime.plan import make_plan
 
 STRATEGIES = ("layers", "contractions", "model")
 TRIES = 4
-NETWORKS = [name for name in models.list_models() if name != "digits"]
+NETWORKS = models.CLASSIC
 
 
 def fill_cache(name: str, batch: int, threads: int | None) -> None:

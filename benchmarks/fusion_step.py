@@ -50,7 +50,7 @@ from minidnn.report.explain import contracts
 from minidnn.runtime.program import TimedProgram
 
 STRATEGIES = ("layers", "cudnn", "model")
-NETWORKS = [name for name in models.list_models() if name != "digits"]
+NETWORKS = models.CLASSIC
 STAGES = ("bfloat16:128", "float32:64")
 TARGET = "benchmarks.fusion_step:engine"
 WARM_UP, LONGEST = 3, 1e6

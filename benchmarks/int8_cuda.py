@@ -24,6 +24,7 @@ import numpy as np
 import minidnn as md
 from minidnn import models
 from minidnn.bench.networks import noise
+from minidnn.layers.calibration import calibrate_on_noise
 from minidnn.measure.turns import in_turn
 
 NETWORKS = ("resnet18", "resnet50", "vgg16_bn", "densenet121", "squeezenet1_1")
@@ -57,7 +58,7 @@ def measured(name: str, batch: int, options: argparse.Namespace) -> dict[str, An
     """One cell: milliseconds of both, and their ratio."""
     net = models.get_model(name)
     side = net.input_shape[1]
-    md.calibrate(net, noise((4, 3, side // 2, side // 2), 0))
+    calibrate_on_noise(net)
     shape = (batch, 3, side, side)
     x = noise(shape, 1)
     graph = md.quantize(

@@ -39,6 +39,7 @@ from minidnn.backends.cpu.machine import describe_machine
 from minidnn.bench.networks import noise, write_whole
 from minidnn.bench.results import commit
 from minidnn.cache import root
+from minidnn.layers.calibration import calibrate_on_noise
 from minidnn.measure.turns import orders
 
 ZOO = (
@@ -185,18 +186,13 @@ def written(name: str, precision: str, batch: int, folder: Path) -> Path:
     if not path.exists():
         side = side_of(name)
         shape = (batch, 3, side, side)
-        net = _zoo(name, side) if name in models.list_models() else _module(name, side)
+        is_classic = name in models.CLASSIC
+        net = calibrate_on_noise(models.get_model(name)) if is_classic else _module(name, side)
         if precision == "int8":
             net = md.quantize(net, noise(shape, 1), ranges="minmax", device="cpu")
         given = None if precision == "int8" else shape
         write_whole(path, lambda file: md.save_onnx(net, file, given))
     return path
-
-
-def _zoo(name: str, side: int) -> Any:
-    net = models.get_model(name)
-    md.calibrate(net, noise((4, 3, side // 2, side // 2), 0))
-    return net
 
 
 def _module(name: str, side: int) -> Any:

@@ -48,7 +48,7 @@ from minidnn.measure.load import undisturbed
 from minidnn.measure.statistics import compared, median, ratio
 from minidnn.measure.turns import in_turn
 
-NETWORKS = [name for name in models.list_models() if name != "digits"]
+NETWORKS = models.CLASSIC
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 REST_SECONDS = 0.05  # in which threads of PyTorch stop spinning
 

@@ -72,7 +72,7 @@ def bound(machine: str, name: str) -> Section:
 
 def torch_modes(machine: str, name: str, commit: str) -> Section:
     return Section(
-        f"torchvision's networks beyond the zoo, {machine}",
+        f"torchvision's networks beyond the classics, {machine}",
         name,
         "python -m benchmarks.beyond --threads 2 --json FILE",
         lambda figures: beyond.table(figures["2 threads"]),

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 import minidnn as md
-from benchmarks.mobilenet_v2 import mobilenet_v2
 from minidnn import models
 from minidnn.measure.turns import in_turn
 
@@ -73,9 +72,8 @@ def of_minidnn(name: str, precision: str, given: argparse.Namespace) -> Any:
     options: dict[str, Any] = {} if given.threads is None else {"threads": given.threads}
     if given.memory_limit is not None:
         options["memory_limit"] = given.memory_limit
-    make = mobilenet_v2 if name == "mobilenet_v2" else partial(models.get_model, name)
     trainer = md.Trainer(
-        make(),
+        models.get_model(name),
         (given.batch, 3, given.size, given.size),
         md.losses.CrossEntropy(),
         md.optim.SGD(0.1, momentum=0.9, weight_decay=5e-4),

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from minidnn.layers import Input, Layer, Model, Sequential
     from minidnn.layers.calibration import calibrate
     from minidnn.loading import load
+    from minidnn.preparation import Preparation
+    from minidnn.prepared_files import load_preparation
     from minidnn.quantization.quantize import quantize
     from minidnn.runtime.store import Store
     from minidnn.saving import save_graph, save_onnx
@@ -69,6 +71,7 @@ _LAZY = {
     "Input": "minidnn.layers:Input",
     "Layer": "minidnn.layers:Layer",
     "Model": "minidnn.layers:Model",
+    "Preparation": "minidnn.preparation:Preparation",
     "Sequential": "minidnn.layers:Sequential",
     "Store": "minidnn.runtime.store:Store",
     "Trainer": "minidnn.training.trainer:Trainer",
@@ -84,6 +87,7 @@ _LAZY = {
     "load": "minidnn.loading:load",
     "load_graph": "minidnn.storage:load_graph",
     "load_onnx": "minidnn.frontends.onnx.convert:load_onnx",
+    "load_preparation": "minidnn.prepared_files:load_preparation",
     "load_weights": "minidnn.weights:load_weights",
     "losses": "minidnn.training.losses",
     "metrics": "minidnn.training.metrics",
@@ -109,6 +113,7 @@ __all__ = [
     "MiniDNNWarning",
     "Model",
     "OutOfMemoryError",
+    "Preparation",
     "Sequential",
     "Store",
     "Trainer",
@@ -128,6 +133,7 @@ __all__ = [
     "load",
     "load_graph",
     "load_onnx",
+    "load_preparation",
     "load_weights",
     "losses",
     "metrics",

@@ -85,6 +85,8 @@ FakeTensorMode = _ask("torch._subclasses.fake_tensor.FakeTensorMode")
 ShapeEnv = _ask("torch.fx.experimental.symbolic_shapes.ShapeEnv")
 without_torch_function = _ask("torch._C.DisableTorchFunction")
 set_grad_enabled = _ask("torch._C._set_grad_enabled")
+#: What ``tensor.data`` is in what Dynamo hands over.
+data_of = _ask("torch._C._autograd._get_data_attr")
 enter_autocast = _ask("torch.amp.autocast_mode._enter_autocast")
 exit_autocast = _ask("torch.amp.autocast_mode._exit_autocast")
 

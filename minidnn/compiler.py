@@ -39,6 +39,7 @@ from minidnn.layers.layer import Layer
 from minidnn.layers.whose_code import has_others_code
 from minidnn.networks import check_has_no_size, checked_graph, graph_of, with_own_sizes
 from minidnn.passes.infrastructure import Context, Observer
+from minidnn.passes.multiply_bytes import precision_of
 from minidnn.passes.pipeline import optimize
 from minidnn.passes.reduce_precision import in_dtype
 from minidnn.runtime.interface import interface_of
@@ -281,8 +282,9 @@ def _compile(
     rounded = computed is not graph and chosen != "float64"
     results = [value.dtype for value in graph.outputs] if rounded else None
     interface = interface_of(plan.graph)
+    said = precision_of(plan.graph, chosen)
     return Executable(
-        interface, program, device, chosen, results, plan=plan, source=source, store=store
+        interface, program, device, said, results, plan=plan, source=source, store=store
     )
 
 

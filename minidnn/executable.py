@@ -26,6 +26,7 @@ from minidnn.runtime.program import (
 # A process that loads compiled networks needs neither graphs nor reports, which take longest.
 if TYPE_CHECKING:
     from minidnn.graph.ir import Graph
+    from minidnn.preparation import Preparation
     from minidnn.report.profile import Profile
     from minidnn.runtime.plan import Plan
     from minidnn.runtime.store import Store
@@ -65,6 +66,7 @@ class Executable:
         self._explained = explained
         self.program = program
         self.device = device
+        #: What it computes in; "int8" if it multiplies bytes, as of a quantized network.
         self.precision = precision
         #: Where the graph's states live; None if it has none.
         self.store = store
@@ -137,7 +139,7 @@ class Executable:
             )
         return graph
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, preparation: Preparation | None = None) -> None:
         """Writes the compiled network to a file that :func:`minidnn.load` takes, with its weights.
 
         To load it needs no compiler, but the same version of minidnn; on the CPU NumPy alone and a
@@ -147,17 +149,23 @@ class Executable:
 
         Args:
             path: usually with the ending .mdx; is replaced when it exists.
+            preparation: how pictures are prepared for it, which ``load_preparation`` gives back.
 
         Raises:
+            GraphError: an argument is not valid.
             UnsupportedError: the device cannot do it, or the network was compiled to be debugged.
             CompileError: the cache has its code no longer.
             OSError: the file cannot be written.
         """
         from minidnn.compiled_file import check_path, write_compiled
+        from minidnn.preparation import check_takes, metadata_of
 
         check_path(path)
+        metadata = metadata_of(preparation)
+        shapes = [each.shape for each in self.interface.inputs]
+        check_takes(preparation, self.interface.name, shapes)
         stored, network = self.stored()
-        write_compiled(path, self.device, stored, network)
+        write_compiled(path, self.device, stored, {**network, "preparation": metadata})
 
     def stored(self) -> tuple[StoredProgram, dict[str, Any]]:
         """The program as a file has it, and what the file says of the network; raises what

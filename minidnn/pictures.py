@@ -2,9 +2,10 @@
 
 The steps, their order and their rounding are those of torchvision's ``ImageClassification`` on
 what its ``ImageFolder`` reads: convert to RGB, resize so that the shorter side has ``resize``
-pixels (Pillow's bilinear filter, which smooths when it shrinks), cut out the centre, divide by
-255, subtract the mean, divide by the standard deviation.  As there, transparency is dropped, of an
-animation the first frame is taken, and the orientation that a camera noted is not applied.
+pixels (by Pillow's bilinear or bicubic filter, which smooth when they shrink), cut out the centre,
+divide by 255, subtract the mean, divide by the standard deviation.  As there, transparency is
+dropped, of an animation the first frame is taken, and the orientation that a camera noted is not
+applied.
 Where torchvision's result would be white (16-bit grey), the high byte is taken instead.
 
 Pillow is imported on first use.
@@ -19,12 +20,12 @@ import re
 import stat
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from minidnn.errors import MiniDNNError, UnsupportedError
+from minidnn.errors import UnsupportedError
+from minidnn.preparation import IMAGENET_MEAN, IMAGENET_STD, PictureError, Preparation
 
 __all__ = [
     "IMAGENET_MEAN",
@@ -40,51 +41,12 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-#: By which torchvision normalizes pictures, for red, green and blue from 0 to 1.
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-
 #: More than this many pixels are refused, in the file and resized: 680 MiB as Pillow keeps them.
 #: It is the number at which Pillow itself refuses.
 MOST_PIXELS = 178_956_970
 
 #: Pillow starts another program (Ghostscript) to read these.
 _REFUSED_FORMATS = ("EPS",)
-
-
-class PictureError(MiniDNNError, ValueError):
-    """A file cannot be read as a picture."""
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """What is done to a picture.
-
-    Attributes:
-        resize: pixels of the shorter side before the crop.
-        crop: rows and columns of the centre that is cut out, at most ``resize``.
-        channels: 3 (red, green, blue) or 1 (grey).
-        mean, std: subtracted from and dividing the channels, which go from 0 to 1; by default
-            torchvision's for three channels, and none for grey.
-    """
-
-    resize: int
-    crop: int
-    channels: int = 3
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.crop > self.resize:
-            raise PictureError(
-                f"crop={self.crop} is larger than resize={self.resize}; valid is a crop of at "
-                "most the shorter side that a picture is resized to"
-            )
-        if self.channels not in (1, 3):
-            raise PictureError(f"channels={self.channels}; valid are 3 (RGB) and 1 (grey)")
-        if self.mean is None and self.std is None and self.channels == 3:
-            object.__setattr__(self, "mean", IMAGENET_MEAN)
-            object.__setattr__(self, "std", IMAGENET_STD)
 
 
 def read_picture(path: str | os.PathLike[str], preparation: Preparation) -> np.ndarray:
@@ -114,19 +76,21 @@ def decode(
     take: Callable[[Any], np.ndarray],
     resize: int | None = None,
     content: bytes | None = None,
+    most: int = MOST_PIXELS,
 ) -> np.ndarray:
     """What ``take`` makes of a picture: of Pillow's, in RGB or grey with 8 bits a channel.
 
     ``resize`` is what its shorter side will be resized to, ``content`` what the file has where it
-    was read already.  The errors are those of :func:`read_picture`; Pillow's warnings go where
-    warnings go, since catching them is for one thread only.
+    was read already, ``most`` how many pixels it may have.  The errors are those of
+    :func:`read_picture`; Pillow's warnings go where warnings go, since catching them is for one
+    thread only.
     """
     image = _pillow(f"picture {os.fspath(path)}")
     if content is None:
         _check_file(path)
     try:
         with image.open(path if content is None else io.BytesIO(content)) as file:
-            _check(file, resize)
+            _check(file, resize, most)
             return take(_eight_bits(image, file).convert("RGB" if channels == 3 else "L"))
     except PictureError as error:
         raise PictureError(f"picture {os.fspath(path)} {error}") from None
@@ -171,7 +135,7 @@ def _check_file(path: str | os.PathLike[str]) -> None:
         raise PictureError(f"picture {os.fspath(path)} is not a regular file")
 
 
-def _check(file: Any, resize: int | None) -> None:
+def _check(file: Any, resize: int | None, most: int) -> None:
     """Refuses before anything is decoded."""
     if file.format in _REFUSED_FORMATS:
         raise PictureError(
@@ -186,10 +150,9 @@ def _check(file: Any, resize: int | None) -> None:
         sizes["resized would have"] = _resized_size(width, height, resize)
     for what, (across, down) in sizes.items():
         count = across * down
-        if count > MOST_PIXELS:
+        if count > most:
             raise PictureError(
-                f"of {width}x{height} pixels {what} {count:,} pixels; valid are at most "
-                f"{MOST_PIXELS:,}"
+                f"of {width}x{height} pixels {what} {count:,} pixels; valid are at most {most:,}"
             )
 
 
@@ -200,7 +163,7 @@ def cut_centre(picture: Any, preparation: Preparation) -> np.ndarray:
     crop = preparation.crop
     width, height = picture.size
     size = _resized_size(width, height, preparation.resize)
-    picture = picture.resize(size, Image.Resampling.BILINEAR)
+    picture = picture.resize(size, Image.Resampling[preparation.interpolation.upper()])
     # round() takes halves to the even number, as torchvision's does.
     left, top = (round((side - crop) / 2) for side in size)
     cropped = picture.crop((left, top, left + crop, top + crop))
@@ -237,10 +200,8 @@ def normalized(pixels: np.ndarray, preparation: Preparation) -> np.ndarray:
     """Pixels (rows, columns, channels) of 8 bits as a network takes them: (1, channels, rows,
     columns), float32."""
     scaled = pixels.astype(np.float32) / np.float32(255)
-    if preparation.mean is not None:
-        scaled -= np.array(preparation.mean, np.float32)
-    if preparation.std is not None:
-        scaled /= np.array(preparation.std, np.float32)
+    scaled -= np.array(preparation.mean, np.float32)
+    scaled /= np.array(preparation.std, np.float32)
     return np.ascontiguousarray(scaled.transpose(2, 0, 1)[None])
 
 

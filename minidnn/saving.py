@@ -12,13 +12,18 @@ from minidnn.errors import GraphError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
 from minidnn.networks import any_graph_of
-from minidnn.sizes.sized_graph import SizedGraph
+from minidnn.preparation import Preparation, check_takes, metadata_of
+from minidnn.sizes.sized_graph import SizedGraph, input_templates
 
 __all__ = ["save_graph", "save_onnx"]
 
 
 def save_graph(
-    network: Any, path: str | os.PathLike[str], shape: NamedShapes | None = None
+    network: Any,
+    path: str | os.PathLike[str],
+    shape: NamedShapes | None = None,
+    *,
+    preparation: Preparation | None = None,
 ) -> None:
     """Writes a network for inputs of one size, or of named sizes, with its weights, to a file.
 
@@ -32,6 +37,7 @@ def save_graph(
         path: any name but one that ends in .onnx; is replaced when it exists.
         shape: the inputs' shapes as for ``compile``, with a :class:`minidnn.Dim` in a size's place
             for all sizes in its range; not for what has its size already.
+        preparation: how pictures are prepared for it, which ``load_preparation`` gives back.
 
     Raises:
         GraphError: the network or an argument is not legal, an operator cannot be saved, something
@@ -51,7 +57,8 @@ def save_graph(
         )
     from minidnn.storage import write_graph
 
-    write_graph(_graph("save_graph", network, shape), path)
+    graph, metadata = _checked("save_graph", network, shape, preparation)
+    write_graph(graph, path, metadata)
 
 
 def save_onnx(
@@ -60,11 +67,12 @@ def save_onnx(
     shape: NamedShapes | None = None,
     *,
     opset: int | None = None,
+    preparation: Preparation | None = None,
 ) -> None:
     """Writes a network for inputs of one size, or named sizes, with its weights, as an ONNX file.
 
     Args:
-        network, shape: as for :func:`save_graph`; named sizes are open in the file.
+        network, shape, preparation: as for :func:`save_graph`; named sizes are open in the file.
         path: a name that ends in .onnx; is replaced when it exists.
         opset: 20 by default, which is also the oldest.
 
@@ -86,8 +94,18 @@ def save_onnx(
         )
     from minidnn.frontends.onnx.export.save import DEFAULT_OPSET, write_onnx
 
-    graph = _graph("save_onnx", network, shape)
-    write_onnx(graph, path, DEFAULT_OPSET if opset is None else opset)
+    graph, metadata = _checked("save_onnx", network, shape, preparation)
+    write_onnx(graph, path, DEFAULT_OPSET if opset is None else opset, metadata)
+
+
+def _checked(
+    function: str, network: Any, shape: NamedShapes | None, preparation: Preparation | None
+) -> tuple[Graph | SizedGraph, dict[str, str]]:
+    """The graph, and what its file says beside it."""
+    metadata = metadata_of(preparation)
+    graph = _graph(function, network, shape)
+    check_takes(preparation, graph.name, input_templates(graph))
+    return graph, metadata
 
 
 def _graph(function: str, network: Any, shape: NamedShapes | None) -> Graph | SizedGraph:

@@ -18,8 +18,7 @@ from typing import Any
 from minidnn.errors import GraphError, did_you_mean
 
 # Network -> the file of this folder that defines a function of that name.
-_NETWORKS = {
-    "digits": "digits",
+_CLASSIC = {
     "alexnet": "alexnet",
     "vgg11": "vgg",
     "vgg11_bn": "vgg",
@@ -42,8 +41,37 @@ _NETWORKS = {
     "densenet201": "densenet",
     "inception_v3": "inception",
 }
+_LATER = {
+    "mobilenet_v2": "mobilenetv2",
+    "mobilenet_v3_large": "mobilenetv3",
+    "mobilenet_v3_small": "mobilenetv3",
+    "efficientnet_b0": "efficientnet",
+    "efficientnet_b1": "efficientnet",
+    "efficientnet_b2": "efficientnet",
+    "efficientnet_b3": "efficientnet",
+    "efficientnet_b4": "efficientnet",
+    "efficientnet_v2_s": "efficientnet",
+    "regnet_x_400mf": "regnet",
+    "regnet_x_800mf": "regnet",
+    "regnet_y_400mf": "regnet",
+    "regnet_y_800mf": "regnet",
+    "shufflenet_v2_x0_5": "shufflenetv2",
+    "shufflenet_v2_x1_0": "shufflenetv2",
+    "mnasnet0_5": "mnasnet",
+    "mnasnet1_0": "mnasnet",
+    "convnext_tiny": "convnext",
+    "convnext_small": "convnext",
+    "resnext50_32x4d": "resnext",
+    "resnext101_32x8d": "resnext",
+    "wide_resnet50_2": "resnext",
+    "vit_b_16": "vit",
+}
+_NETWORKS = {"digits": "digits"} | _CLASSIC | _LATER
 
-__all__ = ["get_model", "list_models", *_NETWORKS]
+#: torchvision's networks of the paper on depth-first fusion, of which results are compared.
+CLASSIC = tuple(_CLASSIC)
+
+__all__ = ["CLASSIC", "get_model", "list_models", *_NETWORKS]
 
 
 def list_models() -> list[str]:

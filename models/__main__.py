@@ -30,8 +30,8 @@ def _list(options: argparse.Namespace) -> None:
     for name in list_models():
         network = get_model(name)
         shape = "x".join(map(str, network.input_shape))
-        trained = (p for key, p in network.named_parameters() if key.endswith((".weight", ".bias")))
-        print(f"{name:14s} {shape:>10s} {sum(p.type.size for p in trained):12,d} parameters")
+        count = sum(p.type.size for _, p in network.trainable_parameters())
+        print(f"{name:18s} {shape:>10s} {count:12,d} parameters")
 
 
 def _stacks(options: argparse.Namespace) -> None:

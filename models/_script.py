@@ -23,7 +23,7 @@ import numpy as np
 
 import minidnn as md
 from minidnn.errors import MiniDNNError
-from minidnn.layers.calibration import calibrate
+from minidnn.layers.calibration import calibrate_on_noise
 from minidnn.pictures import Preparation, read_picture
 from minidnn.weights import KNOWN_WEIGHTS
 
@@ -126,9 +126,7 @@ def _network(options: argparse.Namespace) -> Any:
         options.network, weights=options.weights, seed=options.seed, **_classes(options)
     )
     if options.weights is None:
-        channels, *sizes = network.input_shape
-        # Half the rows and columns: four times faster, and still thousands of values a channel.
-        calibrate(network, _random((4, channels, *(size // 2 for size in sizes)), options.seed))
+        calibrate_on_noise(network, options.seed)
     return network
 
 
@@ -161,11 +159,12 @@ def _picture(options: argparse.Namespace, shape: tuple[int, ...]) -> np.ndarray:
     channels, size = shape[1:3]
     own = [known for known in KNOWN_WEIGHTS if known.network == options.network]
     named = [known for known in own if (options.weights or "").endswith(known.version)]
-    resize = size
+    resize, interpolation = size, "bilinear"
     for known in (named or own)[-1:]:
         # The margin that the crop takes off is in proportion, should another size be asked for.
-        resize = round(size * known.resize / known.crop)
-    return read_picture(options.image, Preparation(resize, size, channels))
+        resize, interpolation = round(size * known.resize / known.crop), known.interpolation
+    prepared = Preparation(resize, size, channels, interpolation=interpolation)
+    return read_picture(options.image, prepared)
 
 
 def _bench(options: argparse.Namespace) -> None:

@@ -35,18 +35,22 @@ class BasicBlock(L.Layer):
 class Bottleneck(L.Layer):
     """``relu(body(x) + shortcut(x))`` with a 3x3 convolution between two of 1x1.
 
-    Takes (N, inputs, H, W) and gives (N, 4 * width, H/stride, W/stride).
+    Takes (N, inputs, H, W) and gives (N, 4 * width, H/stride, W/stride).  The 3x3 convolution is
+    in ``groups`` of as many channels as ``group_width`` says for a width of 64.
     """
 
     expansion: ClassVar[int] = 4
+    groups: ClassVar[int] = 1
+    group_width: ClassVar[int] = 64
 
     def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
         outputs = width * self.expansion
-        self.conv1 = L.Conv2d(inputs, width, 1, bias=False)
-        self.bn1 = L.BatchNorm2d(width)
-        self.conv2 = L.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
-        self.bn2 = L.BatchNorm2d(width)
-        self.conv3 = L.Conv2d(width, outputs, 1, bias=False)
+        inner = width * self.group_width // 64 * self.groups
+        self.conv1 = L.Conv2d(inputs, inner, 1, bias=False)
+        self.bn1 = L.BatchNorm2d(inner)
+        self.conv2 = L.Conv2d(inner, inner, 3, stride, 1, groups=self.groups, bias=False)
+        self.bn2 = L.BatchNorm2d(inner)
+        self.conv3 = L.Conv2d(inner, outputs, 1, bias=False)
         self.bn3 = L.BatchNorm2d(outputs)
         self.relu = L.ReLU()
         self.downsample = _downsample(inputs, outputs, stride)

@@ -15,6 +15,7 @@ from minidnn.serving.connections import (
     MOST_URL_BYTES,
 )
 from minidnn.serving.connections import MOST_HEAD_BYTES as MOST_HEAD
+from minidnn.serving.encoded import MOST_PIXELS
 from minidnn.serving.json_numbers import MOST_HEAD_BYTES, PIECE_BYTES
 from minidnn.serving.places import GRACE_SECONDS
 from minidnn.serving.repository import INLINE_BYTES
@@ -48,6 +49,7 @@ with the key `error`, over gRPC as the status's details. REST reads what a refus
 | URL | {_kib(MOST_URL_BYTES)} | 414 | |
 | headers | {MOST_HEADERS}, of {_kib(MOST_HEAD)} in all | 431 | gRPC's own |
 | chunks of a body | {LEAST_CHUNK_BYTES} bytes on the average | 400 | |
+| encoded picture | {MOST_PIXELS:,} pixels | 400 | INVALID_ARGUMENT |
 | content coding | gzip, deflate or identity | 415 | |
 | requests in work | `--max-requests` ({_DEFAULT.max_requests}) for each protocol | 429 | RESOURCE_EXHAUSTED |
 | rows that wait | `--max-queue` for each model | 429 | RESOURCE_EXHAUSTED |

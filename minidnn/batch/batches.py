@@ -22,8 +22,7 @@ def most_rows(executable: AnyExecutable, wanted: int) -> int:
     """How many pictures it computes at once, of which ``wanted`` are enough."""
     if isinstance(executable, Executable):
         return executable.interface.inputs[0].shape[0]
-    batch = executable.dims[0]
-    return max(batch.least, min(wanted, batch.most) // batch.multiple * batch.multiple)
+    return executable.dims[0].up_to(wanted)
 
 
 def rows_for(executable: AnyExecutable, pictures: int) -> int:

@@ -22,7 +22,8 @@ from minidnn.batch.ranking import ranked
 from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.errors import GraphError
 from minidnn.graph.ir import Graph
-from minidnn.pictures import PictureError, Preparation, cut_centre, decode, normalized
+from minidnn.pictures import PictureError, cut_centre, decode, normalized
+from minidnn.preparation import Preparation
 from minidnn.sizes.sized_graph import SizedGraph
 
 __all__ = ["PicturePrediction", "Predictor"]
@@ -61,9 +62,9 @@ class Predictor:
             function of the number of pictures that returns that or an executable, which is called
             where pictures are predicted.  What is for a range of batches computes the last
             pictures, which are fewer, as they are; else zeros fill the batch.
-        preparation: what is done to a picture (:class:`minidnn.pictures.Preparation`).
+        preparation: what is done to a picture (:class:`minidnn.Preparation`).
         top: how many classes are given; None for the scores, the network's own outputs, instead.
-        labels: the names of the classes.
+        labels: the names of the classes; by default those of the preparation.
         are_probabilities: whether the network gives probabilities; else its scores' softmax is
             taken.
         batch: pictures that are computed at once.
@@ -74,8 +75,7 @@ class Predictor:
         GraphError: an argument is not valid; when it is first used, what compiling raises, and
             for a network that takes no pictures or gives no numbers for each.
 
-    >>> from minidnn.pictures import Preparation
-    >>> predictor = md.batch.Predictor(net, Preparation(36, 32), top=1, batch=2)
+    >>> predictor = md.batch.Predictor(net, md.Preparation(36, 32), top=1, batch=2)
     >>> table = predictor({"file": ["missing.png"]})
     >>> print(table["error"][0])
     """
@@ -94,9 +94,7 @@ class Predictor:
         precision: str | None = None,
     ) -> None:
         if not isinstance(preparation, Preparation):
-            raise GraphError(
-                f"preparation={preparation!r:.80}; valid is a minidnn.pictures.Preparation"
-            )
+            raise GraphError(f"preparation={preparation!r:.80}; valid is a minidnn.Preparation")
         for name, value in (("top", top), ("batch", batch), ("threads", threads)):
             is_open = value is None and name != "batch"
             if not is_open and (type(value) is not int or value < 1):
@@ -105,6 +103,7 @@ class Predictor:
         self.network = network
         self.preparation = preparation
         self.top = top
+        labels = preparation.classes if labels is None else labels
         self.labels = None if labels is None else list(labels)
         self.are_probabilities = are_probabilities
         self.batch = batch

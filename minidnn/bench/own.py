@@ -43,7 +43,7 @@ def minidnn(
     about = {
         "version": md.__version__,
         "kernels": len(compiled.plan.graph.nodes),
-        "precision": {"bfloat16": "bf16"}.get(compiled.precision, "f32"),
+        "precision": {"bfloat16": "bf16", "int8": "int8"}.get(compiled.precision, "f32"),
         "cache": cache,
     }
     return LoadedEngine(

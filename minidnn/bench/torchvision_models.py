@@ -7,6 +7,7 @@ net = models.resnet50(weights=None)
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 from minidnn.frontends.torch.torchvision import make_importable
 
@@ -19,4 +20,18 @@ make_importable()
 
 from torchvision import models  # noqa: E402 (the operators must be there first)
 
-__all__ = ["models"]
+__all__ = ["models", "unfilled"]
+
+
+def unfilled(name: str, **options: Any) -> Any:
+    """torchvision's network of that name, for inference, without memory for its weights, which are
+    to be loaded with ``assign=True``.
+
+    A RegNet has memory: it computes with tensors how many channels it has.
+    """
+    import torch
+
+    if name == "inception_v3":
+        options = {"aux_logits": False, "init_weights": False} | options
+    with torch.device("cpu" if name.startswith("regnet") else "meta"):
+        return getattr(models, name)(weights=None, **options).eval()

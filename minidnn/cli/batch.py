@@ -6,18 +6,19 @@ import argparse
 import hashlib
 import os
 import sys
+from dataclasses import replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import add_device, count, count_from_0
+from minidnn.cli.preparing import add_crop, add_preparation
 from minidnn.cli.weights import PREFIX_HELP, WEIGHTS_HELP
-from minidnn.errors import MiniDNNError
 
 if TYPE_CHECKING:
     from minidnn.batch import Predictor
     from minidnn.batch.driver import Summary
+    from minidnn.preparation import Preparation
 
 HELP = "predict what is in a folder of pictures, of any number"
 DESCRIPTION = """\
@@ -54,9 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--weights", default="default", help=WEIGHTS_HELP)
     add("--key", help="the entry of a checkpoint that holds the weights (state_dict)")
     add("--prefix", default="", help=PREFIX_HELP)
-    add("--labels", help="names of the classes: as for minidnn classify")
-    add("--resize", type=count, help="pixels of the shorter side (what the weights want)")
-    add("--size", type=count, help="rows and columns of the centre (what the weights want)")
+    add_preparation(model)
+    add_crop(model)
     add("--batch", type=count, default=32, help="pictures at once (32)")
     add_device(parser)
     workers = parser.add_argument_group("workers")
@@ -145,10 +145,11 @@ def predictor_of(options: argparse.Namespace, device: str | None, threads: int) 
     if is_compiled(options.network):
         return _of_compiled(options, common)
     classifier = make_classifier(options)
+    if classifier.told:
+        _say(classifier.told)
     return Predictor(
         partial(_graph, options),
-        classifier.preparation,
-        labels=None if options.scores else classifier.labels,
+        _named(options, classifier.preparation),
         are_probabilities=classifier.probabilities,
         **common,
     )
@@ -159,37 +160,30 @@ def _graph(options: argparse.Namespace, batch: int) -> Any:
     from minidnn.cli.ranges import batches_of_file
     from minidnn.frontends.zoo import is_path
 
+    classifier = make_classifier(options)
     if is_path(options.network):
-        size = None if options.size is None else (options.size, options.size)
-        if (graph := batches_of_file(options.network, batch, size)) is not None:
+        crop = classifier.preparation.crop
+        if (graph := batches_of_file(options.network, batch, (crop, crop))) is not None:
             return graph
-    return make_classifier(options).graph(batch)
+    return classifier.graph(batch)
 
 
 def _of_compiled(options: argparse.Namespace, common: dict[str, Any]) -> Predictor:
     from minidnn.batch import Predictor
     from minidnn.batch.batches import interface_of
-    from minidnn.cli.labels import load_labels
-    from minidnn.pictures import Preparation
+    from minidnn.cli.compiled import prepared_for
 
-    given = {"--precision": options.precision, "--key": options.key, "--size": options.size}
-    for name, value in given.items():
-        if value is not None:
-            raise MiniDNNError(f"{name} {value}: {options.network!r} is compiled, and has its own")
     opened = partial(_load, options.network, common["device"], common["threads"])
-    interface = interface_of(opened(0))
-    shapes = [each.shape for each in (*interface.inputs, *interface.outputs)]
-    if len(shapes) != 2 or len(shapes[0]) != 4 or shapes[0][2] != shapes[0][3]:
-        raise MiniDNNError(
-            f"MODEL {options.network!r} has inputs and outputs {shapes}; valid are one input of "
-            "square pictures (N, C, S, S) and one output with a row for each"
-        )
-    _, channels, crop, _ = shapes[0]
-    labels = None
-    if options.labels not in (None, "none") and not options.scores:
-        labels = load_labels(options.labels, prod(shapes[1][1:]))
-    preparation = Preparation(options.resize or crop, crop, channels)
-    return Predictor(opened, preparation, labels=labels, **common)
+    own = ("precision", "key", "size")
+    preparation, told = prepared_for(options, interface_of(opened(0)), own)
+    if told:
+        _say(told)
+    return Predictor(opened, _named(options, preparation), **common)
+
+
+def _named(options: argparse.Namespace, preparation: Preparation) -> Preparation:
+    """A preparation without the names of classes, where scores are asked for."""
+    return replace(preparation, classes=None) if options.scores else preparation
 
 
 def _load(path: str, device: str | None, threads: int, batch: int) -> Any:
@@ -210,14 +204,17 @@ def _model(options: argparse.Namespace, device: str | None) -> dict[str, Any]:
     """What tells these predictions from others, with the content of files in place of names."""
     from minidnn import __version__
 
-    names = ("weights", "key", "prefix", "labels", "resize", "size", "batch", "precision", "scores")
+    names = ["weights", "key", "prefix", "labels", "resize", "size", "mean", "std"]
+    names += ["batch", "precision", "scores"]
     found: dict[str, Any] = {"minidnn": __version__, "model": _content(options.network)}
     found |= {name: _content(getattr(options, name)) for name in names}
     return {**found, "top": None if options.scores else options.top, "device": device}
 
 
 def _content(value: Any) -> Any:
-    """The hash of a file, if a value names one."""
+    """A value as JSON gives it back; the hash of a file, if it names one."""
+    if isinstance(value, tuple):
+        return list(value)
     if not isinstance(value, str) or not os.path.isfile(value):
         return value
     with open(value, "rb") as file:

@@ -93,8 +93,9 @@ def _print_trial(trial: Trial) -> None:
 
 def _graph(options: argparse.Namespace) -> Graph:
     """The graph, with weights that let a wrong rewrite show."""
-    from minidnn.cli.networks import calibrated, graph_of
+    from minidnn.cli.networks import graph_of
     from minidnn.frontends.zoo import is_path
+    from minidnn.layers.calibration import calibrate_on_noise
     from minidnn.models import get_model
 
     if is_path(options.network):
@@ -106,7 +107,7 @@ def _graph(options: argparse.Namespace) -> Graph:
     if options.weights is None:
         network = get_model(options.network, seed=options.seed)
         _shake(network, options.seed)
-        return graph_of(options, calibrated(network, options.seed))
+        return graph_of(options, calibrate_on_noise(network, options.seed))
     return graph_of(options, get_model(options.network, weights=options.weights))
 
 

@@ -6,29 +6,31 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import add_device, add_tune, count, tune_of
+from minidnn.cli.preparing import add_crop, add_preparation
 from minidnn.cli.weights import PREFIX_HELP, RANDOM, WEIGHTS_HELP
 from minidnn.errors import GraphError, MiniDNNError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from minidnn.executable import Executable
+    from minidnn.batch.batches import AnyExecutable
     from minidnn.graph.ir import Graph
-    from minidnn.pictures import Preparation
-    from minidnn.weights import KnownWeights
+    from minidnn.preparation import Preparation
 
 HELP = "name what is in pictures"
 DESCRIPTION = """\
-Classifies pictures with a network of the zoo, or one in an ONNX file or a graph file.
+Classifies pictures with a network of the zoo, or one in an ONNX file, a graph file or a compiled
+file (.mdx).
 
-A picture is prepared as torchvision prepares it for the weights: resized, its centre cut out,
-normalized. Of a folder, the picture files in it are taken, in order of their names.
+A picture is resized, its centre cut out, and normalized: as the file with the network or its
+weights says, or else as torchvision does it for its weights. Of a folder, the picture files in it
+are taken, in order of their names.
 
 Exit code: 0; 1 if a picture could not be read (the others are classified); 2 for other errors."""
 
@@ -42,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--network",
         default=DEFAULT_NETWORK,
-        help=f"a network of the zoo, an ONNX file, or a graph file ({DEFAULT_NETWORK})",
+        help="a network of the zoo, an ONNX file, a graph file, or a compiled one (.mdx) "
+        f"({DEFAULT_NETWORK})",
     )
     add(
         "--weights",
@@ -51,15 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--key", help="the entry of a checkpoint that holds the weights (state_dict)")
     add("--prefix", default="", help=PREFIX_HELP)
-    add(
-        "--labels",
-        help="names of the classes: a file with one in each line, or JSON; imagenet (for published "
-        "weights); none",
-    )
+    add_preparation(parser)
+    add_crop(parser)
     add("--top", type=count, default=5, help="classes per picture (5)")
     add("--batch", type=count, default=DEFAULT_BATCH, help=f"pictures at once ({DEFAULT_BATCH})")
-    add("--resize", type=count, help="pixels of the shorter side (what the weights want)")
-    add("--size", type=count, help="rows and columns of the centre (what the weights want)")
     add_device(parser)
     add_tune(parser)
     add("--json", action="store_true", help="print JSON")
@@ -69,13 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class Classifier:
     """A network with weights, and what belongs to them."""
 
-    #: For a batch of so many pictures.
+    #: For a batch of so many pictures; an executable, if it was compiled before.
     graph: Callable[[int], Any]
     preparation: Preparation
     outputs: int
     #: What the weights are, for people: a file, torchvision's name, or "random".
     weights: str
-    labels: list[str] | None
+    #: What is said of a preparation that a file brought; "" if none did.
+    told: str
     #: Whether the network gives probabilities, which are otherwise made of what it gives.
     probabilities: bool = False
 
@@ -91,17 +90,21 @@ class Result:
 
 def run(options: argparse.Namespace) -> int:
     import minidnn
+    from minidnn.batch.batches import AnyExecutable
 
-    files = list(_expand(options.images))
+    files = list(expand(options.images))
     if not any(map(os.path.exists, files)):  # before weights are fetched for nothing
         raise MiniDNNError(f"IMAGE {' '.join(files)}: there is no such file")
     classifier = make_classifier(options)
     if classifier.weights == RANDOM:
         _say("the weights are random: these classes mean nothing")
-    graph = classifier.graph(min(options.batch, len(files)))
-    executable = minidnn.compile(
-        graph, device=options.device, precision=options.precision, **tune_of(options)
-    )
+    if classifier.told:
+        _say(classifier.told)
+    executable = classifier.graph(min(options.batch, len(files)))
+    if not isinstance(executable, AnyExecutable):
+        executable = minidnn.compile(
+            executable, device=options.device, precision=options.precision, **tune_of(options)
+        )
     results = []
     for result in _classify(classifier, executable, files, options):
         results.append(result)
@@ -124,14 +127,19 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
     Raises MiniDNNError of the kinds of ``get_model`` and ``load_weights``, and where weights,
     sizes or labels do not fit the network.
     """
-    from minidnn.cli.labels import IMAGENET, load_labels
-    from minidnn.cli.networks import calibrated, shape_of
+    from minidnn.cli import preparing
+    from minidnn.cli.labels import IMAGENET
+    from minidnn.cli.networks import shape_of
     from minidnn.cli.weights import DEFAULT, known_of, load, source_of
+    from minidnn.compiled_file import is_compiled
     from minidnn.frontends.zoo import is_path
     from minidnn.layers.build import to_graph
+    from minidnn.layers.calibration import calibrate_on_noise
     from minidnn.models import get_model
-    from minidnn.pictures import Preparation
+    from minidnn.preparation import check_takes
 
+    if is_compiled(options.network):
+        return _of_compiled(options)
     if is_path(options.network):
         return _of_file(options)
     name, source = options.network, source_of(options.network, options.weights)
@@ -139,36 +147,48 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
     channels, own_size, _ = network.input_shape
     known = known_of(name, source)
     if source == RANDOM:
-        calibrated(network)
+        calibrate_on_noise(network)
     elif source == DEFAULT and known is None:
         network = get_model(name, weights=DEFAULT)  # its weights came with minidnn
     else:
         network = load(network, name, source, options.key, _say, options.prefix)
-    outputs = _outputs(network)
-    # Weights that nobody published are most likely prepared for like those that somebody did.
-    resize, crop = _sizes(known or known_of(name, DEFAULT), own_size, options)
-    labels = options.labels or (IMAGENET if known else "none")
+    said = None if known or source in (RANDOM, DEFAULT) else preparing.file_says(source)
+    base = said or preparing.published(name, source, own_size, channels)
+    if options.size is not None:
+        base = base.resized(options.size)
+    preparation = preparing.prepared(options, base, _outputs(network), IMAGENET if known else None)
+    size = (preparation.crop, preparation.crop)
+    check_takes(preparation, name, [shape_of(network, 1, size)])
     return Classifier(
-        lambda batch: to_graph(network, shape_of(network, batch, (crop, crop))),
-        Preparation(resize, crop, channels),
-        outputs,
+        lambda batch: to_graph(network, shape_of(network, batch, size)),
+        preparation,
+        _outputs(network),
         known.name if known else f"minidnn's {name}" if source == DEFAULT else source,
-        None if labels == "none" else load_labels(labels, outputs),
+        preparing.told(options, preparation) if said else "",
     )
 
 
 def _of_file(options: argparse.Namespace) -> Classifier:
     """The network of an ONNX file or of one that ``save_graph`` wrote.  One with a batch of its
     own is given so many pictures at once."""
-    from minidnn.cli.labels import load_labels
-    from minidnn.cli.networks import is_onnx, onnx_graph, saved_graph
-    from minidnn.pictures import Preparation
+    from minidnn.cli import preparing
+    from minidnn.cli.networks import is_onnx, onnx_graph, onnx_sizes, saved_graph
+    from minidnn.frontends.onnx.model import read_model
+    from minidnn.preparation import Preparation, check_takes
+    from minidnn.sizes.sized_graph import input_templates
+    from minidnn.storage import load_graph
 
     name = options.network
     if options.weights != "default" or options.key is not None or options.prefix:
         raise MiniDNNError(f"--weights, --key, --prefix: the file {name!r} has its weights")
+    said = preparing.file_says(name)
     size = None if options.size is None else (options.size, options.size)
-    read = onnx_graph if is_onnx(name) else saved_graph
+    shapes: Sequence[Sequence[Any]]
+    if is_onnx(name):
+        read, shapes = onnx_graph, onnx_sizes(read_model(name))
+    else:
+        read, shapes = saved_graph, input_templates(load_graph(name))
+    size = preparing.size_of(said, shapes, size)
     first = read(name, None, size)
     if not _is_classifier(first):
         types = ", ".join(str(value.type) for value in (*first.inputs, *first.outputs))
@@ -178,9 +198,11 @@ def _of_file(options: argparse.Namespace) -> Classifier:
         )
     batch, channels, crop, _ = first.inputs[0].shape
     outputs = first.outputs[0].type.size // batch
-    resize = crop if options.resize is None else options.resize
-    if crop > resize:
-        raise MiniDNNError(f"--resize {resize} is less than the {crop} pixels that are cut out")
+    base = said or Preparation(crop, crop, channels)
+    if said and options.size is not None:
+        base = said.resized(options.size)
+    check_takes(base, name, [first.inputs[0].shape])
+    preparation = preparing.prepared(options, base, outputs)
 
     def graph(wanted: int) -> Any:
         try:
@@ -190,15 +212,30 @@ def _of_file(options: argparse.Namespace) -> Classifier:
                 raise
             return first
 
-    labels = None if options.labels in (None, "none") else load_labels(options.labels, outputs)
     return Classifier(
         graph,
-        Preparation(resize, crop, channels),
+        preparation,
         outputs,
         name,
-        labels,
+        preparing.told(options, preparation) if said else "",
         _ends_in_softmax(first, outputs),
     )
+
+
+def _of_compiled(options: argparse.Namespace) -> Classifier:
+    """The network of a file that ``minidnn export`` compiled."""
+    import minidnn
+    from minidnn.batch.batches import interface_of
+    from minidnn.cli.compiled import prepared_for
+
+    if options.weights != "default":
+        raise MiniDNNError(f"--weights: the file {options.network!r} has its weights")
+    compiled = minidnn.load(options.network, device=options.device)
+    interface = interface_of(compiled)
+    own = ("precision", "key", "prefix", "size", "tune")
+    preparation, told = prepared_for(options, interface, own)
+    outputs = interface.outputs[0].shape
+    return Classifier(lambda batch: compiled, preparation, prod(outputs[1:]), options.network, told)
 
 
 def _is_classifier(graph: Graph) -> bool:
@@ -233,21 +270,7 @@ def _outputs(network: Any) -> int:
     return count
 
 
-def _sizes(
-    known: KnownWeights | None, own_size: int, options: argparse.Namespace
-) -> tuple[int, int]:
-    resize, crop = (known.resize, known.crop) if known else (own_size, own_size)
-    if options.size is not None:
-        # The margin that the crop takes off is in proportion.
-        resize, crop = round(options.size * resize / crop), options.size
-    if options.resize is not None:
-        resize = options.resize
-    if crop > resize:
-        raise MiniDNNError(f"--resize {resize} is less than the {crop} pixels that are cut out")
-    return resize, crop
-
-
-def _expand(arguments: list[str]) -> Iterator[str]:
+def expand(arguments: list[str]) -> Iterator[str]:
     """Files, with folders replaced by the picture files in them (not in folders below)."""
     from minidnn.pictures import extensions
 
@@ -266,12 +289,13 @@ def _expand(arguments: list[str]) -> Iterator[str]:
 
 
 def _classify(
-    classifier: Classifier, executable: Executable, files: list[str], options: argparse.Namespace
+    classifier: Classifier, executable: AnyExecutable, files: list[str], options: argparse.Namespace
 ) -> Iterator[Result]:
     """Results in the order of the files."""
     from minidnn.backends.cpu.progress import terminal_progress
+    from minidnn.batch.batches import most_rows
 
-    batch = executable.graph.inputs[0].shape[0]
+    batch = most_rows(executable, options.batch)
     # What is printed shows how far it is; else a bar does, if there is a terminal.
     watch = terminal_progress() if options.json or not sys.stdout.isatty() else None
     for first in range(0, len(files), batch):
@@ -281,14 +305,16 @@ def _classify(
 
 
 def _batch(
-    classifier: Classifier, executable: Executable, files: list[str], top: int
+    classifier: Classifier, executable: AnyExecutable, files: list[str], top: int
 ) -> list[Result]:
     import numpy as np
 
+    from minidnn.batch.batches import interface_of, rows_for
     from minidnn.pictures import PictureError, read_picture
 
-    # Pictures that cannot be read, and those missing in the last batch, stay zero.
-    x = np.zeros(executable.graph.inputs[0].shape, np.float32)
+    # Pictures that cannot be read, and those missing in a batch of one size, stay zero.
+    shape = interface_of(executable).inputs[0].shape
+    x = np.zeros((rows_for(executable, len(files)), *shape[1:]), np.float32)
     results = [Result(file) for file in files]
     for i, result in enumerate(results):
         try:
@@ -317,8 +343,8 @@ def _judge(scores: np.ndarray, result: Result, classifier: Classifier, top: int)
         return
     for index, share in zip(*ranked(scores, top, classifier.probabilities), strict=True):
         prediction: dict[str, Any] = {"class": index}
-        if classifier.labels is not None:
-            prediction["label"] = classifier.labels[index]
+        if classifier.preparation.classes is not None:
+            prediction["label"] = classifier.preparation.classes[index]
         prediction["probability"] = share
         prediction["score"] = float(scores[index])
         result.predictions.append(prediction)

@@ -24,17 +24,21 @@ def load_labels(source: str, count: int) -> list[str]:
     Raises:
         MiniDNNError: the file cannot be read, or does not have ``count`` names.
     """
-    if source == IMAGENET:
-        from minidnn.cli.imagenet import IMAGENET_LABELS
-
-        names = list(IMAGENET_LABELS)
-    else:
-        names = _read(Path(source))
+    names = read_labels(source)
     if len(names) != count:
         raise MiniDNNError(
             f"--labels {source} has {len(names)} names, but the network has {count} outputs"
         )
     return names
+
+
+def read_labels(source: str) -> list[str]:
+    """The names of classes, of any number; the rest is as for :func:`load_labels`."""
+    if source == IMAGENET:
+        from minidnn.cli.imagenet import IMAGENET_LABELS
+
+        return list(IMAGENET_LABELS)
+    return _read(Path(source))
 
 
 def _read(path: Path) -> list[str]:

@@ -4,7 +4,7 @@ wrote."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from minidnn.frontends.zoo import is_path, network_of
 from minidnn.graph.ir import Graph
 from minidnn.graph.types import numpy_dtype
 from minidnn.layers.build import to_graph
-from minidnn.layers.calibration import calibrate
 from minidnn.runtime.arrays import random_array
 
 if TYPE_CHECKING:
@@ -148,6 +147,11 @@ def onnx_graph(name: Any, batch: int | None = None, size: tuple[int, int] | None
         return load_model(model, onnx_shapes(model, batch, size))[0]
 
 
+def onnx_sizes(model: OnnxModel) -> list[Sequence[Any]]:
+    """The shapes of a model's inputs, of which it says the rank, with what it leaves open."""
+    return [each.sizes for each in model.inputs if each.sizes is not None]
+
+
 def onnx_shapes(
     model: OnnxModel, batch: int | None, size: tuple[int, int] | None
 ) -> dict[str, tuple[int, ...]]:
@@ -191,12 +195,3 @@ def shape_of(network: Any, batch: int, size: tuple[int, int] | None = None) -> t
 def noise(shape: tuple[int, ...], seed: int, dtype: str = "float32") -> np.ndarray:
     """Normally distributed numbers, the same for the same seed."""
     return random_array(np.random.default_rng(seed), shape, numpy_dtype(dtype))
-
-
-def calibrated(network: Any, seed: int = 0) -> Any:
-    """The network with random weights whose batch normalizations fit random images."""
-    channels, *sizes = network.input_shape
-    # Half the rows and columns: four times faster, and still thousands of values a channel.
-    small = [max(size // 2, min(size, 8)) for size in sizes]
-    calibrate(network, noise((4, channels, *small), seed))
-    return network

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from minidnn.cli.networks import graph_of, is_onnx, onnx_shapes, shape_of
+from minidnn.cli.networks import graph_of, is_onnx, onnx_shapes, shape_of, sized_at
 from minidnn.dynamic.dim import Dim, Template, written
 from minidnn.errors import GraphError
 from minidnn.frontends.frontend import open_model
@@ -15,7 +17,7 @@ from minidnn.networks import any_graph_of as sized_graph_of
 from minidnn.networks import with_own_sizes
 from minidnn.sizes.sized_graph import SizedGraph
 
-__all__ = ["any_graph_of", "batches_of_file", "described"]
+__all__ = ["any_graph_of", "at_one_size", "batch_of", "batches_of_file", "described"]
 
 
 def any_graph_of(options: argparse.Namespace, network: Any = None) -> Graph | SizedGraph:
@@ -63,16 +65,29 @@ def batches_of_file(name: str, most: int, size: tuple[int, int] | None) -> Sized
     opened, shapes = with_own_sizes(name, None)
     if shapes is None:
         return None
-    first = {shape[0] if shape else None for shape in shapes.values()}
-    batch = first.pop() if len(first) == 1 else None
-    if not isinstance(batch, Dim):
+    if (batch := batch_of(shapes.values())) is None:
         return None
-    top = max(batch.least, min(batch.most, most) // batch.multiple * batch.multiple)
-    narrow = Dim(batch.name, batch.least, top, batch.multiple)
+    narrow = replace(batch, most=batch.up_to(most))
     found = sized_graph_of(
         opened, {name: _with_batch(each, narrow, size) for name, each in shapes.items()}
     )
     return found if isinstance(found, SizedGraph) else None
+
+
+def batch_of(templates: Iterable[Template]) -> Dim | None:
+    """The named size that is the first of all inputs."""
+    first = {template[0] if template else None for template in templates}
+    found = first.pop() if len(first) == 1 else None
+    return found if isinstance(found, Dim) else None
+
+
+def at_one_size(graph: Graph | SizedGraph, most: int, size: tuple[int, int] | None) -> Graph:
+    """A graph, or of one for ranges that for a batch of at most so many images and for rows and
+    columns of this size; of other ranges the least."""
+    if isinstance(graph, Graph):
+        return graph
+    batch = batch_of(graph.templates)
+    return sized_at(graph, None if batch is None else batch.up_to(most), size)
 
 
 def _with_batch(template: Template, batch: Dim, size: tuple[int, int] | None) -> Template:

@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
     )
     if not settings.is_local and settings.token is None:
         _say(f"--host {settings.host} lets others in, and no token is asked for (--token-file)")
-    Server(sources_of(options), settings, _say).run()
+    Server(sources_of(options, _say), settings, _say).run()
     return 0
 
 

@@ -5,25 +5,28 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from minidnn.errors import GraphError, MiniDNNError
 
 if TYPE_CHECKING:
-    from minidnn.dynamic.dim import Dim, Template
     from minidnn.dynamic.loaded import BatchExecutable
     from minidnn.executable import Executable
+    from minidnn.preparation import Preparation
     from minidnn.serving.model import Opened, Source
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 
 
-def sources_of(options: argparse.Namespace) -> list[Source]:
-    """The sources of all models; MiniDNNError if a text makes no sense, or two mean the same."""
+def sources_of(options: argparse.Namespace, say: Callable[[str], None]) -> list[Source]:
+    """The sources of all models; MiniDNNError if a text makes no sense, or two mean the same.
+
+    ``say`` is told what their files say of pictures, when they are opened.
+    """
     found: dict[tuple[str, int], Source] = {}
     for text in options.models:
-        source = _source(text, options)
+        source = _source(text, options, say)
         if (key := (source.name, source.version)) in found:
             raise MiniDNNError(
                 f"MODEL {text!r}: version {source.version} of {source.name!r} is given twice; "
@@ -33,7 +36,8 @@ def sources_of(options: argparse.Namespace) -> list[Source]:
     return list(found.values())
 
 
-def _source(text: str, options: argparse.Namespace) -> Source:
+def _source(text: str, options: argparse.Namespace, say: Callable[[str], None]) -> Source:
+    from minidnn.cli import preparing
     from minidnn.frontends.zoo import is_path
     from minidnn.serving.model import Source
 
@@ -50,7 +54,15 @@ def _source(text: str, options: argparse.Namespace) -> Source:
             "letters, digits, '.', '_' and '-', and a version from 1 on"
         )
     number = int(version) if colon else 1
-    return Source(name, number, _platform(path), lambda: _open(path, options))
+
+    def opened() -> Opened:
+        found = _open(path, options)
+        if found.preparation is not None and is_path(path):
+            told = preparing.told(options, found.preparation)
+            say(f"model {name!r} takes pictures that are {told}")
+        return found
+
+    return Source(name, number, _platform(path), opened)
 
 
 def _platform(path: str) -> str:
@@ -61,6 +73,7 @@ def _platform(path: str) -> str:
 def _open(path: str, options: argparse.Namespace) -> Opened:
     """Reads a network: a compiled file, an ONNX file, a name of the zoo, or a saved graph."""
     import minidnn
+    from minidnn.cli import preparing
     from minidnn.cli.networks import is_onnx
     from minidnn.compiled_file import is_compiled
     from minidnn.frontends.zoo import is_path, network_of
@@ -68,7 +81,8 @@ def _open(path: str, options: argparse.Namespace) -> Opened:
 
     if is_compiled(path):
         given = {"device": options.device, "threads": options.threads}
-        return _compiled(minidnn.load(path, **{k: v for k, v in given.items() if v is not None}))
+        own = {name: value for name, value in given.items() if value is not None}
+        return _compiled(minidnn.load(path, **own), preparing.file_says(path))
     own = {
         name: value
         for name in ("device", "precision", "threads")
@@ -77,72 +91,74 @@ def _open(path: str, options: argparse.Namespace) -> Opened:
     if is_onnx(path):
         return _onnx(path, options, own)
     if is_path(path):
-        return _saved(minidnn.load_graph(path), options, own)
+        return _saved(path, options, own)
     network = network_of(path)
-    channels, *size = network.input_shape
-    size = options.size or size
+    channels, *own_size = network.input_shape
+    size = options.size or own_size
+    known = preparing.fitted(preparing.of_zoo(path), [(None, channels, *size)])
     return Opened(
-        lambda rows: minidnn.compile(network, (rows or 1, channels, *size), **own), any_batch=True
+        lambda rows: minidnn.compile(network, (rows or 1, channels, *size), **own), True, known
     )
 
 
-def _compiled(network: Executable | BatchExecutable) -> Opened:
+def _compiled(network: Executable | BatchExecutable, known: Preparation | None) -> Opened:
     """What was compiled, for one size or for a range of batches."""
     from minidnn.dynamic.loaded import BatchExecutable
     from minidnn.serving.model import Opened
 
     if not isinstance(network, BatchExecutable):
-        return Opened(lambda rows: network, any_batch=False)
+        return Opened(lambda rows: network, False, known)
     programs, (batch,) = network.programs, network.dims
-    return Opened(
-        lambda rows: programs[rows or batch.least],
-        any_batch=True,
-        batch=batch,
-        sizes=sorted(programs),
-    )
+    return Opened(lambda rows: programs[rows or batch.least], True, known, batch, sorted(programs))
 
 
-def _saved(graph: Any, options: argparse.Namespace, own: dict[str, Any]) -> Opened:
+def _saved(path: str, options: argparse.Namespace, own: dict[str, Any]) -> Opened:
     """A graph, for one size or for ranges of them."""
     import minidnn
+    from minidnn.cli import preparing
     from minidnn.cli.networks import sized_at
+    from minidnn.cli.ranges import batch_of
     from minidnn.serving.model import Opened
     from minidnn.sizes.sized_graph import SizedGraph
 
+    graph, known = minidnn.load_graph(path), preparing.file_says(path)
     if not isinstance(graph, SizedGraph):
-        return Opened(lambda rows: minidnn.compile(graph, **own), any_batch=False)
-    batch = _batch(graph.templates)
+        return Opened(lambda rows: minidnn.compile(graph, **own), False, known)
+    batch = batch_of(graph.templates)
+    size = preparing.size_of(known, graph.templates, options.size)
+    if known is not None and size is not None:
+        known = preparing.fitted(known, [(None, known.channels, *size)])
     return Opened(
-        lambda rows: minidnn.compile(sized_at(graph, rows, options.size), **own),
-        any_batch=batch is not None,
-        batch=batch,
+        lambda rows: minidnn.compile(sized_at(graph, rows, size), **own),
+        batch is not None,
+        known,
+        batch,
     )
-
-
-def _batch(templates: Sequence[Template]) -> Dim | None:
-    """The named size that is the first of all inputs."""
-    from minidnn.dynamic.dim import Dim
-
-    first = {template[0] if template else None for template in templates}
-    found = first.pop() if len(first) == 1 else None
-    return found if isinstance(found, Dim) else None
 
 
 def _onnx(path: str, options: argparse.Namespace, own: dict[str, Any]) -> Opened:
     """An ONNX file, which is read once for all sizes of a batch."""
     import minidnn
-    from minidnn.cli.networks import onnx_graph
+    from minidnn.cli import preparing
+    from minidnn.cli.networks import onnx_graph, onnx_sizes
+    from minidnn.cli.ranges import batch_of
     from minidnn.frontends.onnx.model import read_model
     from minidnn.frontends.onnx.ranges import named_shapes
+    from minidnn.prepared_files import preparation_of_model
     from minidnn.serving.model import Opened
 
     model = read_model(path)
-    sizes = [each.sizes for each in model.inputs if each.sizes is not None]
+    known = preparation_of_model(model)
+    sizes = onnx_sizes(model)
+    size = preparing.size_of(known, sizes, options.size)
     is_open = bool(sizes) and all(each and not isinstance(each[0], int) for each in sizes)
     if not is_open and options.size is not None:
         raise GraphError(f"--size {options.size}: {path!r} says its sizes")
+    if known is not None and size is not None:
+        known = preparing.fitted(known, [(None, known.channels, *size)])
     return Opened(
-        lambda rows: minidnn.compile(onnx_graph(model, rows, options.size), **own),
-        any_batch=is_open,
-        batch=_batch(list((named_shapes(model) or {}).values())) if is_open else None,
+        lambda rows: minidnn.compile(onnx_graph(model, rows, size), **own),
+        is_open,
+        known,
+        batch_of((named_shapes(model) or {}).values()) if is_open else None,
     )

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from minidnn.data import Loader
+    from minidnn.preparation import Preparation
     from minidnn.training.trainer import Trainer
 
 HELP = "train a network on pictures"
@@ -28,9 +30,10 @@ epoch on pictures that are held out. The learning rate rises to --lr and falls a
 A folder that has a folder "train" and one of "val", "validation" and "test" is taken so; of any
 other folder of classes, a fifth of each class is held out, or --validate names a second one.
 
-Writes to --output: weights.safetensors, those of the epoch with the best accuracy; classes.txt,
-for minidnn classify --labels; checkpoint.safetensors, from which --resume goes on with the same
-bits; history.csv; curves.svg, loss and accuracy by epoch; confusions.svg, what was taken for what.
+Writes to --output: weights.safetensors, those of the epoch with the best accuracy, which say how
+pictures are prepared and what the classes are; classes.txt, the names of these;
+checkpoint.safetensors, from which --resume goes on with the same bits; history.csv; curves.svg,
+loss and accuracy by epoch; confusions.svg, what was taken for what.
 Ctrl-C and SIGTERM save a checkpoint as well, and end with 130; SIGUSR1 saves and goes on."""
 
 WEIGHTS, CLASSES, CHECKPOINT = "weights.safetensors", "classes.txt", "checkpoint.safetensors"
@@ -86,7 +89,9 @@ def run(options: argparse.Namespace) -> int:
     from minidnn.models import get_model
 
     channels, own_size, _ = get_model(options.network).input_shape
-    held_out, train, size = held_out_and_train(options, channels, own_size)
+    known = _preparation_of_weights(options, channels)
+    held_out, train, preparation = held_out_and_train(options, channels, own_size, known)
+    size = preparation.crop
     network = _network(options, len(train.classes))
     batch = min(options.batch, len(train))
     loader = Loader(
@@ -103,13 +108,13 @@ def run(options: argparse.Namespace) -> int:
         device=options.device,
         precision=options.precision,
     )
-    files = _open(options, trainer, train.classes)
+    files = _open(options, trainer, preparation)
     _say(
         f"{len(train):,} pictures of {len(train.classes)} classes, {len(held_out):,} held out, "
         f"on {trainer.step_program.device}"
     )
     bar = md.callbacks.ProgressBar(every=0.2 if sys.stderr.isatty() else 1e9)
-    saves = md.callbacks.Checkpoint(options.output / CHECKPOINT)
+    saves = md.callbacks.Checkpoint(options.output / CHECKPOINT, preparation=preparation)
     table = md.callbacks.CSV(options.output / "history.csv")
     try:
         trainer.fit(loader, options.epochs, validate=others, callbacks=[bar, table, files, saves])
@@ -151,6 +156,27 @@ def _network(options: argparse.Namespace, classes: int) -> Any:
     return network
 
 
+def _preparation_of_weights(options: argparse.Namespace, channels: int) -> Preparation | None:
+    """How pictures are prepared for the weights that are begun with, if their file says it."""
+    from minidnn.cli.preparing import file_says, told
+    from minidnn.cli.weights import known_of, source_of
+
+    source = source_of(options.network, options.weights)
+    if source in (RANDOM, DEFAULT) or known_of(options.network, source) is not None:
+        return None
+    known = file_says(source)
+    if known is None:
+        return None
+    if known.channels != channels:
+        raise MiniDNNError(
+            f"--weights {source} are prepared for {known.channels} channels, and "
+            f"{options.network} takes {channels}"
+        )
+    known = replace(known, classes=None)
+    _say(told(options, known if options.size is None else known.resized(options.size)))
+    return known
+
+
 def _optimizer(options: argparse.Namespace, steps: int) -> Any:
     from minidnn import optim
 
@@ -159,7 +185,7 @@ def _optimizer(options: argparse.Namespace, steps: int) -> Any:
     return getattr(optim, kind)(cycle, decay="weights", **more)
 
 
-def _open(options: argparse.Namespace, trainer: Trainer, classes: tuple[str, ...]) -> Any:
+def _open(options: argparse.Namespace, trainer: Trainer, preparation: Preparation) -> Any:
     """The callback that writes to ``--output``, once that is free or a trainer's to go on from."""
     from minidnn.training.callbacks import Callback
 
@@ -173,14 +199,16 @@ def _open(options: argparse.Namespace, trainer: Trainer, classes: tuple[str, ...
             "and another folder begins anew"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CLASSES).write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
+    text = "".join(f"{name}\n" for name in preparation.classes or ())
+    (folder / CLASSES).write_text(text, encoding="utf-8")
 
     class Files(Callback):
         def after_epoch(self, trainer: Any, record: dict[str, Any]) -> None:
             from minidnn.weights import save_weights
 
             if record is _best(trainer.history):
-                save_weights(trainer.state_dict(), folder / WEIGHTS)
+                state = trainer.state_dict()
+                save_weights(state, folder / WEIGHTS, preparation=preparation)
             _draw(folder / "curves.svg", trainer.history)
 
     return Files()

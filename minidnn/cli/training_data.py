@@ -5,20 +5,26 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from minidnn.cli.bundled_data import (
+    BUNDLED_HELP,
+    DIGITS,
+    bundled,
+    is_bundled,
+    normalize,
+    prepare,
+)
 from minidnn.errors import MiniDNNError
+from minidnn.preparation import Preparation
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from minidnn.data import Dataset, Draws
+    from minidnn.data import Dataset
 
-DIGITS, FASHION = "digits", "fashion-mnist"
-DATA_HELP = (
-    "a folder with a folder of pictures for each class; digits: scikit-learn's; "
-    "fashion-mnist:FOLDER: its four files, or MNIST's (./digits is a folder of that name)"
-)
+DATA_HELP = f"a folder with a folder of pictures for each class; {BUNDLED_HELP}"
 #: What ``--augment`` can be.
 AUGMENTATIONS = ("photos", "shifts", "affine", "none")
 _VALIDATION = ("val", "validation", "test")
@@ -27,65 +33,56 @@ _SHARE = 0.2
 
 
 def held_out_and_train(
-    options: argparse.Namespace, channels: int, own_size: int
-) -> tuple[Dataset, Dataset, int]:
-    """The pictures to evaluate on, those to train on, and how many rows and columns all have, for a
-    network that takes so many channels and pictures of ``own_size``.
+    options: argparse.Namespace, channels: int, own_size: int, known: Preparation | None
+) -> tuple[Dataset, Dataset, Preparation]:
+    """The pictures to evaluate on, those to train on, and how all are prepared, for a network that
+    takes so many channels and pictures of ``own_size``.
 
+    ``known``: what the weights that training begins with are prepared for, which stays so.
     DataError if there are none, or if classes differ.
     """
-    kind, _, rest = options.data.partition(":")
-    if (kind == DIGITS and not rest) or kind == FASHION:
+    if is_bundled(options.data):
         if options.validate:
+            kind = options.data.partition(":")[0]
             raise MiniDNNError(f"--validate: {kind} has pictures to evaluate on")
-        if kind == FASHION and not rest:
-            raise MiniDNNError(f"--data {options.data}: valid is {FASHION}:FOLDER")
-        return _known(options, kind, rest, channels)
-    size = options.size or own_size
-    return *_folders(options, channels, size), size
+        return _bundled(options, channels, known)
+    if known is not None:
+        preparation = known if options.size is None else known.resized(options.size)
+    else:
+        size = options.size or own_size
+        # What the networks of the zoo are evaluated on has a margin that is cut off.
+        preparation = Preparation(size if channels == 1 else round(size * 8 / 7), size, channels)
+    held_out, train = _folders(options, preparation)
+    return held_out, train, replace(preparation, classes=train.classes)
 
 
-def _known(
-    options: argparse.Namespace, kind: str, folder: str, channels: int
-) -> tuple[Dataset, Dataset, int]:
-    from minidnn import data
-
-    def load(train: bool) -> Any:
-        return data.digits(train) if kind == DIGITS else data.fashion_mnist(folder, train)
-
-    held_out, train = load(False), load(True)
-    own = train.x.shape[-1]
-    size = options.size or own
-    resize = [data.ResizedCrop(size, (1.0, 1.0), (1.0, 1.0))] if size != own else []
-    end = [*([_colours] if channels == 3 else []), *_normalize(channels)]
-    change = _augment(options.augment or ("affine" if kind == DIGITS else "shifts"), size)
-    held_out.augment, train.augment = (*resize, *end), (*resize, *change, *end)
-    return held_out, train, size
+def _bundled(
+    options: argparse.Namespace, channels: int, known: Preparation | None
+) -> tuple[Dataset, Dataset, Preparation]:
+    held_out, train = bundled(options.data, False), bundled(options.data, True)
+    size = options.size or (train.x.shape[-1] if known is None else known.crop)
+    preparation = replace(known or Preparation(size, size, channels), resize=size, crop=size)
+    usual = "affine" if options.data == DIGITS else "shifts"
+    prepare(held_out, preparation)
+    prepare(train, preparation, _augment(options.augment or usual, size))
+    return held_out, train, replace(preparation, classes=train.classes)
 
 
-def _colours(x: np.ndarray, draws: Draws) -> np.ndarray:
-    return x.repeat(3, axis=1)
-
-
-def _folders(options: argparse.Namespace, channels: int, size: int) -> tuple[Dataset, Dataset]:
+def _folders(options: argparse.Namespace, preparation: Preparation) -> tuple[Dataset, Dataset]:
     import numpy as np
 
     from minidnn.data import DataError, Folder, Subset
 
-    root, validate = options.data, options.validate
-    if validate is None and os.path.isdir(os.path.join(root, "train")):
-        found = [path for name in _VALIDATION if os.path.isdir(path := os.path.join(root, name))]
-        if found:
-            root, validate = os.path.join(root, "train"), found[0]
+    root, validate = split_folder(options.data, options.validate)
+    size = preparation.crop
 
     def open_folder(path: str, steps: Sequence[Callable[..., np.ndarray]]) -> Folder:
         return Folder(
             path,
             size,
-            [*steps, *_normalize(channels)],
-            # What the networks of the zoo are evaluated on has a margin that is cut off.
-            resize=size if channels == 1 else round(size * 8 / 7),
-            channels=channels,
+            [*steps, *normalize(preparation)],
+            resize=preparation.resize,
+            channels=preparation.channels,
             corrupt="skip" if options.skip_corrupt else "raise",
         )
 
@@ -117,6 +114,16 @@ def _folders(options: argparse.Namespace, channels: int, size: int) -> tuple[Dat
     )
 
 
+def split_folder(root: str, validate: str | None) -> tuple[str, str | None]:
+    """The folder of what is trained on, and that of what is evaluated on: within the first one, if
+    no other is given and it has such folders; None if there is none."""
+    if validate is None and os.path.isdir(os.path.join(root, "train")):
+        found = [path for name in _VALIDATION if os.path.isdir(path := os.path.join(root, name))]
+        if found:
+            return os.path.join(root, "train"), found[0]
+    return root, validate
+
+
 def _augment(name: str, size: int) -> list[Any]:
     from minidnn import data
 
@@ -127,10 +134,3 @@ def _augment(name: str, size: int) -> list[Any]:
         "none": [],
     }
     return steps[name]
-
-
-def _normalize(channels: int) -> list[Any]:
-    """As ``minidnn classify`` prepares pictures for a network."""
-    from minidnn.data import Normalize
-
-    return [Normalize()] if channels == 3 else []

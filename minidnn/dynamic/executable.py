@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from minidnn.dynamic.alike import AlikePrograms
 from minidnn.dynamic.background import Background
 from minidnn.dynamic.batches import BatchSplit, BatchSplitter
 from minidnn.dynamic.constants import check_same, checksums
+from minidnn.dynamic.counts import SizeCounts
 from minidnn.dynamic.dim import Dim, bound, check_inputs, sizes_of, templates_of, written
 from minidnn.dynamic.kept import KeptProgram, KeptPrograms, Key, table_of
 from minidnn.dynamic.source import NetworkSource
@@ -25,6 +25,7 @@ from minidnn.dynamic.stored import doubles, why_not_stored, write_programs
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
+from minidnn.preparation import Preparation, check_takes, metadata_of
 from minidnn.report.explain import predicted
 from minidnn.runtime.interface import interface_of
 from minidnn.runtime.store import Store
@@ -42,32 +43,6 @@ _FEW_PARTS = 3
 
 _MOST_PARTS = 512
 """Of a batch of more, one program is made at once that computes at least half of it."""
-
-
-@dataclass(frozen=True)
-class SizeCounts:
-    """What an executable of named sizes has done, and what it keeps.
-
-    Attributes:
-        kept: programs.
-        compiled: programs that were made, those that are gone included.
-        dropped: programs that made room for others.
-        in_parts: calls that were computed in parts.
-        by_any_size: calls that were computed by kernels of any size.
-        run_bytes: memory of runs of all programs that are kept.
-        weight_bytes: their packed weights, those that several share once.
-
-    >>> exe = md.compile(net, (md.Dim("batch", 1, 64), 3, 32, 32), device="reference")
-    >>> print(exe.counts.kept)
-    """
-
-    kept: int
-    compiled: int
-    dropped: int
-    in_parts: int
-    by_any_size: int
-    run_bytes: int
-    weight_bytes: int
 
 
 class DynamicExecutable:
@@ -265,7 +240,7 @@ class DynamicExecutable:
         """
         return self._made_now(self._key("at", sizes), self._source.tunes).executable
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, preparation: Preparation | None = None) -> None:
         """Writes programs that compute all batches in the range to a file, as
         :meth:`minidnn.executable.Executable.save` writes one: :func:`minidnn.load` gives what is
         called with any batch, without a compiler.
@@ -273,7 +248,12 @@ class DynamicExecutable:
         The file has programs for few sizes, the least and its doubles, which compute other batches
         in parts; what they have in common stands there once.
 
+        Args:
+            path: usually with the ending .mdx; is replaced when it exists.
+            preparation: how pictures are prepared for it, which ``load_preparation`` gives back.
+
         Raises:
+            GraphError: an argument is not valid.
             UnsupportedError: rows are not independent, sizes other than the batch's vary, or a
                 program cannot be saved.
             CompileError: the cache has its code no longer.
@@ -282,6 +262,8 @@ class DynamicExecutable:
         >>> exe.save("net.mdx")
         """
         check_path(path)
+        metadata = metadata_of(preparation)
+        check_takes(preparation, self.name, self.templates)
         if (reason := why_not_stored(self.dims, self.why_not_parts)) is not None:
             raise UnsupportedError(f"{self!r} {reason}")
         batch, key = self.dims[self._batches.index], tuple(dim.least for dim in self.dims)
@@ -289,7 +271,7 @@ class DynamicExecutable:
         programs = [self._made_now(each, self._source.tunes) for each in keys]
         wise = self._batches.row_wise(key)
         assert not isinstance(wise, str)
-        write_programs(path, batch, wise, programs)
+        write_programs(path, batch, wise, programs, metadata)
 
     def ready(self, shapes: tuple[tuple[int, ...], ...]) -> KeptProgram | None:
         """The program for arrays of these shapes, if there is one and it was called before.

@@ -115,7 +115,7 @@ class BatchExecutable:
             "and save_onnx write is had by compiling the network"
         )
 
-    def save(self, path: Any) -> None:
+    def save(self, path: Any, *, preparation: Any = None) -> None:
         """UnsupportedError: a file that was loaded can be copied."""
         raise UnsupportedError(f"{self!r} was loaded from a file, which can be copied")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from minidnn.dynamic.dim import Dim
 from minidnn.dynamic.kept import KeptProgram
@@ -37,7 +37,11 @@ def why_not_stored(dims: Sequence[Dim], why_not_parts: str | None) -> str | None
 
 
 def write_programs(
-    path: str | os.PathLike[str], batch: Dim, wise: RowWise, programs: Sequence[KeptProgram]
+    path: str | os.PathLike[str],
+    batch: Dim,
+    wise: RowWise,
+    programs: Sequence[KeptProgram],
+    metadata: Mapping[str, str],
 ) -> None:
     """Writes programs of several batches to a file.
 
@@ -45,6 +49,7 @@ def write_programs(
         batch: the named size, with its range.
         wise: which inputs and outputs have rows.
         programs: in the order of :func:`doubles`.
+        metadata: how pictures are prepared, as :func:`minidnn.preparation.metadata_of` says it.
     """
     from minidnn.compiled_file import write_batches
 
@@ -56,5 +61,6 @@ def write_programs(
         "batch": [batch.name, batch.least, batch.most, batch.multiple],
         "inputs": wise.inputs,
         "outputs": wise.outputs,
+        "preparation": metadata,
     }
     write_batches(path, programs[0].executable.device, entries, described)

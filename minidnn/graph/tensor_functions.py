@@ -168,8 +168,11 @@ def _constant(owner: Any, value: Any) -> Any:
 
 def stack(arrays: Sequence[Any], axis: int = 0) -> Any:
     """Tensors, and arrays, joined along a new axis."""
-    wide = (expand_dims if isinstance(each, Symbolic) else np.expand_dims for each in arrays)
-    return concatenate([f(each, axis) for f, each in zip(wide, arrays, strict=True)], axis)
+    wide: list[Any] = [
+        expand_dims(each, axis) if isinstance(each, Symbolic) else np.expand_dims(each, axis)
+        for each in arrays
+    ]
+    return concatenate(wide, axis)
 
 
 @described("Full")

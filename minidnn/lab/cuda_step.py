@@ -189,7 +189,8 @@ class CudaStep(LadderStep):
             if found and "*" not in part:
                 return Texture(name)
         else:
-            valid = tuple(one for one in dir(shape) if isinstance(getattr(shape, one), int))
+            names = (one for one in dir(shape) if not one.startswith("_"))
+            valid = tuple(one for one in names if isinstance(getattr(shape, one), int))
             found = int(getattr(shape, name)) if name in valid else None
         if found is None:
             raise UnsupportedError(

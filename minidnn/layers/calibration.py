@@ -31,6 +31,20 @@ _CALIBRATED = (BatchNorm1d, BatchNorm2d)
 Measure = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
+def calibrate_on_noise(network: Layer, seed: int = 0) -> Layer:
+    """:func:`calibrate` on four random images of half the network's own rows and columns.
+
+    That is four times faster than all of them, and still thousands of values a channel.  A network
+    without batch normalizations is left as it is: it may take one size alone.
+    """
+    if any(isinstance(layer, _CALIBRATED) for _, layer in network.named_layers()):
+        channels, *sizes = network.input_shape  # type: ignore[attr-defined]
+        small = [max(size // 2, min(size, 8)) for size in sizes]
+        images = np.random.default_rng(seed).standard_normal((4, channels, *small), np.float32)
+        calibrate(network, images)
+    return network
+
+
 def calibrate(network: Layer, *inputs: np.ndarray) -> Layer:
     """Sets ``running_mean`` and ``running_var`` of all batch normalizations from data, in place.
 

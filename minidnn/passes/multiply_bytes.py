@@ -21,7 +21,7 @@ import numpy as np
 
 from minidnn.graph.expression import Expression, argument, fma, rint
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
-from minidnn.graph.operator import Elementwise, Reshaping, Windowed
+from minidnn.graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from minidnn.graph.operators import Concat, Conv2d, Formula, Linear, Transpose
 from minidnn.graph.quantization import PER_CHANNEL, Steps, dequantization_of, quantization_of
 from minidnn.graph.substitution import substituted
@@ -39,6 +39,22 @@ def multiply_bytes(graph: Graph, context: Context) -> Graph:
     for rewrite in (_move_quantizers, _multiply, _compose):
         graph = rewrite(graph, context)
     return graph
+
+
+def precision_of(graph: Graph, computed: str) -> str:
+    """What an optimized graph is computed in: "int8" if contractions in it, or in its regions,
+    multiply bytes, whatever the rest is ``computed`` in."""
+    return "int8" if _multiplies(graph) else computed
+
+
+def _multiplies(graph: Graph) -> bool:
+    for node in graph.nodes:
+        body = getattr(node.op, "body", None)
+        if isinstance(body, Graph) and _multiplies(body):
+            return True
+        if isinstance(node.op, Contraction) and node.inputs[1].dtype in BYTES:
+            return True
+    return False
 
 
 def _steps_read(node: Node | None) -> Steps | None:

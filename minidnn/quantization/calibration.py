@@ -13,7 +13,7 @@ from minidnn.dynamic.dim import Dim, Template, sizes_of
 from minidnn.errors import GraphError
 from minidnn.graph.ir import Graph
 from minidnn.runtime.interface import interface_of
-from minidnn.sizes.sized_graph import SizedGraph
+from minidnn.sizes.sized_graph import SizedGraph, input_templates
 
 Batch = tuple[np.ndarray, ...]
 
@@ -71,7 +71,7 @@ def batches_of(graph: Graph, sized: SizedGraph | None, data: object) -> list[Bat
             f"data={data!r:.80} is a {type(data).__name__}; valid are an array and an iterable of "
             "batches"
         )
-    templates = [value.shape for value in graph.inputs] if sized is None else sized.templates
+    templates = input_templates(graph if sized is None else sized)
     batches = []
     for number, batch in enumerate(given):
         arrays = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)

@@ -94,8 +94,9 @@ def quantize(
     Args:
         network: what ``compile`` takes, in float32.
         data: an array, or batches of them (tuples for several inputs), of the network's size: some
-            hundred samples like those that it will see.  With a named batch they may be of any
-            sizes in its range, as the last one of a loader is.
+            hundred samples like those that it will see.  Of a :class:`minidnn.data.Loader` one
+            epoch is taken, without its targets.  With a named batch they may be of any sizes in its
+            range, as the last one of a loader is.
         shape: as for ``compile``, also with a :class:`minidnn.Dim`; that of the data where it is
             None and the network has none.
         ranges: how the range of a value is chosen: "minmax" takes all of it, "percentile" the
@@ -123,6 +124,8 @@ def quantize(
     >>> exe = md.compile(small, device="cpu")
     """
     choose = _checked(ranges, percentile, dtype, accuracy)
+    # As for training, what has a place to resume at gives batches with their targets.
+    data = [x for x, _ in data] if hasattr(data, "restore") else data
     graph, sized = _folded(network, shape, data)
     given = Calibration(graph, sized, batches_of(graph, sized, data), device)
     layers = _chosen(graph, first, last, keep)

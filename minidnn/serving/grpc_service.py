@@ -182,7 +182,6 @@ class _Service:
 
     async def _model(self, request: Any) -> Any:
         found = protocol.model_metadata(self._repository, request.name, request.version)
-        found.pop("parameters")  # the protocol's message has no room for the range
         return message("ModelMetadataResponse")(**found)
 
     async def _index(self, request: Any) -> Any:

@@ -15,6 +15,7 @@ from minidnn.dynamic.parts import BatchPart, parts_of
 from minidnn.errors import UnsupportedError
 from minidnn.executable import Executable
 from minidnn.measure.turns import in_turn
+from minidnn.preparation import Preparation, check_takes
 from minidnn.runtime.arrays import random_array
 from minidnn.serving.tensors import DATATYPES, Spec
 
@@ -34,10 +35,12 @@ class Opened:
         any_batch: whether it takes a number of rows.
         batch: of how many rows; None for any number.
         sizes: of how many rows there are executables already; None if any can be compiled.
+        preparation: how pictures are prepared for it; None if that is not known.
     """
 
     compile: Callable[[int | None], Executable]
     any_batch: bool
+    preparation: Preparation | None = None
     batch: Dim | None = None
     sizes: Sequence[int] | None = None
 
@@ -58,7 +61,10 @@ class ServedModel:
     Attributes:
         batch: of the rows of a request; 1 for a model that takes no batches.
         max_rows: of a batch that several requests share; a request of more has one of its own.
+        preparation: how callers prepare pictures for it; None if that is not known.
     """
+
+    preparation: Preparation | None = None
 
     def __init__(
         self,
@@ -169,10 +175,18 @@ def load(source: Source, max_batch: int) -> ServedModel:
     whose rows are not independent of each other.
     """
     opened = source.open()
+    model = _loaded(source, opened, max_batch)
+    taken = [(None, *each.shape) if each.batched else each.shape for each in model.inputs]
+    check_takes(opened.preparation, source.name, taken)
+    model.preparation = opened.preparation
+    return model
+
+
+def _loaded(source: Source, opened: Opened, max_batch: int) -> ServedModel:
     if not opened.any_batch:
         return _of_own_size(source, opened.compile(None))
     batch = opened.batch or Dim("rows", 1, max_batch)
-    together = rows_together(batch, max_batch)
+    together = batch.up_to(max_batch)
     sizes = opened.sizes or sizes_of(together, batch.least)
     executables = {size: opened.compile(size) for size in sizes}
     tried = {size: _try(each) for size, each in executables.items()}
@@ -191,12 +205,6 @@ def load(source: Source, max_batch: int) -> ServedModel:
     seconds = evened(_seconds(executables))
     given = source, executables, seconds, *tried[sizes[-1]]
     return _model(*given, batched=True, batch=batch, max_rows=together)
-
-
-def rows_together(batch: Dim, max_batch: int) -> int:
-    """How many rows requests share a batch of at most."""
-    most = min(batch.most, max_batch) // batch.multiple * batch.multiple
-    return max(batch.least, most)
 
 
 def sizes_of(most: int, least: int = 1) -> list[int]:

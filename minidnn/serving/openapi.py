@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import minidnn
+from minidnn.serving.encoded import ENCODED
 from minidnn.serving.faults import Refusal
 from minidnn.serving.model import ServedModel
 from minidnn.serving.protocol import REFUSED_PARAMETERS
@@ -42,6 +43,7 @@ def _parameters(**known: Any) -> dict[str, Any]:
     return {"type": "object", "properties": known, "additionalProperties": True, **refused}
 
 
+_COUNT = {"type": "integer", "minimum": 1}
 _SCHEMAS = {
     "Error": _object(["error"], error=_TEXT),
     "Live": _object(["live"], live={"type": "boolean"}),
@@ -57,13 +59,28 @@ _SCHEMAS = {
         shape=_list({"type": "integer", "minimum": -1}),
     ),
     "Model": _object(
-        ["name", "versions", "platform", "inputs", "outputs"],
+        ["name", "versions", "platform", "inputs", "outputs", "parameters"],
         name=_TEXT,
         versions=_list(_TEXT),
         platform=_TEXT,
         inputs=_list(_ref("TensorMetadata")),
         outputs=_list(_ref("TensorMetadata")),
-        parameters={"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
+        parameters=_object(
+            [],
+            min_rows=_COUNT,
+            max_rows=_COUNT,
+            multiple_of_rows=_COUNT,
+            preparation=_ref("Preparation"),
+        ),
+    ),
+    "Preparation": _object(
+        ["resize", "crop", "channels", "mean", "std", "classes"],
+        resize=_COUNT,
+        crop=_COUNT,
+        channels={"enum": [1, 3]},
+        mean=_list({"type": "number"}),
+        std=_list({"type": "number"}),
+        classes={"type": ["array", "null"], "items": _TEXT},
     ),
     "Output": _object(
         ["name", "datatype", "shape", "data"],
@@ -185,6 +202,11 @@ def _infer(model: ServedModel) -> dict[str, Any]:
         "packed (Content-Encoding: gzip, deflate), and so is the answer if "
         "Accept-Encoding has one of them."
     )
+    if model.preparation is not None:
+        found["description"] += (
+            f" An input of the shape [N] and the datatype {ENCODED} has encoded pictures, such as "
+            "PNG, which are prepared as the model's metadata say; it is binary."
+        )
     found["requestBody"]["required"] = True
     found["responses"]["200"]["content"]["application/octet-stream"] = {"schema": {}}
     return found

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 
 import minidnn
+from minidnn.serving.encoded import are_encoded, with_pictures
 from minidnn.serving.faults import Fault, Refusal, invalid
 from minidnn.serving.model import ServedModel
 from minidnn.serving.repository import Repository
@@ -54,7 +57,7 @@ def server_metadata() -> dict[str, Any]:
 
 
 def model_metadata(repository: Repository, name: str, version: str) -> dict[str, Any]:
-    """A model's inputs and outputs, and the range of its rows; Fault if it is not ready."""
+    """A model's inputs and outputs; Fault if it is not ready."""
     model = repository.batcher(name, version).model
 
     def tensors(specs: Sequence[Spec]) -> list[dict[str, Any]]:
@@ -68,14 +71,20 @@ def model_metadata(repository: Repository, name: str, version: str) -> dict[str,
         "platform": model.source.platform,
         "inputs": tensors(model.inputs),
         "outputs": tensors(model.outputs),
-        "parameters": _range(model) if model.inputs[0].batched else {},
     }
 
 
-def _range(model: ServedModel) -> dict[str, int]:
-    """How many rows a request may have: of inputs and outputs the first axis."""
-    rows = model.batch
-    return {"min_rows": rows.least, "max_rows": rows.most, "multiple_of_rows": rows.multiple}
+def model_parameters(repository: Repository, name: str, version: str) -> dict[str, Any]:
+    """How many rows a request may have, if it has rows, and how callers prepare pictures for a
+    model, as "preparation", if that is known; Fault if it is not ready."""
+    model = repository.batcher(name, version).model
+    found: dict[str, Any] = {}
+    if model.inputs[0].batched:
+        rows = model.batch
+        found = {"min_rows": rows.least, "max_rows": rows.most, "multiple_of_rows": rows.multiple}
+    if model.preparation is not None:
+        found["preparation"] = asdict(model.preparation)
+    return found
 
 
 def index(repository: Repository, ready_only: bool) -> list[dict[str, str]]:
@@ -119,9 +128,15 @@ async def infer(
         def parsed() -> Parsed:
             request, model = read(), batcher.model
             _check_outputs(model, request)
+            if are_encoded(request.inputs):
+                return request, [], 0
             return request, *arrays_of(model.inputs, request.inputs, model.batch)
 
         request, arrays, rows = await in_turn(parsed)
+        if not arrays:
+            limit = repository.settings.max_request_bytes
+            read_pictures = partial(_of_pictures, batcher.model, request, limit)
+            arrays, rows = await repository.beside(read_pictures)
         results = await batcher.infer(arrays, rows)
         answer = _answer(batcher.model, request, results)
         status = "ok"
@@ -134,6 +149,19 @@ async def infer(
         raise Fault(Refusal.FAILED, "not enough memory for this request") from error
     finally:
         batcher.meter.request(protocol, status, time.monotonic() - begun)
+
+
+def _of_pictures(model: ServedModel, request: Request, limit: int) -> tuple[list[np.ndarray], int]:
+    """The inputs of a request with encoded pictures as arrays, and how many rows they have.
+
+    Of more than a shared batch there are as many as ``limit`` bytes of numbers are: encoded, a
+    million may be small.
+    """
+    row = sum(prod(spec.shape) * spec.dtype.itemsize for spec in model.inputs)
+    most = model.batch.up_to(max(model.max_rows, limit // row))
+    batch = replace(model.batch, most=most)
+    given = with_pictures(model.preparation, model.inputs, request.inputs, batch)
+    return arrays_of(model.inputs, given, model.batch)
 
 
 def _check_outputs(model: ServedModel, request: Request) -> None:

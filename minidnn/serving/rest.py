@@ -98,7 +98,9 @@ class _Rest:
         return JSONResponse({"ready": ready}, 200 if ready else Refusal.UNAVAILABLE.status)
 
     async def _model(self, request: Request) -> Response:
-        return JSONResponse(protocol.model_metadata(self._repository, *_model_of(request)))
+        given = (self._repository, *_model_of(request))
+        told = protocol.model_metadata(*given)
+        return JSONResponse({**told, "parameters": protocol.model_parameters(*given)})
 
     async def _model_ready(self, request: Request) -> Response:
         name, version = _model_of(request)

@@ -166,6 +166,13 @@ class SizedGraph:
         return tuple(found)
 
 
+def input_templates(graph: Graph | SizedGraph) -> list[Template]:
+    """The shapes of the inputs, with the named sizes if it has some."""
+    if isinstance(graph, SizedGraph):
+        return list(graph.templates)
+    return [value.shape for value in graph.inputs]
+
+
 def _described(
     trace: Callable[[Mapping[str, int]], Graph], dims: Sequence[Dim]
 ) -> tuple[Any, dict[str, np.ndarray]]:

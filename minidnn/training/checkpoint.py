@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import WeightsError
+from minidnn.preparation import Preparation
 from minidnn.training.launches import Progress
 from minidnn.training.trained import of_parameters
 from minidnn.weights import load_weights, save_weights
@@ -33,7 +34,10 @@ _FEW = 4
 
 
 def writing(
-    trainer: Any, path: str | os.PathLike[str], measured: Mapping[str, np.ndarray]
+    trainer: Any,
+    path: str | os.PathLike[str],
+    measured: Mapping[str, np.ndarray],
+    preparation: Preparation | None = None,
 ) -> Callable[[], None]:
     """What writes the trainer as it now is; see :meth:`Trainer.save`.
 
@@ -56,14 +60,17 @@ def writing(
     }
     if known["loader"] is not None:
         json.dumps(known["loader"])  # here, where its error is told to who asks
-    return partial(_write, path, known, arrays)
+    return partial(_write, path, known, arrays, preparation)
 
 
 def _write(
-    path: str | os.PathLike[str], known: dict[str, Any], arrays: dict[str, np.ndarray]
+    path: str | os.PathLike[str],
+    known: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    preparation: Preparation | None,
 ) -> None:
     known["sha256"] = _digest(known, arrays)
-    save_weights(arrays, path, {KEY: json.dumps(known)})
+    save_weights(arrays, path, {KEY: json.dumps(known)}, preparation=preparation)
 
 
 def read(trainer: Any, path: str | os.PathLike[str]) -> None:

@@ -19,6 +19,7 @@ from minidnn.graph.plain import plain
 from minidnn.graph.types import TensorType, numpy_dtype
 from minidnn.layers.build import to_graph
 from minidnn.layers.inputs import Shapes
+from minidnn.preparation import Preparation
 from minidnn.runtime.store import Store
 from minidnn.training import checkpoint
 from minidnn.training.arguments import check_number, check_whole
@@ -427,7 +428,13 @@ class Trainer:
                     found[name] = self.trained.waiting.get(name, parameter.bind(name)())
             return found
 
-    def save(self, path: str | os.PathLike[str], *, writer: CheckpointWriter | None = None) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        writer: CheckpointWriter | None = None,
+        preparation: Preparation | None = None,
+    ) -> None:
         """Writes a checkpoint, from which training goes on with the same bits.
 
         It is one safetensors file, whose header has the rest as JSON; it appears complete or not
@@ -435,12 +442,13 @@ class Trainer:
         first writes it.
 
         With a ``writer``, states are copied, and it writes the file while training goes on.
+        ``preparation`` says how pictures are prepared for its weights.
         """
         measured = copy(self.measured)
         if self.group is not None:
             measured.gather(self.group)
         if self.rank == 0:
-            write = checkpoint.writing(self, path, measured.arrays())
+            write = checkpoint.writing(self, path, measured.arrays(), preparation)
             writer.start(write) if writer is not None else write()
         if self.group is not None:
             self.group.sum_of([])  # nobody reads it before it is there

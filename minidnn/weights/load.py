@@ -14,7 +14,7 @@ from . import pytorch, safetensors, trained
 from ._file import Array, MappedFile, Unread
 from ._zip import looks_like_zip
 from .pytorch import Key
-from .zoo import find_known, rename_densenet
+from .zoo import find_known, rename_old
 
 
 def load_weights(
@@ -79,7 +79,7 @@ def load_weights(
             raise DownloadError(
                 f"{error}\n  (instead of {source!r}, the path of a file with weights is valid, too)"
             ) from error
-    tensors = rename_densenet(_read(MappedFile(path), key))
+    tensors = rename_old(_read(MappedFile(path), key))
     if copy:
         return {name: _copied(tensor) for name, tensor in tensors.items()}
     return tensors

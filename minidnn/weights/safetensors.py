@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import WeightsError
+from ..preparation import Preparation, metadata_of
 from ._file import DTYPES, MAX_RANK, Array, MappedFile, Unread, brief, itemsize
 
 MAX_HEADER = 8 << 20
@@ -188,6 +189,8 @@ def save_weights(
     tensors: Mapping[str, Array],
     path: str | os.PathLike[str],
     metadata: Mapping[str, str] | None = None,
+    *,
+    preparation: Preparation | None = None,
 ) -> None:
     """Writes arrays to a safetensors file, which appears complete or not at all.
 
@@ -196,10 +199,12 @@ def save_weights(
             int32, int16, int8, uint8, bool.  Their order is kept.
         path: is replaced when it exists.
         metadata: texts for the header's ``__metadata__``.
+        preparation: how pictures are prepared for the network; ``load_preparation`` reads it.
 
     Raises:
         WeightsError: an argument of another type; a name, a dtype or the metadata that cannot be
             written.
+        GraphError: the preparation is none.
         OSError: the file cannot be written.
 
     >>> md.save_weights(net.state_dict(), "weights.safetensors")
@@ -211,7 +216,7 @@ def save_weights(
             "and then a path"
         )
     path = Path(path)
-    header, order = _layout(path, tensors, metadata)
+    header, order = _layout(path, tensors, {**(metadata or {}), **metadata_of(preparation)})
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # so that the data are aligned in memory
     if len(text) > MAX_HEADER:

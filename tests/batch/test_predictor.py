@@ -180,7 +180,7 @@ def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_what_does_not_fit_is_named() -> None:
-    with pytest.raises(GraphError, match=r"preparation=224; valid is a minidnn.pictures"):
+    with pytest.raises(GraphError, match=r"preparation=224; valid is a minidnn.Preparation"):
         Predictor(network(), 224)  # type: ignore[arg-type]
     with pytest.raises(GraphError, match="labels has 2 names; valid are 5, one for each output"):
         list(made(labels=["a", "b"]).predict(["a.png"]))

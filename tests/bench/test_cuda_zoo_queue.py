@@ -163,7 +163,7 @@ def test_stages_come_in_their_order(tmp_path: Path) -> None:
     assert found == [(name, *stage) for stage in stages for name in ("alexnet", "vgg11")]
 
 
-def test_networks_beyond_the_zoo_are_a_stage_too(tmp_path: Path) -> None:
+def test_networks_beyond_the_classics_are_a_stage_too(tmp_path: Path) -> None:
     given = {"precisions": ["float16", "tf32"], "batches": [32], "networks": ["alexnet"]}
     asked = options(tmp_path / "none", beyond=True, **given)
     found = cuda_zoo.cells(asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import socket
@@ -243,26 +244,34 @@ def test_what_is_in_the_cache_is_not_announced(
 def test_sizes_follow_the_version_of_the_weights() -> None:
     """torchvision's own list is the oracle: V1 and V2 want different sizes."""
     pytest.importorskip("torch")
-    from minidnn.cli.classify import _sizes
+    from minidnn.cli.preparing import published
     from minidnn.cli.weights import known_of, source_of
     from tests.oracles.torchvision_models import models as torchvision
-
-    class Options:
-        size = resize = None
 
     for network in models.list_models():
         if network == "digits":
             continue
         for entry in torchvision.get_model_weights(network):
-            if entry.name == "IMAGENET1K_FEATURES":  # of VGG-16 without its classifier
+            if not entry.name.startswith("IMAGENET1K_V"):  # without a classifier, or larger
                 continue
-            known = known_of(network, source_of(network, entry.name))
+            found = published(network, source_of(network, entry.name), 1, 3)
             made = entry.transforms()
-            sizes = (made.resize_size[0], made.crop_size[0])
-            assert _sizes(known, 0, Options) == sizes, entry  # type: ignore[arg-type]
+            assert (found.resize, found.crop) == (made.resize_size[0], made.crop_size[0]), entry
+            assert (found.mean, found.std) == (tuple(made.mean), tuple(made.std)), entry
         default = torchvision.get_model_weights(network).DEFAULT
-        found = known_of(network, source_of(network, "default"))
-        assert found is not None and found.name == str(default)
+        known = known_of(network, source_of(network, "default"))
+        assert known is not None and known.name == str(default)
+
+
+def test_pictures_are_resized_as_the_weights_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minidnn.cli.classify import add_arguments, make_classifier
+
+    monkeypatch.setattr("minidnn.layers.calibration.calibrate_on_noise", lambda network: network)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for network, wanted in (("efficientnet_b0", "bicubic"), ("mobilenet_v2", "bilinear")):
+        options = parser.parse_args(["a.png", "--network", network, "--weights", "random"])
+        assert make_classifier(options).preparation.interpolation == wanted
 
 
 def test_labels_of_imagenet_are_torchvisions() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import minidnn as md
 from minidnn.cli import main
 from minidnn.models import get_model
 from minidnn.training.trainer import Trainer
@@ -116,7 +117,10 @@ def test_train_and_val_within_a_folder_and_grey_to_colours(data: Path, tmp_path:
         shutil.copytree(data, tmp_path / "data" / name)
     arguments = ("--data", tmp_path / "data", "--epochs", 1, "--size", 33, "--augment", "photos")
     train(*arguments, "--output", tmp_path / "out", "--optimizer", "sgd", network="squeezenet1_1")
-    assert (tmp_path / "out" / "classes.txt").read_text() == "left\nmiddle\nright\n"
+    classes = ("left", "middle", "right")
+    assert (tmp_path / "out" / "classes.txt").read_text().split() == list(classes)
+    found = md.load_preparation(tmp_path / "out" / "weights.safetensors")
+    assert found == md.Preparation(38, 33, classes=classes)  # with a margin, and torchvision's mean
 
 
 @pytest.mark.parametrize(

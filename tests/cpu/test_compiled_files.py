@@ -237,7 +237,7 @@ def test_commands_check_whole_files(saved: Path, copy: Callable[..., Path]) -> N
     offset, size, _ = file.header["parts"][CONSTANTS]
     path = str(copy(_flip(file._base + offset + size - 1)))
     options = argparse.Namespace(models=[path], device=None, threads=1)
-    (source,) = sources_of(options)
+    (source,) = sources_of(options, print)
     with pytest.raises(WeightsError, match="constants are not what was written"):
         source.open().compile(None)
     with pytest.raises(WeightsError, match="constants are not what was written"):

@@ -10,13 +10,19 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn import models
 from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
 
 torch = pytest.importorskip("torch")
 from tests.cuda.cards import some  # noqa: E402
-from tests.models.test_torchvision import NETWORKS, SMALL, images, peer, theirs  # noqa: E402
+from tests.models.networks import (  # noqa: E402
+    NETWORKS,
+    SMALL,
+    calibrated,
+    images,
+    peer_of,
+    theirs,
+)
 
 pytestmark = pytest.mark.gpu
 BATCH = 2
@@ -28,19 +34,19 @@ TOLERANCE = {"float32": 3e-6, "tf32": 2e-3, "float16": 4e-3, "bfloat16": 3e-2}
 
 @lru_cache(1)
 def network(name: str) -> Any:
-    return md.calibrate(models.get_model(name, num_classes=12), images(4, SMALL.get(name, 64), 0))
+    return calibrated(name, SMALL[name])
 
 
 @lru_cache(1)
 def exact(name: str) -> np.ndarray:
-    x = images(BATCH, SMALL.get(name, 64), 1)
-    return theirs(peer(name, num_classes=12), network(name).state_dict(), x)
+    x = images(BATCH, SMALL[name], 1)
+    return theirs(peer_of(name, SMALL[name]), network(name).state_dict(), x)
 
 
 def by_torch(name: str, precision: str, x: np.ndarray) -> np.ndarray:
     """PyTorch's own result on the GPU at that precision."""
     dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(precision, torch.float32)
-    net = peer(name, num_classes=12)
+    net = peer_of(name, SMALL[name])
     state = {k: torch.from_numpy(np.asarray(v)) for k, v in network(name).state_dict().items()}
     net.load_state_dict(state, strict=True, assign=True)
     net = net.to("cuda", dtype).to(memory_format=torch.channels_last)
@@ -54,7 +60,7 @@ def by_torch(name: str, precision: str, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", some(NETWORKS, SAMPLE))
 def test_numbers(name: str) -> None:
     """At every precision no more than three times PyTorch's own error, and the same bits again."""
-    x = images(BATCH, SMALL.get(name, 64), 1)
+    x = images(BATCH, SMALL[name], 1)
     scale = np.abs(exact(name)).max()
     wrong = []
     for precision, floor in TOLERANCE.items():
@@ -73,7 +79,7 @@ def test_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "densenet121", "alexnet"])
 def test_float32_uses_no_tf32(name: str) -> None:
     """TF32 is orders of magnitude less exact, even than Winograd and FFT, so the error tells."""
-    x = images(BATCH, SMALL.get(name, 64), 1)
+    x = images(BATCH, SMALL[name], 1)
     scale = np.abs(exact(name)).max()
     errors = {}
     for precision in ("float32", "tf32"):
@@ -87,7 +93,7 @@ def test_batches(batch: int) -> None:
     net = network("resnet18")
     x = images(batch, 64, 3)
     exe = md.compile(net, x.shape, device="cuda", precision="float16")
-    expected = theirs(peer("resnet18", num_classes=12), net.state_dict(), x)
+    expected = theirs(peer_of("resnet18", 64), net.state_dict(), x)
     error = np.abs(np.asarray(exe(x), np.float64) - expected).max() / np.abs(expected).max()
     assert error < 5e-3
 
@@ -111,7 +117,7 @@ def test_a_batch_of_256(precision: str) -> None:
 def test_accuracy_high_is_nearly_as_exact_as_pytorch(name: str) -> None:
     """On an H200 errors were 0.88 (resnet18) and 1.29 times (vgg11_bn) PyTorch's own; with
     Winograd they are more than twice as large."""
-    x = images(BATCH, SMALL.get(name, 64), 1)
+    x = images(BATCH, SMALL[name], 1)
     exe = md.compile(network(name), x.shape, device="cuda", accuracy="high")
     own, peers = (
         np.sqrt(np.mean((result - exact(name)) ** 2))

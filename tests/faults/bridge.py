@@ -54,9 +54,23 @@ FAULTS = (
     Fault(
         "a write without gradients to what has one is part of the graph",
         f"{_FRONTEND}/quiet_writes.py",
-        "                if storage in taped:\n",
-        "                if False:\n",
+        "            if is_quiet and storage in made:\n",
+        "            if False:\n",
         (_PROGRAMS, "tests/torch/test_inplace.py", "tests/torch/programs/test_generated.py"),
+    ),
+    Fault(
+        "writes with and without gradients to one argument are part of the graph",
+        f"{_FRONTEND}/quiet_writes.py",
+        "            if storage in lent and (enabled if is_quiet else storage in quiet):\n",
+        "            if False:\n",
+        (_PROGRAMS,),
+    ),
+    Fault(
+        "the data of a tensor has the gradient of the tensor",
+        f"{_FRONTEND}/functional.py",
+        "            found[node].target = torch.Tensor.detach\n",
+        "            pass\n",
+        (_PROGRAMS,),
     ),
     Fault(
         "a conversion that gives its operand gives a copy",

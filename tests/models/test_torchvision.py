@@ -1,4 +1,4 @@
-"""The 21 networks against torchvision's: names, shapes and dtypes of parameters, and numbers.
+"""The zoo's networks against torchvision's: names, shapes and dtypes of parameters, and numbers.
 
 Weights move through state dicts in both directions.  Both sides compute in float64, ours by the
 NumPy reference, so that a difference of 1e-10 is a mistake and not rounding.  The networks are
@@ -8,6 +8,7 @@ float64 may be three times PyTorch's own.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -24,35 +25,9 @@ from tests.sampling import IS_FULL, only
 
 torch = pytest.importorskip("torch")
 from tests.oracles.torchvision_models import models as torchvision_models  # noqa: E402
+from tests.oracles.torchvision_models import unfilled  # noqa: E402
 
-NETWORKS = [name for name in models.list_models() if name != "digits"]
-#: Rows and columns that every layer still fits on, and that keep the test fast.
-SMALL = {"alexnet": 64, "inception_v3": 75} | dict.fromkeys(
-    [name for name in NETWORKS if name.startswith("vgg")], 32
-)
-
-
-def peer(name: str, **options):
-    """torchvision's network without memory for its weights, which are to be loaded."""
-    if name == "inception_v3":
-        options = {"aux_logits": False, "init_weights": False} | options
-    with torch.device("meta"):
-        return getattr(torchvision_models, name)(weights=None, **options).eval()
-
-
-def images(batch: int, size: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((batch, 3, size, size), np.float32)
-
-
-def theirs(net, state, x: np.ndarray, dtype: str = "float64") -> np.ndarray:
-    """What torchvision's network computes in ``dtype`` with a state dict of NumPy arrays."""
-    tensors = {
-        k: torch.from_numpy(v if v.dtype.kind == "i" else v.astype(dtype, copy=False))
-        for k, v in state.items()
-    }
-    net.load_state_dict(tensors, strict=True, assign=True)
-    with torch.inference_mode():
-        return net(torch.from_numpy(x.astype(dtype))).numpy()
+from .networks import LATER, NETWORKS, SMALL, calibrated, images, peer_of, theirs  # noqa: E402
 
 
 def ours(net, x: np.ndarray) -> np.ndarray:
@@ -64,9 +39,9 @@ def ours(net, x: np.ndarray) -> np.ndarray:
 
 
 def compare(name: str, size: int, batch: int = 2) -> None:
-    net = calibrate(models.get_model(name, num_classes=12), images(4, size, 0))
+    net = calibrated(name, size)
     x = images(batch, size, 1)
-    expected = theirs(peer(name, num_classes=12), net.state_dict(), x)
+    expected = theirs(peer_of(name, size), net.state_dict(), x)
     scale = np.abs(expected).max()
     assert expected.shape == (batch, 12)
     # Numbers that do not depend on the image would agree whatever the layers do.
@@ -74,32 +49,43 @@ def compare(name: str, size: int, batch: int = 2) -> None:
     np.testing.assert_allclose(ours(net, x), expected, rtol=0, atol=1e-10 * scale)
 
     compiled = md.compile(net, x.shape, device="reference")(x)
-    single = theirs(peer(name, num_classes=12), net.state_dict(), x, "float32")
+    single = theirs(peer_of(name, size), net.state_dict(), x, "float32")
     error, peers_error = (np.abs(y - expected).max() for y in (compiled, single))
     # Where both are as good as exact, a few roundings of the largest output are no ratio.
     floor = 3 * np.finfo(np.float32).eps * scale
     assert compiled.dtype == np.float32 and error <= max(3 * peers_error, floor)
 
 
-def test_there_are_21() -> None:
-    assert len(NETWORKS) == 21
+def test_there_are_44_of_them_21_classics() -> None:
+    assert (len(NETWORKS), len(models.CLASSIC)) == (44, 21)
+    assert NETWORKS[:21] == list(models.CLASSIC)
     assert set(NETWORKS) <= set(torchvision_models.list_models())
 
 
+def settings(layers: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
+    """What training makes use of, in the order of the layers, of ours or PyTorch's."""
+    found: dict[str, list[Any]] = {"norms": [], "Dropout": [], "StochasticDepth": []}
+    for path, layer in layers:
+        kind = type(layer).__name__
+        if kind == "BatchNorm2d":
+            eps = getattr(layer, "op", layer).eps  # ours has it in its operator
+            found["norms"].append((path, eps, layer.momentum))
+        elif kind in found and layer.p > 0:
+            found[kind].append(layer.p)
+    return found
+
+
 @pytest.mark.parametrize("name", NETWORKS)
-def test_state_dict_is_torchvisions(name: str) -> None:
-    """Names, in order, shapes and dtypes."""
+def test_state_dict_and_settings_are_torchvisions(name: str) -> None:
+    """Names of parameters, in order, shapes and dtypes, and what training makes use of."""
+    theirs = unfilled(name)
     expected = [
         (key, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-        for key, tensor in peer(name).state_dict().items()
+        for key, tensor in theirs.state_dict().items()
     ]
     net = models.get_model(name)
+    assert settings(net.named_layers()) == settings(theirs.named_modules())
     assert [(k, p.type.shape, p.type.dtype) for k, p in net.named_parameters()] == expected
-
-
-#: Deeper variants of others, whose numbers only the full run compares.
-DEEP = ("vgg13", "vgg16", "vgg19", "vgg13_bn", "vgg16_bn", "vgg19_bn", "resnet101", "resnet152",
-        "densenet161", "densenet169", "densenet201")  # fmt: skip
 
 
 TORCHS_LINEAR: Any = torch.nn.Linear
@@ -114,8 +100,8 @@ class Narrow(L.Linear):
 
 
 class TorchsNarrow(TORCHS_LINEAR):
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(narrow(inputs), narrow(outputs))
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(narrow(in_features), narrow(out_features))
 
 
 def narrow(features: int) -> int:
@@ -131,18 +117,28 @@ def test_numbers_are_torchvisions(name: str, monkeypatch: pytest.MonkeyPatch) ->
     if not IS_FULL:
         monkeypatch.setattr(L, "Linear", Narrow)
         monkeypatch.setattr(torch.nn, "Linear", TorchsNarrow)
-    compare(name, SMALL.get(name, 64))
+    compare(name, SMALL[name])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", NETWORKS[21:])
+def test_numbers_are_torchvisions_at_odd_sizes(name: str) -> None:
+    compare(name, 48 if name == "vit_b_16" else 101)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "name", ["alexnet", "vgg11_bn", "resnet50", "squeezenet1_0", "densenet121", "inception_v3"]
+    "name",
+    [
+        *("alexnet", "vgg11_bn", "resnet50", "squeezenet1_0", "densenet121", "inception_v3"),
+        *LATER,
+    ],
 )
 def test_numbers_are_torchvisions_at_full_size(name: str) -> None:
     compare(name, models.get_model(name).input_shape[1], batch=1)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "densenet121"])
+@pytest.mark.parametrize("name", ["resnet18", "densenet121", "mnasnet0_5", "regnet_x_400mf"])
 def test_takes_torchvisions_state_dict(name: str) -> None:
     torch.manual_seed(0)
     state = getattr(torchvision_models, name)(weights=None).state_dict()
@@ -170,7 +166,7 @@ def test_inception_transforms_its_input_as_torchvision_does() -> None:
     x = images(2, 75, 1)
     net = calibrate(models.inception_v3(num_classes=12, transform_input=True), images(4, 75, 0))
     expected = theirs(
-        peer("inception_v3", num_classes=12, transform_input=True), net.state_dict(), x
+        unfilled("inception_v3", num_classes=12, transform_input=True), net.state_dict(), x
     )
     scale = np.abs(expected).max()
     # The numbers of the transform are float32 here and float64 there.

@@ -89,6 +89,11 @@ def test_random_weights_follow_the_seed_alone() -> None:
         ("inception_v3", {"init_weights": True, "aux_logits": False}),
         pytest.param("alexnet", {}, marks=pytest.mark.full),
         pytest.param("vgg11", {}, marks=pytest.mark.full),
+        *(
+            pytest.param(name, {}, marks=pytest.mark.full)
+            for name in NETWORKS
+            if name not in models.CLASSIC
+        ),
     ],
 )
 def test_random_weights_are_spread_as_torchvisions(name: str, options: dict[str, bool]) -> None:
@@ -96,17 +101,11 @@ def test_random_weights_are_spread_as_torchvisions(name: str, options: dict[str,
     torch = pytest.importorskip("torch")
     from tests.oracles.torchvision_models import models as torchvision_models
 
+    from .networks import check_spread
+
     torch.manual_seed(0)
     expected = getattr(torchvision_models, name)(weights=None, **options).state_dict()
-    mine = models.get_model(name).state_dict()
-    for key, tensor in expected.items():
-        theirs, ours = tensor.numpy(), mine[key]
-        if theirs.std() == 0:
-            np.testing.assert_array_equal(ours, theirs, err_msg=key)
-        elif theirs.size >= 500:
-            # Estimates of a standard deviation from n numbers spread by about 0.7 / sqrt(n).
-            assert ours.std() == pytest.approx(theirs.std(), rel=5 / theirs.size**0.5), key
-            assert abs(ours).max() == pytest.approx(abs(theirs).max(), rel=0.5), key
+    check_spread(models.get_model(name).state_dict(), expected)
 
 
 def test_vggs_weights_have_the_documented_spread() -> None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from minidnn.bench.torchvision_models import models
+from minidnn.bench.torchvision_models import models, unfilled
 
-__all__ = ["models"]
+__all__ = ["models", "unfilled"]

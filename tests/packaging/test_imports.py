@@ -84,21 +84,25 @@ ALLOWED: dict[str, set[str]] = {
         *("backends.codegen", "backends.cpu", "backends.cuda", "cudnn", "measure"),
         *("graph", "fusion", "pages", "cache"),
     },
-    "weights": {"cache", "compiled_file"},
-    "pictures": set(),
+    # What is done to pictures, and what files say of it.
+    "preparation": set(),
+    "prepared_files": {"preparation", "compiled_file", "frontends", "weights"},
+    "weights": {"cache", "compiled_file", "preparation"},
+    "pictures": {"preparation"},
     "pages": set(),
     "data": {"graph", "pictures"},
     # ONNX files are measured, too; it asks what machine it is on, and takes turns at the GPU.
     "bench": {
         *(FACE, "models", "cache", "graph", "frontends", "cudnn", "measure"),
-        *("backends.backend", "backends.cpu"),
+        *("backends.backend", "backends.cpu", "layers"),
     },
     "storage": {"graph", "fusion", "weights", "sizes"},
     "compiled_file": {FACE, "runtime"},
-    "executable": {"graph", "report", "runtime", "compiled_file"},
+    "executable": {"graph", "report", "runtime", "compiled_file", "preparation"},
     # It holds executables, and is given what makes them.
     "dynamic": {
         *("graph", "report", "runtime", "executable", "sizes", "dynamic.dim", "compiled_file"),
+        "preparation",
     },
     "loading": {
         *("graph", "runtime", "compiled_file", "executable", "dynamic", "dynamic.dim"),
@@ -124,14 +128,14 @@ ALLOWED: dict[str, set[str]] = {
     # A step is a graph, which is compiled, and explained, like any other.
     "training": {
         *("graph", "gradients", "layers", "runtime", "executable", "compiler", "weights"),
-        *("report", "distributed", "backends.backend", "networks"),
+        *("report", "distributed", "backends.backend", "preparation", "networks"),
     },
     # It adds up what a store has, and knows no networks.
     "distributed": {"graph", "runtime"},
     # It saves whatever can be compiled.
     "saving": {
         *("graph", "networks", "frontends", "executable", "dynamic", "dynamic.dim", "storage"),
-        "sizes",
+        *("sizes", "preparation"),
     },
     # It rewrites graphs after some passes, and compiles them to see which values they have.
     "quantization": {
@@ -149,11 +153,14 @@ ALLOWED: dict[str, set[str]] = {
         "passes",
     },
     # It is given executables, and knows no files.
-    "serving": {FACE, "runtime", "executable", "dynamic", "dynamic.dim", "measure", "pages"},
+    "serving": {
+        *(FACE, "runtime", "executable", "dynamic", "dynamic.dim", "measure", "pages"),
+        *("pictures", "preparation"),
+    },
     # It is given networks, or what opens them, and knows no options.
     "batch": {
         *(FACE, "graph", "runtime", "executable", "dynamic", "sizes", "pictures"),
-        "backends.backend",
+        *("preparation", "backends.backend"),
     },
     # The zoo stands above: its scripts use the face, as a user does.
     "models": {FACE, "graph", "layers", "fusion", "passes", "weights", "pictures"},

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -142,9 +143,28 @@ def test_data_of_several_inputs() -> None:
     assert np.abs(found - wanted).max() < 0.05 * np.abs(wanted).max()
 
 
-def test_onnx_runtime_reads_it(tmp_path: Path) -> None:
-    graph = quantized()
+def test_a_loader_gives_what_its_arrays_give() -> None:
+    """Of one epoch, whatever its targets are."""
+    x = np.concatenate([images(0), images(1)])
+    loader = md.data.Loader(md.data.Arrays(x, np.arange(8)), batch=4, workers=0)
+    found = md.quantize(network(), loader, device="reference")
+    assert str(found) == str(quantized())
+    for ours, theirs in zip(found.constants, quantized().constants, strict=True):
+        np.testing.assert_array_equal(ours.data, theirs.data)
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_onnx_runtime_reads_it(per_channel: bool, tmp_path: Path) -> None:
+    graph = quantized(per_channel=per_channel)
     md.save_onnx(graph, tmp_path / "net.onnx")
+    onnx.checker.check_model(str(tmp_path / "net.onnx"), full_check=True)
+    model = onnx.load(tmp_path / "net.onnx").graph
+    read = {name for node in model.node for name in node.input}
+    assert read >= {each.name for each in model.initializer}
+    # Each of four layers has its input and its weight in QDQ form; nothing else computes.
+    kinds = [node.op_type for node in model.node]
+    assert kinds.count("QuantizeLinear") == 4 and kinds.count("DequantizeLinear") == 8
+    assert {"Mul", "Sub", "Cast"}.isdisjoint(kinds)
     x = images(2)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -222,6 +242,20 @@ def test_digits(warm_cache: Path) -> None:
     usual, small = (md.compile(each, device="cpu") for each in (to_graph(net, x.shape), graph))
     right = [float((np.asarray(exe(x)).argmax(1) == held_out.y).mean()) for exe in (usual, small)]
     assert abs(right[1] - right[0]) <= 0.003
+
+
+def test_executables_say_it(warm_cache: Path, tmp_path: Path) -> None:
+    """Where bytes are multiplied; the reference computes what they stand for."""
+    graph = quantized(first=False)
+    exact = md.compile(graph, device="reference")
+    exe = md.compile(graph, device="cpu")
+    assert (exact.precision, exe.precision) == ("float32", "int8")
+    assert " on cpu in int8: " in repr(exe) and " on cpu in int8, priced" in exe.explain()
+    exe.save(tmp_path / "net.mdx")
+    loaded = md.load(tmp_path / "net.mdx")
+    assert loaded.precision == "int8" and " in int8: " in repr(loaded)
+    np.testing.assert_array_equal(loaded(images(2)), exe(images(2)))
+    assert md.compile(network(), SHAPE, device="cpu").precision == "float32"
 
 
 WRONG: list[tuple[type[Exception], Callable[[], Any], str]] = [

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tritonclient import http as triton_http
 import minidnn as md
 from minidnn import layers as L
 from minidnn.cli import serve
+from minidnn.cli.preparing import of_zoo
 from minidnn.cli.served import sources_of
 from minidnn.serving.model import Opened, Source, load
 from tools.serving_limits_page import page
@@ -43,19 +45,19 @@ def options(*arguments: str) -> argparse.Namespace:
     ],
 )
 def test_what_a_model_is_told_by(text: str, name: str, version: int, platform: str) -> None:
-    (source,) = sources_of(options(text))
+    (source,) = sources_of(options(text), print)
     assert (source.name, source.version, source.platform) == (name, version, platform)
 
 
 @pytest.mark.parametrize("text", ["net:0=digits", "net:x=digits", "=digits", "net=", "a/b=digits"])
 def test_what_makes_no_sense_is_told(text: str) -> None:
     with pytest.raises(md.MiniDNNError, match="valid are PATH, name=PATH and name:version=PATH"):
-        sources_of(options(text))
+        sources_of(options(text), print)
 
 
 def test_two_models_of_one_name_are_told() -> None:
     with pytest.raises(md.MiniDNNError, match="version 1 of 'net' is given twice"):
-        sources_of(options("net=digits", "net:1=resnet18"))
+        sources_of(options("net=digits", "net:1=resnet18"), print)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [("any.onnx", [1, 2, 4], -1), ("fixed.onnx", [2], 2), ("fixed.safetensors", [2], 2)],
 )
 def test_files_are_loaded(files: Path, name: str, sizes: list[int], rows: int) -> None:
-    (source,) = sources_of(options(str(files / name)))
+    (source,) = sources_of(options(str(files / name)), print)
     model = load(source, 4)
     assert model.sizes == sizes and model.inputs[0].declared == [rows, 3]
     x = np.random.default_rng(0).standard_normal((1, 3)).astype(np.float32)
@@ -87,6 +89,43 @@ def test_files_are_loaded(files: Path, name: str, sizes: list[int], rows: int) -
         np.concatenate([x, x])
     )[:1]
     np.testing.assert_allclose(model.run([[x]], [1])[0][0], expected, rtol=1e-6)
+
+
+SAID = md.Preparation(36, 32, classes=("cat", "dog"))
+
+
+def test_what_a_file_says_of_pictures_is_told(tmp_path: Path) -> None:
+    """In REST's metadata; and what a file leaves open is for pictures of that size."""
+    import onnx
+
+    net = md.Sequential(L.AdaptiveAvgPool2d(1), L.Flatten())
+    md.save_onnx(net, tmp_path / "net.onnx", (2, 3, 32, 32), preparation=SAID)
+    model = onnx.load(tmp_path / "net.onnx")
+    for axis, name in ((0, "batch"), (2, "rows"), (3, "columns")):
+        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.save(model, tmp_path / "open.onnx")
+    said: list[str] = []
+    for more, told in ((), SAID), (("--size", "64"), SAID.resized(64)):
+        (source,) = sources_of(options(str(tmp_path / "open.onnx"), *more), said.append)
+        loaded = load(source, 1)
+        assert loaded.inputs[0].shape == (3, told.crop, told.crop) and loaded.preparation == told
+        assert said[-1].startswith("model 'open' takes pictures that are prepared as the file says")
+        assert str(told) in said[-1] and ("but for --size" in said[-1]) == bool(more)
+    (source,) = sources_of(options(str(tmp_path / "net.onnx")), said.append)
+    with running(source) as server, triton_http.InferenceServerClient(server.rest) as client:
+        metadata = client.get_model_metadata("net")
+    rows = {"min_rows": 1, "max_rows": 2, "multiple_of_rows": 1}
+    assert metadata["parameters"] == {**rows, "preparation": json.loads(json.dumps(asdict(SAID)))}
+
+
+def test_published_weights_are_prepared_for_as_torchvision_does() -> None:
+    found = of_zoo("resnet50.DEFAULT")
+    assert found is not None and (found.resize, found.crop) == (232, 224)
+    assert found.classes is not None and found.classes[1] == "goldfish"
+    assert of_zoo("ResNet50_Weights.IMAGENET1K_V1") == replace(found, resize=256)
+    assert of_zoo("resnet50") is None
+    assert of_zoo("digits.DEFAULT") == md.Preparation(8, 8, channels=1)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from minidnn import layers as L
 from minidnn.backends.backend import get_backend
 from minidnn.cli import serve
 from minidnn.cli.served import sources_of
-from minidnn.serving.model import ServedModel, Source, load, rows_together, sizes_of
+from minidnn.serving.model import ServedModel, Source, load, sizes_of
 
 from .conftest import Running, running
 
@@ -52,7 +52,7 @@ def source_of(path: Path) -> Source:
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
     device = "cpu" if path.suffix == ".mdx" else "reference"
-    (source,) = sources_of(parser.parse_args([str(path), "--device", device]))
+    (source,) = sources_of(parser.parse_args([str(path), "--device", device]), print)
     return source
 
 
@@ -122,7 +122,7 @@ def _compare(model: ServedModel, requests: list[int]) -> None:
 def test_sizes_of_ranges(
     least: int, most: int, multiple: int, max_batch: int, expected: list[int]
 ) -> None:
-    together = rows_together(md.Dim("n", least, most, multiple), max_batch)
+    together = md.Dim("n", least, most, multiple).up_to(max_batch)
     assert sizes_of(together, least) == expected
 
 

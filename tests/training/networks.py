@@ -30,7 +30,7 @@ from tests.oracles.torchvision_models import models as torchvision_models  # noq
 
 Results = dict[str, np.ndarray]
 
-NETWORKS = [name for name in models.list_models() if name != "digits"]
+NETWORKS = models.CLASSIC
 #: Those that are trained in float32 as well, on the CPU and on a GPU.
 IN_FLOAT32 = (
     *("alexnet", "vgg11_bn", "resnet18", "resnet50", "squeezenet1_1", "densenet121"),

@@ -9,34 +9,20 @@ import pytest
 import torch
 
 from minidnn.errors import WeightsError
+from minidnn.models import list_models
 from minidnn.weights import KNOWN_WEIGHTS, find_known, load_weights, save_weights
-from minidnn.weights.zoo import rename_densenet
+from minidnn.weights.zoo import rename_old
 from tests.oracles.torchvision_models import models
-
-NETWORKS = [
-    *(
-        "alexnet",
-        "vgg11",
-        "vgg11_bn",
-        "vgg13",
-        "vgg13_bn",
-        "vgg16",
-        "vgg16_bn",
-        "vgg19",
-        "vgg19_bn",
-    ),
-    *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "squeezenet1_0"),
-    *("squeezenet1_1", "densenet121", "densenet161", "densenet169", "densenet201", "inception_v3"),
-]
 
 
 def test_the_table_is_torchvisions() -> None:
     expected = {}
-    for network in NETWORKS:
+    networks = list_models()[1:]
+    for network in networks:
         enum = models.get_model_weights(network)
         for weights in enum:
-            if weights.name == "IMAGENET1K_FEATURES":
-                continue  # has no classifier
+            if not weights.name.startswith("IMAGENET1K_V"):
+                continue  # has no classifier, or is for larger images
             transforms = weights.transforms()
             expected[str(weights)] = (
                 network,
@@ -44,6 +30,7 @@ def test_the_table_is_torchvisions() -> None:
                 transforms.resize_size[0],
                 transforms.crop_size[0],
                 weights.meta["_file_size"],
+                transforms.interpolation.value,
                 weights is enum.DEFAULT,
             )
     found = {
@@ -53,17 +40,18 @@ def test_the_table_is_torchvisions() -> None:
             known.resize,
             known.crop,
             known.megabytes,
+            known.interpolation,
             known is find_known(known.network),
         )
         for known in KNOWN_WEIGHTS
     }
     assert found == expected
-    assert len({known.network for known in KNOWN_WEIGHTS}) == 21
+    assert {known.network for known in KNOWN_WEIGHTS} == set(networks)
 
 
 def test_hash_prefixes() -> None:
     for known in KNOWN_WEIGHTS:
-        assert len(known.hash_prefix) == 8
+        assert len(known.hash_prefix) in (8, 10)
         int(known.hash_prefix, 16)
 
 
@@ -127,12 +115,23 @@ def test_densenet_keys_are_renamed_as_in_torchvision(tmp_path: Path) -> None:
     assert found == [name for name in new if not name.endswith("num_batches_tracked")]
 
 
+def test_transformers_keys_are_renamed_as_in_torchvision(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        new = list(models.vit_b_16().state_dict())
+    old = [
+        name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2.") for name in new
+    ]
+    assert sum("linear_" in name for name in old) == 48
+    save_weights({name: np.zeros(1) for name in old}, tmp_path / "old.safetensors")
+    assert list(load_weights(tmp_path / "old.safetensors")) == new
+
+
 def test_renaming_touches_nothing_else() -> None:
     one = np.zeros(1)
     kept = ["features.norm.1.weight", "denselayer.norm.1.weight", "denselayer1.norm.3.weight"]
-    assert list(rename_densenet({name: one for name in kept})) == kept
+    assert list(rename_old({name: one for name in kept})) == kept
     with pytest.raises(WeightsError, match=r"both 'denselayer1.norm.1.weight' and its newer name"):
-        rename_densenet({"denselayer1.norm.1.weight": one, "denselayer1.norm1.weight": one})
+        rename_old({"denselayer1.norm.1.weight": one, "denselayer1.norm1.weight": one})
 
 
 # --- what kind of file it is ---

@@ -89,7 +89,7 @@ class Own:
 
 
 def own(cell: Cell, strategy: str = "model") -> tuple[Run, Any]:
-    """The zoo's network with the module's weights; the module itself beyond the zoo."""
+    """The zoo's network with the module's weights; the module itself beyond the classics."""
     net = cell.module
     if cell.network not in BEYOND:
         net = models.get_model(cell.network)

@@ -26,6 +26,7 @@ from minidnn._torch_internals import (
     OpOverload,
     ShapeEnv,
     aot_export_module,
+    data_of,
     enter_autocast,
     exit_autocast,
     pytree,
@@ -84,7 +85,7 @@ def _functional(
     enabled: bool,
 ) -> Captured:
     if trained:
-        check_quiet_writes(piece, enabled)
+        check_quiet_writes(piece, args, enabled)
     try:
         # The code of the piece may leave gradients otherwise.  The operation of cuDNN for a batch
         # normalization says nothing of the statistics that it writes.
@@ -301,6 +302,8 @@ def _prepared(piece: GraphModule) -> GraphModule:
             found[node] = found[operand]
             continue
         found[node] = graph.node_copy(node, found.__getitem__)
+        if node.target is data_of:  # of which a graph does not say that it has no gradient
+            found[node].target = torch.Tensor.detach
         if node.target in special:
             found[node].target = _enter if node.target is enter_autocast else _exit
         if writes and (operands := viewed(node)):

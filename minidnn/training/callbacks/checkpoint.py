@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minidnn.errors import MiniDNNWarning
+from minidnn.preparation import Preparation, metadata_of
 from minidnn.training.arguments import check_number, check_whole
 from minidnn.training.callbacks.best import Best, Direction
 from minidnn.training.callbacks.callback import Callback
@@ -44,6 +45,7 @@ class Checkpoint(Callback):
             than all before are saved, and whatever else is due to the same path with
             ``.interrupted`` behind it.
         best: "least" or "most"; None is what the measure says, as in :class:`EarlyStopping`.
+        preparation: how pictures are prepared, which ``load_preparation`` gives back.
 
     Raises:
         GraphError: an argument is not valid.
@@ -64,7 +66,10 @@ class Checkpoint(Callback):
         background: bool = False,
         keep_best: str | None = None,
         best: Direction = None,
+        preparation: Preparation | None = None,
     ) -> None:
+        metadata_of(preparation)  # says what is wrong with it
+        self.preparation = preparation
         for name, count in (("every", every), ("every_steps", every_steps)):
             if count is not None:
                 check_whole(self, name, count, 1)
@@ -153,7 +158,7 @@ class Checkpoint(Callback):
         self._saved_at = time.monotonic()
         if path == self.path:
             self._saved = trainer.reached.batches
-        trainer.save(path, writer=self._writer)
+        trainer.save(path, writer=self._writer, preparation=self.preparation)
 
     def _wait(self) -> None:
         if self._writer is not None:

@@ -165,7 +165,7 @@ def _misfit(owner: Metric, output: np.ndarray, target: np.ndarray, valid: str) -
     )
 
 
-def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def ratio(part: Any, whole: Any) -> np.ndarray:
     """The quotient, and 0 of nothing."""
     return np.divide(part, whole, out=np.zeros(np.shape(part)), where=np.asarray(whole) != 0)
 

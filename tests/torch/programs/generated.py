@@ -40,9 +40,14 @@ COMPUTES = (
     "torch.where({a} > 0, {a}, {b})",
     "{a}.softmax(1)",
     "{a} + self.h",
+    "{a} + {b}.data.exp()",
+    "{a} + ({b}.relu() - {a}).data",
 )
 #: Makes a view, which later writes may go through.
-VIEWS = ("{a}[:, :2]", "{a}.view(-1)[2:10]", "{a}.t()", "{a}[1]", "{a}.unsqueeze(0)", "self.n[1:3]")
+VIEWS = (
+    *("{a}[:, :2]", "{a}.view(-1)[2:10]", "{a}.t()", "{a}[1]", "{a}.unsqueeze(0)", "self.n[1:3]"),
+    *("{a}.detach()[1]", "{a}.data[:, :1]"),
+)
 #: Writes to a value in between, an argument, or a view.
 LOCAL_WRITES = (
     "{a}.mul_(0.5)",
@@ -54,6 +59,8 @@ LOCAL_WRITES = (
     "{v}.add_(0.5)",
     "{v}.mul_(-1)",
     "{v}.zero_()",
+    "{a}.detach().mul_(0.5)",
+    "{a}.data.add_(1)",
 )
 #: Writes to the module's state.
 STATE_WRITES = (
@@ -74,6 +81,8 @@ STATE_WRITES = (
     "self.h = self.h * 0.5",
     "self.one.weight.mul_(0.9)",
     "self.scale.data.mul_(0.9)",
+    "self.two.weight.data.clamp_(-0.2, 0.2)",
+    "self.n.data.lerp_({a}.data.mean(0), 0.25)",
 )
 HOOKS = (
     "if {a}.requires_grad: {a}.register_hook(lambda gradient: gradient * 0.5)",

@@ -12,6 +12,7 @@ from tests.torch.programs import (
     sizes,
     taping,
     transforms,
+    untaped,
     writes,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "sizes",
     "taping",
     "transforms",
+    "untaped",
     "writes",
 ]

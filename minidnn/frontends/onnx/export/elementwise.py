@@ -82,10 +82,13 @@ def _formula(writer: Writer, node: Node, inputs: list[str]) -> str:
         whole, scales, zeros = node.inputs
         if isinstance(scales, Constant) and isinstance(zeros, Constant):
             along = (whole.shape[0], *(1,) * (whole.type.rank - 1))
-            if scales.shape == zeros.shape == along:
-                numbers = scales.data.reshape(-1), zeros.data.reshape(-1).astype(whole.dtype)
+            is_one = scales.type.size == zeros.type.size == 1
+            if is_one or scales.shape == zeros.shape == along:
+                to = () if is_one else (-1,)
+                numbers = scales.data.reshape(to), zeros.data.reshape(to).astype(whole.dtype)
                 named = map(writer.constant, numbers, (scales.name, zeros.name))
-                return writer.add(DEQUANTIZE, [inputs[0], *named], node.name, axis=0)
+                axis = {} if is_one else {"axis": 0}
+                return writer.add(DEQUANTIZE, [inputs[0], *named], node.name, **axis)
     return write_expression(writer, node, inputs)
 
 

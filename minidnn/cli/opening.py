@@ -1,0 +1,162 @@
+"""NET with its weights, and how its pictures are prepared, for commands that write networks."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from minidnn.cli.weights import DEFAULT, PREFIX_HELP, RANDOM, WEIGHTS_HELP
+from minidnn.dynamic.dim import written
+from minidnn.errors import GraphError
+from minidnn.sizes.sized_graph import SizedGraph, input_templates
+
+if TYPE_CHECKING:
+    from minidnn.graph.ir import Graph
+    from minidnn.preparation import Preparation
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class OpenedNetwork:
+    """A network for one size, or for ranges of sizes.
+
+    Attributes:
+        preparation: of its pictures, as a file, published weights or options say; None if none
+            does.
+        usual: what pictures are prepared like where nothing says it, as minidnn classify does; None
+            for a network that takes no square pictures.
+    """
+
+    graph: Graph | SizedGraph
+    preparation: Preparation | None
+    usual: Preparation | None
+
+    def outputs(self) -> int:
+        """How many numbers it gives for a picture."""
+        graph = self.graph
+        outputs = graph.interface.outputs if isinstance(graph, SizedGraph) else graph.outputs
+        return prod(outputs[0].shape[1:])
+
+
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    """``--weights``, ``--key`` and ``--prefix``."""
+    add = parser.add_argument
+    add("--weights", help=f"of a network of the zoo: {WEIGHTS_HELP} (that)")
+    add("--key", help="the entry of a checkpoint that holds the weights (state_dict)")
+    add("--prefix", default="", help=PREFIX_HELP)
+
+
+def open_network(options: argparse.Namespace, say: Say) -> OpenedNetwork:
+    """NET as ``--weights``, ``--batch``, ``--size`` and ``--shape`` say.
+
+    MiniDNNError as ``get_model``, ``load_weights`` and front ends raise it, and where a preparation
+    does not fit.
+    """
+    from minidnn.cli import preparing
+    from minidnn.cli.ranges import any_graph_of
+    from minidnn.preparation import check_takes
+
+    network = _network(options, say)
+    known, is_of_file = _known(options)
+    size = options.size
+    if is_of_file:
+        size = _size(options, known)
+    graph = any_graph_of(argparse.Namespace(**{**vars(options), "size": size}), network)
+    shapes = input_templates(graph)
+    if is_of_file and options.size is None:
+        check_takes(known, options.network, shapes)
+    found = preparing.fitted(known, shapes)
+    if known is not None and found is None:
+        takes = ", ".join(map(written, shapes))
+        say(f"nothing says how pictures are prepared for {takes}, as it was for others: {known}")
+    opened = OpenedNetwork(graph, found, _usual(options, shapes))
+    asked = [name for name in ("resize", "mean", "std", "labels") if getattr(options, name)]
+    if asked and (found := found or opened.usual) is None:
+        raise GraphError(
+            f"--{asked[0]}: network {options.network!r} takes {', '.join(map(written, shapes))}; "
+            "valid for one input of square pictures (N, 1 or 3, S, S) alone"
+        )
+    if found is not None:
+        found = preparing.prepared(options, found, opened.outputs())
+        if is_of_file:
+            say(preparing.told(options, found))
+    return replace(opened, preparation=found)
+
+
+def _known(options: argparse.Namespace) -> tuple[Preparation | None, bool]:
+    """What a file or published weights say, and whether it was a file."""
+    from minidnn.cli import preparing
+    from minidnn.cli.weights import known_of, source_of
+    from minidnn.frontends.zoo import is_path
+    from minidnn.models import list_models
+
+    name = options.network
+    if not is_path(name) and (name not in list_models() or options.weights is None):
+        return preparing.of_zoo(name), False
+    source = name if is_path(name) else source_of(name, options.weights)
+    if source == DEFAULT or (not is_path(name) and known_of(name, source) is not None):
+        return preparing.of_zoo(name, source), False
+    said = None if source == RANDOM else preparing.file_says(source)
+    return said, said is not None
+
+
+def _usual(options: argparse.Namespace, shapes: Sequence[tuple[Any, ...]]) -> Preparation | None:
+    """As for published weights, or else the whole of a picture, normalized as torchvision does."""
+    from minidnn.cli import preparing
+    from minidnn.models import get_model, list_models
+    from minidnn.preparation import Preparation
+
+    if options.network in list_models():
+        channels, own_size, _ = get_model(options.network).input_shape
+        own = preparing.published(options.network, DEFAULT, own_size, channels)
+        return preparing.fitted(own, shapes)
+    if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][2] != shapes[0][3]:
+        return None
+    _, channels, size, _ = shapes[0]
+    is_known = type(size) is int and channels in (1, 3)
+    return Preparation(size, size, channels) if is_known else None
+
+
+def _size(options: argparse.Namespace, known: Preparation | None) -> tuple[int, int] | None:
+    """``--size``, or what NET's file or weights are prepared for where NET leaves its size open."""
+    from minidnn.cli import preparing
+    from minidnn.cli.networks import is_onnx, onnx_sizes
+    from minidnn.frontends.onnx.model import read_model
+    from minidnn.frontends.onnx.ranges import named_shapes
+    from minidnn.frontends.zoo import is_path
+
+    size: tuple[int, int] | None = options.size
+    if is_onnx(options.network):
+        model = read_model(options.network)
+        if named_shapes(model) is not None:
+            return size  # the ranges stay, which it has for what is open
+        return preparing.size_of(known, onnx_sizes(model), size)
+    if size is None and known is not None and not is_path(options.network):
+        return known.crop, known.crop
+    return size
+
+
+def _network(options: argparse.Namespace, say: Say) -> Any:
+    """The network of the zoo with the weights that are asked for; None for one that has its own."""
+    from minidnn.cli.weights import load, source_of
+    from minidnn.frontends.zoo import is_path
+    from minidnn.models import get_model, list_models
+
+    name = options.network
+    if is_path(name) or name not in list_models():
+        if options.weights is not None or options.key is not None or options.prefix:
+            raise GraphError(f"--weights, --key, --prefix: {name!r} has its weights")
+        return None
+    source = RANDOM if options.weights is None else source_of(name, options.weights)
+    if name == "digits" and source in (RANDOM, DEFAULT):
+        return get_model(name, weights=DEFAULT if source == DEFAULT else None)
+    network = get_model(name)
+    if source != RANDOM:
+        return load(network, name, source, options.key, say, options.prefix)
+    if options.weights is None:
+        say("the weights are random; --weights default takes published ones")
+    return network
