@@ -9,13 +9,12 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.weights import DEFAULT, PREFIX_HELP, RANDOM, WEIGHTS_HELP
-from minidnn.dynamic.dim import written
 from minidnn.errors import GraphError
-from minidnn.sizes.sized_graph import SizedGraph, input_templates
 
 if TYPE_CHECKING:
     from minidnn.graph.ir import Graph
     from minidnn.preparation import Preparation
+    from minidnn.sizes.sized_graph import SizedGraph
 
 Say = Callable[[str], None]
 
@@ -37,8 +36,10 @@ class OpenedNetwork:
 
     def outputs(self) -> int:
         """How many numbers it gives for a picture."""
+        from minidnn.graph.ir import Graph
+
         graph = self.graph
-        outputs = graph.interface.outputs if isinstance(graph, SizedGraph) else graph.outputs
+        outputs = graph.outputs if isinstance(graph, Graph) else graph.interface.outputs
         return prod(outputs[0].shape[1:])
 
 
@@ -58,7 +59,9 @@ def open_network(options: argparse.Namespace, say: Say) -> OpenedNetwork:
     """
     from minidnn.cli import preparing
     from minidnn.cli.ranges import any_graph_of
+    from minidnn.dynamic.dim import written
     from minidnn.preparation import check_takes
+    from minidnn.sizes.sized_graph import input_templates
 
     network = _network(options, say)
     known, is_of_file = _known(options)

@@ -8,7 +8,6 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import count
-from minidnn.cli.ranges import described
 from minidnn.errors import MiniDNNError
 
 if TYPE_CHECKING:
@@ -56,6 +55,7 @@ def write(
 ) -> str:
     """Writes FILE, and returns what is printed of it."""
     import minidnn
+    from minidnn.cli.ranges import described
 
     kind, precision = _kind(options), ""
     if kind == ONNX:

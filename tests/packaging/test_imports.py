@@ -128,7 +128,7 @@ ALLOWED: dict[str, set[str]] = {
     # A step is a graph, which is compiled, and explained, like any other.
     "training": {
         *("graph", "gradients", "layers", "runtime", "executable", "compiler", "weights"),
-        *("report", "distributed", "backends.backend", "preparation", "networks"),
+        *("report", "distributed", "backends.backend", "preparation", "networks", "frontends"),
     },
     # It adds up what a store has, and knows no networks.
     "distributed": {"graph", "runtime"},
