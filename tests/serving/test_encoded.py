@@ -98,6 +98,21 @@ def test_what_cannot_be_read(contents: list[bytes], text: str, server: Running) 
         assert text in str(error.value)
 
 
+def test_many_are_as_many_bytes_of_numbers_as_a_request_may_have(files: list[Path]) -> None:
+    """A file for a large range takes more than a shared batch, if not any number."""
+    rows = md.Dim("n", 1, 1000)
+    compile = source().open().compile
+    many = Source("pictures", 1, "", lambda: Opened(compile, True, SAYS, rows, [1, 2]))
+    small = io.BytesIO()
+    image.new("RGB", (9, 9)).save(small, "png")
+    most = (1 << 12) // (3 * 8 * 8 * 4)
+    with running(many, max_batch=2, max_request_bytes=1 << 12) as server:
+        found = ask(server.rest, triton_http, [small.getvalue()] * most)
+        assert len(found) == most == 5
+        with pytest.raises(InferenceServerException, match="with N from 1 to 5"):
+            ask(server.rest, triton_http, [small.getvalue()] * (most + 1))
+
+
 def test_models_that_say_nothing_take_numbers_alone(server: Running, files: list[Path]) -> None:
     with pytest.raises(InferenceServerException) as error:
         ask(server.rest, triton_http, [files[0].read_bytes()], "linear")
