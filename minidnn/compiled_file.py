@@ -5,6 +5,9 @@ header as JSON: the version of minidnn, the device, the architecture and system 
 for, the network's inputs and outputs, what the device makes a program of, and the parts of the
 file with offset, size and checksum.  Parts begin at pages: the code, and the constants.
 
+A file for batches of any size has several programs, by the rows that each computes, which share the
+parts: equal code and equal constants stand there once.
+
 Header and code have a SHA-256, by which a library is known in a process, too.  Constants are large
 and need a checksum that is as fast as memory: CRC-32, one for each block.  Those that kernels use
 as indices come first, so that their blocks can be checked always: a wrong one ends the process.
@@ -22,20 +25,24 @@ import struct
 import sys
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from minidnn import __version__
-from minidnn.errors import UnsupportedError, WeightsError
+from minidnn.errors import GraphError, UnsupportedError, WeightsError
 from minidnn.runtime.cores import usable_cores
 from minidnn.runtime.program import ALIGNMENT, StoredProgram
+from minidnn.runtime.shared import share
 
 MAGIC = b"\x89MDX\r\n\x1a\n"
 """As in PNG: a file that was transferred as text differs."""
 FORMAT = 2
+"""Of files with one program."""
+BATCHES_FORMAT = 3
+"""Of files with several, which split batches."""
 ALREADY = "it is a compiled network's file, which minidnn.load(path) loads; "
 """What a message says about one that stands where a network is wanted."""
 CONSTANTS = "constants"
@@ -50,6 +57,12 @@ _MOST_THREADS = 8
 def system() -> str:
     """What code must be made for beside the instruction set."""
     return f"{sys.platform}-{os.uname().machine}" if hasattr(os, "uname") else sys.platform
+
+
+def check_path(path: Any) -> None:
+    """GraphError if a file cannot be written under this name, as it is none."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise GraphError(f"save: path={path!r:.80} is a {type(path).__name__}; valid is a path")
 
 
 def is_compiled(path: str | os.PathLike[str]) -> bool:
@@ -71,18 +84,58 @@ def write_compiled(
     Raises:
         OSError: it cannot be written.
     """
-    parts = {name: [memoryview(data)] for name, data in program.code.items()}
-    parts[CONSTANTS] = list(_aligned(program.constants))
+    described = {
+        "network": network,
+        "program": program.document,
+        "indices": program.index_bytes,
+    }
+    _write(path, device, FORMAT, program.architecture, described, program.code, program.constants)
+
+
+def write_batches(
+    path: str | os.PathLike[str],
+    device: str,
+    programs: Sequence[tuple[dict[str, Any], StoredProgram]],
+    network: dict[str, Any],
+) -> None:
+    """Writes a file of several programs, each with what is said of it, as :func:`write_compiled`
+    does it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    shared = share([program for _, program in programs])
+    entries = [
+        {**said, "program": document, "constants": place, "code": names}
+        for (said, _), document, place, names in zip(
+            programs, shared.documents, shared.places, shared.code_names, strict=True
+        )
+    ]
+    described = {"network": network, "programs": entries, "indices": shared.index_bytes}
+    architecture = programs[0][1].architecture
+    given = (architecture, described, shared.code, shared.constants)
+    _write(path, device, BATCHES_FORMAT, *given)
+
+
+def _write(
+    path: str | os.PathLike[str],
+    device: str,
+    format: int,
+    architecture: str,
+    described: dict[str, Any],
+    code: Mapping[str, bytes | memoryview],
+    constants: Sequence[np.ndarray],
+) -> None:
+    parts = {name: [memoryview(data)] for name, data in code.items()}
+    parts[CONSTANTS] = list(_aligned(constants))
     listed: dict[str, list[Any]] = {}
     header: dict[str, Any] = {
         "minidnn": __version__,
         "device": device,
-        "architecture": program.architecture,
+        "architecture": architecture,
         "system": system(),
-        "network": network,
-        "program": program.document,
+        **described,
         "parts": listed,
-        "indices": program.index_bytes,
     }
     end = 0
     for name, pieces in parts.items():
@@ -90,7 +143,7 @@ def write_compiled(
         listed[name] = [end, size, _sums(pieces) if name == CONSTANTS else _digest(pieces)]
         end = _up(end + size, _PAGE)
     text = json.dumps(header, separators=(",", ":")).encode()
-    start = _START.pack(MAGIC, FORMAT, len(text), hashlib.sha256(text).digest())
+    start = _START.pack(MAGIC, format, len(text), hashlib.sha256(text).digest())
     target = Path(path)
     work = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     try:
@@ -163,6 +216,9 @@ class CompiledFile:
     """A compiled network's file, mapped for reading, its length, header and code checked.
 
     Of the constants, which processes share, :meth:`check_constants` looks at all, or at indices.
+
+    Attributes:
+        splits_batches: whether it has several programs, for parts of batches.
 
     Raises:
         WeightsError: there is no such file, it is none of a compiled network, or it is damaged.
@@ -241,10 +297,12 @@ class CompiledFile:
 
     def _header(self) -> dict[str, Any]:
         _, version, size, digest = _START.unpack_from(self._data)
-        if version != FORMAT:
+        if version not in (FORMAT, BATCHES_FORMAT):
             raise self.unsupported(
-                f"has format {version}, and minidnn {__version__} reads format {FORMAT}"
+                f"has format {version}, and minidnn {__version__} reads formats {FORMAT} and "
+                f"{BATCHES_FORMAT}"
             )
+        self.splits_batches = version == BATCHES_FORMAT
         self._header_end = _START.size + size
         text = self._data[_START.size : self._header_end]
         if size > _MAX_HEADER or len(text) < size:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, overload
 from weakref import ref
 
-from minidnn._habits import instead_of_layer
 from minidnn.backends.backend import (
     Backend,
     advice_on_precision,
@@ -23,25 +21,23 @@ from minidnn.backends.backend import (
     why_not_in,
 )
 from minidnn.backends.options import memory_limit_option, tune_option
-from minidnn.compiled_file import ALREADY, is_compiled
 from minidnn.dynamic.dim import Dim, NamedShapes, dims_of, taken_options
-from minidnn.dynamic.executable import DynamicExecutable, NetworkSource
+from minidnn.dynamic.executable import DynamicExecutable
+from minidnn.dynamic.source import NetworkSource
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
 from minidnn.executable import Executable
-from minidnn.frontends.frontend import ask, looks_at_sizes, open_model
-from minidnn.frontends.zoo import advice
+from minidnn.frontends.frontend import looks_at_sizes, open_model, reads_code
 from minidnn.fusion.collapse import APART, check_strategy
 from minidnn.fusion.region import Region, constants
 from minidnn.fusion.target import check_target
-from minidnn.graph.checker import check, check_own_shape
 from minidnn.graph.ir import Constant, Graph
 from minidnn.graph.operators import Reorder
 from minidnn.graph.plain import plain
 from minidnn.graph.types import FLOATS
-from minidnn.layers.build import to_graph
 from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
 from minidnn.layers.whose_code import has_others_code
+from minidnn.networks import check_has_no_size, checked_graph, graph_of, with_own_sizes
 from minidnn.passes.infrastructure import Context, Observer
 from minidnn.passes.multiply_bytes import precision_of
 from minidnn.passes.pipeline import optimize
@@ -140,7 +136,8 @@ def compile(
     >>> exe = md.compile(net, (2, 3, 32, 32))
     >>> y = exe(x)
     """
-    given: Any = shape
+    given: Any
+    network, given = with_own_sizes(network, shape)
     if dims := dims_of(given):
         return _compile_named(
             network,
@@ -180,11 +177,7 @@ def _compile_named(
     """Compiles a network for named sizes."""
     limits = taken_options(options)
     device = _default_device() if device is None else device
-    if isinstance(network, Graph):
-        raise GraphError(
-            f"shape={shapes!r:.100} names sizes, and graph {network.name!r} has its own; valid is "
-            "the network or the file that the graph was made of"
-        )
+    check_has_no_size(network, shapes)
     _check_store(store)
     opened = network if isinstance(network, Layer) else open_model(network)
     kept = {"store": store}
@@ -216,7 +209,7 @@ def _compile_named(
         return lambda: made(graph, {**untuned, **alike}, strategy)
 
     tunes = tune_option(options, "heuristic") != "heuristic"
-    others = has_others_code(opened) if isinstance(opened, Layer) else opened is network
+    others = has_others_code(opened) if isinstance(opened, Layer) else reads_code(opened)
     looks = others or (not isinstance(opened, Layer) and looks_at_sizes(opened))
     made_of = (shapes, trace, compiled, tunes, others, compiled_for_any_size, looks)
     return DynamicExecutable(NetworkSource(*made_of), dims, **limits)
@@ -315,7 +308,7 @@ def unsupported_nodes(
     chosen = _precision(backend, precision, graph)
     method = check_strategy(strategy)
     context = Context(check_target(backend.target(chosen, options), backend.name, method), method)
-    return _reasons(backend, optimize(_checked(graph), context), chosen)
+    return _reasons(backend, optimize(checked_graph(graph), context), chosen)
 
 
 def _default_device() -> str:
@@ -335,46 +328,6 @@ _warned: set[str] = set()
 def _check_store(store: Store | None) -> None:
     if store is not None and not isinstance(store, Store):
         raise GraphError(f"store={store!r:.80}; valid is a minidnn.Store, or None")
-
-
-def graph_of(
-    network: Layer | Graph | Any, shape: Shapes | None = None, *, states: bool = False
-) -> Graph:
-    """The graph of what :func:`compile` takes; raises what that raises for these arguments.
-
-    ``states`` makes the parameters of layers states instead of constants.
-    """
-    shape = plain(shape)
-    if isinstance(network, Graph):
-        if shape is not None:
-            check_own_shape(network, shape)
-        return _checked(network)
-    if not isinstance(network, Layer):
-        asked = ask(network)
-        if asked.found is None:
-            valid = "".join(f", or {takes}" for takes in asked.takes)
-            told = ""
-            if isinstance(network, (str, os.PathLike)):
-                told = ALREADY if is_compiled(network) else advice(os.fspath(network))
-            raise GraphError(
-                f"network={network!r:.80} is a {type(network).__name__}; {told}valid are layers "
-                f"and graphs{valid}{asked.complaint}{instead_of_layer(network)}"
-            )
-        return _checked(asked.found.to_graph(network, shape))
-    if shape is None:
-        raise GraphError(
-            "shape=None; valid is the input's shape with the batch, such as (1, 3, 224, 224)"
-        )
-    return to_graph(network, shape, states=states)
-
-
-def _checked(graph: Graph) -> Graph:
-    check(graph)
-    for node in graph.nodes:
-        for value in (*node.inputs, *node.outputs):
-            if value.type.size == 0:
-                raise GraphError(f"{value!r} has no elements; valid are sizes of at least 1")
-    return graph
 
 
 def _precision(backend: Backend, precision: str | None, graph: Graph) -> str:

@@ -19,6 +19,7 @@ from minidnn.runtime.program import (
     DeviceProgram,
     Program,
     StorableProgram,
+    StoredProgram,
     StreamProgram,
 )
 
@@ -156,36 +157,35 @@ class Executable:
             CompileError: the cache has its code no longer.
             OSError: the file cannot be written.
         """
-        if not isinstance(path, (str, os.PathLike)):
-            raise GraphError(f"save: path={path!r:.80} is a {type(path).__name__}; valid is a path")
+        from minidnn.compiled_file import check_path, write_compiled
+        from minidnn.preparation import check_takes, metadata_of
+
+        check_path(path)
+        metadata = metadata_of(preparation)
+        shapes = [each.shape for each in self.interface.inputs]
+        check_takes(preparation, self.interface.name, shapes)
+        stored, network = self.stored()
+        write_compiled(path, self.device, stored, {**network, "preparation": metadata})
+
+    def stored(self) -> tuple[StoredProgram, dict[str, Any]]:
+        """The program as a file has it, and what the file says of the network; raises what
+        :meth:`save` raises."""
         if not isinstance(self.program, StorableProgram):
             raise UnsupportedError(
                 f"{self!r} cannot be saved compiled: devices 'cpu' and 'cuda' can, when they have "
                 "compiled the network themselves; minidnn.save_graph(network, path, shape) saves "
                 "what every device compiles, and a file that was loaded can be copied"
             )
-        from minidnn.compiled_file import write_compiled
-        from minidnn.preparation import check_takes, metadata_of
-
-        metadata = metadata_of(preparation)
-        shapes = [each.shape for each in self.interface.inputs]
-        check_takes(preparation, self.interface.name, shapes)
         results = self.result_dtypes
-        write_compiled(
-            path,
-            self.device,
-            self.program.stored(),
-            {
-                "name": self.interface.name,
-                "inputs": [_stored(value) for value in self.interface.inputs],
-                "outputs": [_stored(value) for value in self.interface.outputs],
-                "output_names": self.interface.output_names,
-                "precision": self.precision,
-                "results": None if results is None else [str(each) for each in results],
-                "explained": self.explain(),
-                "preparation": metadata,
-            },
-        )
+        return self.program.stored(), {
+            "name": self.interface.name,
+            "inputs": [_stored(value) for value in self.interface.inputs],
+            "outputs": [_stored(value) for value in self.interface.outputs],
+            "output_names": self.interface.output_names,
+            "precision": self.precision,
+            "results": None if results is None else [str(each) for each in results],
+            "explained": self.explain(),
+        }
 
     @property
     def addressed(self) -> AddressedProgram | None:

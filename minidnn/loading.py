@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from minidnn.compiled_file import CONSTANTS, CompiledFile
+from minidnn.dynamic.dim import Dim
+from minidnn.dynamic.loaded import BatchExecutable
+from minidnn.dynamic.parts import RowWise
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.graph.types import TensorType
@@ -22,8 +27,8 @@ def load(
     device: str | None = None,
     threads: int | None = None,
     check: bool = True,
-) -> Executable:
-    """The compiled network in a file that :meth:`Executable.save` wrote, ready to be called.
+) -> Executable | BatchExecutable:
+    """The compiled network in a file that ``executable.save`` wrote, ready to be called.
 
     Nothing is compiled.  On the CPU weights are mapped: processes that load one file share them.
     A damaged file is refused.  One that was made to do harm is not, as its code runs
@@ -40,7 +45,8 @@ def load(
             constants that are used as indices, always are.
 
     Returns:
-        An executable for the CPU, without graph and profile.
+        An executable without graph and profile; of a network that was compiled with a
+        :class:`minidnn.Dim` as its batch one for all batches in the range.
 
     Raises:
         WeightsError: there is no such file, it is none of a compiled network, or it is damaged.
@@ -63,11 +69,15 @@ def load(
         ) from error
 
 
+#: What the file says of a program, the names of its code in the file, and its constants.
+_Entry = tuple[dict[str, Any], Mapping[str, str], np.ndarray]
+
+
 def _executable(
     file: CompiledFile, device: str | None, threads: int | None, check: bool
-) -> Executable:
+) -> Executable | BatchExecutable:
     header = file.header
-    kind, network = header["device"].partition(":")[0], header["network"]
+    kind = header["device"].partition(":")[0]
     if kind not in _RESTORE:
         raise UnsupportedError(
             f"{file} is for device {kind!r}; what this version of minidnn loads is for "
@@ -77,6 +87,24 @@ def _executable(
     if not isinstance(device, str) or device.partition(":")[0] != kind:
         raise GraphError(f"load: device={device!r}; {file} is for {kind!r}")
     file.check_constants(all=check)
+    constants = file.part(CONSTANTS)
+    if not file.splits_batches:
+        own = {name: name for name in header["parts"]}
+        return _restored(file, (header, own, constants), kind, device, threads)
+    network, programs, seconds = header["network"], {}, {}
+    for said in header["programs"]:
+        begin, size = said["constants"] or (0, constants.size)
+        entry = said, said["code"], constants[begin : begin + size]
+        programs[said["rows"]] = _restored(file, entry, kind, device, threads)
+        seconds[said["rows"]] = said["seconds"]
+    wise = RowWise(tuple(network["inputs"]), tuple(network["outputs"]))
+    return BatchExecutable(Dim(*network["batch"]), wise, programs, seconds)
+
+
+def _restored(
+    file: CompiledFile, entry: _Entry, kind: str, device: str, threads: int | None
+) -> Executable:
+    network = entry[0]["network"]
     names = network["output_names"]
     interface = Interface(
         network["name"],
@@ -84,7 +112,7 @@ def _executable(
         tuple(map(_endpoint, network["outputs"])),
         None if names is None else tuple(names),
     )
-    program = _RESTORE[kind](file, interface, device, threads)
+    program = _RESTORE[kind](file, entry, interface, device, threads)
     return Executable(
         interface,
         program,
@@ -95,24 +123,29 @@ def _executable(
     )
 
 
-def _on_cpu(file: CompiledFile, interface: Interface, device: str, threads: int | None) -> Program:
+def _on_cpu(
+    file: CompiledFile, entry: _Entry, interface: Interface, device: str, threads: int | None
+) -> Program:
     from minidnn.backends.cpu.stored import restore, why_not_here
 
-    document = file.header["program"]
+    said, code, constants = entry
+    document = said["program"]
     if device != "cpu":
         raise GraphError(f"load: device={device!r}; valid is 'cpu'")
     if (reason := why_not_here(file.header["architecture"], document)) is not None:
         raise file.unsupported(reason)
     return restore(
         document,
-        lambda name: (file.part(name).data, file.digest(name)),
-        file.part(CONSTANTS),
+        lambda name: (file.part(code[name]).data, file.digest(code[name])),
+        constants,
         file.path,
         threads,
     )
 
 
-def _on_gpu(file: CompiledFile, interface: Interface, device: str, threads: int | None) -> Program:
+def _on_gpu(
+    file: CompiledFile, entry: _Entry, interface: Interface, device: str, threads: int | None
+) -> Program:
     from minidnn.backends.backend import get_backend
     from minidnn.backends.cuda.stored import restore, why_not_here
 
@@ -120,14 +153,14 @@ def _on_gpu(file: CompiledFile, interface: Interface, device: str, threads: int 
         raise GraphError(f"load: threads={threads!r}; {file} is for a GPU, which takes none")
     get_backend(device)  # DeviceError where it cannot be used
     index = int(device.partition(":")[2] or 0)
-    document = file.header["program"]
+    said, code, constants = entry
+    document = said["program"]
     if (reason := why_not_here(document, index)) is not None:
         raise file.unsupported(reason)
-    constants = file.part(CONSTANTS)
-    return restore(document, lambda name: file.part(name).data, constants, interface, index)
+    return restore(document, lambda name: file.part(code[name]).data, constants, interface, index)
 
 
-_RESTORE: dict[str, Callable[[CompiledFile, Interface, str, int | None], Program]] = {
+_RESTORE: dict[str, Callable[[CompiledFile, _Entry, Interface, str, int | None], Program]] = {
     "cpu": _on_cpu,
     "cuda": _on_gpu,
 }

@@ -195,9 +195,10 @@ def check_takes(
         size == own for size, own in zip(shapes[0][1:], wanted, strict=True) if type(size) is int
     )
     if not fits:
+        taken = ", ".join(f"({', '.join(map(str, shape))})" for shape in shapes)
         raise GraphError(
             f"preparation makes pictures of {wanted}, and network {network!r} takes "
-            f"{', '.join(str(tuple(shape)) for shape in shapes)}; valid is a preparation for its "
+            f"{taken}; valid is a preparation for its "
             "one input (N, channels, crop, crop)"
         )
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from minidnn.compiler import graph_of
+from minidnn.dynamic.dim import NamedShapes
+from minidnn.dynamic.executable import DynamicExecutable
+from minidnn.dynamic.loaded import BatchExecutable
 from minidnn.errors import GraphError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
-from minidnn.layers.inputs import Shapes
+from minidnn.networks import any_graph_of
 from minidnn.preparation import Preparation, check_takes, metadata_of
+from minidnn.sizes.sized_graph import SizedGraph, input_templates
 
 __all__ = ["save_graph", "save_onnx"]
 
@@ -18,26 +21,28 @@ __all__ = ["save_graph", "save_onnx"]
 def save_graph(
     network: Any,
     path: str | os.PathLike[str],
-    shape: Shapes | None = None,
+    shape: NamedShapes | None = None,
     *,
     preparation: Preparation | None = None,
 ) -> None:
-    """Writes a network for inputs of one size, with its weights, to a file.
+    """Writes a network for inputs of one size, or of named sizes, with its weights, to a file.
 
-    ``load_graph`` gives the graph back, and ``compile`` takes the file.  It is a safetensors
-    file, which appears complete or not at all and holds nothing that could be executed; the same
-    network gives the same bytes in every process.
+    ``load_graph`` gives the graph back, and ``compile`` takes the file, with the ranges of named
+    sizes if there are any.  It is a safetensors file, which appears complete or not at all and
+    holds nothing that could be executed; the same network gives the same bytes in every process.
 
     Args:
         network: a layer, a graph, an executable, or anything else that ``compile`` takes.  Of an
             executable it is the graph that was compiled, before passes changed it.
         path: any name but one that ends in .onnx; is replaced when it exists.
-        shape: the inputs' shapes as for ``compile``; not for what has its size already.
+        shape: the inputs' shapes as for ``compile``, with a :class:`minidnn.Dim` in a size's place
+            for all sizes in its range; not for what has its size already.
         preparation: how pictures are prepared for it, which ``load_preparation`` gives back.
 
     Raises:
-        GraphError: the network or an argument is not legal, an operator cannot be saved, or the
-            arrays of an executable's network are gone.
+        GraphError: the network or an argument is not legal, an operator cannot be saved, something
+            but shapes and integers follows from named sizes, or the arrays of an executable's
+            network are gone.
         WeightsError: the graph's description is longer than a safetensors header may be.
         OSError: the file cannot be written.
 
@@ -59,22 +64,23 @@ def save_graph(
 def save_onnx(
     network: Any,
     path: str | os.PathLike[str],
-    shape: Shapes | None = None,
+    shape: NamedShapes | None = None,
     *,
     opset: int | None = None,
     preparation: Preparation | None = None,
 ) -> None:
-    """Writes a network for inputs of one size, with its weights, as an ONNX file.
+    """Writes a network for inputs of one size, or named sizes, with its weights, as an ONNX file.
 
     Args:
-        network, shape, preparation: as for :func:`save_graph`.
+        network, shape, preparation: as for :func:`save_graph`; named sizes are open in the file.
         path: a name that ends in .onnx; is replaced when it exists.
         opset: 20 by default, which is also the oldest.
 
     Raises:
         GraphError: the network or an argument is not legal, or larger than such a file may be
             (2 GiB).
-        UnsupportedError: an operator or a dtype has no counterpart in that opset.
+        UnsupportedError: an operator or a dtype has no counterpart in that opset, or something but
+            shapes follows from named sizes.
         DeviceError: the package ``onnx`` is not installed.
         OSError: the file cannot be written.
 
@@ -93,24 +99,25 @@ def save_onnx(
 
 
 def _checked(
-    function: str, network: Any, shape: Shapes | None, preparation: Preparation | None
-) -> tuple[Graph, dict[str, str]]:
+    function: str, network: Any, shape: NamedShapes | None, preparation: Preparation | None
+) -> tuple[Graph | SizedGraph, dict[str, str]]:
     """The graph, and what its file says beside it."""
     metadata = metadata_of(preparation)
     graph = _graph(function, network, shape)
-    check_takes(preparation, graph.name, [value.shape for value in graph.inputs])
+    check_takes(preparation, graph.name, input_templates(graph))
     return graph, metadata
 
 
-def _graph(function: str, network: Any, shape: Shapes | None) -> Graph:
-    if isinstance(network, Executable):
+def _graph(function: str, network: Any, shape: NamedShapes | None) -> Graph | SizedGraph:
+    if isinstance(network, (Executable, DynamicExecutable, BatchExecutable)):
         if shape is not None:
             raise GraphError(
                 f"{function}: shape={shape!r:.80} of an executable, which has its own size; valid "
                 f"is None, or {function}(network, path, shape) with the network"
             )
-        return network.source
-    return graph_of(network, shape)
+        source: Graph | SizedGraph = network.source
+        return source
+    return any_graph_of(network, shape)
 
 
 def _check_path(function: str, path: Any) -> None:

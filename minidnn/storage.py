@@ -28,6 +28,7 @@ from minidnn.graph.attributes import brief
 from minidnn.graph.ir import Graph
 from minidnn.graph.registry import register
 from minidnn.graph.storage import from_document, to_document
+from minidnn.sizes.sized_graph import SizedGraph, dims_from_json, dims_to_json
 from minidnn.weights import save_weights
 from minidnn.weights._file import MappedFile
 from minidnn.weights.safetensors import read_metadata, read_safetensors
@@ -35,6 +36,8 @@ from minidnn.weights.safetensors import read_metadata, read_safetensors
 __all__ = ["load_graph", "write_graph"]
 
 METADATA_KEY = "minidnn.graph"
+SIZES_KEY = "minidnn.sizes"
+"""The named sizes of a graph for all of their ranges."""
 _LONGEST_MESSAGE = 2000
 
 # Fused graphs can be saved, too.
@@ -48,7 +51,9 @@ register(LayerFunction)
 
 
 def write_graph(
-    graph: Graph, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+    graph: Graph | SizedGraph,
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Writes a graph and its weights to a file, which appears complete or not at all.
 
@@ -60,14 +65,28 @@ def write_graph(
         WeightsError: the graph's description is longer than a safetensors header may be.
         OSError: the file cannot be written.
     """
+    more = dict(metadata or {})
+    if isinstance(graph, SizedGraph):
+        more[SIZES_KEY] = _json(dims_to_json(graph.dims))
+        save_weights(graph.arrays, path, {METADATA_KEY: _json(graph.document), **more})
+        return
     document, stored = to_document(graph)
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     arrays = {k: v.data for k, v in stored.items()}
     from_document(document, arrays)  # what is written can be read
-    save_weights(arrays, path, {METADATA_KEY: text, **(metadata or {})})
+    save_weights(arrays, path, {METADATA_KEY: _json(document), **more})
 
 
-def load_graph(path: str | os.PathLike[str]) -> Graph:
+def _json(data: Any) -> str:
+    return json.dumps(data, separators=(",", ":"), allow_nan=False)
+
+
+def has_sizes(path: str | os.PathLike[str]) -> bool:
+    """Whether the graph in a file is for all sizes in ranges; raises what :func:`load_graph` raises
+    for files that cannot be read."""
+    return SIZES_KEY in read_metadata(MappedFile(path))
+
+
+def load_graph(path: str | os.PathLike[str]) -> Graph | SizedGraph:
     """The graph in a file that :func:`save_graph` wrote; its weights are views of the file.
 
     Everything is checked and nothing in the file is executed.
@@ -76,7 +95,8 @@ def load_graph(path: str | os.PathLike[str]) -> Graph:
         path: of the file.
 
     Returns:
-        The graph, unfused or fused as it was saved.
+        The graph, unfused or fused as it was saved; of a network that was saved with a
+        :class:`minidnn.Dim` one for all sizes in its range.
 
     Raises:
         WeightsError: the file cannot be read or is no valid safetensors file.
@@ -90,7 +110,8 @@ def load_graph(path: str | os.PathLike[str]) -> Graph:
             f"load_graph: path={path!r:.80} is a {type(path).__name__}; valid is a path"
         )
     file = MappedFile(path)
-    text = read_metadata(file).get(METADATA_KEY)
+    metadata = read_metadata(file)
+    text = metadata.get(METADATA_KEY)
     where = f"graph file {str(file.path)!r}"
     if text is None:
         raise GraphError(
@@ -100,7 +121,11 @@ def load_graph(path: str | os.PathLike[str]) -> Graph:
         )
     arrays = {name: np.asarray(each) for name, each in read_safetensors(file).items()}
     try:
-        return from_document(_parse(text), arrays)
+        if SIZES_KEY not in metadata:
+            return from_document(_parse(text), arrays)
+        return SizedGraph(_parse(text), arrays, dims_from_json(_parse(metadata[SIZES_KEY])))
+    except RecursionError:
+        raise GraphError(f"{where}: its JSON is nested too deep") from None
     except GraphError as error:
         message = str(error)
         if len(message) > _LONGEST_MESSAGE:

@@ -15,6 +15,8 @@ MODULES = {
     "minidnn": "What a program begins with. The modules below are its attributes, too.",
     "minidnn.executable": "What `md.compile` and `md.load` return.",
     "minidnn.dynamic.executable": "What `md.compile` returns for named sizes.",
+    "minidnn.dynamic.loaded": "What `md.load` returns for a range of batches.",
+    "minidnn.sizes.sized_graph": "What `md.load_graph` and `md.quantize` return for named sizes.",
     "minidnn.layers": "What networks are composed of. Names and arguments are PyTorch's.",
     "minidnn.models": "The zoo. Each network is a function of the arguments of `resnet50`.",
     "minidnn.losses": "What training makes small.",

@@ -16,8 +16,9 @@ from minidnn.acceleration.programs import Programs, key_of_leaf
 from minidnn.acceleration.threads import rest
 from minidnn.backends.options import tune_option
 from minidnn.dynamic.dim import Dim
-from minidnn.dynamic.executable import DynamicExecutable, NetworkSource
+from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.dynamic.rows import other_batches
+from minidnn.dynamic.source import NetworkSource
 from minidnn.errors import UnsupportedError
 from minidnn.executable import Executable
 from minidnn.frontends.torch.captured import Captured

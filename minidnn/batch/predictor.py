@@ -16,13 +16,15 @@ import numpy as np
 
 import minidnn
 from minidnn.backends.backend import default_device
+from minidnn.batch.batches import AnyExecutable, interface_of, most_rows, rows_for
 from minidnn.batch.files import is_remote, remote_files, split_url
 from minidnn.batch.ranking import ranked
+from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.errors import GraphError
-from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
 from minidnn.pictures import PictureError, cut_centre, decode, normalized
 from minidnn.preparation import Preparation
+from minidnn.sizes.sized_graph import SizedGraph
 
 __all__ = ["PicturePrediction", "Predictor"]
 
@@ -58,7 +60,8 @@ class Predictor:
     Args:
         network: whatever :func:`minidnn.compile` takes with one input of square pictures; or a
             function of the number of pictures that returns that or an executable, which is called
-            where pictures are predicted.
+            where pictures are predicted.  What is for a range of batches computes the last
+            pictures, which are fewer, as they are; else zeros fill the batch.
         preparation: what is done to a picture (:class:`minidnn.Preparation`).
         top: how many classes are given; None for the scores, the network's own outputs, instead.
         labels: the names of the classes; by default those of the preparation.
@@ -107,13 +110,13 @@ class Predictor:
         self.threads = threads
         self.device = device
         self.precision = precision
-        self._executable: Executable | None = None
+        self._executable: AnyExecutable | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_executable": None}
 
     @property
-    def executable(self) -> Executable:
+    def executable(self) -> AnyExecutable:
         """The compiled network, compiled when it is first asked for."""
         if self._executable is None:
             self._executable = self._checked(self._compiled())
@@ -140,7 +143,7 @@ class Predictor:
         """Predictions in the order of the files.  A batch is read while the one before it is
         computed."""
         executable = self.executable
-        size = executable.interface.inputs[0].shape[0]
+        size = most_rows(executable, self.batch)
         batches = [files[first : first + size] for first in range(0, len(files), size)]
         with ThreadPoolExecutor(self.threads or _usable_cores()) as readers:
             ahead: list[Future[np.ndarray | str]] = []
@@ -151,10 +154,11 @@ class Predictor:
                 yield from self._predicted(executable, batch, [each.result() for each in pending])
 
     def _predicted(
-        self, executable: Executable, files: Sequence[str], read: Sequence[np.ndarray | str]
+        self, executable: AnyExecutable, files: Sequence[str], read: Sequence[np.ndarray | str]
     ) -> Iterator[PicturePrediction]:
-        # Pictures that cannot be read, and those missing in the last batch, stay zero.
-        x = np.zeros(executable.interface.inputs[0].shape, np.float32)
+        # Pictures that cannot be read, and those missing in a batch of one size, stay zero.
+        shape = interface_of(executable).inputs[0].shape
+        x = np.zeros((rows_for(executable, len(files)), *shape[1:]), np.float32)
         for place, picture in enumerate(read):
             if not isinstance(picture, str):
                 x[place] = picture
@@ -204,11 +208,11 @@ class Predictor:
             time.sleep(0.2 * 4**attempt)
         raise AssertionError("the last attempt returns")
 
-    def _compiled(self) -> Executable:
+    def _compiled(self) -> AnyExecutable:
         network: Any = self.network
         if isinstance(network, (FunctionType, partial)):
             network = network(self.batch)
-        if isinstance(network, Executable):
+        if isinstance(network, AnyExecutable):
             return network
         given: dict[str, Any] = {"precision": self.precision}
         if (self.device or default_device()[0]) == "cpu":
@@ -216,12 +220,15 @@ class Predictor:
         options = {name: value for name, value in given.items() if value is not None}
         size = self.preparation.crop
         shape = None
-        if not isinstance(network, Graph):
+        if not isinstance(network, (Graph, SizedGraph)):
             shape = (self.batch, self.preparation.channels, size, size)
-        return minidnn.compile(network, shape, device=self.device, **options)
+        found: AnyExecutable = minidnn.compile(network, shape, device=self.device, **options)
+        if isinstance(found, DynamicExecutable):
+            found.warm([most_rows(found, self.batch)])  # of which most batches are
+        return found
 
-    def _checked(self, executable: Executable) -> Executable:
-        interface, own = executable.interface, self.preparation
+    def _checked(self, executable: AnyExecutable) -> AnyExecutable:
+        interface, own = interface_of(executable), self.preparation
         inputs = [each.shape for each in interface.inputs]
         outputs = [each.shape for each in interface.outputs]
         wanted = (own.channels, own.crop, own.crop)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minidnn.dynamic.dim import Dim
 
 NETWORK_HELP = (
     "a network of the zoo (resnet18 with random weights, resnet18.DEFAULT with published ones), an "
@@ -54,10 +57,31 @@ def size(text: str) -> tuple[int, int]:
     return rows, columns
 
 
-def add_network(parser: argparse.ArgumentParser) -> None:
-    """The positional argument NET and what belongs to its size."""
+def batch_or_range(text: str) -> int | Dim:
+    """Images, like 8, or the range of their number, like 1:64, as a named size."""
+    least, colon, most = text.partition(":")
+    if not colon:
+        return count(text)
+    from minidnn.dynamic.dim import Dim
+    from minidnn.errors import GraphError
+
+    try:
+        return Dim("batch", count(least), count(most))
+    except GraphError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range; valid is 1:64: {error}") from error
+
+
+def add_network(parser: argparse.ArgumentParser, ranges: bool = False) -> None:
+    """The positional argument NET and what belongs to its size; with ``ranges`` the batch may be a
+    range."""
     parser.add_argument("network", metavar="NET", help=NETWORK_HELP)
-    parser.add_argument("--batch", type=count, help="images (1; a graph file has its own size)")
+    parser.add_argument(
+        "--batch",
+        type=batch_or_range if ranges else count,
+        help="images, or their range such as 1:64 (1, or what the file says)"
+        if ranges
+        else "images (1; a graph file has its own size)",
+    )
     parser.add_argument("--size", type=size, help="224 or 192x256 (the network's own)")
     parser.add_argument(
         "--shape",

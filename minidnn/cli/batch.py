@@ -157,17 +157,25 @@ def predictor_of(options: argparse.Namespace, device: str | None, threads: int) 
 
 def _graph(options: argparse.Namespace, batch: int) -> Any:
     from minidnn.cli.classify import make_classifier
+    from minidnn.cli.ranges import batches_of_file
+    from minidnn.frontends.zoo import is_path
 
-    return make_classifier(options).graph(batch)
+    classifier = make_classifier(options)
+    if is_path(options.network):
+        crop = classifier.preparation.crop
+        if (graph := batches_of_file(options.network, batch, (crop, crop))) is not None:
+            return graph
+    return classifier.graph(batch)
 
 
 def _of_compiled(options: argparse.Namespace, common: dict[str, Any]) -> Predictor:
     from minidnn.batch import Predictor
+    from minidnn.batch.batches import interface_of
     from minidnn.cli.compiled import prepared_for
 
     opened = partial(_load, options.network, common["device"], common["threads"])
     own = ("precision", "key", "size")
-    preparation, told = prepared_for(options, opened(0).interface, own)
+    preparation, told = prepared_for(options, interface_of(opened(0)), own)
     if told:
         _say(told)
     return Predictor(opened, _named(options, preparation), **common)

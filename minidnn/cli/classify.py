@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from minidnn.errors import GraphError, MiniDNNError
 if TYPE_CHECKING:
     import numpy as np
 
-    from minidnn.executable import Executable
+    from minidnn.batch.batches import AnyExecutable
     from minidnn.graph.ir import Graph
     from minidnn.preparation import Preparation
 
@@ -90,7 +90,7 @@ class Result:
 
 def run(options: argparse.Namespace) -> int:
     import minidnn
-    from minidnn.executable import Executable
+    from minidnn.batch.batches import AnyExecutable
 
     files = list(expand(options.images))
     if not any(map(os.path.exists, files)):  # before weights are fetched for nothing
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
     if classifier.told:
         _say(classifier.told)
     executable = classifier.graph(min(options.batch, len(files)))
-    if not isinstance(executable, Executable):
+    if not isinstance(executable, AnyExecutable):
         executable = minidnn.compile(
             executable, device=options.device, precision=options.precision, **tune_of(options)
         )
@@ -172,18 +172,24 @@ def _of_file(options: argparse.Namespace) -> Classifier:
     """The network of an ONNX file or of one that ``save_graph`` wrote.  One with a batch of its
     own is given so many pictures at once."""
     from minidnn.cli import preparing
-    from minidnn.cli.networks import is_onnx, onnx_graph
+    from minidnn.cli.networks import is_onnx, onnx_graph, onnx_sizes, saved_graph
     from minidnn.frontends.onnx.model import read_model
     from minidnn.preparation import Preparation, check_takes
+    from minidnn.sizes.sized_graph import input_templates
+    from minidnn.storage import load_graph
 
     name = options.network
     if options.weights != "default" or options.key is not None or options.prefix:
         raise MiniDNNError(f"--weights, --key, --prefix: the file {name!r} has its weights")
     said = preparing.file_says(name)
     size = None if options.size is None else (options.size, options.size)
+    shapes: Sequence[Sequence[Any]]
     if is_onnx(name):
-        size = preparing.size_of(said, read_model(name), size)
-    first = onnx_graph(name, None, size) if is_onnx(name) else _saved(name, options.size)
+        read, shapes = onnx_graph, onnx_sizes(read_model(name))
+    else:
+        read, shapes = saved_graph, input_templates(load_graph(name))
+    size = preparing.size_of(said, shapes, size)
+    first = read(name, None, size)
     if not _is_classifier(first):
         types = ", ".join(str(value.type) for value in (*first.inputs, *first.outputs))
         raise MiniDNNError(
@@ -199,12 +205,10 @@ def _of_file(options: argparse.Namespace) -> Classifier:
     preparation = preparing.prepared(options, base, outputs)
 
     def graph(wanted: int) -> Any:
-        if not is_onnx(name):
-            return first
         try:
-            return onnx_graph(name, wanted, size)
+            return read(name, wanted, size)
         except GraphError:
-            if batch == wanted:
+            if batch == wanted and is_onnx(name):
                 raise
             return first
 
@@ -221,23 +225,17 @@ def _of_file(options: argparse.Namespace) -> Classifier:
 def _of_compiled(options: argparse.Namespace) -> Classifier:
     """The network of a file that ``minidnn export`` compiled."""
     import minidnn
+    from minidnn.batch.batches import interface_of
     from minidnn.cli.compiled import prepared_for
 
     if options.weights != "default":
         raise MiniDNNError(f"--weights: the file {options.network!r} has its weights")
     compiled = minidnn.load(options.network, device=options.device)
+    interface = interface_of(compiled)
     own = ("precision", "key", "prefix", "size", "tune")
-    preparation, told = prepared_for(options, compiled.interface, own)
-    outputs = compiled.interface.outputs[0].shape
+    preparation, told = prepared_for(options, interface, own)
+    outputs = interface.outputs[0].shape
     return Classifier(lambda batch: compiled, preparation, prod(outputs[1:]), options.network, told)
-
-
-def _saved(name: str, size: int | None) -> Graph:
-    from minidnn.storage import load_graph
-
-    if size is not None:
-        raise GraphError(f"--size {size}: the graph file {name!r} has its own size")
-    return load_graph(name)
 
 
 def _is_classifier(graph: Graph) -> bool:
@@ -291,12 +289,13 @@ def expand(arguments: list[str]) -> Iterator[str]:
 
 
 def _classify(
-    classifier: Classifier, executable: Executable, files: list[str], options: argparse.Namespace
+    classifier: Classifier, executable: AnyExecutable, files: list[str], options: argparse.Namespace
 ) -> Iterator[Result]:
     """Results in the order of the files."""
     from minidnn.backends.cpu.progress import terminal_progress
+    from minidnn.batch.batches import most_rows
 
-    batch = executable.interface.inputs[0].shape[0]
+    batch = most_rows(executable, options.batch)
     # What is printed shows how far it is; else a bar does, if there is a terminal.
     watch = terminal_progress() if options.json or not sys.stdout.isatty() else None
     for first in range(0, len(files), batch):
@@ -306,14 +305,16 @@ def _classify(
 
 
 def _batch(
-    classifier: Classifier, executable: Executable, files: list[str], top: int
+    classifier: Classifier, executable: AnyExecutable, files: list[str], top: int
 ) -> list[Result]:
     import numpy as np
 
+    from minidnn.batch.batches import interface_of, rows_for
     from minidnn.pictures import PictureError, read_picture
 
-    # Pictures that cannot be read, and those missing in the last batch, stay zero.
-    x = np.zeros(executable.interface.inputs[0].shape, np.float32)
+    # Pictures that cannot be read, and those missing in a batch of one size, stay zero.
+    shape = interface_of(executable).inputs[0].shape
+    x = np.zeros((rows_for(executable, len(files)), *shape[1:]), np.float32)
     results = [Result(file) for file in files]
     for i, result in enumerate(results):
         try:

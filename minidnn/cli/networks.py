@@ -4,12 +4,13 @@ wrote."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minidnn.dynamic.dim import Dim
 from minidnn.errors import GraphError, MiniDNNError, UnsupportedError
 from minidnn.frontends.zoo import is_path, network_of
 from minidnn.graph.ir import Graph
@@ -19,6 +20,8 @@ from minidnn.runtime.arrays import random_array
 
 if TYPE_CHECKING:
     from minidnn.frontends.frontend import FrontEnd
+    from minidnn.frontends.onnx.model import OnnxModel
+    from minidnn.sizes.sized_graph import SizedGraph
 
 
 def graph_of(options: argparse.Namespace, network: Any = None) -> Graph:
@@ -47,16 +50,58 @@ def _of_file(options: argparse.Namespace) -> Graph:
     if asked.found is not None and not isinstance(asked.found, SavedFrontEnd):
         _refuse(options, ["batch", "size"], f"{name!r} takes --shape")
         return _of_frontend(asked.found, name, options.shape)
-    from minidnn.storage import load_graph
-
-    reason = f"the graph file {name!r} has its own size; valid is a network of the zoo"
-    _refuse(options, ["batch", "size", "shape"], reason)
+    _refuse(options, ["shape"], f"{name!r} takes --batch and --size, if it is for ranges of them")
     try:
-        return load_graph(name)
+        return saved_graph(name, options.batch, options.size)
     except MiniDNNError as error:
         if not asked.broken:
             raise
         raise type(error)(f"{error}{asked.complaint}") from error
+
+
+def saved_graph(name: str, batch: int | None = None, size: tuple[int, int] | None = None) -> Graph:
+    """The graph in a file that save_graph wrote: of one for ranges of sizes that for ``batch`` and
+    ``size``, or the least.
+
+    GraphError if one is given that the file does not take.
+    """
+    from minidnn.sizes.sized_graph import SizedGraph
+    from minidnn.storage import load_graph
+
+    graph = load_graph(name)
+    if isinstance(graph, SizedGraph):
+        return sized_at(graph, batch, size)
+    sides = None if size is None else "x".join(map(str, dict.fromkeys(size)))
+    for option, value in (("--batch", batch), ("--size", sides)):
+        if value is not None:
+            raise GraphError(
+                f"{option} {value}: the graph file {name!r} has its own size; valid is a network "
+                "of the zoo, or a file for a range of sizes (minidnn export --batch 1:64)"
+            )
+    return graph
+
+
+def sized_at(graph: SizedGraph, batch: int | None, size: tuple[int, int] | None) -> Graph:
+    """A graph for ranges of sizes at ``batch``, along first axes, and ``size``, along rows and
+    columns; of what is not said the least."""
+    sizes = {dim.name: dim.least for dim in graph.dims}
+    rows, columns = size or (None, None)
+    for option, given, axis, rank in (
+        ("--batch", batch, 0, None),
+        ("--size", rows, 2, 4),
+        ("--size", columns, 3, 4),
+    ):
+        if given is None:
+            continue
+        named = {
+            template[axis]
+            for template in graph.templates
+            if template and rank in (None, len(template))
+        }
+        if any(not isinstance(each, Dim) and each != given for each in named) or not named:
+            raise GraphError(f"{option} {given}: {graph!r} has its own")
+        sizes |= {each.name: given for each in named if isinstance(each, Dim)}
+    return graph.at(sizes)
 
 
 def _of_frontend(frontend: FrontEnd, name: str, shapes: list[tuple[int, ...]] | None) -> Graph:
@@ -98,6 +143,19 @@ def onnx_graph(name: Any, batch: int | None = None, size: tuple[int, int] | None
     from minidnn.frontends.onnx.model import OnnxModel, read_model
 
     model = name if isinstance(name, OnnxModel) else read_model(name)
+    with in_options("--size gives rows and columns of inputs of rank 4; no option gives others"):
+        return load_model(model, onnx_shapes(model, batch, size))[0]
+
+
+def onnx_sizes(model: OnnxModel) -> list[Sequence[Any]]:
+    """The shapes of a model's inputs, of which it says the rank, with what it leaves open."""
+    return [each.sizes for each in model.inputs if each.sizes is not None]
+
+
+def onnx_shapes(
+    model: OnnxModel, batch: int | None, size: tuple[int, int] | None
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's inputs by name, where :func:`onnx_graph` knows all sizes."""
     shapes = {}
     for declared in model.inputs:
         if declared.sizes is None:
@@ -109,8 +167,7 @@ def onnx_graph(name: Any, batch: int | None = None, size: tuple[int, int] | None
             shape[2:] = shape[2:] if size is None else size
         if all(isinstance(each, int) for each in shape):
             shapes[declared.name] = tuple(shape)
-    with in_options("--size gives rows and columns of inputs of rank 4; no option gives others"):
-        return load_model(model, shapes)[0]
+    return shapes
 
 
 @contextmanager

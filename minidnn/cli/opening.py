@@ -14,13 +14,14 @@ from minidnn.errors import GraphError
 if TYPE_CHECKING:
     from minidnn.graph.ir import Graph
     from minidnn.preparation import Preparation
+    from minidnn.sizes.sized_graph import SizedGraph
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class OpenedNetwork:
-    """A network for one size.
+    """A network for one size, or for ranges of sizes.
 
     Attributes:
         preparation: of its pictures, as a file, published weights or options say; None if none
@@ -29,13 +30,17 @@ class OpenedNetwork:
             for a network that takes no square pictures.
     """
 
-    graph: Graph
+    graph: Graph | SizedGraph
     preparation: Preparation | None
     usual: Preparation | None
 
     def outputs(self) -> int:
         """How many numbers it gives for a picture."""
-        return prod(self.graph.outputs[0].shape[1:])
+        from minidnn.graph.ir import Graph
+
+        graph = self.graph
+        outputs = graph.outputs if isinstance(graph, Graph) else graph.interface.outputs
+        return prod(outputs[0].shape[1:])
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
@@ -53,27 +58,30 @@ def open_network(options: argparse.Namespace, say: Say) -> OpenedNetwork:
     does not fit.
     """
     from minidnn.cli import preparing
-    from minidnn.cli.networks import graph_of
+    from minidnn.cli.ranges import any_graph_of
+    from minidnn.dynamic.dim import written
     from minidnn.preparation import check_takes
+    from minidnn.sizes.sized_graph import input_templates
 
     network = _network(options, say)
     known, is_of_file = _known(options)
     size = options.size
     if is_of_file:
         size = _size(options, known)
-    graph = graph_of(argparse.Namespace(**{**vars(options), "size": size}), network)
-    shapes = [value.shape for value in graph.inputs]
+    graph = any_graph_of(argparse.Namespace(**{**vars(options), "size": size}), network)
+    shapes = input_templates(graph)
     if is_of_file and options.size is None:
         check_takes(known, options.network, shapes)
     found = preparing.fitted(known, shapes)
     if known is not None and found is None:
-        say(f"nothing says how pictures are prepared for {shapes}, as it was for others: {known}")
+        takes = ", ".join(map(written, shapes))
+        say(f"nothing says how pictures are prepared for {takes}, as it was for others: {known}")
     opened = OpenedNetwork(graph, found, _usual(options, shapes))
     asked = [name for name in ("resize", "mean", "std", "labels") if getattr(options, name)]
     if asked and (found := found or opened.usual) is None:
         raise GraphError(
-            f"--{asked[0]}: network {options.network!r} takes {shapes}; valid for one input of "
-            "square pictures (N, 1 or 3, S, S) alone"
+            f"--{asked[0]}: network {options.network!r} takes {', '.join(map(written, shapes))}; "
+            "valid for one input of square pictures (N, 1 or 3, S, S) alone"
         )
     if found is not None:
         found = preparing.prepared(options, found, opened.outputs())
@@ -112,19 +120,24 @@ def _usual(options: argparse.Namespace, shapes: Sequence[tuple[Any, ...]]) -> Pr
     if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][2] != shapes[0][3]:
         return None
     _, channels, size, _ = shapes[0]
-    return Preparation(size, size, channels) if channels in (1, 3) else None
+    is_known = type(size) is int and channels in (1, 3)
+    return Preparation(size, size, channels) if is_known else None
 
 
 def _size(options: argparse.Namespace, known: Preparation | None) -> tuple[int, int] | None:
     """``--size``, or what NET's file or weights are prepared for where NET leaves its size open."""
     from minidnn.cli import preparing
-    from minidnn.cli.networks import is_onnx
+    from minidnn.cli.networks import is_onnx, onnx_sizes
     from minidnn.frontends.onnx.model import read_model
+    from minidnn.frontends.onnx.ranges import named_shapes
     from minidnn.frontends.zoo import is_path
 
     size: tuple[int, int] | None = options.size
     if is_onnx(options.network):
-        return preparing.size_of(known, read_model(options.network), size)
+        model = read_model(options.network)
+        if named_shapes(model) is not None:
+            return size  # the ranges stay, which it has for what is open
+        return preparing.size_of(known, onnx_sizes(model), size)
     if size is None and known is not None and not is_path(options.network):
         return known.crop, known.crop
     return size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -64,13 +64,12 @@ def file_says(source: str) -> Preparation | None:
 
 
 def size_of(
-    known: Preparation | None, model: Any, asked: tuple[int, int] | None
+    known: Preparation | None, shapes: Iterable[Sequence[Any]], asked: tuple[int, int] | None
 ) -> tuple[int, int] | None:
-    """Rows and columns for what an ONNX model leaves open: those asked for, else those that its
-    pictures are prepared for."""
+    """Rows and columns for what a file leaves open in the shapes of its inputs: those asked for,
+    else those that its pictures are prepared for."""
     if asked is not None or known is None:
         return asked
-    shapes = [each.sizes for each in model.inputs if each.sizes is not None]
     is_open = any(
         len(shape) == 4 and not all(isinstance(size, int) for size in shape[2:]) for shape in shapes
     )

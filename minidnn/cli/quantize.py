@@ -31,11 +31,13 @@ DATA_HELP = (
     "a folder of pictures, or of a folder for each class; .npy: an array of inputs; .npz: arrays "
     f"x, or by the names of inputs, and y, the classes; {BUNDLED_HELP}"
 )
+#: Of a batch in which the data of a network for a range are measured.
+MOST_ROWS = 32
 RANGES = ("error", "minmax", "percentile", "entropy")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_network(parser)
+    add_network(parser, ranges=True)
     add_file(parser)
     add = parser.add_argument
     add("--data", required=True, help=DATA_HELP)
@@ -65,10 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     import minidnn
     from minidnn.cli.calibration_data import calibration_data
+    from minidnn.cli.ranges import at_one_size
 
     check_written(options, for_all=("device",))
     opened = open_network(options, _say)
-    graph, preparation = opened.graph, opened.preparation or opened.usual
+    network, preparation = opened.graph, opened.preparation or opened.usual
+    size = None if preparation is None else (preparation.crop, preparation.crop)
+    graph = at_one_size(network, MOST_ROWS, size)
     source, validate = split_folder(options.data, options.validate)
     data = calibration_data(source, graph, preparation, options.workers)
     others = data
@@ -81,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         _say(f"nothing says how pictures are prepared; they are as is usual: {preparation}")
     rows = graph.inputs[0].shape[0]
     small = minidnn.quantize(
-        graph,
+        network,
         [arrays for _, arrays in data.batches(rows, options.samples)],
         ranges=options.ranges,
         keep=options.keep,
@@ -91,7 +96,8 @@ def run(options: argparse.Namespace) -> int:
     if others.labels is None:
         _say(f"accuracy is not measured: {others.why_no_labels}")
     else:
-        before, after = (_right(options, each, others) for each in (graph, small))
+        quantized = at_one_size(small, MOST_ROWS, size)
+        before, after = (_right(options, each, others) for each in (graph, quantized))
         print(
             f"accuracy: {100 * before / others.count:.1f} % of {others.count:,} before, "
             f"{100 * after / others.count:.1f} % after"

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from minidnn.errors import GraphError, MiniDNNError
 
 if TYPE_CHECKING:
+    from minidnn.dynamic.loaded import BatchExecutable
+    from minidnn.executable import Executable
+    from minidnn.preparation import Preparation
     from minidnn.serving.model import Opened, Source
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
@@ -79,7 +82,7 @@ def _open(path: str, options: argparse.Namespace) -> Opened:
     if is_compiled(path):
         given = {"device": options.device, "threads": options.threads}
         own = {name: value for name, value in given.items() if value is not None}
-        return Opened(lambda rows: minidnn.load(path, **own), False, preparing.file_says(path))
+        return _compiled(minidnn.load(path, **own), preparing.file_says(path))
     own = {
         name: value
         for name in ("device", "precision", "threads")
@@ -88,9 +91,7 @@ def _open(path: str, options: argparse.Namespace) -> Opened:
     if is_onnx(path):
         return _onnx(path, options, own)
     if is_path(path):
-        graph = minidnn.load_graph(path)
-        said = preparing.file_says(path)
-        return Opened(lambda rows: minidnn.compile(graph, **own), False, said)
+        return _saved(path, options, own)
     network = network_of(path)
     channels, *own_size = network.input_shape
     size = options.size or own_size
@@ -100,24 +101,64 @@ def _open(path: str, options: argparse.Namespace) -> Opened:
     )
 
 
+def _compiled(network: Executable | BatchExecutable, known: Preparation | None) -> Opened:
+    """What was compiled, for one size or for a range of batches."""
+    from minidnn.dynamic.loaded import BatchExecutable
+    from minidnn.serving.model import Opened
+
+    if not isinstance(network, BatchExecutable):
+        return Opened(lambda rows: network, False, known)
+    programs, (batch,) = network.programs, network.dims
+    return Opened(lambda rows: programs[rows or batch.least], True, known, batch, sorted(programs))
+
+
+def _saved(path: str, options: argparse.Namespace, own: dict[str, Any]) -> Opened:
+    """A graph, for one size or for ranges of them."""
+    import minidnn
+    from minidnn.cli import preparing
+    from minidnn.cli.networks import sized_at
+    from minidnn.cli.ranges import batch_of
+    from minidnn.serving.model import Opened
+    from minidnn.sizes.sized_graph import SizedGraph
+
+    graph, known = minidnn.load_graph(path), preparing.file_says(path)
+    if not isinstance(graph, SizedGraph):
+        return Opened(lambda rows: minidnn.compile(graph, **own), False, known)
+    batch = batch_of(graph.templates)
+    size = preparing.size_of(known, graph.templates, options.size)
+    if known is not None and size is not None:
+        known = preparing.fitted(known, [(None, known.channels, *size)])
+    return Opened(
+        lambda rows: minidnn.compile(sized_at(graph, rows, size), **own),
+        batch is not None,
+        known,
+        batch,
+    )
+
+
 def _onnx(path: str, options: argparse.Namespace, own: dict[str, Any]) -> Opened:
     """An ONNX file, which is read once for all sizes of a batch."""
     import minidnn
     from minidnn.cli import preparing
-    from minidnn.cli.networks import onnx_graph
+    from minidnn.cli.networks import onnx_graph, onnx_sizes
+    from minidnn.cli.ranges import batch_of
     from minidnn.frontends.onnx.model import read_model
+    from minidnn.frontends.onnx.ranges import named_shapes
     from minidnn.prepared_files import preparation_of_model
     from minidnn.serving.model import Opened
 
     model = read_model(path)
     known = preparation_of_model(model)
-    size = preparing.size_of(known, model, options.size)
-    sizes = [each.sizes for each in model.inputs if each.sizes is not None]
+    sizes = onnx_sizes(model)
+    size = preparing.size_of(known, sizes, options.size)
     is_open = bool(sizes) and all(each and not isinstance(each[0], int) for each in sizes)
     if not is_open and options.size is not None:
         raise GraphError(f"--size {options.size}: {path!r} says its sizes")
     if known is not None and size is not None:
         known = preparing.fitted(known, [(None, known.channels, *size)])
     return Opened(
-        lambda rows: minidnn.compile(onnx_graph(model, rows, size), **own), is_open, known
+        lambda rows: minidnn.compile(onnx_graph(model, rows, size), **own),
+        is_open,
+        known,
+        batch_of((named_shapes(model) or {}).values()) if is_open else None,
     )

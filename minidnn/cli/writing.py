@@ -13,6 +13,7 @@ from minidnn.errors import MiniDNNError
 if TYPE_CHECKING:
     from minidnn.graph.ir import Graph
     from minidnn.preparation import Preparation
+    from minidnn.sizes.sized_graph import SizedGraph
 
 ONNX, GRAPH, COMPILED = ".onnx", ".safetensors", ".mdx"
 
@@ -49,9 +50,12 @@ def check_written(options: argparse.Namespace, for_all: Collection[str] = ()) ->
             raise MiniDNNError(f"--{name} {given}: {options.file!r} is no compiled network")
 
 
-def write(options: argparse.Namespace, graph: Graph, preparation: Preparation | None) -> str:
+def write(
+    options: argparse.Namespace, graph: Graph | SizedGraph, preparation: Preparation | None
+) -> str:
     """Writes FILE, and returns what is printed of it."""
     import minidnn
+    from minidnn.cli.ranges import described
 
     kind, precision = _kind(options), ""
     if kind == ONNX:
@@ -62,9 +66,8 @@ def write(options: argparse.Namespace, graph: Graph, preparation: Preparation | 
         precision = f" in {compiled.precision}"
     else:
         minidnn.save_graph(graph, options.file, preparation=preparation)
-    shapes = ", ".join(f"{value.name}: {value.type}" for value in graph.inputs)
     size = os.path.getsize(options.file) / 1e6
-    return f"{options.file}: {graph.name}{precision} for {shapes}, {size:.1f} MB"
+    return f"{options.file}: {graph.name}{precision} for {described(graph)}, {size:.1f} MB"
 
 
 def _kind(options: argparse.Namespace) -> str:

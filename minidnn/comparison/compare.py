@@ -18,6 +18,7 @@ from minidnn.executable import Executable
 from minidnn.frontends.onnx.model import is_model
 from minidnn.graph.ir import Graph
 from minidnn.graph.plain import plain
+from minidnn.sizes.sized_graph import SizedGraph
 
 DEFAULT_TOLERANCE = 1e-3
 
@@ -44,7 +45,8 @@ def compare(
         inputs: an array, a sequence of them or a dict of them by name (a module's by the names of
             ``forward``'s parameters); None: random ones (by ``seed``), for a module of ``shape``.
         shape, constants: as for ``load_onnx``, with the inputs' shapes where they are given; for a
-            module one shape or a sequence of them, and no constants.
+            module one shape or a sequence of them, and no constants; of a graph with named sizes
+            those that are compared, where inputs do not say them.
         tolerance: the largest difference of a layer, as a part of its largest number, that counts
             as equal.
         seed: of random inputs.
@@ -68,6 +70,8 @@ def compare(
     if type(seed) is not int or seed < 0:
         raise GraphError(f"seed={seed!r}; valid is an int of at least 0")
     torch = sys.modules.get("torch")
+    if isinstance(model, SizedGraph):
+        model = quantized.of_one_size(model, inputs, shape)
     if original is not None or isinstance(model, Graph):
         made = quantized.original(model, original, inputs, seed)
     elif torch is not None and isinstance(model, torch.nn.Module):

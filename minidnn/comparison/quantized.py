@@ -13,6 +13,7 @@ from minidnn.graph.ir import Graph, Node
 from minidnn.graph.plain import plain
 from minidnn.quantization.quantize import folded
 from minidnn.runtime.arrays import random_array
+from minidnn.sizes.sized_graph import SizedGraph
 
 
 def original(model: Any, network: Any, inputs: Any, seed: int) -> Original:
@@ -45,6 +46,19 @@ def original(model: Any, network: Any, inputs: Any, seed: int) -> Original:
     ]
     results |= dict(zip(names, outputs, strict=True))
     return Original("float32", model, layers, names, arrays, results)
+
+
+def of_one_size(model: SizedGraph, inputs: Any, shape: Any) -> Graph:
+    """The graph for the sizes of these inputs or shapes, or for those halfway in the ranges."""
+    if shape is None and isinstance(inputs, dict):
+        shape = {name: np.shape(plain(array)) for name, array in inputs.items()}
+    elif shape is None and isinstance(inputs, (list, tuple)):
+        shape = [np.shape(plain(array)) for array in inputs]
+    elif shape is None and inputs is not None:
+        shape = np.shape(plain(inputs))
+    if shape is None:
+        return model.at({dim.name: dim.halfway for dim in model.dims})
+    return model.of_shapes(shape)
 
 
 def _arrays(model: Graph, inputs: Any, seed: int) -> list[np.ndarray]:

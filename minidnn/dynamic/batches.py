@@ -9,8 +9,8 @@ from typing import Any
 from minidnn._forks import ForkLock
 from minidnn.dynamic.dim import Dim, Template
 from minidnn.dynamic.kept import KeptProgram, Key
-from minidnn.dynamic.parts import BatchPart, parts_of
-from minidnn.dynamic.rows import RowWise, row_wise
+from minidnn.dynamic.parts import BatchPart, RowWise, parts_of
+from minidnn.dynamic.rows import row_wise
 from minidnn.graph.ir import Graph
 
 _CHECKED = 4096
@@ -69,6 +69,17 @@ class BatchSplitter:
     def of(self, key: Key, rows: int) -> Key:
         """The sizes of another batch."""
         return (*key[: self.index], rows, *key[self.index + 1 :])
+
+    def row_wise(self, key: Key) -> RowWise | str:
+        """How rows come out of the network for batches that differ from this key's sizes in their
+        number of rows alone, or why they cannot be computed apart."""
+        return self._rows(key)[0]
+
+    def has_no_rows(self, shapes: Sequence[tuple[int, ...]]) -> bool:
+        """Whether arrays of these shapes are a batch of no rows, which can be computed."""
+        if self.why_not is not None or len(shapes) <= max(self._inputs):
+            return False
+        return all(shapes[place][:1] == (0,) for place in self._inputs)
 
     def half(self, key: Key) -> Key:
         """The sizes of a batch of at least half as many rows, of which there are few."""

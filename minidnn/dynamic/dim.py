@@ -81,6 +81,10 @@ class Dim:
         steps = (self.most - self.least) // self.multiple
         return self.least + steps // 2 * self.multiple
 
+    def up_to(self, most: int) -> int:
+        """The largest of its sizes that is no more than this; the least if there is none."""
+        return max(self.least, min(self.most, most) // self.multiple * self.multiple)
+
     def takes(self, size: Any) -> bool:
         """Whether it is one of its sizes."""
         return type(size) is int and self.least <= size <= self.most and size % self.multiple == 0

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from minidnn._forks import ForkLock
+from minidnn.compiled_file import check_path
 from minidnn.dynamic.alike import AlikePrograms
 from minidnn.dynamic.background import Background
 from minidnn.dynamic.batches import BatchSplit, BatchSplitter
 from minidnn.dynamic.constants import check_same, checksums
+from minidnn.dynamic.counts import SizeCounts
 from minidnn.dynamic.dim import Dim, bound, check_inputs, sizes_of, templates_of, written
-from minidnn.dynamic.kept import KeptProgram, KeptPrograms, Key
-from minidnn.dynamic.split import run_in_parts
-from minidnn.errors import GraphError
+from minidnn.dynamic.kept import KeptProgram, KeptPrograms, Key, table_of
+from minidnn.dynamic.source import NetworkSource
+from minidnn.dynamic.split import run_in_parts, shape_of, with_rows, without_rows
+from minidnn.dynamic.stored import doubles, why_not_stored, write_programs
+from minidnn.errors import GraphError, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
+from minidnn.preparation import Preparation, check_takes, metadata_of
 from minidnn.report.explain import predicted
 from minidnn.runtime.interface import interface_of
 from minidnn.runtime.store import Store
+from minidnn.sizes.sized_graph import SizedGraph
 
 __all__ = ["DynamicExecutable", "SizeCounts"]
 
@@ -37,58 +43,6 @@ _FEW_PARTS = 3
 
 _MOST_PARTS = 512
 """Of a batch of more, one program is made at once that computes at least half of it."""
-
-
-@dataclass(frozen=True)
-class NetworkSource:
-    """What programs of a network are made from.
-
-    Attributes:
-        shapes: with the named sizes, as they were given.
-        trace: the graph for shapes without any.
-        compile: the executable of such a graph; with False nothing is tuned.
-        tunes: whether tuning was asked for.
-        is_code: whether graphs come from others' code, which may look at a size.
-        compile_any_size: the same by kernels of any size; None if there are none for a graph.
-        asks_each: whether what a graph does may depend on its sizes in ways that two of them do not
-            show.
-    """
-
-    shapes: Any
-    trace: Callable[[Any], Graph]
-    compile: Callable[[Graph, bool], Executable]
-    tunes: bool
-    is_code: bool
-    compile_any_size: Callable[[Graph], Callable[[], Executable] | None] = field(
-        default=lambda graph: None
-    )
-    asks_each: bool = True
-
-
-@dataclass(frozen=True)
-class SizeCounts:
-    """What an executable of named sizes has done, and what it keeps.
-
-    Attributes:
-        kept: programs.
-        compiled: programs that were made, those that are gone included.
-        dropped: programs that made room for others.
-        in_parts: calls that were computed in parts.
-        by_any_size: calls that were computed by kernels of any size.
-        run_bytes: memory of runs of all programs that are kept.
-        weight_bytes: their packed weights, those that several share once.
-
-    >>> exe = md.compile(net, (md.Dim("batch", 1, 64), 3, 32, 32), device="reference")
-    >>> print(exe.counts.kept)
-    """
-
-    kept: int
-    compiled: int
-    dropped: int
-    in_parts: int
-    by_any_size: int
-    run_bytes: int
-    weight_bytes: int
 
 
 class DynamicExecutable:
@@ -185,7 +139,7 @@ class DynamicExecutable:
         GraphError if something does not fit.
         """
         given = self.ordered(inputs, named)
-        shapes = tuple([_shape_of(array) for array in given])
+        shapes = tuple([shape_of(array) for array in given])
         program = self._ready.get(shapes)
         if program is None:
             return self._found(given, shapes, out)
@@ -194,6 +148,8 @@ class DynamicExecutable:
 
     def _found(self, given: Sequence[Any], shapes: Any, out: Any) -> Any:
         """As a call, for shapes of which it is not known yet what computes them."""
+        if self._batches.has_no_rows(shapes):
+            return self._without_rows(given, shapes, out)
         sizes = sizes_of(self.inputs, self.templates, shapes)
         key = tuple(sizes[name] for name in self._names)
         with self._lock:
@@ -204,7 +160,9 @@ class DynamicExecutable:
             split = self._in_parts(key)
             if split is not None:
                 self._later(key, len(split.parts))
-                return run_in_parts(split, key[self._batches.index], given, out)
+                executables = [each.executable for each in split.programs]
+                rows = key[self._batches.index]
+                return run_in_parts(split.parts, executables, split.wise, rows, given, out)
         if program is None:
             if self._any_size:
                 program = self._made_alike(key)
@@ -222,6 +180,15 @@ class DynamicExecutable:
         program.calls += 1
         return program.executable(*given, out=out)
 
+    def _without_rows(self, given: Sequence[Any], shapes: Any, out: Any) -> Any:
+        batch = self.dims[self._batches.index]
+        some = with_rows(batch.least, shapes, [template[0] == batch for template in self.templates])
+        key = self._key("a call", sizes_of(self.inputs, self.templates, some))
+        wise = self._batches.row_wise(key)
+        if isinstance(wise, str):
+            raise GraphError(f"{batch.name!r} is 0; valid are {batch.valid}, as {wise}")
+        return without_rows(self._made_now(key, tunes=False).executable, wise, given, out)
+
     def _run_alike(self, key: Key, program: KeptProgram, given: Sequence[Any], out: Any) -> Any:
         """A call by kernels of any size, of which the second has the size's own made."""
         with self._lock:
@@ -231,6 +198,12 @@ class DynamicExecutable:
         if wanted:
             self._background.do(key, lambda: self._make_beside(key))
         return program.executable(*given, out=out)
+
+    @property
+    def source(self) -> SizedGraph:
+        """The graph for all sizes, before passes; GraphError if more changes than integers."""
+        shapes, trace = self._source.shapes, self._source.trace
+        return SizedGraph.traced(lambda sizes: trace(bound(shapes, sizes)), self.dims)
 
     def warm(self, sizes: Sequence[Mapping[str, int] | int]) -> None:
         """Makes the programs for these sizes now.
@@ -266,6 +239,39 @@ class DynamicExecutable:
         >>> exe.at(batch=8).save("net.mdx")
         """
         return self._made_now(self._key("at", sizes), self._source.tunes).executable
+
+    def save(self, path: str | os.PathLike[str], *, preparation: Preparation | None = None) -> None:
+        """Writes programs that compute all batches in the range to a file, as
+        :meth:`minidnn.executable.Executable.save` writes one: :func:`minidnn.load` gives what is
+        called with any batch, without a compiler.
+
+        The file has programs for few sizes, the least and its doubles, which compute other batches
+        in parts; what they have in common stands there once.
+
+        Args:
+            path: usually with the ending .mdx; is replaced when it exists.
+            preparation: how pictures are prepared for it, which ``load_preparation`` gives back.
+
+        Raises:
+            GraphError: an argument is not valid.
+            UnsupportedError: rows are not independent, sizes other than the batch's vary, or a
+                program cannot be saved.
+            CompileError: the cache has its code no longer.
+            OSError: the file cannot be written.
+
+        >>> exe.save("net.mdx")
+        """
+        check_path(path)
+        metadata = metadata_of(preparation)
+        check_takes(preparation, self.name, self.templates)
+        if (reason := why_not_stored(self.dims, self.why_not_parts)) is not None:
+            raise UnsupportedError(f"{self!r} {reason}")
+        batch, key = self.dims[self._batches.index], tuple(dim.least for dim in self.dims)
+        keys = [self._batches.of(key, rows) for rows in doubles(batch)]
+        programs = [self._made_now(each, self._source.tunes) for each in keys]
+        wise = self._batches.row_wise(key)
+        assert not isinstance(wise, str)
+        write_programs(path, batch, wise, programs, metadata)
 
     def ready(self, shapes: tuple[tuple[int, ...], ...]) -> KeptProgram | None:
         """The program for arrays of these shapes, if there is one and it was called before.
@@ -313,14 +319,8 @@ class DynamicExecutable:
             f"{counts.kept} programs of at most {self._kept.most}, {counts.compiled} compiled, "
             f"{counts.dropped} dropped; memory of runs {counts.run_bytes / 1e6:.2f} MB, packed "
             f"weights {counts.weight_bytes / 1e6:.2f} MB",
-            f"{'sizes':<28} {'calls':>9} {'as part':>9} {'run MB':>8} {'ms':>9}  made",
+            *table_of(entries, self._names),
         ]
-        for key, entry in entries:
-            sizes = ", ".join(f"{n}={size}" for n, size in zip(self._names, key, strict=True))
-            lines.append(
-                f"{sizes:<28} {entry.calls:>9} {entry.in_parts:>9} {entry.run_bytes / 1e6:>8.2f} "
-                f"{entry.seconds * 1e3:>9.3f}  {entry.how}"
-            )
         lines.append(self._told_of_parts())
         if self._any_size:
             lines.append(f"{self._alike_runs} calls were computed by kernels of any size")
@@ -480,13 +480,3 @@ class DynamicExecutable:
     def _programs(self) -> dict[Key, KeptProgram]:
         with self._lock:
             return dict(self._kept)
-
-
-def _shape_of(array: Any) -> tuple[int, ...]:
-    shape = getattr(array, "shape", None)
-    if shape is None:
-        try:
-            shape = np.shape(array)
-        except ValueError:  # rows of different lengths, of which the executable tells
-            shape = ()
-    return tuple(shape)

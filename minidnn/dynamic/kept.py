@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from minidnn.executable import Executable
@@ -148,3 +148,15 @@ class KeptPrograms:
             return True
         victim = self._least()
         return victim is not None and asked > 2 * self._programs[victim].use
+
+
+def table_of(entries: Iterable[tuple[Key, KeptProgram]], names: Sequence[str]) -> list[str]:
+    """Lines of text: for which sizes of the names programs are, and how much each was used."""
+    lines = [f"{'sizes':<28} {'calls':>9} {'as part':>9} {'run MB':>8} {'ms':>9}  made"]
+    for key, entry in entries:
+        sizes = ", ".join(f"{name}={size}" for name, size in zip(names, key, strict=True))
+        lines.append(
+            f"{sizes:<28} {entry.calls:>9} {entry.in_parts:>9} {entry.run_bytes / 1e6:>8.2f} "
+            f"{entry.seconds * 1e3:>9.3f}  {entry.how}"
+        )
+    return lines

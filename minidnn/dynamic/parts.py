@@ -21,6 +21,14 @@ class BatchPart:
         return self.begin + self.rows
 
 
+@dataclass(frozen=True)
+class RowWise:
+    """A network whose rows are independent: which inputs and outputs have rows."""
+
+    inputs: tuple[bool, ...]
+    outputs: tuple[bool, ...]
+
+
 def parts_of(total: int, seconds: Mapping[int, float]) -> tuple[BatchPart, ...] | None:
     """The parts of a batch that take the least time together; None if all programs are too large.
 

@@ -8,23 +8,16 @@ value whose first axis grows with the batch has *rows*, and row ``i`` of it must
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from minidnn.dynamic.parts import RowWise
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node, State, Stored, Value
 from minidnn.graph.operator import Elementwise, Operator, Windowed
 from minidnn.graph.types import TensorType
-
-
-@dataclass(frozen=True)
-class RowWise:
-    """A network whose rows are independent: which inputs and outputs have rows."""
-
-    inputs: tuple[bool, ...]
-    outputs: tuple[bool, ...]
 
 
 def row_wise(small: Graph, large: Graph, inputs: Collection[int]) -> RowWise | str:

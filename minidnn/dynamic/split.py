@@ -8,21 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.dynamic.batches import BatchSplit
-from minidnn.dynamic.parts import BatchPart
-from minidnn.dynamic.rows import RowWise
+from minidnn.dynamic.parts import BatchPart, RowWise
 from minidnn.executable import Executable
 from minidnn.runtime.arrays import apart, to_numpy
 from minidnn.runtime.program import DeviceProgram
 
 
-def run_in_parts(split: BatchSplit, rows: int, given: Sequence[Any], out: Any) -> Any:
+def run_in_parts(
+    parts: Sequence[BatchPart],
+    executables: Sequence[Executable],
+    wise: RowWise,
+    rows: int,
+    given: Sequence[Any],
+    out: Any,
+) -> Any:
     """The results for a batch of ``rows`` rows, as one executable for all of them gives them.
 
-    ``given``: the inputs in order; their shapes fit.
+    ``executables``: what computes each part.  ``given``: the inputs in order; their shapes fit.
     """
-    parts, wise = split.parts, split.wise
-    executables = [program.executable for program in split.programs]
     first = executables[0]
     if isinstance(first.program, DeviceProgram):
         return _on_device(executables, parts, wise, given, out)
@@ -40,6 +43,53 @@ def run_in_parts(split: BatchSplit, rows: int, given: Sequence[Any], out: Any) -
         inputs = _rows(arrays, wise.inputs, part)
         executable(*inputs, out=_rows(results, wise.outputs, part))
     return out if out is not None else first.packed([viewed[0][1](each) for each in results])
+
+
+def with_rows(
+    rows: int, shapes: Sequence[tuple[int, ...]], have_rows: Sequence[bool]
+) -> list[tuple[int, ...]]:
+    """Shapes of a batch of another number of rows."""
+    return [
+        (rows, *shape[1:]) if has_rows else shape
+        for shape, has_rows in zip(shapes, have_rows, strict=True)
+    ]
+
+
+def without_rows(executable: Executable, wise: RowWise, given: Sequence[Any], out: Any) -> Any:
+    """The results for a batch of no rows: those of an executable for some, without any.
+
+    ``given``: the inputs in order; their shapes fit but for their rows.
+    """
+    some = [
+        _zeros(array, value.shape) if has_rows else array
+        for value, array, has_rows in zip(
+            executable.interface.inputs, given, wise.inputs, strict=True
+        )
+    ]
+    found = executable(*some)
+    several = isinstance(found, (tuple, dict))
+    results = list(found.values() if isinstance(found, dict) else found) if several else [found]
+    results = _rows(results, wise.outputs, BatchPart(0, 0))
+    if out is None:
+        return executable.packed(results)
+    targets = list(out) if isinstance(out, (list, tuple)) else [out]
+    if not isinstance(executable.program, DeviceProgram):
+        targets = executable.outputs_for(out, [result.shape for result in results])
+    for target, result, has_rows in zip(targets, results, wise.outputs, strict=True):
+        if not has_rows:
+            target[...] = result
+    return out
+
+
+def _zeros(array: Any, shape: tuple[int, ...]) -> Any:
+    """Zeros of another shape, of an array's library, dtype and device."""
+    library = type(array).__module__.partition(".")[0]
+    if library == "torch":
+        return array.new_zeros(shape)
+    if hasattr(array, "__array_namespace__"):
+        more = {} if library in ("numpy", "cupy") else {"device": array.device}
+        return array.__array_namespace__().zeros(shape, dtype=array.dtype, **more)
+    return np.zeros(shape, np.asarray(array).dtype)
 
 
 def _rows(arrays: Sequence[Any], have_rows: Sequence[bool], part: BatchPart) -> list[Any]:
@@ -84,3 +134,14 @@ def _joined(results: Sequence[Any], parts: Sequence[BatchPart]) -> Any:
     if library in ("cupy", "numpy", "torch"):
         return sys.modules[library].concatenate(kept)
     return results[0].__array_namespace__().concat(kept)
+
+
+def shape_of(array: Any) -> tuple[int, ...]:
+    """The shape of an array of any library, or of lists."""
+    shape = getattr(array, "shape", None)
+    if shape is None:
+        try:
+            shape = np.shape(array)
+        except ValueError:  # rows of different lengths, of which the executable tells
+            shape = ()
+    return tuple(shape)

@@ -56,6 +56,27 @@ class SizingFrontEnd(FrontEnd, Protocol):
         """Whether two graphs for different sizes may not show what those of others are."""
 
 
+@runtime_checkable
+class RangingFrontEnd(OpeningFrontEnd, Protocol):
+    """A front end of models that may say the ranges of their sizes."""
+
+    def own_sizes(self, network: Any) -> tuple[Any, Any]:
+        """What it takes in place of ``network``, and the shapes of its inputs with named sizes;
+        None where it says none."""
+
+
+def own_sizes(network: Any) -> tuple[Any, Any]:
+    """What stands for a model from now on, and the shapes of its inputs with the named sizes that
+    it says itself; None if it says none."""
+    found = ask(network).found
+    return found.own_sizes(network) if isinstance(found, RangingFrontEnd) else (network, None)
+
+
+def reads_code(network: Any) -> bool:
+    """Whether graphs of a model come from code that is run for each size."""
+    return not isinstance(ask(network).found, OpeningFrontEnd)
+
+
 def open_model(network: Any) -> Any:
     """A model that was read once, or ``network`` itself if that needs no reading."""
     found = ask(network).found

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from minidnn.compiler import compile as compile_network
 from minidnn.graph.expression import argument
 from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.operators import Formula, Reduce
-from minidnn.quantization.measure import Batch
+from minidnn.quantization.calibration import Calibration, Twins
 
 MOST_LOST = 0.05
 """Of a layer's results, as roots of mean squares: with more, it stays as it was for
@@ -18,12 +17,37 @@ MOST_LOST = 0.05
 
 
 def losses(
-    graph: Graph, near: Mapping[Node, Sequence[Node]], batches: Sequence[Batch], device: str | None
+    network: Calibration,
+    layers: Collection[Node],
+    near: Callable[[Graph, Twins, Node], Sequence[Node]],
 ) -> dict[Node, float]:
-    """How far a layer's results are from those of the last of its ``near`` nodes, on all data.
+    """How far a layer's results are from those of nodes near it, on all data.
 
-    In units of the results, both as roots of mean squares.  All read what the layer itself reads.
+    In units of the results, both as roots of mean squares.
+
+    Args:
+        near: the nodes, the last of which gives what is compared, for a layer of the graph of some
+            size; all read what the layer itself reads.
     """
+
+    def compared(graph: Graph, twins: Twins) -> Graph:
+        return _compared(graph, {twins[node]: near(graph, twins, node) for node in layers})
+
+    ordered = [node for node in network.graph.nodes if node in layers]
+    program = network.program(compared)
+    found = np.zeros(2 * len(ordered))
+    for batch in network.batches:
+        found += np.array([float(np.asarray(each)) for each in program(*batch)])
+    sizes, differences = found[::2], found[1::2]
+    with np.errstate(all="ignore"):
+        shares = np.sqrt(differences / sizes)
+    # A layer that gives nothing but zeros is exact, or as far off as can be.
+    shares = np.where(sizes > 0, shares, np.where(differences > 0, np.inf, 0.0))
+    return dict(zip(ordered, map(float, shares), strict=True))
+
+
+def _compared(graph: Graph, near: Mapping[Node, Sequence[Node]]) -> Graph:
+    """The graph of sums of squares: of a layer's results, and of how far others are from them."""
     nodes: list[Node] = []
     sums: list[Value] = []
     squares = argument(0) * argument(0)
@@ -43,14 +67,4 @@ def losses(
             total = Node(Reduce("sum", axes), squared.outputs, f"{node.name}.{name}.sum")
             nodes += [squared, total]
             sums.append(total.output)
-    program = compile_network(Graph(graph.inputs, sums, nodes, graph.name), device=device)
-    found = np.zeros(len(sums))
-    for batch in batches:
-        found += np.array([float(np.asarray(each)) for each in program(*batch)])
-    sizes, differences = found[::2], found[1::2]
-    with np.errstate(all="ignore"):
-        shares = np.sqrt(differences / sizes)
-    # A layer that gives nothing but zeros is exact, or as far off as can be.
-    shares = np.where(sizes > 0, shares, np.where(differences > 0, np.inf, 0.0))
-    layers = [node for node in graph.nodes if node in near]
-    return dict(zip(layers, map(float, shares), strict=True))
+    return Graph(graph.inputs, sums, nodes, graph.name)

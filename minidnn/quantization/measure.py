@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from minidnn.compiler import compile as compile_network
 from minidnn.errors import GraphError
 from minidnn.graph.ir import Graph, Value
+from minidnn.quantization.calibration import Batch, Calibration, Twins
 from minidnn.quantization.ranges import BINS, Histogram
-
-Batch = tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True)
@@ -29,40 +27,20 @@ class MeasuredValue:
     features: np.ndarray
 
 
-def batches_of(graph: Graph, data: object) -> list[Batch]:
-    """The data as tuples with an array for each input; GraphError if they are not that."""
-    given = [data] if isinstance(data, np.ndarray) else data
-    if not isinstance(given, Iterable):
-        raise GraphError(
-            f"data={data!r:.80} is a {type(data).__name__}; valid are an array and an iterable of "
-            "batches"
-        )
-    batches = []
-    for number, batch in enumerate(given):
-        arrays = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
-        shapes = [np.shape(array) for array in arrays]
-        wanted = [value.shape for value in graph.inputs]
-        if shapes != wanted:
-            raise GraphError(
-                f"data: batch {number} has arrays of shapes {shapes}; valid are {wanted}, as the "
-                "network's inputs"
-            )
-        batches.append(tuple(np.asarray(array) for array in arrays))
-    if not batches:
-        raise GraphError("data has no batches; valid is at least one")
-    return batches
-
-
-def measure(
-    graph: Graph, values: Sequence[Value], batches: Sequence[Batch], device: str | None
-) -> dict[Value, MeasuredValue]:
-    """Values of a graph on all data.
+def measure(network: Calibration, values: Sequence[Value]) -> dict[Value, MeasuredValue]:
+    """Values of a network on all data.
 
     GraphError if one of them is not finite.
     """
+    graph, batches = network.graph, network.batches
     computed = [value for value in values if value.producer is not None]
-    watched = Graph(graph.inputs, computed, graph.nodes, graph.name)
-    program = compile_network(watched, device=device) if computed else None
+
+    def watched(graph: Graph, twins: Twins) -> Graph:
+        return Graph(graph.inputs, [twins[v] for v in computed], graph.nodes, graph.name)
+
+    program = network.program(watched) if computed else None
+    # Of a batch that is smaller than others a mean counts less.
+    rows = [batch[0].shape[0] if batch[0].ndim else 1 for batch in batches]
 
     def run(batch: Batch) -> dict[Value, np.ndarray]:
         found = dict(zip(graph.inputs, batch, strict=True))
@@ -75,7 +53,7 @@ def measure(
     low = dict.fromkeys(values, 0.0)
     high = dict.fromkeys(values, 0.0)
     sums: dict[tuple[Value, int], np.ndarray] = {}
-    for batch in batches:
+    for batch, count in zip(batches, rows, strict=True):
         for value, array in run(batch).items():
             if not np.isfinite(array).all():
                 raise GraphError(f"data: value {value.name!r} is not finite on them")
@@ -84,7 +62,7 @@ def measure(
             for kept in {min(1, array.ndim - 1), array.ndim - 1}:
                 axes = tuple(axis for axis in range(array.ndim) if axis != kept)
                 mean = array.mean(axes, dtype=np.float64)
-                sums[value, kept] = sums.get((value, kept), 0) + mean / len(batches)
+                sums[value, kept] = sums.get((value, kept), 0) + mean * count / sum(rows)
     counts = {value: np.zeros(BINS, np.int64) for value in values}
     for batch in batches:
         for value, array in run(batch).items():

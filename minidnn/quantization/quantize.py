@@ -4,28 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
-from minidnn.compiler import graph_of
+from minidnn.dynamic.dim import NamedShapes, dims_of
 from minidnn.errors import GraphError
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operators import Conv2d, Linear
 from minidnn.graph.quantization import PER_CHANNEL, Steps
 from minidnn.graph.types import BYTES, TensorType
 from minidnn.layers.inputs import Shapes
+from minidnn.layers.layer import Layer
+from minidnn.networks import any_graph_of, graph_of, with_own_sizes
 from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.freeze import FREEZE
 from minidnn.passes.infrastructure import Context, run_passes
 from minidnn.passes.simplify import SIMPLIFY
+from minidnn.quantization.calibration import Calibration, Twins, batches_of
 from minidnn.quantization.losses import MOST_LOST, losses
-from minidnn.quantization.measure import MeasuredValue, batches_of, measure
+from minidnn.quantization.measure import MeasuredValue, measure
 from minidnn.quantization.ranges import RANGES, Choose, steps_of
+from minidnn.sizes.sized_graph import SizedGraph
 
 
+@overload
 def quantize(
-    network: Any,
+    network: Layer | Graph,
     data: Any,
     *,
     shape: Shapes | None = None,
@@ -39,7 +44,44 @@ def quantize(
     correct_bias: bool = True,
     accuracy: str = "normal",
     device: str | None = None,
-) -> Graph:
+) -> Graph: ...
+
+
+@overload
+def quantize(
+    network: Any,
+    data: Any,
+    *,
+    shape: NamedShapes | None = None,
+    ranges: str = "error",
+    percentile: float = 99.99,
+    dtype: str = "uint8",
+    per_channel: bool = True,
+    first: bool = True,
+    last: bool = True,
+    keep: Collection[str] = (),
+    correct_bias: bool = True,
+    accuracy: str = "normal",
+    device: str | None = None,
+) -> Graph | SizedGraph: ...
+
+
+def quantize(
+    network: Any,
+    data: Any,
+    *,
+    shape: NamedShapes | None = None,
+    ranges: str = "error",
+    percentile: float = 99.99,
+    dtype: str = "uint8",
+    per_channel: bool = True,
+    first: bool = True,
+    last: bool = True,
+    keep: Collection[str] = (),
+    correct_bias: bool = True,
+    accuracy: str = "normal",
+    device: str | None = None,
+) -> Graph | SizedGraph:
     """A network whose convolutions and linear layers compute with bytes.
 
     Normalizations go into weights first.  Then each input of a convolution or linear layer is
@@ -53,8 +95,10 @@ def quantize(
         network: what ``compile`` takes, in float32.
         data: an array, or batches of them (tuples for several inputs), of the network's size: some
             hundred samples like those that it will see.  Of a :class:`minidnn.data.Loader` one
-            epoch is taken, without its targets.
-        shape: as for ``compile``; that of the data where it is None and the network has none.
+            epoch is taken, without its targets.  With a named batch they may be of any sizes in its
+            range, as the last one of a loader is.
+        shape: as for ``compile``, also with a :class:`minidnn.Dim`; that of the data where it is
+            None and the network has none.
         ranges: how the range of a value is chosen: "minmax" takes all of it, "percentile" the
             ``percentile`` of its numbers, "entropy" what changes its distribution least, "error"
             what changes its numbers least, in the sum of their squares.
@@ -70,7 +114,7 @@ def quantize(
         device: on which values are measured; the default as for ``compile``.
 
     Returns:
-        The graph of the quantized network.
+        The graph of the quantized network, with named sizes for all sizes in their ranges.
 
     Raises:
         GraphError: an argument is not valid, or values are not finite.
@@ -82,18 +126,23 @@ def quantize(
     choose = _checked(ranges, percentile, dtype, accuracy)
     # As for training, what has a place to resume at gives batches with their targets.
     data = [x for x, _ in data] if hasattr(data, "restore") else data
-    graph = folded(network, _shape_of(data) if shape is None else shape)
-    batches = batches_of(graph, data)
+    graph, sized = _folded(network, shape, data)
+    given = Calibration(graph, sized, batches_of(graph, sized, data), device)
     layers = _chosen(graph, first, last, keep)
     inputs = list(dict.fromkeys(node.inputs[0] for node in layers))
-    measured = measure(graph, inputs, batches, device)
+    measured = measure(given, inputs)
     steps: dict[Value, Steps] = {}
     for value, found in measured.items():
         low, high = choose(found.histogram, percentile)
         steps[value] = steps_of(low, high, dtype)
-    made = _Quantized(graph, steps, measured, per_channel, correct_bias)
+
+    def made(graph: Graph, twins: Twins) -> _Quantized:
+        own = {twins[value]: each for value, each in steps.items()}
+        seen = {twins[value]: each for value, each in measured.items()}
+        return _Quantized(graph, own, seen, per_channel, correct_bias)
+
     if accuracy == "high":
-        lost = losses(graph, {node: made.alone(node) for node in layers}, batches, device)
+        lost = losses(given, layers, lambda graph, twins, n: made(graph, twins).alone(twins[n]))
         exact = [node for node in layers if lost[node] <= MOST_LOST]
         if not exact:
             raise GraphError(
@@ -101,7 +150,19 @@ def quantize(
                 f"by itself, the least {min(lost.values()):.2g}; valid is 'normal'"
             )
         layers = exact
-    return made.graph(layers)
+    return given.made(lambda graph, twins: made(graph, twins).graph([twins[n] for n in layers]))
+
+
+def _folded(network: Any, shape: Any, data: Any) -> tuple[Graph, SizedGraph | None]:
+    """The graph as it is quantized, for one size, and for all in ranges if it is for these."""
+    network, shape = with_own_sizes(network, shape)
+    if not dims_of(shape):
+        return folded(network, _shape_of(data) if shape is None else shape), None
+    graph = any_graph_of(network, shape)
+    if isinstance(graph, Graph):  # of ranges of one size
+        return folded(graph), None
+    sized = graph.mapped(folded)
+    return sized.at({dim.name: dim.least for dim in sized.dims}), sized
 
 
 def folded(network: Any, shape: Shapes | None = None) -> Graph:
@@ -189,8 +250,9 @@ class _Quantized:
         read = {node.inputs[0] for node in layers}
         rounded: dict[Value, Value] = {}
         weights: dict[Value, tuple[Value, np.ndarray]] = {}
-        for value in read.intersection(self.source.inputs):
-            self._round(rewriter, value, rounded)
+        for value in self.source.inputs:
+            if value in read:
+                self._round(rewriter, value, rounded)
         for node in self.source.nodes:
             # Whoever reads a value that is rounded for one reader gets the rounded one.
             inputs = [rounded.get(value, rewriter.value(value)) for value in node.inputs]
@@ -207,8 +269,9 @@ class _Quantized:
             else:
                 new = rewriter.add(node.op, inputs, node.name, node.source)
                 rewriter.replace(node.output, new.output)
-            for value in read.intersection(node.outputs):
-                self._round(rewriter, value, rounded)
+            for value in node.outputs:
+                if value in read:
+                    self._round(rewriter, value, rounded)
         return rewriter.finish()
 
     def _round(self, rewriter: Rewriter, value: Value, rounded: dict[Value, Value]) -> None:

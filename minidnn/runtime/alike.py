@@ -13,7 +13,7 @@ from minidnn.graph.ir import Graph, State, Stored, Value
 from minidnn.memory.annotations import Annotations
 from minidnn.runtime.plan import Plan
 
-__all__ = ["Described", "described", "described_plan"]
+__all__ = ["Described", "described", "described_plan", "has_same_numbers"]
 
 #: What a region has beside what it computes.
 _HOW = ("body", "schedule", "stack", "part", "parts")
@@ -36,7 +36,7 @@ def described(graph: Graph, arrays: Mapping[str, np.ndarray] | None = None) -> D
         if value in places or not isinstance(value, Stored):
             return places[value]
         known = isinstance(value, State) or arrays is None
-        same = known or _is_same(value.data, arrays.get(value.name))  # type: ignore[union-attr]
+        same = known or has_same_numbers(value.data, arrays.get(value.name))  # type: ignore[union-attr]
         return value.name, value.type, same
 
     for number, node in enumerate(graph.nodes):
@@ -52,7 +52,7 @@ def _operator(op: Any) -> Any:
     return type(op), more, described(op.body)
 
 
-def _is_same(one: np.ndarray, other: np.ndarray | None) -> bool:
+def has_same_numbers(one: np.ndarray, other: np.ndarray | None) -> bool:
     """Whether they have the same numbers, as those in one place of memory have."""
     if other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
         return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -166,6 +166,8 @@ class StoredProgram:
         constants: flat arrays, which lie in the file as :func:`offsets_of` says.
         index_bytes: how many bytes of the constants, from the first on, may be used as indices or
             sizes, so that the program must not run unless they are right.
+        placed: its document if each of its constants begins at another offset; None if they must
+            lie one after another.
     """
 
     architecture: str
@@ -173,6 +175,7 @@ class StoredProgram:
     code: Mapping[str, bytes | memoryview]
     constants: Sequence[np.ndarray]
     index_bytes: int
+    placed: Callable[[Sequence[int]], dict[str, Any]] | None = None
 
 
 WHY_NO_STATES = (

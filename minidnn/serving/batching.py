@@ -174,7 +174,7 @@ class Batcher:
             count, rows = 0, 0
             alone, rows_alone = 0, 0
             for waiting in self._waiting:
-                if rows + waiting.rows > self.model.max_rows:
+                if count and rows + waiting.rows > self.model.max_rows:
                     break
                 count, rows = count + 1, rows + waiting.rows
                 if len(self.model.parts_of(rows)) == 1:

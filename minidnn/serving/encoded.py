@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from minidnn.dynamic.dim import Dim
 from minidnn.errors import UnsupportedError
 from minidnn.pictures import PictureError, cut_centre, decode, normalized
 from minidnn.preparation import Preparation
@@ -30,9 +31,10 @@ def with_pictures(
     preparation: Preparation | None,
     specs: Sequence[Spec],
     given: Sequence[GivenTensor],
-    most: int,
+    batch: Dim,
 ) -> list[GivenTensor]:
-    """The inputs of a request with numbers in the place of encoded pictures (at most ``most``).
+    """The inputs of a request with numbers in the place of as many encoded pictures as a
+    batch has.
 
     Fault if the model takes none, or if one cannot be read.
     """
@@ -45,18 +47,18 @@ def with_pictures(
             "its file does not say how pictures are prepared"
         )
     return [
-        _numbers(each, preparation, most) if each.datatype == ENCODED else each for each in given
+        _numbers(each, preparation, batch) if each.datatype == ENCODED else each for each in given
     ]
 
 
-def _numbers(given: GivenTensor, preparation: Preparation, most: int) -> GivenTensor:
+def _numbers(given: GivenTensor, preparation: Preparation, batch: Dim) -> GivenTensor:
     where = f"input {given.name!r:.100}"
     if not isinstance(given.data, (bytes, memoryview)):
         raise invalid(f"{where} has {ENCODED} that are not binary; valid are binary tensors")
     count = given.shape[0] if len(given.shape) == 1 else 0
-    if not 1 <= count <= most:
+    if not batch.takes(count):
         raise invalid(
-            f"{where} has shape {list(given.shape)!r:.200}; valid is [N] with N from 1 to {most}"
+            f"{where} has shape {list(given.shape)!r:.200}; valid is [N] with N from {batch.valid}"
         )
     pictures = list(_elements(where, memoryview(given.data), count))
     size = preparation.crop

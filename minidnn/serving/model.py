@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from minidnn.dynamic.dim import Dim
 from minidnn.dynamic.parts import BatchPart, parts_of
 from minidnn.errors import UnsupportedError
 from minidnn.executable import Executable
@@ -32,12 +33,16 @@ class Opened:
     Attributes:
         compile: the executable for so many rows; for None, of the network's own size.
         any_batch: whether it takes a number of rows.
+        batch: of how many rows; None for any number.
+        sizes: of how many rows there are executables already; None if any can be compiled.
         preparation: how pictures are prepared for it; None if that is not known.
     """
 
     compile: Callable[[int | None], Executable]
     any_batch: bool
     preparation: Preparation | None = None
+    batch: Dim | None = None
+    sizes: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,8 @@ class ServedModel:
     """The executables of a model, and what it takes and gives.
 
     Attributes:
-        max_rows: of a request and of a batch; 1 for a model that takes no batches.
+        batch: of the rows of a request; 1 for a model that takes no batches.
+        max_rows: of a batch that several requests share; a request of more has one of its own.
         preparation: how callers prepare pictures for it; None if that is not known.
     """
 
@@ -67,6 +73,8 @@ class ServedModel:
         seconds: Mapping[int, float],
         inputs: Sequence[Spec],
         outputs: Sequence[Spec],
+        batch: Dim,
+        max_rows: int,
     ) -> None:
         """``seconds``: what the executable for so many rows takes."""
         self.source = source
@@ -75,7 +83,8 @@ class ServedModel:
         self._executables = executables
         self._seconds = seconds
         self.sizes = sorted(executables)
-        self.max_rows = self.sizes[-1]
+        self.batch = batch
+        self.max_rows = max_rows
         #: How batches of each number of rows are computed.
         self._parts: dict[int, tuple[BatchPart, ...]] = {}
         #: What batches are gathered in; they run one after another.
@@ -88,7 +97,7 @@ class ServedModel:
         total = sum(rows)
         parts = self.parts_of(total)
         is_whole = len(requests) == 1 and max(part.end for part in parts) == total
-        inputs = requests[0] if is_whole else self._gather(total, requests, rows)
+        inputs = requests[0] if is_whole else self._gather(parts, requests, rows)
         results = self._compute(parts, inputs)
         if is_whole:
             return [results]
@@ -102,12 +111,13 @@ class ServedModel:
         """How a batch of so many rows is computed: in parts, or padded up to the next size there
         is, whichever takes less time."""
         if total not in self._parts:
-            size = self.sizes[bisect_left(self.sizes, total)]
-            parts = parts_of(total, self._seconds)
-            split = sum(self._seconds[part.rows] for part in parts or ())
-            if parts is None or self._seconds[size] <= split:
-                parts = (BatchPart(0, size),)
-            self._parts[total] = parts
+            found = parts_of(total, self._seconds)
+            split = sum(self._seconds[part.rows] for part in found or ())
+            larger = self.sizes[bisect_left(self.sizes, total) :][:1]
+            if larger and (found is None or self._seconds[larger[0]] <= split):
+                found = (BatchPart(0, larger[0]),)
+            assert found is not None, "rows are in range"
+            self._parts[total] = found
         return self._parts[total]
 
     def _compute(
@@ -129,10 +139,14 @@ class ServedModel:
         return found
 
     def _gather(
-        self, total: int, requests: Sequence[Sequence[np.ndarray]], rows: Sequence[int]
+        self,
+        parts: Sequence[BatchPart],
+        requests: Sequence[Sequence[np.ndarray]],
+        rows: Sequence[int],
     ) -> list[np.ndarray]:
-        if not self._gathered:
-            shapes = [(self.max_rows, *spec.shape) for spec in self.inputs]
+        total, computed = sum(rows), max(part.end for part in parts)
+        if not self._gathered or self._gathered[0].shape[0] < computed:
+            shapes = [(max(computed, self.max_rows), *spec.shape) for spec in self.inputs]
             self._gathered = [
                 np.zeros(shape, spec.dtype) for shape, spec in zip(shapes, self.inputs, strict=True)
             ]
@@ -171,7 +185,9 @@ def load(source: Source, max_batch: int) -> ServedModel:
 def _loaded(source: Source, opened: Opened, max_batch: int) -> ServedModel:
     if not opened.any_batch:
         return _of_own_size(source, opened.compile(None))
-    sizes = sizes_of(max_batch)
+    batch = opened.batch or Dim("rows", 1, max_batch)
+    together = batch.up_to(max_batch)
+    sizes = opened.sizes or sizes_of(together, batch.least)
     executables = {size: opened.compile(size) for size in sizes}
     tried = {size: _try(each) for size, each in executables.items()}
     for size, (inputs, outputs) in tried.items():
@@ -187,12 +203,16 @@ def _loaded(source: Source, opened: Opened, max_batch: int) -> ServedModel:
             "--max-batch 1"
         )
     seconds = evened(_seconds(executables))
-    return _model(source, executables, seconds, *tried[sizes[-1]], batched=True)
+    given = source, executables, seconds, *tried[sizes[-1]]
+    return _model(*given, batched=True, batch=batch, max_rows=together)
 
 
-def sizes_of(most: int) -> list[int]:
-    """1, 2, 4 and so on, and the largest."""
-    return [*(1 << power for power in range((most - 1).bit_length())), most]
+def sizes_of(most: int, least: int = 1) -> list[int]:
+    """The least, its doubles, and the largest."""
+    found = [least]
+    while 2 * found[-1] < most:
+        found.append(2 * found[-1])
+    return found if found[-1] == most else [*found, most]
 
 
 def _of_own_size(source: Source, executable: Executable) -> ServedModel:
@@ -202,7 +222,8 @@ def _of_own_size(source: Source, executable: Executable) -> ServedModel:
     first = {array.shape[:1] for array in (*inputs, *outputs)}
     batched = len(first) == 1 and () not in first and _mixes_rows(executable) is None
     size = inputs[0].shape[0] if batched else 1
-    return _model(source, {size: executable}, {size: 0.0}, inputs, outputs, batched)
+    given = source, {size: executable}, {size: 0.0}, inputs, outputs, batched
+    return _model(*given, Dim("rows", 1, size), size, own=size if batched else None)
 
 
 def _model(
@@ -212,12 +233,16 @@ def _model(
     inputs: Sequence[np.ndarray],
     outputs: Sequence[np.ndarray],
     batched: bool,
+    batch: Dim,
+    max_rows: int,
+    own: int | None = None,
 ) -> ServedModel:
+    """``own``: the number of rows, for a model that has one."""
     interface = next(iter(executables.values())).interface
 
     def specs(names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[Spec]:
         return [
-            Spec(name, array.dtype, array.shape[1:] if batched else array.shape, batched)
+            Spec(name, array.dtype, array.shape[1:] if batched else array.shape, batched, own)
             for name, array in zip(names, arrays, strict=True)
         ]
 
@@ -229,7 +254,7 @@ def _model(
                 f"model {source.name!r}: {spec.name!r} is {spec.dtype}; served are "
                 f"{', '.join(DATATYPES)}"
             )
-    return ServedModel(source, executables, seconds, taken, given)
+    return ServedModel(source, executables, seconds, taken, given, batch, max_rows)
 
 
 def _output_names(outputs: Sequence[object], inputs: Sequence[Spec]) -> list[str]:

@@ -65,7 +65,13 @@ _SCHEMAS = {
         platform=_TEXT,
         inputs=_list(_ref("TensorMetadata")),
         outputs=_list(_ref("TensorMetadata")),
-        parameters=_object([], preparation=_ref("Preparation")),
+        parameters=_object(
+            [],
+            min_rows=_COUNT,
+            max_rows=_COUNT,
+            multiple_of_rows=_COUNT,
+            preparation=_ref("Preparation"),
+        ),
     ),
     "Preparation": _object(
         ["resize", "crop", "channels", "mean", "std", "classes"],
@@ -174,7 +180,7 @@ def _json(told: str, schema: str | None, body: Any = None) -> dict[str, Any]:
 
 def _infer(model: ServedModel) -> dict[str, Any]:
     """The operation that runs a model, with a request of one row."""
-    inputs = [_input(spec) for spec in model.inputs]
+    inputs = [_input(spec, model.batch.least) for spec in model.inputs]
     count = len(inputs)
     asked = _object(
         ["name"],
@@ -188,9 +194,9 @@ def _infer(model: ServedModel) -> dict[str, Any]:
         outputs=_list(asked),
         parameters=_parameters(binary_data_output={"type": "boolean"}),
     )
-    found = _json("Outputs for inputs, here of one row", "InferAnswer", body)
+    found = _json("Outputs for inputs, here of the fewest rows", "InferAnswer", body)
     found["description"] = (
-        f"The first axis of shapes that metadata tell with -1 is from 1 to {model.max_rows}. "
+        f"The first axis of shapes that metadata tell with -1 is from {model.batch.valid}. "
         f"Instead of data, the parameter binary_data_size of an input says how many bytes of it "
         f"stand behind the JSON, whose length the header {LENGTH} says then. The body may be "
         "packed (Content-Encoding: gzip, deflate), and so is the answer if "
@@ -206,8 +212,8 @@ def _infer(model: ServedModel) -> dict[str, Any]:
     return found
 
 
-def _input(spec: Spec) -> dict[str, Any]:
-    shape = [1, *spec.shape] if spec.batched else list(spec.shape)
+def _input(spec: Spec, rows: int) -> dict[str, Any]:
+    shape = [rows, *spec.shape] if spec.batched else list(spec.shape)
     number: dict[str, Any] = {"type": "boolean"}
     if spec.dtype.kind == "f":
         most = float(np.finfo(spec.dtype).max)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -74,10 +75,16 @@ def model_metadata(repository: Repository, name: str, version: str) -> dict[str,
 
 
 def model_parameters(repository: Repository, name: str, version: str) -> dict[str, Any]:
-    """How callers prepare pictures for a model, as "preparation", if that is known; Fault if it is
-    not ready."""
-    preparation = repository.batcher(name, version).model.preparation
-    return {} if preparation is None else {"preparation": asdict(preparation)}
+    """How many rows a request may have, if it has rows, and how callers prepare pictures for a
+    model, as "preparation", if that is known; Fault if it is not ready."""
+    model = repository.batcher(name, version).model
+    found: dict[str, Any] = {}
+    if model.inputs[0].batched:
+        rows = model.batch
+        found = {"min_rows": rows.least, "max_rows": rows.most, "multiple_of_rows": rows.multiple}
+    if model.preparation is not None:
+        found["preparation"] = asdict(model.preparation)
+    return found
 
 
 def index(repository: Repository, ready_only: bool) -> list[dict[str, str]]:
@@ -123,11 +130,13 @@ async def infer(
             _check_outputs(model, request)
             if are_encoded(request.inputs):
                 return request, [], 0
-            return request, *arrays_of(model.inputs, request.inputs, model.max_rows)
+            return request, *arrays_of(model.inputs, request.inputs, model.batch)
 
         request, arrays, rows = await in_turn(parsed)
         if not arrays:
-            arrays, rows = await repository.beside(partial(_of_pictures, batcher.model, request))
+            limit = repository.settings.max_request_bytes
+            read_pictures = partial(_of_pictures, batcher.model, request, limit)
+            arrays, rows = await repository.beside(read_pictures)
         results = await batcher.infer(arrays, rows)
         answer = _answer(batcher.model, request, results)
         status = "ok"
@@ -142,10 +151,17 @@ async def infer(
         batcher.meter.request(protocol, status, time.monotonic() - begun)
 
 
-def _of_pictures(model: ServedModel, request: Request) -> tuple[list[np.ndarray], int]:
-    """The inputs of a request with encoded pictures as arrays, and how many rows they have."""
-    given = with_pictures(model.preparation, model.inputs, request.inputs, model.max_rows)
-    return arrays_of(model.inputs, given, model.max_rows)
+def _of_pictures(model: ServedModel, request: Request, limit: int) -> tuple[list[np.ndarray], int]:
+    """The inputs of a request with encoded pictures as arrays, and how many rows they have.
+
+    Of more than a shared batch there are as many as ``limit`` bytes of numbers are: encoded, a
+    million may be small.
+    """
+    row = sum(prod(spec.shape) * spec.dtype.itemsize for spec in model.inputs)
+    most = model.batch.up_to(max(model.max_rows, limit // row))
+    batch = replace(model.batch, most=most)
+    given = with_pictures(model.preparation, model.inputs, request.inputs, batch)
+    return arrays_of(model.inputs, given, model.batch)
 
 
 def _check_outputs(model: ServedModel, request: Request) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from minidnn.dynamic.dim import Dim
 from minidnn.serving.faults import invalid
 from minidnn.serving.json_numbers import NumberText, array_of, wrong_count
 
@@ -36,12 +37,15 @@ class Spec:
     Attributes:
         shape: of one row, without the batch; of all, for a model that takes no batches.
         batched: whether an axis of rows comes before ``shape``.
+        rows: the number of rows that the model has of its own; fewer are padded.  None where any in
+            range is computed as it is.
     """
 
     name: str
     dtype: np.dtype
     shape: tuple[int, ...]
     batched: bool
+    rows: int | None = None
 
     @property
     def datatype(self) -> str:
@@ -49,8 +53,9 @@ class Spec:
 
     @property
     def declared(self) -> list[int]:
-        """The shape as metadata tell it: -1 for any number of rows."""
-        return [-1, *self.shape] if self.batched else list(self.shape)
+        """The shape as metadata tell it: -1 for any number of rows in range."""
+        rows = -1 if self.rows is None else self.rows
+        return [rows, *self.shape] if self.batched else list(self.shape)
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,9 @@ class GivenTensor:
 
 
 def arrays_of(
-    specs: Sequence[Spec], given: Sequence[GivenTensor], most: int
+    specs: Sequence[Spec], given: Sequence[GivenTensor], batch: Dim
 ) -> tuple[list[np.ndarray], int]:
-    """A request's inputs in the model's order, and how many rows they have (at most ``most``).
+    """A request's inputs in the model's order, and how many rows they have, which must be in range.
 
     Fault if one is missing, unknown or given twice, or has another dtype or shape than is valid.
     """
@@ -74,23 +79,23 @@ def arrays_of(
     names = [spec.name for spec in specs]
     if sorted(each.name for each in given) != sorted(names):
         raise invalid(f"inputs {[each.name for each in given]!r:.300} are given; valid are {names}")
-    rows = _rows(specs, by_name, most)
+    rows = _rows(specs, by_name, batch)
     return [_array(spec, by_name[spec.name], rows) for spec in specs], rows
 
 
-def _rows(specs: Sequence[Spec], given: dict[str, GivenTensor], most: int) -> int:
+def _rows(specs: Sequence[Spec], given: dict[str, GivenTensor], batch: Dim) -> int:
     """How many rows a request has: the same in all inputs, whose shapes are valid."""
     first = given[specs[0].name].shape[:1]
     rows = first[0] if specs[0].batched and first else 1
     for spec in specs:
         shape = given[spec.name].shape
         expected = (rows, *spec.shape) if spec.batched else spec.shape
-        if shape == expected and 1 <= rows <= most:
+        if shape == expected and batch.takes(rows):
             continue
         valid = f"{list(spec.shape)}"
         if spec.batched:
             sizes = ", ".join(map(str, ("N", *spec.shape)))
-            valid = f"[{sizes}] with N from 1 to {most}, the same for all inputs"
+            valid = f"[{sizes}] with N from {batch.valid}, the same for all inputs"
         raise invalid(f"input {spec.name!r} has shape {list(shape)!r:.200}; valid is {valid}")
     return rows
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
-from minidnn.compiler import graph_of
 from minidnn.errors import GraphError, MiniDNNWarning
+from minidnn.frontends.torch.modes import in_evaluation
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.trace import current_trace
@@ -16,6 +17,7 @@ from minidnn.graph.types import FLOATS
 from minidnn.layers import BatchNorm2d, Layer
 from minidnn.layers.inputs import Declared, Shapes
 from minidnn.layers.parameter import Parameter
+from minidnn.networks import graph_of
 
 __all__ = ["CarriedNetwork", "as_layer"]
 
@@ -53,7 +55,7 @@ class CarriedNetwork(Layer):
     """
 
     def __init__(self, source: Any, shape: Shapes | None) -> None:
-        graph = graph_of(source, shape)
+        graph = _captured(source, shape)
         if graph.states:
             raise GraphError(
                 f"network {graph.name} has states, {graph.states[0].name!r} among them; valid for "
@@ -67,7 +69,7 @@ class CarriedNetwork(Layer):
         self._places: dict[str, str] = {}
         for node in graph.nodes:
             if _is_normalization(node):
-                self._add_normalization(node)
+                self._add_normalization(node, fixed)
         inside = {value for node in graph.nodes if _is_normalization(node) for value in node.inputs}
         outside = {v for node in graph.nodes if not _is_normalization(node) for v in node.inputs}
         for constant in graph.constants:
@@ -81,7 +83,7 @@ class CarriedNetwork(Layer):
             name += "_"
         return name
 
-    def _add_normalization(self, node: Node) -> None:
+    def _add_normalization(self, node: Node, fixed: Collection[str]) -> None:
         weight, bias, mean, var = (value for value in node.inputs[1:])
         layer = _Normalization(weight.shape[0], node.op.eps)  # type: ignore[attr-defined]
         for name, value in zip(
@@ -89,7 +91,9 @@ class CarriedNetwork(Layer):
             (weight, bias, mean, var),
             strict=True,
         ):
-            setattr(layer, name, np.asarray(value.data))  # type: ignore[attr-defined]
+            trains = name in ("weight", "bias") and value.name not in fixed
+            array = np.asarray(value.data)  # type: ignore[attr-defined]
+            setattr(layer, name, Parameter(array, trainable=trains))
         own, dot, last = weight.name.rpartition(".")
         name = own if dot and last == "weight" and own not in vars(self) else node.name
         place = self._free(name.replace("@", "_"))
@@ -137,7 +141,7 @@ class CarriedNetwork(Layer):
     def _graph(self, shapes: Inputs) -> Graph:
         found = self._graphs.get(shapes)
         if found is None:
-            found = graph_of(self._source[0], [list(shape) for shape in shapes])
+            found = _captured(self._source[0], [list(shape) for shape in shapes])
             own = {c.name: c for c in self._graphs[self.shapes].constants if _trains(c)}
             for constant in found.constants:
                 before = own.get(constant.name)
@@ -149,6 +153,12 @@ class CarriedNetwork(Layer):
                     )
             self._graphs[shapes] = found
         return found
+
+
+def _captured(source: Any, shape: Any) -> Graph:
+    """The graph for evaluation, in whose normalizations training takes the batch's statistics."""
+    with in_evaluation(source):
+        return graph_of(source, shape)
 
 
 def _is_normalization(node: Node) -> bool:
@@ -175,6 +185,18 @@ def _fixed(source: Any) -> set[str]:
         warnings.warn(
             f"{type(source).__name__}: a PyTorch module trains here without dropout; these drop "
             f"nothing: {', '.join(dropping):.200}",
+            MiniDNNWarning,
+            stacklevel=5,
+        )
+    normalizing = [
+        name
+        for name, module in source.named_modules()
+        if source.training and not module.training and hasattr(module, "running_mean")
+    ]
+    if normalizing:
+        warnings.warn(
+            f"{type(source).__name__}: normalizations train here with the batch's statistics; "
+            f"these are in evaluation mode: {', '.join(normalizing):.200}",
             MiniDNNWarning,
             stacklevel=5,
         )

@@ -109,6 +109,24 @@ def test_a_compiled_model(
 
 
 @pytest.mark.usefixtures("in_a_loop")
+@pytest.mark.parametrize("ending", ["onnx", "safetensors", "mdx"])
+def test_a_file_for_a_range(ending: str, pictures: Pictures, tmp_path: Path) -> None:
+    if ending == "mdx" and (reason := CpuBackend().unavailable()) is not None:
+        pytest.skip(reason)
+    path, device = tmp_path / f"digits.{ending}", "cpu" if ending == "mdx" else "reference"
+    given = [str(path), "--weights", "default", "--batch", "1:8"]
+    assert main(["export", "digits", *given]) == 0
+    options = ("--top", 2, "--batch", 8, "--device")
+    assert batch(pictures, tmp_path / "out", path, *options, device) == 1
+    assert batch(pictures, tmp_path / "other", "digits", *options, "reference") == 1
+    found, expected = rows(tmp_path / "out"), rows(tmp_path / "other")
+    assert set(found) == pictures.good
+    assert {f: r["classes"] for f, r in found.items()} == {
+        f: r["classes"] for f, r in expected.items()
+    }
+
+
+@pytest.mark.usefixtures("in_a_loop")
 def test_another_model_of_that_name_is_refused(
     pictures: Pictures, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

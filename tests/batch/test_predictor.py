@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.batch import Predictor
 from minidnn.batch import predictor as predictor_module
+from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.errors import GraphError
 from minidnn.pictures import PictureError, Preparation, read_picture
 from tests.batch.pictures import Pictures, make_pictures
@@ -186,3 +188,34 @@ def test_what_does_not_fit_is_named() -> None:
     fixed = partial(opened)
     with pytest.raises(GraphError, match=r"has inputs \[\(4, 3, 16, 16\)\] and outputs \[\(4, 5\)"):
         list(Predictor(fixed, other, batch=4, device="reference").predict(["a.png"]))
+
+
+@pytest.mark.parametrize(
+    ("least", "multiple", "rows"), [(1, 1, [6, 6, 4]), (2, 2, [6, 6, 4]), (5, 1, [6, 6, 5])]
+)
+def test_the_last_pictures_are_no_whole_batch(
+    pictures: Pictures,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    least: int,
+    multiple: int,
+    rows: list[int],
+) -> None:
+    """Of a file for a range; no row is filled up but to the least batch."""
+    last = 60 // multiple * multiple
+    shape: Any = (md.Dim("n", least, last, multiple), 3, SIZE, SIZE)
+    md.save_graph(network(), tmp_path / "net.safetensors", shape)
+    graph = pickle.loads(pickle.dumps(md.load_graph(tmp_path / "net.safetensors")))
+    called: list[int] = []
+    compute = DynamicExecutable.__call__
+
+    def recorded(self: DynamicExecutable, x: np.ndarray) -> Any:
+        called.append(len(x))
+        return compute(self, x)
+
+    monkeypatch.setattr(DynamicExecutable, "__call__", recorded)
+    files = sorted(pictures.good)[:16]
+    for each in made(network=graph, batch=6, top=None).predict(files):
+        assert each.values is not None
+        np.testing.assert_allclose(each.values["scores"], scores_of(each.file), rtol=1e-5)
+    assert called == rows

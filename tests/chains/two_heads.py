@@ -49,7 +49,7 @@ def train(checkpoint: Path) -> Any:
     torch.manual_seed(0)
     cross = md.losses.CrossEntropy()
     trainer = md.Trainer(
-        TwoHeads().eval(),
+        TwoHeads(),
         (16, 1, 8, 8),
         {"main": cross, "aux": (cross, 0.4)},
         md.optim.Adam(0.02),

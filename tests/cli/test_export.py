@@ -12,6 +12,7 @@ import minidnn as md
 from minidnn import models
 from minidnn.backends.backend import backend_names
 from minidnn.cli import main
+from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.weights import KNOWN_WEIGHTS
 
 
@@ -59,6 +60,36 @@ def test_other_engines_take_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("ending", ["onnx", "safetensors"])
+def test_all_batches_in_a_range(
+    ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is written of a file for a range is for it, too."""
+    pytest.importorskip("onnx")
+    first, path = tmp_path / "first.onnx", tmp_path / f"any.{ending}"
+    out, _ = export(capsys, "digits", first, "--weights", "default", "--batch", "1:6")
+    assert "input: float32[batch, 1, 8, 8] with batch 1 to 6, " in out
+    out, _ = export(capsys, first, path)
+    assert "with batch 1 to 6, " in out
+    exe = md.compile(path, device="reference")
+    assert isinstance(exe, DynamicExecutable)
+    for rows in (1, 3, 6):
+        x = np.random.default_rng(0).standard_normal((rows, 1, 8, 8), np.float32)
+        expected = md.compile(models.digits(weights="DEFAULT"), x.shape, device="reference")(x)
+        np.testing.assert_allclose(exe(x), expected, rtol=1e-4, atol=1e-5)
+    out, _ = export(capsys, path, tmp_path / "two.safetensors", "--batch", 2)
+    assert "float32[2, 1, 8, 8], " in out
+    out, _ = export(capsys, path, tmp_path / "few.safetensors", "--batch", "2:4")
+    assert "with batch 2 to 4, " in out
+    if ending == "safetensors":
+        _, err = export(capsys, path, tmp_path / "no.safetensors", "--batch", 9, code=2)
+        assert "batch=9; valid are 1 to 6" in err
+        export(capsys, path, tmp_path / "one.safetensors", "--batch", 1)
+        one = tmp_path / "one.safetensors"
+        _, err = export(capsys, one, tmp_path / "no.safetensors", "--batch", "1:4", code=2)
+        assert "--batch 1:4: the file" in err and "has its own size; valid are" in err
+
+
 def test_random_weights_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "net.safetensors"
     assert export(capsys, "squeezenet1_1", path)[1] == RANDOM
@@ -77,6 +108,7 @@ def test_random_weights_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
             ("a.safetensors", "b.onnx", "--weights", "c"),
             "--weights, --key, --prefix: 'a.safetensors' has",
         ),
+        (("resnet18", "b.onnx", "--batch", "1:4", "--shape", "1x2"), "valid beside a range is --s"),
         (("resnet18", "b.safetensors", "--weights", "resnet34"), "are those of resnet34, not of"),
         (("digits", "no/such/folder/net.safetensors"), "No such file or directory"),
     ],

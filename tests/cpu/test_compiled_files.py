@@ -138,6 +138,7 @@ def test_a_result_that_is_a_constant_and_results_in_float16(dtype: str, tmp_path
 
 def test_weights_are_mapped_from_the_file(saved: Path) -> None:
     loaded = md.load(saved)
+    assert isinstance(loaded, Executable)
     address = loaded.program._constants.ctypes.data  # type: ignore[attr-defined]
     assert address % 4096 == 0
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -151,6 +152,7 @@ def test_weights_are_mapped_from_the_file(saved: Path) -> None:
 
 def test_what_a_file_keeps_and_what_not(exe: Executable, saved: Path) -> None:
     loaded = md.load(saved)
+    assert isinstance(loaded, Executable)
     assert repr(loaded) == repr(exe)
     assert loaded.explain() == exe.explain()
     for asked in (
@@ -289,7 +291,7 @@ def test_files_for_others(
 ) -> None:
     later = copy(lambda data: data.__setitem__(8, 9))
     with pytest.raises(
-        UnsupportedError, match=r"has format 9, and minidnn .* reads format 2; comp"
+        UnsupportedError, match=r"has format 9, and minidnn .* reads formats 2 and 3; comp"
     ):
         md.load(later)
     with monkeypatch.context() as patch:

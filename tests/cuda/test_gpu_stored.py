@@ -118,3 +118,22 @@ def test_every_recipe_comes_back_with_its_bits(precision: str) -> None:
         assert torch.equal(*results), built.recipe
         assert not results[0].isnan().any()
     assert kinds == {"kernel", "plan"} | ({"fixed"} if precision == "float32" else set())
+
+
+def test_all_batches_of_one_file(tmp_path: Path) -> None:
+    """Programs whose constants are equal share them, and each finds its own."""
+    net = L.Sequential(
+        L.Conv2d(3, 16, 3, padding=1), L.ReLU(), L.Flatten(), L.Linear(16 * 36, 10)
+    ).initialize(0)
+    shape: Any = (md.Dim("batch", 1, 6), 3, 6, 6)
+    md.compile(net, shape, device="cuda").save(tmp_path / "net.mdx")
+    loaded = md.load(tmp_path / "net.mdx")
+    for rows in (1, 3, 6):
+        x = np.random.default_rng(rows).standard_normal((rows, 3, 6, 6), np.float32)
+        expected = md.compile(net, x.shape, device="reference")(x)
+        np.testing.assert_allclose(_numpy(loaded(x)), expected, rtol=1e-3, atol=1e-3)
+    assert _numpy(loaded(np.empty((0, 3, 6, 6), np.float32))).shape == (0, 10)
+
+
+def _numpy(array: Any) -> np.ndarray:
+    return np.asarray(array.get() if hasattr(array, "get") else array)

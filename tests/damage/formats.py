@@ -20,6 +20,7 @@ from minidnn.compiled_file import CompiledFile
 from minidnn.errors import MiniDNNError, WeightsError
 from minidnn.graph.checker import check
 from minidnn.graph.ir import Graph
+from minidnn.sizes.sized_graph import SizedGraph
 from minidnn.storage import METADATA_KEY
 from minidnn.training import checkpoint
 from tests.damage.batch import BATCH
@@ -38,7 +39,9 @@ class Compiled(Format):
         resized = md.Sequential(L.Conv2d(3, 8, 3), L.Upsample(scale_factor=1.5), L.Conv2d(8, 4, 1))
         pooled = md.Sequential(L.Conv2d(3, 8, 3, padding=1), L.ReLU(), L.AdaptiveAvgPool2d((5, 7)))
         given = np.random.default_rng(0).standard_normal((4, *self.shape), np.float32)
+        rows: Any = (md.Dim("rows", 1, 4), *self.shape[1:])
         networks: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+            "batches": (resized, rows, {}),
             "resized": (resized, self.shape, {}),
             "any_size": (pooled, self.shape, {"any_size": True}),
             "quantized": (md.quantize(pooled, list(given), device="reference"), None, {}),
@@ -122,6 +125,9 @@ class Graphs(Format):
 
         for name, graph in {"net": net(), "nested": nested()}.items():
             md.save_graph(graph, folder / name)
+        pooled = md.Sequential(L.Conv2d(3, 4, 3, padding=1), L.ReLU(), L.Flatten(), L.Linear(36, 5))
+        shape: Any = (md.Dim("rows", 1, 4), 3, 3, 3)
+        md.save_graph(pooled.initialize(0), folder / "sized", shape)
 
     def open(self, folder: Path) -> None:
         import tests.storage.sample  # noqa: F401  an operator that is registered there
@@ -134,8 +140,9 @@ class Graphs(Format):
         if draw.random() < 0.3:
             return {"net": mutated(draw, data, _header_and_data(data))}
         metadata, arrays = _opened(self._folder / name)
-        document = mutated_document(draw, json.loads(metadata[METADATA_KEY]))
-        return {"net": _written(arrays, METADATA_KEY, as_text(document))}
+        key = draw.choice([METADATA_KEY, *metadata])
+        text = as_text(mutated_document(draw, json.loads(metadata[key])))
+        return {"net": _written(arrays, metadata | {key: text})}
 
     def read(self, folder: Path) -> Graph:
         try:
@@ -143,6 +150,10 @@ class Graphs(Format):
         except MiniDNNError as error:
             assert str(folder / "net") in str(error)
             raise
+        if isinstance(graph, SizedGraph):
+            md.save_graph(graph, folder / "again")
+            assert repr(md.load_graph(folder / "again")) == repr(graph)
+            graph = graph.at({dim.name: dim.halfway for dim in graph.dims})
         check(graph)
         md.save_graph(graph, folder / "again")
         assert str(md.load_graph(folder / "again")) == str(graph)
@@ -227,7 +238,7 @@ class Checkpoints(Format):
         if draw.random() < 0.9 and isinstance(known, dict):
             known.pop("sha256", None)
             known["sha256"] = checkpoint._digest(known, arrays)
-        return {"checkpoint": _written(arrays, checkpoint.KEY, as_text(known))}
+        return {"checkpoint": _written(arrays, {checkpoint.KEY: as_text(known)})}
 
     def read(self, folder: Path) -> None:
         try:
@@ -321,9 +332,9 @@ def _opened(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     return read_metadata(file), arrays
 
 
-def _written(arrays: dict[str, np.ndarray], key: str, text: str) -> bytes:
+def _written(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> bytes:
     """A safetensors file."""
-    header: dict[str, Any] = {"__metadata__": {key: text}}
+    header: dict[str, Any] = {"__metadata__": metadata}
     data = b""
     for name, array in arrays.items():
         code = {"float32": "F32", "float16": "F16", "float64": "F64", "int64": "I64"}

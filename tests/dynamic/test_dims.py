@@ -82,7 +82,7 @@ def test_arrays_of_sizes_that_are_not_valid() -> None:
         "rows)",
         *(call, (2, 2, 32), (2, 3, 32)),
     )
-    refused("input 'input0' has shape (0, 2, 32), whose axis 0, 'batch', is 0", call, (0, 2, 32))
+    refused("input 'input0' has shape (9, 2, 32), whose axis 0, 'batch', is 9", call, (9, 2, 32))
     refused("1 inputs given; valid are 2: ['input0', 'input1']", exe, np.zeros((2, 2, 32)))
     call((8, 2, 96))
 

@@ -12,11 +12,9 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.cache import forbid_builds
-from minidnn.dynamic.batches import BatchSplit
 from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.dynamic.kept import KeptProgram
-from minidnn.dynamic.parts import BatchPart
-from minidnn.dynamic.rows import RowWise
+from minidnn.dynamic.parts import BatchPart, RowWise
 from minidnn.dynamic.split import run_in_parts
 from minidnn.executable import Executable
 from minidnn.graph.types import TensorType
@@ -53,17 +51,17 @@ def program(rows: int) -> KeptProgram:
 
 @pytest.mark.parametrize("parts", [[(0, 4), (4, 1), (5, 1)], [(0, 4), (2, 4)], [(0, 6)]])
 def test_results_of_parts_are_joined(parts: list[tuple[int, int]]) -> None:
-    split = BatchSplit(
-        tuple(BatchPart(*part) for part in parts),
-        tuple(program(rows) for _, rows in parts),
+    split = (
+        [BatchPart(*part) for part in parts],
+        [program(rows).executable for _, rows in parts],
         RowWise((True, False), (True, False)),
     )
     x, y = np.arange(18, dtype=np.float32).reshape(6, 3), np.ones((1, 2), np.float32)
-    doubled, same = run_in_parts(split, 6, [x, y], None)
+    doubled, same = run_in_parts(*split, 6, [x, y], None)
     np.testing.assert_array_equal(doubled, 2 * x)
     np.testing.assert_array_equal(same, y)
     out = (np.empty_like(x), np.empty_like(y))
-    assert run_in_parts(split, 6, [x, y], out) is out
+    assert run_in_parts(*split, 6, [x, y], out) is out
     np.testing.assert_array_equal(out[0], 2 * x)
 
 

@@ -62,8 +62,20 @@ ALLOWED: dict[str, set[str]] = {
         "third_parties",
         "pages",
     },
+    # What a size may be, which graphs for all sizes say, too.
+    "dynamic.dim": {"graph", "runtime"},
+    "sizes": {"graph", "passes", "runtime", "dynamic.dim"},
     # Graphs in files are taken like those of other formats.
-    "frontends": {"graph", "third_parties", "storage", "layers", "models", "weights"},
+    "frontends": {
+        "graph",
+        "sizes",
+        "dynamic.dim",
+        "third_parties",
+        "storage",
+        "layers",
+        "models",
+        "weights",
+    },
     "cudnn": {"cache"},
     "measure": set(),
     # It calculates for devices as the engine describes them, compiles with its compilers, and
@@ -84,16 +96,23 @@ ALLOWED: dict[str, set[str]] = {
         *(FACE, "models", "cache", "graph", "frontends", "cudnn", "measure"),
         *("backends.backend", "backends.cpu", "layers"),
     },
-    "storage": {"graph", "fusion", "weights"},
+    "storage": {"graph", "fusion", "weights", "sizes"},
     "compiled_file": {FACE, "runtime"},
     "executable": {"graph", "report", "runtime", "compiled_file", "preparation"},
     # It holds executables, and is given what makes them.
-    "dynamic": {"graph", "report", "runtime", "executable"},
+    "dynamic": {
+        *("graph", "report", "runtime", "executable", "sizes", "dynamic.dim", "compiled_file"),
+        "preparation",
+    },
     "loading": {
-        *("graph", "runtime", "compiled_file", "executable"),
+        *("graph", "runtime", "compiled_file", "executable", "dynamic", "dynamic.dim"),
         *("backends.backend", "backends.cpu", "backends.cuda"),
     },
+    # From what users give as a network to graphs.
+    "networks": {"graph", "layers", "frontends", "sizes", "dynamic.dim", "compiled_file"},
     "compiler": {
+        "networks",
+        "dynamic.dim",
         "graph",
         "layers",
         "frontends",
@@ -109,32 +128,40 @@ ALLOWED: dict[str, set[str]] = {
     # A step is a graph, which is compiled, and explained, like any other.
     "training": {
         *("graph", "gradients", "layers", "runtime", "executable", "compiler", "weights"),
-        *("report", "distributed", "backends.backend", "preparation"),
+        *("report", "distributed", "backends.backend", "preparation", "networks", "frontends"),
     },
     # It adds up what a store has, and knows no networks.
     "distributed": {"graph", "runtime"},
     # It saves whatever can be compiled.
     "saving": {
-        *("graph", "layers", "frontends", "executable", "compiler", "storage"),
-        "preparation",
+        *("graph", "networks", "frontends", "executable", "dynamic", "dynamic.dim", "storage"),
+        *("sizes", "preparation"),
     },
     # It rewrites graphs after some passes, and compiles them to see which values they have.
-    "quantization": {"graph", "layers", "passes", "compiler"},
+    "quantization": {
+        *("graph", "layers", "passes", "runtime", "compiler", "networks", "sizes", "dynamic.dim"),
+    },
     # What joins front ends and the compiler: it runs parts of networks that others run.
-    "comparison": {"graph", "frontends", "runtime", "executable", "compiler", "quantization"},
+    "comparison": {
+        *("graph", "frontends", "runtime", "executable", "compiler", "quantization", "sizes"),
+    },
     "acceleration": {
         *("graph", "frontends", "executable", "dynamic", "compiler", "cache", "gradients"),
+        "dynamic.dim",
         *("backends.backend", "backends.options", "backends.cpu", "backends.cuda"),
         # What it compiles apart, forwards and backwards, is in half precision at the same places.
         "passes",
     },
     # It is given executables, and knows no files.
     "serving": {
-        *(FACE, "runtime", "executable", "dynamic", "measure", "pages"),
+        *(FACE, "runtime", "executable", "dynamic", "dynamic.dim", "measure", "pages"),
         *("pictures", "preparation"),
     },
     # It is given networks, or what opens them, and knows no options.
-    "batch": {FACE, "graph", "executable", "pictures", "preparation", "backends.backend"},
+    "batch": {
+        *(FACE, "graph", "runtime", "executable", "dynamic", "sizes", "pictures"),
+        *("preparation", "backends.backend"),
+    },
     # The zoo stands above: its scripts use the face, as a user does.
     "models": {FACE, "graph", "layers", "fusion", "passes", "weights", "pictures"},
 }

@@ -22,6 +22,8 @@ OWN = md.Preparation(
     36, 32, 3, (0.1, 0.2, 0.3), (0.4, 1 / 3, 0.6), ("cat", "dög", "a\nb"), "bicubic"
 )
 SHAPE = (2, 3, 32, 32)
+#: For all batches in a range.
+ANY = (md.Dim("n", 1, 2), 3, 32, 32)
 
 
 @pytest.fixture(scope="module")
@@ -29,19 +31,24 @@ def net() -> md.Sequential:
     return md.Sequential(L.Conv2d(3, 3, 32), L.Flatten())
 
 
-def save(kind: str, net: Any, path: Path, preparation: md.Preparation | None) -> None:
+def save(
+    kind: str, net: Any, path: Path, preparation: md.Preparation | None, shape: Any = SHAPE
+) -> None:
     if kind == "weights":
         md.save_weights(net.state_dict(), path, {"other": "text"}, preparation=preparation)
     elif kind == "graph":
-        md.save_graph(net, path, SHAPE, preparation=preparation)
+        md.save_graph(net, path, shape, preparation=preparation)
     else:
-        md.save_onnx(net, path, SHAPE, preparation=preparation)
+        md.save_onnx(net, path, shape, preparation=preparation)
 
 
-@pytest.mark.parametrize("kind", ["weights", "graph", "onnx"])
-def test_files_keep_it(kind: str, net: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [("weights", None), ("graph", SHAPE), ("graph", ANY), ("onnx", SHAPE), ("onnx", ANY)],
+)
+def test_files_keep_it(kind: str, shape: Any, net: Any, tmp_path: Path) -> None:
     path = tmp_path / ("net.onnx" if kind == "onnx" else "net.safetensors")
-    save(kind, net, path, OWN)
+    save(kind, net, path, OWN, shape)
     assert md.load_preparation(path) == OWN
     # Other programs read it with their own means.
     if kind == "onnx":
@@ -51,15 +58,19 @@ def test_files_keep_it(kind: str, net: Any, tmp_path: Path) -> None:
         with safetensors.safe_open(path, "np") as file:
             found = file.metadata()
     assert json.loads(found[KEY])["classes"] == ["cat", "dög", "a\nb"]
-    save(kind, net, path, None)
+    save(kind, net, path, None, shape)
     assert md.load_preparation(path) is None
+    if kind != "weights":
+        with pytest.raises(md.GraphError, match=r"makes pictures of \(3, 30, 30\), and network"):
+            save(kind, net, path, md.Preparation(30, 30), shape)
 
 
-def test_a_compiled_file_keeps_it(net: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [SHAPE, ANY])
+def test_a_compiled_file_keeps_it(shape: Any, net: Any, tmp_path: Path) -> None:
     if (reason := CpuBackend().unavailable()) is not None:
         pytest.skip(reason)
     path = tmp_path / "net.mdx"
-    exe = md.compile(net, SHAPE, device="cpu")
+    exe = md.compile(net, shape, device="cpu")
     exe.save(path, preparation=OWN)
     assert md.load_preparation(path) == OWN
     np.testing.assert_array_equal(md.load(path)(*exe.random_inputs()), exe(*exe.random_inputs()))

@@ -145,7 +145,7 @@ def test_arrays_that_do_not_fit(
         ),
         (
             ("export", "flat.safetensors", "n.onnx", "--mean", "0.5"),
-            "--mean: network 'flat.safetensors' takes [(2, 6)]; valid for one input of square",
+            "--mean: network 'flat.safetensors' takes (2, 6); valid for one input of square",
         ),
         (
             ("classify", "x.png", "--network", "bad.safetensors"),

@@ -23,6 +23,7 @@ from minidnn.graph.quantization import PER_CHANNEL, dequantization_of, quantizat
 from minidnn.graph.trace import apply, tracing
 from minidnn.graph.types import TensorType
 from minidnn.layers.build import to_graph
+from minidnn.sizes.sized_graph import SizedGraph
 
 RANDOM = np.random.default_rng(1)
 SHAPE = (4, 3, 12, 10)
@@ -304,3 +305,83 @@ def test_errors(kind: type[Exception], wrong: Callable[[], Any], text: str) -> N
     with pytest.raises(kind) as caught:
         wrong()
     assert text in str(caught.value)
+
+
+BATCH = md.Dim("batch", 1, 9)
+
+
+@pytest.mark.parametrize("kind", ["layers", "file"])
+@pytest.mark.parametrize("accuracy", ["normal", "high"])
+def test_a_named_batch_stays(kind: str, accuracy: str, tmp_path: Path) -> None:
+    """Data of ragged batches, and results for any; what is found out is that of one size."""
+    net: Any = network()
+    shape: Any = (BATCH, *SHAPE[1:])
+    data = [images(0), images(1), images(2)[:3]]
+    given, named = net, shape
+    if kind == "file":
+        given, named = tmp_path / "net.safetensors", None
+        md.save_graph(net, given, shape)
+    made = md.quantize(given, data, shape=named, device="reference", accuracy=accuracy)
+    assert isinstance(made, SizedGraph) and made.dims == (BATCH,)
+    exe = md.compile(made, device="reference")
+    md.save_onnx(made, tmp_path / "net.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
+    for rows in (1, 3, 8):
+        x = np.concatenate([images(3), images(4)])[:rows]
+        y = exe(x)
+        (wanted,) = evaluate(to_graph(net, x.shape), [x])
+        assert np.abs(y - wanted).max() < 0.1 * np.abs(wanted).max()
+        (theirs,) = session.run(None, {session.get_inputs()[0].name: x})
+        assert np.abs(theirs - y).max() < 0.02 * np.abs(y).max()
+
+
+def test_what_each_layer_loses_is_compared_for_one_size() -> None:
+    shape: Any = (BATCH, *SHAPE[1:])
+    made = md.quantize(network(), images(), shape=shape, device="reference")
+    three = images(1)[:3]
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({"inputs": three}, 3),
+        ({"shape": three.shape}, 3),
+        ({}, BATCH.halfway),
+    ]
+    for given, rows in cases:
+        found = md.compare(made, original=network(), device="reference", **given)
+        given.pop("shape", None)
+        fixed = md.compare(
+            made.at({"batch": rows}), original=network(), device="reference", **given
+        )
+        assert str(found) == str(fixed)
+
+
+def test_equal_batches_are_measured_as_of_one_size() -> None:
+    """The same scales, biases and bytes as of the network for that size."""
+    data = [images(0), images(1)]
+    shape: Any = (BATCH, *SHAPE[1:])
+    made = md.quantize(network(), data, shape=shape, device="reference")
+    fixed = md.quantize(network(), data, device="reference")
+    assert isinstance(made, SizedGraph) and isinstance(fixed, Graph)
+    for one, other in zip(made.at({"batch": 4}).constants, fixed.constants, strict=True):
+        assert one.name == other.name
+        np.testing.assert_array_equal(one.data, other.data)
+
+
+def test_smaller_batches_count_less() -> None:
+    net = md.Sequential(L.Linear(6, 40, bias=False)).initialize(0)
+    x = RANDOM.standard_normal((7, 6)).astype(np.float32) + np.arange(7, dtype=np.float32)[:, None]
+    shape: Any = (md.Dim("rows", 1, 8), 6)
+    made = [
+        md.quantize(net, data, shape=shape, ranges="minmax", device="reference")
+        for data in ([x[:4], x[4:]], [x])
+    ]
+    for one, other in zip(*(list(each.arrays.values()) for each in made), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_batches_that_no_size_fits_are_told() -> None:
+    shape: Any = (BATCH, *SHAPE[1:])
+    large = np.zeros((10, *SHAPE[1:]), np.float32)
+    text = r"data: batch 1: input 'input' has shape .* axis 0, 'batch', is 10; valid are 1 to 9"
+    with pytest.raises(GraphError, match=text):
+        md.quantize(network(), [images(), large], shape=shape, device="reference")
+    with pytest.raises(GraphError, match=r"with a minidnn\.Dim as the first size of shape= batch"):
+        md.quantize(network(), [images(), large], device="reference")

@@ -77,12 +77,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes"), [("any.onnx", [1, 2, 4]), ("fixed.onnx", [2]), ("fixed.safetensors", [2])]
+    ("name", "sizes", "rows"),
+    [("any.onnx", [1, 2, 4], -1), ("fixed.onnx", [2], 2), ("fixed.safetensors", [2], 2)],
 )
-def test_files_are_loaded(files: Path, name: str, sizes: list[int]) -> None:
+def test_files_are_loaded(files: Path, name: str, sizes: list[int], rows: int) -> None:
     (source,) = sources_of(options(str(files / name)), print)
     model = load(source, 4)
-    assert model.sizes == sizes and model.inputs[0].declared == [-1, 3]
+    assert model.sizes == sizes and model.inputs[0].declared == [rows, 3]
     x = np.random.default_rng(0).standard_normal((1, 3)).astype(np.float32)
     expected = md.compile(md.load_graph(files / "fixed.safetensors"), device="reference")(
         np.concatenate([x, x])
@@ -114,7 +115,8 @@ def test_what_a_file_says_of_pictures_is_told(tmp_path: Path) -> None:
     (source,) = sources_of(options(str(tmp_path / "net.onnx")), said.append)
     with running(source) as server, triton_http.InferenceServerClient(server.rest) as client:
         metadata = client.get_model_metadata("net")
-    assert metadata["parameters"] == {"preparation": json.loads(json.dumps(asdict(SAID)))}
+    rows = {"min_rows": 1, "max_rows": 2, "multiple_of_rows": 1}
+    assert metadata["parameters"] == {**rows, "preparation": json.loads(json.dumps(asdict(SAID)))}
 
 
 def test_published_weights_are_prepared_for_as_torchvision_does() -> None:

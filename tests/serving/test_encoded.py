@@ -24,6 +24,7 @@ from .conftest import Running, linear, running, weights
 
 image = pytest.importorskip("PIL.Image")
 SAYS = md.Preparation(9, 8, 3, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+FOUR = md.Dim("rows", 1, 4)
 
 
 def source(preparation: md.Preparation = SAYS) -> Source:
@@ -97,6 +98,21 @@ def test_what_cannot_be_read(contents: list[bytes], text: str, server: Running) 
         assert text in str(error.value)
 
 
+def test_many_are_as_many_bytes_of_numbers_as_a_request_may_have(files: list[Path]) -> None:
+    """A file for a large range takes more than a shared batch, if not any number."""
+    rows = md.Dim("n", 1, 1000)
+    compile = source().open().compile
+    many = Source("pictures", 1, "", lambda: Opened(compile, True, SAYS, rows, [1, 2]))
+    small = io.BytesIO()
+    image.new("RGB", (9, 9)).save(small, "png")
+    most = (1 << 12) // (3 * 8 * 8 * 4)
+    with running(many, max_batch=2, max_request_bytes=1 << 12) as server:
+        found = ask(server.rest, triton_http, [small.getvalue()] * most)
+        assert len(found) == most == 5
+        with pytest.raises(InferenceServerException, match="with N from 1 to 5"):
+            ask(server.rest, triton_http, [small.getvalue()] * (most + 1))
+
+
 def test_models_that_say_nothing_take_numbers_alone(server: Running, files: list[Path]) -> None:
     with pytest.raises(InferenceServerException) as error:
         ask(server.rest, triton_http, [files[0].read_bytes()], "linear")
@@ -116,7 +132,7 @@ def test_lengths_that_lie(data: bytes, text: str) -> None:
     given = encoded.GivenTensor("input", "BYTES", (1,), data)
     spec = encoded.Spec("input", np.dtype(np.float32), (3, 8, 8), True)
     with pytest.raises(encoded.Fault) as error:
-        encoded.with_pictures(SAYS, [spec], [given], 4)
+        encoded.with_pictures(SAYS, [spec], [given], FOUR)
     assert text in str(error.value)
 
 
@@ -125,10 +141,10 @@ def test_shapes_that_are_none(shape: tuple[int, ...]) -> None:
     given = encoded.GivenTensor("input", "BYTES", shape, b"")
     spec = encoded.Spec("input", np.dtype(np.float32), (3, 8, 8), True)
     with pytest.raises(encoded.Fault, match=r"valid is \[N\] with N from 1 to 4"):
-        encoded.with_pictures(SAYS, [spec], [given], 4)
+        encoded.with_pictures(SAYS, [spec], [given], FOUR)
     in_json = encoded.GivenTensor("input", "BYTES", (1,), ["text"])
     with pytest.raises(encoded.Fault, match="valid are binary tensors"):
-        encoded.with_pictures(SAYS, [spec], [in_json], 4)
+        encoded.with_pictures(SAYS, [spec], [in_json], FOUR)
 
 
 def test_a_preparation_for_another_network_is_refused() -> None:

@@ -119,6 +119,7 @@ def test_files_of_optimized_graphs_with_states(tmp_path: Path) -> None:
     path = tmp_path / "g.safetensors"
     md.save_graph(graph, path)
     loaded = md.load_graph(path)
+    assert isinstance(loaded, Graph)
     assert to_document(loaded)[0] == to_document(graph)[0]
     assert [s.name for s in loaded.states] == ["w", "v"]
 

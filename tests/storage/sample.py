@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -18,6 +19,14 @@ from minidnn.graph.operator import Operator, Windowed
 from minidnn.graph.registry import register
 from minidnn.graph.types import TensorType
 from minidnn.layers.build import to_graph
+from minidnn.storage import load_graph
+
+
+def load_fixed(path: Path) -> Graph:
+    """The graph in a file, which is for one size."""
+    graph = load_graph(path)
+    assert isinstance(graph, Graph)
+    return graph
 
 
 class Net(L.Layer):

@@ -13,7 +13,7 @@ from torch import nn
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.errors import GraphError, MiniDNNWarning
+from minidnn.errors import GraphError, MiniDNNError, MiniDNNWarning
 
 X = np.random.default_rng(0).standard_normal((6, 2, 5, 5)).astype(np.float32)
 T = np.random.default_rng(1).integers(0, 3, 6)
@@ -64,7 +64,7 @@ def stepped(module: Eager) -> Eager:
 
 def made(kind: str, folder: Path) -> Any:
     if kind == "module":
-        return eager().eval()
+        return eager()
     if kind == "graph":
         md.save_graph(own(), folder / "net.safetensors", (6, 2, 5, 5))
         return md.load_graph(folder / "net.safetensors")
@@ -116,17 +116,39 @@ def test_what_a_graph_says_of_its_sizes(tmp_path: Path) -> None:
 
 
 def test_frozen_parameters_of_a_module_stay() -> None:
-    module = eager().eval()
+    module = eager()
     module.conv.requires_grad_(False)
+    module.norm.requires_grad_(False)
     ours = trainer(module)
     ours.step(X, T)
     found = ours.state_dict()
-    np.testing.assert_array_equal(found["conv.weight"], module.conv.weight.detach().numpy())
+    for name in ("conv.weight", "conv.bias", "norm.weight", "norm.bias"):
+        expected = module.get_parameter(name).detach().numpy()
+        np.testing.assert_array_equal(found[name], expected)
     assert not np.array_equal(found["fc.weight"], module.fc.weight.detach().numpy())
 
 
+def test_each_part_of_a_module_stays_in_its_mode() -> None:
+    """Whatever mode it is in, in training too, it is captured as it evaluates."""
+    module = eager()
+    module.norm.eval()
+    with pytest.warns(MiniDNNWarning, match="these are in evaluation mode: norm"):
+        ours = trainer(module)
+    modes = {name: part.training for name, part in module.named_modules()}
+    assert modes == {"": True, "conv": True, "norm": False, "fc": True}
+    same = trainer(eager().eval())
+    for rows in (6, 4):
+        assert ours.step(X[:rows], T[:rows]) == same.step(X[:rows], T[:rows])
+    assert module.training and not module.norm.training
+    np.testing.assert_array_equal(ours.predict(X), same.predict(X))
+    broken = nn.Sequential(nn.Linear(5, 3), nn.Bilinear(3, 3, 2))
+    with pytest.raises(MiniDNNError):
+        trainer(broken)
+    assert all(part.training for part in broken.modules())
+
+
 def test_dropout_that_is_lost_is_told() -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(50, 3)).eval()
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(50, 3))
     with pytest.warns(MiniDNNWarning, match="trains here without dropout; these drop nothing: 1"):
         trainer(module)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,31 @@ def store(
     tables = [array for _, array in packed if array.dtype.kind != "f"]
     given = [source.reshape(-1) for source in table.sources if isinstance(source, np.ndarray)]
     arrays = [*(array for _, array in packed), *given]
-    offsets = offsets_of(arrays)
     index_bytes = offsets_of([*tables, np.empty(0)])[-1]
+    libraries: dict[Path, int] = {}
+    for each in table.regions:
+        for kernel in each.regions if isinstance(each, Group) else [each]:
+            libraries.setdefault(kernel.kernel.library, len(libraries))
+
+    def placed(offsets: Sequence[int]) -> dict[str, Any]:
+        return _document(table, packed, offsets, libraries, threads)
+
+    code = {_RUNNER: runner_library().content()}
+    code |= {_KERNELS.format(i): loaded_from(path).content() for path, i in libraries.items()}
+    return StoredProgram(isa, placed(offsets_of(arrays)), code, arrays, index_bytes, placed)
+
+
+def _document(
+    table: Table,
+    packed: Sequence[tuple[int, Array]],
+    offsets: Sequence[int],
+    libraries: Mapping[Path, int],
+    threads: int,
+) -> dict[str, Any]:
+    """What a file says of a table whose constants, and then the outputs that are constants, begin
+    at these offsets."""
     places = {address: offset for (address, _), offset in zip(packed, offsets, strict=False)}
     given_at = iter(offsets[len(packed) :])
-    libraries: dict[Path, int] = {}
 
     def operand(each: Operand) -> tuple[int, int, int, int]:
         offset = places[each.offset] if each.slot == table.constants else each.offset
@@ -53,11 +73,11 @@ def store(
     def region(each: BoundKernel | Group) -> list[Any]:
         if isinstance(each, Group):
             return [each.name, each.items, [region(member) for member in each.regions]]
-        number = libraries.setdefault(each.kernel.library, len(libraries))
+        number = libraries[each.kernel.library]
         operands = [operand(one) for one in each.operands]
         return [each.name, each.tasks, each.grain, number, each.kernel.name, operands]
 
-    document = {
+    return {
         "runner": sources_digest(),
         "threads": threads,
         "regions": [region(each) for each in table.regions],
@@ -71,9 +91,6 @@ def store(
         ],
         "scratch_bytes": table.scratch_bytes,
     }
-    code = {_RUNNER: runner_library().content()}
-    code |= {_KERNELS.format(i): loaded_from(path).content() for path, i in libraries.items()}
-    return StoredProgram(isa, document, code, arrays, index_bytes)
 
 
 class LoadedProgram(TableProgram):

@@ -25,6 +25,12 @@ class OnnxFrontEnd:
 
         return looks_at_sizes(self.open(network))
 
+    def own_sizes(self, network: Any) -> tuple[Any, Any]:
+        from minidnn.frontends.onnx.ranges import named_shapes
+
+        model = self.open(network)
+        return model, named_shapes(model)
+
     def to_graph(self, network: Any, shape: Any) -> Graph:
         from minidnn.frontends.onnx.convert import load_model
 

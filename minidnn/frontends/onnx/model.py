@@ -20,6 +20,9 @@ from minidnn.weights.load import other_format
 #: The names of ONNX's own domain.
 OWN_DOMAIN = ("", "ai.onnx")
 
+SIZES_KEY = "minidnn.sizes"
+"""The property of a model that says the ranges of its open sizes."""
+
 
 @dataclass(frozen=True)
 class Declared:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from minidnn.errors import GraphError
@@ -31,6 +33,21 @@ def evaluated(module: Any) -> Any:
         module.training = False
         return module
     return module.eval()
+
+
+@contextmanager
+def in_evaluation(network: Any) -> Iterator[None]:
+    """Has a module be in evaluation mode until the block ends, and each of its parts in its own
+    mode then; an exported program, and what is no module, stay as they are."""
+    takes = callable(getattr(network, "modules", None)) and not _is_exported(network)
+    modes = {part: part.training for part in network.modules()} if takes else {}
+    try:
+        for part in modes:
+            part.training = False
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
 
 
 def _is_exported(module: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -13,6 +15,10 @@ from minidnn.cli import main
 #: How many rows and columns a stripe moves on for each; they are too fine for 8x8 pictures.
 CLASSES = {"across": (1, 0), "down": (0, 1), "slanted": (1, 1)}
 SIZE = 16
+Run = Callable[..., tuple[str, str]]
+REFERENCE = ("--device", "reference")
+#: What commands say of files that were made for these pictures.
+SAYS = "prepared as the file says: 16x16, grey, mean 0, deviation 1, 3 classes"
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +54,42 @@ def in_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "minidnn.batch.on_ray.run_on_ray", lambda ray, resources, worker, parts: map(worker, parts)
     )
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command; gives what it printed, on both streams."""
+
+    def command(*given: object, code: int = 0) -> tuple[str, str]:
+        capsys.readouterr()
+        assert main([str(each) for each in given]) == code
+        printed = capsys.readouterr()
+        return printed.out, printed.err
+
+    return command
+
+
+def right(document: str) -> float:
+    """The share of pictures whose label is their folder's name."""
+    pictures = json.loads(document)["pictures"]
+    return float(
+        np.mean([p["classes"][0].get("label") == Path(p["file"]).parent.name for p in pictures])
+    )
+
+
+def share_right(output: Path) -> float:
+    """The same of what minidnn batch wrote for all pictures."""
+    (part,) = output.glob("part-*.jsonl")
+    rows = [json.loads(line) for line in part.read_text().splitlines()]
+    assert len(rows) == 30
+    return float(np.mean([Path(row["file"]).parent.name == row["labels"][0] for row in rows]))
+
+
+@pytest.fixture
+def classify(run: Run, pictures: Path) -> Callable[..., tuple[float, str]]:
+    def command(*given: object) -> tuple[float, str]:
+        folders = [pictures / name for name in CLASSES]
+        out, err = run("classify", *folders, "--json", "--top", 1, *REFERENCE, *given)
+        return right(out), err
+
+    return command

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,53 +12,8 @@ import onnxruntime
 import pytest
 
 import minidnn as md
-from minidnn.backends.cpu.backend import CpuBackend
-from minidnn.cli import main
 from minidnn.pictures import read_picture
-from tests.preparation.conftest import CLASSES, SIZE
-
-Run = Callable[..., tuple[str, str]]
-REFERENCE = ("--device", "reference")
-SAYS = "prepared as the file says: 16x16, grey, mean 0, deviation 1, 3 classes"
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command; gives what it printed, on both streams."""
-
-    def command(*given: object, code: int = 0) -> tuple[str, str]:
-        capsys.readouterr()
-        assert main([str(each) for each in given]) == code
-        printed = capsys.readouterr()
-        return printed.out, printed.err
-
-    return command
-
-
-def right(document: str) -> float:
-    """The share of pictures whose label is their folder's name."""
-    pictures = json.loads(document)["pictures"]
-    return float(
-        np.mean([p["classes"][0].get("label") == Path(p["file"]).parent.name for p in pictures])
-    )
-
-
-def share_right(output: Path) -> float:
-    """The same of what minidnn batch wrote for all pictures."""
-    (part,) = output.glob("part-*.jsonl")
-    rows = [json.loads(line) for line in part.read_text().splitlines()]
-    assert len(rows) == 30
-    return float(np.mean([Path(row["file"]).parent.name == row["labels"][0] for row in rows]))
-
-
-@pytest.fixture
-def classify(run: Run, pictures: Path) -> Callable[..., tuple[float, str]]:
-    def command(*given: object) -> tuple[float, str]:
-        folders = [pictures / name for name in CLASSES]
-        out, err = run("classify", *folders, "--json", "--top", 1, *REFERENCE, *given)
-        return right(out), err
-
-    return command
+from tests.chains.conftest import CLASSES, REFERENCE, SAYS, SIZE, Run, share_right
 
 
 def test_training_says_how_it_prepared(trained: Path) -> None:
@@ -116,29 +69,6 @@ def test_what_is_exported_says_it_again(
     assert md.load_preparation(first) == md.Preparation(12, 12, channels=1)
     _, err = run("export", "digits", first, "--weights", trained, "--size", "16x12")
     assert md.load_preparation(first) is None and "nothing says how pictures are prepared" in err
-
-
-@pytest.mark.usefixtures("in_a_loop")
-def test_a_compiled_network_says_it(
-    trained: Path, pictures: Path, classify: Any, run: Run, tmp_path: Path
-) -> None:
-    if (reason := CpuBackend().unavailable()) is not None:
-        pytest.skip(reason)
-    path = tmp_path / "net.mdx"
-    quantized = run(
-        *("quantize", "digits", path, "--weights", trained, "--data", pictures),
-        *("--batch", 4, "--device", "cpu"),
-    )[0]
-    assert f"{path}: Digits in int8 for input: float32[4, 1, 16, 16]" in quantized
-    given = ("--input", pictures, "--format", "jsonl", "--top", 1, "--output", tmp_path / "out")
-    _, err = run("batch", path, *given, "--device", "cpu")
-    assert SAYS in err
-    assert share_right(tmp_path / "out") > 0.9
-    found, err = classify("--network", path, "--device", "cpu")
-    assert found > 0.9 and SAYS in err
-    for more in (("--size", 16), ("--weights", trained), ("--tune",)):
-        _, err = run("classify", pictures / "down", "--network", path, *more, code=2)
-        assert f"{more[0]}" in err and "has its" in err
 
 
 def test_from_weights_to_int8_in_onnx(

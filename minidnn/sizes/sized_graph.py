@@ -1,0 +1,239 @@
+"""A graph for all sizes in the ranges of named sizes, as one description."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from minidnn.dynamic.dim import Dim, Template, check_inputs, sizes_of, written
+from minidnn.errors import GraphError
+from minidnn.graph.attributes import brief, is_text
+from minidnn.graph.ir import Graph, Stored
+from minidnn.graph.storage import from_document, to_document
+from minidnn.runtime.alike import has_same_numbers
+from minidnn.runtime.interface import interface_of
+from minidnn.sizes.document import SIZE, bound_document, merged
+from minidnn.sizes.normal import computes_the_same
+from minidnn.sizes.polynomial import SizePolynomial, SizeSamples
+from minidnn.sizes.repeated import with_repeats
+
+__all__ = ["SizedGraph"]
+
+VERSION = 2
+"""Of documents with sizes; those without are of the first."""
+
+
+class SizedGraph:
+    """A graph for all sizes in ranges: what :func:`minidnn.load_graph` gives of a network that was
+    saved with a :class:`minidnn.Dim`, and what :func:`minidnn.quantize` makes of one.
+
+    ``compile``, ``quantize``, ``save_graph`` and ``save_onnx`` take it like a graph, for its ranges
+    or for sizes within.  Its integers, as the shapes that views give, are sums of products of
+    sizes; its weights are the same for all.
+
+    Args:
+        document: as :mod:`minidnn.graph.storage` writes a graph, with such sums in it.
+        arrays: the constants by key.
+        dims: the named sizes with their ranges.
+
+    Attributes:
+        interface: of the least sizes.
+        templates: the shapes of the inputs, with the named sizes.
+
+    Raises:
+        GraphError: the document is none of such a graph.
+
+    >>> batch = md.Dim("batch", 1, 64)
+    >>> md.save_graph(net, "any.safetensors", (batch, 3, 32, 32))
+    >>> graph = md.load_graph("any.safetensors")
+    >>> exe = md.compile(graph, device="reference")
+    >>> md.save_onnx(graph, "any.onnx")
+    """
+
+    def __init__(
+        self, document: Any, arrays: Mapping[str, np.ndarray], dims: Sequence[Dim]
+    ) -> None:
+        self.dims = tuple(dims)
+        self.document = document
+        self.arrays = dict(arrays)
+        version = document.get("version") if isinstance(document, dict) else None
+        if type(version) is not int or version != VERSION:
+            raise GraphError(f"the document has version {brief(version)}; valid is {VERSION}")
+        self._bound = bound_document(document, [dim.name for dim in self.dims])
+        # What two sizes give is legal: whatever is in between is asked for when it is needed.
+        small = self.at({dim.name: dim.least for dim in self.dims})
+        self.at({dim.name: dim.most for dim in self.dims})
+        self.name = small.name
+        self.interface = interface_of(small)
+        self.templates = self._templates()
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(
+            f"{value.name}: {value.dtype}{written(template)}"
+            for value, template in zip(self.interface.inputs, self.templates, strict=True)
+        )
+        return f"<SizedGraph {self.name}: {inputs}; {', '.join(map(str, self.dims))}>"
+
+    def __reduce__(self) -> Any:
+        return SizedGraph, (self.document, self.arrays, self.dims)
+
+    @staticmethod
+    def traced(trace: Callable[[Mapping[str, int]], Graph], dims: Sequence[Dim]) -> SizedGraph:
+        """That of a network, which is looked at for some sizes.
+
+        Args:
+            trace: the graph for sizes by name.
+
+        Raises:
+            GraphError: something in it follows from sizes in another way; names the node.
+        """
+        try:
+            return SizedGraph(*_described(trace, dims), dims)
+        except GraphError as error:
+            larger = [
+                dim if dim.least > 1 else replace(dim, least=min(2, dim.most)) for dim in dims
+            ]
+            if larger == list(dims):
+                raise
+            found = SizedGraph(*_described(trace, larger), dims)
+            if not all(computes_the_same(trace(p), found.at(p)) for p in _points_with_ones(dims)):
+                raise error from None
+            return found
+
+    def at(self, sizes: Mapping[str, int]) -> Graph:
+        """The graph for one size of each name; GraphError if one is not in its range."""
+        found = check_inputs(self.dims, sizes, f"graph {self._called!r}")
+        return from_document({**self._bound(found), "version": 1}, self.arrays)
+
+    def of_shapes(self, shapes: Any) -> Graph:
+        """The graph for inputs of these shapes, given as ``compile`` takes them."""
+        names = [each.name for each in self.interface.inputs]
+        if isinstance(shapes, Mapping):
+            if sorted(shapes) != sorted(names):
+                raise GraphError(f"shape names {sorted(shapes)}; valid are the inputs {names}")
+            given = [shapes[name] for name in names]
+        elif len(names) == 1 and not any(isinstance(each, (tuple, list)) for each in shapes):
+            given = [shapes]
+        else:
+            given = list(shapes)
+        if len(given) != len(names):
+            raise GraphError(f"shape={shapes!r:.100}; valid are {len(names)}, of {names}")
+        found = [tuple(shape) for shape in given]
+        return self.at(sizes_of(self.interface.inputs, self.templates, found))
+
+    def mapped(self, change: Callable[[Graph], Graph]) -> SizedGraph:
+        """What ``change`` makes of the graph of each size; GraphError as for :meth:`traced`."""
+        return SizedGraph.traced(lambda sizes: change(self.at(sizes)), self.dims)
+
+    @property
+    def named_shapes(self) -> dict[str, Template]:
+        """The shapes of the inputs with the named sizes, as ``compile`` takes them."""
+        names = [value.name for value in self.interface.inputs]
+        return dict(zip(names, self.templates, strict=True))
+
+    @property
+    def _called(self) -> str:
+        body = self.document.get("graph") if isinstance(self.document, dict) else None
+        return str(body.get("name", "")) if isinstance(body, dict) else ""
+
+    def _templates(self) -> tuple[Template, ...]:
+        """The shapes of the inputs, whose sizes are numbers or the names themselves."""
+        by_name = {dim.name: dim for dim in self.dims}
+        found = []
+        for name, (_, shape) in self.document["graph"]["inputs"]:
+            template: list[int | Dim] = []
+            for axis, size in enumerate(shape):
+                if not isinstance(size, dict):
+                    template.append(size)
+                    continue
+                polynomial = SizePolynomial.from_json(size[SIZE], list(by_name))
+                match polynomial.terms:
+                    case ((1, (single,)),) if polynomial.divisor == 1:
+                        template.append(by_name[single])
+                    case _:
+                        raise GraphError(
+                            f"input {name!r}: axis {axis} is {polynomial}; valid are numbers and "
+                            "names"
+                        )
+            found.append(tuple(template))
+        used = {each.name for template in found for each in template if isinstance(each, Dim)}
+        for dim in self.dims:
+            if dim.name not in used and dim.least < dim.most:
+                raise GraphError(f"no input has the size {dim.name!r}; valid are names of sizes")
+        return tuple(found)
+
+
+def input_templates(graph: Graph | SizedGraph) -> list[Template]:
+    """The shapes of the inputs, with the named sizes if it has some."""
+    if isinstance(graph, SizedGraph):
+        return list(graph.templates)
+    return [value.shape for value in graph.inputs]
+
+
+def _described(
+    trace: Callable[[Mapping[str, int]], Graph], dims: Sequence[Dim]
+) -> tuple[Any, dict[str, np.ndarray]]:
+    """The document for all sizes, and the constants; GraphError as :meth:`SizedGraph.traced`."""
+    samples = SizeSamples(dims)
+    documents: list[Any] = []
+    kept: dict[str, Stored] = {}
+    for graph in with_repeats([trace(point) for point in samples.points]):
+        document, stored = to_document(graph)
+        if documents:
+            _check_constants(kept, stored, document)
+        else:
+            kept = stored
+        documents.append(document)
+    found = merged(documents, samples)
+    found["version"] = VERSION
+    return found, {key: value.data for key, value in kept.items()}
+
+
+def _points_with_ones(dims: Sequence[Dim]) -> list[dict[str, int]]:
+    """Sizes of which one, or all that may be, are 1."""
+    halfway = {dim.name: dim.halfway for dim in dims}
+    ones = {dim.name: 1 for dim in dims if dim.least == 1}
+    return [halfway | ones, *(halfway | {name: 1} for name in ones if len(ones) > 1)]
+
+
+def _check_constants(
+    base: Mapping[str, Stored], other: Mapping[str, Stored], document: Any
+) -> None:
+    """GraphError if the constants of two sizes are not the same; names a node that reads one."""
+    for key, value in other.items():
+        one = base.get(key)
+        if one is not None and one.type == value.type and has_same_numbers(value.data, one.data):
+            continue
+        readers = [
+            f"node {node['name']!r} ({', '.join(node['operator'])})"
+            for node in document["graph"]["nodes"]
+            if key in node["inputs"]
+        ]
+        read = f", which {readers[0]} reads," if readers else ""
+        raise GraphError(
+            f"constant {key!r}{read} changes with the named sizes; valid are weights that are the "
+            "same for all sizes, or a network that is saved for one size"
+        )
+
+
+def dims_to_json(dims: Sequence[Dim]) -> list[list[Any]]:
+    """Named sizes as files have them."""
+    return [[dim.name, dim.least, dim.most, dim.multiple] for dim in dims]
+
+
+def dims_from_json(data: Any) -> tuple[Dim, ...]:
+    """Named sizes of a file; GraphError if they are none."""
+    found: dict[str, Dim] = {}
+    for item in data if isinstance(data, list) else [None]:
+        match item:
+            case [name, least, most, multiple] if is_text(name) and name not in found:
+                found[name] = Dim(name, least, most, multiple)
+            case _:
+                raise GraphError(
+                    f"named sizes: {brief(item)}; valid is [name, least, most, multiple], each "
+                    "name once"
+                )
+    return tuple(found.values())
