@@ -30,12 +30,13 @@ class Trail:
 def document_of(executable: Executable, trail: Trail, passes: bool) -> dict[str, Any]:
     """Regions, memory, stacks, rewrites and notes; with ``passes`` all graphs, too."""
     from minidnn.memory.liveness import lifetimes
-    from minidnn.report.explain import kind_of, predicted_seconds, work
+    from minidnn.report.explain import kind_of, predicted_seconds, weight_bytes, work
+    from minidnn.report.labels import labels
 
     plan = executable.plan
     found = plan.annotations
     regions = []
-    for node in plan.graph.nodes:
+    for node, label in zip(plan.graph.nodes, labels(plan.graph.nodes), strict=True):
         kind = kind_of(plan, node)
         free = kind in ("view", "in place")
         operations, moved = (0, 0) if free else work(node)
@@ -43,18 +44,21 @@ def document_of(executable: Executable, trail: Trail, passes: bool) -> dict[str,
         regions.append(
             {
                 "name": node.name,
+                "label": label,
                 "kind": kind,
                 "outputs": [str(value.type) for value in node.outputs],
                 "layers": node.source.split(", "),
                 "operators": [n.op.name for n in (body.nodes if body is not None else (node,))],
                 "operations": operations,
                 "bytes": moved,
+                "weight_bytes": 0 if free else weight_bytes(node),
                 "predicted_seconds": 0.0 if free else predicted_seconds(plan, node),
             }
         )
     storage = lifetimes(plan.graph, found)
     document = {
         "graph": plan.graph.name,
+        "inputs": [str(value.type) for value in plan.graph.inputs],
         "device": executable.device,
         "precision": executable.precision,
         "priced_for": plan.target.device.name,
@@ -94,5 +98,9 @@ def add_times(document: dict[str, Any], profile: Profile) -> None:
             measured = times[region["name"]]
             region["seconds"] = measured.seconds
             region["roofline"] = measured.roofline
+            region["executed"] = measured.executed
+            region["arithmetic_seconds"] = measured.arithmetic_seconds
+            region["memory_seconds"] = measured.memory_seconds
+            region["causes"] = measured.causes
             region["description"] = said[region["name"]]
     document["refusals"] = {name: dict(found) for name, found in profile.refusals.items()}

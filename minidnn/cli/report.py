@@ -14,8 +14,8 @@ from minidnn.errors import UnsupportedError
 HELP = "write what explain tells of a network as an HTML page"
 DESCRIPTION = """\
 Compiles a network, measures its regions on random inputs, and writes one page that needs no network
-and no script: regions in time, the roofline, what was fused and why not more, algorithms, bytes,
-and memory over time.
+and no script: where the time goes by layer, kind and cause, what would help, the roofline, what was
+fused and why not more, and memory over time.
 
     minidnn report resnet18 --device cpu --html resnet18.html --json > before.json
     minidnn report resnet18 --device cpu --html resnet18.html --beside before.json"""
@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     import minidnn
+    from minidnn.backends.backend import get_backend, why_not_in
     from minidnn.cli.networks import graph_of
     from minidnn.pages.page import save_page
     from minidnn.report.network_page import network_page
@@ -54,7 +55,15 @@ def run(options: argparse.Namespace) -> int:
         observe=trail.observe,
         **tune_of(options),
     )
-    document = document_of(executable, trail, False)
+    backend = get_backend(executable.device)
+    shapes = [value.shape for value in executable.graph.inputs if value.shape]
+    document = document_of(executable, trail, False) | {
+        "network": Path(options.network).name,
+        "batch": shapes[0][0] if shapes else 1,
+        "strategy": options.strategy,
+        "tuned": options.tune,
+        "precisions": [each for each in backend.precisions() if why_not_in(backend, each) is None],
+    }
     if not options.no_measure:
         add_times(document, executable.profile(*executable.random_inputs()))
     save_page(options.html, network_page(document, beside))

@@ -42,6 +42,11 @@ class Target:
         return False
 
     @property
+    def contracts_matrices(self) -> bool:
+        """Whether gradients of 1x1 convolutions are faster than products of matrices."""
+        return False
+
+    @property
     def any_size(self) -> bool:
         """Whether kernels are those of planes of any size."""
         return False

@@ -4,12 +4,11 @@ model, or counters; or why it is missing."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import Any
 
-from ..pages.charts import Dot, Scale, figure, points
-from ..pages.page import paragraph
+from ..pages.charts import Chart, Dot, Scale, chart_figure, figure
 
 Cell = Mapping[str, Any]
 _Figure = Callable[[Cell, Mapping[str, Any]], float | None]
@@ -107,19 +106,25 @@ class StudyGraph:
 
     Attributes:
         title: what it shows.
+        see: what to look for in it.
         y: the figure, and its axis.
         x: None where it is drawn over configurations.
-        second: a name and a figure that is drawn beside ``y``.
-        calculated: the counterpart without counters, for studies that have none.
+        second: a name and a figure that is drawn beside ``y``, as rings.
+        calculated: the figure without counters, for studies that have none.
+        calculated_x: its ``x`` and ``x_axis`` where they differ.
+        calculated_second: what is then drawn beside it.
     """
 
     title: str
+    see: str
     y: _Figure
     y_axis: Scale
     x: _Figure | None = None
     x_axis: Scale = _BY
     second: tuple[str, _Figure] | None = None
-    calculated: StudyGraph | None = None
+    calculated: _Figure | None = None
+    calculated_x: tuple[_Figure, Scale] | None = None
+    calculated_second: _Figure | None = None
 
 
 def _theoretical(cell: Cell, machine: Mapping[str, Any]) -> float | None:
@@ -132,45 +137,65 @@ _SHARE = Scale("%")
 _ACTIVE = _counter("multiprocessor efficiency", 100)
 
 GRAPHS = (
-    StudyGraph("1. Execution time", _milliseconds, _TIME),
+    StudyGraph(
+        "1. Execution time",
+        "Lower is faster. A step whose points lie far apart depends on its block.",
+        _milliseconds,
+        _TIME,
+    ),
     StudyGraph(
         "2. Multiprocessor efficiency",
+        "Below 100 %, multiprocessors have no block for a part of the time: too few blocks, or a "
+        "last wave that is nearly empty.",
         _ACTIVE,
         Scale("active, %"),
-        calculated=StudyGraph("2. Multiprocessor efficiency", _even, Scale("active, %")),
+        calculated=_even,
     ),
-    StudyGraph("3. Compute throughput over time", _COMPUTE, Scale("GFLOP/s"), _milliseconds, _TIME),
     StudyGraph(
-        "4. Memory throughput over time", _bytes("memory"), Scale("GB/s"), _milliseconds, _TIME
+        "3. Compute throughput over time",
+        "The best step is on the left and high up. All points of one shape lie on one curve, as "
+        "they do the same work.",
+        _COMPUTE,
+        Scale("GFLOP/s"),
+        _milliseconds,
+        _TIME,
+    ),
+    StudyGraph(
+        "4. Memory throughput over time",
+        "High and on the right, a step is slow because it moves many bytes; low and on the right, "
+        "it waits for something else.",
+        _bytes("memory"),
+        Scale("GB/s"),
+        _milliseconds,
+        _TIME,
     ),
     StudyGraph(
         "5. Memory throughput over the ratio of clocks",
+        "Clocks that drift spread the points sideways; a throughput that follows them is bound by "
+        "memory.",
         _counter("memory throughput", 1e-9),
         Scale("GB/s"),
         _counter("memory clock to multiprocessor clock"),
         Scale("memory clock / multiprocessor clock"),
-        calculated=StudyGraph(
-            "5. Memory throughput over the bytes that memory has for a multiprocessor's cycle",
-            _bytes("memory"),
-            Scale("GB/s"),
+        calculated=_bytes("memory"),
+        calculated_x=(
             _bytes_a_cycle,
-            Scale("bytes"),
+            Scale("bytes of memory for a multiprocessor's cycle"),
         ),
     ),
     StudyGraph(
         "6. Cache hit rates",
+        "Dots are L1, rings are L2. High dots with low rings: what is read again is read within a "
+        "block, as it should be.",
         _counter("L1 hit rate", 100),
         _SHARE,
         second=("L2", _counter("L2 hit rate", 100)),
-        calculated=StudyGraph(
-            "6. Cache hit rates",
-            _hits("L1", "L2"),
-            _SHARE,
-            second=("L2", _hits("L2", "memory")),
-        ),
+        calculated=_hits("L1", "L2"),
+        calculated_second=_hits("L2", "memory"),
     ),
     StudyGraph(
         "7. L1 throughput over L2 throughput",
+        "The further above its L2 throughput a step's L1 throughput is, the more it finds in L1.",
         _bytes("L1"),
         Scale("L1, GB/s"),
         _bytes("L2"),
@@ -178,84 +203,100 @@ GRAPHS = (
     ),
     StudyGraph(
         "8. Multiprocessor utilization over memory throughput",
+        "High up and on the left, multiprocessors are busy and memory is not; below, neither is.",
         _ACTIVE,
         _SHARE,
         _bytes("memory"),
         Scale("GB/s"),
-        calculated=StudyGraph(
-            "8. Multiprocessor utilization over memory throughput",
-            _even,
-            _SHARE,
-            _bytes("memory"),
-            Scale("GB/s"),
-        ),
+        calculated=_even,
     ),
     StudyGraph(
         "9. Achieved over theoretical occupancy",
+        "On the diagonal the occupancy is what registers and shared memory allow; below it, there "
+        "are too few blocks, or their warps end too early.",
         _counter("occupancy", 100),
         Scale("achieved, %"),
         _theoretical,
         Scale("theoretical, %"),
-        calculated=StudyGraph(
-            "9. Achieved over theoretical occupancy",
-            _filled,
-            Scale("achieved, %"),
-            _theoretical,
-            Scale("theoretical, %"),
-        ),
+        calculated=_filled,
     ),
     StudyGraph(
-        "10. Variability", lambda cell, machine: 100 * float(cell["variability"]), Scale("%")
+        "10. Variability",
+        "The deviation of repeated measurements. Do not trust differences between steps that are "
+        "smaller.",
+        lambda cell, machine: 100 * float(cell["variability"]),
+        Scale("%"),
     ),
-    StudyGraph("11. Memory bandwidth utilization", _bandwidth_share, _SHARE),
     StudyGraph(
-        "12. Register pressure over time", _pressure, Scale("of 255, %"), _milliseconds, _TIME
+        "11. Memory bandwidth utilization",
+        "Near 100 % only fewer bytes help; steps far below are bound by something else.",
+        _bandwidth_share,
+        _SHARE,
     ),
     StudyGraph(
-        "13. Elapsed cycles, at the nominal clock", _cycles, Scale("million cycles", log=True)
+        "12. Register pressure over time",
+        "Register tiles move points up and to the left, until registers are spilled.",
+        _pressure,
+        Scale("of 255, %"),
+        _milliseconds,
+        _TIME,
+    ),
+    StudyGraph(
+        "13. Elapsed cycles, at the nominal clock",
+        "The same as time, for machines whose clocks differ.",
+        _cycles,
+        Scale("million cycles", log=True),
     ),
     StudyGraph(
         "14. Active cycles over time",
+        "On a straight line all cycles are work; points below it had multiprocessors that waited.",
         _counter("active cycles", 1e-6),
         Scale("million cycles"),
         _milliseconds,
         _TIME,
-        calculated=StudyGraph(
-            "14. Active cycles over time",
-            _working_cycles,
-            Scale("million cycles"),
-            _milliseconds,
-            _TIME,
-        ),
+        calculated=_working_cycles,
     ),
     StudyGraph(
         "15. Instructions a cycle and multiprocessor",
+        "At most 4. A fast step may have few, if each of them does more work.",
         _counter("instructions per cycle"),
         Scale("instructions a cycle"),
-        calculated=StudyGraph(
-            "15. Instructions a cycle and multiprocessor", _issued, Scale("instructions a cycle")
-        ),
+        calculated=_issued,
     ),
 )
 
 
-def graph_picture(
+def graph_chart(
     graph: StudyGraph, cells: Sequence[Cell], machine: Mapping[str, Any]
-) -> tuple[str, str | None]:
-    """The title and the picture of the cells of a shape, calculated where nothing was counted; None
-    if there is no picture."""
+) -> Chart | None:
+    """The graph of the cells of a shape, calculated where nothing was counted; None if there is
+    neither."""
     if series := _series(graph, cells, machine):
-        return graph.title, points(series, graph.x_axis, graph.y_axis, joined=not graph.x)
-    if (other := graph.calculated) and (series := _series(other, cells, machine)):
-        picture = points(series, other.x_axis, other.y_axis, joined=not other.x)
-        return f"{other.title}, calculated", picture
-    return graph.title, None
+        return _chart(graph, graph.title, series)
+    if graph.calculated is None:
+        return None
+    x, x_axis = graph.calculated_x or (graph.x, graph.x_axis)
+    second = graph.calculated_second
+    other = replace(
+        graph,
+        y=graph.calculated,
+        x=x,
+        x_axis=x_axis,
+        second=(graph.second[0], second) if graph.second and second else None,
+    )
+    if series := _series(other, cells, machine):
+        return _chart(other, f"{graph.title}, calculated", series)
+    return None
+
+
+def _chart(graph: StudyGraph, title: str, series: dict[str, list[Dot]]) -> Chart:
+    return Chart(title, graph.see, series, graph.x_axis, graph.y_axis, joined=not graph.x)
 
 
 def draw_graph(graph: StudyGraph, cells: Sequence[Cell], machine: Mapping[str, Any]) -> str:
     """The graph as a figure of a page; or why there is none."""
-    title, picture = graph_picture(graph, cells, machine)
-    return figure(title, picture or paragraph(_WHY_MISSING, "soft"))
+    chart = graph_chart(graph, cells, machine)
+    return figure(graph.title, "", _WHY_MISSING) if chart is None else chart_figure(chart)
 
 
 def _series(
@@ -265,15 +306,17 @@ def _series(
     order = list(dict.fromkeys(configuration(cell) for cell in cells))
     for cell in sorted(cells, key=lambda cell: order.index(configuration(cell))):
         place = configuration(cell) if graph.x is None else graph.x(cell, machine)
-        drawn = [(cell["step"], graph.y)]
+        drawn = [("", graph.y)]
         if graph.second is not None:
-            drawn.append((f"{cell['step']}, {graph.second[0]}", graph.second[1]))
+            drawn.append((f"{graph.second[0]}, ", graph.second[1]))
         for name, figure_of in drawn:
             y = figure_of(cell, machine)
             if y and place is not None:
-                told = f"{configuration(cell)}: {y:.4g}"
-                series.setdefault(name, []).append(Dot(place, y, told))
-    return series
+                told = f"{name}{configuration(cell)}: {y:.4g}"
+                dot = Dot(place, y, told, hollow=bool(name))
+                series.setdefault(cell["step"], []).append(dot)
+    steps = dict.fromkeys(cell["step"] for cell in cells)
+    return {step: series[step] for step in steps if step in series}
 
 
 _WHY_MISSING = "Missing: it is about a GPU's multiprocessors, or nothing of it was measured."

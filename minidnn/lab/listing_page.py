@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
-from ..pages.charts import figure
+from ..pages.charts import chart_figure
 from ..pages.page import details, page, paragraph, table
 from .graphs import configuration
 from .metrics import METRICS
@@ -55,7 +55,7 @@ def _tuning(tuning: StepTuning) -> Iterator[str]:
     ]
     yield table(["block, parameters", "ms", "model ms", "error"], rows)
     if timed:
-        yield '<div class="charts">' + figure(*prediction(timed)) + "</div>"
+        yield '<div class="charts">' + chart_figure(prediction(timed)) + "</div>"
     for cell in tuning.tried:
         if "failed" in cell:
             yield paragraph(f"{configuration(cell)} failed: {cell['failed']}", "soft")

@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..pages.charts import Bar, Dot, Scale, bars, figure, points
-from ..pages.page import code, details, difference, page, paragraph, table
+from ..pages.charts import Bar, Chart, Dot, Scale, bars, chart_figure, figure
+from ..pages.page import code, details, difference, guide, heading, page, paragraph, table
 from .ceilings import fastest, fastest_of_engine
 from .explain import explain
 from .graphs import GRAPHS, configuration, draw_graph
@@ -40,21 +40,48 @@ def study_page(study: Mapping[str, Any], ladder: Ladder) -> str:
     return page(title, _parts(study, ladder))
 
 
+def _reading(study: Mapping[str, Any], ladder: Ladder, measured: int) -> list[str]:
+    """What the page shows, and how; with what is to be seen in this study."""
+    texts = [
+        f"This page is a study of a ladder: {len(ladder.steps)} steps that compute the same on "
+        f"{study['machine']['name']}, each with one idea more than the one before. "
+        f"{measured} of {len(study['cells'])} combinations of step, shape and block were measured, "
+        f"on {len(study['shapes'])} shapes of the data."
+    ]
+    cells = [cell for cell in study["cells"] if cell["shape"] == 0]
+    timed = [cell for cell in cells if "predicted_seconds" in cell and "failed" not in cell]
+    best = sorted(best_cells(cells) or fastest_predicted(timed), key=_seconds)
+    if len(best) > 1:
+        first, last = best[0], best[-1]
+        texts.append(
+            f"On the first shape, {first['step']} is fastest with {1e3 * _seconds(first):.3g} ms, "
+            f"{_seconds(last) / _seconds(first):.1f} times as fast as {last['step']}. Its limit is "
+            f"in the table under the bars, with the number that says so and the step that is about "
+            "it."
+        )
+    return [
+        *texts,
+        "Begin with the bars of the ladder: longer is faster, and the dashed lines are what "
+        "libraries and the roofline reach. Then look in the small pictures at what changes from "
+        "step to step: each shows a few neighbouring steps in colour, with all others in grey "
+        "behind, on the same axes.",
+        'A place such as "16x16 G8" is a block of 16 x 16 threads with the parameter GROUP = 8; '
+        "on a CPU there is no block. Words with dots under them explain themselves when one points "
+        "at them, and at the end of the page. The text of each step is below, under Steps.",
+    ]
+
+
 def _parts(study: Mapping[str, Any], ladder: Ladder) -> Iterator[str]:
     machine = study["machine"]
     measured = [cell for cell in study["cells"] if "measured_seconds" in cell]
-    yield paragraph(
-        f"{len(ladder.steps)} steps, {len(study['shapes'])} shapes, {len(measured)} measured "
-        f"cells of {len(study['cells'])}. Each step is a kernel with one idea more than the one "
-        "before; open its entry below for its text."
-    )
+    yield guide("How to read this", _reading(study, ladder, len(measured)))
     for number, shape in enumerate(study["shapes"]):
         cells = [cell for cell in study["cells"] if cell["shape"] == number]
         told = ", ".join(f"{name} {size}" for name, size in shape.items())
         found = study["libraries"][number] if "libraries" in study else {}
         rows = found.get("algorithms", [])
         yield details(f"Shape: {told}", _shape(cells, rows, machine, ladder), number == 0)
-    yield "<h2>Roofline</h2>"
+    yield heading("All shapes under the roofline")
     yield _roofline([cell for cell in study["cells"] if "predicted_seconds" in cell], machine)
     if example := ladder.example():
         yield details("A small case, worked out", [code(example)])
@@ -76,8 +103,8 @@ def _shape(
     known = [cell for cell in cells if "predicted_seconds" in cell and "failed" not in cell]
     best = best_cells(cells) or fastest_predicted(known)
     if best:
-        yield "<h3>The ladder</h3>"
-        yield bars(*ladder_rates(best, rows, machine))
+        see = "What each step reaches with its best block; longer is faster."
+        yield figure("The ladder", bars(*ladder_rates(best, rows, machine)), see)
         yield "<h3>What limits each step</h3>"
         yield table(
             ["step", "block", "ms", "model ms", "error", "limit"],
@@ -94,7 +121,7 @@ def _shape(
     measured = [cell for cell in cells if "measured_seconds" in cell]
     if measured:
         yield "<h3>Prediction beside measurement, and metrics over blocks and parameters</h3>"
-        drawn = [figure(*prediction(measured))]
+        drawn = [chart_figure(prediction(measured))]
         drawn += [draw_graph(graph, measured, machine) for graph in GRAPHS]
         yield '<div class="charts">' + "\n".join(drawn) + "</div>"
 
@@ -169,8 +196,8 @@ def _libraries(rows: list[dict[str, Any]]) -> str:
     return table(head, told, ("why not",))
 
 
-def prediction(cells: Sequence[Cell]) -> tuple[str, str]:
-    """Predicted beside measured times: what is drawn, and the picture."""
+def prediction(cells: Sequence[Cell]) -> Chart:
+    """Predicted beside measured times."""
     series: dict[str, list[Dot]] = {}
     for cell in cells:
         dot = Dot(
@@ -183,7 +210,8 @@ def prediction(cells: Sequence[Cell]) -> tuple[str, str]:
     within = sum(model_error(cell) <= 1.5 for cell in cells)
     title = f"Predicted over measured time: {within} of {len(cells)} within a factor of 1.5"
     axes = (Scale("measured, ms", log=True), Scale("predicted, ms", log=True))
-    return title, points(series, *axes, {"equal": [(end, end) for end in ends]})
+    see = "On the line the model is right; above it, it expects a step to be slower than it is."
+    return Chart(title, see, series, *axes, {"equal": [(end, end) for end in ends]})
 
 
 def _roofline(cells: Sequence[Cell], machine: Mapping[str, Any]) -> str:
@@ -205,7 +233,11 @@ def _roofline(cells: Sequence[Cell], machine: Mapping[str, Any]) -> str:
     places = sorted({low, high, min(max(roof.ridge, low), high)})
     line = [(at, roof.attainable(at) / 1e9) for at in places]
     axes = (Scale("FLOP a byte of memory", log=True), Scale("GFLOP/s", log=True))
-    return '<div class="charts">' + points(series, *axes, {"roofline": line}) + "</div>"
+    see = (
+        "Each point is a step with a shape and a block. The closer to the line, the less is left; "
+        "steps under the slope wait for memory, those under the flat part for arithmetic."
+    )
+    return chart_figure(Chart("Roofline", see, series, *axes, {"roofline": line}))
 
 
 def _machine_code(cell: Cell) -> str:

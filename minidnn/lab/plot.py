@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UnsupportedError
-from ..pages.charts import SHEET_FONTS, bar_picture, sheet
-from .graphs import GRAPHS, graph_picture
+from ..pages.charts import SHEET_FONTS, Chart, bar_picture, chart_picture, sheet
+from .graphs import GRAPHS, graph_chart
 from .page import fastest_predicted, ladder_rates, prediction
 from .step import Ladder
 from .table import best_cells
@@ -68,16 +68,14 @@ def study_plot(study: Mapping[str, Any], ladder: Ladder) -> str:
 def _pictures(study: Mapping[str, Any], number: int, cells: list[Any]) -> list[tuple[str, str]]:
     known = [cell for cell in cells if "predicted_seconds" in cell and "failed" not in cell]
     found = study["libraries"][number] if "libraries" in study else {}
-    pictures = []
+    pictures: list[tuple[str, str]] = []
     if best := best_cells(cells) or fastest_predicted(known):
         rates = ladder_rates(best, found.get("algorithms", []), study["machine"])
         pictures.append(("The ladder", bar_picture(*rates)))
     if measured := [cell for cell in cells if "measured_seconds" in cell]:
-        pictures.append(prediction(measured))
-        for graph in GRAPHS:
-            title, picture = graph_picture(graph, measured, study["machine"])
-            if picture is not None:
-                pictures.append((title, picture))
+        charts: list[Chart | None] = [prediction(measured)]
+        charts += [graph_chart(graph, measured, study["machine"]) for graph in GRAPHS]
+        pictures += [(chart.title, chart_picture(chart)) for chart in charts if chart is not None]
     return pictures
 
 

@@ -1,55 +1,93 @@
-"""Charts: bars, and points on two axes, in colours of the page."""
+"""Charts: bars, strips, and points on two axes, in colours of the page; all SVG is written here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from math import ceil, floor, isfinite, log10
 from textwrap import shorten
+from zlib import crc32
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 420, 260, 58, 12, 10, 42
-_LEGEND = 15
+from .glossary import explained
+
+PALETTE = ("#2b7bba", "#d55e00", "#1b9e77", "#a6599b", "#8c6d1f", "#6b7787")
+"""Colours that are told apart on light and dark paper, also by who sees less of them."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar with what is told on it."""
+    """A bar with what is told on it.
+
+    ``parts``: what the value is the sum of, in the order of the chart's parts; empty for no parts.
+    """
 
     label: str
     value: float
     told: str
+    parts: Sequence[float] = ()
 
 
-def bars(rows: Sequence[Bar], marks: Mapping[str, float] | None = None) -> str:
-    """Bars from 0 on, each with the same lines at ``marks``, which are named above."""
+def bars(
+    rows: Sequence[Bar], marks: Mapping[str, float] | None = None, parts: Sequence[str] = ()
+) -> str:
+    """Bars from 0 on, each with the same lines at ``marks``, which are named below; ``parts``: the
+    names of what bars are divided into."""
     marks = {name: value for name, value in (marks or {}).items() if isfinite(value)}
     most = max([bar.value for bar in rows] + list(marks.values()), default=0.0) or 1.0
     lines = "".join(
         f'<b style="left:{100 * value / most:.2f}%" title="{escape(name)}"></b>'
         for name, value in marks.items()
     )
-    text = ['<div class="bars">']
+    shades = {name: color(number, len(parts)) for number, name in enumerate(parts)}
+    text = [_legend(shades)] if shades else []
+    text.append('<div class="bars">')
     for bar in rows:
-        width = 100 * bar.value / most
+        at, pieces = 0.0, []
+        named = zip(shades.items(), bar.parts, strict=True) if bar.parts else ()
+        for (name, shade), value in named or ((("", "var(--accent)"), bar.value),):
+            if not value:
+                continue
+            title = f' title="{escape(name)}"' if name else ""
+            width = 100 * value / most
+            pieces.append(
+                f'<i style="left:{at:.2f}%;width:{width:.2f}%;background:{shade}"{title}></i>'
+            )
+            at += width
         text.append(
-            f'<div>{escape(bar.label)}</div><div class="bar"><i style="width:{width:.2f}%"></i>'
-            f"{lines}<span>{escape(bar.told)}</span></div>"
+            f'<div class="label">{escape(bar.label)}</div><div class="bar">{"".join(pieces)}'
+            f"{lines}</div><div>{escape(bar.told)}</div>"
         )
     text.append("</div>")
     if marks:
-        named = "; ".join(marks)
-        text.append(f'<p class="soft">Dashed lines, from left to right: {escape(named)}.</p>')
+        named_marks = "; ".join(marks)
+        told = f"Dashed lines, from left to right: {named_marks}."
+        text.append(f'<p class="soft">{escape(told)}</p>')
     return "\n".join(text)
+
+
+def strip(pieces: Sequence[tuple[str, float, str]]) -> str:
+    """One bar from left to right, each piece as wide as its number: kind, number, what is told."""
+    kinds = list(dict.fromkeys(kind for kind, _, _ in pieces))
+    shades = {kind: color(number, len(kinds)) for number, kind in enumerate(kinds)}
+    told = "".join(
+        f'<i style="flex-grow:{number:.4g};background:{shades[kind]}" title="{escape(text)}"></i>'
+        for kind, number, text in pieces
+    )
+    return f'{_legend(shades)}<div class="strip">{told}</div>'
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A point; ``x`` is a number, or the name of a place on an axis of names."""
+    """A point; ``x`` is a number, or the name of a place on an axis of names.
+
+    ``hollow``: a ring, for the second of two figures in one chart.
+    """
 
     x: float | str
     y: float
     told: str = ""
+    hollow: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +96,60 @@ class Scale:
 
     label: str
     log: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Points of several series on two axes.
+
+    Attributes:
+        title: what is drawn.
+        see: a sentence about what to look for.
+        series: the points by the name of what they are of.
+        x, y: the axes.
+        lines: lines over the points, by name.
+        joined: whether a line goes through each series.
+    """
+
+    title: str
+    see: str
+    series: Mapping[str, Sequence[Dot]]
+    x: Scale
+    y: Scale
+    lines: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    joined: bool = False
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The size of a picture, and the room around its axes."""
+
+    width: int
+    height: int
+    left: int
+    right: int
+    top: int
+    bottom: int
+    named: bool = True
+    """Whether the axes' names stand in the picture."""
+
+    @property
+    def end(self) -> int:
+        return self.width - self.right
+
+    @property
+    def base(self) -> int:
+        return self.height - self.bottom
+
+
+_SHEET_FRAME = _Frame(420, 260, 58, 12, 10, 42)
+_WHOLE = _Frame(380, 240, 58, 12, 10, 42)
+_PANEL = _Frame(190, 132, 36, 8, 8, 22, named=False)
+_EACH = 3
+"""Series that one picture of a page has: their colours are told apart at a glance."""
+_LEGEND = 15
+_LETTER = 6.4
+"""The width of a letter, on the large side."""
 
 
 class _Places:
@@ -92,73 +184,153 @@ class _Places:
             shown = [v for v in found if self._low <= log10(v) <= self._high]
             # Between two numbers that are close there may be none of these.
             ends = [10.0**self._low, 10.0**self._high]
-            return [(v, f"{v:.3g}") for v in shown or ends]
-        raw = (self._high - self._low) / 5
+            return [(v, _number(v)) for v in shown or ends]
+        raw = (self._high - self._low) / (5 if abs(self._end - self._begin) > 150 else 3)
         power = 10.0 ** floor(log10(raw))
         step = next(digit * power for digit in (1, 2, 5, 10) if digit * power >= raw * 0.999)
         count = floor(self._high / step)
-        return [(i * step, f"{i * step:.6g}") for i in range(ceil(self._low / step), count + 1)]
+        return [(i * step, _number(i * step)) for i in range(ceil(self._low / step), count + 1)]
+
+
+def _number(value: float) -> str:
+    """A number in at most six letters."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):.3g}{letter}"
+    return f"{value:.4g}" if value >= 1000 else f"{value:.3g}"
 
 
 def color(number: int, count: int) -> str:
     """One of so many colours, which are told apart on light and on dark paper."""
-    return f"hsl({round(360 * number / max(1, count))} 65% {(48, 58)[number % 2]}%)"
+    if count <= len(PALETTE):
+        return PALETTE[number]
+    return f"hsl({round(360 * number / count)} 65% {(48, 58)[number % 2]}%)"
 
 
-def points(
-    series: Mapping[str, Sequence[Dot]],
-    x: Scale,
-    y: Scale,
-    lines: Mapping[str, Sequence[tuple[float, float]]] | None = None,
-    joined: bool = False,
-) -> str:
-    """Points of several series, and lines over them; ``joined``: one goes through each series."""
-    dots = [dot for found in series.values() for dot in found]
-    over = [place for line in (lines or {}).values() for place in line]
-    right, base = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
-    across = _Places([dot.x for dot in dots] + [place[0] for place in over], x.log, _LEFT, right)
-    down = _Places([dot.y for dot in dots] + [place[1] for place in over], y.log, base, _TOP)
-    rows = -(-len(series) // 3)
-    height = _HEIGHT + _LEGEND * rows
-    text = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(y.label)}">']
-    text += _axes(across, down, x, y)
-    for name, line in (lines or {}).items():
-        path = "L".join(f"{across(a):.1f} {down(b):.1f}" for a, b in line)
-        text.append(f'<path class="roof" d="M{path}"><title>{escape(name)}</title></path>')
-    for number, (name, found) in enumerate(series.items()):
-        shade = color(number, len(series))
-        if joined and len(found) > 1:
-            path = "L".join(f"{across(dot.x):.1f} {down(dot.y):.1f}" for dot in found)
-            text.append(f'<path d="M{path}" fill="none" stroke="{shade}"/>')
-        for dot in found:
-            told = escape(f"{name} {dot.told}".strip())
-            text.append(
-                f'<circle cx="{across(dot.x):.1f}" cy="{down(dot.y):.1f}" r="3.5" '
-                f'fill="{shade}"><title>{told}</title></circle>'
-            )
-        at = _LEFT + number % 3 * 120
-        line_at = _HEIGHT + number // 3 * _LEGEND + 8
+def chart_figure(chart: Chart) -> str:
+    """A chart as a figure of a page.
+
+    Many series become small multiples: a picture for each few of them, all on the same axes, with
+    the others in grey behind.
+    """
+    names = list(chart.series)
+    groups = [names[first : first + _EACH] for first in range(0, len(names), _EACH)]
+    alone = len(groups) <= 1
+    frame = _WHOLE if alone else _PANEL
+    across, down = _places(chart, frame)
+    body, behind = [], ""
+    if not alone:
+        grey = "".join(
+            f"M{across(dot.x):.0f} {down(dot.y):.0f}h0"
+            for dots in chart.series.values()
+            for dot in dots
+        )
+        key = f"behind-{crc32(f'{chart.title}{grey}'.encode()):08x}"
+        behind = f'<use href="#{key}"/>'
+        axes = [
+            f"Across: {chart.x.label}{', logarithmic' * chart.x.log}.",
+            f"Up: {chart.y.label}{', logarithmic' * chart.y.log}.",
+            *(f"Dashed: {name}." for name in chart.lines),
+        ]
+        body.append(f'<p class="legend soft">{escape(" ".join(axes))}</p><div class="panels">')
+    for number, group in enumerate(groups):
+        shades = {name: color(at, _EACH) for at, name in enumerate(group)}
+        size = f"{frame.width} {frame.height}"
+        text = [f'<svg viewBox="0 0 {size}" role="img" aria-label="{escape(", ".join(group))}">']
+        if behind:
+            path = f'<path id="{key}" class="behind" d="{grey}"/>'
+            text.append(behind if number else path)
+        text += _axes(frame, across, down, chart.x, chart.y)
+        text += _lines(chart, across, down)
+        for name, shade in shades.items():
+            text += _dots(chart, name, shade, across, down)
+        text.append("</svg>")
+        known = _legend(shades if len(names) > 1 else {}, chart.lines if alone else ())
+        body.append(f"<div>{known}{''.join(text)}</div>")
+    if not alone:
+        body.append("</div>")
+    return figure(chart.title, "\n".join(body), chart.see, broad=not alone)
+
+
+def chart_picture(chart: Chart) -> str:
+    """A chart as one picture with its legend, where there is no page."""
+    frame = _SHEET_FRAME
+    across, down = _places(chart, frame)
+    rows = -(-len(chart.series) // 3)
+    height = frame.height + _LEGEND * rows
+    text = [f'<svg viewBox="0 0 {frame.width} {height}" role="img">']
+    text += _axes(frame, across, down, chart.x, chart.y)
+    text += _lines(chart, across, down)
+    for number, name in enumerate(chart.series):
+        shade = color(number, len(chart.series))
+        text += _dots(chart, name, shade, across, down)
+        at = frame.left + number % 3 * 120
+        line_at = frame.height + number // 3 * _LEGEND + 8
         text.append(f'<circle cx="{at}" cy="{line_at - 4}" r="4" fill="{shade}"/>')
         text.append(f'<text x="{at + 8}" y="{line_at}">{escape(name)}</text>')
     return "\n".join([*text, "</svg>"])
 
 
-def _axes(across: _Places, down: _Places, x: Scale, y: Scale) -> Iterator[str]:
-    right, base = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+def _legend(shades: Mapping[str, str], lines: Iterable[str] = ()) -> str:
+    told = [f'<i style="background:{shade}"></i>{escape(name)}' for name, shade in shades.items()]
+    told += [f'<i class="line"></i>{escape(name)}' for name in lines]
+    return f'<div class="legend">{"".join(f"<span>{one}</span>" for one in told)}</div>'
+
+
+def _places(chart: Chart, frame: _Frame) -> tuple[_Places, _Places]:
+    dots = [dot for found in chart.series.values() for dot in found]
+    over = [place for line in chart.lines.values() for place in line]
+    xs = [dot.x for dot in dots] + [place[0] for place in over]
+    ys = [dot.y for dot in dots] + [place[1] for place in over]
+    return (
+        _Places(xs, chart.x.log, frame.left, frame.end),
+        _Places(ys, chart.y.log, frame.base, frame.top),
+    )
+
+
+def _lines(chart: Chart, across: _Places, down: _Places) -> Iterator[str]:
+    for name, line in chart.lines.items():
+        path = "L".join(f"{across(a):.1f} {down(b):.1f}" for a, b in line)
+        yield f'<path class="roof" d="M{path}"><title>{escape(name)}</title></path>'
+
+
+def _dots(chart: Chart, name: str, shade: str, across: _Places, down: _Places) -> Iterator[str]:
+    for hollow in (False, True):
+        found = [dot for dot in chart.series[name] if dot.hollow == hollow]
+        if chart.joined and len(found) > 1:
+            path = "L".join(f"{across(dot.x):.1f} {down(dot.y):.1f}" for dot in found)
+            yield f'<path d="M{path}" fill="none" stroke="{shade}"/>'
+        ink = f'fill="none" stroke="{shade}"' if hollow else f'fill="{shade}"'
+        for dot in found:
+            told = escape(f"{name} {dot.told}".strip())
+            place = f'cx="{across(dot.x):.1f}" cy="{down(dot.y):.1f}" r="3"'
+            yield f"<circle {place} {ink}><title>{told}</title></circle>"
+
+
+def _axes(frame: _Frame, across: _Places, down: _Places, x: Scale, y: Scale) -> Iterator[str]:
+    above = float("inf")
     for value, told in down.ticks():
-        yield f'<path class="rule" d="M{_LEFT} {down(value):.1f}H{right}"/>'
-        yield f'<text x="{_LEFT - 5}" y="{down(value) + 4:.1f}" text-anchor="end">{told}</text>'
-    ticks = across.ticks()
-    longest = max((len(told) for _, told in ticks), default=1)
-    every = -(-len(ticks) * (longest + 1) * 6 // (right - _LEFT))
-    for value, told in ticks[::every]:
-        place = f'x="{across(value):.1f}" y="{base + 14}"'
+        at = down(value)
+        yield f'<path class="rule" d="M{frame.left} {at:.1f}H{frame.end}"/>'
+        if above - at > 13:
+            yield f'<text x="{frame.left - 5}" y="{at + 4:.1f}" text-anchor="end">{told}</text>'
+            above = at
+    free = 0.0
+    for value, told in across.ticks():
+        half = len(told) * _LETTER / 2
+        at = min(max(across(value), half), frame.width - half)
+        if at - half < free:
+            continue
+        place = f'x="{at:.1f}" y="{frame.base + 17}"'
         yield f'<text {place} text-anchor="middle">{escape(told)}</text>'
-    yield f'<path class="axis" d="M{_LEFT} {_TOP}V{base}H{right}"/>'
-    center = (_LEFT + right) / 2
-    yield f'<text x="{center}" y="{base + 30}" text-anchor="middle">{escape(x.label)}</text>'
+        free = at + half + _LETTER
+    yield f'<path class="axis" d="M{frame.left} {frame.top}V{frame.base}H{frame.end}"/>'
+    if not frame.named:
+        return
+    center, middle = (frame.left + frame.end) / 2, (frame.top + frame.base) / 2
+    yield f'<text x="{center}" y="{frame.base + 33}" text-anchor="middle">{escape(x.label)}</text>'
     yield (
-        f'<text transform="translate(11 {(_TOP + base) / 2}) rotate(-90)" text-anchor="middle">'
+        f'<text transform="translate(11 {middle}) rotate(-90)" text-anchor="middle">'
         f"{escape(y.label)}</text>"
     )
 
@@ -167,11 +339,11 @@ def bar_picture(rows: Sequence[Bar], marks: Mapping[str, float]) -> str:
     """Bars as a picture of its own, where there is no page to lay them out."""
     most = max([bar.value for bar in rows] + list(marks.values()), default=0.0) or 1.0
     left, step = 90, 18
-    right, base = _WIDTH - _RIGHT, _TOP + step * len(rows)
+    right, base = _SHEET_FRAME.end, _SHEET_FRAME.top + step * len(rows)
     height = base + _LEGEND * len(marks) + 10
-    text = [f'<svg viewBox="0 0 {_WIDTH} {height}">']
+    text = [f'<svg viewBox="0 0 {_SHEET_FRAME.width} {height}">']
     for number, bar in enumerate(rows):
-        top = _TOP + step * number
+        top = _SHEET_FRAME.top + step * number
         width = (right - left) * bar.value / most
         text.append(
             f'<text x="{left - 5}" y="{top + 12}" text-anchor="end">{escape(bar.label)}</text>'
@@ -180,15 +352,18 @@ def bar_picture(rows: Sequence[Bar], marks: Mapping[str, float]) -> str:
         )
     for number, (name, value) in enumerate(marks.items()):
         at = left + (right - left) * value / most
-        text.append(f'<path class="roof" stroke-dasharray="4" d="M{at:.1f} {_TOP}V{base}"/>')
-        said = f"line {number + 1} from the left: {name}"
-        text.append(f'<text x="{_LEFT}" y="{base + _LEGEND * (number + 1)}">{escape(said)}</text>')
+        text.append(
+            f'<path class="roof" stroke-dasharray="4" d="M{at:.1f} {_SHEET_FRAME.top}V{base}"/>'
+        )
+        said = escape(f"line {number + 1} from the left: {name}")
+        place = f'x="{_SHEET_FRAME.left}" y="{base + _LEGEND * (number + 1)}"'
+        text.append(f"<text {place}>{said}</text>")
     return "\n".join([*text, "</svg>"])
 
 
 def sheet(title: str, parts: Sequence[tuple[str, Sequence[tuple[str, str]]]], across: int) -> str:
     """Pictures with their titles, in rows under the head of each part, as one picture."""
-    text, top = [], _TOP + 24
+    text, top = [], _SHEET_FRAME.top + 24
     for head, pictures in parts:
         text.append(f'<text x="{_GAP}" y="{top + 14}" font-size="13">{escape(head)}</text>')
         top += 30
@@ -196,7 +371,7 @@ def sheet(title: str, parts: Sequence[tuple[str, Sequence[tuple[str, str]]]], ac
             row = pictures[first : first + across]
             heights = []
             for number, (name, picture) in enumerate(row):
-                x = _GAP + number * (_WIDTH + _GAP)
+                x = _GAP + number * (_SHEET_FRAME.width + _GAP)
                 heights.append(int(picture.split('"')[1].split()[3]))
                 told = escape(shorten(name, _LONGEST, placeholder=" ..."))
                 text.append(f'<text x="{x}" y="{top + 12}" font-weight="600">{told}</text>')
@@ -204,13 +379,13 @@ def sheet(title: str, parts: Sequence[tuple[str, Sequence[tuple[str, str]]]], ac
                 inside = picture.partition(">")[2].removesuffix("</svg>")
                 text.append(f'<g transform="translate({x} {top + 18})">{inside}</g>')
             top += max(heights) + 40
-    size = f'width="{_GAP + across * (_WIDTH + _GAP)}" height="{top}"'
+    size = f'width="{_GAP + across * (_SHEET_FRAME.width + _GAP)}" height="{top}"'
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-size="11" '
         f'font-family="{SHEET_FONTS}">'
     )
     paper = f'<style>{_SHEET}</style><rect width="100%" height="100%" fill="#fff"/>'
-    name = f'<text x="{_GAP}" y="{_TOP + 14}" font-size="17">{escape(title)}</text>'
+    name = f'<text x="{_GAP}" y="{_SHEET_FRAME.top + 14}" font-size="17">{escape(title)}</text>'
     return "\n".join([head, paper, name, *text, "</svg>", ""])
 
 
@@ -224,5 +399,8 @@ _SHEET = (
 )
 
 
-def figure(title: str, picture: str) -> str:
-    return f"<figure><figcaption>{escape(title)}</figcaption>{picture}</figure>"
+def figure(title: str, picture: str, see: str, broad: bool = False) -> str:
+    """A picture under its title and what to see in it; ``broad``: as wide as the page."""
+    mark = ' class="broad"' if broad else ""
+    caption = f"<b>{escape(title)}</b> {explained(see)}"
+    return f"<figure{mark}><figcaption>{caption}</figcaption>{picture}</figure>"

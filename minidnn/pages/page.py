@@ -8,18 +8,23 @@ from html import escape
 from pathlib import Path
 
 from ..errors import UnsupportedError
+from .glossary import explained, terms_of
 
 _STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #1b1d21; --soft: #667; --rule: #d9dce2;
-  --fill: #f3f4f7; --accent: #0072b2; --mark: #d55e00; }
-@media (prefers-color-scheme: dark) { :root { --paper: #16181c; --ink: #e4e6ea; --soft: #9aa0ac;
-  --rule: #3a3f48; --fill: #20242a; --accent: #56b4e9; --mark: #ff8c4a; } }
+:root { color-scheme: light dark; --paper: #fff; --ink: #1b1d21; --soft: #5d6475; --rule: #d9dce2;
+  --fill: #f3f4f7; --accent: #2b7bba; --mark: #d55e00; --behind: #ccd1d9; }
+@media (prefers-color-scheme: dark) { :root { --paper: #16181c; --ink: #e4e6ea; --soft: #a3a9b5;
+  --rule: #3a3f48; --fill: #20242a; --accent: #4a9bd9; --mark: #ff8c4a; --behind: #474d57; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1rem; max-width: 76rem; background: var(--paper);
-  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
+  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
 h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
-p, li { max-width: 50rem; } .soft { color: var(--soft); }
+p, li, dl { max-width: 50rem; } .soft { color: var(--soft); }
+abbr { text-decoration: underline dotted var(--soft); text-underline-offset: .2em; cursor: help; }
+.guide { background: var(--fill); border-left: 4px solid var(--accent); padding: .1rem 1rem;
+  margin: 1rem 0; max-width: 54rem; } .guide h2 { margin-top: .8rem; }
+dt { font-weight: 600; } dd { margin: 0 0 .5rem 1rem; }
 pre { background: var(--fill); padding: .7rem; overflow-x: auto; font-size: 12px;
   line-height: 1.4; }
 .wide { overflow-x: auto; }
@@ -27,28 +32,51 @@ table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabula
 th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--rule);
   white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
-td.text, th.text { text-align: left; white-space: normal; min-width: 26rem; }
+td.text, th.text { text-align: left; white-space: normal; min-width: 18rem; }
 details { border-top: 1px solid var(--rule); padding: .4rem 0; }
 summary { cursor: pointer; font-weight: 600; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr));
-  gap: 1rem; }
-figure { margin: 0; } figcaption { font-size: 13px; font-weight: 600; }
-svg { width: 100%; height: auto; font: 11px system-ui, sans-serif; fill: var(--ink); }
+  gap: 1.5rem 1rem; }
+figure { margin: 0 0 1rem; }
+figure > p { font-size: 13px; } .charts > .broad { grid-column: 1 / -1; }
+figcaption { font-size: 13px; max-width: 50rem; margin-bottom: .4rem; }
+figcaption b { display: block; font-size: 14px; }
+.panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(10rem, 1fr)); gap: .7rem; }
+.panels > div { display: flex; flex-direction: column; justify-content: flex-end; }
+.legend { display: flex; flex-wrap: wrap; gap: 0 .8rem; font-size: 12px; line-height: 1.4;
+  margin-bottom: .3rem; }
+.legend i { display: inline-block; width: .6rem; height: .6rem; border-radius: 50%;
+  margin-right: .3rem; }
+.legend i.line { height: 0; width: 1.2rem; border-radius: 0; border-top: 2px dashed var(--ink);
+  vertical-align: middle; }
+svg { display: block; width: 100%; height: auto; font: 11px system-ui, sans-serif;
+  fill: var(--ink); }
 svg .axis { stroke: var(--soft); fill: none; } svg .rule { stroke: var(--rule); fill: none; }
-svg .roof { stroke: var(--mark); fill: none; stroke-width: 1.5; }
-.bars { display: grid; grid-template-columns: minmax(5rem, max-content) 1fr; gap: .2rem .6rem;
-  font-size: 13px; align-items: center; }
-.bar { position: relative; background: var(--fill); height: 1.4rem; }
-.bar > i { position: absolute; inset: 0 auto 0 0; background: var(--accent); opacity: .75; }
+svg .roof { stroke: var(--ink); fill: none; stroke-width: 1.2; stroke-dasharray: 5 3; }
+.behind { stroke: var(--behind); fill: none; stroke-width: 4; stroke-linecap: round; }
+.strip { display: flex; height: 2.4rem; gap: 1px; margin: .3rem 0; }
+.strip > i { min-width: 0; flex-basis: 0; }
+.bars { display: grid; grid-template-columns: minmax(4rem, max-content) minmax(6rem, 1fr)
+  max-content; gap: .2rem .6rem; font-size: 13px; align-items: center;
+  font-variant-numeric: tabular-nums; }
+.bars > div:nth-child(3n) { text-align: right; }
+.bar { position: relative; background: var(--fill); height: 1.2rem; }
+.bar > i { position: absolute; top: 0; bottom: 0; }
 .bar > b { position: absolute; top: 0; bottom: 0; width: 0; border-left: 2px dashed var(--mark); }
-.bar > span { position: absolute; left: .4rem; line-height: 1.4rem; white-space: nowrap; }
+@media (max-width: 40rem) { .bars { grid-template-columns: 1fr max-content; }
+  .bars > .label { grid-column: 1 / -1; margin-top: .3rem; line-height: 1.2; }
+  td.text, th.text { min-width: 34rem; } }
 .add { color: #2a7d2a; } .cut { color: #b3362c; }
 @media (prefers-color-scheme: dark) { .add { color: #7bd07b; } .cut { color: #ff8f85; } }
 """
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """A whole document."""
+    """A whole document, with a list of the terms that its parts explain on hover."""
+    parts = list(parts)
+    if terms := terms_of("".join(parts)):
+        told = (f"<dt>{escape(term)}</dt><dd>{escape(terms[term])}</dd>" for term in terms)
+        parts.append(details("Words of this page", [f"<dl>{''.join(told)}</dl>"]))
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -75,14 +103,33 @@ def paragraph(text: str, kind: str = "") -> str:
     return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
 
+def guide(title: str, texts: Iterable[str], explains: bool = True) -> str:
+    """What a reader needs first: a box of paragraphs, in which terms may be explained."""
+    make = explained if explains else escape
+    told = "\n".join(f"<p>{make(text)}</p>" for text in texts)
+    return f'<section class="guide"><h2>{escape(title)}</h2>{told}</section>'
+
+
+def lead(text: str) -> str:
+    """What a part begins with: a soft paragraph in which terms are explained."""
+    return f'<p class="soft">{explained(text)}</p>'
+
+
+def heading(text: str) -> str:
+    """The heading of a part, in which terms are explained."""
+    return f"<h2>{explained(text)}</h2>"
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[str] = ()) -> str:
-    """A table that scrolls by itself on a narrow screen; columns named in ``text`` are prose."""
+    """A table that scrolls by itself on a narrow screen; columns named in ``text`` are prose, and
+    terms in its head are explained."""
 
     def cells(kind: str, row: Sequence[str]) -> str:
         found = []
         for name, cell in zip(head, row, strict=True):
             mark = ' class="text"' if name in text else ""
-            found.append(f"<{kind}{mark}>{escape(cell)}</{kind}>")
+            told = explained(cell) if kind == "th" else escape(cell)
+            found.append(f"<{kind}{mark}>{told}</{kind}>")
         return f"<tr>{''.join(found)}</tr>"
 
     body = [cells("td", row) for row in rows]

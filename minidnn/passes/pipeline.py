@@ -10,6 +10,7 @@ from minidnn.passes.compose_gradients import COMPOSE_GRADIENTS
 from minidnn.passes.compose_variance import COMPOSE_VARIANCE
 from minidnn.passes.compose_vectors import COMPOSE_VECTORS
 from minidnn.passes.compute_together import COMPUTE_TOGETHER
+from minidnn.passes.contract_matrices import CONTRACT_MATRICES
 from minidnn.passes.depth_first import DEPTH_FIRST
 from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.fold_bias import FOLD_BIAS
@@ -48,6 +49,7 @@ PIPELINE: tuple[Pass, ...] = (
     FREEZE,
     KEEP_LAYERS,
     MULTIPLY_BYTES,
+    CONTRACT_MATRICES,
     COMPOSE_GRADIENTS,
     SHARE_SUMS,
     COMPOSE_VARIANCE,

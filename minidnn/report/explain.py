@@ -90,6 +90,13 @@ def work(node: Node) -> tuple[int, int]:
     return cost.operations, cost.bytes + weights
 
 
+def weight_bytes(node: Node) -> int:
+    """Bytes of the weights that a node reads, as part of those of :func:`work`."""
+    if isinstance(node.op, Region):
+        return node.op.constant_bytes
+    return sum(value.type.bytes for value in node.inputs if isinstance(value, Constant))
+
+
 def _precision(node: Node) -> str:
     """What a region gives; behind bytes that it reads, where it gives something else."""
     given = _SHORT.get(node.outputs[0].dtype, "")

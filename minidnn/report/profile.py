@@ -36,7 +36,9 @@ class RegionTime:
         seconds: measured, on all threads.
         predicted_seconds: by the cost model that chose how to fuse.
         executed: the operations that its algorithm takes, which may be fewer.
-        bound_seconds: what the machine's measured rates allow at least for these.
+        arithmetic_seconds: what these take at the machine's rate, if nothing else did.
+        memory_seconds: what the bytes take at the rate of the memory that they fit, likewise.
+        launch_seconds: what the cost model counts for starting a kernel.
     """
 
     name: str
@@ -46,8 +48,29 @@ class RegionTime:
     bytes: int
     seconds: float
     predicted_seconds: float
-    bound_seconds: float
     executed: int
+    arithmetic_seconds: float
+    memory_seconds: float
+    launch_seconds: float
+
+    @property
+    def bound_seconds(self) -> float:
+        """What the machine's rates allow at least: arithmetic and memory work at the same time."""
+        return max(self.arithmetic_seconds, self.memory_seconds)
+
+    @property
+    def causes(self) -> dict[str, float]:
+        """The measured seconds, split: those of the slower of memory and arithmetic, of the launch,
+        and what neither of these explains.  No part is larger than what the others leave of it."""
+        bound = min(self.seconds, self.bound_seconds)
+        is_memory = self.memory_seconds >= self.arithmetic_seconds
+        launch = min(self.seconds - bound, self.launch_seconds)
+        return {
+            "memory": bound if is_memory else 0.0,
+            "arithmetic": 0.0 if is_memory else bound,
+            "launch": launch,
+            "unexplained": self.seconds - bound - launch,
+        }
 
     @property
     def roofline(self) -> float:
@@ -123,7 +146,7 @@ def profile(
         executed = operations
         if isinstance(program, CountedProgram):
             executed -= program.spared_operations(node)
-        bound = program.bound_seconds(executed, moved, contracts(node))
+        multiplies = contracts(node)
         regions.append(
             RegionTime(
                 node.name,
@@ -133,8 +156,10 @@ def profile(
                 moved,
                 seconds,
                 predicted_seconds(plan, node),
-                bound,
                 executed,
+                program.bound_seconds(executed, 0, multiplies),
+                program.bound_seconds(0, moved, multiplies),
+                plan.target.device.overhead,
             )
         )
         said = program.details(node) if isinstance(program, DescribedProgram) else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from minidnn.pages.charts import Bar, Dot, Scale, bars, figure, points
+from minidnn.pages.charts import Bar, Chart, Dot, Scale, bars, chart_figure
 from minidnn.pages.page import page, paragraph, table
 from minidnn.serving.metrics import Meter
 from minidnn.serving.repository import Repository, ServedVersion
@@ -13,6 +13,8 @@ from minidnn.serving.repository import Repository, ServedVersion
 _HEAD = ("model", "state", "p50 ms", "p99 ms", "queue", "rows a batch", "requests", "refused")
 _SECONDS = 60
 _DOTS = 300
+_AXES = (Scale("seconds ago"), Scale("latency in ms", log=True))
+_SEE = "A point is a request; the newest are on the left. A rising cloud is a queue that grows."
 
 
 def page_of(repository: Repository) -> str:
@@ -33,7 +35,7 @@ def page_of(repository: Repository) -> str:
     queues = [Bar(name, meter.queue, f"{meter.queue} rows") for name, meter in meters.items()]
     parts += ["<h2>Queues</h2>", bars(queues, {f"the limit of {limit} rows": limit})]
     charts = [
-        figure(name, points({name: dots}, Scale("seconds ago"), Scale("latency in ms", log=True)))
+        chart_figure(Chart(name, _SEE, {name: dots}, *_AXES))
         for name, meter in meters.items()
         if (dots := _dots(meter))
     ]

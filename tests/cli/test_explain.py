@@ -74,11 +74,12 @@ def test_passes_are_printed_before_and_after(capsys: pytest.CaptureFixture[str])
     out = explain(capsys, "digits", "--passes")
     graph = to_graph(models.digits(), (1, 1, 8, 8))
     headings = [line for line in out.splitlines() if line.startswith("== ")]
-    assert headings[:16] == [
+    assert headings[:17] == [
         "== before freeze ==",
         "== after freeze ==",
         "== after keep_layers ==",
         "== after multiply_bytes ==",
+        "== after contract_matrices ==",
         "== after compose_gradients ==",
         "== after share_sums ==",
         "== after compose_variance ==",
@@ -138,7 +139,7 @@ def test_what_is_measured_stands_in_the_picture(
     def profile(executable: Executable, *inputs: np.ndarray) -> Profile:
         runs.append(inputs)
         region = executable.graph.nodes[0]
-        time = RegionTime(region.name, "contraction", (), 1, 1, 1.5e-3, 1.0, 1.0, 1)
+        time = RegionTime(region.name, "contraction", (), 1, 1, 1.5e-3, 1.0, 1, 1.0, 0.5, 1e-6)
         return Profile((time,), ("described",), 9)
 
     monkeypatch.setattr(Executable, "profile", profile)

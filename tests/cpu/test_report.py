@@ -18,11 +18,20 @@ def test_a_page_and_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[s
     document = json.loads(capsys.readouterr().out)
     text = page.read_text(encoding="utf-8")
     seen = checked(text)
-    assert seen["figure"] == 2 and "Beside the other report" not in text
+    # In their order, by layer, kind and cause, the longest, the roofline, and memory.
+    assert seen["figure"] == 7 and "Beside the other report" not in text
+    assert text.index("How to read this page") < text.index("In short") < text.index("<figure")
     timed = [region for region in document["regions"] if "seconds" in region]
     assert timed and max(document["memory"]) == document["arena"]["lower_bound"]
     for region in document["regions"]:
-        assert f"<td>{region['name']}</td>" in text
+        assert f"<td>{region['name']}</td>" in text and f"<td>{region['label']}</td>" in text
+    assert document["regions"][0]["label"] == "stem.0 (Conv2d) + ReLU"
+    for region in timed:
+        assert sum(region["causes"].values()) == pytest.approx(region["seconds"])
+        floor = max(region["arithmetic_seconds"], region["memory_seconds"])
+        assert region["roofline"] == pytest.approx(floor / region["seconds"])
+        assert 0 <= region["weight_bytes"] <= region["bytes"]
+    assert document["network"] == "digits" and document["batch"] == 1
     for region in timed:
         region["seconds"] *= 3
     timed[0]["name"] = "other"
@@ -31,7 +40,8 @@ def test_a_page_and_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main([*arguments, "--beside", str(other), "--no-measure"]) == 0
     text = page.read_text(encoding="utf-8")
     checked(text)
-    assert "Beside the other report" in text and "<td>gone</td>" in text and "predicted;" in text
+    assert "Beside the other report" in text and "<td>gone</td>" in text
+    assert "predicted." in text and "Nothing was measured" in text and "By cause" not in text
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,15 @@ CHOSEN = tuple(
 )
 
 
+class ProductTarget(CudaTarget):
+    """One that computes products of two matrices as those of batches."""
+
+    contracts_matrices = False
+
+
 @cache
 def lowered(case: Case, shapes: tuple[Shape, ...]) -> tuple[Plan, list[Task]]:
-    context = Context(CudaTarget())
+    context = Context(ProductTarget())
     plan = make_plan(optimize(case.graph(shapes), context), context)
     return plan, lower_plan(plan, H200, False)
 

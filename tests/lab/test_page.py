@@ -35,12 +35,14 @@ class Checker(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen[tag] = self.seen.get(tag, 0) + 1
-        names = [name for name, _ in attrs]
+        # An address within the page is all that anything may refer to.
+        names = [name for name, value in attrs if not (value or "").startswith("#")]
         assert not {"src", "href", "onload", "onclick"} & set(names), (tag, attrs)
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert all(name != "href" or (value or "").startswith("#") for name, value in attrs)
         self.seen[tag] = self.seen.get(tag, 0) + 1
 
     def handle_endtag(self, tag: str) -> None:
@@ -65,11 +67,13 @@ def test_recorded_studies(name: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     seen = checked(text)
     study, ladder = lab.load_study(lab.recorded_studies()[name]), lab.ladder_of(name)
     measured = {cell["shape"] for cell in study["cells"] if "measured_seconds" in cell}
-    assert seen["figure"] == 16 * len(measured)  # the fifteen, and predictions
+    # The fifteen, predictions and the ladder of each shape, and the roofline of all.
+    assert seen["figure"] == 17 * len(measured) + (name not in ("memory", "reverse", "transpose"))
+    assert text.index("How to read this") < text.index("<figure")
     for step in ladder.steps:
         assert f"<summary>{step.name}: " in text
     for number in range(1, 16):
-        assert f"<figcaption>{number}. " in text
+        assert f"<figcaption><b>{number}. " in text
     assert (
         "the roofline" in text or "the rate of a copy" in text
     ) and "prefers-color-scheme: dark" in text
@@ -101,14 +105,15 @@ def test_graphs_are_calculated_where_nothing_was_counted() -> None:
     checked(text)
     assert "Missing:" not in text
     for number in (2, 5, 6, 8, 9, 14, 15):
-        assert re.search(rf"<figcaption>{number}\. [^<]*, calculated</figcaption>", text), number
+        assert re.search(rf"<figcaption><b>{number}\. [^<]*, calculated</b>", text), number
 
 
 def test_an_axis_between_close_numbers_has_its_ends() -> None:
-    from minidnn.pages.charts import Dot, Scale, points
+    from minidnn.pages.charts import Chart, Dot, Scale, chart_figure
 
     close = {"one": [Dot(3.1e-3, 1.0)], "two": [Dot(3.2e-3, 2.0)]}
-    picture = points(close, Scale("time, ms", log=True), Scale("GB/s"))
+    chart = Chart("close", "nothing", close, Scale("time, ms", log=True), Scale("GB/s"))
+    picture = chart_figure(chart)
     assert ">0.00276<" in picture and ">0.00359<" in picture
 
 

@@ -82,6 +82,10 @@ class CudaTarget(Target):
     def multiplies_bytes(self) -> bool:
         return self.storage == "float32"
 
+    @property
+    def contracts_matrices(self) -> bool:
+        return True
+
     def layer_functions(self, node: Node) -> LibraryFunctions | str:
         return layer_functions(node, self.storage)
 
