@@ -134,10 +134,10 @@ FAULTS = (
         ("tests/data/test_loader.py",),
     ),
     Fault(
-        "a batch takes more rows than the model has",
+        "a batch takes fewer rows than the model has",
         "minidnn/serving/batching.py",
-        "if rows + waiting.rows > self.model.max_rows:",
-        "if rows + waiting.rows >= self.model.max_rows and count:",
+        "if count and rows + waiting.rows > self.model.max_rows:",
+        "if count and rows + waiting.rows >= self.model.max_rows:",
         ("tests/serving/test_batching.py",),
     ),
     Fault(
