@@ -6,6 +6,7 @@ python -m tools.api_page > docs/reference/python.md
 from __future__ import annotations
 
 import inspect
+import re
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -66,17 +67,46 @@ def page() -> str:
     for name, purpose in MODULES.items():
         lines += ["", f"## {name}", "", purpose, "", "| name | what it is |", "|---|---|"]
         lines += [
-            f"| `{each}` | {summary(value)} |"
+            f"| `{each}{arguments(value)}` | {summary(value)} |"
             for each, value in public_names(module_of(name)).items()
         ]
     return "\n".join(lines)
+
+
+def arguments(value: Any) -> str:
+    """The arguments of a function or a class in brackets, with the defaults that are plain; nothing
+    for errors, whose arguments are texts."""
+    if isinstance(value, type) and issubclass(value, BaseException):
+        return ""
+    parts, is_named = [], False
+    for name, each in inspect.signature(value).parameters.items():
+        if each.kind is each.VAR_POSITIONAL:
+            name, is_named = f"*{name}", True
+        elif each.kind is each.VAR_KEYWORD:
+            name = f"**{name}"
+        elif each.kind is each.KEYWORD_ONLY and not is_named:
+            parts.append("*")
+            is_named = True
+        if each.default is not each.empty:
+            name += f"={_plain(each.default)}"
+        parts.append(name)
+    return f"({', '.join(parts)})"
+
+
+def _plain(value: Any) -> str:
+    """A default as one would write it, if it is a number, a text, None, or several of these."""
+    if isinstance(value, (tuple, list)):
+        kinds = all(type(each) in (int, float, str, bool) for each in value)
+        return repr(value) if kinds and len(value) < 5 else "..."
+    return repr(value) if value is None or type(value) in (int, float, str, bool) else "..."
 
 
 def summary(value: Any) -> str:
     """The first sentence or paragraph of a docstring, as Markdown."""
     text = inspect.getdoc(value) or ""
     first = " ".join(text.split("\n\n")[0].split())
-    return first.replace("``", "`").replace("|", "\\|")
+    plain = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", first)
+    return plain.replace("``", "`").replace("|", "\\|")
 
 
 if __name__ == "__main__":
