@@ -81,6 +81,7 @@ def beyond(name: str, device: str) -> None:
     assert ours <= 3 * max(pytorchs, 3e-7)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["shufflenet_v2_x1_0"])
 def test_a_network_beyond_the_classics_is_taken_whole(name: str) -> None:
     beyond(name, "reference")
