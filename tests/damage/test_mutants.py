@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from minidnn import errors
-from minidnn.backends.backend import get_backend
 from tests.damage.child import MOST_SECONDS, READ
 from tests.damage.formats import FORMATS
+from tests.devices import unavailable
 
 OURS = {name for name, each in vars(errors).items() if isinstance(each, type)}
 OURS |= {"BatchError", "OpenInputsError", "OpenSizesError", "PictureError", READ}
@@ -34,7 +34,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with whole files of each format in a folder of its name."""
     folder = tmp_path_factory.mktemp("samples")
     for name in NAMES:
-        if name == "mdx" and get_backend("cpu").unavailable() is not None:
+        if name == "mdx" and unavailable("cpu") is not None:
             continue
         (folder / name).mkdir()
         FORMATS[name].make(folder / name)
@@ -76,7 +76,7 @@ def test_some_mutants_of_each_format(root: Path, samples: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_many_mutants(root: Path, samples: Path, name: str, first: int) -> None:
     if not (samples / name).exists():
-        pytest.skip(get_backend("cpu").unavailable() or "")
+        pytest.skip(unavailable("cpu") or "")
     look(root, samples, [name], first, MANY // CHILDREN)
 
 

@@ -11,10 +11,10 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.backend import get_backend
 from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.errors import CompileError, GraphError
 from minidnn.executable import Executable
+from tests.devices import unavailable
 
 BATCH = md.Dim("batch", 1, 40)
 DEVICES = ["reference", "cpu"]
@@ -23,7 +23,7 @@ DEVICES = ["reference", "cpu"]
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     name: str = request.param
-    if (reason := get_backend(name).unavailable()) is not None:
+    if (reason := unavailable(name)) is not None:
         pytest.skip(reason)
     return name
 
@@ -190,7 +190,7 @@ def test_warm_and_at() -> None:
 
 
 def test_a_compiled_size_can_be_saved(tmp_path: Any) -> None:
-    if (reason := get_backend("cpu").unavailable()) is not None:
+    if (reason := unavailable("cpu")) is not None:
         pytest.skip(reason)
     exe = named(network(), (BATCH, 3, 8, 8), device="cpu")
     exe.at(batch=3).save(tmp_path / "net.mdx")
@@ -377,7 +377,7 @@ def test_a_child_of_a_fork_goes_on() -> None:
 
 
 def test_tuning_goes_on_in_the_background() -> None:
-    if (reason := get_backend("cpu").unavailable()) is not None:
+    if (reason := unavailable("cpu")) is not None:
         pytest.skip(reason)
     exe = named(Centered(), (md.Dim("n", 1, 9), 4), device="cpu", tune=True)
     x = numbers(3, 4)

@@ -12,17 +12,15 @@ import torch
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.backend import get_backend
 from minidnn.compiled_file import CompiledFile
 from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.dynamic.loaded import BatchExecutable
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.runtime.program import StoredProgram, offsets_of
 from minidnn.runtime.shared import share
+from tests.devices import unavailable
 
-needs_cpu = pytest.mark.skipif(
-    get_backend("cpu").unavailable() is not None, reason="the CPU cannot be used here"
-)
+needs_cpu = pytest.mark.skipif(unavailable("cpu") is not None, reason="the CPU cannot be used here")
 BATCH = md.Dim("batch", 1, 12)
 
 
@@ -187,7 +185,7 @@ def test_rows_that_depend_on_each_other_are_some() -> None:
 
 def test_headers_are_json(tmp_path: Path) -> None:
     """What stands in a file of several programs is read by every JSON reader."""
-    if get_backend("cpu").unavailable() is not None:
+    if unavailable("cpu") is not None:
         pytest.skip("the CPU cannot be used here")
     exe = md.compile(L.Sequential(L.ReLU()), (BATCH, 3), device="cpu", threads=1)
     exe.save(tmp_path / "net.mdx")

@@ -10,9 +10,9 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.backend import get_backend
 from minidnn.layers.build import to_graph
 from minidnn.pictures import IMAGENET_MEAN, IMAGENET_STD
+from tests.devices import unavailable
 
 DEVICES = ("reference", "cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 
@@ -25,7 +25,7 @@ def pictures(*shape: int) -> np.ndarray:
 
 
 def run(net: md.Layer, x: np.ndarray, device: str) -> np.ndarray:
-    if (reason := get_backend(device).unavailable()) is not None:
+    if (reason := unavailable(device)) is not None:
         pytest.skip(reason)
     y = md.compile(net, x.shape, device=device)(x)
     return np.asarray(y)

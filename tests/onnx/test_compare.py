@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import minidnn as md
-from minidnn.backends.backend import get_backend
 from minidnn.comparison.report import compared
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.graph import operators as ops
+from tests.devices import unavailable
 
 from .models import moves, network
 
@@ -82,7 +82,7 @@ DEVICES = [
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     name: str = request.param
-    if (reason := get_backend(name).unavailable()) is not None:
+    if (reason := unavailable(name)) is not None:
         pytest.skip(reason)
     return name
 

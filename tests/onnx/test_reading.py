@@ -13,7 +13,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import minidnn as md
-from minidnn.backends.backend import get_backend
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
 from minidnn.frontends.onnx.convert import OpenInputsError, load_onnx
 from minidnn.frontends.onnx.limits import COMPUTED_BYTES
@@ -22,6 +21,7 @@ from minidnn.frontends.onnx.tensors import external_path
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import TensorType
+from tests.devices import unavailable
 
 from .models import model, network, node, save, with_external_data
 
@@ -263,7 +263,7 @@ def test_outputs_are_what_the_model_says() -> None:
 
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 def test_a_product_over_an_axis_of_no_elements_is_zero(device: str) -> None:
-    if get_backend(device).unavailable() is not None:
+    if unavailable(device) is not None:
         pytest.skip("the device cannot be used here")
     arrays = {"w": np.zeros((0, 4), np.float32), "c": np.arange(4, dtype=np.float32)}
     x = np.zeros((2, 0), np.float32)

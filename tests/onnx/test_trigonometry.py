@@ -11,10 +11,10 @@ import pytest
 from onnx import TensorProto, helper
 
 import minidnn as md
-from minidnn.backends.backend import get_backend
 from minidnn.errors import DeviceError
 from minidnn.frontends.onnx.convert import load_onnx
 from minidnn.frontends.onnx.export import to_onnx
+from tests.devices import unavailable
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Acos": np.arccos,
@@ -62,7 +62,7 @@ def devices() -> list[Any]:
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_errors_are_a_few_last_places(kind: str, device: str) -> None:
     try:
-        reason = get_backend(device).unavailable()
+        reason = unavailable(device)
     except DeviceError as error:
         reason = str(error)
     if reason is not None:

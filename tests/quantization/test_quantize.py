@@ -24,6 +24,7 @@ from minidnn.graph.trace import apply, tracing
 from minidnn.graph.types import TensorType
 from minidnn.layers.build import to_graph
 from minidnn.sizes.sized_graph import SizedGraph
+from tests.devices import unavailable
 
 RANDOM = np.random.default_rng(1)
 SHAPE = (4, 3, 12, 10)
@@ -233,6 +234,7 @@ def test_layers_beside_the_original() -> None:
         md.compare(graph, images(3))
 
 
+@pytest.mark.skipif(unavailable("cpu") is not None, reason="the CPU cannot be used here")
 def test_digits(warm_cache: Path) -> None:
     """Accuracy on the held-out digits, on the CPU, with all choices' defaults."""
     train, held_out = md.data.digits(train=True), md.data.digits(train=False)
@@ -244,6 +246,7 @@ def test_digits(warm_cache: Path) -> None:
     assert abs(right[1] - right[0]) <= 0.003
 
 
+@pytest.mark.skipif(unavailable("cpu") is not None, reason="the CPU cannot be used here")
 def test_executables_say_it(warm_cache: Path, tmp_path: Path) -> None:
     """Where bytes are multiplied; the reference computes what they stand for."""
     graph = quantized(first=False)

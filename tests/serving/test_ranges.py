@@ -14,16 +14,14 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.backend import get_backend
 from minidnn.cli import serve
 from minidnn.cli.served import sources_of
 from minidnn.serving.model import ServedModel, Source, load, sizes_of
+from tests.devices import unavailable
 
 from .conftest import Running, running
 
-needs_cpu = pytest.mark.skipif(
-    get_backend("cpu").unavailable() is not None, reason="the CPU cannot be used here"
-)
+needs_cpu = pytest.mark.skipif(unavailable("cpu") is not None, reason="the CPU cannot be used here")
 BATCH = md.Dim("batch", 1, 16)
 FORMATS = ["net.onnx", "net.safetensors", pytest.param("net.mdx", marks=needs_cpu)]
 

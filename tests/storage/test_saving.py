@@ -22,13 +22,14 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
+from tests.devices import unavailable
 
 SHAPE = (2, 3, 9, 7)
 DEVICES = [
     pytest.param(
         device,
         marks=pytest.mark.skipif(
-            get_backend(device).unavailable() is not None, reason="the device cannot be used here"
+            unavailable(device) is not None, reason="the device cannot be used here"
         ),
     )
     for device in ("reference", "cpu")
@@ -153,7 +154,7 @@ def test_what_an_executables_refusal_says_works(tmp_path: Path) -> None:
 def test_a_graph_that_was_optimized_for_another_device(device: str, tmp_path: Path) -> None:
     """It runs there, or the error names its node and what to save instead."""
     net, path, other = network(), tmp_path / "net", "reference" if device == "cpu" else "cpu"
-    if get_backend(other).unavailable() is not None:
+    if unavailable(other) is not None:
         pytest.skip(f"there is no {other}")
     exe = md.compile(net, SHAPE, device=other)
     md.save_graph(optimize(to_graph(net, SHAPE), _context(other)), path)

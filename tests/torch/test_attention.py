@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import minidnn as md
-from minidnn.backends.backend import get_backend
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.aten.call import key_of
+from tests.devices import unavailable
 
 attention = F.scaled_dot_product_attention
 INFINITY = float("inf")
@@ -68,7 +68,7 @@ def drawn(*shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
 
 
 def agrees(module: nn.Module, inputs: tuple[torch.Tensor, ...], device: str = "reference") -> None:
-    if get_backend(device).unavailable() is not None:
+    if unavailable(device) is not None:
         pytest.skip(f"{device} cannot be used here")
     module.eval()
     with torch.inference_mode():

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from minidnn.backends.backend import get_backend
 from minidnn.frontends.torch.aten.call import known
+from tests.devices import unavailable
 from tests.torch.one_call import OneCall
 from tests.torch.special_calls import calls
 
@@ -168,7 +168,7 @@ def test_operation(name: str, dtype: str) -> None:
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.full) for name in NAMES]
 )
 def test_operation_on_the_cpu(name: str) -> None:
-    if get_backend("cpu").unavailable() is not None:
+    if unavailable("cpu") is not None:
         pytest.skip("the CPU engine cannot be used here")
     problems = []
     for call in list(calls(name, torch.float32))[: None if name not in FEW else 3]:

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from minidnn._forks import ForkLock
-from minidnn.backends.backend import get_backend
 from tests.cpu.conftest import run_python
+from tests.devices import unavailable
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here"),
@@ -66,7 +66,7 @@ PARENT = """
 
 
 def run(code: str) -> list[str]:
-    if (reason := get_backend("cpu").unavailable()) is not None:
+    if (reason := unavailable("cpu")) is not None:
         pytest.skip(reason)
     child = run_python(code)
     out, err = child.communicate(timeout=180)

@@ -11,7 +11,6 @@ import torch
 
 import minidnn as md
 from minidnn import models as zoo
-from minidnn.backends.backend import get_backend
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.bench.networks import BEYOND
@@ -21,6 +20,7 @@ from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import make_plan
 from tests.cuda.cards import H200
+from tests.devices import unavailable
 from tests.torch.networks import UNet, errors, example, torchvision
 
 #: PyTorch's attention is other nodes than ours, for the same numbers.
@@ -94,7 +94,7 @@ def test_networks_beyond_the_classics_are_taken_whole(name: str) -> None:
 
 def test_a_network_that_goes_down_and_up_is_taken_whole() -> None:
     torch.manual_seed(0)
-    if get_backend("cpu").unavailable() is not None:
+    if unavailable("cpu") is not None:
         pytest.skip("the CPU engine is not there")
     net, x = UNet().eval(), torch.randn(2, 3, 27, 22)
     ours, pytorchs = errors(net, md.optimize(net, x, device="cpu", strict=True), x)

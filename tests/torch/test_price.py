@@ -11,17 +11,17 @@ from torch import nn
 import minidnn as md
 from minidnn.acceleration.price import gain
 from minidnn.acceleration.program import GAINS_LESS
-from minidnn.backends.backend import get_backend
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.convert import Part
 from minidnn.graph import operators as ops
 from minidnn.graph.trace import apply, tracing
 from minidnn.graph.types import TensorType
+from tests.devices import unavailable
 
 
 @pytest.fixture(autouse=True)
 def _cpu() -> None:
-    if get_backend("cpu").unavailable() is not None:
+    if unavailable("cpu") is not None:
         pytest.skip("the CPU engine is not there")
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import minidnn as md
-from minidnn.backends.backend import get_backend
+from tests.devices import unavailable
 from tests.sampling import only
 
 INFINITY, NAN = float("inf"), float("nan")
@@ -80,7 +80,7 @@ def of_long_rows(x: torch.Tensor) -> Any:
 
 @pytest.mark.parametrize("device", only(["cpu"], ["reference", "cpu"]))
 def test_they_give_what_pytorch_gives(device: str) -> None:
-    if get_backend(device).unavailable() is not None:
+    if unavailable(device) is not None:
         pytest.skip(f"{device} cannot be used here")
     pairs = torch.cartesian_prod(NUMBERS, NUMBERS).T.contiguous()
     rows = torch.cat([pairs.T, torch.cartesian_prod(NUMBERS[3:], NUMBERS[3:])])

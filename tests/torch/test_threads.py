@@ -12,8 +12,8 @@ from torch import nn
 
 import minidnn as md
 from minidnn.acceleration import threads
-from minidnn.backends.backend import get_backend
 from tests.cpu.conftest import run_python
+from tests.devices import unavailable
 
 
 def test_threads_of_pytorch_are_ended_before_ours_begin() -> None:
@@ -46,7 +46,7 @@ class Wave(nn.Module):
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    if get_backend("cpu").unavailable() is not None:
+    if unavailable("cpu") is not None:
         pytest.skip("the CPU engine is not there")
     before = torch.get_num_threads()
     torch.set_num_threads(2)
