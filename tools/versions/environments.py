@@ -32,7 +32,7 @@ OTHERS = (
 )
 _QUICK = (
     *PUBLIC,
-    *("tests/torch/test_internals.py", "tests/torch/test_aten.py", "tests/torch/test_optimize.py"),
+    *("tests/torch/test_internals.py", "tests/torch/test_optimize.py"),
     *("tests/onnx/test_reading.py", "tests/weights/test_checkpoints.py", "tests/frontends"),
     "tests/data/test_folder.py",
     # They measure time, or import what only benchmarks need.
