@@ -29,10 +29,12 @@ extern "C" __global__ void __launch_bounds__($THREADS$, $BLOCKS$) $NAME$(
     for (int t = 0; t < KC; t++) sum[t][j] = 0.0f;
   }
 
-  const unsigned int units = k < (int)P_channels ? (unsigned int)P_units : 0u;
-  const unsigned int step = (unsigned int)P_parts * SIDE_BY_SIDE;
+  // Units of a block follow each other: rows of x are read again while the first cache has them.
+  const unsigned int begin = (unsigned int)part * (unsigned int)P_units;
+  const unsigned int past = min(begin + (unsigned int)P_units, (unsigned int)P_all);
+  const unsigned int end = k < (int)P_channels ? past : 0u;
   #pragma unroll 1
-  for (unsigned int unit = part * SIDE_BY_SIDE + side; unit < units; unit += step) {
+  for (unsigned int unit = begin + side; unit < end; unit += SIDE_BY_SIDE) {
     const int column = (int)(unit % across) * COLUMNS, row = (int)(unit / across % rows);
     const long long n = unit / (across * rows);
     const int top = row * SR + r * DR - (int)P_top, left = column * SC - (int)P_left;

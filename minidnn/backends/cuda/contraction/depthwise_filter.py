@@ -33,9 +33,9 @@ _BLOCKS = 2
 _WAVES = 2
 _REGISTERS = 96
 """Of a thread's sums and of what it reads at once, beside which others are needed."""
-_MEASURED = 6
+_MEASURED = 3
 _MOST = 1 << 31
-_NAMES = ("packs", "parts", "units", "across", "channels", "rows", "columns", "top", "left")
+_NAMES = ("packs", "units", "all", "across", "channels", "rows", "columns", "top", "left")
 _STRIDES = ("height", "width", "image", "row", "pixel", "dy_image", "dy_row", "dy_pixel")
 
 
@@ -75,8 +75,13 @@ class DepthwiseFilterKernel(ContractionKernel):
         return 0.5
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
-        """Wide accesses first, then those of which a row takes few."""
-        return _possible(problem)[:_MEASURED]
+        """Those with most multiply-adds for what they read."""
+
+        def read(choice: int) -> float:
+            unit = UNITS[choice]
+            return (_reach(problem, unit) + unit.columns) / min(unit.columns, problem.y.columns)
+
+        return sorted(_possible(problem), key=read)[:_MEASURED]
 
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
@@ -112,8 +117,9 @@ class DepthwiseFilterKernel(ContractionKernel):
 
     def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
         unit, x, y = UNITS[choice], problem.x, problem.y
+        units = _count(problem, unit)
         return [
-            *(_packs(problem, unit), _parts(problem, unit, machine), _count(problem, unit)),
+            *(_packs(problem, unit), -(-units // _parts(problem, unit, machine)), units),
             *(_across(problem, unit), y.channels, y.rows, y.columns),
             *(before for before, _ in problem.padding),
             *(x.rows, x.columns, x.image, x.row, x.pixel, y.image, y.row, y.pixel),
@@ -142,11 +148,16 @@ def _fits(problem: ContractionProblem, unit: FilterUnit) -> bool:
             return False
     if unit.columns > 1 and unit.columns > problem.y.columns:
         return False
-    reach = (unit.columns - 1) * problem.stride[1] + (wide - 1) * problem.dilation[1] + 1
-    read = (reach + unit.columns) * max(1, unit.lanes * size // 4)
+    read = (_reach(problem, unit) + unit.columns) * max(1, unit.lanes * size // 4)
     if (wide + 1) * unit.lanes + read > _REGISTERS:
         return False
     return tall * _packs(problem, unit) <= _THREADS
+
+
+def _reach(problem: ContractionProblem, unit: FilterUnit) -> int:
+    """Columns of x that a unit reads."""
+    wide, stride, dilation = problem.w.shape[3], problem.stride[1], problem.dilation[1]
+    return (unit.columns - 1) * stride + (wide - 1) * dilation + 1
 
 
 def _groups(problem: ContractionProblem, unit: FilterUnit) -> int:
