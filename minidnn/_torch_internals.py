@@ -5,8 +5,9 @@ this module is imported, which happens before anything of PyTorch is used: a ver
 is refused at once, with the names of all that it lacks, and never in the middle of a capture.  A
 name that only newer accepted versions have says since when, and its function does without it.
 
-No other module of minidnn names such a thing.  Of PyTorch's objects they read the attributes in
-:data:`ATTRIBUTES`.  ``tests/torch/test_internals.py`` holds both.
+No other module of minidnn names such a thing, but :mod:`minidnn._torch_streams`.  Of PyTorch's
+objects they read the attributes in :data:`ATTRIBUTES`.  ``tests/torch/test_internals.py`` holds
+both.
 """
 
 from __future__ import annotations
@@ -109,7 +110,6 @@ copy_each = _ask("torch._foreach_copy_")
 
 # On GPUs.
 _has_cuda = torch.backends.cuda.is_built()
-raw_stream: Any = _ask("torch._C._cuda_getCurrentRawStream") if _has_cuda else None
 wait_on_gpu: Any = _ask("torch.cuda._sleep") if _has_cuda else None
 if _has_cuda and _version() < (2, 12) and torch.cuda.device_count() == 0:
     # A build for GPUs on a machine without one: what the first capture sets here belongs to the

@@ -80,6 +80,9 @@ CASES = {
     "filter, few channels": Gradient(
         FILTER_GRADIENT, Convolved((2, 3, 9, 7), 16, (5, 3), (2, 2), (2, 1)), "float16"
     ),
+    "filter, depthwise": Gradient(
+        FILTER_GRADIENT, Convolved((2, 16, 7, 9), 16, (3, 5), (1, 2), (1, 2), groups=16), "float16"
+    ),
     "filter, planes": Gradient(
         FILTER_GRADIENT, Convolved((2, 3, 7, 6), 3, (3, 3), (1, 2), (1, 1), groups=3)
     ),

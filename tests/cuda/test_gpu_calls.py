@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -370,3 +373,21 @@ def test_ends_that_libraries_take_are_not_copied_where_addresses_come_again() ->
         for place in range(len(given)):
             run(place)
     assert 1 < len(program._fixed) <= 3
+
+
+TENSORS = """
+import sys
+import torch
+import minidnn as md
+from minidnn import layers as L
+executable = md.compile(L.Sequential(L.Flatten(), L.Linear(12, 2)), (2, 3, 4), device="cuda")
+assert executable(torch.ones((2, 3, 4), device="cuda")).is_cuda
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_calls_with_tensors_import_nothing_that_captures(root: Path) -> None:
+    """That takes seconds, of the first step of every process."""
+    command = [sys.executable, "-c", TENSORS]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root)
+    assert found.stdout == "False\n", found

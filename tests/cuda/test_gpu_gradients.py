@@ -13,6 +13,7 @@ import pytest
 import minidnn as md
 from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.graphs import PRODUCT
 from minidnn.backends.cuda.contraction.problem import (
     IMAGE_GRADIENT,
     Addresses,
@@ -35,6 +36,7 @@ from tests.gradients.test_cases import SMALL
 from .cards import some
 from .lowered import graph_problems
 from .precisions import PRODUCTS, storage
+from .single import only
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
@@ -222,3 +224,24 @@ def test_gradients_of_every_operator(case: Case) -> None:
     except UnsupportedError as error:
         pytest.skip(str(error))
     assert_near_exact(graph, exe(*arrays), exact)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "float16", "bfloat16"])
+@pytest.mark.parametrize("which", ["image", "filter"])
+@pytest.mark.parametrize("x", [(2, 24, 7, 5), (37, 40, 1, 1), (1, 8, 131, 3), (700, 16, 1, 1)])
+def test_products_of_matrices(
+    x: tuple[int, ...], which: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients of 1x1 convolutions by cuDNN's matrix products: as exact as the others, and the
+    same bits in every run."""
+    only(monkeypatch, lambda form: form.core == PRODUCT)
+    monkeypatch.setitem(SHAPES, "1x1", (x, 56, (1, 1), (1, 1), (0, 0), (1, 1), 1))
+    graph, shapes = gradient(which, "1x1")
+    given = drawn(shapes, precision)
+    exe = md.compile(graph, device="cuda", precision=precision)
+    assert "product" in exe.explain(measure=True)
+    result = np.asarray(exe(*given), np.float32)
+    worst = ratio(result, *expected_of(graph, given), precision)
+    assert worst <= 1, f"{worst:.2f} times the allowed error"
+    for _ in range(3):
+        np.testing.assert_array_equal(np.asarray(exe(*given), np.float32), result)

@@ -37,6 +37,7 @@ from .single import EmulatedLaunch
 IMAGE, FILTER = KERNELS["backward direct"], KERNELS["filter gradient"]
 KINDS = {IMAGE_GRADIENT: IMAGE, FILTER_GRADIENT: FILTER}
 DEPTHWISE, STEPS = KERNELS["backward depthwise"], KERNELS["depthwise steps"]
+DEPTHWISE_FILTER = KERNELS["depthwise filter"]
 HALO = KERNELS["backward halo"]
 
 
@@ -44,6 +45,8 @@ def kernel_of(gradient: Gradient) -> ContractionKernel:
     """What computes it."""
     if gradient.case.groups == 1:
         return KINDS[gradient.of] if gradient.precision == "float32" else HALO
+    if gradient.of == FILTER_GRADIENT:
+        return DEPTHWISE_FILTER
     return DEPTHWISE if gradient.case.stride == (1, 1) else STEPS
 
 

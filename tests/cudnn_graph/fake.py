@@ -16,6 +16,7 @@ from minidnn.cudnn.graph.enums import DescriptorType as D
 from minidnn.cudnn.graph.enums import HeuristicMode
 
 NOT_SUPPORTED = 3000
+_TEXT = b"plan of engine "
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class FakeLibrary:
         self.created = 0
         self.executed: list[tuple[int, list[int], int]] = []
         self.asked: list[str] = []
+        self.built: list[int] = []
+        self.restored: list[int] = []
         self.refuse_graphs = False
         self.execute_status = 0
         self.message = ""
@@ -89,15 +92,20 @@ class FakeLibrary:
         if record.kind == D.CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR and self.refuse_graphs:
             self.message = "no such pattern"
             return NOT_SUPPORTED
-        if (
-            record.kind == D.CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR
-            and not self._engine(record).builds
-        ):
-            return NOT_SUPPORTED
+        if record.kind == D.CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR:
+            text = record.values.get(A.CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION)
+            if text is not None and not bytes(text).startswith(_TEXT):
+                return NOT_SUPPORTED
+            if not self._engine(record).builds:
+                return NOT_SUPPORTED
+            (self.built if text is None else self.restored).append(self._index(record))
         record.final = True
         return 0
 
     def _index(self, plan: Record) -> int:
+        text = plan.values.get(A.CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION)
+        if text is not None:
+            return int(bytes(text).removeprefix(_TEXT))
         config = self.record(plan.values[A.CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG][0])
         engine = self.record(config.values[A.CUDNN_ATTR_ENGINECFG_ENGINE][0])
         return int(engine.values[A.CUDNN_ATTR_ENGINE_GLOBAL_INDEX][0])
@@ -128,6 +136,11 @@ class FakeLibrary:
                 self.alive[slot].values[A.CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE] = [knob]
                 self.alive[slot].values[A.CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE] = [value]
             values, count._obj.value = [], len(knobs)
+        elif name == A.CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION:
+            text = _TEXT + str(self._index(record)).encode()
+            if limit:
+                array.value = text
+            values, count._obj.value = [], len(text) + 1
         else:
             values = self._values(record, A(name))
             count._obj.value = len(values)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minidnn.cudnn import workspace as shared_workspace
-from minidnn.cudnn.graph import Constraints, Graph, memory, properties_json
+from minidnn.cudnn.graph import Constraints, Graph, compiled, memory, properties_json
 from minidnn.cudnn.graph.descriptor import counts
 from minidnn.errors import GraphError, MiniDNNWarning, OutOfMemoryError, UnsupportedError
 
@@ -288,3 +288,31 @@ def test_bfloat16_arrays_of_cupy() -> None:
     wanted = g.build(choose="heuristic")(*exact)
     difference = cupy.linalg.norm((y.astype(cupy.float32) - wanted).ravel())
     assert difference < 1e-2 * cupy.linalg.norm(wanted.ravel())
+
+
+def test_compiled_plans_read_from_disk_give_the_same_bits(cache: Path) -> None:
+    import cupy
+
+    g = Graph()
+    x = g.tensor((2, 64, 14, 14), "float16", layout="NHWC", name="x")
+    w = g.tensor((64, 64, 3, 3), "float16", layout="NHWC", name="w")
+    g.output(g.relu(g.convolution(x, w, padding=1)), "float16", layout="NHWC")
+    plans = [plan for plan in g.plans() if plan.proposal is not None and plan.proposal.compiles]
+    assert plans, "no engine compiles a fused graph"
+    rng = cupy.random.RandomState(0)
+
+    def random(*shape: int) -> Any:
+        planar = rng.standard_normal(shape, dtype=cupy.float32).astype(cupy.float16)
+        return cupy.ascontiguousarray(planar.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+
+    arrays = random(2, 64, 14, 14), random(64, 64, 3, 3)
+    for plan in plans[:3]:
+        plan.keep()
+        found = compiled._restored(plan.spec, plan.target, plan.config)
+        assert found is not None
+        found.close()
+        begin = time.perf_counter()
+        again = g.build(choose=plan.config)
+        assert time.perf_counter() - begin < 0.25
+        assert again.workspace == plan.workspace
+        assert again(*arrays).tobytes() == plan(*arrays).tobytes()

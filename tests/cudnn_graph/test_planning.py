@@ -448,3 +448,31 @@ def test_no_more_heuristics_are_asked_than_have_what_is_tried(fake: Install) -> 
     few = graph("float16").plans(most=3, most_compiled=1, defaults=False)
     assert [plan.config.engine for plan in few] == [0, 2, 3]
     assert library.asked == ["A", "B", "fallback"]
+
+
+def test_compiled_plans_are_read_from_disk(fake: Install, measured: Any, tmp_path: Path) -> None:
+    """Those of the fastest engine, and of one that is asked for; not of engines that compile
+    nothing, and not where the file is damaged."""
+    library = fake(*(FakeEngine(behavior=behavior) for behavior in ((), (COMPILES,), (COMPILES,))))
+    measured({0: 2.0, 1: 1.0, 2: 3.0})
+    assert graph().build().config.engine == 1
+    assert (library.built, library.restored) == ([0, 1, 2], [1])
+    for engine in (2, 2, 1, 0, 0):
+        graph().build(choose=EngineConfig(engine))
+    assert (library.built[3:], library.restored) == ([2, 0, 0], [1, 2, 1])
+    for file in (tmp_path / "cudnn_plan").rglob("*.json"):
+        file.write_bytes(b"other")
+    with pytest.warns(MiniDNNWarning, match="is damaged"):
+        graph().build(choose=EngineConfig(2))
+    assert library.built[6:] == [2]
+
+
+def test_a_plan_that_cudnn_does_not_take_back_is_built_again(
+    fake: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = fake(FakeEngine(behavior=(COMPILES,)))
+    monkeypatch.setattr("tests.cudnn_graph.fake._TEXT", b"of an older library ")
+    graph().build(choose=EngineConfig(0))
+    monkeypatch.setattr("tests.cudnn_graph.fake._TEXT", b"plan of engine ")
+    assert graph().build(choose=EngineConfig(0)).config.engine == 0
+    assert (library.built, library.restored) == ([0, 0], [])

@@ -145,8 +145,7 @@ class _Numpy(ArrayLibrary):
 class _Torch(ArrayLibrary):
     @cached_property
     def _raw_stream(self) -> Any:
-        """What ``torch.cuda.current_stream`` makes an object of, which takes ten times as long."""
-        from ..._torch_internals import raw_stream
+        from ..._torch_streams import raw_stream
 
         return raw_stream
 

@@ -262,6 +262,12 @@ def knob_ranges(graph: BackendDescriptor, target: Target, index: int) -> dict[Kn
     return ranges
 
 
+def compiles(graph: BackendDescriptor, target: Target, config: EngineConfig) -> bool:
+    """Whether the engine of a configuration compiles its kernel when a plan is built."""
+    with engine(graph, target, config.engine) as made:
+        return _proposal(made, config.knobs, "").compiles
+
+
 def execution_plan(
     graph: BackendDescriptor, target: Target, config: EngineConfig
 ) -> BackendDescriptor:

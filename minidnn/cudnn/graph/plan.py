@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from minidnn.cudnn import workspace as shared_workspace
-from minidnn.cudnn.graph import arrays, lower
+from minidnn.cudnn.graph import arrays, compiled, lower
 from minidnn.cudnn.graph.descriptor import BackendDescriptor
 from minidnn.cudnn.graph.device import Target
-from minidnn.cudnn.graph.engines import EngineConfig, Proposal, execution_plan
+from minidnn.cudnn.graph.engines import EngineConfig, Proposal
 from minidnn.cudnn.graph.execution import Bound, Execution
 from minidnn.cudnn.graph.spec import GraphSpec
 from minidnn.errors import DeviceError, GraphError, OutOfMemoryError
@@ -26,7 +26,7 @@ class Plan(Execution):
     def __init__(
         self,
         spec: GraphSpec,
-        graph: BackendDescriptor,
+        descriptor: BackendDescriptor,
         target: Target,
         config: EngineConfig,
         *,
@@ -36,13 +36,14 @@ class Plan(Execution):
         names: Sequence[str] = (),
     ) -> None:
         super().__init__(
-            execution_plan(graph, target, config),
+            descriptor,
             target.index,
             [lower.uid(i) for i in (*spec.inputs, *spec.outputs, *spec.scalars)],
             [(spec.tensors[i].dtype, v) for i, v in zip(spec.scalars, scalars, strict=True)],
             [spec.inputs.index(i) for i in spec.joined],
         )
         self.spec = spec
+        self.target = target
         self.config = config
         self.proposal = proposal
         self.milliseconds = milliseconds
@@ -133,6 +134,11 @@ class Plan(Execution):
                 f"no {self.workspace} bytes for the workspace of {self}: {error}; "
                 "build with a smaller workspace_limit"
             ) from error
+
+    def keep(self) -> None:
+        """Has other processes read what was compiled for the plan, if anything was."""
+        if self.proposal is not None and self.proposal.compiles:
+            compiled.keep(self._descriptor, self.spec, self.target, self.config)
 
     def describe(self) -> str:
         """The graph, in one line."""

@@ -12,7 +12,7 @@ from itertools import islice
 
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.errors import CuDNNError
-from minidnn.cudnn.graph import arrays, device, engines, lower, memory, timing
+from minidnn.cudnn.graph import arrays, compiled, device, engines, lower, memory, timing
 from minidnn.cudnn.graph.descriptor import BackendDescriptor
 from minidnn.cudnn.graph.engines import EngineConfig, Proposal
 from minidnn.cudnn.graph.memory import Finding, Ranked
@@ -38,8 +38,8 @@ def build(
         )
     target = device.current()
     if isinstance(choose, EngineConfig):
-        graph = lower.operation_graph(spec, target.handle)
-        return Plan(spec, graph, target, choose, scalars=scalars, names=names)
+        made = compiled.build(spec, target, choose)
+        return Plan(spec, made, target, choose, scalars=scalars, names=names)
     if choose == "heuristic":
         for plan in candidates(spec, constraints, target, scalars=scalars, names=names):
             return plan
@@ -62,11 +62,10 @@ def _first_that_fits(
     scalars: Sequence[float],
     names: Sequence[str],
 ) -> Plan:
-    graph = lower.operation_graph(spec, target.handle)
     for item in finding.ranked:
         plan = Plan(
             spec,
-            graph,
+            compiled.build(spec, target, item.config),
             target,
             item.config,
             milliseconds=item.milliseconds,
@@ -199,7 +198,8 @@ def _try(
 ) -> Plan | None:
     config = proposal.config
     try:
-        return Plan(spec, graph, target, config, proposal=proposal, scalars=scalars, names=names)
+        made = engines.execution_plan(graph, target, config)
+        return Plan(spec, made, target, config, proposal=proposal, scalars=scalars, names=names)
     except CuDNNError as error:
         # cuDNN proposes engines, in its fallback list above all, that then refuse the graph.
         log.debug("%s cannot be built: %s", config, error)
@@ -220,6 +220,7 @@ def _measure(
     if not ranked:
         return Finding((), f"{len(plans)} plans could be built and none could be executed")
     kept = tuple(Ranked(plans[i].config, time, plans[i].workspace) for time, i in ranked)
+    plans[ranked[0][1]].keep()
     for plan in plans:
         plan.close()
     return Finding(_with_small_one(kept))

@@ -26,6 +26,12 @@ GOAL_MS = 0.25
 
 MOST_RUNS = 20
 
+_HOPELESS = 2.0
+"""How many times the least time a contestant takes that is not timed further."""
+
+_LAUNCHED_MS = 0.02
+"""What the launches of a single run from Python may add to it."""
+
 WAIT_CYCLES = 200_000
 """Of the GPU's clock, about 0.1 ms: longer than it takes to launch a graph from Python."""
 
@@ -51,29 +57,38 @@ def race(
 ) -> list[float | None]:
     """The time of each contestant in milliseconds, None for those that failed.
 
-    All are run once and timed roughly; those within ``margin`` of the best, at most
-    ``finalists``, are then timed in turn for ``rounds`` rounds, and their least time counts.
-    The others keep their rough time, which is never below that of the best.  Meanwhile no other
-    process races on this GPU.
+    All are run a few times; those that are not far slower than the best are timed roughly, and
+    those of them within ``margin`` of the best, at most ``finalists``, in turn for ``rounds``
+    rounds, and their least time counts.  The others keep the time that they have, which is never
+    below that of the best.  Meanwhile no other process races on this GPU.
     """
     cupy().cuda.get_current_stream().synchronize()  # the inputs may still be on their way
     with turn(cupy().cuda.runtime.getDevice()), timing_stream() as stream:
-        replays = [_prepare(contestant, stream) for contestant in contestants]
-        rough = [None if r is None else _roughly(r, stream) for r in replays]
+        once = [_once(contestant, stream) for contestant in contestants]
+        limit = _HOPELESS * min((t for t in once if t is not None), default=0.0) + _LAUNCHED_MS
+        replays = [
+            None if t is None or t > limit else _replay(contestant, t, stream)
+            for contestant, t in zip(contestants, once, strict=True)
+        ]
+        rough = [
+            t if r is None else _roughly(r, stream) for r, t in zip(replays, once, strict=True)
+        ]
         times: list[float | None] = list(rough)
         order = sorted((t, i) for i, t in enumerate(rough) if t is not None)
         if not order:
             return times
-        last = [i for t, i in order[:finalists] if t <= margin * order[0][0]]
+        last = {
+            i: replay
+            for t, i in order[:finalists]
+            if t <= margin * order[0][0] and (replay := replays[i]) is not None
+        }
         best = dict.fromkeys(last, math.inf)
         for _ in range(rounds):
-            for index in last:
-                replay = replays[index]
-                if replay is not None:
-                    best[index] = min(best[index], _timed(replay, stream))
+            for index, replay in last.items():
+                best[index] = min(best[index], _timed(replay, stream))
         for index, value in best.items():
             times[index] = value
-        floor = min(best.values())
+        floor = min(best.values(), default=0.0)
         return [t if t is None or i in best else max(t, floor) for i, t in enumerate(times)]
 
 
@@ -84,9 +99,10 @@ def sample(contestant: Contestant, *, rounds: int = 30, limit_ms: float = 250.0)
     """
     cupy().cuda.get_current_stream().synchronize()  # the inputs may still be on their way
     with turn(cupy().cuda.runtime.getDevice()), timing_stream() as stream:
-        replay = _prepare(contestant, stream)
-        if replay is None:
+        once = _once(contestant, stream)
+        if once is None:
             return []
+        replay = _replay(contestant, once, stream)
         fitting = int(limit_ms / (_roughly(replay, stream) * replay.count))
         return [_timed(replay, stream) for _ in range(max(7, min(rounds, fitting)))]
 
@@ -141,14 +157,18 @@ def _roughly(replay: _Replay, stream: Any) -> float:
     return first if first > 20 * GOAL_MS else min(first, _timed(replay, stream))
 
 
-def _prepare(contestant: Contestant, stream: Any) -> _Replay | None:
-    """Runs once (which loads kernels and shows failures) and decides how often to repeat."""
+def _once(contestant: Contestant, stream: Any) -> float | None:
+    """The time of a run, behind one that loads kernels and shows failures."""
     try:
         contestant.run()
         stream.synchronize()
-        once = min(_timed(_Replay(contestant.run, 1), stream) for _ in range(2))
+        return min(_timed(_Replay(contestant.run, 1), stream) for _ in range(2))
     except CuDNNError:
         return None  # the caller is told by None; a plan may fail only when it runs
+
+
+def _replay(contestant: Contestant, once: float, stream: Any) -> _Replay:
+    """Runs that take long enough together to be timed, where one takes ``once``."""
     count = min(MOST_RUNS, math.ceil(GOAL_MS / max(once, 0.001)))
     if contestant.repeat is not None:
         start = contestant.repeat(count)

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 16
 """So many problems' candidates exist at once while they are built and measured."""
-_MOST_THREADS = 8
+_MOST_THREADS = 16
 """Each may have a handle of cuDNN's and scratch memory on the device."""
 T = TypeVar("T")
 

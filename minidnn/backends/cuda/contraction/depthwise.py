@@ -82,9 +82,9 @@ def _is_possible(problem: ContractionProblem, strip: Strip, machine: Machine) ->
     if lanes % multiplier and multiplier % lanes:
         return False
     results = (problem.y, *problem.others)
-    if not _is_aligned(problem.x, problem.batch, max(1, lanes // multiplier)):
+    if not is_aligned(problem.x, problem.batch, max(1, lanes // multiplier)):
         return False
-    if not all(_is_aligned(t, problem.batch, lanes) for t in results):
+    if not all(is_aligned(t, problem.batch, lanes) for t in results):
         return False
     if strip.rows > max(1, problem.y.rows) or strip.columns > max(1, problem.y.columns):
         return False
@@ -97,7 +97,8 @@ def _is_possible(problem: ContractionProblem, strip: Strip, machine: Machine) ->
     return _registers(problem, strip) <= _REGISTERS and shared <= machine.shared_bytes
 
 
-def _is_aligned(t: Tensor, batch: int, lanes: int) -> bool:
+def is_aligned(t: Tensor, batch: int, lanes: int) -> bool:
+    """Whether so many channels of every pixel can be read at once."""
     steps = (t.pixel, t.row, *((t.image,) if batch > 1 else ()))
     return all(step % lanes == 0 for step in steps)
 

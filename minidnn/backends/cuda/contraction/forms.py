@@ -45,12 +45,12 @@ def _by_cudnn(problem: ContractionProblem) -> list[Form]:
     if problem.is_whole:
         fused = Form(CONVOLUTION, len(problem.stages))
         return [fused] if why_no_engine(problem) is None else []
+    cores = [CONVOLUTION, *([PRODUCT] if can_be_product(problem) else [])]
     if problem.direction != "forward":
-        return [Form(CONVOLUTION, 0), *([Form(FIXED, 0)] if problem.is_exact else [])]
+        return [Form(core, 0) for core in (*cores, *([FIXED] if problem.is_exact else []))]
     most = fusable_stages(problem)
     adds = [i for i, stage in enumerate(problem.stages[:most]) if stage.mode == "add"]
     levels = list(dict.fromkeys((most, *adds[:1])))
-    cores = [CONVOLUTION, *([PRODUCT] if can_be_product(problem) else [])]
     places = [False] if problem.is_dense else [False, True]
     forms = [Form(core, level, packed) for level in levels for core in cores for packed in places]
     if problem.is_exact:

@@ -33,7 +33,7 @@ def graph_of(problem: ContractionProblem, core: str, stages: int, output: Tensor
     """
     graph = Graph()
     if problem.direction != "forward":
-        _add_gradient(graph, problem)
+        (_add_product if core == PRODUCT else _add_gradient)(graph, problem)
         return graph
     spec = _View(problem, core == PRODUCT)
     x = _declare(graph, spec.image(problem.input), "x")
@@ -74,6 +74,20 @@ def _add_gradient(graph: Graph, problem: ContractionProblem) -> None:
         final = problem.w
         x = _declare(graph, problem.input, "x")
         value = graph.convolution_backward_filter(y, x, final.shape, **geometry)
+    graph.output(value, final.dtype, strides=final.strides, alignment=final.alignment)
+
+
+def _add_product(graph: Graph, problem: ContractionProblem) -> None:
+    """A gradient of a 1x1 convolution: dy w, or the transposed dy times x, whose sum over all
+    pixels the library divides among blocks as it sees fit."""
+    view = _View(problem, True)
+    y = view.image(problem.output)
+    if problem.direction == IMAGE_GRADIENT:
+        final, other, name = view.image(problem.input), view.transposed(view.filter()), "w"
+    else:
+        final, other, name = view.transposed(view.filter()), view.image(problem.input), "x"
+        y = view.transposed(y)
+    value = graph.matmul(_declare(graph, y, "y"), _declare(graph, other, name))
     graph.output(value, final.dtype, strides=final.strides, alignment=final.alignment)
 
 
@@ -120,6 +134,11 @@ class _View:
             return w
         out, channels = w.shape[:2]
         return self._matrix(w, (1, channels, out), (channels * out, 1, channels))
+
+    def transposed(self, matrix: TensorSpec) -> TensorSpec:
+        _, rows, columns = matrix.shape
+        steps = (matrix.strides[0], matrix.strides[2], matrix.strides[1])
+        return self._matrix(matrix, (1, columns, rows), steps)
 
     def vector(self) -> TensorSpec:
         w = self.problem.w

@@ -11,6 +11,7 @@ from ..machine import Machine
 from ..table import KernelRow, Row
 from .backward import BackwardKernel
 from .depthwise import DepthwiseKernel
+from .depthwise_filter import DepthwiseFilterKernel
 from .depthwise_steps import DepthwiseStepsKernel
 from .direct import DirectKernel
 from .filter_gradient import FilterGradientKernel
@@ -35,6 +36,7 @@ _ENTRIES: tuple[ContractionKernel, ...] = (
     BackwardKernel(HaloKernel()),
     BackwardKernel(StreamKernel()),
     DepthwiseKernel(),
+    DepthwiseFilterKernel(),
     DepthwiseStepsKernel(),
     DirectKernel(),
     FilterGradientKernel(),

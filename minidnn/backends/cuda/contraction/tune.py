@@ -19,7 +19,7 @@ from ....cudnn._cupy import cupy
 from ....cudnn.enums import ConvolutionFwdAlgo
 from ....cudnn.errors import CuDNNError
 from ....cudnn.gpu_turn import turn
-from ....cudnn.graph import EngineConfig
+from ....cudnn.graph import EngineConfig, Plan
 from ....cudnn.graph.timing import Contestant, race
 from ....cudnn.machine import device_name, library_name
 from ....errors import MiniDNNWarning, OutOfMemoryError, UnsupportedError
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 _KEPT = 6
 _OWN_KEPT = 2
 """So many of our kernels race with cuDNN's, once they were timed among themselves."""
-_VERSION = 23
+_VERSION = 24
 _COMPILED = 1
 """So many of cuDNN's engines that compile are measured for a form: building one takes a second of a
 core, and on ResNet-50 and DenseNet-121 the first was within 1 % of the best of eight."""
@@ -344,7 +344,9 @@ def recall(problem: ContractionProblem, tuning: Tuning) -> tuple[Recipe, ...] | 
 
 
 def remember(problem: ContractionProblem, tuning: Tuning, ranked: Sequence[Built]) -> None:
-    """Keeps what was measured on disk."""
+    """Keeps what was measured on disk, and what was compiled for the fastest."""
+    if isinstance(ranked[0].core, Plan):
+        ranked[0].core.keep()
     entry = {"problem": problem.describe(), "ranked": [asdict(one.recipe) for one in ranked]}
     text = json.dumps(entry, indent=1).encode()
     _store.put(_key(problem, tuning), text, label="contraction")

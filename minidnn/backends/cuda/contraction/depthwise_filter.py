@@ -1,0 +1,191 @@
+"""Gradients of the filters of depthwise convolutions, channels last, summed in parts.
+
+A thread keeps the sums of one row of the filter for a few channels, so that it has few registers,
+and many pixels on their way.  A block goes over a part of all pixels; a second kernel adds the
+parts in a fixed order, so that every run gives the same bits.
+
+The least time is that of reading image and gradient once, or that of a multiply-add for each tap of
+each element: on an H200 the latter counts from windows of 5 x 5 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from ....runtime.operand import KernelArgument
+from ..kernels import Launch
+from ..machine import Machine
+from ..prelude import TYPES
+from .depthwise import is_aligned
+from .filter_parts import filter_part_bytes, print_filter_total, total_arguments
+from .kernel import ContractionKernel
+from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
+from .text import source_of
+
+_ACCESS = 16  # bytes
+_CHANNELS = 64
+"""Of a block: whole lines of the cache."""
+_THREADS = 256
+_BLOCKS = 2
+"""Of a multiprocessor side by side; each has as many one after the other."""
+_WAVES = 2
+_REGISTERS = 96
+"""Of a thread's sums and of what it reads at once, beside which others are needed."""
+_MEASURED = 3
+_MOST = 1 << 31
+_NAMES = ("packs", "units", "all", "across", "channels", "rows", "columns", "top", "left")
+_STRIDES = ("height", "width", "image", "row", "pixel", "dy_image", "dy_row", "dy_pixel")
+
+
+@dataclass(frozen=True)
+class FilterUnit:
+    """What a thread reads at once: so many columns of dy, of so many channels."""
+
+    lanes: int
+    columns: int
+
+    def __str__(self) -> str:
+        return f"by {self.columns} pixels of {self.lanes} channels"
+
+
+UNITS = tuple(FilterUnit(*each) for each in product((8, 4, 2, 1), (7, 4, 8, 2, 1)))
+
+
+class DepthwiseFilterKernel(ContractionKernel):
+    """A choice is an index of :data:`UNITS`."""
+
+    name = "depthwise filter"
+    directions = (FILTER_GRADIENT,)
+
+    def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
+        if problem.w.shape[1] != 1 or problem.w.shape[0] != problem.x.channels:
+            return "its groups have more than one channel"
+        if problem.is_whole:
+            return "it multiplies bytes"
+        if problem.planar or problem.x.channel != 1 or problem.y.channel != 1:
+            return "its channels do not lie side by side"
+        reaches = (t.rows * t.row for t in (problem.x, problem.y))
+        if max(*reaches, problem.batch * problem.y.rows * problem.y.columns) >= _MOST:
+            return "its sizes do not fit 32 bits"
+        return None if _possible(problem) else "its windows do not fit registers"
+
+    def price(self, problem: ContractionProblem) -> float:
+        return 0.5
+
+    def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
+        """Those with most multiply-adds for what they read."""
+
+        def read(choice: int) -> float:
+            unit = UNITS[choice]
+            return (_reach(problem, unit) + unit.columns) / min(unit.columns, problem.y.columns)
+
+        return sorted(_possible(problem), key=read)[:_MEASURED]
+
+    def launches(
+        self, problem: ContractionProblem, choice: int, machine: Machine
+    ) -> Sequence[Launch]:
+        """The kernel of the parts, and the one that adds them up."""
+        unit, window = UNITS[choice], problem.w.shape[2:]
+        side, packs = _side_by_side(problem, unit), _packs(problem, unit)
+        threads = packs * window[0] * side
+        text = {
+            "T": TYPES[problem.x.dtype],
+            "THREADS": threads,
+            "BLOCKS": max(1, min(_BLOCKS, 512 // threads)),
+            "LANES": unit.lanes,
+            "COLUMNS": unit.columns,
+            "SIDE_BY_SIDE": side,
+            **dict(zip(("KR", "KC"), window, strict=True)),
+            **dict(zip(("SR", "SC"), problem.stride, strict=True)),
+            **dict(zip(("DR", "DC"), problem.dilation, strict=True)),
+            "PARAMETERS": ", ".join(f"const long long P_{name}" for name in (*_NAMES, *_STRIDES)),
+        }
+        source = source_of("depthwise_filter.cu", text)
+        grid = (_parts(problem, unit, machine), _groups(problem, unit), 1)
+        first = Launch(source, grid, (threads, 1, 1), threads * unit.lanes * 4)
+        return [first, print_filter_total(problem)]
+
+    def arguments(
+        self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
+    ) -> list[list[KernelArgument]]:
+        numbers = self.numbers(problem, choice, machine)
+        parts = _parts(problem, UNITS[choice], machine)
+        y = at.y + problem.y.offset * problem.y.itemsize
+        return [[at.x, y, at.workspace, *numbers], total_arguments(problem, at, parts)]
+
+    def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
+        unit, x, y = UNITS[choice], problem.x, problem.y
+        units = _count(problem, unit)
+        return [
+            *(_packs(problem, unit), -(-units // _parts(problem, unit, machine)), units),
+            *(_across(problem, unit), y.channels, y.rows, y.columns),
+            *(before for before, _ in problem.padding),
+            *(x.rows, x.columns, x.image, x.row, x.pixel, y.image, y.row, y.pixel),
+        ]
+
+    def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
+        return filter_part_bytes(problem, _parts(problem, UNITS[choice], machine))
+
+    def shape(self, choice: int) -> object:
+        return UNITS[choice]
+
+
+def _possible(problem: ContractionProblem) -> list[int]:
+    """The units that fit: those of the widest access that fits first, then of half of it."""
+    fitting = [i for i, unit in enumerate(UNITS) if _fits(problem, unit)]
+    lanes = sorted({UNITS[i].lanes for i in fitting}, reverse=True)[:2]
+    return [i for i in fitting if UNITS[i].lanes in lanes]
+
+
+def _fits(problem: ContractionProblem, unit: FilterUnit) -> bool:
+    (tall, wide), size = problem.w.shape[2:], problem.x.itemsize
+    if unit.lanes * size > _ACCESS or problem.w.shape[0] % unit.lanes:
+        return False
+    for t in (problem.x, problem.y):
+        if t.offset % unit.lanes or not is_aligned(t, problem.batch, unit.lanes):
+            return False
+    if unit.columns > 1 and unit.columns > problem.y.columns:
+        return False
+    read = (_reach(problem, unit) + unit.columns) * max(1, unit.lanes * size // 4)
+    if (wide + 1) * unit.lanes + read > _REGISTERS:
+        return False
+    return tall * _packs(problem, unit) <= _THREADS
+
+
+def _reach(problem: ContractionProblem, unit: FilterUnit) -> int:
+    """Columns of x that a unit reads."""
+    wide, stride, dilation = problem.w.shape[3], problem.stride[1], problem.dilation[1]
+    return (unit.columns - 1) * stride + (wide - 1) * dilation + 1
+
+
+def _groups(problem: ContractionProblem, unit: FilterUnit) -> int:
+    """Of channels, one for each block across."""
+    return -(-problem.w.shape[0] // max(_CHANNELS, unit.lanes))
+
+
+def _packs(problem: ContractionProblem, unit: FilterUnit) -> int:
+    """Accesses of a block's channels: about equally many in each."""
+    return -(-(problem.w.shape[0] // unit.lanes) // _groups(problem, unit))
+
+
+def _side_by_side(problem: ContractionProblem, unit: FilterUnit) -> int:
+    """Units of a block at once."""
+    return max(1, _THREADS // (_packs(problem, unit) * problem.w.shape[2]))
+
+
+def _across(problem: ContractionProblem, unit: FilterUnit) -> int:
+    return -(-problem.y.columns // unit.columns)
+
+
+def _count(problem: ContractionProblem, unit: FilterUnit) -> int:
+    """Units of a channel."""
+    return problem.batch * problem.y.rows * _across(problem, unit)
+
+
+def _parts(problem: ContractionProblem, unit: FilterUnit, machine: Machine) -> int:
+    room = _WAVES * _BLOCKS * machine.multiprocessors
+    wanted = -(-room // _groups(problem, unit))
+    side = _side_by_side(problem, unit)
+    return max(1, min(wanted, -(-_count(problem, unit) // side)))
