@@ -226,7 +226,7 @@ def _of_compiled(options: argparse.Namespace) -> Classifier:
     """The network of a file that ``minidnn export`` compiled."""
     import minidnn
     from minidnn.batch.batches import interface_of
-    from minidnn.cli.compiled import prepared_for
+    from minidnn.cli.opening import prepared_for
 
     if options.weights != "default":
         raise MiniDNNError(f"--weights: the file {options.network!r} has its weights")
@@ -332,7 +332,7 @@ def _batch(
 def _judge(scores: np.ndarray, result: Result, classifier: Classifier, top: int) -> None:
     import numpy as np
 
-    from minidnn.batch.ranking import ranked
+    from minidnn.batch.batches import ranked
 
     if not np.isfinite(scores).all():
         wrong = int((~np.isfinite(scores)).sum())

@@ -17,9 +17,9 @@ from minidnn.lab.ceilings import CeilingJob
 from minidnn.lab.convolution.shape import ConvolutionShape
 from minidnn.lab.convolution_cpu.ladder import CONVOLUTION_CPU
 from minidnn.lab.cpu.ceilings import ceilings
-from minidnn.lab.cpu.device import predict
 from minidnn.lab.cpu.machine import CpuMachine
 from minidnn.lab.cpu.measure import checked, job
+from minidnn.lab.devices import predict
 from minidnn.lab.explain import explain
 from minidnn.lab.memory_cpu.ladder import MEMORY_CPU, CopyShape
 from minidnn.lab.operands import OperandFolder, WrongResultError
