@@ -292,7 +292,7 @@ def _classify(
     classifier: Classifier, executable: AnyExecutable, files: list[str], options: argparse.Namespace
 ) -> Iterator[Result]:
     """Results in the order of the files."""
-    from minidnn.backends.cpu.progress import terminal_progress
+    from minidnn.backends.cpu.compilers.process import terminal_progress
     from minidnn.batch.batches import most_rows
 
     batch = most_rows(executable, options.batch)

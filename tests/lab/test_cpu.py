@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from minidnn import lab
+from minidnn.backends.cpu.compilers.kernels import compile_kernels
+from minidnn.backends.cpu.execution.program import shared_pool
 from minidnn.backends.cpu.isa import best_isa
-from minidnn.backends.cpu.kernels import compile_kernels
-from minidnn.backends.cpu.program import shared_pool
 from minidnn.errors import UnsupportedError
 from minidnn.lab.ceilings import CeilingJob
 from minidnn.lab.convolution.shape import ConvolutionShape
