@@ -24,7 +24,7 @@ from pathlib import Path
 import minidnn as md
 from benchmarks.figures import Results
 from minidnn import models
-from minidnn.backends.cpu.toolchain import ISPC_VARIABLE, find_ispc
+from minidnn.backends.cpu.compilers.toolchain import ISPC_VARIABLE, find_ispc
 from minidnn.cache import forbid_builds
 from minidnn.measure.statistics import median
 

@@ -33,8 +33,8 @@ import numpy as np
 import minidnn as md
 from minidnn import models
 from minidnn.backends.codegen.kernel import KernelSource
+from minidnn.backends.cpu.compilers.kernels import compile_kernels
 from minidnn.backends.cpu.isa import best_isa
-from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.lower import lower_plan
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.target import CpuTarget, device_for

@@ -18,10 +18,10 @@ import minidnn as md
 from minidnn import models
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu.backend import CpuProgram
+from minidnn.backends.cpu.compilers.kernels import compile_kernels
+from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, shared_pool
 from minidnn.backends.cpu.isa import best_isa
-from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.machine import describe_machine
-from minidnn.backends.cpu.program import BoundKernel, NativeProgram, shared_pool
 from minidnn.measure.figures import write_figures
 from minidnn.measure.statistics import Estimate, median
 

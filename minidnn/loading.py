@@ -126,7 +126,7 @@ def _restored(
 def _on_cpu(
     file: CompiledFile, entry: _Entry, interface: Interface, device: str, threads: int | None
 ) -> Program:
-    from minidnn.backends.cpu.stored import restore, why_not_here
+    from minidnn.backends.cpu.execution.stored import restore, why_not_here
 
     said, code, constants = entry
     document = said["program"]

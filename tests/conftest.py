@@ -154,7 +154,7 @@ def compilers(pytestconfig: pytest.Config) -> Iterator[None]:
     if shared is None:
         yield
         return
-    from minidnn.backends.cpu import compiler, kernels
+    from minidnn.backends.cpu.compilers import compiler, kernels
     from minidnn.backends.cuda import build
     from minidnn.runtime.cores import usable_cores
 

@@ -44,7 +44,7 @@ def _turns(item: pytest.Item) -> int:
 def _compile(items: Sequence[pytest.Item], others: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Those of the tests that have asked, others being all of their file."""
     from minidnn.backends.codegen.kernel import KernelSource
-    from minidnn.backends.cpu import kernels
+    from minidnn.backends.cpu.compilers import kernels
     from minidnn.backends.cpu.isa import Isa
     from minidnn.errors import MiniDNNError
     from tests.cpu.warming import compile_together

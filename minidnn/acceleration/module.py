@@ -7,7 +7,7 @@ import copy
 import logging
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, Self
 
@@ -18,19 +18,75 @@ from minidnn._torch_internals import (
     GLOBAL_HOOKS,
     DynamoRuntimeError,
     RecompileLimitError,
+    RemovableHandle,
     dynamo,
     is_exporting,
     pytree,
 )
-from minidnn.acceleration.container import StandsForContainer
 from minidnn.acceleration.graphs import RECOMPILES, captured
-from minidnn.acceleration.late_hooks import LateHooks
 from minidnn.acceleration.piece import BridgeSettings, Piece, PiecePrograms
 from minidnn.acceleration.program import GAINS_LESS, REHEARSING, SizedProgram
 from minidnn.acceleration.recorded import how_transformed, is_recorded
 from minidnn.dynamic.dim import Dim
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.rehearsal import unchanged
+
+# Hooks that are registered after a network was captured.
+#
+# Dynamo looks at every call whether the hooks that it has captured are the same, but not whether a
+# module that had none has one now: that would cost as much as all its other guards together.
+# PyTorch numbers hooks as they come, so that one comparison tells whether any came at all.
+
+
+class LateHooks:
+    """Tells of hooks that a network, or all modules, got since it was asked last."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = network
+        self._next: int = RemovableHandle.next_id
+
+    def came(self) -> bool:
+        """Whether there are new ones."""
+        if self._next == RemovableHandle.next_id:
+            return False
+        first, self._next = self._next, RemovableHandle.next_id
+        own = (
+            hooks
+            for module in self._network.modules()
+            for name, hooks in vars(module).items()
+            if name.endswith("_hooks") and name.startswith(("_forward", "_backward"))
+        )
+        return any(number >= first for hooks in (*GLOBAL_HOOKS, *own) for number in hooks)
+
+
+class StandsForContainer(nn.Module):
+    """A module that stands for another one, also where that is asked for its entries."""
+
+    original: Any
+
+    # Python looks for these at the type: what the original has none of is its TypeError.
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.original[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.original[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self.original[key]
+
+    def __len__(self) -> int:
+        return len(self.original)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.original)
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self.original
+
+    def __bool__(self) -> bool:
+        return bool(self.original)  # else one without a length would be asked for it
+
 
 log = logging.getLogger(__name__)
 

@@ -71,7 +71,7 @@ def optimize(
     from minidnn.acceleration.engine import Engine
     from minidnn.acceleration.module import OptimizedModule
     from minidnn.acceleration.piece import BridgeSettings
-    from minidnn.frontends.torch.scripted import check_scripted
+    from minidnn.frontends.torch.capture import check_scripted
 
     if not isinstance(module, nn.Module):
         raise GraphError(

@@ -14,6 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from operator import is_, itemgetter
 from typing import Any
 
@@ -34,7 +35,6 @@ from minidnn.acceleration.named import (
 from minidnn.acceleration.program import GAINS_LESS, MOVES, REHEARSING, OverlapError, SizedProgram
 from minidnn.acceleration.programs import Programs, describe
 from minidnn.acceleration.recorded import is_recorded
-from minidnn.acceleration.settings import BridgeSettings
 from minidnn.acceleration.sources import numbers_of, weights_of, with_numbers
 from minidnn.acceleration.trained import TrainedProgram
 from minidnn.dynamic.dim import Dim
@@ -42,6 +42,25 @@ from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.captured import Captured, Held
 from minidnn.frontends.torch.functional import functional, switches_on
 from minidnn.frontends.torch.narrow import HALVES, autocast_to, uncached
+
+
+@dataclass(frozen=True)
+class BridgeSettings:
+    """How a network is accelerated.
+
+    Attributes:
+        name: the network's, for messages.
+        device, precision, strict, sizes, options: as :func:`minidnn.optimize` takes them.
+        warned: of what there was a warning.
+    """
+
+    name: str
+    device: str | None = None
+    precision: str | None = None
+    strict: bool = False
+    sizes: int = 8
+    options: Mapping[str, Any] = field(default_factory=dict)
+    warned: set[str] = field(default_factory=set, compare=False)
 
 
 class PiecePrograms:

@@ -4,7 +4,7 @@
 Spark, Dask or Ray Data can run by themselves.
 """
 
-from minidnn.batch.faults import BatchError
+from minidnn.batch.manifest import BatchError
 from minidnn.batch.predictor import Predictor
 
 __all__ = ["BatchError", "Predictor"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.dynamic.loaded import BatchExecutable
 from minidnn.executable import Executable
@@ -31,3 +33,14 @@ def rows_for(executable: AnyExecutable, pictures: int) -> int:
         return executable.interface.inputs[0].shape[0]
     batch = executable.dims[0]
     return max(batch.least, -(-pictures // batch.multiple) * batch.multiple)
+
+
+def ranked(scores: np.ndarray, top: int, are_probabilities: bool) -> tuple[list[int], list[float]]:
+    """The classes with the ``top`` highest scores, highest first and of equal ones the first, and
+    their probabilities: the softmax of scores that are none."""
+    shares = scores
+    if not are_probabilities:
+        shares = np.exp(scores - scores.max())
+        shares /= shares.sum()
+    order = np.argsort(-scores, kind="stable")[:top]
+    return [int(index) for index in order], [float(shares[index]) for index in order]

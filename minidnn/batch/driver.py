@@ -9,11 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minidnn.batch.faults import BatchError
-from minidnn.batch.formats import check_format
 from minidnn.batch.inputs import FilePart, Found, parts_of, write_list
-from minidnn.batch.manifest import LOCK, NAME, FolderLock, Manifest
-from minidnn.batch.parts import ATTEMPTS, LIST, UNFINISHED, Entry, Worker, written_whole
+from minidnn.batch.manifest import LOCK, NAME, BatchError, FolderLock, Manifest
+from minidnn.batch.parts import (
+    ATTEMPTS,
+    LIST,
+    UNFINISHED,
+    Entry,
+    Worker,
+    check_format,
+    written_whole,
+)
 from minidnn.batch.predictor import Predictor
 
 BAD = "bad.jsonl"

@@ -17,8 +17,20 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from minidnn.batch.faults import BatchError
 from minidnn.batch.parts import Entry, sync, written_whole
+from minidnn.errors import MiniDNNError
+
+
+class BatchError(MiniDNNError, RuntimeError):
+    """Predictions for files cannot be made or kept: a folder of another run, a damaged manifest, a
+    full disk.
+
+    >>> try:
+    ...     raise md.batch.BatchError("--output out: another process writes there")
+    ... except md.MiniDNNError as error:
+    ...     print(error)
+    """
+
 
 NAME, LOCK = "manifest.jsonl", ".lock"
 _FORMAT = 1

@@ -16,9 +16,8 @@ import numpy as np
 
 import minidnn
 from minidnn.backends.backend import default_device
-from minidnn.batch.batches import AnyExecutable, interface_of, most_rows, rows_for
+from minidnn.batch.batches import AnyExecutable, interface_of, most_rows, ranked, rows_for
 from minidnn.batch.files import is_remote, remote_files, split_url
-from minidnn.batch.ranking import ranked
 from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.errors import GraphError
 from minidnn.graph.ir import Graph

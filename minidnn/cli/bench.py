@@ -261,7 +261,7 @@ def _earlier(names: Sequence[str], records: dict[str, Record]) -> Earlier | None
 
 def _step(case: Case, number: int, count: int) -> Step:
     """Draws a progress bar over all cases, of which this is the ``number``-th."""
-    from minidnn.backends.cpu.progress import terminal_progress
+    from minidnn.backends.cpu.compilers.process import terminal_progress
 
     watch, parts = terminal_progress(), 1000
 

@@ -118,14 +118,14 @@ def _check(kind: str | None) -> None:
 
 
 def _toolchain_size() -> int:
-    from minidnn.backends.cpu.toolchain import private_root
+    from minidnn.backends.cpu.compilers.toolchain import private_root
 
     files = (path for path in private_root().rglob("*") if path.is_file() and not path.is_symlink())
     return sum(path.stat().st_size for path in files)
 
 
 def _remove_toolchain() -> int:
-    from minidnn.backends.cpu.toolchain import private_root
+    from minidnn.backends.cpu.compilers.toolchain import private_root
 
     size = _toolchain_size()
     try:

@@ -226,7 +226,7 @@ def _of_compiled(options: argparse.Namespace) -> Classifier:
     """The network of a file that ``minidnn export`` compiled."""
     import minidnn
     from minidnn.batch.batches import interface_of
-    from minidnn.cli.compiled import prepared_for
+    from minidnn.cli.opening import prepared_for
 
     if options.weights != "default":
         raise MiniDNNError(f"--weights: the file {options.network!r} has its weights")
@@ -292,7 +292,7 @@ def _classify(
     classifier: Classifier, executable: AnyExecutable, files: list[str], options: argparse.Namespace
 ) -> Iterator[Result]:
     """Results in the order of the files."""
-    from minidnn.backends.cpu.progress import terminal_progress
+    from minidnn.backends.cpu.compilers.process import terminal_progress
     from minidnn.batch.batches import most_rows
 
     batch = most_rows(executable, options.batch)
@@ -332,7 +332,7 @@ def _batch(
 def _judge(scores: np.ndarray, result: Result, classifier: Classifier, top: int) -> None:
     import numpy as np
 
-    from minidnn.batch.ranking import ranked
+    from minidnn.batch.batches import ranked
 
     if not np.isfinite(scores).all():
         wrong = int((~np.isfinite(scores)).sum())

@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     from minidnn.report.doctor import BROKEN, examine, report
 
     if options.install_ispc:
-        from minidnn.backends.cpu.install import install_ispc
+        from minidnn.backends.cpu.compilers.install import install_ispc
 
         install_ispc(packages=options.packages)
     elif options.packages is not None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from minidnn.graph.ir import Node
+from minidnn.graph.operators.movement import Reorder
+from minidnn.report.explain import inner_nodes
 
 if TYPE_CHECKING:
     from minidnn.executable import Executable
@@ -31,7 +37,6 @@ def document_of(executable: Executable, trail: Trail, passes: bool) -> dict[str,
     """Regions, memory, stacks, rewrites and notes; with ``passes`` all graphs, too."""
     from minidnn.memory.liveness import lifetimes
     from minidnn.report.explain import kind_of, predicted_seconds, weight_bytes, work
-    from minidnn.report.labels import labels
 
     plan = executable.plan
     found = plan.annotations
@@ -104,3 +109,48 @@ def add_times(document: dict[str, Any], profile: Profile) -> None:
             region["causes"] = measured.causes
             region["description"] = said[region["name"]]
     document["refusals"] = {name: dict(found) for name, found in profile.refusals.items()}
+
+
+_SHOWN = 4
+"""Parts of a label; how many more there are is counted."""
+
+
+def labels(nodes: Iterable[Node]) -> list[str]:
+    """A label for each node of an optimized graph, all different.
+
+    A label is the path of the first layer, then what is fused to it: ``layer1.0.conv1 + relu``.  A
+    layer whose own name is a number, or that has none, is called by its operator as well:
+    ``features.0 (Conv2d) + ReLU``.  A layer that computes twice has ``#2`` behind the second label.
+    What only moves a value to another layout is called after the value.
+    """
+    seen: Counter[str] = Counter()
+    found: dict[Node, str] = {}
+    for node in nodes:
+        if isinstance(node.op, Reorder):  # no layer of the user's: what it moves is
+            value = node.inputs[0]
+            moved = value.name if value.producer is None else found[value.producer]
+            label = f"{moved}, moved to {node.op.layout}"
+        else:
+            label = _label([(inner.source, inner.op.name) for inner in inner_nodes(node)])
+        seen[label] += 1
+        found[node] = label if seen[label] == 1 else f"{label} #{seen[label]}"
+    return list(found.values())
+
+
+def _label(parts: Sequence[tuple[str, str]]) -> str:
+    (first, operator), *rest = dict.fromkeys(parts)
+    own = first.rpartition(".")[2]
+    head = f"{first} ({operator})".lstrip() if not own or own.isdigit() else first
+    told = [head, *(_fused(path, operator, first) for path, operator in rest)]
+    more = len(told) - _SHOWN
+    return " + ".join(told[:_SHOWN]) + (f" + {more} more" if more > 0 else "")
+
+
+def _fused(path: str, operator: str, first: str) -> str:
+    """What a layer is called behind the first: by its own name if both are of one block."""
+    block, _, own = path.rpartition(".")
+    if not path or f"{first}.".startswith(f"{path}."):
+        return operator  # of the block itself, such as the addition of a residual block
+    if block != first.rpartition(".")[0]:
+        return path
+    return operator if own.isdigit() else own

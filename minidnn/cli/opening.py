@@ -9,12 +9,16 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.weights import DEFAULT, PREFIX_HELP, RANDOM, WEIGHTS_HELP
-from minidnn.errors import GraphError
+from minidnn.errors import GraphError, MiniDNNError
 
 if TYPE_CHECKING:
     from minidnn.graph.ir import Graph
     from minidnn.preparation import Preparation
     from minidnn.sizes.sized_graph import SizedGraph
+if TYPE_CHECKING:
+    from minidnn.preparation import Preparation
+    from minidnn.runtime.interface import Interface
+
 
 Say = Callable[[str], None]
 
@@ -163,3 +167,38 @@ def _network(options: argparse.Namespace, say: Say) -> Any:
     if options.weights is None:
         say("the weights are random; --weights default takes published ones")
     return network
+
+
+def prepared_for(
+    options: argparse.Namespace, interface: Interface, own: Sequence[str]
+) -> tuple[Preparation, str]:
+    """How pictures are prepared for a compiled network, and what is said of that.
+
+    Args:
+        options: of the command; ``network`` is the file.
+        interface: the network's.
+        own: the options that say what the network has, and are not valid.
+
+    Raises:
+        MiniDNNError: one of these was given, or the network takes no pictures.
+    """
+    from minidnn.cli import preparing
+    from minidnn.preparation import Preparation, check_takes
+
+    for name in own:
+        if value := getattr(options, name):
+            raise MiniDNNError(
+                f"--{name} {value}: {options.network!r} is compiled, and has its own"
+            )
+    shapes = [each.shape for each in (*interface.inputs, *interface.outputs)]
+    if len(shapes) != 2 or len(shapes[0]) != 4 or shapes[0][2] != shapes[0][3]:
+        raise MiniDNNError(
+            f"{options.network!r} has inputs and outputs {shapes}; valid are one input of square "
+            "pictures (N, C, S, S) and one output with a row for each"
+        )
+    _, channels, crop, _ = shapes[0]
+    said = preparing.file_says(options.network)
+    base = said or Preparation(crop, crop, channels)
+    check_takes(base, options.network, shapes[:1])
+    preparation = preparing.prepared(options, base, prod(shapes[1][1:]))
+    return preparation, preparing.told(options, preparation) if said else ""

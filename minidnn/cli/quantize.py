@@ -115,7 +115,7 @@ def _right(options: argparse.Namespace, graph: Graph, data: CalibrationData) -> 
     import numpy as np
 
     import minidnn
-    from minidnn.backends.cpu.progress import terminal_progress
+    from minidnn.backends.cpu.compilers.process import terminal_progress
 
     assert data.labels is not None
     program = minidnn.compile(graph, device=options.device)

@@ -9,16 +9,16 @@ Source: cuDNN, ``cudnnActivationForward``, ``cudnnActivationBackward``.
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import Any, NamedTuple, Self
 
-from minidnn.cudnn import library
+from minidnn.cudnn.arrays import check_inputs, output, scalars
 from minidnn.cudnn.descriptor import Descriptor
-from minidnn.cudnn.elementwise import check_inputs, output, scalars
 from minidnn.cudnn.enums import ActivationMode, NanPropagation
-from minidnn.cudnn.errors import ArgumentError, check
-from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.errors import ArgumentError
+from minidnn.cudnn.handle import call
 from minidnn.cudnn.memo import Memo
-from minidnn.cudnn.tensor import descriptor_of
+from minidnn.cudnn.tensor import operand
 
 PROPAGATE = NanPropagation.CUDNN_PROPAGATE_NAN
 
@@ -61,8 +61,7 @@ class ActivationDescriptor(Descriptor):
         """``cudnnGetActivationDescriptor``."""
         mode, nan, coefficient = ctypes.c_int(), ctypes.c_int(), ctypes.c_double()
         outputs = (ctypes.byref(mode), ctypes.byref(nan), ctypes.byref(coefficient))
-        call = library.load().cudnnGetActivationDescriptor
-        check(call(self.value, *outputs), "cudnnGetActivationDescriptor")
+        self.call("cudnnGetActivationDescriptor", *outputs)
         return ActivationInfo(
             ActivationMode(mode.value), NanPropagation(nan.value), coefficient.value
         )
@@ -70,8 +69,7 @@ class ActivationDescriptor(Descriptor):
     def get_swish_beta(self) -> float:
         """``cudnnGetActivationDescriptorSwishBeta``."""
         beta = ctypes.c_double()
-        call = library.load().cudnnGetActivationDescriptorSwishBeta
-        check(call(self.value, ctypes.byref(beta)), "cudnnGetActivationDescriptorSwishBeta")
+        self.call("cudnnGetActivationDescriptorSwishBeta", ctypes.byref(beta))
         return beta.value
 
 
@@ -107,19 +105,10 @@ def forward(
     _refuse_identity(mode)
     y = output("y", y, "x", x, beta)
     one, zero = scalars(x, alpha, beta)
-    status = library.load().cudnnActivationForward(
-        current_handle(),
-        activation_descriptor(mode, coefficient, nan).value,
-        one,
-        descriptor_of(x, "x").value,
-        x.data.ptr,
-        zero,
-        descriptor_of(y, "y").value,
-        y.data.ptr,
-    )
-    if status:
-        more = {"coefficient": coefficient, "x": x, "y": y}
-        check(status, "cudnnActivationForward", mode=ActivationMode(mode), **more)
+    kind = activation_descriptor(mode, coefficient, nan)
+    arguments = (kind.value, one, *operand(x, "x"), zero, *operand(y, "y"))
+    context = {"coefficient": coefficient, "x": x, "y": y}
+    call("cudnnActivationForward", *arguments, context=partial(_context, mode), **context)
     return y
 
 
@@ -143,24 +132,16 @@ def backward(
     _refuse_identity(mode)
     dx = output("dx", dx, "x", x, beta)
     one, zero = scalars(x, alpha, beta)
-    status = library.load().cudnnActivationBackward(
-        current_handle(),
-        activation_descriptor(mode, coefficient, nan).value,
-        one,
-        descriptor_of(y, "y").value,
-        y.data.ptr,
-        descriptor_of(dy, "dy").value,
-        dy.data.ptr,
-        descriptor_of(x, "x").value,
-        x.data.ptr,
-        zero,
-        descriptor_of(dx, "dx").value,
-        dx.data.ptr,
-    )
-    if status:
-        more = {"y": y, "dy": dy, "x": x, "dx": dx}
-        check(status, "cudnnActivationBackward", mode=ActivationMode(mode), **more)
+    kind = activation_descriptor(mode, coefficient, nan)
+    inputs = (*operand(y, "y"), *operand(dy, "dy"), *operand(x, "x"))
+    arguments = (kind.value, one, *inputs, zero, *operand(dx, "dx"))
+    context = {"y": y, "dy": dy, "x": x, "dx": dx}
+    call("cudnnActivationBackward", *arguments, context=partial(_context, mode), **context)
     return dx
+
+
+def _context(mode: ActivationMode) -> dict[str, Any]:
+    return {"mode": ActivationMode(mode)}
 
 
 def _refuse_identity(mode: ActivationMode) -> None:

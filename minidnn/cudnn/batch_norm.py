@@ -10,20 +10,17 @@ Source: cuDNN, ``cudnnBatchNormalizationForwardInference``, ``...ForwardTraining
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, NamedTuple
 
-from minidnn.cudnn import library
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.activation import ActivationDescriptor
-from minidnn.cudnn.arrays import check_array, size
+from minidnn.cudnn.arrays import check_array, check_inputs, output, scalars, size
 from minidnn.cudnn.dtypes import data_type, is_double
-from minidnn.cudnn.elementwise import check_inputs, output, scalars
 from minidnn.cudnn.enums import BatchNormMode, BatchNormOps
-from minidnn.cudnn.errors import ArgumentError, DTypeError, check
-from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.errors import ArgumentError, DTypeError
+from minidnn.cudnn.handle import call, query_size
 from minidnn.cudnn.memo import Memo
-from minidnn.cudnn.tensor import TensorDescriptor, descriptor_of
+from minidnn.cudnn.tensor import TensorDescriptor, descriptor_of, operand
 from minidnn.cudnn.workspace import acquire
 
 SPATIAL = BatchNormMode.CUDNN_BATCHNORM_SPATIAL
@@ -44,8 +41,7 @@ class Training(NamedTuple):
 def derived_descriptor(x: TensorDescriptor, mode: BatchNormMode) -> TensorDescriptor:
     """Return a new descriptor of scale, bias and statistics (``cudnnDeriveBNTensorDescriptor``)."""
     made = TensorDescriptor()
-    call = library.load().cudnnDeriveBNTensorDescriptor
-    check(call(made.value, x.value, mode), "cudnnDeriveBNTensorDescriptor", mode=mode)
+    made.call("cudnnDeriveBNTensorDescriptor", x.value, mode, mode=mode)
     return made
 
 
@@ -96,25 +92,11 @@ def forward_inference(
     parameters = _parameters(x, mode, scale=scale, bias=bias, mean=mean, variance=variance)
     y = output("y", y, "x", x, beta)
     one, zero = scalars(x, alpha, beta)
-    status = library.load().cudnnBatchNormalizationForwardInference(
-        current_handle(),
-        mode,
-        one,
-        zero,
-        descriptor_of(x, "x").value,
-        x.data.ptr,
-        descriptor_of(y, "y").value,
-        y.data.ptr,
-        parameters,
-        scale.data.ptr,
-        bias.data.ptr,
-        mean.data.ptr,
-        variance.data.ptr,
-        epsilon,
-    )
-    if status:
-        what = {"mode": BatchNormMode(mode), "epsilon": epsilon, "x": x, "y": y}
-        check(status, "cudnnBatchNormalizationForwardInference", what)
+    vectors = (array.data.ptr for array in (scale, bias, mean, variance))
+    operands = (*operand(x, "x"), *operand(y, "y"), parameters, *vectors)
+    name = "cudnnBatchNormalizationForwardInference"
+    context = {"mode": BatchNormMode(mode), "epsilon": epsilon, "x": x, "y": y}
+    call(name, mode, one, zero, *operands, epsilon, **context)
     return y
 
 
@@ -152,50 +134,21 @@ def forward_training(
     act = activation.value if activation else None
     xs, ys = descriptor_of(x, "x").value, descriptor_of(y, "y").value
     zs = descriptor_of(z, "z").value if z is not None else xs  # ignored, but not NULL
-    need = _query(
-        "cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize",
-        mode,
-        ops,
-        xs,
-        zs,
-        ys,
-        parameters,
-        act,
-    )
-    keep = _query("cudnnGetBatchNormalizationTrainingExReserveSpaceSize", mode, ops, act, xs)
+    name = "cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize"
+    need = query_size(name, mode, ops, xs, zs, ys, parameters, act)
+    keep = query_size("cudnnGetBatchNormalizationTrainingExReserveSpaceSize", mode, ops, act, xs)
     memory = acquire(need)
     reserve = cupy().empty(keep, "uint8")
     mean, deviation = cupy().empty_like(scale), cupy().empty_like(scale)
     one, zero = scalars(x, alpha, beta)
-    status = library.load().cudnnBatchNormalizationForwardTrainingEx(
-        current_handle(),
-        mode,
-        ops,
-        one,
-        zero,
-        xs,
-        x.data.ptr,
-        zs,
-        z.data.ptr if z is not None else None,
-        ys,
-        y.data.ptr,
-        parameters,
-        scale.data.ptr,
-        bias.data.ptr,
-        momentum,
-        _pointer(running_mean),
-        _pointer(running_variance),
-        epsilon,
-        mean.data.ptr,
-        deviation.data.ptr,
-        act,
-        memory.ptr if memory else None,
-        need,
-        reserve.data.ptr if keep else None,
-        keep,
-    )
-    what = {"mode": BatchNormMode(mode), "ops": ops, "epsilon": epsilon, "x": x, "y": y, "z": z}
-    check(status, "cudnnBatchNormalizationForwardTrainingEx", what)
+    context = {"mode": BatchNormMode(mode), "ops": ops, "epsilon": epsilon, "x": x, "y": y, "z": z}
+    call(
+        "cudnnBatchNormalizationForwardTrainingEx", mode, ops, one, zero,
+        xs, x.data.ptr, zs, _pointer(z), ys, y.data.ptr, parameters, scale.data.ptr, bias.data.ptr,
+        momentum, _pointer(running_mean), _pointer(running_variance), epsilon,
+        mean.data.ptr, deviation.data.ptr, act, memory.ptr if memory else None, need,
+        reserve.data.ptr if keep else None, keep, **context,
+    )  # fmt: skip
     return Training(y, mean, deviation, reserve)
 
 
@@ -239,57 +192,22 @@ def backward(
     xs, dys, dxs = (descriptor_of(a, n).value for a, n in ((x, "x"), (dy, "dy"), (dx, "dx")))
     ys = descriptor_of(forward.y, "y").value if activation else xs
     dzs = descriptor_of(dz, "dz").value if dz is not None else xs
-    need = _query(
-        "cudnnGetBatchNormalizationBackwardExWorkspaceSize",
-        mode,
-        ops,
-        xs,
-        ys,
-        dys,
-        dzs,
-        dxs,
-        parameters,
-        act,
-    )
+    name = "cudnnGetBatchNormalizationBackwardExWorkspaceSize"
+    need = query_size(name, mode, ops, xs, ys, dys, dzs, dxs, parameters, act)
     memory = acquire(need)
     dscale, dbias = cupy().empty_like(scale), cupy().empty_like(scale)
     one, zero = scalars(x, alpha, beta)
     param_one, param_zero = scalars(x, 1.0, 0.0)
     keep = forward.reserve.nbytes if forward.reserve is not None else 0
-    status = library.load().cudnnBatchNormalizationBackwardEx(
-        current_handle(),
-        mode,
-        ops,
-        one,
-        zero,
-        param_one,
-        param_zero,
-        xs,
-        x.data.ptr,
-        ys,
-        forward.y.data.ptr if activation else None,
-        dys,
-        dy.data.ptr,
-        dzs,
-        _pointer(dz),
-        dxs,
-        dx.data.ptr,
-        parameters,
-        scale.data.ptr,
-        _pointer(bias),
-        dscale.data.ptr,
-        dbias.data.ptr,
-        epsilon,
-        mean.data.ptr,
-        deviation.data.ptr,
-        act,
-        memory.ptr if memory else None,
-        need,
-        forward.reserve.data.ptr if keep else None,
-        keep,
-    )
-    what = {"mode": BatchNormMode(mode), "ops": ops, "epsilon": epsilon, "x": x, "dy": dy}
-    check(status, "cudnnBatchNormalizationBackwardEx", what)
+    context = {"mode": BatchNormMode(mode), "ops": ops, "epsilon": epsilon, "x": x, "dy": dy}
+    call(
+        "cudnnBatchNormalizationBackwardEx", mode, ops, one, zero, param_one, param_zero,
+        xs, x.data.ptr, ys, forward.y.data.ptr if activation else None, dys, dy.data.ptr,
+        dzs, _pointer(dz), dxs, dx.data.ptr, parameters, scale.data.ptr, _pointer(bias),
+        dscale.data.ptr, dbias.data.ptr, epsilon, mean.data.ptr, deviation.data.ptr, act,
+        memory.ptr if memory else None, need, forward.reserve.data.ptr if keep else None, keep,
+        **context,
+    )  # fmt: skip
     return Gradients(dx, dscale, dbias, dz)
 
 
@@ -299,13 +217,6 @@ def _ops(z: Any, activation: ActivationDescriptor | None) -> BatchNormOps:
     if z is None:
         return BatchNormOps.CUDNN_BATCHNORM_OPS_BN_ACTIVATION
     return BatchNormOps.CUDNN_BATCHNORM_OPS_BN_ADD_ACTIVATION
-
-
-def _query(function: str, *arguments: Any) -> int:
-    found = ctypes.c_size_t()
-    call = getattr(library.load(), function)
-    check(call(current_handle(), *arguments, ctypes.byref(found)), function)
-    return found.value
 
 
 def _pointer(array: Any) -> int | None:

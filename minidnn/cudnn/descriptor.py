@@ -71,6 +71,22 @@ class Descriptor:
             count_destroyed(self.KIND)
             check(status, function)
 
+    def call(self, function: str, *arguments: object, **context: object) -> None:
+        """Call a function whose first argument is this descriptor."""
+        check(getattr(library.load(), function)(self.value, *arguments), function, context)
+
+    def query_ints(self, function: str, count: int) -> list[int]:
+        """The 32-bit integers that such a function writes to each of its other arguments."""
+        values = [ctypes.c_int() for _ in range(count)]
+        self.call(function, *map(ctypes.byref, values))
+        return [value.value for value in values]
+
+    def query_size(self, function: str) -> int:
+        """The bytes that such a function writes to its other argument."""
+        found = ctypes.c_size_t()
+        self.call(function, ctypes.byref(found))
+        return found.value
+
     def _set(self, function: str, *arguments: object, **context: object) -> None:
         """Call a setter of this descriptor; when it fails the descriptor is freed."""
         status = getattr(library.load(), function)(self.value, *arguments)

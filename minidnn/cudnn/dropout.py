@@ -8,14 +8,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple
 
-from minidnn.cudnn import library
 from minidnn.cudnn._cupy import cupy
-from minidnn.cudnn.arrays import check_array
+from minidnn.cudnn.arrays import check_array, check_inputs, output
 from minidnn.cudnn.descriptor import Descriptor
-from minidnn.cudnn.elementwise import check_inputs, output
-from minidnn.cudnn.errors import ArgumentError, check
-from minidnn.cudnn.handle import current_handle
-from minidnn.cudnn.tensor import TensorDescriptor, descriptor_of
+from minidnn.cudnn.errors import ArgumentError
+from minidnn.cudnn.handle import call, current_handle, query_size
+from minidnn.cudnn.tensor import TensorDescriptor, descriptor_of, operand
 
 
 class DropoutInfo(NamedTuple):
@@ -46,25 +44,18 @@ class DropoutDescriptor(Descriptor):
         """``cudnnGetDropoutDescriptor``."""
         ratio, states, seed = ctypes.c_float(), ctypes.c_void_p(), ctypes.c_ulonglong()
         outputs = (ctypes.byref(ratio), ctypes.byref(states), ctypes.byref(seed))
-        call = library.load().cudnnGetDropoutDescriptor
-        check(call(self.value, handle, *outputs), "cudnnGetDropoutDescriptor")
+        self.call("cudnnGetDropoutDescriptor", handle, *outputs)
         return DropoutInfo(ratio.value, states.value or 0, seed.value)
 
 
 def states_size() -> int:
     """Return the bytes of the random states (``cudnnDropoutGetStatesSize``)."""
-    size = ctypes.c_size_t()
-    call = library.load().cudnnDropoutGetStatesSize
-    check(call(current_handle(), ctypes.byref(size)), "cudnnDropoutGetStatesSize")
-    return size.value
+    return query_size("cudnnDropoutGetStatesSize")
 
 
 def reserve_size(x: TensorDescriptor) -> int:
     """Return the bytes of the mask that forward keeps for backward."""
-    size = ctypes.c_size_t()
-    call = library.load().cudnnDropoutGetReserveSpaceSize
-    check(call(x.value, ctypes.byref(size)), "cudnnDropoutGetReserveSpaceSize")
-    return size.value
+    return x.query_size("cudnnDropoutGetReserveSpaceSize")
 
 
 class Dropout:
@@ -95,17 +86,9 @@ class Dropout:
         if reserve is None:
             reserve = cupy().empty(need, "uint8")
         self._check_reserve(reserve, need)
-        status = library.load().cudnnDropoutForward(
-            current_handle(),
-            self._descriptor.value,
-            described.value,
-            x.data.ptr,
-            descriptor_of(y, "y").value,
-            y.data.ptr,
-            reserve.data.ptr,
-            need,
-        )
-        check(status, "cudnnDropoutForward", {"x": x, "y": y, "ratio": self.ratio})
+        operands = (described.value, x.data.ptr, *operand(y, "y"), reserve.data.ptr, need)
+        context = {"x": x, "y": y, "ratio": self.ratio}
+        call("cudnnDropoutForward", self.descriptor, *operands, **context)
         return y, reserve
 
     def backward(self, dy: Any, reserve: Any, dx: Any = None) -> Any:
@@ -115,17 +98,9 @@ class Dropout:
         described = descriptor_of(dy, "dy")
         need = reserve_size(described)
         self._check_reserve(reserve, need)
-        status = library.load().cudnnDropoutBackward(
-            current_handle(),
-            self._descriptor.value,
-            described.value,
-            dy.data.ptr,
-            descriptor_of(dx, "dx").value,
-            dx.data.ptr,
-            reserve.data.ptr,
-            need,
-        )
-        check(status, "cudnnDropoutBackward", {"dy": dy, "dx": dx, "ratio": self.ratio})
+        operands = (described.value, dy.data.ptr, *operand(dx, "dx"), reserve.data.ptr, need)
+        context = {"dy": dy, "dx": dx, "ratio": self.ratio}
+        call("cudnnDropoutBackward", self.descriptor, *operands, **context)
         return dx
 
     def save(self) -> Any:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple, Self
 
-from minidnn.cudnn import library
 from minidnn.cudnn.arrays import MAX_DIMENSIONS, Shape, element_strides, layouts
 from minidnn.cudnn.descriptor import Descriptor
 from minidnn.cudnn.dtypes import data_type
 from minidnn.cudnn.enums import DataType, TensorFormat
-from minidnn.cudnn.errors import ArgumentError, check
+from minidnn.cudnn.errors import ArgumentError
 from minidnn.cudnn.scalars import ints
 
 
@@ -58,26 +57,19 @@ class FilterDescriptor(Descriptor):
         dtype, format, rank = (ctypes.c_int() for _ in range(3))
         shape = ints([0] * MAX_DIMENSIONS)
         outputs = (ctypes.byref(dtype), ctypes.byref(format), ctypes.byref(rank), shape)
-        call = library.load().cudnnGetFilterNdDescriptor
-        check(call(self.value, MAX_DIMENSIONS, *outputs), "cudnnGetFilterNdDescriptor")
+        self.call("cudnnGetFilterNdDescriptor", MAX_DIMENSIONS, *outputs)
         dims = tuple(shape[: rank.value])
         return FilterInfo(DataType(dtype.value), TensorFormat(format.value), dims)
 
     def get_4d(self) -> FilterInfo:
         """Return type, layout and shape of a 4-d filter (``cudnnGetFilter4dDescriptor``)."""
-        values = [ctypes.c_int() for _ in range(6)]
-        call = library.load().cudnnGetFilter4dDescriptor
-        check(call(self.value, *map(ctypes.byref, values)), "cudnnGetFilter4dDescriptor")
-        dtype, format, *dims = (value.value for value in values)
+        dtype, format, *dims = self.query_ints("cudnnGetFilter4dDescriptor", 6)
         return FilterInfo(DataType(dtype), TensorFormat(format), tuple(dims))
 
     @property
     def size_in_bytes(self) -> int:
         """Bytes of the filter (``cudnnGetFilterSizeInBytes``)."""
-        found = ctypes.c_size_t()
-        call = library.load().cudnnGetFilterSizeInBytes
-        check(call(self.value, ctypes.byref(found)), "cudnnGetFilterSizeInBytes")
-        return found.value
+        return self.query_size("cudnnGetFilterSizeInBytes")
 
 
 def filter_layouts(name: str, array: Any) -> tuple[TensorFormat, ...]:

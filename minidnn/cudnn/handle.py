@@ -11,6 +11,7 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from minidnn.cudnn import library
 from minidnn.cudnn._cupy import cupy
@@ -90,6 +91,25 @@ def current_handle() -> int:
     if stream != handle.stream:
         handle.set_stream(stream)
     return handle.value
+
+
+def call(
+    name: str, *arguments: Any, context: Callable[[], dict[str, Any]] | None = None, **more: Any
+) -> None:
+    """Calls a function of cuDNN's whose first argument is a handle, with the current one.
+
+    :class:`CuDNNError` tells what ``context`` makes then, and ``more``.
+    """
+    status = getattr(library.load(), name)(current_handle(), *arguments)
+    if status:
+        check(status, name, context, **more)
+
+
+def query_size(name: str, *arguments: Any) -> int:
+    """The bytes that a function tells, whose last argument is where it writes them."""
+    found = ctypes.c_size_t()
+    call(name, *arguments, ctypes.byref(found))
+    return found.value
 
 
 def _take(device: int) -> Handle:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple, Self
 
-from minidnn.cudnn import library
+from minidnn.cudnn.arrays import check_inputs, output, scalars
 from minidnn.cudnn.descriptor import Descriptor
-from minidnn.cudnn.elementwise import check_inputs, output, scalars
 from minidnn.cudnn.enums import LRNMode
-from minidnn.cudnn.errors import ArgumentError, check
-from minidnn.cudnn.handle import current_handle
-from minidnn.cudnn.tensor import descriptor_of
+from minidnn.cudnn.errors import ArgumentError
+from minidnn.cudnn.handle import call
+from minidnn.cudnn.tensor import operand
 
 MODE = LRNMode.CUDNN_LRN_CROSS_CHANNEL_DIM1
 
@@ -54,9 +53,7 @@ class LRNDescriptor(Descriptor):
     def get(self) -> LRNInfo:
         """``cudnnGetLRNDescriptor``."""
         n, numbers = ctypes.c_uint(), [ctypes.c_double() for _ in range(3)]
-        call = library.load().cudnnGetLRNDescriptor
-        status = call(self.value, ctypes.byref(n), *map(ctypes.byref, numbers))
-        check(status, "cudnnGetLRNDescriptor")
+        self.call("cudnnGetLRNDescriptor", ctypes.byref(n), *map(ctypes.byref, numbers))
         return LRNInfo(n.value, *(number.value for number in numbers))
 
 
@@ -67,11 +64,8 @@ def forward(
     check_inputs(x=x)
     y = output("y", y, "x", x, beta)
     one, zero = scalars(x, alpha, beta)
-    xs, ys = descriptor_of(x, "x").value, descriptor_of(y, "y").value
-    arguments = (MODE, one, xs, x.data.ptr, zero, ys, y.data.ptr)
-    call = library.load().cudnnLRNCrossChannelForward
-    status = call(current_handle(), descriptor.value, *arguments)
-    check(status, "cudnnLRNCrossChannelForward", {"lrn": repr(descriptor), "x": x, "y": y})
+    arguments = (descriptor.value, MODE, one, *operand(x, "x"), zero, *operand(y, "y"))
+    call("cudnnLRNCrossChannelForward", *arguments, lrn=descriptor, x=x, y=y)
     return y
 
 
@@ -89,11 +83,7 @@ def backward(
     check_inputs(y=y, dy=dy, x=x)
     dx = output("dx", dx, "x", x, beta)
     one, zero = scalars(x, alpha, beta)
-    pairs = []
-    for name, array in (("y", y), ("dy", dy), ("x", x)):
-        pairs += [descriptor_of(array, name).value, array.data.ptr]
-    arguments = (MODE, one, *pairs, zero, descriptor_of(dx, "dx").value, dx.data.ptr)
-    call = library.load().cudnnLRNCrossChannelBackward
-    status = call(current_handle(), descriptor.value, *arguments)
-    check(status, "cudnnLRNCrossChannelBackward", {"y": y, "dy": dy, "x": x, "dx": dx})
+    inputs = (*operand(y, "y"), *operand(dy, "dy"), *operand(x, "x"))
+    arguments = (descriptor.value, MODE, one, *inputs, zero, *operand(dx, "dx"))
+    call("cudnnLRNCrossChannelBackward", *arguments, y=y, dy=dy, x=x, dx=dx)
     return dx

@@ -5,19 +5,16 @@ Source: cuDNN, ``cudnnOpTensor``, ``cudnnAddTensor``, ``cudnnSetTensor``, ``cudn
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, NamedTuple, Self
 
-from minidnn.cudnn import library
-from minidnn.cudnn.arrays import check_array, check_same_dtype, check_writable
+from minidnn.cudnn.arrays import check_array, check_same_dtype, check_writable, output, scalars
 from minidnn.cudnn.descriptor import Descriptor
 from minidnn.cudnn.dtypes import compute_type, data_type, is_double
-from minidnn.cudnn.elementwise import output, scalars
 from minidnn.cudnn.enums import DataType, NanPropagation, OpTensorOp
-from minidnn.cudnn.errors import ArgumentError, check
-from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.errors import ArgumentError
+from minidnn.cudnn.handle import call
 from minidnn.cudnn.scalars import scalar
-from minidnn.cudnn.tensor import descriptor_of
+from minidnn.cudnn.tensor import operand
 
 PROPAGATE = NanPropagation.CUDNN_PROPAGATE_NAN
 UNARY = (OpTensorOp.CUDNN_OP_TENSOR_SQRT, OpTensorOp.CUDNN_OP_TENSOR_NOT)
@@ -52,10 +49,7 @@ class OpTensorDescriptor(Descriptor):
 
     def get(self) -> OpTensorInfo:
         """``cudnnGetOpTensorDescriptor``."""
-        values = [ctypes.c_int() for _ in range(3)]
-        call = library.load().cudnnGetOpTensorDescriptor
-        check(call(self.value, *map(ctypes.byref, values)), "cudnnGetOpTensorDescriptor")
-        op, data, nan = (value.value for value in values)
+        op, data, nan = self.query_ints("cudnnGetOpTensorDescriptor", 3)
         return OpTensorInfo(OpTensorOp(op), DataType(data), NanPropagation(nan))
 
 
@@ -87,20 +81,11 @@ def apply(
     c = output("c", c, "a", a, beta)
     double = is_double(data_type(a.dtype))
     with OpTensorDescriptor.of(op, compute_type(data_type(a.dtype)), nan) as descriptor:
-        status = library.load().cudnnOpTensor(
-            current_handle(),
-            descriptor.value,
-            scalar(alpha1, double),
-            descriptor_of(a, "a").value,
-            a.data.ptr,
-            scalar(alpha2, double),
-            descriptor_of(b, "b").value,
-            b.data.ptr,
-            scalar(beta, double),
-            descriptor_of(c, "c").value,
-            c.data.ptr,
-        )
-    check(status, "cudnnOpTensor", {"op": OpTensorOp(op), "a": a, "b": b, "c": c})
+        first = (scalar(alpha1, double), *operand(a, "a"))
+        second = (scalar(alpha2, double), *operand(b, "b"))
+        result = (scalar(beta, double), *operand(c, "c"))
+        context = {"op": OpTensorOp(op), "a": a, "b": b, "c": c}
+        call("cudnnOpTensor", descriptor.value, *first, *second, *result, **context)
     return c
 
 
@@ -112,10 +97,7 @@ def add(a: Any, c: Any, *, alpha: float = 1.0, beta: float = 1.0) -> Any:
     check_writable("c", c)
     _check_broadcast("a", a, "c", c)
     one, zero = scalars(c, alpha, beta)
-    call = library.load().cudnnAddTensor
-    pair = (descriptor_of(c, "c").value, c.data.ptr)
-    status = call(current_handle(), one, descriptor_of(a, "a").value, a.data.ptr, zero, *pair)
-    check(status, "cudnnAddTensor", {"a": a, "c": c})
+    call("cudnnAddTensor", one, *operand(a, "a"), zero, *operand(c, "c"), a=a, c=c)
     return c
 
 
@@ -123,11 +105,9 @@ def fill(y: Any, value: float) -> Any:
     """Set every element of ``y`` (floating or int8) to ``value`` and return ``y``."""
     check_array("y", y)
     check_writable("y", y)
-    call = library.load().cudnnSetTensor
     # As for alpha and beta, cuDNN reads a float here whatever the type of y, except double.
     pointer = scalar(value, is_double(data_type(y.dtype)))
-    status = call(current_handle(), descriptor_of(y, "y").value, y.data.ptr, pointer)
-    check(status, "cudnnSetTensor", {"y": y, "value": value})
+    call("cudnnSetTensor", *operand(y, "y"), pointer, y=y, value=value)
     return y
 
 
@@ -135,10 +115,8 @@ def scale(y: Any, alpha: float) -> Any:
     """Multiply every element of ``y`` by ``alpha`` and return ``y``."""
     check_array("y", y)
     check_writable("y", y)
-    call = library.load().cudnnScaleTensor
     factor = scalar(alpha, is_double(data_type(y.dtype)))
-    status = call(current_handle(), descriptor_of(y, "y").value, y.data.ptr, factor)
-    check(status, "cudnnScaleTensor", {"y": y, "alpha": alpha})
+    call("cudnnScaleTensor", *operand(y, "y"), factor, y=y, alpha=alpha)
     return y
 
 

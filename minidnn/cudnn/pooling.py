@@ -10,9 +10,9 @@ Source: cuDNN, ``cudnnPoolingForward``, ``cudnnPoolingBackward``.
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import Any, NamedTuple, Self
 
-from minidnn.cudnn import library
 from minidnn.cudnn.arrays import (
     Shape,
     check_array,
@@ -20,16 +20,17 @@ from minidnn.cudnn.arrays import (
     check_same_shape,
     check_writable,
     empty_like,
+    output,
     per_axis,
+    scalars,
 )
 from minidnn.cudnn.descriptor import Descriptor
-from minidnn.cudnn.elementwise import output, scalars
 from minidnn.cudnn.enums import NanPropagation, PoolingMode
-from minidnn.cudnn.errors import ArgumentError, check
-from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.errors import ArgumentError
+from minidnn.cudnn.handle import call
 from minidnn.cudnn.memo import Memo
 from minidnn.cudnn.scalars import ints
-from minidnn.cudnn.tensor import TensorDescriptor, descriptor_of
+from minidnn.cudnn.tensor import TensorDescriptor, operand
 
 PROPAGATE = NanPropagation.CUDNN_PROPAGATE_NAN
 IntOrTuple = int | tuple[int, ...]
@@ -90,27 +91,21 @@ class PoolingDescriptor(Descriptor):
         mode, nan, rank = (ctypes.c_int() for _ in range(3))
         window, padding, stride = (ints([0] * RANK) for _ in range(3))
         numbers = (ctypes.byref(mode), ctypes.byref(nan), ctypes.byref(rank))
-        call = library.load().cudnnGetPoolingNdDescriptor
-        status = call(self.value, RANK, *numbers, window, padding, stride)
-        check(status, "cudnnGetPoolingNdDescriptor")
+        self.call("cudnnGetPoolingNdDescriptor", RANK, *numbers, window, padding, stride)
         n = rank.value
         dims = (tuple(window[:n]), tuple(padding[:n]), tuple(stride[:n]))
         return PoolingInfo(PoolingMode(mode.value), NanPropagation(nan.value), *dims)
 
     def get_2d(self) -> PoolingInfo:
         """``cudnnGetPooling2dDescriptor``."""
-        values = [ctypes.c_int() for _ in range(8)]
-        call = library.load().cudnnGetPooling2dDescriptor
-        check(call(self.value, *map(ctypes.byref, values)), "cudnnGetPooling2dDescriptor")
-        mode, nan, *dims = (value.value for value in values)
+        mode, nan, *dims = self.query_ints("cudnnGetPooling2dDescriptor", 8)
         parts = (tuple(dims[:2]), tuple(dims[2:4]), tuple(dims[4:]))
         return PoolingInfo(PoolingMode(mode), NanPropagation(nan), *parts)
 
     def output_shape(self, x: TensorDescriptor, rank: int) -> Shape:
         """Return the shape of the output (``cudnnGetPoolingNdForwardOutputDim``)."""
         dims = ints([0] * rank)
-        call = library.load().cudnnGetPoolingNdForwardOutputDim
-        check(call(self.value, x.value, rank, dims), "cudnnGetPoolingNdForwardOutputDim")
+        self.call("cudnnGetPoolingNdForwardOutputDim", x.value, rank, dims)
         return tuple(dims)
 
 
@@ -180,18 +175,9 @@ def forward(
     else:
         _check_output(x, y, shape)
     one, zero = scalars(x, alpha, beta)
-    status = library.load().cudnnPoolingForward(
-        current_handle(),
-        _pool(mode, dims, nan),
-        one,
-        descriptor_of(x, "x").value,
-        x.data.ptr,
-        zero,
-        descriptor_of(y, "y").value,
-        y.data.ptr,
-    )
-    if status:
-        check(status, "cudnnPoolingForward", _context(mode, dims), x=x, y=y)
+    pool, context = _pool(mode, dims, nan), partial(_context, mode, dims)
+    arguments = (pool, one, *operand(x, "x"), zero, *operand(y, "y"))
+    call("cudnnPoolingForward", *arguments, context=context, x=x, y=y)
     return y
 
 
@@ -219,22 +205,10 @@ def backward(
     check_same_shape("y", y, "dy", dy)
     dx = output("dx", dx, "x", x, beta)
     one, zero = scalars(x, alpha, beta)
-    status = library.load().cudnnPoolingBackward(
-        current_handle(),
-        _pool(mode, dims, nan),
-        one,
-        descriptor_of(y, "y").value,
-        y.data.ptr,
-        descriptor_of(dy, "dy").value,
-        dy.data.ptr,
-        descriptor_of(x, "x").value,
-        x.data.ptr,
-        zero,
-        descriptor_of(dx, "dx").value,
-        dx.data.ptr,
-    )
-    if status:
-        check(status, "cudnnPoolingBackward", _context(mode, dims), y=y, dy=dy, x=x, dx=dx)
+    pool, context = _pool(mode, dims, nan), partial(_context, mode, dims)
+    inputs = (*operand(y, "y"), *operand(dy, "dy"), *operand(x, "x"))
+    arguments = (pool, one, *inputs, zero, *operand(dx, "dx"))
+    call("cudnnPoolingBackward", *arguments, context=context, y=y, dy=dy, x=x, dx=dx)
     return dx
 
 

@@ -5,15 +5,12 @@ Source: cuDNN, ``cudnnReduceTensor``.
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, NamedTuple, Self
 
-from minidnn.cudnn import library
 from minidnn.cudnn._cupy import cupy
-from minidnn.cudnn.arrays import Shape, check_array, check_same_dtype, check_writable
+from minidnn.cudnn.arrays import Shape, check_array, check_same_dtype, check_writable, scalars
 from minidnn.cudnn.descriptor import Descriptor
 from minidnn.cudnn.dtypes import compute_type, data_type
-from minidnn.cudnn.elementwise import scalars
 from minidnn.cudnn.enums import (
     DataType,
     IndicesType,
@@ -21,8 +18,8 @@ from minidnn.cudnn.enums import (
     ReduceTensorIndices,
     ReduceTensorOp,
 )
-from minidnn.cudnn.errors import ArgumentError, check
-from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.errors import ArgumentError
+from minidnn.cudnn.handle import call, query_size
 from minidnn.cudnn.tensor import TensorDescriptor, descriptor_of
 from minidnn.cudnn.workspace import acquire
 
@@ -81,10 +78,7 @@ class ReduceTensorDescriptor(Descriptor):
 
     def get(self) -> ReduceTensorInfo:
         """``cudnnGetReduceTensorDescriptor``."""
-        values = [ctypes.c_int() for _ in range(5)]
-        call = library.load().cudnnGetReduceTensorDescriptor
-        check(call(self.value, *map(ctypes.byref, values)), "cudnnGetReduceTensorDescriptor")
-        op, data, nan, indices, width = (value.value for value in values)
+        op, data, nan, indices, width = self.query_ints("cudnnGetReduceTensorDescriptor", 5)
         return ReduceTensorInfo(
             ReduceTensorOp(op),
             DataType(data),
@@ -95,18 +89,11 @@ class ReduceTensorDescriptor(Descriptor):
 
     def workspace_size(self, a: TensorDescriptor, c: TensorDescriptor) -> int:
         """Bytes of workspace (``cudnnGetReductionWorkspaceSize``)."""
-        return self._size("cudnnGetReductionWorkspaceSize", a, c)
+        return query_size("cudnnGetReductionWorkspaceSize", self.value, a.value, c.value)
 
     def indices_size(self, a: TensorDescriptor, c: TensorDescriptor) -> int:
         """Bytes for the indices (``cudnnGetReductionIndicesSize``)."""
-        return self._size("cudnnGetReductionIndicesSize", a, c)
-
-    def _size(self, function: str, a: TensorDescriptor, c: TensorDescriptor) -> int:
-        size = ctypes.c_size_t()
-        call = getattr(library.load(), function)
-        arguments = (current_handle(), self.value, a.value, c.value, ctypes.byref(size))
-        check(call(*arguments), function)
-        return size.value
+        return query_size("cudnnGetReductionIndicesSize", self.value, a.value, c.value)
 
 
 def reduce(
@@ -134,28 +121,17 @@ def reduce(
     a_desc, c_desc = descriptor_of(a, "a"), descriptor_of(c, "c")
     compute = compute_type(data_type(a.dtype))
     kind = FLATTENED if indices else NO_INDICES
-    handle = current_handle()
     with ReduceTensorDescriptor.of(op, compute, nan, kind) as descriptor:
         bytes_of_indices = descriptor.indices_size(a_desc, c_desc) if indices else 0
         where = cupy().empty(max(bytes_of_indices // 4, c.size), "uint32") if indices else None
         need = descriptor.workspace_size(a_desc, c_desc)
         memory = acquire(need)
         one, zero = scalars(a, alpha, beta)
-        status = library.load().cudnnReduceTensor(
-            handle,
-            descriptor.value,
-            None if where is None else where.data.ptr,
-            bytes_of_indices,
-            memory.ptr if memory else None,
-            need,
-            one,
-            a_desc.value,
-            a.data.ptr,
-            zero,
-            c_desc.value,
-            c.data.ptr,
-        )
-    check(status, "cudnnReduceTensor", {"op": ReduceTensorOp(op), "a": a, "c": c})
+        pointer = None if where is None else where.data.ptr
+        room = (pointer, bytes_of_indices, memory.ptr if memory else None, need)
+        operands = (one, a_desc.value, a.data.ptr, zero, c_desc.value, c.data.ptr)
+        context = {"op": ReduceTensorOp(op), "a": a, "c": c}
+        call("cudnnReduceTensor", descriptor.value, *room, *operands, **context)
     return c if where is None else (c, where[: c.size].reshape(c.shape))
 
 

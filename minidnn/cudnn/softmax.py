@@ -8,14 +8,14 @@ Source: cuDNN, ``cudnnSoftmaxForward``, ``cudnnSoftmaxBackward``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from minidnn.cudnn import library
-from minidnn.cudnn.elementwise import check_inputs, output, scalars
+from minidnn.cudnn.arrays import check_inputs, output, scalars
 from minidnn.cudnn.enums import SoftmaxAlgorithm, SoftmaxMode
-from minidnn.cudnn.errors import ArgumentError, check
-from minidnn.cudnn.handle import current_handle
-from minidnn.cudnn.tensor import descriptor_of
+from minidnn.cudnn.errors import ArgumentError
+from minidnn.cudnn.handle import call
+from minidnn.cudnn.tensor import operand
 
 ACCURATE = SoftmaxAlgorithm.CUDNN_SOFTMAX_ACCURATE
 CHANNEL = SoftmaxMode.CUDNN_SOFTMAX_MODE_CHANNEL
@@ -38,20 +38,9 @@ def forward(
     _check_rank("x", x)
     y = output("y", y, "x", x, beta)
     one, zero = scalars(x, alpha, beta)
-    status = library.load().cudnnSoftmaxForward(
-        current_handle(),
-        algorithm,
-        mode,
-        one,
-        descriptor_of(x, "x").value,
-        x.data.ptr,
-        zero,
-        descriptor_of(y, "y").value,
-        y.data.ptr,
-    )
-    if status:
-        what = {"algorithm": SoftmaxAlgorithm(algorithm), "mode": SoftmaxMode(mode)}
-        check(status, "cudnnSoftmaxForward", what, x=x, y=y)
+    arguments = (algorithm, mode, one, *operand(x, "x"), zero, *operand(y, "y"))
+    context = partial(_context, algorithm, mode)
+    call("cudnnSoftmaxForward", *arguments, context=context, x=x, y=y)
     return y
 
 
@@ -70,23 +59,15 @@ def backward(
     _check_rank("y", y)
     dx = output("dx", dx, "y", y, beta)
     one, zero = scalars(y, alpha, beta)
-    status = library.load().cudnnSoftmaxBackward(
-        current_handle(),
-        algorithm,
-        mode,
-        one,
-        descriptor_of(y, "y").value,
-        y.data.ptr,
-        descriptor_of(dy, "dy").value,
-        dy.data.ptr,
-        zero,
-        descriptor_of(dx, "dx").value,
-        dx.data.ptr,
-    )
-    if status:
-        what = {"algorithm": SoftmaxAlgorithm(algorithm), "mode": SoftmaxMode(mode)}
-        check(status, "cudnnSoftmaxBackward", what, y=y, dy=dy, dx=dx)
+    inputs = (*operand(y, "y"), *operand(dy, "dy"))
+    arguments = (algorithm, mode, one, *inputs, zero, *operand(dx, "dx"))
+    context = partial(_context, algorithm, mode)
+    call("cudnnSoftmaxBackward", *arguments, context=context, y=y, dy=dy, dx=dx)
     return dx
+
+
+def _context(algorithm: SoftmaxAlgorithm, mode: SoftmaxMode) -> dict[str, Any]:
+    return {"algorithm": SoftmaxAlgorithm(algorithm), "mode": SoftmaxMode(mode)}
 
 
 def _check_rank(name: str, array: Any) -> None:

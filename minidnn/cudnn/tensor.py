@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple, Self
 
-from minidnn.cudnn import library
 from minidnn.cudnn.arrays import (
     MAX_DIMENSIONS,
     Shape,
@@ -16,7 +15,7 @@ from minidnn.cudnn.arrays import (
 from minidnn.cudnn.descriptor import Descriptor
 from minidnn.cudnn.dtypes import data_type
 from minidnn.cudnn.enums import DataType, TensorFormat
-from minidnn.cudnn.errors import ArgumentError, check
+from minidnn.cudnn.errors import ArgumentError
 from minidnn.cudnn.memo import Memo
 from minidnn.cudnn.scalars import ints
 
@@ -96,28 +95,20 @@ class TensorDescriptor(Descriptor):
         """Return type, shape and strides (``cudnnGetTensorNdDescriptor``)."""
         dtype, rank = ctypes.c_int(), ctypes.c_int()
         shape, strides = ints([0] * MAX_DIMENSIONS), ints([0] * MAX_DIMENSIONS)
-        function = "cudnnGetTensorNdDescriptor"
-        call = library.load().cudnnGetTensorNdDescriptor
         outputs = (ctypes.byref(dtype), ctypes.byref(rank), shape, strides)
-        check(call(self.value, MAX_DIMENSIONS, *outputs), function)
+        self.call("cudnnGetTensorNdDescriptor", MAX_DIMENSIONS, *outputs)
         n = rank.value
         return TensorInfo(DataType(dtype.value), tuple(shape[:n]), tuple(strides[:n]))
 
     def get_4d(self) -> TensorInfo:
         """Return type, shape and strides of a 4-d descriptor (``cudnnGetTensor4dDescriptor``)."""
-        values = [ctypes.c_int() for _ in range(9)]
-        call = library.load().cudnnGetTensor4dDescriptor
-        check(call(self.value, *map(ctypes.byref, values)), "cudnnGetTensor4dDescriptor")
-        dtype, *rest = (value.value for value in values)
+        dtype, *rest = self.query_ints("cudnnGetTensor4dDescriptor", 9)
         return TensorInfo(DataType(dtype), tuple(rest[:4]), tuple(rest[4:]))
 
     @property
     def size_in_bytes(self) -> int:
         """Bytes from the first to the last element (``cudnnGetTensorSizeInBytes``)."""
-        found = ctypes.c_size_t()
-        call = library.load().cudnnGetTensorSizeInBytes
-        check(call(self.value, ctypes.byref(found)), "cudnnGetTensorSizeInBytes")
-        return found.value
+        return self.query_size("cudnnGetTensorSizeInBytes")
 
 
 _cache: Memo[TensorDescriptor] = Memo(4096)
@@ -132,6 +123,11 @@ def descriptor_of(array: Any, name: str = "array") -> TensorDescriptor:
         found = described(array.dtype, array.shape, element_strides(name, array))
         _by_array.put(key, found)
     return found
+
+
+def operand(array: Any, name: str = "array") -> tuple[int, int]:
+    """An array as cuDNN's functions take it: the address of its descriptor, and its own."""
+    return descriptor_of(array, name).value, array.data.ptr
 
 
 def described(

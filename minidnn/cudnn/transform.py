@@ -8,17 +8,15 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple, Self
 
-from minidnn.cudnn import library
-from minidnn.cudnn.arrays import Shape, check_array, check_same_shape, check_writable
+from minidnn.cudnn.arrays import Shape, check_array, check_same_shape, check_writable, scalars
 from minidnn.cudnn.descriptor import Descriptor
 from minidnn.cudnn.dtypes import is_double
-from minidnn.cudnn.elementwise import scalars
 from minidnn.cudnn.enums import FoldingDirection, TensorFormat
-from minidnn.cudnn.errors import ArgumentError, check
+from minidnn.cudnn.errors import ArgumentError
 from minidnn.cudnn.filter import FilterDescriptor
-from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.handle import call
 from minidnn.cudnn.scalars import ints, scalar
-from minidnn.cudnn.tensor import TensorDescriptor, descriptor_of
+from minidnn.cudnn.tensor import TensorDescriptor, operand
 
 FOLD = FoldingDirection.CUDNN_TRANSFORM_FOLD
 
@@ -82,8 +80,7 @@ class TensorTransformDescriptor(Descriptor):
         format, direction = ctypes.c_int(), ctypes.c_int()
         before, after, fold = ints([0] * rank), ints([0] * rank), ints([0] * rank)
         outputs = (ctypes.byref(format), before, after, fold, ctypes.byref(direction))
-        call = library.load().cudnnGetTensorTransformDescriptor
-        check(call(self.value, rank, *outputs), "cudnnGetTensorTransformDescriptor")
+        self.call("cudnnGetTensorTransformDescriptor", rank, *outputs)
         return TensorTransformInfo(
             TensorFormat(format.value),
             tuple(before),
@@ -95,9 +92,7 @@ class TensorTransformDescriptor(Descriptor):
     def destination(self, source: TensorDescriptor) -> tuple[TensorDescriptor, int]:
         """Return a descriptor of the result and its bytes (``cudnnInitTransformDest``)."""
         made, size = TensorDescriptor(), ctypes.c_size_t()
-        call = library.load().cudnnInitTransformDest
-        status = call(self.value, source.value, made.value, ctypes.byref(size))
-        check(status, "cudnnInitTransformDest")
+        self.call("cudnnInitTransformDest", source.value, made.value, ctypes.byref(size))
         return made, size.value
 
 
@@ -108,10 +103,7 @@ def transform(x: Any, y: Any, *, alpha: float = 1.0, beta: float = 0.0) -> Any:
     check_same_shape("x", x, "y", y)
     check_writable("y", y)
     one, zero = scalars(x, alpha, beta)
-    pair = (descriptor_of(y, "y").value, y.data.ptr)
-    call = library.load().cudnnTransformTensor
-    status = call(current_handle(), one, descriptor_of(x, "x").value, x.data.ptr, zero, *pair)
-    check(status, "cudnnTransformTensor", {"x": x, "y": y})
+    call("cudnnTransformTensor", one, *operand(x, "x"), zero, *operand(y, "y"), x=x, y=y)
     return y
 
 
@@ -133,12 +125,10 @@ def transform_ex(
     _check_room("x", x, x_descriptor.size_in_bytes)
     _check_room("y", y, y_descriptor.size_in_bytes)
     double = is_double(x_descriptor.get().dtype)
-    call = library.load().cudnnTransformTensorEx
     source = (scalar(alpha, double), x_descriptor.value, x.data.ptr)
     target = (scalar(beta, double), y_descriptor.value, y.data.ptr)
-    status = call(current_handle(), descriptor.value, *source, *target)
-    context = {"x": x_descriptor.get(), "y": y_descriptor.get()}
-    check(status, "cudnnTransformTensorEx", context)
+    context: dict[str, Any] = {"x": x_descriptor.get(), "y": y_descriptor.get()}
+    call("cudnnTransformTensorEx", descriptor.value, *source, *target, **context)
     return y
 
 
@@ -156,12 +146,10 @@ def transform_filter(
     _check_room("w", w, w_descriptor.size_in_bytes)
     _check_room("out", out, out_descriptor.size_in_bytes)
     double = is_double(w_descriptor.get().dtype)
-    call = library.load().cudnnTransformFilter
     source = (scalar(alpha, double), w_descriptor.value, w.data.ptr)
     target = (scalar(beta, double), out_descriptor.value, out.data.ptr)
-    status = call(current_handle(), descriptor.value, *source, *target)
-    context = {"w": w_descriptor.get(), "out": out_descriptor.get()}
-    check(status, "cudnnTransformFilter", context)
+    context: dict[str, Any] = {"w": w_descriptor.get(), "out": out_descriptor.get()}
+    call("cudnnTransformFilter", descriptor.value, *source, *target, **context)
     return out
 
 

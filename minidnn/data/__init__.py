@@ -17,6 +17,7 @@ from minidnn.data.augment import (
     Normalize,
     RandomCrop,
     ResizedCrop,
+    Rotation,
     VerticalFlip,
 )
 from minidnn.data.bundled import FASHION_CLASSES, digits, fashion_mnist, read_idx
@@ -29,7 +30,6 @@ from minidnn.data.loader import Loader
 from minidnn.data.located import Boxes, Masks
 from minidnn.data.moves import BatchMove, moved
 from minidnn.data.policies import RandAugment, TrivialAugment
-from minidnn.data.rotation import Rotation
 from minidnn.data.sampling import WeightedSampler
 
 __all__ = [

@@ -3,7 +3,6 @@
 ``md.Trainer(..., distributed=True)`` uses it; nothing else of minidnn does.
 """
 
-from minidnn.distributed.faults import DistributedError
-from minidnn.distributed.place import RankPlace, find_place
+from minidnn.distributed.place import DistributedError, RankPlace, find_place
 
 __all__ = ["DistributedError", "RankPlace", "find_place"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from minidnn.distributed.faults import DistributedError
-from minidnn.distributed.place import RankPlace
+from minidnn.distributed.place import DistributedError, RankPlace
 
 
 class Agreed:

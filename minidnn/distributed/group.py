@@ -11,8 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from minidnn.distributed.agreed import Agreed
-from minidnn.distributed.faults import DistributedError
-from minidnn.distributed.place import RankPlace, find_place
+from minidnn.distributed.place import DistributedError, RankPlace, find_place
 from minidnn.distributed.watch import RankWatch
 from minidnn.graph.meeting import meet_in
 from minidnn.runtime.store import Store

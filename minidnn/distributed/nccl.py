@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.distributed.agreed import Agreed
-from minidnn.distributed.faults import DistributedError
-from minidnn.distributed.place import RankPlace
+from minidnn.distributed.place import DistributedError, RankPlace
 from minidnn.distributed.watch import RankWatch
 from minidnn.runtime.store import Store
 

@@ -7,7 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from minidnn.distributed.faults import DistributedError
+from minidnn.errors import MiniDNNError
+
+
+class DistributedError(MiniDNNError, RuntimeError):
+    """Processes cannot train together: nobody said how many they are, or one of them is gone."""
+
 
 #: Behind the port that a launcher names, since torchrun itself listens on that.
 _BEHIND = 1

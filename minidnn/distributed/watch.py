@@ -22,8 +22,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeGuard
 
-from minidnn.distributed.faults import DistributedError
-from minidnn.distributed.place import RankPlace
+from minidnn.distributed.place import DistributedError, RankPlace
 
 _CONNECT_SECONDS = 120.0
 _MOST_TEXT = 2000

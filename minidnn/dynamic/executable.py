@@ -15,11 +15,9 @@ from minidnn.compiled_file import check_path
 from minidnn.dynamic.alike import AlikePrograms
 from minidnn.dynamic.background import Background
 from minidnn.dynamic.batches import BatchSplit, BatchSplitter
-from minidnn.dynamic.constants import check_same, checksums
-from minidnn.dynamic.counts import SizeCounts
 from minidnn.dynamic.dim import Dim, bound, check_inputs, sizes_of, templates_of, written
-from minidnn.dynamic.kept import KeptProgram, KeptPrograms, Key, table_of
-from minidnn.dynamic.source import NetworkSource
+from minidnn.dynamic.kept import KeptProgram, KeptPrograms, Key, SizeCounts, table_of
+from minidnn.dynamic.source import NetworkSource, check_same, checksums
 from minidnn.dynamic.split import run_in_parts, shape_of, with_rows, without_rows
 from minidnn.dynamic.stored import doubles, why_not_stored, write_programs
 from minidnn.errors import GraphError, UnsupportedError

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from minidnn.errors import GraphError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
 
@@ -34,3 +38,22 @@ class NetworkSource:
         default=lambda graph: None
     )
     asks_each: bool = True
+
+
+def checksums(graph: Graph) -> dict[str, int]:
+    """Of the constants: programs of other sizes must have the same."""
+    found: dict[str, int] = {}
+    for value in graph.constants:
+        array = np.ascontiguousarray(value.data)
+        found[value.name] = zlib.crc32(array.reshape(-1).view(np.uint8).data)
+    return found
+
+
+def check_same(before: Mapping[str, int], now: Mapping[str, int]) -> None:
+    """GraphError if a constant has another checksum than before."""
+    changed = [name for name, value in now.items() if before.get(name, value) != value]
+    if changed:
+        raise GraphError(
+            f"parameter {changed[0]!r} of the network has other numbers than when it was compiled, "
+            "so a program for another size would not compute the same; valid is to compile again"
+        )

@@ -11,9 +11,8 @@ from .apart import LIMIT_SECONDS, Apart
 from .cards import card_of
 from .devices import DEVICES
 from .ladders import ladder_of
-from .measured import measured_study
+from .measured import measured_study, study
 from .step import Block, Choices, Ladder
-from .study import study
 from .tuner import StepTuning, tune_step
 
 _BLOCKS: Sequence[Block] = ((16, 16),)

@@ -7,7 +7,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import cuda_device
-from .cpu import device as cpu_device
+from .cpu.ceilings import ceilings
+from .cpu.machine import CpuMachine
+from .cpu.machine import this_cpu as machine
+from .cpu.measure import job, measure
+from .cpu.model import CpuPrediction
+from .step import Point
+
+
+def predict(points: Sequence[Point], shape: Any, machine: CpuMachine) -> list[CpuPrediction | str]:
+    """The model's view of each point, or why it cannot run."""
+    return [point.why_not(shape, machine) or _predicted(point, shape, machine) for point in points]
+
+
+def _predicted(point: Point, shape: Any, machine: CpuMachine) -> CpuPrediction:
+    step = point.step
+    return CpuPrediction(
+        machine,
+        step.work_of(shape, point.parameters, machine),
+        shape.operations,
+        {name: shape.operands[name] for name in step.operands(shape)},
+        step.tasks(shape, point.parameters, machine.lanes),
+    )
 
 
 @dataclass(frozen=True)
@@ -42,10 +63,10 @@ DEVICES = {
         cuda_device.count,
     ),
     "cpu": LabDevice(
-        cpu_device.machine,
-        cpu_device.predict,
-        cpu_device.job,
-        cpu_device.measure,
-        cpu_device.ceilings,
+        machine,
+        predict,
+        job,
+        measure,
+        ceilings,
     ),
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import MiniDNNError
 from ..measure.figures import write_figures
-from .study import FORMAT, VERSION
+from .measured import FORMAT, VERSION
 
 _FOLDER = Path(__file__).parent / "recorded"
 _PARTS: dict[str, type] = {"ladder": str, "machine": dict, "shapes": list, "cells": list}

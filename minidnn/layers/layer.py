@@ -19,10 +19,15 @@ from minidnn.errors import GraphError, WeightsError, did_you_mean
 from minidnn.graph.ir import Graph, Stored, Value
 from minidnn.graph.plain import plain
 from minidnn.graph.trace import Trace, current_trace, is_tracing, tracing
-from minidnn.layers.changes import changes
-from minidnn.layers.copying import check_picklable, set_state
 from minidnn.layers.inputs import Declared, Shapes, named_types
-from minidnn.layers.parameter import Parameter, as_array, misfit_of
+from minidnn.layers.parameter import (
+    Parameter,
+    as_array,
+    changes,
+    check_picklable,
+    misfit_of,
+    set_state,
+)
 from minidnn.layers.state import LoadedState, load_state
 from minidnn.layers.summary import Described, summary
 from minidnn.layers.symbol import Symbol, call, results_of

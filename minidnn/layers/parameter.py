@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import copy
+import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minidnn._habits import PARAMETER, absent
-from minidnn.errors import GraphError, WeightsError
+from minidnn.errors import GraphError, UnsupportedError, WeightsError
 from minidnn.graph.arithmetic import Arithmetic
 from minidnn.graph.ir import Stored, Value
 from minidnn.graph.operators import View
 from minidnn.graph.recorder import is_describing
 from minidnn.graph.trace import apply, current_trace, is_tracing
 from minidnn.graph.types import FLOATS, TensorType, numpy_dtype
-from minidnn.layers.changes import changes
-from minidnn.layers.copying import importable
+
+
+class _Changes:
+    """A count that grows with each change, of whatever network."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+changes = _Changes()
+
 
 __all__ = ["Parameter"]
 
@@ -272,3 +285,46 @@ def misfit_of(array: np.ndarray, type: TensorType) -> str:
     if array.dtype.kind not in kinds:
         return f"wrong dtype: {{}} is {array.dtype}, valid is {valid}"
     return ""
+
+
+def importable(value: Any) -> bool:
+    """Whether pickle finds a function or a class again by its name; other things it need not.
+
+    Of a partial function it is that of the function itself.
+    """
+    while isinstance(value, partial):
+        value = value.func
+    if not isinstance(value, (FunctionType, type)):
+        return True
+    found: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+def check_picklable(layer: Any) -> None:
+    """UnsupportedError that names the class or the attribute for which a layer cannot be pickled.
+
+    What lies deeper in attributes is left to pickle itself.
+    """
+    kind = type(layer)
+    if not importable(kind):
+        raise UnsupportedError(
+            f"{kind.__name__} cannot be pickled, as pickle looks for the class "
+            f"{kind.__qualname__!r} in the module {kind.__module__!r}, where it is not; valid is a "
+            "class at the top of a module, or minidnn.save_graph(network, path, shape)"
+        )
+    for name, value in vars(layer).items():
+        if isinstance(value, ModuleType) or not importable(value):
+            raise UnsupportedError(
+                f"{kind.__name__}.{name} = {value!r:.80} cannot be pickled; valid is a function or "
+                "a class at the top of a module, or minidnn.save_graph(network, path, shape)"
+            )
+
+
+def set_state(layer: Any, state: Mapping[str, Any]) -> None:
+    """Gives a layer that was made without ``__init__`` what its ``__getstate__`` gave."""
+    if hasattr(type(layer), "__setstate__"):
+        layer.__setstate__(state)
+    else:
+        vars(layer).update(state)

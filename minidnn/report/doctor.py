@@ -119,7 +119,7 @@ def _processor() -> list[Finding]:
 
 
 def _toolchain() -> list[Finding]:
-    from minidnn.backends.cpu import toolchain
+    from minidnn.backends.cpu.compilers import toolchain
 
     findings = []
     named = os.environ.get(toolchain.ISPC_VARIABLE, "")

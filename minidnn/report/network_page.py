@@ -8,8 +8,16 @@ from typing import Any
 
 from ..pages.charts import Bar, Chart, Dot, Scale, bars, chart_figure, figure, strip
 from ..pages.page import code, details, guide, heading, lead, page, paragraph, table
-from .advice import advice
-from .shares import CAUSES, by_cause, by_kind, by_layer, kind_of_region, label_of, seconds_of
+from .advice import (
+    CAUSES,
+    advice,
+    by_cause,
+    by_kind,
+    by_layer,
+    kind_of_region,
+    label_of,
+    seconds_of,
+)
 
 Document = Mapping[str, Any]
 _LONGEST = 15

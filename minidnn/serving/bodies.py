@@ -7,11 +7,11 @@ import asyncio
 from starlette.requests import ClientDisconnect, Request
 
 from minidnn.serving.compression import coding_of, unpacked
+from minidnn.serving.connections import Unfinished
 from minidnn.serving.faults import Fault, Refusal
 from minidnn.serving.json_numbers import MOST_HEAD_BYTES
 from minidnn.serving.repository import Repository
 from minidnn.serving.rest_infer import LENGTH
-from minidnn.serving.unfinished import Unfinished
 
 __all__ = ["Bodies", "ClientDisconnect"]
 

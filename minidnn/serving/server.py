@@ -16,13 +16,12 @@ import uvicorn
 
 from minidnn.errors import DeviceError
 from minidnn.serving.access import check_certificate
-from minidnn.serving.connections import Connection
+from minidnn.serving.connections import Connection, Unfinished
 from minidnn.serving.grpc_service import started_server
 from minidnn.serving.model import Source
 from minidnn.serving.repository import Repository
 from minidnn.serving.rest import application
 from minidnn.serving.settings import Settings
-from minidnn.serving.unfinished import Unfinished
 
 log = logging.getLogger(__name__)
 

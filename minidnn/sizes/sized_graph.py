@@ -11,14 +11,16 @@ import numpy as np
 from minidnn.dynamic.dim import Dim, Template, check_inputs, sizes_of, written
 from minidnn.errors import GraphError
 from minidnn.graph.attributes import brief, is_text
-from minidnn.graph.ir import Graph, Stored
+from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Stored, Value
+from minidnn.graph.operator import Reshaping
+from minidnn.graph.operators import Expand, View
 from minidnn.graph.storage import from_document, to_document
-from minidnn.runtime.alike import has_same_numbers
+from minidnn.graph.types import TensorType
+from minidnn.passes.simplify import is_identity
+from minidnn.runtime.alike import described, has_same_numbers
 from minidnn.runtime.interface import interface_of
 from minidnn.sizes.document import SIZE, bound_document, merged
-from minidnn.sizes.normal import computes_the_same
 from minidnn.sizes.polynomial import SizePolynomial, SizeSamples
-from minidnn.sizes.repeated import with_repeats
 
 __all__ = ["SizedGraph"]
 
@@ -237,3 +239,97 @@ def dims_from_json(data: Any) -> tuple[Dim, ...]:
                     "name once"
                 )
     return tuple(found.values())
+
+
+# Whether two graphs compute the same but for what computes nothing.
+#
+# For a size of 1 front ends leave out what would move or repeat nothing, and say in other words
+# what keeps an axis: so a graph for 1 has other nodes than one for more, and computes the same.
+
+
+def computes_the_same(one: Graph, other: Graph) -> bool:
+    """Whether both graphs have the same operators on the same constants, identities and the kind of
+    reshapes apart."""
+    arrays = {value.name: value.data for value in one.constants}
+    return described(_normal(one), arrays) == described(_normal(other), arrays)
+
+
+def _normal(graph: Graph) -> Graph:
+    """The graph without identities, whose reshapes are views of what is no view."""
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        if is_identity(node):
+            rewriter.replace(node.output, rewriter.value(node.inputs[0]))
+        elif isinstance(node.op, Reshaping):
+            whole = _unviewed(rewriter.value(node.inputs[0]))
+            if whole.shape == node.output.shape:
+                rewriter.replace(node.output, whole)
+            else:
+                new = rewriter.add(View(node.output.shape), [whole], node.name)
+                rewriter.replace(node.output, new.output)
+        else:
+            rewriter.keep(node)
+    return _without_unread(rewriter.finish())
+
+
+def _unviewed(value: Value) -> Value:
+    while value.producer is not None and isinstance(value.producer.op, View):
+        value = value.producer.inputs[0]
+    return value
+
+
+def _without_unread(graph: Graph) -> Graph:
+    read = set(graph.results)
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if read.intersection(node.outputs):
+            kept.append(node)
+            read.update(node.inputs)
+    outputs, names = graph.outputs, graph.output_names
+    return Graph(graph.inputs, outputs, kept[::-1], graph.name, names, graph.updates)
+
+
+def with_repeats(graphs: Sequence[Graph]) -> list[Graph]:
+    """Graphs of a network for several sizes, in which nodes repeat what constants repeat: so the
+    constants are the same for all sizes."""
+    rows = list(zip(*(graph.constants for graph in graphs), strict=False))
+    found: list[dict[Constant, Constant]] = [{} for _ in graphs]
+    for row in rows:
+        once = _once(row)
+        if once is not None:
+            for each, constant in zip(found, row, strict=True):
+                each[constant] = once
+    return [_repeating(graph, each) for graph, each in zip(graphs, found, strict=True)]
+
+
+def _once(row: Sequence[Constant]) -> Constant | None:
+    """What constants of several sizes repeat along the axes whose sizes differ; None if those do
+    not differ, or nothing is repeated."""
+    first = row[0]
+    same = all(
+        (each.type.rank, each.dtype, each.name) == (first.type.rank, first.dtype, first.name)
+        for each in row
+    )
+    if not same or all(each.shape == first.shape for each in row):
+        return None
+    axes = [axis for axis in range(first.type.rank) if len({each.shape[axis] for each in row}) > 1]
+    cut = tuple(slice(0, 1) if axis in axes else slice(None) for axis in range(first.type.rank))
+    once = np.ascontiguousarray(first.data[cut])
+    for each in row:
+        repeats = has_same_numbers(np.broadcast_to(once, each.shape), each.data)
+        if not repeats:
+            return None
+    return Constant(TensorType(once.shape, first.dtype), first.name, once)
+
+
+def _repeating(graph: Graph, once: dict[Constant, Constant]) -> Graph:
+    if not once:
+        return graph
+    rewriter = Rewriter(graph)
+    for constant, small in once.items():
+        name = rewriter.fresh(f"{constant.name}.repeated")
+        node = rewriter.add(Expand(constant.shape), [small], name)
+        rewriter.replace(constant, node.output)
+    for node in graph.nodes:
+        rewriter.keep(node)
+    return rewriter.finish()

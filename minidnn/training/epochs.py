@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from itertools import islice
+from threading import current_thread, main_thread
+from types import FrameType
 from typing import Any
 
 from minidnn.errors import GraphError
 from minidnn.training.callbacks.callback import Callback
-from minidnn.training.interrupts import interrupts_wait
 from minidnn.training.launches import Batch, launches, take
 from minidnn.training.measuring import numbers_and_tables, totalled
 
@@ -131,3 +134,31 @@ def _rest(trainer: Any, train: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
             restore(state)
         return trainer.feeding.pairs("fit", train)
     return islice(trainer.feeding.pairs("fit", train), trainer.progress.position, None)
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Has Ctrl-C wait for the end, so that what belongs together is done or not; a second one does
+    not wait.
+
+    Python sees a signal when native code returns: a step's states have changed by then, and what
+    counts the steps has not.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+    if current_thread() is not main_thread() or not callable(usual):
+        yield  # there is no such signal here, or none that raises
+        return
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > 1:
+            usual(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    if came:
+        usual(came[0], None)

@@ -12,7 +12,6 @@ from minidnn.errors import GraphError
 from minidnn.graph.types import TensorType, numpy_dtype
 from minidnn.layers.inputs import Shapes, named_types
 from minidnn.layers.layer import Layer
-from minidnn.training.arrays import is_on_gpu, on_host
 from minidnn.training.losses import Loss
 from minidnn.training.objective import Objective, takes
 
@@ -287,3 +286,16 @@ def _checked(name: str, target: Any, types: Sequence[TensorType]) -> tuple[Any, 
         for type in types
     )
     raise GraphError(f"{name} is {array.dtype} of shape {shape}; valid is {valid}")
+
+
+def is_on_gpu(array: Any) -> bool:
+    """Whether an array, of whatever library, lies in a GPU's memory."""
+    is_cuda = getattr(array, "is_cuda", None)  # PyTorch tells more than CPU or GPU by the other
+    return hasattr(array, "__cuda_array_interface__") if is_cuda is None else bool(is_cuda)
+
+
+def on_host(array: Any) -> np.ndarray:
+    """The array itself, or a copy of what lies on a GPU."""
+    if is_on_gpu(array):
+        array = array.detach().cpu() if hasattr(array, "detach") else array.get()
+    return np.asarray(array)

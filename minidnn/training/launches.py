@@ -13,7 +13,7 @@ import numpy as np
 from minidnn.errors import TrainingError
 from minidnn.executable import Executable
 from minidnn.runtime.program import RepeatingProgram
-from minidnn.training.arrays import on_host
+from minidnn.training.feeding import on_host
 from minidnn.training.not_finite import first_not_finite
 from minidnn.training.objective import HIDDEN
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.training.arrays import on_host
-from minidnn.training.feeding import Feeding
+from minidnn.training.feeding import Feeding, on_host
 from minidnn.training.launches import means
 from minidnn.training.metrics.metric import Metric, States, merged
 from minidnn.training.objective import HIDDEN, Objective

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -10,7 +11,7 @@ from typing import Any
 
 from minidnn.errors import GraphError, did_you_mean
 from minidnn.graph.ir import Graph, Value
-from minidnn.graph.trace import Trace
+from minidnn.graph.trace import Trace, tracing
 from minidnn.graph.types import TensorType
 from minidnn.layers.build import to_graph
 from minidnn.layers.inputs import Shapes
@@ -18,7 +19,6 @@ from minidnn.layers.layer import Layer
 from minidnn.training.arguments import check_number
 from minidnn.training.losses import Function, Loss
 from minidnn.training.metrics.metric import Metric
-from minidnn.training.recording import behind
 
 #: What begins the names of results that are not for users: by what a mean counts, and what metrics
 #: of a whole set see of a batch.
@@ -347,3 +347,12 @@ def _one_number(name: str, value: Any) -> Value:
         )
     found: Value = value if value.type.rank == 0 else value.reshape(())
     return found
+
+
+@contextmanager
+def behind(graph: Graph, training: bool = True, described: bool = False) -> Iterator[Trace]:
+    """Records what follows a graph; ``described`` is what a user writes."""
+    with tracing(graph.name, states=True, training=training) as trace:
+        trace.adopt(graph)
+        trace.describing = described
+        yield trace

@@ -24,10 +24,9 @@ from minidnn.graph.trace import Trace
 from minidnn.graph.types import TensorType, numpy_dtype
 from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
-from minidnn.training.objective import Objective
+from minidnn.training.objective import Objective, behind
 from minidnn.training.optim.optimizer import Optimizer, Update, if_finite
 from minidnn.training.optim.scaling import LossScale, if_all_finite, unscaled
-from minidnn.training.recording import behind
 from minidnn.training.trained import input_name
 from minidnn.weights.trained import check_names, state_name
 

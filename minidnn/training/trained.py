@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from typing import Any
 
-from minidnn.layers.changes import changes
 from minidnn.layers.layer import Layer
+from minidnn.layers.parameter import changes
 from minidnn.training.optim.optimizer import Optimizer
 from minidnn.weights.trained import state_name
 

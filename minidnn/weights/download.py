@@ -16,8 +16,7 @@ from typing import Any
 
 from .. import cache
 from ..errors import DownloadError
-from ._progress import ByteProgress
-from ._transfer import CHUNK, Transfer, TryAgain, Unreachable
+from ._transfer import CHUNK, ByteProgress, Transfer, TryAgain, Unreachable
 
 STORE_LIMIT = 8 << 30
 STALLED_SECONDS = 300.0

@@ -106,7 +106,7 @@ def test_an_unknown_mode_of_torch_is_refused(folder: Path) -> None:
 
 def test_minidnn(folder: Path) -> None:
     try:
-        import minidnn.backends.cpu.toolchain as toolchain
+        import minidnn.backends.cpu.compilers.toolchain as toolchain
 
         toolchain.find_ispc()
     except DeviceError as error:

@@ -302,7 +302,7 @@ def test_without_other_engines_minidnn_runs_alone_and_says_so(
 ) -> None:
     """It needs neither PyTorch nor ONNX Runtime then: its own reference is what it is compared
     with."""
-    from minidnn.backends.cpu.toolchain import why_unusable
+    from minidnn.backends.cpu.compilers.toolchain import why_unusable
     from tests.onnx.models import network, save
 
     monkeypatch.delenv("MINIDNN_CACHE")  # where ISPC is
@@ -357,7 +357,7 @@ def test_real_engines_agree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A network at 64x64; the prepared files and kernels are shared by all of them."""
-    from minidnn.backends.cpu.toolchain import why_unusable
+    from minidnn.backends.cpu.compilers.toolchain import why_unusable
 
     shared = tmp_path_factory.getbasetemp() / "bench"
     shared.mkdir(exist_ok=True)
@@ -382,7 +382,7 @@ def test_an_onnx_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its open sizes bound, on the real engines that read such files."""
-    from minidnn.backends.cpu.toolchain import why_unusable
+    from minidnn.backends.cpu.compilers.toolchain import why_unusable
     from tests.onnx.models import network, save
 
     monkeypatch.delenv("MINIDNN_CACHE")  # where ISPC is

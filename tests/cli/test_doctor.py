@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from minidnn._versions import PYTHON, SUPPORTED
-from minidnn.backends.cpu import install, toolchain
+from minidnn.backends.cpu.compilers import install, toolchain
 from minidnn.cli import main
 from minidnn.errors import DeviceError
 from minidnn.report import doctor

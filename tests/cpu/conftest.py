@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from minidnn.backends.cpu import toolchain
-from minidnn.backends.cpu.compiler import Unit, compile_units
+from minidnn.backends.cpu.compilers import toolchain
+from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
+from minidnn.backends.cpu.compilers.library import SharedObject
+from minidnn.backends.cpu.compilers.prelude import prelude
 from minidnn.backends.cpu.isa import AVX2, ISAS, Isa, usable_isas
-from minidnn.backends.cpu.library import SharedObject
-from minidnn.backends.cpu.prelude import prelude
 from minidnn.errors import DeviceError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -260,8 +260,8 @@ def test_guard_finds_a_write_beside_a_buffer() -> None:
     from dataclasses import replace
 
     from minidnn.backends.codegen.kernel import KernelSource
+    from minidnn.backends.cpu.compilers.kernels import compile_kernels
     from minidnn.backends.cpu.isa import best_isa
-    from minidnn.backends.cpu.kernels import compile_kernels
 
     exe = md.compile(L.ReLU(), (1, 3, 5, 5), device="cpu", guarded=True, threads=1)
     program = exe.program

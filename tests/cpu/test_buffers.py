@@ -8,18 +8,18 @@ import gc
 import numpy as np
 import pytest
 
-from minidnn.backends.cpu.buffers import AlignedMemory, Guard
+from minidnn.backends.cpu.execution.buffers import AlignedMemory, Guard
 from minidnn.errors import OutOfMemoryError
 
 from .conftest import run_python
 
 STRAY = """
     import numpy as np
-    from minidnn.backends.cpu.buffers import AlignedMemory, Guard
-    from minidnn.backends.cpu.compiler import Unit, compile_units
-    from minidnn.backends.cpu.prelude import prelude
+    from minidnn.backends.cpu.execution.buffers import AlignedMemory, Guard
+    from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
+    from minidnn.backends.cpu.compilers.prelude import prelude
     from minidnn.backends.cpu.isa import AVX2
-    from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Pool
+    from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool
     from minidnn.runtime.operand import Operand
     text = prelude(AVX2) + '''
     MD_KERNEL(touch) {{ MD_OUT(float, 0)[*MD_IN(int32, 1)] = 1; }}

@@ -17,7 +17,8 @@ import pytest
 import minidnn as md
 from minidnn import compiled_file, models
 from minidnn import layers as L
-from minidnn.backends.cpu import library, stored
+from minidnn.backends.cpu.compilers import library
+from minidnn.backends.cpu.execution import stored
 from minidnn.cli import main
 from minidnn.cli.batch import _load
 from minidnn.cli.served import sources_of

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidnn.backends.cpu import compiler
-from minidnn.backends.cpu.compiler import Unit, compile_units
+from minidnn.backends.cpu.compilers import compiler
+from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
+from minidnn.backends.cpu.compilers.prelude import prelude
+from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool
 from minidnn.backends.cpu.isa import AVX2, Isa
-from minidnn.backends.cpu.prelude import prelude
-from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Pool
 from minidnn.cache import clear, forbid_builds, one_at_a_time
 from minidnn.errors import CompileError, DeviceError, MiniDNNWarning
 from minidnn.runtime.operand import Operand
@@ -74,8 +74,8 @@ def test_what_was_found_stays_while_others_are_compiled(
 
 
 def test_key_covers_what_matters() -> None:
+    from minidnn.backends.cpu.compilers.toolchain import find_ispc
     from minidnn.backends.cpu.isa import AVX512
-    from minidnn.backends.cpu.toolchain import find_ispc
 
     ispc = find_ispc().banner
     base = Unit("a", "text", AVX2)
@@ -201,8 +201,8 @@ def test_many_processes_compile_once(
     log = tmp_path / "log"
     make_fake(f'echo x >> {log}\nexec {real_ispc} "$@"\n')
     code = f"""
-        from minidnn.backends.cpu.compiler import Unit, compile_units
-        from minidnn.backends.cpu.prelude import prelude
+        from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
+        from minidnn.backends.cpu.compilers.prelude import prelude
         from minidnn.backends.cpu.isa import AVX2
         units = [Unit(f"u{{i}}", prelude(AVX2) + {DOUBLE!r} + f"// {{i}}", AVX2) for i in range(3)]
         print(len([library.kernel("twice") for library in compile_units(units)]))
@@ -233,7 +233,7 @@ def test_hanging_builder_does_not_block_the_next(
 def test_ctrl_c_leaves_nothing(make_fake: MakeFake, cold_cache: Path, tmp_path: Path) -> None:
     make_fake("sleep 1051.5 & sleep 1051.5")
     code = """
-        from minidnn.backends.cpu.compiler import Unit, compile_units
+        from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
         from minidnn.backends.cpu.isa import AVX2
         try:
             compile_units([Unit(f"u{i}", f"// {i}", AVX2) for i in range(4)])

@@ -10,9 +10,9 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cpu import constants
 from minidnn.backends.cpu.backend import CpuProgram
-from minidnn.backends.cpu.constants import PackedConstants
+from minidnn.backends.cpu.execution import constants
+from minidnn.backends.cpu.execution.constants import PackedConstants
 
 
 def _net(seed: int = 0) -> L.Sequential:

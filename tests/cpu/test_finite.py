@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from minidnn import layers as L
-from minidnn.backends.cpu.finite import _RULES, BOUNDS, Interval, input_bound
 from minidnn.backends.cpu.isa import AVX512
+from minidnn.backends.cpu.sequences.finite import _RULES, BOUNDS, Interval, input_bound
 from minidnn.backends.cpu.target import CpuTarget, device_for
 from minidnn.fusion.region import FusedSequence
 from minidnn.graph.scalar_ops import SCALAR_OPS

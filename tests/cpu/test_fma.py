@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidnn.backends.cpu.compiler import FLAGS
+from minidnn.backends.cpu.compilers.compiler import FLAGS
+from minidnn.backends.cpu.compilers.prelude import prelude
+from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool
 from minidnn.backends.cpu.isa import Isa
-from minidnn.backends.cpu.prelude import prelude
-from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Pool
 from minidnn.runtime.operand import Operand
 
 from .conftest import Build

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from minidnn.backends.cpu import apt, install
-from minidnn.backends.cpu.install import install_ispc
-from minidnn.backends.cpu.toolchain import find_ispc
+from minidnn.backends.cpu.compilers import apt, install
+from minidnn.backends.cpu.compilers.install import install_ispc
+from minidnn.backends.cpu.compilers.toolchain import find_ispc
 from minidnn.errors import DeviceError
 
 from .conftest import FAKE_HEAD, ROOT, run_python
@@ -102,7 +102,7 @@ def test_there_already(packages: Path, cold_cache: Path, monkeypatch: pytest.Mon
 @needs_dpkg
 def test_many_processes_at_once(packages: Path, cold_cache: Path) -> None:
     code = f"""
-        from minidnn.backends.cpu.install import install_ispc
+        from minidnn.backends.cpu.compilers.install import install_ispc
         print(install_ispc(packages={str(packages)!r}).version)
         """
     children = [run_python(code) for _ in range(6)]
@@ -236,5 +236,5 @@ def test_real_download(cold_cache: Path) -> None:
 
 
 def test_no_mirror_in_the_repository() -> None:
-    for path in [*ROOT.glob("minidnn/backends/cpu/*.py"), *ROOT.glob("docs/*/*.md")]:
+    for path in [*ROOT.glob("minidnn/backends/cpu/**/*.py"), *ROOT.glob("docs/*/*.md")]:
         assert "debian.org" not in path.read_text(), path

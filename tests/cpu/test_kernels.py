@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from minidnn.backends.codegen.kernel import KernelSource, shared_function
+from minidnn.backends.cpu.compilers.kernels import _key, compile_kernels, group
+from minidnn.backends.cpu.compilers.prelude import prelude
 from minidnn.backends.cpu.isa import AVX2, AVX512
-from minidnn.backends.cpu.kernels import _key, compile_kernels, group
-from minidnn.backends.cpu.prelude import prelude
 from minidnn.cache import forbid_builds
 from minidnn.errors import CompileError
 
@@ -118,7 +118,7 @@ def test_groups_are_the_same_in_every_process() -> None:
     code = """
 from minidnn.backends.cpu.isa import AVX2
 from minidnn.backends.codegen.kernel import KernelSource
-from minidnn.backends.cpu.kernels import group
+from minidnn.backends.cpu.compilers.kernels import group
 files = group([KernelSource(f"k{i}", "x" * (i * 7 % 11)) for i in range(30)], "head", AVX2, 4)
 print([(unit.name, [s.name for s in part]) for unit, part in files])
 """

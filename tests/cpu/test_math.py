@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from minidnn.backends.codegen.functions import BOUNDS
-from minidnn.backends.cpu.compiler import FLAGS, Unit, compile_units
+from minidnn.backends.cpu.compilers.compiler import FLAGS, Unit, compile_units
+from minidnn.backends.cpu.compilers.library import SharedObject
+from minidnn.backends.cpu.compilers.prelude import prelude
+from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool
 from minidnn.backends.cpu.isa import Isa, usable_isas
-from minidnn.backends.cpu.library import SharedObject
-from minidnn.backends.cpu.prelude import prelude
-from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Pool
 from minidnn.runtime.operand import Operand
 
 from .accuracy import EXACT, Array, errors, in_float64, same

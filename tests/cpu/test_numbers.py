@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool
 from minidnn.backends.cpu.isa import Isa
-from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Pool
 from minidnn.runtime.operand import Operand
 
 from .conftest import Build

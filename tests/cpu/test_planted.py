@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from minidnn.backends.cpu.toolchain import find_cc
+from minidnn.backends.cpu.compilers.toolchain import find_cc
 
 from .conftest import run_python
 
@@ -25,7 +25,7 @@ __attribute__((constructor)) static void run(void) {
 """
 RUN = """
     import warnings
-    from minidnn.backends.cpu.native import runner
+    from minidnn.backends.cpu.execution.native import runner
     from minidnn.errors import CompileError
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -92,7 +92,7 @@ def test_of_a_file_of_somebody_elses(planted: Path) -> None:
 
 
 def test_the_private_copy_of_ispc(cold_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from minidnn.backends.cpu.toolchain import find_ispc
+    from minidnn.backends.cpu.compilers.toolchain import find_ispc
     from minidnn.errors import DeviceError
 
     tree = cold_cache / "ispc-toolchain" / "1.26.0"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from minidnn.backends.cpu.process import Command, run, run_all
+from minidnn.backends.cpu.compilers.process import Command, run, run_all
 
 from .conftest import processes_with, run_python, wait_until
 
@@ -92,7 +92,7 @@ def test_ctrl_c_ends_the_command() -> None:
     marker = "sleep 1034.5"
     child = run_python(
         f"""
-        from minidnn.backends.cpu.process import Command, run
+        from minidnn.backends.cpu.compilers.process import Command, run
         try:
             run(Command(("sh", "-c", "{marker} & {marker}"), "x", 60.0))
         except KeyboardInterrupt:
@@ -111,7 +111,7 @@ def test_killed_parent_leaves_a_hanging_compiler_only_for_its_limit() -> None:
     marker = "sleep 1035.5"
     child = run_python(
         f"""
-        from minidnn.backends.cpu.process import Command, run
+        from minidnn.backends.cpu.compilers.process import Command, run
         run(Command(("sh", "-c", "exec {marker}"), "x", 1.0))
         """
     )

@@ -9,7 +9,7 @@ import pytest
 
 import minidnn as md
 from minidnn.backends.cpu.isa import Isa
-from minidnn.backends.cpu.random import print_random_drop
+from minidnn.backends.cpu.operators.random import print_random_drop
 from minidnn.graph.operators import RandomDrop
 from minidnn.graph.types import TensorType
 from minidnn.layers.build import to_graph

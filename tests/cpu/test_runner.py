@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidnn.backends.cpu.isa import AVX2
-from minidnn.backends.cpu.library import NativeFunction
-from minidnn.backends.cpu.program import (
+from minidnn.backends.cpu.compilers.library import NativeFunction
+from minidnn.backends.cpu.execution.program import (
     BoundKernel,
     Group,
     NativeProgram,
     Pool,
     shared_pool,
 )
+from minidnn.backends.cpu.isa import AVX2
 from minidnn.runtime.operand import Operand
 
 from .conftest import run_python
@@ -104,8 +104,8 @@ def _pool(threads: int) -> Pool:
 
 def _kernels() -> dict[str, NativeFunction]:
     if "kernels" not in _cache:
-        from minidnn.backends.cpu.compiler import Unit, compile_units
-        from minidnn.backends.cpu.prelude import prelude
+        from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
+        from minidnn.backends.cpu.compilers.prelude import prelude
 
         library = compile_units([Unit("runner_test", prelude(AVX2) + COUNT, AVX2)])[0]
         names = ("count", "calls", "slow", "add", "through_scratch", "scan", "halve")
@@ -325,10 +325,10 @@ def test_fork_after_use(flags: str) -> None:
     code = f"""
         import os, sys, threading
         import numpy as np
-        from minidnn.backends.cpu.compiler import Unit, compile_units
-        from minidnn.backends.cpu.prelude import prelude
+        from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
+        from minidnn.backends.cpu.compilers.prelude import prelude
         from minidnn.backends.cpu.isa import AVX2
-        from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Pool
+        from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool
         from minidnn.runtime.operand import Operand
         library = compile_units([Unit("runner_test", prelude(AVX2) + {COUNT!r}, AVX2)])[0]
         pool = Pool(3, build_flags={flags})
@@ -370,10 +370,10 @@ def test_exit_while_threads_exist_is_clean_and_quick() -> None:
     code = f"""
         import time
         import numpy as np
-        from minidnn.backends.cpu.compiler import Unit, compile_units
-        from minidnn.backends.cpu.prelude import prelude
+        from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
+        from minidnn.backends.cpu.compilers.prelude import prelude
         from minidnn.backends.cpu.isa import AVX2
-        from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Pool
+        from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool
         from minidnn.runtime.operand import Operand
         library = compile_units([Unit("runner_test", prelude(AVX2) + {COUNT!r}, AVX2)])[0]
         counts = np.zeros(64, np.int32)

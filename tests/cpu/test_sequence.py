@@ -19,7 +19,7 @@ from minidnn import layers as L
 from minidnn.backends.cpu.backend import CpuBackend, CpuProgram
 from minidnn.backends.cpu.isa import ISAS, Isa
 from minidnn.backends.cpu.lower import lower_plan
-from minidnn.backends.cpu.sequence import STREAMED_BYTES
+from minidnn.backends.cpu.sequences.sequence import STREAMED_BYTES
 from minidnn.backends.cpu.target import CpuTarget, device_for
 from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from minidnn.backends.cpu import toolchain
+from minidnn.backends.cpu.compilers import toolchain
+from minidnn.backends.cpu.compilers.toolchain import (
+    find_cc,
+    find_ispc,
+    toolchain_status,
+    why_unusable,
+)
 from minidnn.backends.cpu.isa import AVX2, AVX512, Isa, usable_isa
-from minidnn.backends.cpu.toolchain import find_cc, find_ispc, toolchain_status, why_unusable
 from minidnn.errors import DeviceError
 
 from .conftest import MakeFake

@@ -11,11 +11,12 @@ import pytest
 import minidnn as md
 from minidnn.backends.backend import default_device
 from minidnn.backends.codegen.kernel import KernelSource
-from minidnn.backends.cpu import native, toolchain
-from minidnn.backends.cpu.compiler import Unit, compile_units
+from minidnn.backends.cpu.compilers import toolchain
+from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
+from minidnn.backends.cpu.compilers.kernels import compile_kernels
+from minidnn.backends.cpu.compilers.prelude import prelude
+from minidnn.backends.cpu.execution import native
 from minidnn.backends.cpu.isa import AVX2
-from minidnn.backends.cpu.kernels import compile_kernels
-from minidnn.backends.cpu.prelude import prelude
 from minidnn.errors import CompileError, DeviceError
 
 from .conftest import MakeFake, run_python

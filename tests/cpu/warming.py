@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from minidnn.backends.codegen.kernel import KernelSource
-from minidnn.backends.cpu import kernels
 from minidnn.backends.cpu.backend import CpuBackend
+from minidnn.backends.cpu.compilers import kernels
+from minidnn.backends.cpu.compilers.library import NativeFunction
 from minidnn.backends.cpu.contraction import multiplies_bytes
 from minidnn.backends.cpu.isa import Isa, bfloat16_isa, with_bytes
-from minidnn.backends.cpu.library import NativeFunction
 from minidnn.backends.cpu.lower import lower_plan
 from minidnn.backends.cpu.task import Task
 from minidnn.fusion.collapse import check_strategy

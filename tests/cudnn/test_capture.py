@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minidnn.cudnn.capture import capture
+from minidnn.cudnn.graph.timing import capture
 
 
 class Stream:

@@ -47,7 +47,7 @@ def read_early(run: Callable[[], object], out: Any, operands: dict[str, Any]) ->
     import cupy
     import torch
 
-    from minidnn.cudnn.capture import capture
+    from minidnn.cudnn.graph.timing import capture
 
     stream = cupy.cuda.Stream(non_blocking=True)
 

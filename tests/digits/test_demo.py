@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from demo.digits import COLUMNS, HEADER, WRONG, contact_sheet
-from minidnn.backends.cpu.toolchain import find_cc, find_ispc
+from minidnn.backends.cpu.compilers.toolchain import find_cc, find_ispc
 from minidnn.errors import DeviceError
 
 RED = np.array([int(WRONG[i : i + 2], 16) for i in (1, 3, 5)])

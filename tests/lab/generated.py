@@ -11,7 +11,7 @@ from minidnn.errors import UnsupportedError
 from minidnn.lab.cards import H100
 from minidnn.lab.cuda_step import CudaStep
 from minidnn.lab.ladders import LADDERS
-from minidnn.lab.memory.shape import WordsShape
+from minidnn.lab.memory.ladder import WordsShape
 from minidnn.lab.product.shape import ProductShape
 from minidnn.lab.step import Block, Ladder
 from minidnn.lab.transpose.ladder import TransposeShape

@@ -15,8 +15,7 @@ from minidnn.backends.cuda.build import compile_kernels
 from minidnn.errors import UnsupportedError
 from minidnn.graph.evaluate import evaluate
 from minidnn.lab.cards import H100
-from minidnn.lab.convolution.examples import CHANGES, planes, worked, worked_examples
-from minidnn.lab.convolution.ladder import CONVOLUTION
+from minidnn.lab.convolution.ladder import CHANGES, CONVOLUTION, planes, worked, worked_examples
 from minidnn.lab.convolution.shape import ConvolutionShape, convolve
 from minidnn.lab.operands import draw
 from minidnn.layers.build import to_graph

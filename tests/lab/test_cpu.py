@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from minidnn import lab
+from minidnn.backends.cpu.compilers.kernels import compile_kernels
+from minidnn.backends.cpu.execution.program import shared_pool
 from minidnn.backends.cpu.isa import best_isa
-from minidnn.backends.cpu.kernels import compile_kernels
-from minidnn.backends.cpu.program import shared_pool
 from minidnn.errors import UnsupportedError
 from minidnn.lab.ceilings import CeilingJob
 from minidnn.lab.convolution.shape import ConvolutionShape
 from minidnn.lab.convolution_cpu.ladder import CONVOLUTION_CPU
 from minidnn.lab.cpu.ceilings import ceilings
-from minidnn.lab.cpu.device import predict
 from minidnn.lab.cpu.machine import CpuMachine
 from minidnn.lab.cpu.measure import checked, job
+from minidnn.lab.devices import predict
 from minidnn.lab.explain import explain
 from minidnn.lab.memory_cpu.ladder import MEMORY_CPU, CopyShape
 from minidnn.lab.operands import OperandFolder, WrongResultError

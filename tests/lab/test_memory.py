@@ -8,7 +8,7 @@ from minidnn.backends.cuda.build import compile_kernels
 from minidnn.lab.cards import H100
 from minidnn.lab.cuda_device import predict
 from minidnn.lab.ladders import ladder_of
-from minidnn.lab.memory.shape import WordsShape
+from minidnn.lab.memory.ladder import WordsShape
 from minidnn.lab.model import Prediction
 from minidnn.lab.step import points_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minidnn.lab.sass import instructions, machine_code
+from minidnn.lab.measure import instructions, machine_code
 
 LISTING = """
 		Function : probe

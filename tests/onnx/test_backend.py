@@ -15,8 +15,8 @@ import pytest
 from onnx import TensorProto
 
 import minidnn as md
-from minidnn.backends.cpu import toolchain
 from minidnn.backends.cpu.backend import CpuBackend
+from minidnn.backends.cpu.compilers import toolchain
 from minidnn.backends.cpu.isa import best_isa
 from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.frontends.onnx.convert import load_onnx

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import minidnn as md
-from minidnn.backends.cpu import toolchain
 from minidnn.backends.cpu.backend import CpuBackend
+from minidnn.backends.cpu.compilers import toolchain
 from minidnn.backends.cpu.isa import best_isa
 from minidnn.frontends.onnx.convert import load_onnx
 from minidnn.frontends.onnx.operators import CONVERTERS

@@ -7,12 +7,12 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn import models
+from minidnn.cli.explained import labels
 from minidnn.graph.ir import Node
 from minidnn.graph.layout import PLANAR
 from minidnn.graph.operators.movement import Reorder
 from minidnn.layers.build import to_graph
 from minidnn.layers.symbol import Symbol
-from minidnn.report.labels import labels
 
 
 class Small(L.Layer):

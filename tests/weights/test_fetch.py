@@ -17,7 +17,7 @@ import torch
 from minidnn import cache
 from minidnn.errors import DownloadError
 from minidnn.weights import load_weights, zoo
-from minidnn.weights._progress import ByteProgress
+from minidnn.weights._transfer import ByteProgress
 from minidnn.weights.download import download, fetch
 from tests.weights.server import BODY, QUICK, SHA, Plan
 

@@ -32,11 +32,17 @@ from ..options import (
     memory_limit_option,
     tune_option,
 )
-from . import sequence
-from .bind import bind
-from .buffers import AlignedMemory, Array, Guard
-from .constants import PackedConstant, PackedConstants
+from .compilers.kernels import compile_kernels
+from .compilers.library import NativeFunction
+from .compilers.toolchain import why_unusable
 from .contraction import multiplies_bytes, refusals, why_unsupported
+from .execution.bind import bind
+from .execution.buffers import AlignedMemory, Array, Guard
+from .execution.constants import PackedConstant, PackedConstants
+from .execution.native import runner_kernel, why_not_there
+from .execution.rank_sums import HostSum
+from .execution.stored import store
+from .execution.table import TableProgram
 from .isa import (
     Isa,
     best_isa,
@@ -46,18 +52,12 @@ from .isa import (
     why_no_bfloat16,
     with_bytes,
 )
-from .kernels import compile_kernels
-from .library import NativeFunction
 from .lower import lower_plan
 from .machine import describe_machine
-from .native import runner_kernel, why_not_there
-from .rank_sums import HostSum
 from .rates import measured_rates
-from .stored import store
-from .table import TableProgram
+from .sequences import sequence
 from .target import CpuTarget, device_for
 from .task import Task
-from .toolchain import why_unusable
 from .tuning import Build, tuned_tasks
 
 #: What computes in floats alone, and what takes every dtype of which values may be, with these.

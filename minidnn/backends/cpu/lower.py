@@ -43,12 +43,6 @@ from ...memory.annotations import ALIGNMENT, Annotations
 from ...runtime.bits import to_bits
 from ...runtime.plan import Plan
 from ..codegen.any_size import why_of_one_size
-from .adaptive import print_adaptive
-from .any_size import print_for_any_size
-from .argmax import print_argmax
-from .broadcast import Shaped, print_broadcast
-from .byte_window import print_byte_window
-from .channel_norm import print_channel_norm
 from .contraction import (
     Choose,
     PrintedContraction,
@@ -62,26 +56,39 @@ from .contraction import (
 )
 from .contraction.weight_gradient import print_weight_gradient
 from .element import ELEMENTS
-from .flat import is_flat, print_flat
-from .indexing import print_gather, print_move, print_scatter_add, print_take_channels
+from .execution.packing import Packed, PackedVectors, data_of
+from .execution.rank_sums import HostSum
 from .isa import Isa
-from .layer_norm import print_layer_norm
-from .linear import print_linear, reads_weight_as_it_lies
-from .matmul import print_matmul
-from .matmul_integers import print_matmul_of_integers
-from .movement import copied, print_copy, print_join
 from .one_image import one_image
-from .packing import Packed, PackedVectors, data_of
-from .random import print_random_drop
-from .rank_sums import HostSum
-from .reduce import print_reduce
-from .sequence import print_sequence
-from .softmax import print_softmax
-from .staged import Staged
-from .sums import print_sums
+from .operators.adaptive import print_adaptive
+from .operators.argmax import print_argmax
+from .operators.broadcast import Shaped, print_broadcast
+from .operators.byte_window import print_byte_window
+from .operators.channel_norm import print_channel_norm
+from .operators.flat import is_flat, print_flat
+from .operators.indexing import (
+    copied,
+    print_copy,
+    print_gather,
+    print_join,
+    print_move,
+    print_scatter_add,
+    print_take_channels,
+)
+from .operators.layer_norm import print_layer_norm
+from .operators.linear import print_linear, reads_weight_as_it_lies
+from .operators.matmul import print_matmul
+from .operators.matmul_integers import print_matmul_of_integers
+from .operators.random import print_random_drop
+from .operators.reduce import print_reduce
+from .operators.softmax import print_softmax
+from .operators.staged import Staged
+from .operators.sums import print_sums
+from .operators.widened import needs_copies, print_conversion, widened
+from .sequences.any_size import print_for_any_size
+from .sequences.sequence import print_sequence
 from .task import Pointer, Task
 from .tensor import Tensor, tensor_of
-from .widened import needs_copies, print_conversion, widened
 
 _WINDOW_BYTES = 1 << 12
 """Bytes that a call of a kernel for windows over bytes reads."""

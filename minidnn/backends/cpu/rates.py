@@ -19,15 +19,15 @@ from ...errors import DeviceError
 from ...measure.load import timed
 from ...runtime.operand import Operand
 from ..codegen.kernel import KernelSource
-from .buffers import AlignedMemory
+from .compilers.identity import ispc_banners
+from .compilers.kernels import compile_kernels
+from .compilers.library import NativeFunction
 from .contraction.dots.products import Products
 from .contraction.dots.word import LINE, PAIRS
-from .identity import ispc_banners
+from .execution.buffers import AlignedMemory
+from .execution.program import BoundKernel, NativeProgram, Pool
 from .isa import BFLOAT16_ISAS, ISAS, Isa, is_usable
-from .kernels import compile_kernels
-from .library import NativeFunction
 from .machine import Machine, Rates, describe_machine
-from .program import BoundKernel, NativeProgram, Pool
 
 log = logging.getLogger("minidnn.cpu")
 

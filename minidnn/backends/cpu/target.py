@@ -31,11 +31,11 @@ from ...graph.operators import (
 )
 from ...graph.types import BYTES
 from .contraction import NominalWork, why_not_behind, why_not_in_blocks, work_of
-from .contraction.price import nominal_speed
+from .contraction.blocking import nominal_speed
 from .contraction.weight_gradient import why_not as why_no_weight_gradient
 from .element import ELEMENTS
 from .isa import ISAS, Isa, bfloat16_isa, with_bytes
-from .linear import reads_weight_as_it_lies
+from .operators.linear import reads_weight_as_it_lies
 from .tensor import tensor_of
 
 FEW_CHANNELS = 4

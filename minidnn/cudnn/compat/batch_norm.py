@@ -6,14 +6,13 @@ import ctypes
 import warnings
 from typing import Any, NamedTuple
 
-from minidnn.cudnn import library
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.arrays import Shape, check_array, packed_strides
 from minidnn.cudnn.batch_norm import derived_descriptor
 from minidnn.cudnn.compat.descriptors import NCHW, NHWC, get_data_type, logical
 from minidnn.cudnn.enums import BatchNormMode, BatchNormOps, ErrQueryMode
-from minidnn.cudnn.errors import ArgumentError, check
-from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.errors import ArgumentError
+from minidnn.cudnn.handle import call, query_size
 from minidnn.cudnn.memo import Memo
 from minidnn.cudnn.scalars import DOUBLE_ONE, DOUBLE_ZERO, ONE
 from minidnn.cudnn.tensor import TensorDescriptor, described
@@ -76,12 +75,6 @@ def _as(array: Any, dtype: str) -> Any:
 
 def _one(x: Any) -> Any:
     return DOUBLE_ONE if x.dtype.char == "d" else ONE
-
-
-def _size(function: str, *arguments: Any) -> int:
-    found = ctypes.c_size_t()
-    check(getattr(library.load(), function)(*arguments, ctypes.byref(found)), function)
-    return found.value
 
 
 def batch_normalization_forward_training(
@@ -173,29 +166,29 @@ def _forward_training(
         save_mean, save_inv_std = mean, inv_std
         _check_saved(about, mode, mean, inv_std)
     y = cupy().empty(x.shape, x.dtype)
-    handle, xd = current_handle(), about.x.value
+    xd = about.x.value
     alloc = cupy().cuda.memory.alloc
     workspace = reserve = None
     need = keep = 0
     if _has_fast_nhwc(x, mode, d_layout):
         name = "cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize"
-        need = _size(name, handle, mode, OPS, xd, xd, xd, about.parameters.value, None)
+        need = query_size(name, mode, OPS, xd, xd, xd, about.parameters.value, None)
         workspace = alloc(need)
         name = "cudnnGetBatchNormalizationTrainingExReserveSpaceSize"
-        keep = _size(name, handle, mode, OPS, None, xd)
+        keep = query_size(name, mode, OPS, None, xd)
         reserve = alloc(keep)
-    status = library.load().cudnnBatchNormalizationForwardTrainingEx(
-        handle, mode, OPS, _one(x), DOUBLE_ZERO,
+    context = {"mode": BatchNormMode(mode), "x": x, "gamma": gamma, "eps": eps}
+    call(
+        "cudnnBatchNormalizationForwardTrainingEx", mode, OPS, _one(x), DOUBLE_ZERO,
         xd, x.data.ptr, xd, None, xd, y.data.ptr,
         about.parameters.value, gamma.data.ptr, beta.data.ptr,
         1.0 - decay, run_mean.data.ptr, run_var.data.ptr, eps,
         save_mean.data.ptr, save_inv_std.data.ptr, None,
         workspace.ptr if workspace else None, need, reserve.ptr if reserve else None, keep,
+        **context,
     )  # fmt: skip
-    context = {"mode": BatchNormMode(mode), "x": x, "gamma": gamma, "eps": eps}
-    check(status, "cudnnBatchNormalizationForwardTrainingEx", context)
     if debug and mode == PERSISTENT:
-        _warn_of_overflow(handle)
+        _warn_of_overflow()
     for temporary, target in ((run_mean, running_mean), (run_var, running_var)):
         if temporary is not target:
             cupy().copyto(target, temporary.reshape(target.shape), casting="unsafe")
@@ -218,12 +211,11 @@ def _has_fast_nhwc(x: Any, mode: int, d_layout: int) -> bool:
     return bool(right_kind and x.shape[3] % 4 == 0)
 
 
-def _warn_of_overflow(handle: int) -> None:
+def _warn_of_overflow() -> None:
     """Ask, after waiting for the kernel, whether the persistent mode overflowed."""
     found = ctypes.c_int()
     blocking = ErrQueryMode.CUDNN_ERRQUERY_BLOCKING
-    call = library.load().cudnnQueryRuntimeError
-    check(call(handle, ctypes.byref(found), blocking, None), "cudnnQueryRuntimeError")
+    call("cudnnQueryRuntimeError", ctypes.byref(found), blocking, None)
     if found.value:
         warnings.warn(
             "A numerical overflow might have happened in cuDNN batch normalization "
@@ -251,13 +243,12 @@ def batch_normalization_forward_inference(
     gamma, beta, mean, var = (_as(array, about.dtype) for array in (gamma, beta, mean, var))
     y = cupy().empty(x.shape, x.dtype)
     xd = about.x.value
-    status = library.load().cudnnBatchNormalizationForwardInference(
-        current_handle(), cudnn_mode, _one(x), DOUBLE_ZERO,
-        xd, x.data.ptr, xd, y.data.ptr,
-        about.parameters.value, gamma.data.ptr, beta.data.ptr, mean.data.ptr, var.data.ptr, eps,
-    )  # fmt: skip
     context = {"mode": BatchNormMode(cudnn_mode), "x": x, "gamma": gamma, "eps": eps}
-    check(status, "cudnnBatchNormalizationForwardInference", context)
+    call(
+        "cudnnBatchNormalizationForwardInference", cudnn_mode, _one(x), DOUBLE_ZERO,
+        xd, x.data.ptr, xd, y.data.ptr, about.parameters.value,
+        gamma.data.ptr, beta.data.ptr, mean.data.ptr, var.data.ptr, eps, **context,
+    )  # fmt: skip
     return y
 
 
@@ -289,22 +280,22 @@ def batch_normalization_backward(
     gamma, mean, inv_std = (_as(array, about.dtype) for array in (gamma, mean, inv_std))
     gx = cupy().empty(x.shape, x.dtype)
     ggamma, gbeta = (cupy().empty(gamma.shape, about.dtype) for _ in range(2))
-    handle, xd, parameters = current_handle(), about.x.value, about.parameters.value
+    xd, parameters = about.x.value, about.parameters.value
     name = "cudnnGetBatchNormalizationBackwardExWorkspaceSize"
-    need = _size(name, handle, cudnn_mode, OPS, xd, xd, xd, xd, xd, parameters, None)
+    need = query_size(name, cudnn_mode, OPS, xd, xd, xd, xd, xd, parameters, None)
     workspace = cupy().cuda.memory.alloc(need)
     keep = reserve_space.mem.size if reserve_space is not None else 0
-    status = library.load().cudnnBatchNormalizationBackwardEx(
-        handle, cudnn_mode, OPS, _one(x), DOUBLE_ZERO, _one(x), DOUBLE_ZERO,
+    context = {"mode": BatchNormMode(cudnn_mode), "x": x, "gamma": gamma, "eps": eps}
+    call(
+        "cudnnBatchNormalizationBackwardEx", cudnn_mode, OPS,
+        _one(x), DOUBLE_ZERO, _one(x), DOUBLE_ZERO,
         xd, x.data.ptr, xd, None, xd, gy.data.ptr, xd, None, xd, gx.data.ptr,
         parameters, gamma.data.ptr, None, ggamma.data.ptr, gbeta.data.ptr, eps,
         mean.data.ptr, inv_std.data.ptr, None,
-        workspace.ptr or None, need, reserve_space.ptr if keep else None, keep,
+        workspace.ptr or None, need, reserve_space.ptr if keep else None, keep, **context,
     )  # fmt: skip
-    context = {"mode": BatchNormMode(cudnn_mode), "x": x, "gamma": gamma, "eps": eps}
-    check(status, "cudnnBatchNormalizationBackwardEx", context)
     if debug and cudnn_mode == PERSISTENT:
-        _warn_of_overflow(handle)
+        _warn_of_overflow()
     if cast:
         ggamma, gbeta = ggamma.astype(x.dtype), gbeta.astype(x.dtype)
     return gx, ggamma, gbeta

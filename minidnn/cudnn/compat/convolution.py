@@ -6,7 +6,6 @@ import warnings
 from functools import cache
 from typing import Any
 
-from minidnn.cudnn import library
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.arrays import Shape, check_array
 from minidnn.cudnn.compat.descriptors import (
@@ -28,8 +27,8 @@ from minidnn.cudnn.convolution.key import (
 from minidnn.cudnn.convolution.plan import ConvolutionPlan
 from minidnn.cudnn.dtypes import compute_type
 from minidnn.cudnn.enums import DataType, MathType, TensorFormat
-from minidnn.cudnn.errors import ArgumentError, DTypeError, check
-from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.errors import ArgumentError, DTypeError
+from minidnn.cudnn.handle import call
 from minidnn.cudnn.memo import Memo
 from minidnn.cudnn.scalars import DOUBLE_ONE, ONE
 from minidnn.cudnn.tensor import described
@@ -267,7 +266,5 @@ def _add_bias(y_descriptor: int, y: Any, b: Any) -> None:
     shape = (1, b.size, *(1,) * (y.ndim - 2))
     one = DOUBLE_ONE if y.dtype.char == "d" else ONE
     descriptor = described(b.dtype, shape, (b.size, *(1,) * (y.ndim - 1)))
-    call = library.load().cudnnAddTensor
-    source = (one, descriptor.value, b.data.ptr)
-    status = call(current_handle(), *source, one, y_descriptor, y.data.ptr)
-    check(status, "cudnnAddTensor", b=b, y=y)
+    arguments = (one, descriptor.value, b.data.ptr, one, y_descriptor, y.data.ptr)
+    call("cudnnAddTensor", *arguments, b=b, y=y)

@@ -26,8 +26,8 @@ def create_dropout_descriptor(
 
 def set_dropout_descriptor(desc: Any, handle: int, dropout: float) -> None:
     """Change the ratio and leave the random states alone."""
-    call = library.load().cudnnSetDropoutDescriptor
-    check(call(desc.value, handle, dropout, None, 0, 0), "cudnnSetDropoutDescriptor")
+    arguments = (desc.value, handle, dropout, None, 0, 0)
+    check(library.load().cudnnSetDropoutDescriptor(*arguments), "cudnnSetDropoutDescriptor")
 
 
 def create_dropout_states(handle: int) -> Any:
@@ -67,16 +67,9 @@ class DropoutStates:
         descriptor = flat_descriptor_of(x)
         size = reserve_size(descriptor)
         reserve = cupy().empty((size,), "b")
-        status = library.load().cudnnDropoutForward(
-            handle,
-            self._desc.value,
-            descriptor.value,
-            x.data.ptr,
-            descriptor.value,
-            y.data.ptr,
-            reserve.data.ptr,
-            size,
-        )
+        desc, flat = self._desc.value, descriptor.value
+        operands = (flat, x.data.ptr, flat, y.data.ptr, reserve.data.ptr, size)
+        status = library.load().cudnnDropoutForward(handle, desc, *operands)
         check(status, "cudnnDropoutForward", {"x": x, "ratio": dropout_ratio})
         return reserve, y
 
@@ -98,15 +91,9 @@ class DropoutStates:
                 f"reserve_space has {reserve_space.nbytes} bytes, but dropout of shape "
                 f"{dy.shape} needs {need}"
             )
-        status = library.load().cudnnDropoutBackward(
-            handle,
-            self._desc.value,
-            descriptor.value,
-            dy.data.ptr,
-            descriptor.value,
-            dx.data.ptr,
-            reserve_space.data.ptr,
-            reserve_space.nbytes,
-        )
+        desc, flat = self._desc.value, descriptor.value
+        room = (reserve_space.data.ptr, reserve_space.nbytes)
+        operands = (flat, dy.data.ptr, flat, dx.data.ptr, *room)
+        status = library.load().cudnnDropoutBackward(handle, desc, *operands)
         check(status, "cudnnDropoutBackward", {"dy": dy, "ratio": dropout_ratio})
         return dx

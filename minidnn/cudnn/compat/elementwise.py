@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from minidnn.cudnn import library
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.activation import activation_descriptor
 from minidnn.cudnn.arrays import Shape, at_least_4d, check_array, packed_strides
@@ -15,8 +14,8 @@ from minidnn.cudnn.compat.descriptors import (
     get_data_type,
 )
 from minidnn.cudnn.enums import ActivationMode, SoftmaxMode
-from minidnn.cudnn.errors import ArgumentError, DTypeError, check
-from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.errors import ArgumentError, DTypeError
+from minidnn.cudnn.handle import call
 from minidnn.cudnn.scalars import DOUBLE_ONE, DOUBLE_ZERO, ONE, ZERO
 from minidnn.cudnn.tensor import TensorDescriptor, described, flat_descriptor_of
 
@@ -48,17 +47,9 @@ def activation_forward(x: Any, mode: int, coef: float = 0.0) -> Any:
     y = cupy().empty(x.shape, x.dtype)
     one, zero = _one_zero(x)
     descriptor = flat_descriptor_of(x)
-    status = library.load().cudnnActivationForward(
-        current_handle(),
-        activation_descriptor(ActivationMode(mode), float(coef), NOT_PROPAGATE).value,
-        one,
-        descriptor.value,
-        x.data.ptr,
-        zero,
-        descriptor.value,
-        y.data.ptr,
-    )
-    check(status, "cudnnActivationForward", {"mode": ActivationMode(mode), "x": x})
+    kind = activation_descriptor(ActivationMode(mode), float(coef), NOT_PROPAGATE).value
+    operands = (one, descriptor.value, x.data.ptr, zero, descriptor.value, y.data.ptr)
+    call("cudnnActivationForward", kind, *operands, mode=ActivationMode(mode), x=x)
     return y
 
 
@@ -68,22 +59,11 @@ def activation_backward(x: Any, y: Any, gy: Any, mode: int, coef: float = 0.0) -
     gx = cupy().empty(x.shape, x.dtype)
     x, y, gy = (cupy().ascontiguousarray(array) for array in (x, y, gy))
     one, zero = _one_zero(x)
-    descriptor = flat_descriptor_of(y)
-    status = library.load().cudnnActivationBackward(
-        current_handle(),
-        activation_descriptor(ActivationMode(mode), float(coef), NOT_PROPAGATE).value,
-        one,
-        descriptor.value,
-        y.data.ptr,
-        descriptor.value,
-        gy.data.ptr,
-        descriptor.value,
-        x.data.ptr,
-        zero,
-        descriptor.value,
-        gx.data.ptr,
-    )
-    check(status, "cudnnActivationBackward", {"mode": ActivationMode(mode), "x": x, "y": y})
+    flat = flat_descriptor_of(y).value
+    kind = activation_descriptor(ActivationMode(mode), float(coef), NOT_PROPAGATE).value
+    inputs = (flat, y.data.ptr, flat, gy.data.ptr, flat, x.data.ptr)
+    arguments = (kind, one, *inputs, zero, flat, gx.data.ptr)
+    call("cudnnActivationBackward", *arguments, mode=ActivationMode(mode), x=x, y=y)
     return gx
 
 
@@ -110,9 +90,9 @@ def softmax_forward(x: Any, axis: int, algorithm: int) -> Any:
     y = cupy().empty(x.shape, x.dtype)
     one, zero = _one_zero(x)
     descriptor, mode = _softmax_descriptor(x, axis)
-    pair = (descriptor.value, x.data.ptr, zero, descriptor.value, y.data.ptr)
-    status = library.load().cudnnSoftmaxForward(current_handle(), algorithm, mode, one, *pair)
-    check(status, "cudnnSoftmaxForward", {"algorithm": algorithm, "axis": axis, "x": x})
+    operands = (one, descriptor.value, x.data.ptr, zero, descriptor.value, y.data.ptr)
+    context = {"algorithm": algorithm, "axis": axis, "x": x}
+    call("cudnnSoftmaxForward", algorithm, mode, *operands, **context)
     return y
 
 
@@ -123,20 +103,9 @@ def softmax_backward(y: Any, gy: Any, axis: int, algorithm: int) -> Any:
     y, gy = cupy().ascontiguousarray(y), cupy().ascontiguousarray(gy)
     one, zero = _one_zero(y)
     descriptor, mode = _softmax_descriptor(y, axis)
-    status = library.load().cudnnSoftmaxBackward(
-        current_handle(),
-        algorithm,
-        mode,
-        one,
-        descriptor.value,
-        y.data.ptr,
-        descriptor.value,
-        gy.data.ptr,
-        zero,
-        descriptor.value,
-        gx.data.ptr,
-    )
-    check(status, "cudnnSoftmaxBackward", {"algorithm": algorithm, "axis": axis, "y": y})
+    inputs = (descriptor.value, y.data.ptr, descriptor.value, gy.data.ptr)
+    arguments = (algorithm, mode, one, *inputs, zero, descriptor.value, gx.data.ptr)
+    call("cudnnSoftmaxBackward", *arguments, algorithm=algorithm, axis=axis, y=y)
     return gx
 
 
@@ -168,10 +137,9 @@ def pooling_forward(x: Any, y: Any, ksize: Shape, stride: Shape, pad: Shape, mod
     one, zero = _one_zero(x)
     xs, ys = _nd(x), _nd(y)
     with create_pooling_descriptor(ksize, stride, pad, mode) as pool:
-        pair = (one, xs.value, x.data.ptr, zero, ys.value, y.data.ptr)
-        status = library.load().cudnnPoolingForward(current_handle(), pool.value, *pair)
-    context = {"ksize": ksize, "stride": stride, "pad": pad, "x": x, "y": y}
-    check(status, "cudnnPoolingForward", context)
+        operands = (one, xs.value, x.data.ptr, zero, ys.value, y.data.ptr)
+        context = {"ksize": ksize, "stride": stride, "pad": pad, "x": x, "y": y}
+        call("cudnnPoolingForward", pool.value, *operands, **context)
     return y
 
 
@@ -187,20 +155,8 @@ def pooling_backward(
     one, zero = _one_zero(x)
     xs, ys = _nd(x), _nd(y)
     with create_pooling_descriptor(ksize, stride, pad, mode) as pool:
-        status = library.load().cudnnPoolingBackward(
-            current_handle(),
-            pool.value,
-            one,
-            ys.value,
-            y.data.ptr,
-            ys.value,
-            gy.data.ptr,
-            xs.value,
-            x.data.ptr,
-            zero,
-            xs.value,
-            gx.data.ptr,
-        )
-    context = {"ksize": ksize, "stride": stride, "pad": pad, "x": x, "y": y, "gy": gy}
-    check(status, "cudnnPoolingBackward", context)
+        inputs = (ys.value, y.data.ptr, ys.value, gy.data.ptr, xs.value, x.data.ptr)
+        arguments = (pool.value, one, *inputs, zero, xs.value, gx.data.ptr)
+        context = {"ksize": ksize, "stride": stride, "pad": pad, "x": x, "y": y, "gy": gy}
+        call("cudnnPoolingBackward", *arguments, **context)
     return gx

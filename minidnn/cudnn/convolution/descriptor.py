@@ -5,12 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple, Self
 
-from minidnn.cudnn import library
 from minidnn.cudnn.arrays import Shape
 from minidnn.cudnn.descriptor import Descriptor
 from minidnn.cudnn.dtypes import data_type
 from minidnn.cudnn.enums import ConvolutionMode, DataType, MathType
-from minidnn.cudnn.errors import check
 from minidnn.cudnn.filter import FilterDescriptor
 from minidnn.cudnn.scalars import ints
 from minidnn.cudnn.tensor import TensorDescriptor
@@ -88,32 +86,28 @@ class ConvolutionDescriptor(Descriptor):
     @property
     def groups(self) -> int:
         """``cudnnGetConvolutionGroupCount``."""
-        return self._number("cudnnGetConvolutionGroupCount")
+        return self.query_ints("cudnnGetConvolutionGroupCount", 1)[0]
 
     @property
     def math_type(self) -> MathType:
         """``cudnnGetConvolutionMathType``."""
-        return MathType(self._number("cudnnGetConvolutionMathType"))
+        return MathType(*self.query_ints("cudnnGetConvolutionMathType", 1))
 
     def get(self) -> ConvolutionInfo:
         """Return everything (``cudnnGetConvolutionNdDescriptor``, group count, math type)."""
         rank, mode, compute = (ctypes.c_int() for _ in range(3))
         padding, stride, dilation = (ints([0] * 6) for _ in range(3))
-        outputs = (ctypes.byref(rank), padding, stride, dilation)
-        call = library.load().cudnnGetConvolutionNdDescriptor
-        status = call(self.value, 6, *outputs, ctypes.byref(mode), ctypes.byref(compute))
-        check(status, "cudnnGetConvolutionNdDescriptor")
+        kinds = (ctypes.byref(mode), ctypes.byref(compute))
+        outputs = (ctypes.byref(rank), padding, stride, dilation, *kinds)
+        self.call("cudnnGetConvolutionNdDescriptor", 6, *outputs)
         n = rank.value
         dims = (tuple(padding[:n]), tuple(stride[:n]), tuple(dilation[:n]))
-        kinds = (ConvolutionMode(mode.value), DataType(compute.value), self.math_type)
-        return ConvolutionInfo(*dims, self.groups, *kinds)
+        types = (ConvolutionMode(mode.value), DataType(compute.value), self.math_type)
+        return ConvolutionInfo(*dims, self.groups, *types)
 
     def get_2d(self) -> ConvolutionInfo:
         """Return everything about a 2-d one (``cudnnGetConvolution2dDescriptor``)."""
-        values = [ctypes.c_int() for _ in range(8)]
-        call = library.load().cudnnGetConvolution2dDescriptor
-        check(call(self.value, *map(ctypes.byref, values)), "cudnnGetConvolution2dDescriptor")
-        *dims, mode, compute = (value.value for value in values)
+        *dims, mode, compute = self.query_ints("cudnnGetConvolution2dDescriptor", 8)
         parts = (tuple(dims[:2]), tuple(dims[2:4]), tuple(dims[4:]))
         kinds = (ConvolutionMode(mode), DataType(compute), self.math_type)
         return ConvolutionInfo(*parts, self.groups, *kinds)
@@ -121,12 +115,5 @@ class ConvolutionDescriptor(Descriptor):
     def output_shape(self, x: TensorDescriptor, w: FilterDescriptor, rank: int) -> Shape:
         """Return the forward output's shape (``cudnnGetConvolutionNdForwardOutputDim``)."""
         dims = ints([0] * rank)
-        call = library.load().cudnnGetConvolutionNdForwardOutputDim
-        status = call(self.value, x.value, w.value, rank, dims)
-        check(status, "cudnnGetConvolutionNdForwardOutputDim")
+        self.call("cudnnGetConvolutionNdForwardOutputDim", x.value, w.value, rank, dims)
         return tuple(dims)
-
-    def _number(self, function: str) -> int:
-        found = ctypes.c_int()
-        check(getattr(library.load(), function)(self.value, ctypes.byref(found)), function)
-        return found.value

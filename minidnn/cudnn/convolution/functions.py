@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minidnn.cudnn import library, workspace
+from minidnn.cudnn import workspace
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.arrays import (
     Shape,
@@ -26,6 +26,7 @@ from minidnn.cudnn.arrays import (
     element_strides,
     empty,
     layouts,
+    scalars,
 )
 from minidnn.cudnn.convolution.choose import plan_for
 from minidnn.cudnn.convolution.key import (
@@ -36,12 +37,11 @@ from minidnn.cudnn.convolution.key import (
     make_key,
 )
 from minidnn.cudnn.convolution.plan import ConvolutionPlan
-from minidnn.cudnn.elementwise import scalars
 from minidnn.cudnn.enums import ConvolutionMode, MathType
-from minidnn.cudnn.errors import ArgumentError, check
-from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.errors import ArgumentError
+from minidnn.cudnn.handle import call
 from minidnn.cudnn.memo import Memo
-from minidnn.cudnn.tensor import described, descriptor_of
+from minidnn.cudnn.tensor import described, operand
 
 CROSS_CORRELATION = ConvolutionMode.CUDNN_CROSS_CORRELATION
 
@@ -251,10 +251,8 @@ def backward_bias(dy: Any, db: Any = None, *, alpha: float = 1.0, beta: float = 
     one, zero = scalars(dy, alpha, beta)
     shape = (1, channels) + (1,) * max(2, dy.ndim - 2)
     target = described(db.dtype, shape, (channels,) + (1,) * (len(shape) - 1))
-    call = library.load().cudnnConvolutionBackwardBias
-    source = (one, descriptor_of(dy, "dy").value, dy.data.ptr)
-    status = call(current_handle(), *source, zero, target.value, db.data.ptr)
-    check(status, "cudnnConvolutionBackwardBias", {"dy": dy, "db": db})
+    arguments = (one, *operand(dy, "dy"), zero, target.value, db.data.ptr)
+    call("cudnnConvolutionBackwardBias", *arguments, dy=dy, db=db)
     return db
 
 

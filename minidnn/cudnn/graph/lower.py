@@ -12,7 +12,7 @@ from minidnn.cudnn.graph.dtypes import element_type
 from minidnn.cudnn.graph.enums import AttributeType as T
 from minidnn.cudnn.graph.enums import DescriptorType as D
 from minidnn.cudnn.graph.enums import GenStatsMode, PaddingMode, ResampleMode
-from minidnn.cudnn.graph.pointwise import PARAMETERS, operation
+from minidnn.cudnn.graph.operations import PARAMETERS, operation
 from minidnn.cudnn.graph.spec import (
     Convolution,
     GraphSpec,

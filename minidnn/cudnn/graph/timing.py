@@ -14,7 +14,6 @@ from functools import cache
 from typing import Any
 
 from minidnn.cudnn._cupy import cupy
-from minidnn.cudnn.capture import capture
 from minidnn.cudnn.errors import CuDNNError
 from minidnn.cudnn.gpu_turn import turn
 
@@ -215,3 +214,17 @@ def _timed(replay: _Replay, stream: Any) -> float:
     after.record(stream)
     after.synchronize()
     return float(cuda.get_elapsed_time(before, after)) / replay.count
+
+
+def capture(stream: Any, enqueue: Callable[[], object]) -> Any:
+    """The CUDA graph of what ``enqueue`` starts on ``stream``, a CuPy stream.
+
+    CuPy captures in CUDA's relaxed mode: other threads may do everything meanwhile but wait for
+    the whole device, which fails while any of its streams is captured.
+    """
+    stream.begin_capture()
+    try:
+        enqueue()
+    finally:
+        graph = stream.end_capture()
+    return graph

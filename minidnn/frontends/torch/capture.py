@@ -17,7 +17,6 @@ from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.captured import CAPTURING, Captured, Held, layers_in_full
 from minidnn.frontends.torch.functional import functional
 from minidnn.frontends.torch.rehearsal import unchanged
-from minidnn.frontends.torch.scripted import check_scripted
 
 
 def capture(
@@ -95,3 +94,22 @@ def _unheard() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
+
+
+# TorchScript modules: what they hold and compute is not Python's, so Dynamo calls them as they are.
+
+
+_REASON = "it is a TorchScript module, whose code is not Python's"
+
+
+def is_scripted(module: Any) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def check_scripted(module: nn.Module) -> None:
+    """UnsupportedError if a module as a whole is scripted or traced."""
+    if is_scripted(module):
+        raise UnsupportedError(
+            f"{type(module).__name__} cannot be captured: {_REASON}; valid is the module that it "
+            "was made of"
+        )

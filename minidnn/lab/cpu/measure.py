@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ...backends.codegen.kernel import KernelSource
-from ...backends.cpu.buffers import AlignedMemory, Guard
+from ...backends.cpu.compilers.kernels import compile_kernels
+from ...backends.cpu.execution.buffers import AlignedMemory, Guard
+from ...backends.cpu.execution.program import BoundKernel, NativeProgram, Operand, Pool
 from ...backends.cpu.isa import usable_isa
-from ...backends.cpu.kernels import compile_kernels
-from ...backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
 from ...measure.load import timed
 from ...measure.statistics import median
 from ..operands import RESULT, Operands, WrongResultError, first_wrong

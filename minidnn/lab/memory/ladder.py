@@ -2,17 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...errors import UnsupportedError
 from ..access import L2_CYCLES, Access, Work, lanes, sample
 from ..cuda_step import CudaStep, Sizes
 from ..step import Block, Ladder, Parameters
-from .shape import SIZES, WordsShape, copied
+
+SIZES = {"L2": 1 << 22, "DRAM": 1 << 26}
+"""Words that lie in L2 together with their copies, and words that do not."""
+
+
+@dataclass(frozen=True)
+class WordsShape:
+    """Words of four bytes."""
+
+    count: int = SIZES["DRAM"]
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UnsupportedError(f"count={self.count}; valid are 1 and more")
+
+    @property
+    def operands(self) -> dict[str, int]:
+        return {"x": self.count, "y": self.count}
+
+    @property
+    def operations(self) -> int:
+        """None."""
+        return 0
+
+    @property
+    def terms(self) -> int:
+        """Nothing is rounded."""
+        return 0
+
+
+def copied(shape: WordsShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The words as they are."""
+    return operands["x"].astype(np.float64)
+
 
 _BLOCKS = 16
 """That are looked at along each axis of the grid."""

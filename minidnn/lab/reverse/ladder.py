@@ -11,7 +11,7 @@ import numpy as np
 
 from ..access import L2_CYCLES, SHARED_CYCLES, Access, Work, lanes, sample
 from ..cuda_step import CudaStep, Sizes
-from ..memory.shape import SIZES, WordsShape
+from ..memory.ladder import SIZES, WordsShape
 from ..step import Block, Ladder, Parameters
 
 _BLOCKS = 16

@@ -14,8 +14,7 @@ from minidnn.graph.scalar_functions import softplus
 from minidnn.graph.symbolic import pointwise
 from minidnn.graph.types import TensorType
 from minidnn.training.arguments import check_number
-from minidnn.training.losses.averages import mean
-from minidnn.training.losses.common import CrossEntropy, Function, Loss, accuracy, check_range
+from minidnn.training.losses.common import CrossEntropy, Function, Loss, accuracy, check_range, mean
 
 __all__ = ["NLL", "Focal", "MultiLabelSoftMargin", "MultiMargin", "SigmoidFocal"]
 

@@ -13,8 +13,7 @@ from minidnn.graph import expression as scalar
 from minidnn.graph.scalar_functions import softplus
 from minidnn.graph.symbolic import pointwise
 from minidnn.training.arguments import check_number
-from minidnn.training.losses.averages import mean
-from minidnn.training.losses.common import Loss, check_range
+from minidnn.training.losses.common import Loss, check_range, mean
 
 __all__ = [
     "GaussianNLL",

@@ -13,8 +13,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.trace import apply
 from minidnn.graph.types import FLOATS, TensorType
 from minidnn.training.arguments import check_number, check_whole
-from minidnn.training.losses.averages import mean
-from minidnn.training.losses.common import CrossEntropy, Function, Loss, check_range
+from minidnn.training.losses.common import CrossEntropy, Function, Loss, check_range, mean
 
 __all__ = ["Dice", "Tversky"]
 

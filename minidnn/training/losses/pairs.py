@@ -16,8 +16,7 @@ from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply
 from minidnn.graph.types import FLOATS, TensorType
 from minidnn.training.arguments import check_number
-from minidnn.training.losses.averages import mean
-from minidnn.training.losses.common import Loss
+from minidnn.training.losses.common import Loss, mean
 from minidnn.training.losses.distances import check_signs, several
 
 __all__ = [

@@ -11,8 +11,7 @@ import numpy as np
 from minidnn.errors import GraphError
 from minidnn.graph import expression as scalar
 from minidnn.graph.symbolic import pointwise
-from minidnn.training.losses.averages import aligned
-from minidnn.training.losses.common import CrossEntropy, Loss
+from minidnn.training.losses.common import CrossEntropy, Loss, aligned
 
 __all__ = ["Weighted"]
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from minidnn.backends.cpu.buffers import Guard
 from minidnn.backends.cpu.contraction.choose import choose_scheme, schemes_for
 from minidnn.backends.cpu.contraction.problem import problem_of
 from minidnn.backends.cpu.contraction.scheme import OFTEN, Scheme
+from minidnn.backends.cpu.execution.buffers import Guard
 from minidnn.backends.cpu.isa import AVX2, AVX512, ISAS, Isa
 from minidnn.graph.operators import Add, Linear, ReLU
 from tests.sampling import every

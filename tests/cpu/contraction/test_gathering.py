@@ -8,13 +8,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from minidnn.backends.cpu.buffers import Guard
+from minidnn.backends.cpu.compilers.library import NativeFunction
 from minidnn.backends.cpu.contraction.choose import choose_scheme, schemes_for
 from minidnn.backends.cpu.contraction.kernel import print_scheme
 from minidnn.backends.cpu.contraction.problem import Problem, problem_of
 from minidnn.backends.cpu.contraction.scheme import Scheme
+from minidnn.backends.cpu.execution.buffers import Guard
 from minidnn.backends.cpu.isa import AVX2, AVX512, ISAS, Isa
-from minidnn.backends.cpu.library import NativeFunction
 from minidnn.graph.operators import Add, ReLU, ScaleShift
 
 from .cases import conv

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from minidnn.backends.cpu.compilers.library import NativeFunction
 from minidnn.backends.cpu.contraction import scheme
 from minidnn.backends.cpu.isa import AVX2, AVX512, Isa
-from minidnn.backends.cpu.library import NativeFunction
 from minidnn.graph.operators import Add, Linear, ReLU, ScaleShift
 
 from .cases import CASES, conv

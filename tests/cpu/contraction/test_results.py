@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minidnn.backends.cpu.buffers import Guard
+from minidnn.backends.cpu.compilers.library import NativeFunction
+from minidnn.backends.cpu.execution.buffers import Guard
 from minidnn.backends.cpu.isa import ISAS
-from minidnn.backends.cpu.library import NativeFunction
 from tests.sampling import each_on_one, on
 
 from .cases import CASES

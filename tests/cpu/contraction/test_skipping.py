@@ -8,10 +8,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from minidnn.backends.cpu.compilers.kernels import compile_kernels
 from minidnn.backends.cpu.contraction.choose import choose_scheme
 from minidnn.backends.cpu.contraction.problem import Problem, problem_of
 from minidnn.backends.cpu.isa import AVX2, AVX512, ISAS, Isa
-from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.graph.ir import Constant
 from minidnn.graph.operators import ReLU, ScaleShift
 from tests.sampling import every

@@ -8,18 +8,18 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from minidnn.backends.cpu.buffers import AlignedMemory, Guard
+from minidnn.backends.cpu.compilers.kernels import compile_kernels
 from minidnn.backends.cpu.contraction.problem import BlockedView, Problem
 from minidnn.backends.cpu.contraction.scheme import Scheme
 from minidnn.backends.cpu.contraction.tiling import Tile, split_vectors
 from minidnn.backends.cpu.contraction.weights import packed_weights
+from minidnn.backends.cpu.contraction.winograd.kernel import transformed_weights
 from minidnn.backends.cpu.contraction.winograd.scheme import WinogradScheme
 from minidnn.backends.cpu.contraction.winograd.transform import F2, F4, Transform
-from minidnn.backends.cpu.contraction.winograd.weights import transformed_weights
+from minidnn.backends.cpu.execution.buffers import AlignedMemory, Guard
+from minidnn.backends.cpu.execution.packing import Packed
+from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, shared_pool
 from minidnn.backends.cpu.isa import ISAS, usable_isas
-from minidnn.backends.cpu.kernels import compile_kernels
-from minidnn.backends.cpu.packing import Packed
-from minidnn.backends.cpu.program import BoundKernel, NativeProgram, shared_pool
 from minidnn.graph.ir import Constant
 from minidnn.graph.types import TensorType
 from minidnn.runtime.operand import Operand

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from minidnn.backends.codegen.code import Code
-from minidnn.backends.cpu.buffers import Guard
+from minidnn.backends.cpu.compilers.library import NativeFunction
 from minidnn.backends.cpu.contraction import algorithms
 from minidnn.backends.cpu.contraction.algorithms import choose_algorithm
 from minidnn.backends.cpu.contraction.problem import problem_of
 from minidnn.backends.cpu.contraction.winograd import algorithm, price
 from minidnn.backends.cpu.contraction.winograd.transform import F2, F4
+from minidnn.backends.cpu.execution.buffers import Guard
 from minidnn.backends.cpu.isa import AVX2, AVX512, ISAS, Isa
-from minidnn.backends.cpu.library import NativeFunction
 from minidnn.graph.operators import GELU, Add, ReLU, ScaleShift, Sigmoid
 from tests.sampling import each_on_one, on
 

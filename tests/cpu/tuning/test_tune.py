@@ -15,7 +15,8 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cpu.backend import CpuProgram
 from minidnn.backends.cpu.contraction import Choice, Question, choose_by_price
-from minidnn.backends.cpu.tuning import choices, race, tune
+from minidnn.backends.cpu.tuning import choices, tune
+from minidnn.backends.cpu.tuning.tune import race
 from minidnn.cache import CacheStore, digest, forbid_builds
 from minidnn.errors import GraphError, MiniDNNWarning
 from minidnn.executable import Executable
@@ -243,10 +244,10 @@ def test_races_tell_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(program, CpuProgram)
     first = next(task for task in program.tasks if task.question)
     made_tasks = [first, replace(first, question=None), first]
-    monkeypatch.setattr(race, "SHORT_SECONDS", 0.0)
-    monkeypatch.setattr(race, "MOST_ROUNDS", 5)
+    monkeypatch.setattr(tune, "SHORT_SECONDS", 0.0)
+    monkeypatch.setattr(tune, "MOST_ROUNDS", 5)
     fakes = [Fake([9.0, 1.0, 2.0, 3.0, 4.0]), Fake([0.75] * 5)]
-    assert race.race(fakes, [], [], 60) == [{first.question: 1.25}, {first.question: 1.0}]
+    assert race(fakes, [], [], 60) == [{first.question: 1.25}, {first.question: 1.0}]
 
 
 def test_measured_for_real() -> None:

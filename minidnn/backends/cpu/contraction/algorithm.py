@@ -8,7 +8,7 @@ from typing import Any
 
 from ....fusion.contraction import Parts
 from ..isa import Isa
-from .price import Speed
+from .blocking import Speed
 from .problem import Problem
 from .stage import PrintedContraction
 

@@ -17,13 +17,13 @@ from ....graph.ir import Node
 from ..isa import Isa
 from ..tensor import Tensor
 from .algorithm import Algorithm
+from .blocking import NOMINAL_THREADS, nominal_speed
 from .choose import scheme_for_any_size
 from .direct import Direct
 from .dots.algorithm import Dots
 from .dots.scheme import choose_dots
-from .price import NOMINAL_THREADS, nominal_speed
 from .problem import Problem, problem_of
-from .quads.algorithm import Quads
+from .quads.kernel import Quads
 from .quads.scheme import choose_quads
 from .stage import PrintedContraction
 from .winograd.algorithm import Winograd

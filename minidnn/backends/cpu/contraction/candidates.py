@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from .algorithms import Choice, Question, choose_by_price, usable_algorithms
-from .price import nominal_speed
+from .blocking import nominal_speed
 
 ALGORITHM_MARGIN = 2.5
 """Algorithms whose price is so many times the least one are left out."""

@@ -13,9 +13,9 @@ from ....graph.operators import Conv2d, Linear
 from ....graph.types import BYTES, TensorType
 from ..isa import Isa
 from .algorithm import Algorithm
+from .blocking import Speed, predict_seconds
 from .choose import choose_scheme, schemes_for
 from .kernel import print_scheme
-from .price import Speed, predict_seconds
 from .problem import Problem
 from .scheme import Scheme
 from .stage import PrintedContraction

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from ...codegen.code import Code
-from ..buffers import Array
+from ..execution.buffers import Array
 
 #: A number, or what gives it when constants are packed.
 Number = int | Callable[[], int]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...codegen.kernel import KernelSource
-from ..buffers import Array
+from ..execution.buffers import Array
 
 
 @dataclass(frozen=True)

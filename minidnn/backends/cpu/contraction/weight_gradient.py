@@ -17,7 +17,7 @@ from ....graph.operators import Conv2dWeightGradient
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
 from ..isa import Isa
-from ..staged import Staged
+from ..operators.staged import Staged
 from ..tensor import Tensor
 from .numbers import PARAMETER, Numbers
 from .stage import Stage, Workspace

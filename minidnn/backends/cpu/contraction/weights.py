@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ....graph.ir import Value
-from ..buffers import Array
-from ..packing import Packed, PackedVectors
+from ..execution.buffers import Array
+from ..execution.packing import Packed, PackedVectors
 from .pack_states import print_packing
 from .scheme import ResultScheme, Scheme
 from .tiling import Tile

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ....cache import CacheStore, digest
+from ..compilers.identity import ispc_banners
 from ..contraction import Choice, Question
 from ..contraction.algorithms import usable_algorithms
-from ..identity import ispc_banners
 from ..machine import describe_machine
 
 log = logging.getLogger("minidnn.cpu")

@@ -8,7 +8,7 @@ from .....fusion.contraction import Parts
 from ....options import ACCURACIES
 from ...isa import Isa
 from ..algorithm import Algorithm
-from ..price import Speed, overlapped
+from ..blocking import Speed, overlapped
 from ..problem import Problem
 from ..stage import PrintedContraction
 from .kernel import print_dots

@@ -11,8 +11,8 @@ import numpy as np
 from .....fusion.contraction import Parts
 from ....codegen.code import Code
 from ....codegen.kernel import KernelSource
-from ...buffers import Array
 from ...element import ELEMENTS
+from ...execution.buffers import Array
 from ..epilogue import Epilogue
 from ..numbers import PARAMETER
 from ..printed import absorbed, printed_for_all_sizes

@@ -8,8 +8,8 @@ import numpy as np
 
 from .....graph.ir import Value
 from .....runtime.bits import to_bits
-from ...buffers import Array
-from ...packing import data_of
+from ...execution.buffers import Array
+from ...execution.packing import data_of
 from .scheme import DotScheme
 
 

@@ -13,9 +13,9 @@ from .....graph.operators import Conv2d, Linear
 from .....graph.types import BYTES
 from ....codegen.code import Code
 from ....codegen.dialect import ISPC
-from ...broadcast import STORED, converted
+from ...execution.packing import data_of
 from ...isa import Isa
-from ...packing import data_of
+from ...operators.broadcast import STORED, converted
 from ..stage import Pointer, Workspace
 
 MOST_EXACT = ((1 << 24) - 1) // (255 * 128)

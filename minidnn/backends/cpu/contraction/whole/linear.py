@@ -11,9 +11,9 @@ from .....fusion.contraction import Parts
 from .....graph.ir import Value
 from ....codegen.code import Code
 from ....codegen.kernel import KernelSource
-from ...broadcast import STORED
+from ...execution.packing import first_terms
 from ...isa import Isa
-from ...packing import first_terms
+from ...operators.broadcast import STORED
 from ..stage import PrintedContraction, Stage, Workspace
 from .kernel import PACKED_WORDS, WholeKernel, word_weights
 

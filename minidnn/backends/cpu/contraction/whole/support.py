@@ -11,9 +11,9 @@ from .....graph.ir import Constant, Graph, Node
 from .....graph.operator import Contraction, is_whole_product
 from .....graph.operators import Conv2d, Linear
 from .....graph.types import BYTES
-from ...broadcast import STORED
 from ...element import ELEMENTS
 from ...isa import Isa
+from ...operators.broadcast import STORED
 from ..stage import PrintedContraction
 from .convolution import WholeConvolution
 from .kernel import MOST_EXACT

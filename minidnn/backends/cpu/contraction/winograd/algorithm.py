@@ -8,7 +8,7 @@ from .....fusion.contraction import Parts
 from ....options import ACCURACIES
 from ...isa import Isa
 from ..algorithm import Algorithm
-from ..price import Speed
+from ..blocking import Speed
 from ..problem import Problem
 from ..stage import PrintedContraction
 from .kernel import print_winograd

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from .....fusion.contraction import Parts
+from .....graph.ir import Value
 from ....codegen.code import Code
 from ....codegen.kernel import KernelSource
+from ...execution.packing import Packed
 from ..epilogue import Epilogue
 from ..numbers import PARAMETER, Numbers
+from ..pack_states import print_transforming
 from ..scheme import LINE_FLOATS
 from ..stage import Pointer, PrintedContraction, Stage, Workspace
 from ..tile import print_tile, tile_name
-from ..weights import packed_outputs
+from ..weights import input_step, outputs_numbers, packed_outputs
 from .functions import (
     print_into,
     print_load,
@@ -20,7 +25,28 @@ from .functions import (
     print_store,
 )
 from .scheme import WinogradScheme
-from .weights import transformed_weights
+
+
+def transformed_weights(weight: Value, scheme: WinogradScheme) -> Packed:
+    """Weights (O, I, 3, 3), transformed in float64, in the order in which kernels read them.
+
+    [group of vectors of outputs][matrix][input][lanes of the group] where a task computes a group
+    at a time, [matrix][group][input][lanes] where it computes a matrix.  Outputs beyond the last
+    are zero.
+    """
+    problem, lanes, tile = scheme.problem, scheme.lanes, scheme.tile
+    step = input_step(tile, lanes, problem.inputs, scheme.matrices, 1)
+    numbers = [*outputs_numbers(problem.outputs, problem.inputs, lanes, tile), step]
+    numbers += [9, 1, scheme.local]
+    return Packed(
+        f"md_pack_transformed_{scheme.transform.inputs}",
+        [weight],
+        [np.array(numbers, np.int64), np.ascontiguousarray(scheme.transform.weights)],
+        scheme.matrices * scheme.output_blocks * lanes * problem.inputs,
+        tile.groups * -(-problem.inputs // step),
+        kernel=print_transforming(scheme.transform.inputs),
+    )
+
 
 _POINTER = "const uniform float * uniform"
 GRAIN = 4

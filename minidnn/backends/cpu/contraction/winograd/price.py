@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ...isa import Isa
-from ..blocking import INPUT_BYTES, TASK_CYCLES, UNEVEN, WEIGHT_BYTES
-from ..price import Speed, nominal_speed, overlapped
+from ..blocking import (
+    INPUT_BYTES,
+    TASK_CYCLES,
+    UNEVEN,
+    WEIGHT_BYTES,
+    Speed,
+    nominal_speed,
+    overlapped,
+)
 from ..problem import Problem
 from ..tiling import Tile, split_vectors, step_cycles
 from .scheme import WinogradScheme

@@ -21,7 +21,7 @@ from minidnn._cached_property import cached_property
 
 from ....codegen.code import Code
 from ....codegen.dialect import literal
-from ...buffers import Array
+from ...execution.buffers import Array
 
 Term = tuple[float, str]
 #: The name of the i-th number of a column or row.

@@ -1,0 +1,1 @@
+"""Programs as tables of kernels with operands in memory, run by native code, and kept in files."""

@@ -1,0 +1,287 @@
+"""A compiled network as a table of regions, and running it with one native call."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...._forks import ForkLock
+from ....errors import OutOfMemoryError
+from ....runtime.cores import usable_cores
+from ....runtime.operand import Operand
+from ..compilers.library import NativeFunction
+from .native import MAX_OPERANDS, OperandStruct, ProgramStruct, RegionStruct, runner
+from .rank_sums import HostFunction
+
+SPIN_MICROSECONDS = 100.0
+"""How long a thread without work polls before it sleeps (waking it costs about 30)."""
+
+_INT32 = (1 << 31) - 1
+
+
+class Pool:
+    """Threads that run regions, the calling one included.
+
+    A run occupies its pool: runs on one pool take turns, runs on different pools (or on a pool of
+    one thread, which has no threads of its own) go on at the same time.  Threads are started by
+    the first run, again after a fork or :meth:`stop`; where the system grants fewer, fewer do.
+
+    Args:
+        team: the address of an OpenMP library's ``GOMP_parallel``, whose threads then do the work,
+            up to a fork, instead of any of the pool's own.
+
+    Raises:
+        ValueError: ``threads`` is not between 1 and 1024.
+    """
+
+    def __init__(
+        self,
+        threads: int | None = None,
+        spin_microseconds: float = SPIN_MICROSECONDS,
+        build_flags: tuple[str, ...] = (),
+        team: int | None = None,
+    ) -> None:
+        count = usable_cores() if threads is None else threads
+        if not 1 <= count <= 1024:
+            raise ValueError(f"Pool: threads={threads} is not between 1 and 1024")
+        self.threads = count
+        self._library = runner(build_flags)
+        self.handle = self._library.md_pool_new(count, int(spin_microseconds * 1000), team)
+        if not self.handle:
+            raise OutOfMemoryError(f"a pool of {count} threads cannot be allocated")
+        self._finalizer = weakref.finalize(self, self._library.md_pool_free, self.handle)
+        # Threads are joined at exit by stop_all, in an order that this module controls.
+        self._finalizer.atexit = False
+        _pools.add(self)
+
+    def alive(self) -> int:
+        """How many threads beside the callers exist now."""
+        return int(self._library.md_pool_alive(self.handle))
+
+    def stop(self) -> None:
+        """Ends the threads after the run under way; the next run starts them again."""
+        self._library.md_pool_stop(self.handle)
+
+    def rest(self) -> None:
+        """Has threads sleep until the next run: something else needs their cores at once."""
+        self._library.md_pool_rest(self.handle)
+
+    def __repr__(self) -> str:
+        return f"Pool(threads={self.threads})"
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_shared: dict[tuple[int, int | None], Pool] = {}
+_shared_lock = ForkLock()
+
+
+def shared_pool(threads: int | None = None, team: int | None = None) -> Pool:
+    """The process's pool of that many threads (all usable cores when None), see :class:`Pool`."""
+    count = usable_cores() if threads is None else threads
+    with _shared_lock:
+        if (count, team) not in _shared:
+            _shared[count, team] = Pool(count, team=team)
+        return _shared[count, team]
+
+
+@atexit.register
+def stop_all() -> None:
+    """Ends the threads of every pool."""
+    for pool in list(_pools):
+        pool.stop()
+
+
+@dataclass(frozen=True)
+class BoundKernel:
+    """One kernel over ``tasks`` tasks.
+
+    Attributes:
+        kernel: computes tasks ``begin`` to ``end - 1`` in any order and on any thread: the result
+            of a task must not depend on which others ran before it.
+        operands: what ``md_pointers`` holds.
+        grain: tasks handed out at a time, to make a call worth its cost.
+    """
+
+    kernel: NativeFunction
+    operands: tuple[Operand, ...]
+    tasks: int
+    grain: int = 1
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Regions run one after another for each of ``items`` items (images), on one thread each."""
+
+    regions: tuple[BoundKernel, ...]
+    items: int
+    name: str = ""
+
+
+class NativeProgram:
+    """Regions in order, ready to run.
+
+    Args:
+        regions: each sees what the ones before it wrote.
+        slots: how many buffers a run is given; operands point into them.
+        scratch_bytes: memory of each thread that kernels may use within a call.
+        pool: by default the process's pool for all usable cores.
+        guarded: scratch memory between guard pages, filled with NaN.
+
+    Raises:
+        ValueError: an operand names a slot that is not there, tasks or grain are out of range;
+            the message names the region.
+
+    A program may run in several threads at once, each run with its own buffers: see :class:`Pool`.
+    """
+
+    def __init__(
+        self,
+        regions: Sequence[BoundKernel | Group],
+        slots: int,
+        scratch_bytes: int = 0,
+        pool: Pool | None = None,
+        guarded: bool = False,
+    ) -> None:
+        if slots < 0 or scratch_bytes < 0:
+            raise ValueError(
+                f"NativeProgram: slots={slots}, scratch_bytes={scratch_bytes}: negative"
+            )
+        self.regions = tuple(regions)
+        self.slots = slots
+        self.pool = pool or shared_pool()
+        self._library = self.pool._library
+        self._guarded = guarded
+        rows, operands = _flatten(self.regions, slots)
+        self._rows = (RegionStruct * len(rows))(*rows)
+        self._operands = (OperandStruct * len(operands))(*operands)
+        self._struct = ProgramStruct(
+            ctypes.addressof(self._rows),
+            ctypes.addressof(self._operands),
+            len(rows),
+            len(operands),
+            slots,
+            0,
+            scratch_bytes,
+        )
+        # A deque's append and pop are atomic: contexts are handed out without a lock, which
+        # could be held by another thread while this process forks.
+        self._idle: collections.deque[_Context] = collections.deque()
+        self._bases = ctypes.c_void_p * slots
+        #: Of functions of Python among the regions what they raised.
+        self._raised = [
+            region.kernel.raised
+            for region in self.regions
+            if isinstance(region, BoundKernel) and isinstance(region.kernel, HostFunction)
+        ]
+        self._row_of = _row_numbers(self.regions)
+
+    def run(self, bases: Sequence[int]) -> None:
+        """Runs all regions on the buffers at these addresses (one for each slot).
+
+        Buffers must stay alive and be used by nobody else meanwhile.  The GIL is released.
+
+        Raises:
+            ValueError: there are not as many addresses as slots.
+            OutOfMemoryError: there is no memory for the threads' scratch.
+        """
+        self._run(bases, None)
+
+    def run_timed(self, bases: Sequence[int]) -> np.ndarray:
+        """Like :meth:`run`; returns the seconds of each region (float64, one per region, with
+        the members of a group in its place).
+
+        Members run side by side for different items: they share the seconds of their group as they
+        keep the threads busy.
+        """
+        times = (ctypes.c_double * max(1, len(self._rows)))()
+        self._run(bases, times)
+        return np.array([times[row] for row in self._row_of])
+
+    def _run(self, bases: Sequence[int], times: ctypes.Array[ctypes.c_double] | None) -> None:
+        if len(bases) != self.slots:
+            raise ValueError(f"NativeProgram.run: {len(bases)} addresses for {self.slots} slots")
+        try:
+            context = self._idle.pop()
+        except IndexError:
+            context = _Context(self)
+        try:
+            self._library.md_run(
+                self.pool.handle, self._struct, context.handle, self._bases(*bases), times
+            )
+        finally:
+            self._idle.append(context)
+        for raised in self._raised:
+            if raised:
+                raise raised.pop()
+
+
+class _Context:
+    """What a run needs for itself (addresses, scratch); reused by later runs."""
+
+    def __init__(self, program: NativeProgram) -> None:
+        library = program._library
+        threads = program.pool.threads
+        self.handle = library.md_context_new(program._struct, threads, int(program._guarded))
+        if not self.handle:
+            size = program._struct.scratch_bytes
+            raise OutOfMemoryError(f"scratch of {size} bytes for {threads} threads: no memory")
+        weakref.finalize(self, library.md_context_free, self.handle).atexit = False
+
+
+def _row_numbers(regions: tuple[BoundKernel | Group, ...]) -> list[int]:
+    numbers: list[int] = []
+    row = 0
+    for region in regions:
+        members = len(region.regions) if isinstance(region, Group) else 0
+        numbers += range(row + 1, row + 1 + members) if members else [row]
+        row += 1 + members
+    return numbers
+
+
+def _flatten(
+    regions: tuple[BoundKernel | Group, ...], slots: int
+) -> tuple[list[RegionStruct], list[OperandStruct]]:
+    rows: list[RegionStruct] = []
+    operands: list[OperandStruct] = []
+    for index, region in enumerate(regions):
+        what = f"region {index}" + (f" ({region.name})" if region.name else "")
+        if isinstance(region, Group):
+            _check(0 <= region.items <= _INT32, f"{what}: items={region.items}")
+            rows.append(RegionStruct(None, len(operands), 0, region.items, 1, len(region.regions)))
+            for member in region.regions:
+                inner, count = f"{what}, member {member.name}", len(member.operands)
+                most = f"{count} operands, more than {MAX_OPERANDS}"
+                _check(count <= MAX_OPERANDS, f"{inner}: {most}")
+                rows.append(_row(member, inner, operands, slots))
+        else:
+            strides = [o for o in region.operands if o.item_stride or o.thread_stride]
+            _check(not strides, f"{what}: strides are for members of a group: {strides}")
+            rows.append(_row(region, what, operands, slots))
+    return rows, operands
+
+
+def _row(region: BoundKernel, what: str, operands: list[OperandStruct], slots: int) -> RegionStruct:
+    _check(region.kernel.address != 0, f"{what}: the kernel has no address")
+    _check(0 <= region.tasks <= _INT32, f"{what}: tasks={region.tasks} is not in 0..2**31-1")
+    _check(1 <= region.grain <= _INT32, f"{what}: grain={region.grain} is not in 1..2**31-1")
+    first, count = len(operands), len(region.operands)
+    for operand in region.operands:
+        _check(0 <= operand.slot < slots, f"{what}: {operand} names none of the {slots} slots")
+        operands.append(
+            OperandStruct(
+                operand.offset, operand.item_stride, operand.thread_stride, operand.slot, 0
+            )
+        )
+    return RegionStruct(region.kernel.address, first, count, region.tasks, region.grain, 0)
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(f"NativeProgram: {message}")

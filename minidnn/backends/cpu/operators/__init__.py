@@ -1,0 +1,1 @@
+"""Kernels of single operators, an operator or a family of them a file."""

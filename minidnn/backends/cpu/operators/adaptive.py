@@ -1,0 +1,306 @@
+"""Kernels of adaptive averages.
+
+Short windows are added pixel by pixel, lanes being channels.  Of long ones first the rows are
+added, which threads share, then their sums; both in the order of ``graph.window.sum_taps``.  What
+is read may lie in blocks of channels, which are lanes then, or as NCHW, of whose rows lanes hold
+neighbouring pixels.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ....graph.operators import AdaptiveAvgPool2d
+from ....graph.types import TensorType
+from ...codegen.kernel import KernelSource
+from ..contraction.stage import Stage, Workspace
+from ..element import ELEMENTS, Element
+from ..isa import Isa
+from ..tensor import Tensor
+from .staged import PART, Staged, stage
+
+_SEGMENT = 4096
+"""Pixels of a row that are added by one task: sixteen blocks of 256."""
+
+_ADAPTIVE = """\
+MD_KERNEL(@) {{
+  for (uniform int64 t = md_begin; t < md_end; t++) {{
+    const uniform int64 image = t / {blocks}, block = t % {blocks};
+    const uniform {x} * uniform x = MD_IN({x}, 0) + image * {x_image} + block * {x_plane};
+    uniform {y} * uniform y = MD_OUT({y}, 1) + image * {y_image} + block * {y_plane};
+    for (uniform int i = 0; i < {rows}; i++) {{
+      const uniform int top = i * {height} / {rows};
+      const uniform int bottom = ((i + 1) * {height} + {rows} - 1) / {rows};
+      for (uniform int j = 0; j < {columns}; j++) {{
+        const uniform int left = j * {width} / {columns};
+        const uniform int right = ((j + 1) * {width} + {columns} - 1) / {columns};
+        float total = 0.0f;
+        for (uniform int r = top; r < bottom; r++) {{
+          float row = 0.0f;
+          for (uniform int c = left; c < right; c++)
+            row += {read};
+          total += row;
+        }}
+        const float value = total / (uniform float)((bottom - top) * (right - left));
+        {store}
+      }}
+    }}
+  }}
+}}
+"""
+
+
+def print_adaptive(
+    op: AdaptiveAvgPool2d,
+    type: TensorType,
+    source: Tensor,
+    result: Tensor,
+    isa: Isa,
+    any_size: bool = False,
+) -> Staged:
+    """The kernels of an adaptive average over a value in blocks or, if it is long, in NCHW; with
+    ``any_size`` those that planes of any size have."""
+    if any_size or op.is_long(type):
+        return _print_long(op, type.shape[0], source, result, isa, any_size)
+    batch = type.shape[0]
+    x, y = ELEMENTS[source.dtype], ELEMENTS[result.dtype]
+    at = f"(r * {source.columns} + c) * {isa.lanes} + programIndex"
+    to = f"(i * {result.columns} + j) * {isa.lanes} + programIndex"
+    text = _ADAPTIVE.format(
+        x=x.type,
+        y=y.type,
+        read=x.load(f"x[{at}]"),
+        store=y.store(f"y[{to}]", "value"),
+        blocks=source.blocks,
+        x_image=source.image,
+        x_plane=source.plane,
+        y_image=result.image,
+        y_plane=result.plane,
+        height=source.rows,
+        width=source.columns,
+        rows=result.rows,
+        columns=result.columns,
+    )
+    kernel = KernelSource.named("adaptive", text)
+    return Staged((Stage(kernel, (0, 1), batch * source.blocks),))
+
+
+# The sum of up to 4096 pixels side by side, each of one number (of a row in NCHW) or of as many
+# as there are lanes: blocks of 256 in 16 sums, of which halves are added to halves.
+_PLANAR_SUM = """\
+static inline uniform float @_sum(const uniform <type> * uniform x, uniform int count) {
+  uniform float total = 0.0f;
+  if (count <= 16) {
+    for (uniform int i = 0; i < count; i++) total += <x[i]>;
+    return total;
+  }
+  for (uniform int b = 0; b < count; b += 256) {
+    const uniform int end = b + 256 < count ? b + 256 : count;
+    const uniform int whole = b + (end - b) / 16 * 16;
+    float part[<vectors>];
+    for (uniform int v = 0; v < <vectors>; v++) part[v] = 0.0f;
+    for (uniform int i = b; i < whole; i += 16) {
+      for (uniform int v = 0; v < <vectors>; v++) {
+        part[v] += <x[i + v * programCount + programIndex]>;
+      }
+    }
+    for (uniform int v = 0; v < <vectors>; v++) {
+      const int i = whole + v * programCount + programIndex;
+      if (i < end) part[v] += <x[i]>;
+    }
+    float sum = part[0];
+    if (<vectors> == 2) sum += part[<vectors> - 1];
+    for (uniform int half = programCount / 2; half > 0; half /= 2) sum += rotate(sum, half);
+    total += extract(sum, 0);
+  }
+  return total;
+}
+"""
+_BLOCKED_SUM = """\
+static inline float @_sum(const uniform <type> * uniform x, uniform int count) {
+  float total = 0.0f;
+  if (count <= 16) {
+    for (uniform int i = 0; i < count; i++) total += <x[i * programCount + programIndex]>;
+    return total;
+  }
+  for (uniform int b = 0; b < count; b += 256) {
+    const uniform int end = b + 256 < count ? b + 256 : count;
+    float sums[8];
+    for (uniform int half = 0; half < 2; half++) {
+      float part[8];
+      for (uniform int l = 0; l < 8; l++) part[l] = 0.0f;
+      uniform int i = b + 8 * half;
+      for (; i + 8 <= end; i += 16) {
+        for (uniform int l = 0; l < 8; l++) {
+          part[l] += <x[(i + l) * programCount + programIndex]>;
+        }
+      }
+      for (uniform int l = 0; i + l < end; l++) {
+        part[l] += <x[(i + l) * programCount + programIndex]>;
+      }
+      for (uniform int l = 0; l < 8; l++) sums[l] = half == 0 ? part[l] : sums[l] + part[l];
+    }
+    for (uniform int half = 4; half > 0; half /= 2) {
+      for (uniform int l = 0; l < half; l++) sums[l] += sums[l + half];
+    }
+    total += sums[0];
+  }
+  return total;
+}
+"""
+
+# The sum of any number of pixels: segments are added 16 at a time, and these sums again.
+_LONG_SUM = """\
+static inline {number} @_long(const uniform {type} * uniform x, uniform int count) {{
+  if (count <= {segment}) return @_sum(x, count);
+  {number} levels[6];
+  for (uniform int l = 0; l < 6; l++) levels[l] = 0.0f;
+  uniform int segments = 0;
+  for (uniform int b = 0; b < count; b += {segment}) {{
+    const uniform int left = count - b, most = {segment};
+    levels[0] += @_sum(x + b * {lanes}, left < most ? left : most);
+    segments++;
+    uniform int l = 0;
+    for (uniform int k = segments; k % 16 == 0; k /= 16) {{
+      levels[l + 1] += levels[l];
+      levels[l] = 0.0f;
+      l++;
+    }}
+  }}
+  for (uniform int l = 0; l < 5; l++) levels[l + 1] += levels[l];
+  return levels[5];
+}}
+"""
+
+# Sizes: planes (or blocks) of an image, rows, columns, rows of a task, tasks of a plane's rows,
+# windows beside each other, from image to image and from plane to plane; then the first and past
+# column of each window.
+_ADD_ROWS = """\
+MD_KERNEL(@) {{
+  const uniform int64 * uniform n = MD_IN(int64, 2);
+  for (uniform int64 t = md_begin; t < md_end; t++) {{
+    const uniform int64 plane = t / n[4], first = t % n[4] * n[3];
+    const uniform int64 past = first + n[3] < n[1] ? first + n[3] : n[1];
+    const uniform {type} * uniform x =
+      MD_IN({type}, 0) + (plane / n[0] * n[6] + plane % n[0] * n[7]);
+    for (uniform int64 j = 0; j < n[5]; j++) {{
+      const uniform int64 left = n[8 + 2 * j];
+      const uniform int count = (uniform int)(n[9 + 2 * j] - left);
+      uniform float * uniform y = MD_OUT(float, 1) + (plane * n[5] + j) * n[1] * {lanes};
+      {rows}
+    }}
+  }}
+}}
+"""
+_ROW_BY_ROW = """\
+for (uniform int64 r = first; r < past; r++) {{
+        const {number} sum = @_long(x + (r * n[2] + left) * {lanes}, count);
+        {keep}
+      }}"""
+_ROWS_BESIDE = """\
+foreach (r = first ... past) {{
+        const uniform {type} * uniform z = x + left;
+        float sum = 0.0f;
+        for (uniform int i = 0; i < count; i++) sum += {read};
+        y[r] = sum;
+      }}"""
+
+# Sizes: planes (or blocks) of an image, rows, windows above and beside each other, channels, from
+# image to image and from plane to plane of the result; then the first and past row of each window,
+# and how many columns each has.
+_ADD_SUMS = """\
+MD_KERNEL(@) {{
+  const uniform int64 * uniform n = MD_IN(int64, 2);
+  for (uniform int64 t = md_begin; t < md_end; t++) {{
+    const uniform int64 j = t % n[3], i = t / n[3] % n[2], plane = t / n[3] / n[2];
+    const uniform int64 image = plane / n[0], own = plane % n[0];
+    const uniform int64 * uniform rows = n + 7 + 2 * i;
+    const uniform int count = (uniform int)(rows[1] - rows[0]);
+    const uniform float * uniform x =
+      MD_IN(float, 0) + ((plane * n[3] + j) * n[1] + rows[0]) * {lanes};
+    const {number} sum = @_long(x, count);
+    const {number} value = sum / (uniform float)(count * n[7 + 2 * n[2] + j]);
+    uniform {result} * uniform y = MD_OUT({result}, 1) + image * n[5];
+    const uniform int64 at = i * n[3] + j;
+    {store}
+  }}
+}}
+"""
+
+
+def _print_long(
+    op: AdaptiveAvgPool2d,
+    batch: int,
+    source: Tensor,
+    result: Tensor,
+    isa: Isa,
+    any_size: bool = False,
+) -> Staged:
+    blocked = source.block > 1
+    lanes, planes = source.block, source.blocks
+    type = TensorType((batch, source.channels, source.rows, source.columns), source.dtype)
+    x, y = ELEMENTS[source.dtype], ELEMENTS[result.dtype]
+    down, across = op.spans(type)
+    if source.columns == len(across) == 1:  # a column is a row
+        source, down, across = replace(source, rows=1, columns=source.rows), across, down
+    names = {"number": "float" if blocked else "uniform float", "lanes": lanes}
+
+    def add(element: Element) -> str:
+        """The functions that add up elements."""
+        text = _BLOCKED_SUM if blocked else _PLANAR_SUM.replace("<vectors>", str(16 // isa.lanes))
+        text = re.sub(r"<(x\[.*?\])>", lambda read: element.load(read[1]), text)
+        text = text.replace("<type>", element.type)
+        return text + _LONG_SUM.format(segment=_SEGMENT, type=element.type, **names)
+
+    short = not any_size and max(high - low for low, high in across) <= 16
+    keep = "y[r * programCount + programIndex] = sum;" if blocked else "y[r] = sum;"
+    rows = _ROWS_BESIDE if short and not blocked else _ROW_BY_ROW
+    read = x.load("z[(int)r * (uniform int)n[2] + i]")
+    inner = rows.format(keep=keep, type=x.type, read=read, **names)
+    text = add(x) + _ADD_ROWS.format(rows=inner, type=x.type, **names)
+    each = max(1, PART // (source.columns * lanes))
+    turns = -(-source.rows // each)
+    sizes = [planes, source.rows, source.columns, each, turns, len(across)]
+    sizes += [source.image, source.plane, *(edge for span in across for edge in span)]
+    first = stage(
+        KernelSource.named("average_rows", text),
+        (0, Workspace(0)),
+        sizes,
+        batch * planes * turns,
+        each * source.columns * lanes,
+    )
+    store = _store(blocked, result, isa)
+    text = add(ELEMENTS["float32"]) + _ADD_SUMS.format(store=store, result=y.type, **names)
+    sizes = [planes, source.rows, len(down), len(across), source.channels]
+    sizes += [result.image, result.plane, *(edge for span in down for edge in span)]
+    sizes += [high - low for low, high in across]
+    last = stage(
+        KernelSource.named("average", text),
+        (Workspace(0), 1),
+        sizes,
+        batch * planes * len(down) * len(across),
+        max(high - low for low, high in down) * lanes,
+    )
+    return Staged((first, last), batch * planes * len(across) * source.rows * lanes * 4)
+
+
+def _store(blocked: bool, result: Tensor, isa: Isa) -> str:
+    """How a channel's average, or a block's, is written; lanes without a channel are zeros."""
+    value = ELEMENTS[result.dtype].narrows.format("value")
+    if not blocked and result.dtype != "float32":
+        value = f"extract((int){value}, 0)"
+    if blocked and result.block > 1:
+        return f"y[own * n[6] + at * programCount + programIndex] = {value};"
+    if blocked:
+        channel = "(own * programCount + programIndex)"
+        return f"if ({channel} < n[4]) y[{channel} * n[6] + at] = {value};"
+    if result.block == 1:
+        return f"y[own * n[6] + at] = {value};"
+    lanes = isa.lanes
+    return f"""\
+y += own / {lanes} * n[6] + at * {lanes};
+    y[own % {lanes}] = {value};
+    if (own == n[4] - 1) {{
+      for (uniform int l = own % {lanes} + 1; l < {lanes}; l++) y[l] = 0;
+    }}"""

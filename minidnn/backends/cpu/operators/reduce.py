@@ -1,0 +1,321 @@
+"""Kernels that join elements along axes: sums, means, extremes and products.  Sizes are operands.
+
+Neighbouring axes that are joined count as one; of several such groups the last is joined first.
+So each stage joins the middle of three axes: ``outer``, ``length``, ``inner``.  Rows
+(``inner == 1``) are joined by lanes side by side, columns lane by lane; where both are short, each
+lane makes an output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ....graph.operators import Reduce
+from ....graph.types import INTEGERS, TensorType
+from ...codegen.kernel import KernelSource
+from ..contraction.stage import Stage, Workspace
+from .broadcast import STORED
+from .staged import CASCADE, LEVELS, Staged, parts_of, stage
+
+_WIDTH = 512
+"""Columns that a task joins."""
+_SHORT = 32
+_FEW = 2048
+"""Rows of at most that length, and outputs of at most that many elements (of few columns), are
+made by one lane each."""
+
+# Sizes: length of a row, of its parts, parts, elements a mean divides by.
+_ROWS = """\
+MD_KERNEL(@) {{
+  const uniform int64 * uniform n = MD_IN(int64, 2);
+  const uniform int many = 4 * programCount;
+  for (uniform int64 t = md_begin; t < md_end; t++) {{
+    const uniform int64 first = t % n[2] * n[1];
+    const uniform int64 left = n[0] - first;
+    const uniform int64 count = left < n[1] ? left : n[1];
+    const uniform {given} * uniform x = MD_IN({given}, 0) + (t / n[2] * n[0] + first);
+    {wide} levels[{levels}];
+    uniform int64 blocks = 0, i = 0;
+    while (i + many <= count) {{
+      {wide} part[4];
+      for (uniform int p = 0; p < 4; p++) part[p] = {start};
+      const uniform int64 end = i + 16 * many < count ? i + 16 * many : count;
+      for (; i + many <= end; i += many) {{
+        for (uniform int p = 0; p < 4; p++) {{
+          const {wide} a = x[i + p * programCount + programIndex], c = part[p];
+          part[p] = {join};
+        }}
+      }}
+      for (uniform int p = 2; p > 0; p >>= 1) {{
+        for (uniform int q = 0; q < p; q++) {{
+          const {wide} a = part[q + p], c = part[q];
+          part[q] = {join};
+        }}
+      }}
+      @_push(levels, ++blocks, part[0]);
+    }}
+    {wide} tail = {start};
+    foreach (j = i ... count) {{ const {wide} a = x[j], c = tail; tail = {join}; }}
+    const {wide} all = @_rest(levels, blocks, tail);
+    uniform {wide} result = extract(all, 0);
+    for (uniform int l = 1; l < programCount; l++) {{
+      const uniform {wide} a = extract(all, l), c = result;
+      result = {join_one};
+    }}
+    MD_OUT({made}, 1)[t] = (uniform {made})({last_one});
+  }}
+}}
+"""
+
+# Sizes: length, its parts, parts, what a mean divides by, columns, chunks of columns, rows that lie
+# side by side in one row of what is joined (more than one where columns are few).
+_COLUMNS = """\
+static inline void @_join(uniform {wide} * uniform to, const uniform {wide} * uniform from,
+                          uniform bool fresh, uniform int count) {{
+  if (fresh) {{
+    foreach (i = 0 ... count) {{ to[i] = from[i]; }}
+  }} else {{
+    foreach (i = 0 ... count) {{ const {wide} a = from[i], c = to[i]; to[i] = {join}; }}
+  }}
+}}
+MD_KERNEL(@) {{
+  const uniform int64 * uniform n = MD_IN(int64, 2);
+  for (uniform int64 t = md_begin; t < md_end; t++) {{
+    const uniform int64 chunk = t % n[5] * {width}, part = t / n[5] % n[2], outer = t / n[5] / n[2];
+    const uniform int64 first = part * n[1];
+    const uniform int64 left = n[0] - first, wide = n[4] - chunk;
+    const uniform int64 count = left < n[1] ? left : n[1];
+    const uniform int columns = (uniform int)(wide < {width} ? wide : {width});
+    const uniform int beside = (uniform int)n[6];
+    const uniform int width = columns * beside;
+    const uniform int64 step = n[4] * beside, rows = count / beside;
+    const uniform {given} * uniform x =
+      MD_IN({given}, 0) + ((outer * n[0] + first) * n[4] + chunk);
+    uniform {wide} block[{width}], levels[{levels} * {width}];
+    uniform int64 blocks = 0;
+    for (uniform int64 r = 0; r < rows; r += 8) {{
+      const uniform {given} * uniform z = x + r * step;
+      if (r + 8 <= rows) {{
+        foreach (i = 0 ... width) {{
+          {wide} c = z[i];
+          for (uniform int k = 1; k < 8; k++) {{ const {wide} a = z[k * step + i]; c = {join}; }}
+          block[i] = c;
+        }}
+      }} else {{
+        foreach (i = 0 ... width) {{
+          {wide} c = z[i];
+          for (uniform int k = 1; k < rows - r; k++) {{
+            const {wide} a = z[k * step + i];
+            c = {join};
+          }}
+          block[i] = c;
+        }}
+      }}
+      const uniform {wide} * uniform from = block;
+      uniform {wide} * uniform to = levels;
+      blocks++;
+      for (uniform int64 k = blocks; ; k /= 16) {{
+        @_join(to, from, k % 16 == 1, width);
+        if (k % 16 != 0) break;
+        from = to;
+        to += {width};
+      }}
+    }}
+    // What is left of the levels, then the rows that fill no row of what was joined.
+    uniform bool fresh = true;
+    const uniform {wide} * uniform from = levels;
+    for (uniform int64 k = blocks; k > 0; k /= 16) {{
+      if (k % 16 != 0) {{ @_join(block, from, fresh, width); fresh = false; }}
+      from += {width};
+    }}
+    if (fresh) {{
+      foreach (i = 0 ... width) {{ block[i] = {start}; }}
+    }}
+    const uniform int rest = (uniform int)((count - rows * beside) * n[4]);
+    foreach (i = 0 ... rest) {{
+      const {wide} a = x[rows * step + i], c = block[i];
+      block[i] = {join};
+    }}
+    for (uniform int many = beside; many > 1;) {{
+      const uniform int half = (many + 1) / 2;
+      @_join(block, block + half * columns, false, (many - half) * columns);
+      many = half;
+    }}
+    uniform {made} * uniform y = MD_OUT({made}, 1) + ((outer * n[2] + part) * n[4] + chunk);
+    foreach (i = 0 ... columns) {{ const {wide} result = block[i]; y[i] = ({made})({last}); }}
+  }}
+}}
+"""
+
+# Sizes: length, what a mean divides by, columns, outputs.  Quotients of whole numbers this small
+# are exact when rounded down from floats.
+_EACH = """\
+MD_KERNEL(@) {{
+  const uniform int64 * uniform n = MD_IN(int64, 2);
+  const uniform int length = (uniform int)n[0], columns = (uniform int)n[2];
+  const uniform float inverse = 1.0f / columns;
+  for (uniform int64 t = md_begin; t < md_end; t++) {{
+    const uniform int64 first = t * {chunk};
+    const uniform int64 left = n[3] - first;
+    const uniform int count = (uniform int)(left < {chunk} ? left : {chunk});
+    const uniform int64 outer = first / columns;
+    const uniform int column = (uniform int)(first - outer * columns);
+    const uniform {given} * uniform x = MD_IN({given}, 0) + outer * length * columns;
+    uniform {made} * uniform y = MD_OUT({made}, 1) + first;
+    foreach (i = 0 ... count) {{
+      const int place = column + i;
+      const int row = columns == 1 ? place : (int)((place + 0.5f) * inverse);
+      const int from = row * length * columns + (place - row * columns);
+      {wide} all = {start};
+      for (uniform int b = 0; b < length; b += 16) {{
+        const uniform int end = b + 16 < length ? b + 16 : length;
+        {wide} part = {start};
+        for (uniform int k = b; k < end; k++) {{
+          const {wide} a = x[from + k * columns], c = part;
+          part = {join};
+        }}
+        const {wide} a = part, c = all;
+        all = {join};
+      }}
+      const {wide} result = all;
+      y[i] = ({made})({last});
+    }}
+  }}
+}}
+"""
+_EACH_CHUNK = 1024
+
+_FLOATS = {
+    "sum": ("0.0f", "c + a", "c + a"),
+    "mean": ("0.0f", "c + a", "c + a"),
+    "prod": ("1.0f", "c * a", "c * a"),
+    "max": ("floatbits(0xff800000)", "md_max(a, c)", "(a > c || a != a) ? a : c"),
+    "min": ("floatbits(0x7f800000)", "md_min(a, c)", "(a < c || a != a) ? a : c"),
+}
+_WHOLE = {
+    "sum": ("0", "c + a", "c + a"),
+    "prod": ("1", "c * a", "c * a"),
+    "max": ("((int64)1 << 63)", "a > c ? a : c", "a > c ? a : c"),
+    "min": ("~((int64)1 << 63)", "a < c ? a : c", "a < c ? a : c"),
+}
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Joins the middle axis, part by part."""
+
+    outer: int
+    length: int
+    inner: int
+    part: int
+    divisor: int = 1
+
+    @property
+    def parts(self) -> int:
+        return -(-self.length // self.part) or 1
+
+    @property
+    def results(self) -> int:
+        return self.outer * self.parts * self.inner
+
+    @property
+    def is_each(self) -> bool:
+        """Whether each lane makes an output."""
+        few = self.inner > 1 and self.length * self.inner <= _FEW
+        many = self.outer * self.inner >= 64
+        short = self.length <= _SHORT or few
+        return self.parts == 1 and self.inner < _SHORT and short and many
+
+    @property
+    def beside(self) -> int:
+        """How many rows are taken as one, so that lanes are full."""
+        return max(1, min(_WIDTH // 2 // max(1, self.inner), self.part // 8))
+
+
+def print_reduce(op: Reduce, x: TensorType) -> Staged:
+    """The kernels of a reduction."""
+    steps = _steps(x.shape, op)
+    whole = x.dtype in INTEGERS
+    wide, item = ("int64", 8) if whole else ("float", 4)
+    # Partial results lie in two places by turns.
+    places = [max((s.results for s in steps[i:-1:2]), default=0) * item for i in (0, 1)]
+    workspace = (Workspace(0), Workspace(-(-places[0] // 64) * 64))
+    stages: list[Stage] = []
+    for number, step in enumerate(steps):
+        last = number == len(steps) - 1
+        source = 0 if number == 0 else workspace[(number - 1) % 2]
+        given = STORED[x.dtype] if number == 0 else wide
+        made = STORED[x.dtype] if last else wide
+        result = 1 if last else workspace[number % 2]
+        stages.append(_print(op.how, step, given, made, (source, result)))
+    return Staged(tuple(stages), workspace[1].offset + places[1] if len(steps) > 1 else 0)
+
+
+def _steps(shape: tuple[int, ...], op: Reduce) -> list[_Step]:
+    groups = _groups(shape, op.dims)
+    steps: list[_Step] = []
+    while any(joined for _, joined in groups):
+        place = max(i for i, (_, joined) in enumerate(groups) if joined)
+        outer = prod(size for size, _ in groups[:place])
+        inner = prod(size for size, _ in groups[place + 1 :])
+        length = groups.pop(place)[0]
+        beside = max(1, _WIDTH // 2 // max(inner, 1)) if inner > 1 else 1
+        tasks = outer * max(1, -(-inner // _WIDTH))
+        part = parts_of(length, max(1, min(inner, _WIDTH)), tasks, beside)
+        steps.append(_Step(outer, length, inner, part))
+        if steps[-1].parts > 1:
+            parts = steps[-1].parts
+            steps.append(_Step(outer, parts, inner, parts))
+    if op.how == "mean":
+        last, count = steps[-1], prod(shape[d] for d in op.dims)
+        steps[-1] = _Step(last.outer, last.length, last.inner, last.part, count)
+    return steps
+
+
+def _groups(shape: tuple[int, ...], dims: tuple[int, ...]) -> list[tuple[int, bool]]:
+    """Sizes of runs of neighbouring axes of one kind, and whether they are joined."""
+    found: list[tuple[int, bool]] = []
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        if found and found[-1][1] == (axis in dims):
+            found[-1] = (found[-1][0] * size, axis in dims)
+        else:
+            found.append((size, axis in dims))
+    return found if any(joined for _, joined in found) else [*found, (1, True)]
+
+
+def _print(
+    how: str, step: _Step, given: str, made: str, pointers: tuple[int | Workspace, int | Workspace]
+) -> Stage:
+    whole = made.startswith("int")
+    start, join, join_one = (_WHOLE if whole else _FLOATS)[how]
+    names = {
+        "given": given,
+        "made": made,
+        "wide": "int64" if whole else "float",
+        "start": start,
+        "join": join,
+        "join_one": join_one,
+    }
+
+    def source(kind: str, text: str, divisor: int, **more: object) -> KernelSource:
+        last = "result" if whole else f"result / (uniform float)n[{divisor}]"
+        return KernelSource.named(kind, text.format(last=last, last_one=last, **names, **more))
+
+    if step.is_each:
+        outputs = step.outer * step.inner
+        sizes = [step.length, step.divisor, step.inner, outputs]
+        kernel = source("reduce_each", _EACH, 1, chunk=_EACH_CHUNK)
+        tasks = -(-outputs // _EACH_CHUNK)
+        return stage(kernel, pointers, sizes, tasks, _EACH_CHUNK * step.length)
+    sizes = [step.length, step.part, step.parts, step.divisor]
+    if step.inner == 1:
+        kernel = source("reduce_rows", CASCADE + _ROWS, 3, levels=LEVELS)
+        return stage(kernel, pointers, sizes, step.outer * step.parts, step.part)
+    chunks = -(-step.inner // _WIDTH)
+    kernel = source("reduce_columns", _COLUMNS, 3, width=_WIDTH, levels=8)
+    tasks = step.outer * step.parts * chunks
+    work = step.part * min(step.inner, _WIDTH)
+    return stage(kernel, pointers, [*sizes, step.inner, chunks, step.beside], tasks, work)

@@ -1,0 +1,204 @@
+"""Kernels of sums over all axes but channels, of what is computed of tensors, several in a sweep.
+
+Lanes are channels.  A task adds up a part of the pixels of a block of channels: blocks of pixels,
+and these in a tree; a second kernel adds the parts, if there are several.  All this follows from
+shapes alone, so that threads, and what else a sweep computes, change no bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from ....fusion.region import FusedSums
+from ....graph.expression import linearize
+from ....graph.ir import Node, Value
+from ....graph.operator import Elementwise
+from ....graph.operators import Reduce
+from ...codegen.code import Code
+from ...codegen.dialect import ISPC
+from ...codegen.kernel import KernelSource
+from ..contraction.stage import Workspace
+from ..isa import Isa
+from ..tensor import Tensor
+from .staged import CASCADE, LEVELS, Staged, stage
+
+_LEAST = 256
+"""Pixels of a part, at least."""
+_ENOUGH_TASKS = 32
+"""So many tasks keep all threads busy: then nothing is cut."""
+_BLOCK = 64
+"""Pixels that are added up by themselves, in four sums."""
+
+_SIZES = ("channels", "plane", "pixels", "part", "parts", "blocks")
+"""Those of the first kernel; behind them stand two strides of each tensor."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The kernels of a sweep, whose pointers are ``operands`` and behind them the results."""
+
+    staged: Staged
+    operands: tuple[Value, ...]
+
+
+def print_sums(op: FusedSums, lies: Callable[[Value], Tensor], isa: Isa) -> Sums:
+    """The kernels of a region.
+
+    Args:
+        lies: how a tensor of the body lies in memory: in blocks of as many channels as there are
+            lanes.
+    """
+    return _Printer(op, lies, isa).print()
+
+
+class _Printer:
+    def __init__(self, op: FusedSums, lies: Callable[[Value], Tensor], isa: Isa) -> None:
+        self.op, self.lanes = op, isa.lanes
+        operands = (*op.body.inputs, *op.body.constants)
+        self.tensors = {v: lies(v) for v in operands if v.shape == op.shape}
+        assert all(tensor.block == isa.lanes for tensor in self.tensors.values())
+        self.vectors = tuple(v for v in operands if v not in self.tensors)
+        self.many = len(op.reductions)
+        self.channels, self.plane = op.shape[1], prod(op.shape[2:])
+        self.pixels = op.shape[0] * self.plane
+        self.blocks = -(-self.channels // isa.lanes)
+        self.parts = max(1, min(self.pixels // _LEAST, -(-_ENOUGH_TASKS // self.blocks)))
+        self.part = -(-self.pixels // self.parts)
+        self.parts = -(-self.pixels // self.part)
+        self.code = Code()
+
+    def print(self) -> Sums:
+        operands = (*self.tensors, *self.vectors)
+        results = tuple(range(len(operands), len(operands) + self.many))
+        whole = self.parts == 1
+        sizes = [self.channels, self.plane, self.pixels, self.part, self.parts, self.blocks]
+        sizes += [stride for t in self.tensors.values() for stride in (t.image, t.plane)]
+        first = stage(
+            self._first(whole),
+            (*range(len(operands)), *(results if whole else (Workspace(0),))),
+            sizes,
+            self.blocks * self.parts,
+            self.part * self.lanes,
+        )
+        if whole:
+            return Sums(Staged((first,)), operands)
+        second = stage(
+            self._second(),
+            (Workspace(0), *results),
+            [self.channels, self.pixels, self.parts, self.blocks],
+            self.blocks,
+            self.parts * self.lanes,
+        )
+        bytes = 4 * self.many * self.parts * self.blocks * self.lanes
+        return Sums(Staged((first, second), bytes), operands)
+
+    def _first(self, whole: bool) -> KernelSource:
+        code = Code()
+        before = CASCADE.format(wide="float", join="c + a")
+        sizes = len(self.tensors) + len(self.vectors) + (self.many if whole else 1)
+        with code.block("MD_KERNEL(@)"):
+            code.line(f"const uniform int64 * uniform n = MD_IN(int64, {sizes});")
+            code.lines(f"const uniform int64 {name} = n[{i}];" for i, name in enumerate(_SIZES))
+            with code.block("for (uniform int64 t = md_begin; t < md_end; t++)"):
+                code.line("const uniform int64 b = t / parts, begin = t % parts * part;")
+                code.line("const uniform int64 end = min(begin + part, pixels);")
+                code.line(f"const int64 c = min(b * {self.lanes} + programIndex, channels - 1);")
+                for i in range(len(self.vectors)):
+                    code.line(f"const float w{i} = MD_IN(float, {len(self.tensors) + i})[c];")
+                self._part(code)
+                self._finish(code, whole, sizes)
+        return KernelSource.named("sums", before + str(code))
+
+    def _part(self, code: Code) -> None:
+        """Adds up the pixels from ``begin`` to ``end``, image after image."""
+        code.lines(f"float levels{i}[{LEVELS}];" for i in range(self.many))
+        code.line("uniform int64 count = 0, r = begin;")
+        with code.block("while (r < end)"):
+            code.line("const uniform int64 image = r / plane, q = r % plane;")
+            code.line("const uniform int run = (uniform int)min(end - r, plane - q);")
+            for i in range(len(self.tensors)):
+                at = f"image * n[{len(_SIZES) + 2 * i}] + b * n[{len(_SIZES) + 2 * i + 1}]"
+                code.line(
+                    f"const uniform float * uniform x{i} = "
+                    f"MD_IN(float, {i}) + {at} + q * {self.lanes};"
+                )
+            with code.block(f"for (uniform int p = 0; p < run; p += {_BLOCK})"):
+                code.line(f"const uniform int past = min(p + {_BLOCK}, run);")
+                code.lines(f"float s{i}_{k} = 0.0f;" for i in range(self.many) for k in range(4))
+                code.line("uniform int k = p;")
+                with code.block("for (; k + 4 <= past; k += 4)"):
+                    for k in range(4):
+                        self._pixel(code, k)
+                with code.block("for (; k < past; k++)"):
+                    self._pixel(code, 0)
+                code.line("count++;")
+                for i in range(self.many):
+                    block = f"(s{i}_0 + s{i}_1) + (s{i}_2 + s{i}_3)"
+                    code.line(f"@_push(levels{i}, count, {block});")
+            code.line("r += run;")
+
+    def _pixel(self, code: Code, number: int) -> None:
+        """Adds what is computed of a pixel to the sums of that number."""
+        with code.block(""):
+            names: dict[Value, str] = {v: f"w{i}" for i, v in enumerate(self.vectors)}
+            for i, tensor in enumerate(self.tensors):
+                names[tensor] = f"a{i}"
+                at = f"(k + {number}) * {self.lanes} + programIndex"
+                code.line(f"const float a{i} = x{i}[{at}];")
+            added: dict[Node, str] = {}
+            for node in self.op.body.nodes:
+                given = [names[value] for value in node.inputs]
+                if isinstance(node.op, Reduce):
+                    added[node] = given[0]
+                elif isinstance(node.op, Elementwise):
+                    lines, result = ISPC.print_code(
+                        linearize(node.op.expression()), given, code.fresh
+                    )
+                    code.lines(lines)
+                    names[node.output] = result
+                else:
+                    names[node.output] = given[0]  # a vector that is repeated
+            for i, node in self.op.reductions.items():
+                code.line(f"s{i}_{number} += {added[node]};")
+
+    def _finish(self, code: Code, whole: bool, sizes: int) -> None:
+        for i in range(self.many):
+            total = f"@_rest(levels{i}, count, 0.0f)"
+            code.line(f"const float total{i} = {total};")
+            if whole:
+                to = f"MD_OUT(float, {sizes - self.many + i})"
+                code.line(self._store(i, to))
+            else:
+                place = f"(({i} * parts + t % parts) * blocks + b) * {self.lanes} + programIndex"
+                code.line(f"MD_OUT(float, {sizes - 1})[{place}] = total{i};")
+
+    def _store(self, number: int, to: str) -> str:
+        op = self.op.reductions[number].op
+        assert isinstance(op, Reduce)
+        value = f"total{number}"
+        if op.how == "mean":
+            value += " / (uniform float)pixels"
+        inside = f"b * {self.lanes} + programIndex < channels"
+        return f"if ({inside}) {to}[b * {self.lanes} + programIndex] = {value};"
+
+    def _second(self) -> KernelSource:
+        """Adds up the parts."""
+        code = Code()
+        with code.block("MD_KERNEL(@)"):
+            code.line(f"const uniform int64 * uniform n = MD_IN(int64, {self.many + 1});")
+            names = ("channels", "pixels", "parts", "blocks")
+            code.lines(f"const uniform int64 {name} = n[{i}];" for i, name in enumerate(names))
+            with code.block("for (uniform int64 b = md_begin; b < md_end; b++)"):
+                for i in range(self.many):
+                    with code.block(""):
+                        code.line(f"float levels[{LEVELS}];")
+                        place = f"(({i} * parts + p) * blocks + b) * {self.lanes} + programIndex"
+                        one = f"MD_IN(float, 0)[{place}]"
+                        with code.block("for (uniform int64 p = 0; p < parts; p++)"):
+                            code.line(f"@_push(levels, p + 1, {one});")
+                        code.line(f"const float total{i} = @_rest(levels, parts, 0.0f);")
+                        code.line(self._store(i, f"MD_OUT(float, {i + 1})"))
+        before = CASCADE.format(wide="float", join="c + a")
+        return KernelSource.named("sum_parts", before + str(code))

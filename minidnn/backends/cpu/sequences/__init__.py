@@ -1,0 +1,1 @@
+"""Kernels of sequences: depth-first regions of windows and element-wise steps."""

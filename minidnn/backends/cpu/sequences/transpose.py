@@ -1,0 +1,229 @@
+"""Functions of printed kernels that move positions between NCHW and channels in lanes.
+
+Tiles of as many positions as a register has lanes are transposed in registers by butterflies of
+shuffles.  Where fewer positions are left, the last tile overlaps the one before it; only rows
+shorter than a tile are masked.  Where planes begin alike within cache lines, so do tiles but the
+first and the last: no line is touched twice, and stores can go past the caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...codegen.code import Code
+from ..element import Element
+
+LINE = 16
+"""Floats of a cache line."""
+
+MANY_TILES = 8
+"""With fewer tiles, one more costs too much to align all others."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """A function that moves positions, for planes of any size, so that kernels share it: what it
+    does ("load", "store" or "stream"), whether planes begin alike within vectors, whether all
+    lanes are channels, and how elements lie."""
+
+    kind: str
+    alike: bool
+    full: bool
+    element: Element
+
+    @classmethod
+    def of(cls, kind: str, plane: int, lanes: int, full: bool, element: Element) -> Move:
+        """The one for planes of ``plane`` elements, of which "stream" takes whole lines alone."""
+        if kind == "stream" and plane % LINE:
+            kind = "store"
+        return cls(kind, plane % lanes == 0, full, element)
+
+    @property
+    def name(self) -> str:
+        parts = ("md", self.kind, *(["alike"] * self.alike), *(["part"] * (not self.full)))
+        dtype = self.element.dtype
+        return "_".join((*parts, *([dtype] * (dtype != "float32"))))
+
+    def text(self, lanes: int) -> str:
+        code = Code()
+        (print_load if self.kind == "load" else print_store)(code, self, lanes)
+        return str(code)
+
+
+def _tiles(pointer: str, move: Move, lanes: int) -> str:
+    """The head of the loop over tiles of planes at a pointer; ``p`` is where one would begin."""
+    first, element = "0", move.element
+    if move.alike:
+        shift = element.bytes.bit_length() - 1
+        behind = f"(uniform int)(((uniform int64){pointer} >> {shift}) & {lanes - 1})"
+        first = f"n < {MANY_TILES * lanes} ? 0 : -{behind}"
+    return f"for (uniform int p = {first}; p < n; p += {lanes})"
+
+
+def print_load(code: Code, move: Move, lanes: int) -> None:
+    """``name(x, plane, channels, n, y, seen)``: ``n`` positions of a block of channels whose planes
+    of ``plane`` elements lie at ``x`` to ``y``, and the largest magnitude of what was read into
+    ``seen``.
+
+    Lanes past ``channels`` get the last channel's elements; with ``full`` there are none.
+    """
+    element = move.element
+    head = (
+        f"static noinline unmasked void {move.name}({element.constant_pointer} x, "
+        "uniform int plane, uniform int channels, uniform int n, uniform float * uniform y, "
+        "uniform unsigned int * uniform seen)"
+    )
+
+    def address(lane: int) -> str:
+        if move.full or lane == 0:
+            return element.load(f"{_plane_at('x', lane)}[programIndex]")
+        return element.load(f"x[min({lane}, channels - 1) * plane + q + programIndex]")
+
+    with code.block(head):
+        _indices(code, lanes)
+        code.line("unsigned int most = seen[programIndex];")
+        with code.block(f"if (n >= {lanes})"), code.block(_tiles("x", move, lanes)):
+            code.line(f"uniform int q = clamp(p, 0, n - {lanes});")
+            _planes(code, element.constant_pointer, "x", lanes)
+            code.lines(f"float a{i} = {address(i)};" for i in range(lanes))
+            _check(code, lanes)
+            names = _transpose(code, lanes)
+            code.lines(f"y[(q + {i}) * {lanes} + programIndex] = {names[i]};" for i in range(lanes))
+        with code.block("else"):
+            code.line("uniform int q = 0;")
+            _planes(code, element.constant_pointer, "x", lanes)
+            for i in range(lanes):
+                code.line(f"float a{i} = 0.0f; if (programIndex < n) a{i} = {address(i)};")
+            _check(code, lanes)
+            names = _transpose(code, lanes)
+            for i in range(lanes):
+                code.line(f"if ({i} < n) y[{i * lanes} + programIndex] = {names[i]};")
+        code.line("seen[programIndex] = most;")
+
+
+def print_store(code: Code, move: Move, lanes: int) -> None:
+    """``name(y, plane, channels, n, x, seen)``: ``n`` positions at ``x`` to channels' planes of
+    ``plane`` elements at ``y``.
+
+    A "stream", for float32 alone, has whole cache lines go past the caches.  A processor has few
+    buffers for lines on their way to memory, and loses much when one is given up half full: so a
+    line that takes several vectors gets them at once, not while other planes' lines are begun.
+    """
+    element, full = move.element, move.full
+    head = (
+        f"static noinline unmasked void {move.name}({element.pointer} y, "
+        "uniform int plane, uniform int channels, uniform int n, const uniform float * uniform x, "
+        "const uniform unsigned int * uniform seen)"
+    )
+
+    def tile(at: str) -> list[str]:
+        code.lines(f"float a{i} = x[({at} + {i}) * {lanes} + programIndex];" for i in range(lanes))
+        return _transpose(code, lanes)
+
+    def stores(names: list[str], mask: str) -> None:
+        for i in range(lanes):
+            test = f"if ({i} < channels) " if not full and i else ""
+            place = f"{_plane_at('y', i)}[programIndex]"
+            code.line(f"{test}{mask}{element.store(place, names[i])}")
+
+    def streamed() -> None:
+        for part in range(LINE // lanes):
+            code.lines(f"float line{part}_{i};" for i in range(lanes))
+            with code.block(""):
+                names = tile(f"q + {part * lanes}")
+                code.lines(f"line{part}_{i} = {names[i]};" for i in range(lanes))
+        for i in range(lanes):
+            with code.block(f"if ({i} < channels)" if not full and i else ""):
+                for part in range(LINE // lanes):
+                    at = f"{_plane_at('y', i)} + {part * lanes}"
+                    code.line(f"streaming_store({at}, line{part}_{i});")
+        code.line(f"p += {LINE - lanes};")
+
+    with code.block(head):
+        _indices(code, lanes)
+        with code.block(f"if (n >= {lanes})"), code.block(_tiles("y", move, lanes)):
+            code.line(f"uniform int q = clamp(p, 0, n - {lanes});")
+            _planes(code, element.pointer, "y", lanes)
+            if move.kind == "stream":
+                # Not lines that the first or the last tile, moved to lie inside, writes too.
+                code.line(f"const uniform int after = n - q - {LINE};")
+                begins = f"((uniform int64)(y + q) & {4 * LINE - 1}) == 0"
+                alone = [f"({where} == 0 || {where} >= {lanes})" for where in ("q", "after")]
+                with code.block(f"if ({' && '.join((begins, *alone))})"):
+                    streamed()
+                with code.block("else"):
+                    stores(tile("q"), "")
+            else:
+                stores(tile("q"), "")
+        with code.block("else"):
+            code.line("uniform int q = 0;")
+            _planes(code, element.pointer, "y", lanes)
+            for i in range(lanes):
+                code.line(f"float a{i} = x[min({i}, n - 1) * {lanes} + programIndex];")
+            stores(_transpose(code, lanes), "if (programIndex < n) ")
+
+
+def _planes(code: Code, type: str, pointer: str, lanes: int) -> None:
+    """Declares where position ``q`` of every fourth plane lies."""
+    code.line(f"{type} {pointer}0 = {pointer} + q;")
+    for lane in range(4, lanes, 4):
+        code.line(f"{type} {pointer}{lane} = {pointer}{lane - 4} + 4 * (uniform int64)plane;")
+
+
+def _plane_at(pointer: str, lane: int) -> str:
+    """Where position ``q`` of a plane lies; of three planes behind one an address tells by itself,
+    as it may add one, two or four times a register."""
+    behind = f" + {lane % 4} * (uniform int64)plane" if lane % 4 else ""
+    return f"({pointer}{lane // 4 * 4}{behind})"
+
+
+def _check(code: Code, lanes: int) -> None:
+    for i in range(lanes):
+        code.line(f"most = max(most, (intbits(a{i}) & 0x7fffffffu));")
+
+
+def _indices(code: Code, lanes: int) -> None:
+    """Declares which lanes of two registers each shuffle takes.
+
+    On AVX-512 LLVM joins shuffles of constant lanes to ten times as many instructions, so they are
+    made to look variable: the sign bit of what was seen is always zero.
+    """
+    if lanes == 16:
+        code.line("const uniform int zero = seen[0] >> 31;")
+    step = lanes // 2
+    while step:
+        low = [lane if not lane & step else lanes + (lane ^ step) for lane in range(lanes)]
+        high = [lanes + lane if lane & step else lane | step for lane in range(lanes)]
+        for name, taken in (("low", low), ("high", high)):
+            text = ", ".join(map(str, taken))
+            if lanes == 16:
+                code.line(f"const varying int {name}{step}_c = {{{text}}};")
+                code.line(f"const int {name}{step} = {name}{step}_c ^ zero;")
+            else:
+                code.line(f"const varying int {name}{step} = {{{text}}};")
+        step //= 2
+
+
+def _shuffle(lanes: int, first: str, second: str, taken: str) -> str:
+    if lanes == 16:
+        return f"@llvm.x86.avx512.vpermi2var.ps.512({first}, {taken}, {second})"
+    return f"shuffle({first}, {second}, {taken})"
+
+
+def _transpose(code: Code, lanes: int) -> list[str]:
+    """Transposes registers a0, a1, ...; the names of the result."""
+    names = [f"a{i}" for i in range(lanes)]
+    step = lanes // 2
+    while step:
+        following = list(names)
+        for i in range(lanes):
+            if i & step:
+                continue
+            first, second = names[i], names[i | step]
+            for number, which in ((i, "low"), (i | step, "high")):
+                following[number] = f"s{step}_{number}"
+                shuffled = _shuffle(lanes, first, second, f"{which}{step}")
+                code.line(f"float {following[number]} = {shuffled};")
+        names = following
+        step //= 2
+    return names
