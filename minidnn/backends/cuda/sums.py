@@ -21,8 +21,9 @@ from ...graph.operator import Elementwise
 from ...graph.operators import Reduce, Variance
 from ...graph.types import ITEMSIZE
 from ..codegen.code import Code
-from ..codegen.dialect import CUDA, literal
+from ..codegen.dialect import literal
 from .kernels import Launch
+from .narrow import print_as
 from .prelude import TYPES
 from .sum_parts import MeanAndVariance, SumParts, Total, join_parts
 from .target import HALVES
@@ -309,9 +310,9 @@ def print_values(code: Code, op: Region, given: Mapping[Value, str]) -> dict[Val
             continue
         operands = [names[value] for value in node.inputs]
         if isinstance(node.op, Elementwise):
-            lines, result = CUDA.print_code(node.op.lines, operands, code.fresh)
-            code.lines(lines)
             dtype = node.output.dtype
+            lines, result = print_as(dtype, node.op.lines, operands, code.fresh)
+            code.lines(lines)
             if dtype in HALVES and any(value.dtype != dtype for value in node.inputs):
                 result = f"md_round<{TYPES[dtype]}>({result})"
             names[node.output] = result

@@ -165,7 +165,8 @@ class _Printer:
             arguments = [self._argument(pack, names[n]) for n in operation.operands]
             arguments += [self._argument(pack, vectors[n]) for n in operation.vectors]
             result = f"p{operation.result}_{k}"
-            pack.compute(result, operation.code, arguments, dtypes[operation.result])
+            dtype, stored = dtypes[operation.result], self.plan.planes[operation.result].dtype
+            pack.compute(result, operation.code, arguments, dtype, stored)
             names[operation.result] = result
         for operation in operations:
             number = operation.result
