@@ -87,6 +87,30 @@ def test_vectors_are_no_tensors_however_they_are_repeated() -> None:
     assert sums_of(found) == [["Expand", "Pair", "Pair", "Pair", "Reduce"]]
 
 
+class Planes(Summing):
+    adds_planes = True
+
+
+def test_planes_are_added_up_with_what_is_computed_before_them() -> None:
+    def build(t, x, y, p):
+        product = apply(PAIR, relu(x), y)
+        planes = apply(ops.Reduce("sum", (2, 3)), product)
+        means = apply(ops.Reduce("mean", (2, 3), True), relu(x))
+        return [planes, means, total(apply(PAIR, product, p))]
+
+    shapes = X, X, (2, 3, 1, 1)
+    found = after(build, *shapes, context=Context(Planes()))
+    assert sums_of(found) == [
+        ["ReLU", "Pair", "ReLU", "Reduce", "Reduce"],
+        ["ReLU", "Pair", "Pair", "Reduce"],
+    ]
+    regions = [node.op for node in found.nodes if isinstance(node.op, FusedSums)]
+    assert [op.by_plane for op in regions] == [True, False]
+    assert [[v.shape for v in op.plane_numbers] for op in regions] == [[], [(2, 3, 1, 1)]]
+    # Elsewhere a number for each plane is a value of another shape, and planes are no sums.
+    assert sums_of(after(build, *shapes)) == [["Reduce"]]
+
+
 def test_other_axes_wholes_and_extremes_are_left_alone() -> None:
     def build(t, x, i):
         return [
