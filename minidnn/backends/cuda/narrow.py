@@ -6,8 +6,9 @@ So ``exp``, ``tanh``, ``erf`` and divisions become what the prelude calls ``md_n
 infinities and limits stay what they are.
 
 What divides by ``c + exp(u)`` with a positive ``c``, as a sigmoid does, multiplies by the inverse,
-which several quotients share; a quotient whose divisor is above 2^126 is then 0.  A product that
-one sum alone reads is added without being rounded before.
+which several quotients share; a quotient whose divisor is above 2^126 is then 0.  Beside functions
+and quotients, a product that one sum alone reads is added without being rounded before.  Code that
+has neither stays what it is, and so do its bits.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def print_as(
 
 def narrowed(code: Sequence[Instruction]) -> tuple[Instruction, ...]:
     """The code with cheaper instructions, which the dialect of CUDA alone knows."""
+    if not any(line.op in _FUNCTIONS or line.op == "div" for line in code):
+        return tuple(code)
     return _Narrowing(code).made
 
 

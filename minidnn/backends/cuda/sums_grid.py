@@ -82,7 +82,7 @@ def _wide(packs: int, pack_bytes: int) -> int:
 
 def _busy_grid(packs: int, pack_bytes: int) -> SumsGrid:
     """The longest rows among the grids that leave the fewest of their warps' threads idle."""
-    grids = []
+    grids: list[SumsGrid] = []
     for beside in range(-(-packs // THREADS), packs + 1):
         wide = -(-packs // beside)
         if wide * pack_bytes < _ROW and grids:
