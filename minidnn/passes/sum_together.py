@@ -14,7 +14,7 @@ layers apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from minidnn.fusion.collapse import APART
@@ -130,10 +130,10 @@ def _reach(graph: Graph, planes: bool) -> dict[Value, _Reach]:
                 parts[value] = found.get(value, ({value: None}, {}))
         # What is stored anyway need not be computed, if that takes more.
         for value in sorted(parts, key=lambda each: -len(parts[each][0])):
-            if len(_tensors(parts)) > MOST_TENSORS and _is_stored(graph, value):
+            if not _is_little(_tensors(parts), node.output) and _is_stored(graph, value):
                 parts[value] = ({value: None}, {})
         tensors = _tensors(parts)
-        if 0 < len(tensors) <= MOST_TENSORS:
+        if tensors and _is_little(tensors, node.output):
             for _, nodes in parts.values():
                 inner = nodes | inner
             found[node.output] = (tensors, {**inner, node: None})
@@ -144,6 +144,12 @@ def _reach(graph: Graph, planes: bool) -> dict[Value, _Reach]:
 
 def _tensors(parts: Mapping[Value, _Reach]) -> dict[Value, None]:
     return {tensor: None for tensors, _ in parts.values() for tensor in tensors}
+
+
+def _is_little(tensors: Collection[Value], value: Value) -> bool:
+    """Whether to read tensors is no more than to write a value and to read it."""
+    read = sum(tensor.type.bytes for tensor in tensors)
+    return len(tensors) <= MOST_TENSORS or read <= 2 * value.type.bytes
 
 
 def _is_stored(graph: Graph, value: Value) -> bool:

@@ -69,6 +69,17 @@ def test_more_than_two_tensors_are_read_where_they_are_one() -> None:
     assert sums_of(found) == [["Reduce"]] and ops_of(found) == ["Pair", "Pair", "FusedSums"]
 
 
+def test_three_halves_are_read_where_what_is_made_of_them_is_as_large_as_two() -> None:
+    def build(t, x, y, z):
+        wide = ops.Formula(argument(0) - 2.0 * argument(1), 2, title="Wide", compute="float32")
+        return total(apply(wide, apply(wide, x, y), z))
+
+    before = graph_of(build, X, X, X, dtype="float16")
+    found = run(before, SUM_TOGETHER, context=Context(Summing()))
+    assert_same(before, found, 1e-3)
+    assert sums_of(found) == [["Wide", "Wide", "Reduce"]]
+
+
 def test_what_a_convolution_reads_is_stored_anyway_and_read() -> None:
     def build(t, x, y, z):
         joined = apply(PAIR, x, y)
