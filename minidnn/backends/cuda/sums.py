@@ -259,8 +259,7 @@ class _Printer:
                 self._load_numbers(places)
         for i, _ in enumerate(self.tensors):
             code.line(f"float a{i}[{lanes}];")
-            code.line("#pragma unroll")
-            code.line(f"for (int j = 0; j < {lanes}; j++) a{i}[j] = md_value(q{i}[k].items[j]);")
+            code.line(f"md_unpack(a{i}, q{i}[k]);")
         for i, _ in enumerate(self.stored):
             code.line(f"float b{i}[{lanes}];")
         code.line("#pragma unroll")
