@@ -21,7 +21,7 @@ from minidnn.graph.types import TensorType
 __all__ = [
     *("FusedContraction", "FusedElements", "FusedNormalization", "FusedSequence", "FusedSums"),
     *("Region", "FusedGradient"),
-    *("constants", "sum_alone", "window_alone"),
+    *("constants", "is_sum_of_planes", "sum_alone", "window_alone"),
 ]
 
 
@@ -189,8 +189,9 @@ def _elements(node: Node) -> list[Value]:
 @dataclass(frozen=True, eq=False)
 class FusedSums(Region):
     """Sums, means and variances over all axes but that of channels, of what point-wise operators
-    make of the operands; all of them in one sweep.  Each of them has the shape (C,); the other
-    results are made by point-wise operators and stored on the way."""
+    make of the operands; all of them in one sweep.  Each of them has the shape (C,), or, of sums
+    and means of planes, (N, C); the other results are made by point-wise operators and stored on
+    the way.  Operands are tensors, vectors over channels, or have a number for each plane."""
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -203,6 +204,20 @@ class FusedSums(Region):
         made = {node.output: node for node in self.body.nodes}
         found = {i: made[value] for i, value in enumerate(self.body.outputs)}
         return {i: node for i, node in found.items() if isinstance(node.op, (Reduce, Variance))}
+
+    @cached_property
+    def by_plane(self) -> bool:
+        """Whether each plane is added up by itself; a region does that of all its sums or none."""
+        (found,) = {is_sum_of_planes(node) for node in self.reductions.values()}
+        return found
+
+    @cached_property
+    def plane_numbers(self) -> tuple[Value, ...]:
+        """The operands with a number for each plane of several images."""
+        batch, channels, *plane = self.shape
+        shape = (batch, channels, *(1 for _ in plane))
+        several = batch > 1 and shape != self.shape
+        return tuple(v for v in self.body.inputs if several and v.shape == shape)
 
     @cached_property
     def stored(self) -> dict[int, Value]:
@@ -268,6 +283,12 @@ class FusedNormalization(Region):
     def vectors(self) -> tuple[Value, ...]:
         """Weight and bias, values of the body, as far as there are any."""
         return self.body.nodes[1].inputs[1:]
+
+
+def is_sum_of_planes(node: Node) -> bool:
+    """Whether a node adds up the planes of images, or makes their means."""
+    op = node.op
+    return isinstance(op, Reduce) and op.how in ("sum", "mean") and op.dims == (2, 3)
 
 
 def sum_alone(node: Node) -> FusedSums:

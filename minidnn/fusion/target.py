@@ -144,6 +144,12 @@ class Target:
         return "this device reads stored gradients"
 
     @property
+    def adds_planes(self) -> bool:
+        """Whether sums of planes are computed in sweeps, too, which then may read one number for
+        each plane."""
+        return False
+
+    @property
     def stores_summed(self) -> bool:
         """Whether sums can store what they compute on the way."""
         return False

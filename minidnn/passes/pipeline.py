@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from minidnn.graph.ir import Graph
 from minidnn.passes.absorb import ABSORB
+from minidnn.passes.average_planes import AVERAGE_PLANES
 from minidnn.passes.by_image import BY_IMAGE
 from minidnn.passes.compose_branches import COMPOSE_BRANCHES
 from minidnn.passes.compose_gradients import COMPOSE_GRADIENTS
@@ -70,6 +71,7 @@ PIPELINE: tuple[Pass, ...] = (
     ABSORB,
     NORMALIZE_CHANNELS,
     COMPOSE_VECTORS,
+    AVERAGE_PLANES,
     SUM_TOGETHER,
     STORE_SUMMED,
     DEPTH_FIRST,

@@ -54,11 +54,16 @@ def _together(groups: Groups, value: Value, stored: set[Value]) -> list[Node]:
     if not nodes or any(len(groups.nodes_of(node)) > 1 for node in nodes):
         return []
     added = False
+    kinds: set[bool] = set()  # a sweep adds up planes or channels
     for reader in graph.readers[value]:
         if _adds(reader, value) and len(groups.nodes_of(reader)) == 1:
+            assert isinstance(reader.op, FusedSums)
+            if {reader.op.by_plane} | kinds != {reader.op.by_plane}:
+                continue
             wider = [*nodes, reader]
             if _tensors(graph, wider, value) <= MOST_TENSORS and groups.can_merge(wider):
                 nodes, added = wider, True
+                kinds.add(reader.op.by_plane)
     sums = {node for node in nodes if isinstance(node.op, FusedSums)}
     behind = 0
     for each in sums:

@@ -80,6 +80,8 @@ def _made_by(graph: Graph, node: Node, op: FusedSums) -> list[Node]:
         kinds = (Contraction, FusedContraction)
         return [made for made in makers if isinstance(made.op, kinds) and all(wanted)]
     plain = all(isinstance(each.op, Reduce) for each in op.reductions.values())
+    if op.by_plane or op.plane_numbers:
+        return []
     if not plain or op.body.constants or len(op.shape) != 4:
         return []
     if not all(_is_read(graph, value) for value in node.outputs):

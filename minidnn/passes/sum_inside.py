@@ -63,7 +63,7 @@ def _maker(graph: Graph, sweep: Node, op: FusedSums) -> Node | None:
                 return None
         elif why_not_fusable(node) is not None:
             return None
-    if len(op.shape) != 4 or op.stored:
+    if len(op.shape) != 4 or op.stored or op.by_plane or op.plane_numbers:
         return None
     makers = {v.producer for v in sweep.inputs if v.shape == op.shape}
     there = [node for node in makers if node in graph.position]

@@ -2,22 +2,23 @@
 
 Batch normalization in training is made of such sums, forwards and backwards.
 
-Handles: sums, means and variances over all axes but that of channels.  The point-wise operators
-before them are computed again inside, as long as a region reads few tensors for it: then no value
-is stored for a sum alone.  Sums that read the same tensors, or some of them, and do not depend on
-each other become one region, and so do a mean and the variance around it.  Operands with one
-element for each channel are free.
+Handles: sums, means and variances over all axes but that of channels, and, where the target adds
+planes up, sums and means of these.  The point-wise operators before them are computed again inside,
+as long as a region reads few tensors for it: then no value is stored for a sum alone.  Sums that
+read the same tensors, or some of them, and do not depend on each other become one region, and so do
+a mean and the variance around it.  Operands with one element for each channel are free, and so are
+those with one for each plane where planes are added up.
 Refuses: whatever the target refuses; everything but the sum itself under strategies that leave
 layers apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from minidnn.fusion.collapse import APART
-from minidnn.fusion.region import FusedSums
+from minidnn.fusion.region import FusedSums, is_sum_of_planes
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Elementwise, Operator
 from minidnn.graph.operators import Expand, Reduce, Variance, View
@@ -66,10 +67,11 @@ def sum_together(graph: Graph, context: Context) -> Graph:
 
 
 def _sweeps(graph: Graph, context: Context) -> list[_Sweep]:
-    reach = {} if context.strategy in APART else _reach(graph)
+    planes = context.target.adds_planes
+    reach = {} if context.strategy in APART else _reach(graph, planes)
     sweeps: list[_Sweep] = []
     for node in graph.nodes:
-        if not _is_sum(node) or context.target.refuse_sums(node) is not None:
+        if not _is_sum(node, planes) or context.target.refuse_sums(node) is not None:
             continue
         one = _Sweep([node], *reach.get(node.inputs[0], ({node.inputs[0]: None}, {})))
         for sweep in reversed(sweeps) if reach else ():
@@ -86,6 +88,8 @@ def _sweeps(graph: Graph, context: Context) -> list[_Sweep]:
 def _fits(graph: Graph, sweep: _Sweep, one: _Sweep) -> bool:
     """Whether a sum can be computed where a sweep is, by reading little more."""
     if len(sweep.sums) == MOST_SUMS or sweep.sums[0].inputs[0].shape != one.sums[0].inputs[0].shape:
+        return False
+    if is_sum_of_planes(sweep.sums[0]) != is_sum_of_planes(one.sums[0]):
         return False
     if sweep.tensors.keys().isdisjoint(one.tensors):
         return False
@@ -110,12 +114,12 @@ def _are_there(graph: Graph, values: Iterable[Value], position: int) -> bool:
 _Reach = tuple[dict[Value, None], dict[Node, None]]
 
 
-def _reach(graph: Graph) -> dict[Value, _Reach]:
+def _reach(graph: Graph, planes: bool) -> dict[Value, _Reach]:
     """For values that point-wise operators make: the tensors of which, and the nodes by which, they
     are computed in a sweep."""
     found: dict[Value, _Reach] = {}
     for node in graph.nodes:
-        if not is_pointwise(node):
+        if not is_pointwise(node, planes):
             continue
         parts: dict[Value, _Reach] = {}
         inner: dict[Node, None] = {}
@@ -126,10 +130,10 @@ def _reach(graph: Graph) -> dict[Value, _Reach]:
                 parts[value] = found.get(value, ({value: None}, {}))
         # What is stored anyway need not be computed, if that takes more.
         for value in sorted(parts, key=lambda each: -len(parts[each][0])):
-            if len(_tensors(parts)) > MOST_TENSORS and _is_stored(graph, value):
+            if not _is_little(_tensors(parts), node.output) and _is_stored(graph, value):
                 parts[value] = ({value: None}, {})
         tensors = _tensors(parts)
-        if 0 < len(tensors) <= MOST_TENSORS:
+        if tensors and _is_little(tensors, node.output):
             for _, nodes in parts.values():
                 inner = nodes | inner
             found[node.output] = (tensors, {**inner, node: None})
@@ -142,6 +146,12 @@ def _tensors(parts: Mapping[Value, _Reach]) -> dict[Value, None]:
     return {tensor: None for tensors, _ in parts.values() for tensor in tensors}
 
 
+def _is_little(tensors: Collection[Value], value: Value) -> bool:
+    """Whether to read tensors is no more than to write a value and to read it."""
+    read = sum(tensor.type.bytes for tensor in tensors)
+    return len(tensors) <= MOST_TENSORS or read <= 2 * value.type.bytes
+
+
 def _is_stored(graph: Graph, value: Value) -> bool:
     """Whether something else than point-wise operators and sums reads a value."""
     others = (
@@ -152,10 +162,12 @@ def _is_stored(graph: Graph, value: Value) -> bool:
     return value in graph.results or next(others, None) is not None
 
 
-def _is_sum(node: Node) -> bool:
+def _is_sum(node: Node, planes: bool) -> bool:
     op, x = node.op, node.inputs[0] if node.inputs else None
     if x is None or x.dtype not in FLOATS or isinstance(x, Constant) or x.type.size == 0:
         return False
+    if planes and x.type.rank == 4 and is_sum_of_planes(node):
+        return True
     if isinstance(op, Reduce):
         others = tuple(d for d in range(x.type.rank) if d != 1)
         if op.how not in ("sum", "mean") or op.dims != others:
@@ -163,8 +175,9 @@ def _is_sum(node: Node) -> bool:
     return isinstance(op, (Reduce, Variance)) and x.type.rank in (2, 4)
 
 
-def is_pointwise(node: Node) -> bool:
-    """Whether an operator makes a tensor of tensors of its shape and of vectors over channels."""
+def is_pointwise(node: Node, planes: bool = False) -> bool:
+    """Whether an operator makes a tensor of tensors of its shape and of vectors over channels, or,
+    with ``planes``, of one number for each plane."""
     if not isinstance(node.op, Elementwise):
         return False
     out = node.output
@@ -174,6 +187,7 @@ def is_pointwise(node: Node) -> bool:
     return all(
         (value.shape == out.shape and not isinstance(value, Constant))
         or _is_vector(value.type, out.shape)
+        or (planes and value.shape == (*out.shape[:2], *(1 for _ in out.shape[2:])))
         for value in tensors
     )
 

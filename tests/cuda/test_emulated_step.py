@@ -20,7 +20,7 @@ from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.rank_sums import RankSum
 from minidnn.backends.cuda.task import InWorkspace, Pointer, Task
-from minidnn.fusion.region import FusedSequence
+from minidnn.fusion.region import FusedSequence, FusedSums
 from minidnn.gradients.reverse import pullback
 from minidnn.graph import meeting
 from minidnn.graph import operators as ops
@@ -166,6 +166,45 @@ def test_a_step(precision: str, tmp_path: Path) -> None:
     given = [random.standard_normal(SHAPE, np.float32), np.array([0, 3, 1, 4])]
     given.append(np.array(0.02, np.float32))  # the learning rate
     check_values(planned_graph(graph, precision, True), given, precision, tmp_path)
+
+
+class Squeezed(L.Layer):
+    """Channels, of a number that fills no block of threads, that are scaled by what is computed of
+    the averages of their planes."""
+
+    def __init__(self) -> None:
+        self.first = L.Conv2d(3, 40, 3, padding=1, bias=False)
+        self.deep = L.Conv2d(40, 40, 3, 2, 1, groups=40, bias=False)
+        self.last = L.Conv2d(40, 16, 1, bias=False)
+        self.norms = L.LayerList(*(L.BatchNorm2d(n) for n in (40, 40, 16)))
+        self.narrow, self.wide = L.Conv2d(40, 8, 1), L.Conv2d(8, 40, 1)
+        self.silu, self.gate, self.mean = L.SiLU(), L.Hardsigmoid(), L.AdaptiveAvgPool2d(1)
+        self.head = L.Sequential(L.Flatten(), L.Linear(16, 5))
+
+    def forward(self, x: Any) -> Any:
+        y = self.silu(self.norms[0](self.first(x)))
+        y = self.silu(self.norms[1](self.deep(y)))
+        y = y * self.gate(self.wide(self.silu(self.narrow(self.mean(y)))))
+        return self.head(self.mean(self.norms[2](self.last(y))))
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_a_step_with_gates(precision: str, tmp_path: Path) -> None:
+    """In half precision planes are added up where what is added is computed, and what a gate gave
+    is read there."""
+    objective = Objective(md.losses.CrossEntropy(), {})
+    graph = step_graph(Squeezed().initialize(0), (SHAPE,), objective, md.optim.SGD(0.02))
+    plan = planned_graph(graph, precision, True)
+    sweeps = [n.op for n in plan.graph.nodes if isinstance(n.op, FusedSums)]
+    sweeps = [op for op in sweeps if len(op.shape) == 4 and op.shape[2:] != (1, 1)]
+    half = precision != "float32"
+    assert any(op.by_plane for op in sweeps) == any(op.plane_numbers for op in sweeps) == half
+    # Nothing of the planes is stored in float32 then, but for the images.
+    wide = [v for n in plan.graph.nodes for v in n.outputs if v.dtype == "float32"]
+    assert any(v.shape[:1] == SHAPE[:1] and v.shape[2:] == (8, 8) for v in wide) != half
+    random = np.random.default_rng(0)
+    given = [random.standard_normal(SHAPE, np.float32), np.array([0, 3, 1, 4])]
+    check_values(plan, [*given, np.array(0.02, np.float32)], precision, tmp_path)
 
 
 class Twins:

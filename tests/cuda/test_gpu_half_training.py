@@ -61,6 +61,26 @@ class Plain(md.Layer):
         return self.head(self.relu(self.wide(self.flat(y))))
 
 
+class Squeezed(md.Layer):
+    """Channels scaled by what is computed of the averages of their planes."""
+
+    def __init__(self) -> None:
+        self.first = L.Conv2d(3, 40, 3, padding=1, bias=False)
+        self.conv1 = L.Conv2d(40, 40, 5, stride=2, padding=2, groups=40, bias=False)
+        self.conv2 = L.Conv2d(40, 16, 1, bias=False)
+        self.norm1, self.norm2, self.norm3 = (L.BatchNorm2d(n) for n in (40, 40, 16))
+        self.narrow, self.wide = L.Conv2d(40, 10, 1), L.Conv2d(10, 40, 1)
+        self.silu, self.gate = L.SiLU(), L.Sigmoid()
+        self.mean = L.AdaptiveAvgPool2d(1)
+        self.flat = L.Flatten()
+        self.head = L.Linear(16, CLASSES)
+
+    def forward(self, x: Any) -> Any:
+        y = self.silu(self.norm2(self.conv1(self.silu(self.norm1(self.first(x))))))
+        y = y * self.gate(self.wide(self.silu(self.narrow(self.mean(y)))))
+        return self.head(self.flat(self.mean(self.norm3(self.conv2(y)))))
+
+
 def of_torch(network: md.Layer) -> Any:
     """The same network in PyTorch, with the same weights."""
     nn = torch.nn
@@ -75,6 +95,14 @@ def of_torch(network: md.Layer) -> Any:
                 self.conv2 = nn.Conv2d(32, 32, 3, padding=1, bias=False)
                 self.norm1, self.norm2 = nn.BatchNorm2d(32), nn.BatchNorm2d(32)
                 self.mean, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(32, CLASSES)
+            elif isinstance(network, Squeezed):
+                self.first = nn.Conv2d(3, 40, 3, padding=1, bias=False)
+                self.conv1 = nn.Conv2d(40, 40, 5, 2, 2, groups=40, bias=False)
+                self.conv2 = nn.Conv2d(40, 16, 1, bias=False)
+                self.norm1, self.norm2, self.norm3 = (nn.BatchNorm2d(n) for n in (40, 40, 16))
+                self.narrow, self.wide = nn.Conv2d(40, 10, 1), nn.Conv2d(10, 40, 1)
+                self.silu, self.gate = nn.SiLU(), nn.Sigmoid()
+                self.mean, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(16, CLASSES)
             else:
                 self.first = nn.Conv2d(3, 16, 5, stride=2, padding=2)
                 self.conv1 = nn.Conv2d(16, 48, 3, padding=1, groups=2)
@@ -149,7 +177,7 @@ def seeded(make: Any, seed: int) -> md.Layer:
 
 
 @pytest.mark.parametrize("precision", HALVES)
-@pytest.mark.parametrize("make", [Residual, Plain])
+@pytest.mark.parametrize("make", [Residual, Plain, Squeezed])
 def test_errors_are_those_of_autocast(make: Any, precision: str) -> None:
     """Against PyTorch in float64: at most three times autocast's own, in the median over seeds."""
     ours, theirs = [], []

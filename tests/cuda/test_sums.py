@@ -99,7 +99,7 @@ def launched(
     places: dict[Value, Tensor],
 ) -> list[np.ndarray]:
     """The results; whatever lies around those that are stored stays as it was."""
-    results = {i: np.full(v.type.size + 4, -77, STORED[v.dtype]) for i, v in sums_of(op).items()}
+    results = {i: np.full(v.type.size + 4, 77, STORED[v.dtype]) for i, v in sums_of(op).items()}
     stored = {
         i: laid_out(np.full(v.shape, 5.0, np.float32), places[v], v.dtype)
         for i, v in op.stored.items()
@@ -112,7 +112,11 @@ def launched(
         room = np.full(sums.bytes // 4, np.float32(np.nan))
         emulated.launch(sums.first, [*given, room])
         emulated.launch(sums.parts, [room, *results.values()])
-    found = {i: from_bits(a[:-4], op.body.outputs[i].dtype) for i, a in results.items()}
+    found = {
+        i: from_bits(a[:-4], op.body.outputs[i].dtype).reshape(op.body.outputs[i].shape)
+        for i, a in results.items()
+    }
+    assert all((a[-4:] == np.full(4, 77, a.dtype)).all() for a in results.values())
     for i, value in op.stored.items():
         where = places_of(value.shape, places[value])
         found[i] = from_bits(stored[i], value.dtype)[where]
@@ -134,18 +138,32 @@ def tensors(op: FusedSums, layout: Layout, before: int, behind: int) -> dict[Val
             n, c, *plane = value.shape
             buffer = TensorType((n, before + c + behind, *plane), value.dtype)
             found[value] = tensor_of(value.type, layout, buffer, before)
-    return found
+    return found | {value: tensor_of(value.type, layout) for value in op.plane_numbers}
 
 
-def mixed(dtype: str) -> list[FusedSums]:
-    """The regions of a training step: halves and float32 in one, gradients that are stored."""
+class Gated(L.Layer):
+    """Channels that are squeezed to averages of planes, and scaled by what is computed of them."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.squeeze = L.AdaptiveAvgPool2d(1)
+        self.excite = L.Sequential(L.Conv2d(channels, channels, 1), L.Sigmoid())
+
+    def forward(self, x: Any) -> Any:
+        return x * self.excite(self.squeeze(x))
+
+
+def mixed(dtype: str, size: int = 9, channels: int = 16) -> list[FusedSums]:
+    """The regions of a training step: halves and float32 in one, gradients that are stored, sums
+    of planes, and numbers of planes."""
     net = L.Sequential(
         *(L.Conv2d(8, 16, 3, padding=1, bias=False), L.BatchNorm2d(16), L.ReLU()),
-        *(L.Conv2d(16, 8, 3), L.BatchNorm2d(8), L.ReLU(), L.AdaptiveAvgPool2d(1)),
-        *(L.Flatten(), L.Linear(8, 3)),
+        *(L.Conv2d(16, channels, 3, padding=1, bias=False), L.BatchNorm2d(channels), L.SiLU()),
+        *(Gated(channels), L.Conv2d(channels, 8, 3), L.BatchNorm2d(8), L.ReLU()),
+        *(L.AdaptiveAvgPool2d(1), L.Flatten(), L.Linear(8, 3)),
     ).initialize(0)
     objective = Objective(md.losses.CrossEntropy(), {})
-    graph = step_graph(net, ((3, 8, 9, 9),), objective, md.optim.SGD(0.1))
+    graph = step_graph(net, ((3, 8, size, size),), objective, md.optim.SGD(0.1))
     context = Context(CudaTarget(H200.device(dtype), dtype), stored=True)
     nodes = optimize(graph, context, verify=True).nodes
     found = [node.op for node in nodes if isinstance(node.op, FusedSums)]
@@ -157,6 +175,8 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Every region in both layouts, dense and in slices, all kernels compiled at once."""
     found = []
     sources = [*(regions(shape)[1] for shape in SHAPES), *map(mixed, ("float32", *HALVES))]
+    # Packs of odd channels, of which some are no whole block, and planes of several parts.
+    sources += [mixed("bfloat16", 6, 27), mixed("float16", 5, 72), mixed("bfloat16", 70, 8)]
     for source in sources:
         for op in source:
             for layout in (PLANAR, CHANNELS_LAST):
@@ -173,6 +193,9 @@ def test_numbers(cases: Any) -> None:
     assert any(sums.parts is None for *_, sums in found)
     assert any(sums.parts is not None for *_, sums in found)
     assert {len(op.stored) for op, *_ in found} == {0, 1}
+    assert {len(op.plane_numbers) for op, *_ in found} >= {0, 2}
+    by_plane = [sums.parts is None for op, _, sums in found if op.by_plane]
+    assert {*by_plane} == {True, False}
     random = np.random.default_rng(0)
     for op, places, sums in found:
         arrays = {

@@ -75,6 +75,7 @@ def test_the_pipelines_own_order_is_legal() -> None:
         "absorb",
         "normalize_channels",
         "compose_vectors",
+        "average_planes",
         "sum_together",
         "store_summed",
         "depth_first",

@@ -49,6 +49,21 @@ def test_a_gradient_is_stored_where_it_is_added_up() -> None:
     assert [node.op.name for node in region.reductions.values()] == ["Reduce"]
 
 
+def test_sums_of_planes_and_of_channels_stay_apart() -> None:
+    class Planes(Storing):
+        adds_planes = True
+
+    def build(t: Any, x: Any, y: Any, z: Any) -> Any:
+        gradient = apply(PAIR, x, relu(y))
+        planes = apply(ops.Reduce("sum", (2, 3)), apply(PAIR, gradient, z))
+        return [total(apply(PAIR, gradient, z)), planes, conv(t, gradient, 4)]
+
+    found = after(build, X, X, X, context=Context(Planes()))
+    regions = [node.op for node in found.nodes if isinstance(node.op, FusedSums)]
+    assert sorted(op.by_plane for op in regions) == [False, True]
+    assert sum(len(op.stored) for op in regions) == 1
+
+
 def test_sums_over_one_value_become_one_region() -> None:
     def build(t: Any, x: Any, y: Any, z: Any) -> Any:
         gradient = apply(PAIR, x, relu(y))

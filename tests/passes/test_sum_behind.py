@@ -252,6 +252,22 @@ def test_gradients_stay_apart_where_the_device_says_so() -> None:
     assert any("it adds nothing up" in note for note in context.notes.values())
 
 
+def test_sweeps_of_planes_stay_apart() -> None:
+    class Planes(Adding):
+        adds_planes = True
+
+    def planes(t: Any, x: Any, y: Any) -> Any:
+        return [apply(ops.Reduce("sum", (2, 3)), apply(PAIR, gradient_of(t, x, y), x))]
+
+    def numbers(t: Any, x: Any, y: Any) -> Any:
+        scale = apply(ops.Reduce("max", (2, 3), True), x)
+        return [total(apply(PAIR, gradient_of(t, x, y), scale))]
+
+    for build in (planes, numbers):
+        found = after_gradient(build, Context(Planes()))
+        assert "FusedSums" in ops_of(found) and not regions(found)
+
+
 def test_what_depends_on_a_gradient_by_another_path_stays_apart() -> None:
     def build(t: Any, x: Any, y: Any) -> Any:
         g = gradient_of(t, x, y)

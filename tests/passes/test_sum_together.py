@@ -69,6 +69,17 @@ def test_more_than_two_tensors_are_read_where_they_are_one() -> None:
     assert sums_of(found) == [["Reduce"]] and ops_of(found) == ["Pair", "Pair", "FusedSums"]
 
 
+def test_three_halves_are_read_where_what_is_made_of_them_is_as_large_as_two() -> None:
+    def build(t, x, y, z):
+        wide = ops.Formula(argument(0) - 2.0 * argument(1), 2, title="Wide", compute="float32")
+        return total(apply(wide, apply(wide, x, y), z))
+
+    before = graph_of(build, X, X, X, dtype="float16")
+    found = run(before, SUM_TOGETHER, context=Context(Summing()))
+    assert_same(before, found, 1e-3)
+    assert sums_of(found) == [["Wide", "Wide", "Reduce"]]
+
+
 def test_what_a_convolution_reads_is_stored_anyway_and_read() -> None:
     def build(t, x, y, z):
         joined = apply(PAIR, x, y)
@@ -85,6 +96,30 @@ def test_vectors_are_no_tensors_however_they_are_repeated() -> None:
 
     found = after(build, X, X, (1, 3, 1, 1))
     assert sums_of(found) == [["Expand", "Pair", "Pair", "Pair", "Reduce"]]
+
+
+class Planes(Summing):
+    adds_planes = True
+
+
+def test_planes_are_added_up_with_what_is_computed_before_them() -> None:
+    def build(t, x, y, p):
+        product = apply(PAIR, relu(x), y)
+        planes = apply(ops.Reduce("sum", (2, 3)), product)
+        means = apply(ops.Reduce("mean", (2, 3), True), relu(x))
+        return [planes, means, total(apply(PAIR, product, p))]
+
+    shapes = X, X, (2, 3, 1, 1)
+    found = after(build, *shapes, context=Context(Planes()))
+    assert sums_of(found) == [
+        ["ReLU", "Pair", "ReLU", "Reduce", "Reduce"],
+        ["ReLU", "Pair", "Pair", "Reduce"],
+    ]
+    regions = [node.op for node in found.nodes if isinstance(node.op, FusedSums)]
+    assert [op.by_plane for op in regions] == [True, False]
+    assert [[v.shape for v in op.plane_numbers] for op in regions] == [[], [(2, 3, 1, 1)]]
+    # Elsewhere a number for each plane is a value of another shape, and planes are no sums.
+    assert sums_of(after(build, *shapes)) == [["Reduce"]]
 
 
 def test_other_axes_wholes_and_extremes_are_left_alone() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from string import Template
 
 from ..._cached_property import cached_property
@@ -38,10 +38,12 @@ class Dialect:
         chooses: whether ``a > b ? a : b`` is one instruction.  A maximum gives NaN if either
             operand is NaN, as in the reference; a choice gives the second operand then.  So where
             one operand is a number known here the order settles it, and ``md_max`` is left out.
+        own: operations of floats that this language alone has.
     """
 
     words: Mapping[str, str]
     chooses: bool = True
+    own: Mapping[str, str] = field(default_factory=dict)
 
     def fill(self, text: str) -> str:
         """A text with this language's words in it."""
@@ -49,7 +51,7 @@ class Dialect:
 
     @cached_property
     def _floats(self) -> Mapping[str, str]:
-        return {op: self.fill(text) for op, text in _FLOAT.items()}
+        return {op: self.fill(text) for op, text in _FLOAT.items()} | dict(self.own)
 
     @cached_property
     def _wholes(self) -> Mapping[str, str]:
@@ -145,5 +147,12 @@ _C_LIBRARY = {"abs": "fabsf", "floor": "floorf", "round": "rintf", "sqrt": "sqrt
 _ISPC_LIBRARY = {name: name for name in _C_LIBRARY}
 
 C = Dialect({"inline": "static inline", "d": "", "llabs": "llabs", **_C_LIBRARY})
-CUDA = Dialect({**C.words, "inline": "static __device__ inline"}, chooses=False)
+#: What results of two bytes are computed with.
+_NARROW = {
+    "flushed_exp": "md_flushed_exp({})",
+    "inverse": "md_flushed_inverse({})",
+    "narrow_div": "md_narrow_div({}, {})",
+    **{name: f"md_{name}({{}})" for name in ("narrow_exp", "narrow_tanh", "narrow_erf")},
+}
+CUDA = Dialect({**C.words, "inline": "static __device__ inline"}, chooses=False, own=_NARROW)
 ISPC = Dialect({"inline": "static inline", "d": "d", "llabs": "abs", **_ISPC_LIBRARY})

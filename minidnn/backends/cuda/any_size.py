@@ -20,6 +20,7 @@ from ..codegen.dialect import CUDA
 from ..codegen.kernel import KernelSource
 from .contraction.gather import Gathering
 from .kernels import Launch
+from .narrow import print_as
 from .pointwise import PointStep, print_chain
 from .prelude import TYPES
 from .reduction import SUM
@@ -76,7 +77,7 @@ def print_chain_for_any_size(
         code.line(f"const float a{i}[1] = {{md_value(x{i}[{grid.place(f'x{i}', tensor)}])}};")
     code.line("const int j = 0;")
     rounded = TYPES[output.dtype] if round_steps else None
-    value = print_chain(code, steps, lambda i: f"md_value(v{i}[c])", rounded)
+    value = print_chain(code, steps, lambda i: f"md_value(v{i}[c])", output.dtype, rounded)
     place = grid.place("y", output)
     code.line(f"y[{place}] = md_as<{TYPES[output.dtype]}>({value});")
     return grid.launch([*pointers, f"{TYPES[output.dtype]} *y"])
@@ -206,7 +207,8 @@ class _Region:
             else:
                 given = [self._operand(value, names) for value in operation.operands]
                 given += [f"md_value(v{self.vectors.index(v.value)}[c])" for v in operation.vectors]
-                lines, result = CUDA.print_code(operation.code, given, code.fresh)
+                dtype = operation.output.dtype
+                lines, result = print_as(dtype, operation.code, given, code.fresh)
                 code.lines(lines)
             value, type = operation.output, TYPES[operation.output.dtype]
             if value in self.outputs:

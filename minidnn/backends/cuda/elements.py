@@ -16,6 +16,7 @@ from ...memory.annotations import Annotations
 from ..codegen.code import Code
 from ..codegen.dialect import CUDA
 from .kernels import Launch
+from .narrow import print_as
 from .strided import Strided, element_of, strided_of
 from .whole import HELPERS, STORED, is_whole, read, stored
 
@@ -79,9 +80,11 @@ def _member(
             kind = "long long" if whole else "float"
             number = read(names[value], value.dtype, whole)
             code.line(f"const {kind} {operands[-1]} = {number};")
-        lines, result = CUDA.print_code(
-            linearize(node.op.expression()), operands, code.fresh, whole
-        )
+        expression = linearize(node.op.expression())
+        if whole:
+            lines, result = CUDA.print_code(expression, operands, code.fresh, whole)
+        else:
+            lines, result = print_as(node.output.dtype, expression, operands, code.fresh)
         code.lines(lines)
         name(node.output, stored(result, node.output.dtype))
     for node in nodes:

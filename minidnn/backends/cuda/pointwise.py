@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from ...graph.expression import Instruction
 from ..codegen.code import Code
-from ..codegen.dialect import CUDA
 from .kernels import Launch
+from .narrow import print_as
 from .prelude import TYPES
 from .tensor import Tensor
 
@@ -72,7 +72,8 @@ def print_pointwise(
         code.line("#pragma unroll")
         with code.block(f"for (int j = 0; j < {lanes}; j++)"):
             rounded = TYPES[output.dtype] if round_steps else None
-            value = print_chain(code, steps, lambda i: f"md_value(v{i}[{grid.channel}])", rounded)
+            vector = f"md_value(v{{}}[{grid.channel}])".format
+            value = print_chain(code, steps, vector, output.dtype, rounded)
             code.line(f"r[j] = {value};")
         code.line(f"md_store<{lanes}>(y + {grid.address(output)}, r);")
     return Launch.named("pointwise", code, -(-grid.count // THREADS), THREADS)
@@ -82,9 +83,11 @@ def print_chain(
     code: Code,
     steps: Sequence[PointStep],
     vector: Callable[[int], str],
+    dtype: str,
     round_to: str | None = None,
 ) -> str:
-    """Prints the steps for lane ``j`` from ``a0[j]`` on; returns the name of the result.
+    """Prints the steps for lane ``j`` from ``a0[j]`` on, of which a ``dtype`` is made in the end;
+    returns the name of the result.
 
     Tensor i is ``a<i>[j]``, number i ``k<i>``, a vector's number as ``vector`` says; with
     ``round_to`` each step's result is rounded to that type.
@@ -102,7 +105,7 @@ def print_chain(
             else:
                 names.append(code.fresh())
                 code.line(f"const float {names[-1]} = {vector(argument.index)};")
-        lines, value = CUDA.print_code(step.code, names, code.fresh)
+        lines, value = print_as(dtype, step.code, names, code.fresh)
         code.lines(lines)
         if round_to is not None:
             rounded = code.fresh()

@@ -42,7 +42,8 @@ of a store of 16 bytes in functions that it inlines; halves are then converted t
 
 **Functions** beside CUDA's own are those of :mod:`..codegen.functions`: ``expf`` and the like
 differ from release to release, and some of them lose NaN or flush denormal numbers.  No header is
-included: parsing ``cuda_fp16.h`` takes longer than compiling most kernels.
+included: parsing ``cuda_fp16.h`` takes longer than compiling most kernels.  ``md_narrow_...`` are
+for results of two bytes, of :mod:`.narrow`.
 
 The emulator of the tests compiles the same texts with the system's C++ compiler and defines
 itself what stands between ``#ifdef __CUDACC__`` and its ``#endif``.
@@ -160,6 +161,28 @@ template <int N> MD_FUNCTION void md_load_of(float (&x)[N], const float *p, int 
                  : "r"(address + 4 * i) : "memory");
 }
 #endif
+// 2^x and 1 / x, which err by two units in the last place; subnormal numbers are taken for 0.
+MD_FUNCTION float md_flushed_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+MD_FUNCTION float md_flushed_inverse(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// The same, and a / b, with subnormal numbers.
+MD_FUNCTION float md_narrow_exp2(float x) {
+  float y;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+MD_FUNCTION float md_narrow_div(float a, float b) {
+  float y;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
 MD_FUNCTION float md_from_half(unsigned short x) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
@@ -259,11 +282,34 @@ template <int N, class T> union md_pack {
   T items[N];
   MD_METHOD md_pack() {}
 };
+template <int N> union md_pairs {
+  typename md_word<4 * N>::type word;
+  unsigned int items[N];
+  MD_METHOD md_pairs() {}
+};
+template <int N, class T> MD_FUNCTION void md_unpack(float (&x)[N], const md_pack<N, T> &pack) {
+  #pragma unroll
+  for (int i = 0; i < N; i++) x[i] = md_value(pack.items[i]);
+}
+// One instruction for each: taken out of words as 16 bits they would take two.
+template <int N> MD_FUNCTION void md_unpack(float (&x)[N], const md_pack<N, md_bf16> &pack) {
+  if constexpr (N % 2 == 0) {
+    md_pairs<N / 2> pairs;
+    pairs.word = pack.word;
+    #pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      x[i] = floatbits(pairs.items[i / 2] << 16);
+      x[i + 1] = floatbits(pairs.items[i / 2] & 0xffff0000u);
+    }
+  } else {
+    #pragma unroll
+    for (int i = 0; i < N; i++) x[i] = md_value(pack.items[i]);
+  }
+}
 template <int N, class T> MD_FUNCTION void md_load(float (&x)[N], const T *p) {
   md_pack<N, T> pack;
   pack.word = *(const typename md_word<N * sizeof(T)>::type *)p;
-  #pragma unroll
-  for (int i = 0; i < N; i++) x[i] = md_value(pack.items[i]);
+  md_unpack(x, pack);
 }
 MD_FUNCTION unsigned int md_max_as(md_half, unsigned int a, unsigned int b) {
   return md_max_halves(a, b);
@@ -279,11 +325,6 @@ template <class T, int N> MD_FUNCTION float md_of_pairs(const unsigned int (&x)[
   y.bits = (unsigned short)(x[v >> 1] >> (v & 1) * 16);
   return md_value(y);
 }
-template <int N> union md_pairs {
-  typename md_word<4 * N>::type word;
-  unsigned int items[N];
-  MD_METHOD md_pairs() {}
-};
 template <int N, class T> MD_FUNCTION void md_load_pairs(unsigned int (&x)[N], const T *p) {
   md_pairs<N> pairs;
   pairs.word = *(const typename md_word<4 * N>::type *)p;
@@ -388,6 +429,46 @@ template <int N> MD_FUNCTION void md_write(float *p, const float (&x)[N]) {
 }
 """
 
+_NARROW = """\
+// Functions of which results are rounded to two bytes.  They err by less than 2^-20 of themselves,
+// exp, by the rounding of its exponent, by 2^-17 where it is near to the largest number.
+MD_FUNCTION float md_flushed_exp(float x) { return md_flushed_exp2(x * 0x1.715476p+0f); }
+MD_FUNCTION float md_narrow_exp(float x) { return md_narrow_exp2(x * 0x1.715476p+0f); }
+// As md_tanh.
+MD_FUNCTION float md_narrow_tanh(float x) {
+  const float a = fabsf(x), z = x * x;
+  float p = -0x1.7537fcp-8f;
+  p = md_fma(p, z, 0x1.5200cap-6f);
+  p = md_fma(p, z, -0x1.b8368ep-5f);
+  p = md_fma(p, z, 0x1.1106fap-3f);
+  p = md_fma(p, z, -0x1.555532p-2f);
+  const float near = md_fma(p * z, x, x);
+  const float far = md_fma(-2.0f, md_flushed_inverse(md_flushed_exp(a + a) + 1.0f), 1.0f);
+  return md_with_sign(a < 0.625f ? near : far, x);
+}
+// As md_erf.
+MD_FUNCTION float md_narrow_erf(float x) {
+  const float z = x * x;
+  float p = -0x1.41323cp-11f;
+  p = md_fma(p, z, 0x1.48c424p-8f);
+  p = md_fma(p, z, -0x1.b6c434p-6f);
+  p = md_fma(p, z, 0x1.ce1d88p-4f);
+  p = md_fma(p, z, -0x1.8126f2p-2f);
+  p = md_fma(p, z, 0x1.06eba6p-3f);
+  const float near = md_fma(p, x, x);
+  float a = fabsf(x);
+  a = 4.0f < a ? 4.0f : a;
+  float q = 0x1.c39996p-13f;
+  q = md_fma(q, a, -0x1.a6d84ep-9f);
+  q = md_fma(q, a, 0x1.779bbp-6f);
+  q = md_fma(q, a, -0x1.af606cp-4f);
+  q = md_fma(q, a, -0x1.457778p-1f);
+  q = md_fma(q, a, -0x1.20e71cp+0f);
+  const float far = 1.0f - md_flushed_exp(q * a);
+  return md_with_sign(a < 0.875f ? near : far, x);
+}
+"""
+
 TYPES = {"float32": "float", "float16": "md_half", "bfloat16": "md_bf16"}
 TYPES |= {"uint8": "md_u8", "int8": "md_s8"}
 """The names of element types in CUDA."""
@@ -395,4 +476,4 @@ TYPES |= {"uint8": "md_u8", "int8": "md_s8"}
 
 def prelude() -> str:
     """The first lines of a translation unit."""
-    return _INTRINSICS + _TYPES + CUDA.fill(FUNCTIONS)
+    return _INTRINSICS + _TYPES + CUDA.fill(FUNCTIONS) + _NARROW

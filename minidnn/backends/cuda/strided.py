@@ -15,6 +15,7 @@ from ...memory.annotations import Annotations
 from ..codegen.code import Code
 from ..codegen.dialect import CUDA
 from .kernels import Launch
+from .narrow import print_as
 from .whole import HELPERS, STORED, is_whole, read, stored
 
 THREADS = 256
@@ -90,7 +91,10 @@ def _print(
             kind = "long long" if whole else "float"
             value = read(f"x{i}[{_index(shape, operand)}]", operand.dtype, whole)
             code.line(f"const {kind} {names[-1]} = {value};")
-        lines, result = CUDA.print_code(expression, names, code.fresh, whole)
+        if whole:
+            lines, result = CUDA.print_code(expression, names, code.fresh, whole)
+        else:
+            lines, result = print_as(output.dtype, expression, names, code.fresh)
         code.lines(lines)
         code.line(f"y[{_index(shape, output)}] = {stored(result, output.dtype)};")
     return Launch.named("strided", code, -(-count // THREADS), THREADS)

@@ -184,6 +184,25 @@ def join_parts(parts: SumParts) -> Launch:
     return Launch.named("sum_parts", code, len(parts.found) * columns, _THREADS, _THREADS * 4)
 
 
+def join_few(parts: SumParts) -> Launch:
+    """The kernel that joins a few parts of many channels, each by a thread; of sums alone."""
+    code = Code()
+    head = ", ".join(("const float *part", *parts.results))
+    with code.block(f'extern "C" __global__ void __launch_bounds__({_THREADS}) @({head})'):
+        code.line(f"const int c = blockIdx.x * {_THREADS} + threadIdx.x;")
+        code.line(f"if (c >= {parts.channels}) return;")
+        for i, each in enumerate(parts.found):
+            assert isinstance(each, Total), each
+            with code.block(""):
+                code.line(f"const float *const from = part + {i * parts.stride}ll + c;")
+                code.line("float total = 0.0f;")
+                code.line("#pragma unroll 8")
+                with code.block(f"for (int r = 0; r < {parts.count}; r++)"):
+                    code.line(f"total += from[r * {parts.channels}ll];")
+                code.line(parts.total(each, "total"))
+    return Launch.named("sum_parts", code, -(-parts.channels // _THREADS), _THREADS)
+
+
 def _join_moments(code: Code, parts: SumParts, each: MeanAndVariance) -> None:
     """The mean of parts' means, and the squares of distances from it; all by distances from what
     those of the first part are taken from."""

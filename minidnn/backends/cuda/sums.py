@@ -1,4 +1,5 @@
-"""Kernels of sums over all axes but channels, of what is computed of tensors, several in a sweep.
+"""Kernels of sums over all axes but channels, of what is computed of tensors, several in a sweep;
+or of sums of planes.
 
 Blocks add parts, each for some channels; a second kernel joins the parts, if there are several.
 How a sum is parted depends on shapes and layouts alone, so that every run gives the same bits.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from ...fusion.region import FusedSums, Region
@@ -21,29 +22,20 @@ from ...graph.operator import Elementwise
 from ...graph.operators import Reduce, Variance
 from ...graph.types import ITEMSIZE
 from ..codegen.code import Code
-from ..codegen.dialect import CUDA, literal
+from ..codegen.dialect import literal
 from .kernels import Launch
+from .narrow import print_as
 from .prelude import TYPES
-from .sum_parts import MeanAndVariance, SumParts, Total, join_parts
+from .sum_parts import MeanAndVariance, SumParts, Total, join_few, join_parts
+from .sums_grid import SumsGrid, grid_of_columns, grid_of_planes
 from .target import HALVES
 from .tensor import Tensor
 
-_THREADS = 256
 _ACCESS = 16  # bytes
-_BLOCKS = 512
-"""So many blocks keep every card busy, and run all at once where each has 64 registers a thread."""
-_LEAST, _MOST = 4, 64
-"""Elements of a channel that a thread adds, in packs."""
 _AROUND = 4
 """Elements of a channel, of whose mean a block adds distances."""
 _UNROLLED = 4
-"""Packs of each tensor that a thread has under way."""
-_COLUMNS = (1, 2, 4, 8, 16, 32)
-"""How many packs side by side a block adds."""
-_ROW = 64  # bytes
-"""Of shorter rows memory moves more than is read."""
-_BUSY = 0.75
-"""Where so many of the threads have a pack, a long row gains more than idle ones cost."""
+"""Packs of each tensor that a thread has under way: loaded before anything is computed of them."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +43,8 @@ class SumsLaunches:
     """The kernels of a sweep.
 
     Attributes:
-        operands: the tensors, then the vectors that the first takes, and behind them the values
-            that it stores, before where it writes sums.
+        operands: the tensors, those with a number for each plane, then the vectors that the first
+            takes, and behind them the values that it stores, before where it writes sums.
         sums: the numbers of the results that are sums.
         parts: what adds parts; it takes the workspace before where it writes sums.  None: the
             first kernel writes them.
@@ -82,48 +74,70 @@ class _Printer:
         self.plane = prod(op.shape[2:])
         operands = (*op.body.inputs, *op.body.constants)
         self.tensors = {v: lies(v) for v in operands if v.shape == op.shape}
-        self.vectors = tuple(v for v in operands if v not in self.tensors)
+        self.numbers = {v: lies(v) for v in op.plane_numbers}
+        self.read = (*self.tensors, *self.numbers)
+        self.vectors = tuple(v for v in operands if v not in self.read)
         self.stored = {v: lies(v) for v in op.stored.values()}
         self.found = found_in(op)
         self.many = sum(each.sums for each in self.found)
+        #: Parts of the batch of which each has sums of its own.
+        self.groups = self.batch if op.by_plane else 1
         self.code = Code()
+        self.grid: SumsGrid
 
     def print(self) -> SumsLaunches:
-        by_columns = all(t.channel == 1 for t in self._moved)
+        moved = (*self._moved, *self.numbers.values())
+        by_columns = self.by_columns = all(t.channel == 1 for t in moved)
         self.lanes = self._lanes(by_columns)
+        narrow = any(tensor.dtype in HALVES for tensor in self._moved)
         if by_columns:
-            packs = self.channels // self.lanes
-            wide = self._wide(packs)
-            beside, step = -(-packs // wide), _THREADS // wide
-            count, each = self.batch * self.plane, 1
+            bytes = self.lanes * min(t.itemsize for t in self._moved)
+            self.grid = grid_of_columns(self.channels // self.lanes, bytes, narrow)
+            count, each = self.batch // self.groups * self.plane, 1
         else:
-            wide, beside, step = 1, self.channels, _THREADS
-            count, each = self.batch * self.plane // self.lanes, self.lanes
-        part = step * max(_LEAST, min(_MOST, -(-count * beside // (step * _BLOCKS))))
+            self.grid = grid_of_planes(self.channels, narrow)
+            count, each = self.batch // self.groups * self.plane // self.lanes, self.lanes
+        wide, step, beside = self.grid.wide, self.grid.step, self.grid.beside
+        threads, part = self.grid.threads, self.grid.part(count, self.groups)
         dtypes = {i: node.output.dtype for i, node in self.op.reductions.items()}
-        parts = SumParts(self.found, dtypes, self.channels, part, count, each)
-        given = [f"const {TYPES[v.dtype]} *x{i}" for i, v in enumerate(self.tensors)]
+        parts = SumParts(self.found, dtypes, self.groups * self.channels, part, count, each)
+        given = [f"const {TYPES[v.dtype]} *x{i}" for i, v in enumerate(self.read)]
         given += [f"const {TYPES[v.dtype]} *v{i}" for i, v in enumerate(self.vectors)]
         given += [f"{TYPES[v.dtype]} *__restrict__ z{i}" for i, v in enumerate(self.stored)]
         to = parts.results if parts.count == 1 else ["float *part"]
-        head = f"void __launch_bounds__({_THREADS}) @({', '.join((*given, *to))})"
+        head = f"void __launch_bounds__({threads}) @({', '.join((*given, *to))})"
         code = self.code
         with code.block(f'extern "C" __global__ {head}'):
             code.line("MD_SHARED;")
             code.line("float *const shared = (float *)md_shared;")
-            code.line(f"const int column = blockIdx.x % {beside}, p = blockIdx.x / {beside};")
-            code.line(f"const unsigned begin = p * {part}u;")
-            code.line(f"const unsigned end = min(begin + {part}u, {count}u);")
+            self._place(beside, parts)
             add = self._columns if by_columns else self._planes
             add(wide, step)
             self._join(by_columns, wide, step, parts)
         width = wide * self.lanes if by_columns else 1
-        shared = self.many * _THREADS * (self.lanes if by_columns else 1) + self._firsts * width
-        first = Launch.named("sums", code, beside * parts.count, _THREADS, shared * 4)
-        operands, sums = (*self.tensors, *self.vectors, *self.stored), tuple(dtypes)
+        shared = self.many * threads * (self.lanes if by_columns else 1) + self._firsts * width
+        blocks = self.groups * beside * parts.count
+        first = Launch.named("sums", code, blocks, threads, shared * 4)
+        operands, sums = (*self.read, *self.vectors, *self.stored), tuple(dtypes)
         if parts.count == 1:
             return SumsLaunches(first, operands, sums)
-        return SumsLaunches(first, operands, sums, join_parts(parts), parts.bytes)
+        last = join_parts(parts) if self.groups == 1 else join_few(parts)
+        return SumsLaunches(first, operands, sums, last, parts.bytes)
+
+    def _place(self, beside: int, parts: SumParts) -> None:
+        """Prints which packs of which channels a block adds, and of which group."""
+        code, size = self.code, parts.size
+        if self.groups == 1:
+            code.line(f"const int column = blockIdx.x % {beside}, p = blockIdx.x / {beside};")
+            code.line(f"const unsigned begin = p * {size}u;")
+            code.line(f"const unsigned end = min(begin + {size}u, {parts.packs}u);")
+            return
+        code.line(f"const int column = blockIdx.x % {beside};")
+        code.line(f"const int p = blockIdx.x / {beside} % {parts.count};")
+        code.line(f"const unsigned group = blockIdx.x / {beside * parts.count};")
+        code.line(f"const unsigned past = (group + 1u) * {parts.packs}u;")
+        code.line(f"const unsigned begin = past - {parts.packs}u + p * {size}u;")
+        code.line(f"const unsigned end = min(begin + {size}u, past);")
 
     @property
     def _moved(self) -> tuple[Tensor, ...]:
@@ -141,17 +155,9 @@ class _Printer:
         lanes = _ACCESS // max(t.itemsize for t in tensors)
         if by_columns:
             steps = [s for t in tensors for s in (t.offset, t.pixel, t.row, t.image)]
+            steps += [s for t in self.numbers.values() for s in (t.offset, t.image)]
             return gcd(lanes, self.channels, *steps)
         return gcd(lanes, self.plane, *(s for t in tensors for s in (t.offset, t.channel, t.image)))
-
-    def _wide(self, packs: int) -> int:
-        """How many packs side by side a block adds: long rows, if few threads are without a pack;
-        else those that leave the fewest without one."""
-        bytes = self.lanes * min(t.itemsize for t in self._moved)
-        enough = [wide for wide in _COLUMNS if wide >= packs or wide * bytes >= _ROW]
-        taken = {wide: -(-packs // wide) * wide for wide in enough or _COLUMNS[-1:]}
-        full = [wide for wide, threads in taken.items() if threads * _BUSY <= packs]
-        return max(full) if full else min(taken, key=lambda wide: (taken[wide], -wide))
 
     def _columns(self, wide: int, step: int) -> None:
         """Channels side by side: a thread adds a pack of them over some pixels."""
@@ -166,8 +172,14 @@ class _Printer:
                 load = "md_load_floats" if broad else f"md_load<{lanes}>"
                 code.line(f"{load}(w{i}, v{i} + first);")
                 assert vector.type.size == self.channels, vector
-            places = [_pixel(tensor, self.plane) for tensor in self._moved]
-            self._sweep(step, "down", [f"first + {place}" for place in places], "w{}[j]")
+            moved = (*self.tensors.values(), *self._of_planes, *self.stored.values())
+            places = [f"first + {_pixel(tensor, self.plane)}" for tensor in moved]
+            self._sweep(step, "down", places, "w{}[j]")
+
+    @property
+    def _of_planes(self) -> list[Tensor]:
+        """Those with a number for each plane, as if all pixels of a plane lay in one place."""
+        return [replace(t, row=0, pixel=0) for t in self.numbers.values()]
 
     def _planes(self, wide: int, step: int) -> None:
         """Pixels side by side: a block adds a channel of some images."""
@@ -180,6 +192,10 @@ class _Printer:
             f"column * {t.channel}ll + r / {packs}u * {t.image}ll + r % {packs}u * {self.lanes}"
             + (f" + {t.offset}" if t.offset else "")
             for t in self._moved
+        ]
+        places[len(self.tensors) : len(self.tensors)] = [
+            f"column * {t.channel}ll + r / {packs}u * {t.image}ll + {t.offset}"
+            for t in self.numbers.values()
         ]
         self._sweep(step, "threadIdx.x", places, "w{}", alike=True)
 
@@ -206,25 +222,77 @@ class _Printer:
             if alike:
                 for i, _ in enumerate(moments):
                     code.line(f"for (int j = 1; j < {lanes}; j++) first{i}[j] = first{i}[0];")
-        code.line(f"#pragma unroll {_UNROLLED}")
-        with code.block(f"for (unsigned r = begin + {own}; r < end; r += {step}u)"):
-            for i, _ in enumerate(self.stored):
-                code.line(f"float b{i}[{lanes}];")
-            with self._elements(places):
-                values = self._computed(vector)
-                self._add(values)
-                for i, made in enumerate(self.stored):
-                    code.line(f"b{i}[j] = {values[made]};")
-            for i, place in enumerate(places[len(self.tensors) :]):
-                code.line(f"md_store<{lanes}>(z{i} + ({place}), b{i});")
+        if self.numbers:
+            code.line("unsigned image = 0xffffffffu;")
+            for i, _ in enumerate(self.numbers, len(self.tensors)):
+                code.line(f"float a{i}[{lanes}];")
+        ahead = f"for (int k = 0; k < {_UNROLLED}; k++)"
+        loop = f"for (unsigned s = begin + {own}; s < end; s += {_UNROLLED * step}u)"
+        with code.block(loop):
+            for i, tensor in enumerate(self.tensors.values()):
+                code.line(f"md_pack<{lanes}, {TYPES[tensor.dtype]}> q{i}[{_UNROLLED}];")
+            code.line("#pragma unroll")
+            with code.block(ahead):
+                code.line(f"const unsigned r = s + k * {step}u;")
+                code.line("if (r >= end) break;")
+                for i, (tensor, place) in enumerate(self._placed(places)):
+                    word = f"md_word<{lanes * tensor.itemsize}>::type"
+                    code.line(f"q{i}[k].word = *(const {word} *)(x{i} + ({place}));")
+            code.line("#pragma unroll")
+            with code.block(ahead):
+                code.line(f"const unsigned r = s + k * {step}u;")
+                code.line("if (r >= end) break;")
+                self._compute(places, vector)
+
+    def _placed(self, places: Sequence[str]) -> Iterator[tuple[Tensor, str]]:
+        """The tensors that are read, and where."""
+        return zip(self.tensors.values(), places, strict=False)
+
+    def _compute(self, places: Sequence[str], vector: str) -> None:
+        """Adds what is computed of pack ``r``, which number ``k`` of those loaded is, and stores
+        what is stored."""
+        code, lanes = self.code, self.lanes
+        if self.numbers:
+            images = self.plane if self.by_columns else self.plane // lanes
+            with code.block(f"if (r / {images}u != image)"):
+                code.line(f"image = r / {images}u;")
+                self._load_numbers(places)
+        for i, _ in enumerate(self.tensors):
+            code.line(f"float a{i}[{lanes}];")
+            code.line(f"md_unpack(a{i}, q{i}[k]);")
+        for i, _ in enumerate(self.stored):
+            code.line(f"float b{i}[{lanes}];")
+        code.line("#pragma unroll")
+        with code.block(f"for (int j = 0; j < {lanes}; j++)"):
+            values = self._computed(vector)
+            self._add(values)
+            for i, made in enumerate(self.stored):
+                code.line(f"b{i}[j] = {values[made]};")
+        for i, place in enumerate(places[len(self.read) :]):
+            code.line(f"md_store<{lanes}>(z{i} + ({place}), b{i});")
+
+    def _load_numbers(self, places: Sequence[str]) -> None:
+        """Loads what the planes of pack ``r`` have one number of."""
+        code, lanes, first = self.code, self.lanes, len(self.tensors)
+        for i, (value, place) in enumerate(zip(self.numbers, places[first:], strict=False), first):
+            if not self.by_columns:
+                one = f"md_value(x{i}[{place}])"
+                code.line(f"for (int j = 0; j < {lanes}; j++) a{i}[j] = {one};")
+                continue
+            broad = ITEMSIZE[value.dtype] * lanes > _ACCESS
+            load = "md_load_floats" if broad else f"md_load<{lanes}>"
+            code.line(f"{load}(a{i}, x{i} + ({place}));")
 
     @contextmanager
     def _elements(self, places: Sequence[str]) -> Iterator[None]:
-        """A loop over the elements of a pack."""
+        """A loop over the elements of pack ``r``."""
         code, lanes = self.code, self.lanes
-        for i, place in enumerate(places[: len(self.tensors)]):
+        for i, (_, place) in enumerate(self._placed(places)):
             code.line(f"float a{i}[{lanes}];")
             code.line(f"md_load<{lanes}>(a{i}, x{i} + ({place}));")
+        for i, _ in enumerate(self.numbers, len(self.tensors)):
+            code.line(f"float a{i}[{lanes}];")
+        self._load_numbers(places)
         code.line("#pragma unroll")
         with code.block(f"for (int j = 0; j < {lanes}; j++)"):
             yield
@@ -246,7 +314,7 @@ class _Printer:
 
     def _computed(self, vector: str) -> dict[Value, str]:
         """Prints what is computed of one element of each operand; what each value is."""
-        names = {value: f"a{i}[j]" for i, value in enumerate(self.tensors)}
+        names = {value: f"a{i}[j]" for i, value in enumerate(self.read)}
         names |= {value: vector.format(i) for i, value in enumerate(self.vectors)}
         return print_values(self.code, self.op, names)
 
@@ -254,7 +322,8 @@ class _Printer:
         """The threads of a block add what they have, in a fixed order."""
         code, lanes = self.code, self.lanes
         width = wide * lanes if by_columns else 1
-        size = _THREADS * lanes if by_columns else _THREADS
+        threads = self.grid.threads
+        size = threads * lanes if by_columns else threads
         for i in range(self.many):
             if by_columns:
                 place = f"{i * size} + down * {width} + beside * {lanes} + j"
@@ -273,15 +342,20 @@ class _Printer:
             else:
                 code.line(f"if (threadIdx.x == 0) {place}] = first{i}[0];")
         code.line("__syncthreads();")
-        with code.block(f"for (int s = {step // 2}; s; s >>= 1)"):
-            loop = f"for (int k = threadIdx.x; k < s * {width}; k += {_THREADS})"
+        with code.block(f"for (int n = {step}, s; n > 1; n = s)"):
+            code.line("s = (n + 1) / 2;")
+            loop = f"for (int k = threadIdx.x; k < (n - s) * {width}; k += {threads})"
             with code.block(loop):
                 for i in range(self.many):
                     code.line(f"shared[{i * size} + k] += shared[{i * size} + k + s * {width}];")
             code.line("__syncthreads();")
-        with code.block(f"for (int k = threadIdx.x; k < {width}; k += {_THREADS})"):
-            code.line(f"const int c = column * {width} + k;")
-            code.line(f"if (c >= {self.channels}) break;")
+        with code.block(f"for (int k = threadIdx.x; k < {width}; k += {threads})"):
+            if self.groups == 1:
+                code.line(f"const int c = column * {width} + k;")
+                code.line(f"if (c >= {self.channels}) break;")
+            else:
+                code.line(f"if (column * {width} + k >= {self.channels}) break;")
+                code.line(f"const int c = group * {self.channels} + column * {width} + k;")
             firsts = (f"shared[{self.many * size + i * width} + k]" for i in range(self._firsts))
             parts.print_part(code, [f"shared[{i * size} + k]" for i in range(self.many)], firsts)
 
@@ -309,9 +383,9 @@ def print_values(code: Code, op: Region, given: Mapping[Value, str]) -> dict[Val
             continue
         operands = [names[value] for value in node.inputs]
         if isinstance(node.op, Elementwise):
-            lines, result = CUDA.print_code(node.op.lines, operands, code.fresh)
-            code.lines(lines)
             dtype = node.output.dtype
+            lines, result = print_as(dtype, node.op.lines, operands, code.fresh)
+            code.lines(lines)
             if dtype in HALVES and any(value.dtype != dtype for value in node.inputs):
                 result = f"md_round<{TYPES[dtype]}>({result})"
             names[node.output] = result

@@ -215,6 +215,10 @@ class CudaTarget(Target):
         return None
 
     @property
+    def adds_planes(self) -> bool:
+        return self.precision in HALVES and not self.any_size
+
+    @property
     def stores_summed(self) -> bool:
         return True
 

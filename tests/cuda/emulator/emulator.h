@@ -15,7 +15,8 @@ extern "C" {
 void abort(void);
 void free(void *);
 int posix_memalign(void **, size_t, size_t);
-float fabsf(float), floorf(float), fmaf(float, float, float), rintf(float), sqrtf(float);
+float fabsf(float), floorf(float), fmaf(float, float, float), rintf(float), sqrtf(float),
+      exp2f(float);
 double fma(double, double, double);
 long long llabs(long long);
 }
@@ -403,6 +404,15 @@ MD_FUNCTION unsigned int md_four_signed(float a, float b, float c, float d) {
 }
 MD_FUNCTION float md_max_positive(float a, float b) {
   return floatbits(max((int)intbits(a), (int)intbits(b)));
+}
+MD_FUNCTION float emulated_flush(float x) {
+  return fabsf(x) < 0x1p-126f ? floatbits(intbits(x) & 0x80000000) : x;
+}
+MD_FUNCTION float md_narrow_exp2(float x) { return exp2f(x); }
+MD_FUNCTION float md_narrow_div(float a, float b) { return a / b; }
+MD_FUNCTION float md_flushed_exp2(float x) { return emulated_flush(exp2f(emulated_flush(x))); }
+MD_FUNCTION float md_flushed_inverse(float x) {
+  return emulated_flush(1.0f / emulated_flush(x));
 }
 MD_FUNCTION float md_from_half(unsigned short x) {
   _Float16 y;

@@ -321,6 +321,6 @@ def _before(problem: ContractionProblem) -> str:
         code.line("if (at + k >= end) break;")
         code.line("float *const one = slabs + slot * SLAB + DEEP * LINE + k * BN + (own ^ 1);")
         code.line("const float a0[1] = {*one};")
-        value = print_chain(code, problem.before, lambda i: f"u{i}[at + k]")
+        value = print_chain(code, problem.before, "u{}[at + k]".format, problem.x.dtype)
         code.line(f"*one = {value};")
     return str(code).rstrip("\n")

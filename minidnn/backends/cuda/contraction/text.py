@@ -72,7 +72,7 @@ def compute_stages(
     code.line("#pragma unroll")
     with code.block(f"for (int j = 0; j < {count}; j++)"):
         steps = [stage.step for stage in problem.stages]
-        code.line(f"{result}[j] = {print_chain(code, steps, lambda i: f'b{i}[j]')};")
+        code.line(f"{result}[j] = {print_chain(code, steps, 'b{}[j]'.format, problem.y.dtype)};")
 
 
 def join_of(problem: ContractionProblem) -> str:

@@ -338,7 +338,7 @@ def _print_before(code: Code, problem: ContractionProblem) -> None:
     code.line("md_load<8>(a0, chunk);")
     code.line("#pragma unroll")
     with code.block("for (int j = 0; j < 8; j++)"):
-        value = print_chain(code, problem.before, lambda i: f"s{i}[j]", round_to="T")
+        value = print_chain(code, problem.before, "s{}[j]".format, problem.x.dtype, round_to="T")
         code.line(f"a0[j] = {value};")
     code.line("md_store<8>(chunk, a0);")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from minidnn.graph.expression import Instruction
 
 from ...codegen.code import Code
-from ...codegen.dialect import CUDA
+from ..narrow import print_as
 from ..prelude import TYPES
 
 
@@ -83,14 +83,19 @@ class Pack:
             self.code.line(f"{test}{function}({address}, {name});")
 
     def compute(
-        self, name: str, code: Sequence[Instruction], arguments: Sequence[str], dtype: str
+        self,
+        name: str,
+        code: Sequence[Instruction],
+        arguments: Sequence[str],
+        dtype: str,
+        stored: str = "float32",
     ) -> None:
         """A new variable computed by straight-line code, rounded to ``dtype``.
 
-        Arguments are single numbers or, as :meth:`at` prints them, packs.
+        Arguments are single numbers or, as :meth:`at` prints them, packs.  The code is as exact as
+        wanted of ``stored``, the dtype that the result has in memory.
         """
-        fresh = self.code.fresh
-        lines, result = CUDA.print_code(code, arguments, fresh)
+        lines, result = print_as(stored, code, arguments, self.code.fresh)
         if dtype != "float32":
             result = f"md_round<{TYPES[dtype]}>({result})"
         if self.size == 1:

@@ -115,7 +115,8 @@ class RectanglePrinter:
                 vectors = [f"v{self.vectors.index(n)}" for n in operation.vectors]
                 name = f"p{self.local[operation.result]}_{row}_{column}"
                 dtype = self.dtypes[operation.result]
-                self.pack.compute(name, operation.code, [*operands, *vectors], dtype)
+                stored = self.plan.planes[operation.result].dtype
+                self.pack.compute(name, operation.code, [*operands, *vectors], dtype, stored)
             self.names[operation.result, row, column] = name
         for operation in self.operations:
             if operation.result in self.arrays:

@@ -266,7 +266,8 @@ class StepPrinter:
             arguments = [self.pack.at(loaded[n]) for n in operation.operands]
             arguments += [self.pack.at(f"v{n}") for n in operation.vectors]
             name = f"r{operation.result}{tag}"
-            self.pack.compute(name, operation.code, arguments, self.dtypes[operation.result])
+            dtype = self.dtypes[operation.result]
+            self.pack.compute(name, operation.code, arguments, dtype, self._stored(operation))
             loaded[operation.result] = name
 
     def row(self, row: int, totals: Sequence[str]) -> None:
@@ -305,8 +306,13 @@ class StepPrinter:
         vectors = [self.pack.at(f"v{n}") for n in operation.vectors]
         name = f"p{operation.result}_{row}_{column}"
         dtype = self.dtypes[operation.result]
-        self.pack.compute(name, operation.code, [*operands, *vectors], dtype)
+        stored = self._stored(operation)
+        self.pack.compute(name, operation.code, [*operands, *vectors], dtype, stored)
         return name
+
+    def _stored(self, operation: PlanOperation) -> str:
+        """The dtype that a result has in memory."""
+        return self.planes[operation.result].dtype
 
     # Memory
 
