@@ -13,6 +13,7 @@ from minidnn.errors import UnsupportedError
 from minidnn.fusion.device import TWO_CORES, Device
 from minidnn.fusion.functions import LibraryFunction, LibraryFunctions
 from minidnn.fusion.region import FusedSequence, Region
+from minidnn.fusion.rows import FusedRows
 from minidnn.fusion.stacks import computes_in_several
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.layout import PLANAR, Layout
@@ -118,6 +119,11 @@ class Target:
         """Why a layer normalization of channels that were moved last cannot be computed where they
         lie; None if it can."""
         return "this device normalizes rows"
+
+    def refuse_rows(self, region: FusedRows) -> str | None:
+        """Why rows cannot be computed from the first of several operators to the last without
+        being stored in between; None if they can."""
+        return "this device stores the results of reductions"
 
     def refuse_sums(self, reduction: Node) -> str | None:
         """Why a sum or mean over all axes but channels cannot be computed together with others and

@@ -16,6 +16,7 @@ from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.fold_bias import FOLD_BIAS
 from minidnn.passes.fold_pad import FOLD_PAD
 from minidnn.passes.freeze import FREEZE
+from minidnn.passes.fuse_rows import FUSE_ROWS
 from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
 from minidnn.passes.keep_layers import KEEP_LAYERS
 from minidnn.passes.launch_together import LAUNCH_TOGETHER
@@ -69,6 +70,7 @@ PIPELINE: tuple[Pass, ...] = (
     REDERIVE,
     ABSORB,
     NORMALIZE_CHANNELS,
+    FUSE_ROWS,
     COMPOSE_VECTORS,
     SUM_TOGETHER,
     STORE_SUMMED,
