@@ -84,7 +84,7 @@ def rows_of(node: Node) -> Rows | str:
     if not dtypes.issubset(_STORED) or not node.outputs or not node.inputs:
         return f"it computes with {' and '.join(sorted(dtypes)) or 'nothing'}"
     reduces = is_along_rows(node) or is_column_sum(node)
-    type = node.inputs[0].type if reduces else node.output.type
+    type = node.inputs[0].type if reduces else node.outputs[0].type
     last = type.shape[-1] if type.rank > 1 else 0
     if not last or not type.size:
         return "it has no rows"

@@ -52,6 +52,12 @@ class Target:
         """Whether kernels are those of planes of any size."""
         return False
 
+    @property
+    def drops_in_stacks(self) -> bool:
+        """Whether stacks drop samples by numbers that were drawn before, faster than a kernel that
+        draws does it."""
+        return False
+
     def layer_functions(self, node: Node) -> LibraryFunctions | str:
         """What a library has for a node, or why it has nothing."""
         return "this device has no library of layers"

@@ -10,7 +10,7 @@ import numpy as np
 from minidnn.graph.expression import argument
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Elementwise, Operator, Reshaping
-from minidnn.graph.operators import Formula
+from minidnn.graph.operators import Formula, Transpose
 from minidnn.graph.types import rounded_to
 
 
@@ -35,11 +35,11 @@ class HalfGraph:
 
     def _rounded(self, value: Value) -> Value:
         source, dtype = self.full[value], self.dtype
-        viewed = value.producer
-        if viewed is not None and isinstance(viewed.op, Reshaping):
-            # What it views is rounded once, for whoever reads it in this shape or another.
-            halves = self.in_half(viewed.inputs[0])
-            return self._new(viewed.op, [halves], f"{value.name}.{dtype}", viewed.source)
+        node = value.producer
+        if node is not None and isinstance(node.op, (Reshaping, Transpose)):
+            # What it gives another shape is rounded once, for whoever reads it in this one or not.
+            halves = self.in_half(node.inputs[0])
+            return self._new(node.op, [halves], f"{value.name}.{dtype}", node.source)
         if isinstance(source, Constant):
             type = replace(source.type, dtype=dtype)
             return Constant(type, source.name, lambda: rounded_to(dtype, source.data))

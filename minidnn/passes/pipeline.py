@@ -12,6 +12,7 @@ from minidnn.passes.compose_vectors import COMPOSE_VECTORS
 from minidnn.passes.compute_together import COMPUTE_TOGETHER
 from minidnn.passes.contract_matrices import CONTRACT_MATRICES
 from minidnn.passes.depth_first import DEPTH_FIRST
+from minidnn.passes.drop_samples import DROP_SAMPLES
 from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.fold_bias import FOLD_BIAS
 from minidnn.passes.fold_pad import FOLD_PAD
@@ -45,6 +46,7 @@ from minidnn.passes.sum_inside import SUM_INSIDE
 from minidnn.passes.sum_together import SUM_TOGETHER
 from minidnn.passes.take_channels import TAKE_CHANNELS
 from minidnn.passes.turn_linear import TURN_LINEAR
+from minidnn.passes.view_channels import VIEW_CHANNELS
 
 PIPELINE: tuple[Pass, ...] = (
     FREEZE,
@@ -55,6 +57,8 @@ PIPELINE: tuple[Pass, ...] = (
     SHARE_SUMS,
     COMPOSE_VARIANCE,
     REPEAT_INSIDE,
+    DROP_SAMPLES,
+    VIEW_CHANNELS,
     SIMPLIFY,
     TAKE_CHANNELS,
     SHARE_JOINS,

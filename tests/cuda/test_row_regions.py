@@ -16,8 +16,11 @@ from minidnn.backends.cuda.row_tiles import RowTile, tiles
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.backends.cuda.task import InWorkspace, Task
 from minidnn.fusion.rows import FusedRows
+from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph, Node, Value
+from minidnn.graph.trace import apply, tracing
+from minidnn.graph.types import TensorType
 from minidnn.passes.fuse_rows import FUSE_ROWS
 from minidnn.passes.infrastructure import Context
 from minidnn.runtime.bits import from_bits, to_bits
@@ -115,6 +118,33 @@ def test_special_values_are_those_of_the_graph(case: RowCase, kernels: Emulated)
     right = evaluate(body_of(node), [given[value] for value in node.inputs], "float64")
     for y, expected in zip(found, right, strict=True):
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_quotients_are_exact(tmp_path: Path) -> None:
+    """Of numbers of all magnitudes, and of those where threads divide one by one."""
+    random = np.random.default_rng(0)
+    shape = (4096, 64)
+    with tracing("g") as trace:
+        x = trace.input(TensorType(shape), "x")
+        d = trace.input(TensorType((shape[0], 1)), "d")
+        over = x / d
+        outputs = [over, apply(ops.Reduce("max", (1,), keepdim=True), over)]
+    node, tasks = tasks_of(trace.graph(outputs))
+    bits = random.integers(0, 1 << 32, shape, dtype=np.uint32)
+    usual = bits >> 2 | np.uint32(1 << 29) * random.integers(0, 2, shape, dtype=np.uint32)
+    bits[::2] = (usual & np.uint32(0x0FFFFFFF) | np.uint32(0x38000000))[::2]
+    bits[:, 0] &= np.uint32(1 << 31)  # zeros of both signs
+    divisors = np.abs(random.standard_normal((shape[0], 1))).astype(np.float32)
+    divisors[1::16] = random.integers(0, 1 << 32, (shape[0] // 16, 1), dtype=np.uint32).view("f")
+    given = dict(zip(node.inputs, (bits.view(np.float32), divisors), strict=True))
+    sources = [task.work.source for task in tasks if isinstance(task.work, Launch)]
+    found = run(tasks, Emulated(sources, tmp_path), given, node)
+    with np.errstate(all="ignore"):
+        expected = given[node.inputs[0]] / divisors
+    (y,) = (one for one in found if one.shape == shape)
+    there = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(y), ~there)
+    np.testing.assert_array_equal(y[there].view(np.uint32), expected[there].view(np.uint32))
 
 
 def body_of(node: Node) -> Graph:

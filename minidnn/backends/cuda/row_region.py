@@ -12,7 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...fusion.rows import FusedRows, Role, is_along_rows, is_column_sum
+from ...graph.expression import argument, linearize
 from ...graph.ir import Node, Value
 from ...graph.operator import Elementwise
 from ...graph.operators import LayerNorm, LogSoftmax, Reduce, Softmax
@@ -29,6 +32,44 @@ _BLOCKS = 512
 """So many blocks of sums over rows run at once, or nearly, and keep the card busy."""
 _ADDED = 64
 """Rows that a thread adds up at most, one after the other, so that errors stay small."""
+
+# y = x / d, exact: of r, 1 / d rounded, and of a quotient that is off by a unit in the last place
+# at most, the second correction gives the nearest float (Markstein), as long as no remainder is
+# lost below the least number.  A remainder is subtracted so that zeros keep their sign.  CUDA's own
+# division takes a branch for each element, beside which nothing else is computed.
+_QUOTIENT = """\
+MD_FUNCTION bool @_is_plain(float x) {
+  const float a = fabsf(x);
+  return a < 0x1p+100f && (a > 0x1p-100f || a == 0.0f);
+}
+MD_FUNCTION float @_quotient(float x, float d, float r) {
+  const float q = x * r;
+  const float y = md_fma(-md_fma(q, d, -x), r, q);
+  return md_fma(-md_fma(y, d, -x), r, y);
+}
+MD_FUNCTION float @_over(float x, float d, float r) {
+  return @_is_plain(x) ? @_quotient(x, d, r) : x / d;
+}
+template <int T, int N>
+MD_FUNCTION void @_divide(float (&y)[T][N], const float (&x)[T][N], float d) {
+  const float r = 1.0f / d;
+  bool plain = d > 0x1p-20f && d < 0x1p+20f;
+  #pragma unroll
+  for (int t = 0; t < T; t++) {
+    #pragma unroll
+    for (int j = 0; j < N; j++) {
+      plain = plain & @_is_plain(x[t][j]);
+      y[t][j] = @_quotient(x[t][j], d, r);
+    }
+  }
+  if (plain) return;
+  #pragma unroll
+  for (int t = 0; t < T; t++) {
+    #pragma unroll
+    for (int j = 0; j < N; j++) y[t][j] = x[t][j] / d;
+  }
+}
+"""
 
 _JOIN = {"max": "md_max({0}, {1})", "min": "md_min({0}, {1})", "prod": "{0} * {1}"}
 _JOIN |= {"sum": "{0} + {1}", "mean": "{0} + {1}"}
@@ -116,6 +157,7 @@ class _Printer:
         tiles = -(-self.count // tile.beside)
         self.each = max(1, min(_ADDED, -(-tiles // _BLOCKS))) if self.sums else 1
         blocks = -(-tiles // self.each)
+        code.lines(_QUOTIENT.splitlines())
         head = f"void __launch_bounds__({tile.threads}) @({', '.join(pointers)})"
         with code.block(f'extern "C" __global__ {head}'):
             if self.sums or tile.lanes > _WARP:
@@ -157,6 +199,10 @@ class _Printer:
             if is_along_rows(node):
                 self._flush(nodes[i:])
                 self._along(node)
+            elif self._is_quotient(node):
+                self._flush(nodes[i:])
+                x, d = (self.names[value] for value in node.inputs)
+                self._quotients(node, x, d)
             elif is_column_sum(node) or self._is(node.output, Role.ROW):
                 self.pending.append(node)
             else:
@@ -330,17 +376,35 @@ class _Printer:
             code.line(f"{name} = shared[0];")
             loop = f"for (int w = 1; w < {self.tile.lanes // _WARP}; w++)"
             code.line(f"{loop} {name} = {join.format(name, 'shared[w]')};")
-        return self._float(f"{name} / {self._length}") if how == "mean" else name
+        if how != "mean":
+            return name
+        length = np.float32(self.tile.length)
+        factor = literal(float(np.float32(1.0) / length))
+        return self._float(f"@_over({name}, {literal(float(length))}, {factor})")
 
-    @property
-    def _length(self) -> str:
-        return literal(float(self.tile.length))
+    def _is_quotient(self, node: Node) -> bool:
+        """Whether a node divides rows by their numbers, and does nothing else."""
+        if not isinstance(node.op, Elementwise) or len(node.inputs) != 2:
+            return False
+        plain = linearize(argument(0) / argument(1))
+        roles = list(map(self.op.role, node.inputs))
+        return roles == [Role.ROW, Role.NUMBER] and node.op.lines == plain
+
+    def _quotients(self, node: Node, x: str, d: str) -> None:
+        """Prints rows that are divided by their numbers, and then scaled and shifted by vectors
+        that a normalization has."""
+        quotient = self.code.fresh()
+        self.code.line(f"float {quotient}[{self.tile.turns}][{self.tile.pack}];")
+        self.code.line(f"@_divide({quotient}, {x}, {d});")
+        self._made_rows(node, f"{quotient}[t][j]")
 
     def _made_rows(self, node: Node, element: str) -> None:
-        """Prints rows of elements, which are scaled and then shifted by the node's vectors."""
+        """Prints rows of elements, which are scaled and then shifted by a normalization's
+        vectors."""
         code, name = self.code, self._array(node.output)
+        vectors = node.inputs[1:] if isinstance(node.op, LayerNorm) else ()
         with self._packs():
-            loaded = [self._vector(value) for value in node.inputs[1:]]
+            loaded = [self._vector(value) for value in vectors]
             with self._elements():
                 value = element
                 for sign, vector in zip("*+", loaded, strict=False):
@@ -359,7 +423,7 @@ class _Printer:
             x = f"{apart}[t][j]"
         variance = self._joined(f"{x} * {x}", "mean")
         scale = self._float(f"sqrtf({variance} + {literal(op.eps)})")
-        self._made_rows(node, f"{x} / {scale}")
+        self._quotients(node, apart, scale)
 
     def _softmax(self, node: Node, x: str, logarithm: bool) -> None:
         code = self.code
@@ -373,7 +437,7 @@ class _Printer:
         with self._packs(), self._elements():
             code.line(f"{power}[t][j] = md_exp({x} - {top});")
         scale = self._joined(f"{power}[t][j]", "sum")
-        self._made_rows(node, f"{power}[t][j] / {scale}")
+        self._quotients(node, power, scale)
 
     # What needs all rows
 

@@ -88,6 +88,10 @@ class CudaTarget(Target):
     def contracts_matrices(self) -> bool:
         return True
 
+    @property
+    def drops_in_stacks(self) -> bool:
+        return not self.any_size
+
     def layer_functions(self, node: Node) -> LibraryFunctions | str:
         return layer_functions(node, self.storage)
 
