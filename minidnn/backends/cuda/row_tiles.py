@@ -17,7 +17,7 @@ _MOST_LANES = 1024
 _WARP = 32
 _MOST_KEPT = 160
 """Numbers of rows that a thread keeps at most: more would leave no registers for anything else."""
-_KEPT_FREELY = 56
+_KEPT_FREELY = 32
 """Numbers that leave enough threads side by side to wait for memory."""
 _SECTOR = 32  # bytes
 _BUSY = 8192
@@ -78,8 +78,8 @@ def choose_tile(rows: Rows, itemsizes: tuple[int, ...], kept: int, reductions: i
 
 
 def longest_row(kept: int) -> int:
-    """The most elements of a row that fit the registers of a block."""
-    return _MOST_LANES * max(1, _MOST_KEPT // (2 * kept))
+    """The most elements of a row that fit the registers of a block; 0: not even one."""
+    return _MOST_LANES * (_MOST_KEPT // (2 * kept))
 
 
 def tiles(length: int, itemsizes: tuple[int, ...], kept: int) -> list[RowTile]:
@@ -110,7 +110,7 @@ def _cost(tile: RowTile, itemsizes: tuple[int, ...], kept: int, reductions: int)
     if tile.lanes > _WARP:
         joins += reductions * 40.0 / (tile.elements * 12.0)
     narrow = min(itemsizes)
-    accesses = 0.25 * _ACCESS / (tile.pack * narrow)
+    accesses = 0.15 * _ACCESS / (tile.pack * narrow)
     sectors = max(1.0, _SECTOR / (tile.lanes * tile.pack * narrow))
     crowded = max(1.0, kept * tile.elements / _KEPT_FREELY) ** 0.5
     return (wasted * (1.0 + joins) + accesses) * sectors * crowded
