@@ -126,6 +126,11 @@ class Target:
         lie; None if it can."""
         return "this device normalizes rows"
 
+    @property
+    def adds_columns(self) -> bool:
+        """Whether sums over all axes but the last are faster as those of a matrix's columns."""
+        return False
+
     def refuse_rows(self, region: FusedRows) -> str | None:
         """Why rows cannot be computed from the first of several operators to the last without
         being stored in between; None if they can."""

@@ -13,6 +13,7 @@ refuses (noted with its reason); everything under strategies that leave layers a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from minidnn.fusion.collapse import APART
 from minidnn.fusion.rows import FusedRows, Role, Rows, is_along_rows, is_column_sum, rows_of
@@ -110,15 +111,21 @@ class _Chains:
         return len(wide) <= MOST_VALUES and sum(map(is_column_sum, nodes)) <= MOST_SUMS
 
     def _add_sum(self, node: Node) -> None:
-        """Adds a sum over rows to a region that computes them, or reads them."""
-        (value,) = node.inputs
-        if isinstance(value, Constant):
-            return
-        others = (value.producer, *self.graph.readers[value])
-        for other in others:
-            known = other is not None and other in self.rows and self._reduces(other)
-            if known and self._merge(other, node):
+        """Adds a sum over rows, and views of these in front of it, to a region that computes the
+        rows, or reads them."""
+        chain = [node]
+        while not isinstance(chain[-1].inputs[0], Constant):
+            (value,) = chain[-1].inputs
+            for other in (value.producer, *self.graph.readers[value]):
+                known = other is not None and other in self.rows and self._reduces(other)
+                if known and self._merge(other, chain[-1]):
+                    for viewed, reader in pairwise(reversed(chain)):
+                        self._merge(viewed, reader)
+                    return
+            view = value.producer
+            if view not in self.rows or view is None or not isinstance(view.op, Reshaping):
                 return
+            chain.append(view)
 
     def _reduces(self, node: Node) -> bool:
         return any(map(_reduces, self.groups.nodes_of(node)))

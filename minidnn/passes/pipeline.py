@@ -42,6 +42,7 @@ from minidnn.passes.share_sums import SHARE_SUMS
 from minidnn.passes.simplify import SIMPLIFY
 from minidnn.passes.store_summed import STORE_SUMMED
 from minidnn.passes.sum_behind import SUM_BEHIND
+from minidnn.passes.sum_columns import SUM_COLUMNS
 from minidnn.passes.sum_inside import SUM_INSIDE
 from minidnn.passes.sum_together import SUM_TOGETHER
 from minidnn.passes.take_channels import TAKE_CHANNELS
@@ -74,6 +75,7 @@ PIPELINE: tuple[Pass, ...] = (
     REDERIVE,
     ABSORB,
     NORMALIZE_CHANNELS,
+    SUM_COLUMNS,
     FUSE_ROWS,
     COMPOSE_VECTORS,
     SUM_TOGETHER,

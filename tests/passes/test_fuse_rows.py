@@ -76,6 +76,17 @@ def test_sums_over_rows_are_results_and_no_more_than_fit() -> None:
     assert ops_of(found).count("Reduce") == 2
 
 
+def test_sums_of_what_a_region_reads_are_computed_there_through_views() -> None:
+    def build(t, x, y):
+        made = x * reduced("max", x * y)
+        flat = apply(ops.View((6, 5)), apply(ops.View((1, 6, 5)), y))
+        return [made, apply(ops.Reduce("sum", (0,)), flat)]
+
+    found = after(build, X, X)
+    assert regions_of(found) == [["Mul", "Reduce", "Mul", "View", "View", "Reduce"]]
+    assert len(found.nodes) == 1
+
+
 def test_what_would_make_a_cycle_stays_apart() -> None:
     def build(t, x):
         apart = x - reduced("mean", x)

@@ -76,6 +76,7 @@ def test_the_pipelines_own_order_is_legal() -> None:
         "rederive",
         "absorb",
         "normalize_channels",
+        "sum_columns",
         "fuse_rows",
         "compose_vectors",
         "sum_together",

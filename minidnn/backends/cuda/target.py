@@ -163,6 +163,10 @@ class CudaTarget(Target):
             return "padding differs from one side to the other, which cuDNN's gradients do not take"
         return None
 
+    @property
+    def adds_columns(self) -> bool:
+        return not self.any_size
+
     def refuse_rows(self, region: FusedRows) -> str | None:
         return "kernels for some sizes do so" if self.any_size else why_not_rows(region)
 
