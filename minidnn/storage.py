@@ -24,6 +24,7 @@ from minidnn.fusion.region import (
     FusedSequence,
     FusedSums,
 )
+from minidnn.fusion.rows import FusedRows
 from minidnn.graph.attributes import brief
 from minidnn.graph.ir import Graph
 from minidnn.graph.registry import register
@@ -46,6 +47,7 @@ register(FusedContraction)
 register(FusedElements)
 register(FusedNormalization)
 register(FusedSums)
+register(FusedRows)
 register(FusedGradient)
 register(LayerFunction)
 

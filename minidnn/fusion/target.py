@@ -13,6 +13,7 @@ from minidnn.errors import UnsupportedError
 from minidnn.fusion.device import TWO_CORES, Device
 from minidnn.fusion.functions import LibraryFunction, LibraryFunctions
 from minidnn.fusion.region import FusedSequence, Region
+from minidnn.fusion.rows import FusedRows
 from minidnn.fusion.stacks import computes_in_several
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.layout import PLANAR, Layout
@@ -49,6 +50,12 @@ class Target:
     @property
     def any_size(self) -> bool:
         """Whether kernels are those of planes of any size."""
+        return False
+
+    @property
+    def drops_in_stacks(self) -> bool:
+        """Whether stacks drop samples by numbers that were drawn before, faster than a kernel that
+        draws does it."""
         return False
 
     def layer_functions(self, node: Node) -> LibraryFunctions | str:
@@ -118,6 +125,16 @@ class Target:
         """Why a layer normalization of channels that were moved last cannot be computed where they
         lie; None if it can."""
         return "this device normalizes rows"
+
+    @property
+    def adds_columns(self) -> bool:
+        """Whether sums over all axes but the last are faster as those of a matrix's columns."""
+        return False
+
+    def refuse_rows(self, region: FusedRows) -> str | None:
+        """Why rows cannot be computed from the first of several operators to the last without
+        being stored in between; None if they can."""
+        return "this device stores the results of reductions"
 
     def refuse_sums(self, reduction: Node) -> str | None:
         """Why a sum or mean over all axes but channels cannot be computed together with others and

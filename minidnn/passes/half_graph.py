@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from minidnn.graph.expression import argument
 from minidnn.graph.ir import Constant, Graph, Node, Value
-from minidnn.graph.operator import Elementwise, Operator
-from minidnn.graph.operators import Formula
+from minidnn.graph.operator import Elementwise, Operator, Reshaping
+from minidnn.graph.operators import Formula, Transpose
 from minidnn.graph.types import rounded_to
 
 
@@ -35,6 +35,11 @@ class HalfGraph:
 
     def _rounded(self, value: Value) -> Value:
         source, dtype = self.full[value], self.dtype
+        node = value.producer
+        if node is not None and isinstance(node.op, (Reshaping, Transpose)):
+            # What it gives another shape is rounded once, for whoever reads it in this one or not.
+            halves = self.in_half(node.inputs[0])
+            return self._new(node.op, [halves], f"{value.name}.{dtype}", node.source)
         if isinstance(source, Constant):
             type = replace(source.type, dtype=dtype)
             return Constant(type, source.name, lambda: rounded_to(dtype, source.data))
@@ -57,6 +62,16 @@ class HalfGraph:
         node = Node(op, operands, unique, source)
         self.nodes.append(node)
         return node.output
+
+    def read_nodes(self, results: Iterable[Value]) -> list[Node]:
+        """The nodes that results depend on: of what became half, the rest may be read by none."""
+        needed = {value.producer for value in results}
+        found = []
+        for node in reversed(self.nodes):
+            if node in needed:
+                found.append(node)
+                needed.update(value.producer for value in node.inputs)
+        return found[::-1]
 
     def keep(
         self, node: Node, op: Operator, operands: Sequence[Value], known: dict[Value, Value]

@@ -89,14 +89,12 @@ class _Mixing(HalfGraph):
         for node in self.given.nodes:
             self._add(node)
         given = self.given
-        return Graph(
-            self.inputs,
-            [self._result(v, half) for v, half in zip(given.outputs, self.wanted, strict=True)],
-            self.nodes,
-            given.name,
-            given.output_names,
-            updates={s: self.in_full(v, v.name) for s, v in given.updates.items()},
-        )
+        results = [
+            self._result(v, half) for v, half in zip(given.outputs, self.wanted, strict=True)
+        ]
+        updates = {s: self.in_full(v, v.name) for s, v in given.updates.items()}
+        nodes = self.read_nodes((*results, *updates.values()))
+        return Graph(self.inputs, results, nodes, given.name, given.output_names, updates=updates)
 
     def _narrow(self, value: Value) -> Value:
         """What stands for an input that is given in half precision."""

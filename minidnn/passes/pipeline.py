@@ -13,10 +13,12 @@ from minidnn.passes.compose_vectors import COMPOSE_VECTORS
 from minidnn.passes.compute_together import COMPUTE_TOGETHER
 from minidnn.passes.contract_matrices import CONTRACT_MATRICES
 from minidnn.passes.depth_first import DEPTH_FIRST
+from minidnn.passes.drop_samples import DROP_SAMPLES
 from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.fold_bias import FOLD_BIAS
 from minidnn.passes.fold_pad import FOLD_PAD
 from minidnn.passes.freeze import FREEZE
+from minidnn.passes.fuse_rows import FUSE_ROWS
 from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
 from minidnn.passes.keep_layers import KEEP_LAYERS
 from minidnn.passes.launch_together import LAUNCH_TOGETHER
@@ -41,10 +43,12 @@ from minidnn.passes.share_sums import SHARE_SUMS
 from minidnn.passes.simplify import SIMPLIFY
 from minidnn.passes.store_summed import STORE_SUMMED
 from minidnn.passes.sum_behind import SUM_BEHIND
+from minidnn.passes.sum_columns import SUM_COLUMNS
 from minidnn.passes.sum_inside import SUM_INSIDE
 from minidnn.passes.sum_together import SUM_TOGETHER
 from minidnn.passes.take_channels import TAKE_CHANNELS
 from minidnn.passes.turn_linear import TURN_LINEAR
+from minidnn.passes.view_channels import VIEW_CHANNELS
 
 PIPELINE: tuple[Pass, ...] = (
     FREEZE,
@@ -55,6 +59,8 @@ PIPELINE: tuple[Pass, ...] = (
     SHARE_SUMS,
     COMPOSE_VARIANCE,
     REPEAT_INSIDE,
+    DROP_SAMPLES,
+    VIEW_CHANNELS,
     SIMPLIFY,
     TAKE_CHANNELS,
     SHARE_JOINS,
@@ -70,6 +76,8 @@ PIPELINE: tuple[Pass, ...] = (
     REDERIVE,
     ABSORB,
     NORMALIZE_CHANNELS,
+    SUM_COLUMNS,
+    FUSE_ROWS,
     COMPOSE_VECTORS,
     AVERAGE_PLANES,
     SUM_TOGETHER,

@@ -19,6 +19,7 @@ from ...fusion.region import (
     sum_alone,
     window_alone,
 )
+from ...fusion.rows import FusedRows
 from ...graph.index_map import Indexed
 from ...graph.ir import Constant, Node, Value
 from ...graph.layout import CHANNELS_LAST
@@ -80,6 +81,7 @@ from .random import print_random_drop
 from .rank_sums import RankSum
 from .reduce import print_argmax, print_reduce
 from .reduction import averages_planes, print_adaptive, print_plane_average
+from .row_tasks import tasks_of_row_alone, tasks_of_rows
 from .sequence import are_apart, print_region, print_variants, print_vectors
 from .softmax import print_softmax
 from .strided import print_broadcast, print_join, strided_of
@@ -146,6 +148,9 @@ class _Lowering:
             return (self._plane_average(node),) if averages else self._sequence(node, op)
         if isinstance(op, FusedSums):
             return self._sums(node, op)
+        if isinstance(op, FusedRows):
+            self._check_dense(node, *node.inputs)
+            return tasks_of_rows(node, op, node.inputs, node.outputs)
         if isinstance(op, LayerFunction):
             return self._functions(node)
         if isinstance(op, FusedElements):
@@ -168,6 +173,8 @@ class _Lowering:
             return self._join(node, op)
         if isinstance(op, TakeChannels):
             return (self._take_channels(node, op),)
+        if (tasks := tasks_of_row_alone(annotations, node)) is not None:
+            return tasks
         if isinstance(op, (Softmax, LogSoftmax)):
             x = node.inputs[0]
             launch = print_softmax(op, x.type, strided_of(annotations, x))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ...fusion.contraction import parts_of, why_not_point_by_point
 from ...fusion.functions import LayerFunction, LibraryFunction, LibraryFunctions
 from ...fusion.region import FusedContraction, FusedGradient, FusedSequence, FusedSums
+from ...fusion.rows import FusedRows
 from ...fusion.stacks import reads_otherwise
 from ...fusion.target import Target
 from ...graph.ir import Node, Value
@@ -36,6 +37,7 @@ from .contraction.in_front import MOST_IN_FRONT
 from .contraction.problem import lies_one_way
 from .library.support import PRODUCTS, layer_functions, product_gradient, takes_layouts
 from .prelude import TYPES
+from .row_region import why_not_rows
 from .sequence.sums import choose_sums
 
 _GRADIENTS = (Conv2dInputGradient, Conv2dWeightGradient)
@@ -85,6 +87,10 @@ class CudaTarget(Target):
     @property
     def contracts_matrices(self) -> bool:
         return True
+
+    @property
+    def drops_in_stacks(self) -> bool:
+        return not self.any_size
 
     def layer_functions(self, node: Node) -> LibraryFunctions | str:
         return layer_functions(node, self.storage)
@@ -156,6 +162,13 @@ class CudaTarget(Target):
         if any(before != after for before, after in node.op.convolution.padding):
             return "padding differs from one side to the other, which cuDNN's gradients do not take"
         return None
+
+    @property
+    def adds_columns(self) -> bool:
+        return not self.any_size
+
+    def refuse_rows(self, region: FusedRows) -> str | None:
+        return "kernels for some sizes do so" if self.any_size else why_not_rows(region)
 
     def refuse_sums(self, reduction: Node) -> str | None:
         rank = reduction.inputs[0].type.rank

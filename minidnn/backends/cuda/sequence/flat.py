@@ -15,6 +15,7 @@ from ....fusion.rounding import roundings
 from ...codegen.code import Code
 from ..prelude import TYPES
 from ..tensor import Tensor
+from .merge_batch import merge_batch
 from .pack import Pack
 from .vectors import SequenceKernel, kernel_of, vector_at
 
@@ -43,6 +44,7 @@ class Flat:
 
 def choose_flat(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> Flat | None:
     """How a plan is computed element after element; None if it cannot be."""
+    plan, binding, tensors = merge_batch(plan, binding, tensors)
     if len(plan.steps) != 1 or any(o.window for s in plan.steps[0].segments for o in s):
         return None
     full = []
@@ -104,7 +106,7 @@ def print_flat(
     plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor], flat: Flat
 ) -> SequenceKernel:
     """The kernel of a plan that suits ``flat``."""
-    return _Printer(plan, binding, tensors, flat).print()
+    return _Printer(*merge_batch(plan, binding, tensors), flat).print()
 
 
 class _Printer:

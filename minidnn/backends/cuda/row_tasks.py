@@ -1,0 +1,47 @@
+"""Tasks of regions over rows, and of reductions of trailing axes, whose values are seen as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...fusion.rows import FusedRows, row_alone
+from ...graph.ir import Node, Value
+from ...memory.annotations import Annotations
+from .row_region import print_rows, why_not_rows
+from .row_tiles import RowTile
+from .strided import element_of, strided_of
+from .task import InWorkspace, Pointer, Task, pointer_to
+
+
+def tasks_of_rows(
+    node: Node,
+    op: FusedRows,
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    tile: RowTile | None = None,
+) -> Sequence[Task]:
+    """What computes a region, on values whose elements follow each other; under a ``tile`` that is
+    chosen by price if none is given."""
+    printed = print_rows(op, tile)
+    outer = dict(zip(op.body.inputs, inputs, strict=True))
+    outer |= dict(zip(op.body.outputs, outputs, strict=True))
+    pointers: list[Pointer] = [pointer_to(outer.get(v, v)) for v in printed.operands]
+    if printed.parts is None:
+        return (Task(node, printed.first, tuple(pointers)),)
+    parts, sums = InWorkspace(0), (outputs[i] for i in printed.sums)
+    return (
+        Task(node, printed.first, (*pointers, parts), (), printed.bytes),
+        Task(node, printed.parts, (parts, *sums), (), printed.bytes),
+    )
+
+
+def tasks_of_row_alone(annotations: Annotations, node: Node) -> Sequence[Task] | None:
+    """What reduces or normalizes trailing axes; None if they make no rows that lie behind each
+    other and stay in registers."""
+    op = row_alone(node) if node.inputs else None
+    if op is None or why_not_rows(op) is not None:
+        return None
+    for value in node.inputs:
+        if element_of("i", value.shape, strided_of(annotations, value)) != "i":
+            return None
+    return tasks_of_rows(node, op, node.inputs, node.outputs)
