@@ -16,6 +16,7 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.fusion.functions import LayerFunction
+from minidnn.fusion.product import FusedProduct
 from minidnn.fusion.region import (
     FusedContraction,
     FusedElements,
@@ -47,6 +48,7 @@ register(FusedElements)
 register(FusedNormalization)
 register(FusedSums)
 register(FusedGradient)
+register(FusedProduct)
 register(LayerFunction)
 
 

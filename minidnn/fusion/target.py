@@ -47,6 +47,11 @@ class Target:
         return False
 
     @property
+    def turns_products(self) -> bool:
+        """Whether products of batches read and write matrices whose axes are in other orders."""
+        return False
+
+    @property
     def any_size(self) -> bool:
         """Whether kernels are those of planes of any size."""
         return False

@@ -44,6 +44,7 @@ from minidnn.passes.sum_inside import SUM_INSIDE
 from minidnn.passes.sum_together import SUM_TOGETHER
 from minidnn.passes.take_channels import TAKE_CHANNELS
 from minidnn.passes.turn_linear import TURN_LINEAR
+from minidnn.passes.turn_products import TURN_PRODUCTS
 
 PIPELINE: tuple[Pass, ...] = (
     FREEZE,
@@ -66,6 +67,7 @@ PIPELINE: tuple[Pass, ...] = (
     POOL_LAST,
     REDUCE_PRECISION,
     MIX_PRECISION,
+    TURN_PRODUCTS,
     REDERIVE,
     ABSORB,
     NORMALIZE_CHANNELS,

@@ -86,6 +86,10 @@ class CudaTarget(Target):
     def contracts_matrices(self) -> bool:
         return True
 
+    @property
+    def turns_products(self) -> bool:
+        return True
+
     def layer_functions(self, node: Node) -> LibraryFunctions | str:
         return layer_functions(node, self.storage)
 
