@@ -71,8 +71,8 @@ def product_graph(
     return Graph(inputs, [chain(nodes, nodes[-1].output, behind)], nodes, "drawn")
 
 
-def factor(number: float, dtype: str) -> Operator:
-    return ops.Formula(argument(0) * number, title="Scale", dtype=dtype)
+def factor(number: float) -> Operator:
+    return ops.Formula(argument(0) * number, title="Scale")
 
 
 def turned(graph: Graph, dtype: str) -> Graph:
@@ -100,7 +100,7 @@ def drawn(seed: int, dtype: str, special: bool = False) -> DrawnProduct:
         )
         shapes.append(tuple(given) if operators else tuple(shape))
         if random.random() < 0.3 and not plain:
-            operators.insert(random.integers(0, len(operators) + 1), factor(0.25, dtype))
+            operators.insert(random.integers(0, len(operators) + 1), factor(0.25))
         before.append(operators)
     wide = max(map(len, shapes))
     behind: list[Operator] = []
@@ -108,7 +108,7 @@ def drawn(seed: int, dtype: str, special: bool = False) -> DrawnProduct:
         order = _order(random, wide)
         behind.append(ops.Transpose(tuple(order)))
     if random.random() < 0.3 and not plain:
-        behind.append(factor(0.5, dtype))
+        behind.append(factor(0.5))
     graph = product_graph(shapes, dtype, before, behind)
     inputs = []
     for shape in shapes:
@@ -146,7 +146,7 @@ def attention_graph(
         chain(nodes, x, [ops.View((*x.shape[:2], heads, size)), ops.Transpose((0, 2, 1, 3))])
         for x in inputs
     ]
-    scaled = chain(nodes, split[0], [factor(size**-0.5, dtype)])
+    scaled = chain(nodes, split[0], [factor(size**-0.5)])
     turned_keys = chain(nodes, split[1], [ops.Transpose((0, 1, 3, 2))])
     nodes.append(Node(ops.MatMul(), [scaled, turned_keys], "scores"))
     weights = chain(nodes, nodes[-1].output, [ops.Softmax(-1)])

@@ -7,9 +7,9 @@ import pytest
 
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.product.choice import print_product
-from minidnn.backends.cuda.product.shape import shape_of
 from minidnn.backends.cuda.product.tensor_cores import TILES, candidates, print_on_tensor_cores
 from minidnn.fusion.product import FusedProduct
+from minidnn.fusion.product_shape import shape_of
 from minidnn.graph import operators as ops
 from minidnn.runtime.bits import from_bits, to_bits
 from tests.cuda.cards import A100, H200
@@ -98,7 +98,7 @@ def test_heads_are_read_where_they_lie() -> None:
     """Of attention, whose scores have odd lines, no matrix is moved."""
     heads, last = ops.Transpose((0, 2, 1, 3)), ops.Transpose((0, 1, 3, 2))
     lies = (2, 37, 3, 16)
-    before = ([heads, factor(0.25, "bfloat16")], [heads, last])
+    before = ([heads, factor(0.25)], [heads, last])
     scores = turned(product_graph((lies, lies), "bfloat16", before), "bfloat16")
     (node,) = scores.nodes
     shape, _ = shape_of(node)

@@ -65,12 +65,12 @@ def test_lines_stay_together() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_factors(dtype: str) -> None:
-    before = ([HEADS, factor(0.125, dtype)], [factor(2.0, dtype), HEADS, LAST])
+    before = ([HEADS, factor(0.125)], [factor(2.0), HEADS, LAST])
     numpy_has = dtype != "bfloat16"
-    found = after(product_graph((LIES, LIES), dtype, before, [factor(0.5, dtype)]), numpy_has)
+    found = after(product_graph((LIES, LIES), dtype, before, [factor(0.5)]), numpy_has)
     assert ops_of(found) == ["FusedProduct"] and region(found).factor == 0.125
     for number in (0.3, 0.0):
-        graph = product_graph((LIES, LIES), dtype, ([HEADS, factor(number, dtype)], [HEADS, LAST]))
+        graph = product_graph((LIES, LIES), dtype, ([HEADS, factor(number)], [HEADS, LAST]))
         assert ops_of(after(graph, numpy_has)) == ["Transpose", "Scale", "FusedProduct"]
 
 

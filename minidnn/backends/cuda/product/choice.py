@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ....fusion.product_shape import shape_of
 from ....graph.ir import Node, Value
 from ..kernels import Launch
 from ..machine import Machine
 from .exact import print_exactly
-from .shape import shape_of
 from .tensor_cores import candidates, print_on_tensor_cores, why_not_tensor_cores
 
 

@@ -6,11 +6,12 @@ A block makes 64 x 64 elements, a thread 4 x 4 of them, from slabs of 16 in shar
 
 from __future__ import annotations
 
+from ....fusion.product_shape import BatchedProduct
 from ...codegen.kernel import KernelSource
 from ..kernels import Launch
 from ..prelude import TYPES
 from ..whole import STORED, read
-from .shape import BatchedProduct
+from .batches import unravel
 
 _TEXT = """\
 extern "C" __global__ void @(const {A} *a, const {B} *b, {Y} *y) {
@@ -69,7 +70,11 @@ def print_exactly(shape: BatchedProduct, dtype_a: str, dtype_b: str) -> Launch:
         "B": STORED[dtype_b],
         "Y": STORED[shape.result],
         "SUM": "int" if whole else "float",
-        "UNRAVEL": shape.unravel(f"blockIdx.x / {count}u"),
+        "UNRAVEL": unravel(
+            f"blockIdx.x / {count}u",
+            shape.batch,
+            shape.batch_steps,
+        ),
         "LINE_A": across if turned_a else outer,
         "INNER_A": along if turned_a else inner,
         "LINE_B": outer if turned_b else across,

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
-from ...codegen.kernel import KernelSource
-from ..contraction.text import fill
+from ....fusion.product_shape import BatchedProduct
 from ..kernels import Launch
 from ..machine import Machine
-from ..prelude import TYPES
-from .shape import BatchedProduct
+from .batches import unravel
+from .fragments import HALVES, kernel_of
 
-_PTX = {"float16": "f16", "bfloat16": "bf16"}
 _INNER = 64
 """Products of a row and a column that are in shared memory at once."""
 _CHUNK = 8
@@ -37,6 +34,12 @@ class ProductTile:
         """How many make the products of a pair of matrices."""
         return -(-shape.rows // self.rows) * -(-shape.columns // self.columns)
 
+    def side_by_side(self, shape: BatchedProduct, machine: Machine) -> int:
+        """How many about run at once on a multiprocessor."""
+        registers = self.threads * (_REGISTERS + self.warp_rows * self.warp_columns // 32)
+        most = min(machine.shared_bytes // self.shared_bytes(shape), 65536 // registers)
+        return max(1, min(most, 2048 // self.threads))
+
     def shared_bytes(self, shape: BatchedProduct) -> int:
         lines_a, lines_b = (
             (_INNER, n) if turned else (n, _INNER)
@@ -50,7 +53,7 @@ class ProductTile:
 TILES = (
     ProductTile(32, 32, 16, 16),
     ProductTile(32, 64, 16, 32),
-    *(ProductTile(64, columns, 32, columns // 2) for columns in range(32, 256, 32)),
+    *(ProductTile(64, columns, 32, columns // 2) for columns in (32, 64, 96, 128)),
     ProductTile(128, 64, 32, 32),
     ProductTile(128, 128, 64, 32),
 )
@@ -59,8 +62,11 @@ _PRODUCTS = 1024.0
 """Multiply-adds of a multiprocessor in a cycle."""
 _BYTES = 32.0
 """Bytes that it reads of the second-level cache meanwhile."""
-_BEGINS = 300.0
-"""Cycles that a tile takes beside that."""
+_WAITS = 3000.0
+"""Cycles that a tile waits for memory, while others go on beside it.  With it the tile chosen for
+products of attention is within 5 % of the fastest (one H200)."""
+_REGISTERS = 38
+"""Of a thread beside its sums."""
 _MEASURED = 3
 
 
@@ -76,7 +82,7 @@ def _turned(shape: BatchedProduct) -> tuple[bool, bool]:
 
 def why_not_tensor_cores(shape: BatchedProduct) -> str | None:
     """Why tensor cores do not compute a product; None if they do."""
-    if shape.dtype not in _PTX:
+    if shape.dtype not in HALVES:
         return f"it is in {shape.dtype}"
     if 0 in (shape.rows, shape.columns, shape.inner, shape.count):
         return "there is nothing to multiply"
@@ -87,10 +93,13 @@ def candidates(shape: BatchedProduct, machine: Machine) -> list[ProductTile]:
     """The tiles that may be the fastest, the one first that is taken to be."""
 
     def cycles(tile: ProductTile) -> float:
-        products = tile.rows * tile.columns * shape.inner
-        bytes = (tile.rows + tile.columns) * shape.inner * 2
+        beside = tile.side_by_side(shape, machine)
+        products = tile.rows * tile.columns * shape.inner / _PRODUCTS
+        moved = (tile.rows + tile.columns) * shape.inner + tile.rows * tile.columns
+        bytes = moved * 2 / _BYTES
         rounds = -(-tile.count(shape) * shape.count // machine.multiprocessors)
-        return rounds * (products / _PRODUCTS + bytes / _BYTES + _BEGINS)
+        waits = min(products, bytes) + _WAITS
+        return rounds * (max(products, bytes) + waits / min(beside, rounds))
 
     return sorted(TILES, key=cycles)[:_MEASURED]
 
@@ -102,8 +111,6 @@ def print_on_tensor_cores(shape: BatchedProduct, tile: ProductTile) -> Launch:
     width_a = a.width(_CHUNK, shape.rows if turned_a else shape.inner)
     width_b = b.width(_CHUNK, shape.columns if turned_b else shape.inner)
     parts = {
-        "T": TYPES[shape.dtype],
-        "PTX": _PTX[shape.dtype],
         "M": shape.rows,
         "N": shape.columns,
         "K": shape.inner,
@@ -114,7 +121,11 @@ def print_on_tensor_cores(shape: BatchedProduct, tile: ProductTile) -> Launch:
         "WN": tile.warp_columns,
         "TURNED_A": int(turned_a),
         "TURNED_B": int(turned_b),
-        "UNRAVEL": shape.unravel("blockIdx.x / (unsigned int)TILES"),
+        "UNRAVEL": unravel(
+            "blockIdx.x / (unsigned int)TILES",
+            shape.batch,
+            {"a": shape.a.batch, "b": shape.b.batch, "y": shape.y.batch},
+        ),
         "FIRST_A": "m0" if turned_a else f"m0 * {a.rows}ll",
         "FIRST_B": "n0" if turned_b else f"n0 * {b.columns}ll",
         "STEP_A": a.columns if turned_a else a.rows,
@@ -127,11 +138,6 @@ def print_on_tensor_cores(shape: BatchedProduct, tile: ProductTile) -> Launch:
         "WIDTH_Y": y.width(_CHUNK, shape.columns),
         "FACTOR": "" if shape.factor == 1.0 else f" * {shape.factor!r}f",
     }
-    source = KernelSource.named("product", fill(_template(), parts), "$NAME$")
+    source = kernel_of(Path(__file__).with_name("product.cu"), shape.dtype, parts)
     grid = (tile.count(shape) * shape.count, 1, 1)
     return Launch(source, grid, (tile.threads, 1, 1), tile.shared_bytes(shape))
-
-
-@cache
-def _template() -> str:
-    return Path(__file__).with_name("tensor_cores.cu").read_text()

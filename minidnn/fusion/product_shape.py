@@ -1,13 +1,13 @@
-"""What a kernel of products must know: sizes, and how the matrices lie."""
+"""What a kernel of products of batches must know: sizes, and how the matrices lie."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
 
-from ....fusion.product import FusedProduct, dense_steps
-from ....graph.ir import Node, Value
-from ....graph.types import TensorType
+from minidnn.fusion.product import FusedProduct, dense_steps
+from minidnn.graph.ir import Node, Value
+from minidnn.graph.types import TensorType
 
 Steps = tuple[int, ...]
 
@@ -49,26 +49,25 @@ class BatchedProduct:
     factor: float = 1.0
 
     @property
+    def batch_steps(self) -> dict[str, Steps]:
+        """Those along each axis of the batch, of operands and result."""
+        return {"a": self.a.batch, "b": self.b.batch, "y": self.y.batch}
+
+    @property
     def count(self) -> int:
         """How many products of matrices there are."""
         return prod(self.batch)
-
-    def unravel(self, index: str) -> str:
-        """C that moves the pointers ``a``, ``b`` and ``y`` to the matrices of that number."""
-        lines = [f"unsigned int rest = {index};"]
-        for axis in reversed(range(len(self.batch))):
-            place = f"rest % {self.batch[axis]}u" if axis else "rest"
-            for name, matrices in (("a", self.a), ("b", self.b), ("y", self.y)):
-                if (step := matrices.batch[axis]) != 0:
-                    lines.append(f"{name} += ({place}) * {step}ll;")
-            if axis:
-                lines.append(f"rest /= {self.batch[axis]}u;")
-        return "\n  ".join(lines)
 
 
 def shape_of(node: Node) -> tuple[BatchedProduct, tuple[Value, Value]]:
     """The product of a MatMul or of a region of one, and the first and second operand; those of the
     shape are the other way round where the result's rows follow each other."""
+    shape, operands = product_of(node)
+    return _merged(shape), operands
+
+
+def product_of(node: Node) -> tuple[BatchedProduct, tuple[Value, Value]]:
+    """The same with all axes of the batch."""
     op = node.op
     if isinstance(op, FusedProduct):
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
@@ -90,7 +89,7 @@ def shape_of(node: Node) -> tuple[BatchedProduct, tuple[Value, Value]]:
         of_a, of_b, y = shape.b.turned, shape.a.turned, shape.y.turned
         shape = replace(shape, rows=columns, columns=rows, a=of_a, b=of_b, y=y)
         a, b = b, a
-    return _merged(shape), (a, b)
+    return shape, (a, b)
 
 
 def _matrices(type: TensorType, steps: Steps, rank: int) -> MatrixSteps:
