@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import GraphError
+from minidnn.fusion.attention import FusedAttention, FusedAttentionGradient
 from minidnn.fusion.functions import LayerFunction
 from minidnn.fusion.product import FusedProduct
 from minidnn.fusion.region import (
@@ -49,6 +50,8 @@ register(FusedNormalization)
 register(FusedSums)
 register(FusedGradient)
 register(FusedProduct)
+register(FusedAttention)
+register(FusedAttentionGradient)
 register(LayerFunction)
 
 

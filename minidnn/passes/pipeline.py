@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from minidnn.graph.ir import Graph
 from minidnn.passes.absorb import ABSORB
+from minidnn.passes.attend import ATTEND
 from minidnn.passes.by_image import BY_IMAGE
 from minidnn.passes.compose_branches import COMPOSE_BRANCHES
 from minidnn.passes.compose_gradients import COMPOSE_GRADIENTS
@@ -68,6 +69,7 @@ PIPELINE: tuple[Pass, ...] = (
     REDUCE_PRECISION,
     MIX_PRECISION,
     TURN_PRODUCTS,
+    ATTEND,
     REDERIVE,
     ABSORB,
     NORMALIZE_CHANNELS,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minidnn.backends.cuda.target import CudaTarget
+from minidnn.gradients.reverse import pullback
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.expression import argument
@@ -153,3 +154,10 @@ def attention_graph(
     nodes.append(Node(ops.MatMul(), [weights, split[2]], "context"))
     joined = [ops.Transpose((0, 2, 1, 3)), ops.View((batch, queries, heads * size))]
     return Graph(inputs, [chain(nodes, nodes[-1].output, joined)], nodes, "attention")
+
+
+def with_gradients(graph: Graph) -> Graph:
+    """The graph with the gradients by its inputs behind its outputs, of gradients that are given
+    behind its inputs."""
+    back = pullback(graph, graph.inputs)
+    return Graph(back.inputs, (*graph.outputs, *back.outputs), back.nodes, graph.name)

@@ -16,7 +16,7 @@ from minidnn.graph.types import rounded_to
 from minidnn.runtime.bits import from_bits, to_bits
 
 from .arrays import STORED
-from .products import attention_graph, drawn
+from .products import attention_graph, drawn, with_gradients
 
 pytestmark = pytest.mark.gpu
 
@@ -60,7 +60,7 @@ def test_attention_and_its_gradient(size: tuple[int, ...], precision: str) -> No
     graph = attention_graph(*size)
     random = np.random.default_rng(sum(size))
     dtype = "float32" if precision == "tf32" else precision
-    for each in (graph, pullback(graph, graph.inputs)):
+    for each in (graph, with_gradients(graph), pullback(graph, graph.inputs)):
         shapes = [value.shape for value in each.inputs]
         given = [rounded_to(dtype, random.standard_normal(s)).astype(np.float32) for s in shapes]
         expected = evaluate(each, given, "float64")

@@ -72,6 +72,7 @@ def test_the_pipelines_own_order_is_legal() -> None:
         "reduce_precision",
         "mix_precision",
         "turn_products",
+        "attend",
         "rederive",
         "absorb",
         "normalize_channels",

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import UnsupportedError
+from ...fusion.attention import FusedAttention, FusedAttentionGradient
 from ...fusion.contraction import parts_of
 from ...fusion.functions import LayerFunction
 from ...fusion.product import FusedProduct
@@ -55,6 +56,7 @@ from .any_size import (
     print_chain_for_any_size,
     print_for_any_size,
 )
+from .attention.lower import attention_tasks
 from .channels import print_take_channels
 from .constants import Data
 from .contraction.behind import recorded
@@ -163,6 +165,9 @@ class _Lowering:
             return (self._gradient(node),)
         if isinstance(op, FusedGradient):
             return (self._fused_gradient(node, op),)
+        if isinstance(op, (FusedAttention, FusedAttentionGradient)):
+            self._check_dense(node, *node.inputs)
+            return attention_tasks(node)
         if isinstance(op, (MatMul, FusedProduct)):
             return (self._product(node),)
         if isinstance(op, SumOverRanks):

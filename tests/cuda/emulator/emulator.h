@@ -15,7 +15,7 @@ extern "C" {
 void abort(void);
 void free(void *);
 int posix_memalign(void **, size_t, size_t);
-float fabsf(float), floorf(float), fmaf(float, float, float), rintf(float), sqrtf(float);
+float exp2f(float), fabsf(float), floorf(float), fmaf(float, float, float), rintf(float), sqrtf(float);
 double fma(double, double, double);
 long long llabs(long long);
 }

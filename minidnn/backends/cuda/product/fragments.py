@@ -17,8 +17,8 @@ HALVES = tuple(_PTX)
 def kernel_of(file: Path, dtype: str, parts: Mapping[str, object]) -> KernelSource:
     """The kernel of a file, of halves: filled in, and named after the file and its own text."""
     shared = Path(__file__).with_name("fragments.cu")
-    text = fill(_template(file), {"FRAGMENTS": _template(shared), **parts})
-    text = fill(text, {"T": TYPES[dtype], "PTX": _PTX[dtype]})
+    types = {"FRAGMENTS": _template(shared), "T": TYPES[dtype], "PTX": _PTX[dtype]}
+    text = fill(_template(file), {**parts, **types})
     return KernelSource.named(file.stem, text, "$NAME$")
 
 

@@ -121,11 +121,7 @@ def print_on_tensor_cores(shape: BatchedProduct, tile: ProductTile) -> Launch:
         "WN": tile.warp_columns,
         "TURNED_A": int(turned_a),
         "TURNED_B": int(turned_b),
-        "UNRAVEL": unravel(
-            "blockIdx.x / (unsigned int)TILES",
-            shape.batch,
-            {"a": shape.a.batch, "b": shape.b.batch, "y": shape.y.batch},
-        ),
+        "UNRAVEL": unravel("blockIdx.x / (unsigned int)TILES", shape.batch, shape.batch_steps),
         "FIRST_A": "m0" if turned_a else f"m0 * {a.rows}ll",
         "FIRST_B": "n0" if turned_b else f"n0 * {b.columns}ll",
         "STEP_A": a.columns if turned_a else a.rows,
