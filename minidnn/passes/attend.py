@@ -108,6 +108,8 @@ def _attention(graph: Graph, softmax: Node, context: Context) -> _Attention:
     if not is_product(scores) or scores.output.dtype not in HALVES:
         raise _Refused("no product of halves makes them")
     weights = _rounded(graph, softmax.output)
+    if any(value in graph.results for value in weights):
+        raise _Refused("its result is wanted")
     readers = _readers(graph, weights)
     shapes = {node: attention_shape(scores, node) for node in readers if is_product(node)}
     whole = [node for node, shape in shapes.items() if isinstance(shape, AttentionShape)]
@@ -176,9 +178,9 @@ def _gradient(
         raise _Refused("its gradient multiplies something else")
     if (reason := context.target.refuse_attention_gradient(lies)) is not None:
         raise _Refused(reason)
-    inner = [node.output for node in (times, total, less, of_scores, of_weights)]
-    if any(value in graph.results for value in (*inner, *weights, *changes)):
-        raise _Refused("something else reads its gradient")
+    inner = [node.output for node in (times, total, less, of_weights)]
+    if any(value in graph.results for value in (*inner, *changes)):
+        raise _Refused("its gradient is wanted")
     return found
 
 

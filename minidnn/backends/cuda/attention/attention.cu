@@ -42,22 +42,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) $NAME$(
     const int keys = min(KEYS - step * TILE, (int)TILE);
     float scores[TILE / 8][4];
     multiply_rows(scores, queries, tile, keys);
+    replace_behind(scores, keys, floatbits(0xff800000u));
     float next[2] = {most[0], most[1]}, base[2];
     #pragma unroll
     for (int j = 0; j < TILE / 8; j++)
       #pragma unroll
-      for (int e = 0; e < 4; e++) {
-        const int column = j * 8 + (lane & 3) * 2 + (e & 1);
-        const float score = scores[j][e] * $SCALE$f;
-        scores[j][e] = KEYS % TILE == 0 || column < keys ? score : floatbits(0xff800000u);
-        next[e >> 1] = md_max(next[e >> 1], scores[j][e]);
-      }
+      for (int e = 0; e < 4; e++) next[e >> 1] = md_max(next[e >> 1], scores[j][e]);
     #pragma unroll
     for (int r = 0; r < 2; r++) {
       next[r] = md_max(next[r], __shfl_xor_sync(0xffffffffu, next[r], 1));
       next[r] = md_max(next[r], __shfl_xor_sync(0xffffffffu, next[r], 2));
-      base[r] = next[r] == floatbits(0xff800000u) ? 0.0f : next[r];
-      const float kept = two_to(most[r] - base[r]);
+      base[r] = next[r] == floatbits(0xff800000u) ? 0.0f : next[r] * $SCALE$f;
+      const float kept = two_to(md_fma(most[r], $SCALE$f, -base[r]));
       most[r] = next[r];
       total[r] *= kept;
       #pragma unroll
@@ -67,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) $NAME$(
     for (int j = 0; j < TILE / 8; j++)
       #pragma unroll
       for (int e = 0; e < 4; e++) {
-        scores[j][e] = two_to(scores[j][e] - base[e >> 1]);
+        scores[j][e] = two_to(md_fma(scores[j][e], $SCALE$f, -base[e >> 1]));
         total[e >> 1] += scores[j][e];
       }
     add_rows(sums, scores, tile + TILE_BYTES, keys);
@@ -83,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) $NAME$(
       const float base = most[r] == floatbits(0xff800000u) ? 0.0f : most[r];
       if (row + r * 8 < QUERIES)
         logs[head * (long long)QUERIES + row + r * 8] =
-            md_fma(base, 0.693147180559945f, md_log(total[r]));
+            md_fma(base, $LOG_SCALE$f, md_log(total[r]));
     }
   }
   write_rows(y + (m0 + warp * 16) * $STEP_Y$ll, $STEP_Y$ll, sums, 1.0f / total[0],

@@ -6,7 +6,7 @@ $SHARED$
 enum { BLOCKS = (KEYS + BLOCK - 1) / BLOCK, STEPS = (QUERIES + TILE - 1) / TILE };
 enum { STAGES = STEPS > 1 ? 2 : 1, STAGE = 2 * TILE_BYTES + 2 * TILE * 4 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) $NAME$(
+extern "C" __global__ void __launch_bounds__(THREADS, $BESIDE$) $NAME$(
     const $T$ *__restrict__ q, const $T$ *__restrict__ k, const $T$ *__restrict__ v,
     const $T$ *__restrict__ g, const float *__restrict__ logs, const float *__restrict__ shares,
     $T$ *__restrict__ dk, $T$ *__restrict__ dv) {
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) $NAME$(
     __syncthreads();
     if (step + 1 < STEPS) load_step(step + 1);
     if (there <= 0) continue;
-    const bool again = step == 0 || DEPTH > 64;  // of more features no thread keeps its rows
+    const bool again = step == 0 || $AGAIN$;  // else no thread has registers for them
     if (again) take_rows(keys, shared + warp * 16 * PITCH);
     const int at = 2 * OWN_BYTES + step % STAGES * STAGE;
     const unsigned int tile = shared + at;
@@ -59,12 +59,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) $NAME$(
       #pragma unroll
       for (int e = 0; e < 4; e++) {
         const int column = j * 8 + (lane & 3) * 2 + (e & 1);
-        const bool inside = QUERIES % TILE == 0 || column < queries;
-        const float weight = two_to(md_fma(weights[j][e], $SCALE$f, -of_queries[column]));
-        const float change = weight * (changes[j][e] - of_queries[TILE + column]);
-        weights[j][e] = inside ? weight : 0.0f;
-        changes[j][e] = inside ? change : 0.0f;
+        weights[j][e] = two_to(md_fma(weights[j][e], $SCALE$f, -of_queries[column]));
+        changes[j][e] = weights[j][e] * (changes[j][e] - of_queries[TILE + column]);
       }
+    replace_behind(weights, queries, 0.0f);
+    replace_behind(changes, queries, 0.0f);
     add_rows(of_values, weights, tile + TILE_BYTES, queries);
     add_rows(of_keys, changes, tile, queries);
   }

@@ -5,7 +5,7 @@ $SHARED$
 enum { BLOCKS = (QUERIES + BLOCK - 1) / BLOCK, STEPS = (KEYS + TILE - 1) / TILE };
 enum { STAGES = STEPS > 1 ? 2 : 1 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) $NAME$(
+extern "C" __global__ void __launch_bounds__(THREADS, $BESIDE$) $NAME$(
     const $T$ *__restrict__ q, const $T$ *__restrict__ k, const $T$ *__restrict__ v,
     const $T$ *__restrict__ y, const $T$ *__restrict__ g, const float *__restrict__ logs,
     float *__restrict__ shares, $T$ *__restrict__ dq) {
@@ -35,33 +35,38 @@ extern "C" __global__ void __launch_bounds__(THREADS) $NAME$(
   for (int r = 0; r < 2; r++)
     log[r] = row + r * 8 < QUERIES
         ? logs[head * (long long)QUERIES + row + r * 8] * 1.44269504088896f : 0.0f;
+  md_copy_wait();
+  __syncthreads();
+  const unsigned int own = shared + warp * 16 * PITCH;
   Rows queries, gradients;
+  take_rows(gradients, own + OWN_BYTES);
+  take_rows(queries, own + 2 * OWN_BYTES);  // results, until what they are needed for is known
+  #pragma unroll
+  for (int i = 0; i < DEPTH / 16; i++)
+    #pragma unroll
+    for (int e = 0; e < 8; e++)
+      share[e >> 1 & 1] = md_fma(md_of_pairs<T>(gradients[i], e), md_of_pairs<T>(queries[i], e),
+                                 share[e >> 1 & 1]);
+  #pragma unroll
+  for (int r = 0; r < 2; r++) {
+    share[r] = sum_of_four(share[r]);
+    if ((lane & 3) == 0 && row + r * 8 < QUERIES)
+      shares[head * (long long)QUERIES + row + r * 8] = share[r];
+  }
+  take_rows(queries, own);
   float sums[DEPTH / 8][4];
   begin(sums);
   for (int step = 0; step < STEPS; step++) {
-    md_copy_wait();
-    __syncthreads();
+    if (step > 0) {
+      md_copy_wait();
+      __syncthreads();
+    }
     if (step + 1 < STEPS) load_step(step + 1);
-    if (step == 0) {
-      const unsigned int own = shared + warp * 16 * PITCH;
-      Rows results;
+    if (there <= 0) continue;
+    if ($AGAIN$ && step > 0) {  // else no thread has registers for them
       take_rows(queries, own);
       take_rows(gradients, own + OWN_BYTES);
-      take_rows(results, own + 2 * OWN_BYTES);
-      #pragma unroll
-      for (int i = 0; i < DEPTH / 16; i++)
-        #pragma unroll
-        for (int e = 0; e < 8; e++)
-          share[e >> 1 & 1] = md_fma(md_of_pairs<T>(gradients[i], e), md_of_pairs<T>(results[i], e),
-                                     share[e >> 1 & 1]);
-      #pragma unroll
-      for (int r = 0; r < 2; r++) {
-        share[r] = sum_of_four(share[r]);
-        if ((lane & 3) == 0 && row + r * 8 < QUERIES)
-          shares[head * (long long)QUERIES + row + r * 8] = share[r];
-      }
     }
-    if (there <= 0) continue;
     const unsigned int tile = shared + 3 * OWN_BYTES + step % STAGES * (2 * TILE_BYTES);
     const int keys = min(KEYS - step * TILE, (int)TILE);
     float scores[TILE / 8][4], changes[TILE / 8][4];
@@ -71,11 +76,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) $NAME$(
     for (int j = 0; j < TILE / 8; j++)
       #pragma unroll
       for (int e = 0; e < 4; e++) {
-        const int column = j * 8 + (lane & 3) * 2 + (e & 1);
         const float weight = two_to(md_fma(scores[j][e], $SCALE$f, -log[e >> 1]));
-        const float change = weight * (changes[j][e] - share[e >> 1]);
-        changes[j][e] = KEYS % TILE == 0 || column < keys ? change : 0.0f;
+        changes[j][e] = weight * (changes[j][e] - share[e >> 1]);
       }
+    replace_behind(changes, keys, 0.0f);
     add_rows(sums, changes, tile, keys);
   }
   if (there <= 0) return;

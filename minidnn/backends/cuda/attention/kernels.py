@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import e, log2, prod
 from pathlib import Path
 
@@ -17,8 +18,24 @@ _MOST_FEATURES = 128
 """Of a head: of more, threads have no registers."""
 _BLOCK = 64
 _THREADS = 128
-_WIDE = 64
-"""Features of a head beside which a tile of as many queries or keys fits registers."""
+
+
+@dataclass(frozen=True)
+class Passing:
+    """How a block passes over queries or keys: in tiles of so many, with the registers that leave
+    room for so many blocks beside each other, and with its own rows in them or read again."""
+
+    tile: int
+    beside: int
+    again: bool = False
+
+
+def passing_of(size: int) -> tuple[Passing, Passing]:
+    """How the gradient's kernels do it, for heads of so many features: that for queries, and that
+    for keys and values.  More would not fit the registers."""
+    if size <= 64:
+        return Passing(64, 3), Passing(32, 3)
+    return Passing(32, 2), Passing(32, 2, again=True)
 
 
 def why_not_attention(shape: AttentionShape, *others: FeatureRows) -> str | None:
@@ -30,6 +47,8 @@ def why_not_attention(shape: AttentionShape, *others: FeatureRows) -> str | None
             f"heads have {shape.size} features; valid are multiples of {_CHUNK} up to "
             f"{_MOST_FEATURES}"
         )
+    if not shape.factor > 0.0:
+        return f"scores are multiplied by {shape.factor}; valid are positive numbers"
     if 0 in (shape.queries, shape.keys, *shape.batch):
         return "there is nothing to look at"
     for lines in (shape.q, shape.k, shape.v, shape.y, *others):
@@ -38,38 +57,40 @@ def why_not_attention(shape: AttentionShape, *others: FeatureRows) -> str | None
     return None
 
 
-def print_attention(shape: AttentionShape, keeps_logs: bool, tile: int = 64) -> Launch:
+def print_attention(shape: AttentionShape, keeps_logs: bool) -> Launch:
     """The kernel; pointers are queries, keys, values, result and logarithms, or anything where
     these are not kept."""
+    tile = 64
     parts = _steps(shape, {"q": shape.q, "k": shape.k, "v": shape.v, "y": shape.y})
-    parts |= {"TILE": tile, "KEEPS_LOGS": int(keeps_logs)}
+    parts |= {"TILE": tile, "KEEPS_LOGS": int(keeps_logs), "LOG_SCALE": _number(shape.factor)}
     stages = 2 if shape.keys > tile else 1
     shared = (_BLOCK + stages * 2 * tile) * _pitch(shape)
     return _launch("attention.cu", shape, parts, shape.queries, shared)
 
 
-def print_attention_gradient(
-    shape: AttentionGradientShape, tile: int | None = None
-) -> tuple[Launch, Launch]:
+def print_attention_gradient(shape: AttentionGradientShape) -> tuple[Launch, Launch]:
     """The kernel for queries, whose pointers are queries, keys, values, result, its gradient,
     logarithms, what is left for the next kernel (:func:`shares_bytes`), and the queries' gradient;
     and that for keys and values: queries, keys, values, the result's gradient, logarithms, what the
     other one left, and the gradients of keys and of values."""
     inner = shape.attention
-    if tile is None:
-        tile = 64 if inner.size <= _WIDE else 32
+    of_queries, of_keys = passing_of(inner.size)
     read = {"q": inner.q, "k": inner.k, "v": inner.v, "g": shape.g}
-    parts = _steps(inner, {**read, "y": inner.y, "dq": shape.dq})
-    parts |= {"TILE": tile, "FACTOR": _number(shape.factors[0])}
-    stages = 2 if inner.keys > tile else 1
-    shared = (3 * _BLOCK + stages * 2 * tile) * _pitch(inner)
+    parts = _steps(inner, {**read, "y": inner.y, "dq": shape.dq}) | _passes(of_queries)
+    parts["FACTOR"] = _number(shape.factors[0])
+    stages = 2 if inner.keys > of_queries.tile else 1
+    shared = (3 * _BLOCK + stages * 2 * of_queries.tile) * _pitch(inner)
     first = _launch("attention_queries.cu", inner, parts, inner.queries, shared)
-    parts = _steps(inner, {**read, "dk": shape.dk, "dv": shape.dv})
-    factors = {"FACTOR": _number(shape.factors[1]), "FACTOR_V": _number(shape.factors[2])}
-    parts |= {"TILE": tile, **factors}
-    stages = 2 if inner.queries > tile else 1
-    shared = 2 * _BLOCK * _pitch(inner) + stages * (2 * tile * _pitch(inner) + 2 * tile * 4)
+    parts = _steps(inner, {**read, "dk": shape.dk, "dv": shape.dv}) | _passes(of_keys)
+    parts["FACTOR"], parts["FACTOR_V"] = map(_number, shape.factors[1:])
+    stages = 2 if inner.queries > of_keys.tile else 1
+    shared = (2 * _BLOCK + stages * 2 * of_keys.tile) * _pitch(inner)
+    shared += stages * 2 * of_keys.tile * 4
     return first, _launch("attention_keys.cu", inner, parts, inner.keys, shared)
+
+
+def _passes(passing: Passing) -> dict[str, object]:
+    return {"TILE": passing.tile, "BESIDE": passing.beside, "AGAIN": int(passing.again)}
 
 
 def shares_bytes(shape: AttentionGradientShape) -> int:

@@ -97,6 +97,16 @@ MD_FUNCTION void write_rows(T *to, long long step, const float (&sums)[DEPTH / 8
   }
 }
 
+// Another number for each column of a tile behind those that are there.
+MD_FUNCTION void replace_behind(float (&numbers)[TILE / 8][4], int there, float other) {
+  if (there == TILE) return;
+  #pragma unroll
+  for (int j = 0; j < TILE / 8; j++)
+    #pragma unroll
+    for (int e = 0; e < 4; e++)
+      if (j * 8 + (threadIdx.x & 3) * 2 + (e & 1) >= there) numbers[j][e] = other;
+}
+
 // What four threads have of a row, together.
 MD_FUNCTION float sum_of_four(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
