@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import GraphError
+from minidnn.fusion.attention import FusedAttention, FusedAttentionGradient
 from minidnn.fusion.functions import LayerFunction
+from minidnn.fusion.product import FusedProduct
 from minidnn.fusion.region import (
     FusedContraction,
     FusedElements,
@@ -49,6 +51,9 @@ register(FusedNormalization)
 register(FusedSums)
 register(FusedRows)
 register(FusedGradient)
+register(FusedProduct)
+register(FusedAttention)
+register(FusedAttentionGradient)
 register(LayerFunction)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minidnn.errors import UnsupportedError
+from minidnn.fusion.attention import AttentionGradientShape, AttentionShape
 from minidnn.fusion.device import TWO_CORES, Device
 from minidnn.fusion.functions import LibraryFunction, LibraryFunctions
 from minidnn.fusion.region import FusedSequence, Region
@@ -46,6 +47,19 @@ class Target:
     def contracts_matrices(self) -> bool:
         """Whether gradients of 1x1 convolutions are faster than products of matrices."""
         return False
+
+    @property
+    def turns_products(self) -> bool:
+        """Whether products of batches read and write matrices whose axes are in other orders."""
+        return False
+
+    def refuse_attention(self, shape: AttentionShape) -> str | None:
+        """Why attention cannot be computed as a whole; None if it can."""
+        return "this device multiplies matrices one batch after the other"
+
+    def refuse_attention_gradient(self, shape: AttentionGradientShape) -> str | None:
+        """Why the gradient of attention cannot be computed as a whole; None if it can."""
+        return "this device multiplies matrices one batch after the other"
 
     @property
     def any_size(self) -> bool:

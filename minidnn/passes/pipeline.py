@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from minidnn.graph.ir import Graph
 from minidnn.passes.absorb import ABSORB
+from minidnn.passes.attend import ATTEND
 from minidnn.passes.average_planes import AVERAGE_PLANES
 from minidnn.passes.by_image import BY_IMAGE
 from minidnn.passes.compose_branches import COMPOSE_BRANCHES
@@ -48,6 +49,7 @@ from minidnn.passes.sum_inside import SUM_INSIDE
 from minidnn.passes.sum_together import SUM_TOGETHER
 from minidnn.passes.take_channels import TAKE_CHANNELS
 from minidnn.passes.turn_linear import TURN_LINEAR
+from minidnn.passes.turn_products import TURN_PRODUCTS
 from minidnn.passes.view_channels import VIEW_CHANNELS
 
 PIPELINE: tuple[Pass, ...] = (
@@ -73,6 +75,8 @@ PIPELINE: tuple[Pass, ...] = (
     POOL_LAST,
     REDUCE_PRECISION,
     MIX_PRECISION,
+    TURN_PRODUCTS,
+    ATTEND,
     REDERIVE,
     ABSORB,
     NORMALIZE_CHANNELS,

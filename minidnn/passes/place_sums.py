@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from minidnn.fusion.product import FusedProduct
 from minidnn.fusion.region import FusedContraction, FusedGradient
 from minidnn.graph.ir import Graph, Node, Rewriter
 from minidnn.graph.operator import Contraction
@@ -19,7 +20,7 @@ from minidnn.passes.infrastructure import Context, Pass
 
 _PRODUCTS = (
     *(Contraction, FusedContraction, Conv2dInputGradient, Conv2dWeightGradient, MatMul),
-    FusedGradient,
+    *(FusedGradient, FusedProduct),
 )
 
 

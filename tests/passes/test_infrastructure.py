@@ -73,6 +73,8 @@ def test_the_pipelines_own_order_is_legal() -> None:
         "pool_last",
         "reduce_precision",
         "mix_precision",
+        "turn_products",
+        "attend",
         "rederive",
         "absorb",
         "normalize_channels",

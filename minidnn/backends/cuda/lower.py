@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import UnsupportedError
+from ...fusion.attention import FusedAttention, FusedAttentionGradient
 from ...fusion.contraction import parts_of
 from ...fusion.functions import LayerFunction
+from ...fusion.product import FusedProduct
 from ...fusion.region import (
     FusedContraction,
     FusedElements,
@@ -55,6 +57,7 @@ from .any_size import (
     print_chain_for_any_size,
     print_for_any_size,
 )
+from .attention.lower import attention_tasks
 from .channels import print_take_channels
 from .constants import Data
 from .contraction.behind import recorded
@@ -75,8 +78,8 @@ from .indexing import print_gather, print_move, print_pick, print_scatter_add
 from .layer_norm import print_layer_norm
 from .library.lower import Lowering, Reserve
 from .machine import Machine
-from .matmul import print_matmul
 from .prelude import TYPES
+from .product.choice import print_product
 from .random import print_random_drop
 from .rank_sums import RankSum
 from .reduce import print_argmax, print_reduce
@@ -167,6 +170,11 @@ class _Lowering:
             return (self._gradient(node),)
         if isinstance(op, FusedGradient):
             return (self._fused_gradient(node, op),)
+        if isinstance(op, (FusedAttention, FusedAttentionGradient)):
+            self._check_dense(node, *node.inputs)
+            return attention_tasks(node)
+        if isinstance(op, (MatMul, FusedProduct)):
+            return (self._product(node),)
         if isinstance(op, SumOverRanks):
             return self._sum_over_ranks(node, op)
         if isinstance(op, Concat):
@@ -224,10 +232,6 @@ class _Lowering:
         if isinstance(op, Indexed):
             launch, make = print_move(op.index_map(x.shape), x.shape, lies)
             table.append(numbers_of(make()))
-        elif isinstance(op, MatMul):
-            self._check_dense(node, *node.inputs)
-            launch, make = print_matmul(x.type, node.inputs[1].type, node.output.type)
-            table.append(numbers_of(make()))
         elif isinstance(op, Gather):
             launch = print_gather(op, x.type, lies, node.inputs[1].type)
         elif isinstance(op, ScatterAdd):
@@ -250,6 +254,12 @@ class _Lowering:
                 f"node {node.name!r}: {node.op.name} cannot read {placed[0]!r}, which lies in a "
                 "slice of a join"
             )
+
+    def _product(self, node: Node) -> Task:
+        self._check_dense(node, *node.inputs)
+        (launch, *others), operands = print_product(node, self.machine)
+        pointers = (*map(pointer_to, operands), node.output)
+        return Task(node, launch, pointers, tuple(others) if self.others else ())
 
     def _sum_over_ranks(self, node: Node, op: SumOverRanks) -> Sequence[Task]:
         self._check_dense(node, *node.inputs)

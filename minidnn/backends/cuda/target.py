@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...fusion.attention import AttentionGradientShape, AttentionShape
 from ...fusion.contraction import parts_of, why_not_point_by_point
 from ...fusion.functions import LayerFunction, LibraryFunction, LibraryFunctions
 from ...fusion.region import FusedContraction, FusedGradient, FusedSequence, FusedSums
@@ -30,6 +31,7 @@ from ...graph.operators import (
     Transpose,
 )
 from ...graph.types import BYTES
+from .attention.kernels import why_not_attention
 from .channels import MOST_SIDE_BY_SIDE
 from .contraction.chunks import LANES
 from .contraction.gather import gather_precision, wants_gather
@@ -91,6 +93,16 @@ class CudaTarget(Target):
     @property
     def drops_in_stacks(self) -> bool:
         return not self.any_size
+
+    @property
+    def turns_products(self) -> bool:
+        return True
+
+    def refuse_attention(self, shape: AttentionShape) -> str | None:
+        return why_not_attention(shape)
+
+    def refuse_attention_gradient(self, shape: AttentionGradientShape) -> str | None:
+        return why_not_attention(shape.attention, shape.g, shape.dq, shape.dk, shape.dv)
 
     def layer_functions(self, node: Node) -> LibraryFunctions | str:
         return layer_functions(node, self.storage)

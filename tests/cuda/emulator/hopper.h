@@ -27,6 +27,7 @@ template <class T> static inline void copy(unsigned int to, const T *from, bool 
   if (copier != emulator.current + 1) abort();
   md_copy_if<16>(at, from, inside);
 }
+static inline float two_to(float x) { return exp2f(x); }
 static inline float2 pair(unsigned int at) {
   return *(const float2 *)emulated_shared(at);
 }
