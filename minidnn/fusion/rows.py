@@ -21,7 +21,15 @@ from minidnn.graph.types import HALVES, TensorType
 
 _STORED = ("float32", *HALVES)
 
-__all__ = ["FusedRows", "Role", "Rows", "is_along_rows", "is_column_sum", "row_alone", "rows_of"]
+__all__ = [
+    "FusedRows",
+    "Role",
+    "RowShape",
+    "is_along_rows",
+    "is_column_sum",
+    "row_alone",
+    "rows_of",
+]
 
 
 class Role(Enum):
@@ -34,7 +42,7 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowShape:
     """``count`` rows of ``length`` elements; a length of 0 fits any, of what has numbers alone."""
 
     count: int
@@ -53,7 +61,7 @@ class Rows:
             return Role.VECTOR
         return Role.SCALAR if type.size == 1 else None
 
-    def merged(self, other: Rows) -> Rows | None:
+    def merged(self, other: RowShape) -> RowShape | None:
         """The rows of both; None if they differ."""
         if self.count != other.count or (self.length and other.length not in (0, self.length)):
             return None
@@ -78,7 +86,7 @@ def is_column_sum(node: Node) -> bool:
     return node.inputs[0].type.rank > 1 and op.dims == tuple(range(node.inputs[0].type.rank - 1))
 
 
-def rows_of(node: Node) -> Rows | str:
+def rows_of(node: Node) -> RowShape | str:
     """The rows that a node computes, or why it computes none."""
     dtypes = {value.dtype for value in (*node.inputs, *node.outputs)}
     if not dtypes.issubset(_STORED) or not node.outputs or not node.inputs:
@@ -88,7 +96,7 @@ def rows_of(node: Node) -> Rows | str:
     last = type.shape[-1] if type.rank > 1 else 0
     if not last or not type.size:
         return "it has no rows"
-    rows = Rows(type.size // last, last) if last > 1 else Rows(type.size, 0)
+    rows = RowShape(type.size // last, last) if last > 1 else RowShape(type.size, 0)
     if reduces:
         return rows if rows.length else "its rows have one element"
     if isinstance(node.op, Elementwise):
@@ -102,7 +110,7 @@ def rows_of(node: Node) -> Rows | str:
     return f"{node.op.name} is no operator over rows"
 
 
-def _why_not_elementwise(node: Node, op: Elementwise, rows: Rows) -> str | None:
+def _why_not_elementwise(node: Node, op: Elementwise, rows: RowShape) -> str | None:
     out = node.output.shape
     if op.channel_count and (len(out) != 2 or not rows.length):
         return "it has a vector over another axis than the last"
@@ -127,7 +135,7 @@ class FusedRows(Region):
     of them, vectors, which nothing else of the region reads."""
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> RowShape:
         """Those of all nodes."""
         return rows_of_all(self.body)
 
@@ -144,12 +152,12 @@ class FusedRows(Region):
         return found
 
 
-def rows_of_all(body: Graph) -> Rows:
+def rows_of_all(body: Graph) -> RowShape:
     """The rows of a body whose nodes all have the same ones."""
-    found: Rows | None = None
+    found: RowShape | None = None
     for node in body.nodes:
         own = rows_of(node)
-        assert isinstance(own, Rows), f"{node.name}: {own}"
+        assert isinstance(own, RowShape), f"{node.name}: {own}"
         found = own if found is None else found.merged(own)
         assert found is not None, f"{node.name} computes other rows"
     assert found is not None

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from minidnn.fusion.collapse import APART
-from minidnn.fusion.rows import FusedRows, Role, Rows, is_along_rows, is_column_sum, rows_of
+from minidnn.fusion.rows import FusedRows, Role, RowShape, is_along_rows, is_column_sum, rows_of
 from minidnn.fusion.stacks import Groups, boundary
 from minidnn.graph.ir import Constant, Graph, Node
 from minidnn.graph.operator import Reshaping
@@ -52,7 +52,7 @@ class _Chains:
         self.graph = graph
         self.groups = Groups(graph)
         found = ((node, rows_of(node)) for node in graph.nodes)
-        self.rows = {node: rows for node, rows in found if isinstance(rows, Rows)}
+        self.rows = {node: rows for node, rows in found if isinstance(rows, RowShape)}
         for node in self.rows:
             if not is_column_sum(node):
                 for value in node.inputs:
@@ -95,14 +95,14 @@ class _Chains:
         self.groups.merge([producer, node])
         return True
 
-    def _common(self, nodes: tuple[Node, ...]) -> Rows | None:
+    def _common(self, nodes: tuple[Node, ...]) -> RowShape | None:
         """The rows of some nodes; None if they differ."""
-        rows: Rows | None = self.rows[nodes[0]]
+        rows: RowShape | None = self.rows[nodes[0]]
         for node in nodes[1:]:
             rows = rows.merged(self.rows[node]) if rows is not None else None
         return rows
 
-    def _fits(self, nodes: tuple[Node, ...], rows: Rows) -> bool:
+    def _fits(self, nodes: tuple[Node, ...], rows: RowShape) -> bool:
         position = self.graph.position
         inputs, outputs = boundary(self.graph, sorted(nodes, key=position.__getitem__))
         if any(rows.role(value.type) is None for value in inputs):

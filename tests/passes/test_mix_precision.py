@@ -18,6 +18,7 @@ from minidnn.graph.operator import Contraction, Elementwise
 from minidnn.graph.operators import (
     Conv2dInputGradient,
     Conv2dWeightGradient,
+    LayerNorm,
     LogSoftmax,
     MatMul,
     Reduce,
@@ -186,3 +187,25 @@ def test_softmax_and_normalizations_are_float32() -> None:
     for node in graph.nodes:
         if node.op.name in ("Softmax", "LayerNorm"):
             assert {v.dtype for v in (*node.inputs, *node.outputs)} == {"float32"}
+
+
+class Tokens(md.Layer):
+    """Normalized pixels, which two products read: as they are, and in another shape."""
+
+    def __init__(self) -> None:
+        self.conv, self.norm = L.Conv2d(3, 8, 1), L.LayerNorm(8)
+        self.head, self.beside = L.Linear(8, 4), L.Linear(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        y = self.norm(self.conv(x).permute(0, 2, 3, 1))
+        rows = self.beside(y.reshape(-1, 8)).reshape(y.shape[0], 64, 4)
+        return self.head(y).reshape(y.shape[0], 64, 4) + rows
+
+
+def test_values_are_rounded_once_for_readers_of_other_shapes() -> None:
+    graph = to_graph(Tokens().initialize(0), SHAPE, states=True)
+    found = mix_precision(graph, Context(Narrow()))
+    (normal,) = (node.output for node in found.nodes if isinstance(node.op, LayerNorm))
+    (reader,) = found.readers[normal]
+    assert reader.op.name == "Cast" and reader.output.dtype == "float16"
+    assert all(found.readers[v] or v in found.results for n in found.nodes for v in n.outputs)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log2
 
-from ...fusion.rows import Rows
+from ...fusion.rows import RowShape
 
 _THREADS = 128
 _ACCESS = 16  # bytes
@@ -63,7 +63,7 @@ class RowTile:
         return self.threads // self.lanes
 
 
-def choose_tile(rows: Rows, itemsizes: tuple[int, ...], kept: int, reductions: int) -> RowTile:
+def choose_tile(rows: RowShape, itemsizes: tuple[int, ...], kept: int, reductions: int) -> RowTile:
     """The tile under which rows are predicted to be computed fastest.
 
     Args:
