@@ -3,8 +3,8 @@
 A sweep computes what is averaged, so that it need not be stored for that: squeezed channels are
 averages of activations, and these read stored values alone.
 Handles: average pools in half precision over whole planes of what point-wise operators make, if
-others read that, too, or in training, where sweeps are all around.  The mean is added up in the
-order of the sweep, and rounded once, as the pool is.
+others read that, too.  The mean is added up in the order of the sweep, and rounded once, as the
+pool is.
 Refuses: averages of what is stored anyway, of more or less than planes, and float32, where an
 average keeps the order of a window; those that one sequence computes with what it reads; everything
 under strategies that leave layers apart.
@@ -54,9 +54,9 @@ def _is_average(node: Node) -> bool:
 
 
 def _gains(graph: Graph, node: Node) -> bool:
-    """Whether a sequence that computes the average would not be all."""
+    """Whether others read what is averaged, which one sequence would have to store for them."""
     x = node.inputs[0]
-    return len(graph.readers[x]) > 1 or x in graph.results or bool(graph.updates)
+    return len(graph.readers[x]) > 1 or x in graph.results
 
 
 AVERAGE_PLANES = Pass("average_planes", average_planes, requires=("simplify",))
