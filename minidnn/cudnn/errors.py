@@ -77,7 +77,8 @@ def describe(value: Any) -> str:
     if isinstance(value, str):
         return value
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if isinstance(shape, tuple) and dtype is not None:
+    is_array = hasattr(dtype, "itemsize")  # what a descriptor holds has a shape and a dtype, too
+    if isinstance(shape, tuple) and dtype is not None and is_array:
         strides = tuple(stride // dtype.itemsize for stride in value.strides)
         device = getattr(getattr(value, "device", None), "id", None)
         return f"shape={shape}, dtype={dtype.name}, strides={strides}, device={device}"

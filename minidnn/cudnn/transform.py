@@ -127,8 +127,12 @@ def transform_ex(
     double = is_double(x_descriptor.get().dtype)
     source = (scalar(alpha, double), x_descriptor.value, x.data.ptr)
     target = (scalar(beta, double), y_descriptor.value, y.data.ptr)
-    context: dict[str, Any] = {"x": x_descriptor.get(), "y": y_descriptor.get()}
-    call("cudnnTransformTensorEx", descriptor.value, *source, *target, **context)
+    arguments = (descriptor.value, *source, *target)
+    call(
+        "cudnnTransformTensorEx",
+        *arguments,
+        context=lambda: {"x": x_descriptor.get(), "y": y_descriptor.get()},
+    )
     return y
 
 
@@ -148,8 +152,12 @@ def transform_filter(
     double = is_double(w_descriptor.get().dtype)
     source = (scalar(alpha, double), w_descriptor.value, w.data.ptr)
     target = (scalar(beta, double), out_descriptor.value, out.data.ptr)
-    context: dict[str, Any] = {"w": w_descriptor.get(), "out": out_descriptor.get()}
-    call("cudnnTransformFilter", descriptor.value, *source, *target, **context)
+    arguments = (descriptor.value, *source, *target)
+    call(
+        "cudnnTransformFilter",
+        *arguments,
+        context=lambda: {"w": w_descriptor.get(), "out": out_descriptor.get()},
+    )
     return out
 
 

@@ -10,6 +10,8 @@ import pytest
 from minidnn import cudnn
 from minidnn.cudnn.enums import MathType, Status
 from minidnn.cudnn.errors import CuDNNError, check, status_name
+from minidnn.cudnn.tensor import TensorDescriptor
+from minidnn.cudnn.transform import TensorTransformDescriptor, transform_ex
 from minidnn.errors import DeviceError, MiniDNNError
 
 
@@ -67,3 +69,12 @@ def test_unknown_status_and_success(fake: SimpleNamespace) -> None:
 
 def test_one_family_of_errors_in_both_faces() -> None:
     assert cudnn.constants.CuDNNError is cudnn.CuDNNError is CuDNNError
+
+
+def test_a_transform_that_fails_tells_what_its_descriptors_hold(fake: SimpleNamespace) -> None:
+    """Descriptors have shapes and dtypes as arrays do, but no bytes."""
+    tensor = TensorDescriptor.strided("float32", (2, 3, 4, 5), (60, 20, 5, 1))
+    array = fake.cupy.empty((200,))
+    fake.dll.status["cudnnTransformTensorEx"] = 3000
+    with pytest.raises(CuDNNError, match=r"cudnnTransformTensorEx: the fake says no\n  x: Tensor"):
+        transform_ex(TensorTransformDescriptor(), array, tensor, array, tensor)
