@@ -14,7 +14,7 @@ from tests.sampling import only
 CONFTEST = """\
 import os
 
-from minidnn.backends.cpu import kernels
+from minidnn.backends.cpu.compilers import kernels
 from tests.conftest import pytest_runtest_protocol
 from tests.cpu import warming
 

@@ -266,7 +266,8 @@ class _Lowering:
         types = tuple(value.type for value in node.inputs)
         work = RankSum(op, types, node.name, begins=True)
         begin = Task(node, work, (*map(pointer_to, node.inputs), *node.outputs))
-        return (begin,) if op.lasts else (begin, _wait(node))
+        wait = RankSum(op, (), node.name, begins=False)
+        return (begin,) if op.lasts else (begin, Task(node, wait, ()))
 
     def _averages_planes(self, node: Node, op: FusedSequence) -> bool:
         """Whether a region is one average of whole planes, of which threads share the rows."""
@@ -474,12 +475,6 @@ class _Lowering:
         else:
             launch = print_copy(batch, source, target)
         return Task(node, launch, (pointer_to(value), node.output))
-
-
-def _wait(node: Node) -> Task:
-    """What waits for the sums over ranks that a node has begun."""
-    assert isinstance(node.op, SumOverRanks)
-    return Task(node, RankSum(node.op, (), node.name, begins=False), ())
 
 
 def _packed(weight: Constant, problem: ContractionProblem, whole: BytesOnly | None) -> Data:
