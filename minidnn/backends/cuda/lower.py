@@ -266,8 +266,7 @@ class _Lowering:
         types = tuple(value.type for value in node.inputs)
         work = RankSum(op, types, node.name, begins=True)
         begin = Task(node, work, (*map(pointer_to, node.inputs), *node.outputs))
-        wait = RankSum(op, (), node.name, begins=False)
-        return (begin,) if op.lasts else (begin, Task(node, wait, ()))
+        return (begin,) if op.lasts else (begin, _wait(node))
 
     def _averages_planes(self, node: Node, op: FusedSequence) -> bool:
         """Whether a region is one average of whole planes, of which threads share the rows."""
@@ -429,9 +428,8 @@ class _Lowering:
             places = places.reshape(-1, *kernel, channels).transpose(0, 3, 1, 2)
         table = gather.filter(places, weight.dtype).ravel() - 1
         launch, packed = print_pick(table.size, weight.dtype), InWorkspace(0)
-        given = (weight, numbers_of(table), packed)
         size = table.size * ITEMSIZE[weight.dtype]
-        return (Task(node, launch, given, (), size),), packed
+        return (Task(node, launch, (weight, numbers_of(table), packed), (), size),), packed
 
     def _is_planar(self, value: Value) -> bool:
         return self.plan.layout(value).block == 1
@@ -455,10 +453,9 @@ class _Lowering:
     def _join(self, node: Node, op: Concat) -> Sequence[Task]:
         """Copies the operands that were not written in place."""
         axis = op.axis % node.output.type.rank
-        copied = self.plan.annotations.copied(node)
-        return [self._joined(node, value, axis, first) for value, first in copied]
+        return [self._joined(node, *each, axis) for each in self.plan.annotations.copied(node)]
 
-    def _joined(self, node: Node, value: Value, axis: int, first: int) -> Task:
+    def _joined(self, node: Node, value: Value, first: int, axis: int) -> Task:
         out = node.output
         if axis == 1 and out.type.rank == 4 and out.dtype in TYPES:
             base = self.plan.annotations.place(out)
@@ -475,6 +472,12 @@ class _Lowering:
         else:
             launch = print_copy(batch, source, target)
         return Task(node, launch, (pointer_to(value), node.output))
+
+
+def _wait(node: Node) -> Task:
+    """What waits for the sums over ranks that a node has begun."""
+    assert isinstance(node.op, SumOverRanks)
+    return Task(node, RankSum(node.op, (), node.name, begins=False), ())
 
 
 def _packed(weight: Constant, problem: ContractionProblem, whole: BytesOnly | None) -> Data:
