@@ -8,10 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import UnsupportedError
-from ...fusion.attention import FusedAttention, FusedAttentionGradient
 from ...fusion.contraction import parts_of
 from ...fusion.functions import LayerFunction
-from ...fusion.product import FusedProduct
 from ...fusion.region import (
     FusedContraction,
     FusedElements,
@@ -38,7 +36,6 @@ from ...graph.operators import (
     GroupNorm,
     LayerNorm,
     LogSoftmax,
-    MatMul,
     RandomDrop,
     Reduce,
     Reorder,
@@ -57,7 +54,6 @@ from .any_size import (
     print_chain_for_any_size,
     print_for_any_size,
 )
-from .attention.lower import attention_tasks
 from .channels import print_take_channels
 from .constants import Data
 from .contraction.behind import recorded
@@ -79,7 +75,7 @@ from .layer_norm import print_layer_norm
 from .library.lower import Lowering, Reserve
 from .machine import Machine
 from .prelude import TYPES
-from .product.choice import print_product
+from .product.lower import BATCHED, tasks_of_batches
 from .random import print_random_drop
 from .rank_sums import RankSum
 from .reduce import print_argmax, print_reduce
@@ -170,11 +166,9 @@ class _Lowering:
             return (self._gradient(node),)
         if isinstance(op, FusedGradient):
             return (self._fused_gradient(node, op),)
-        if isinstance(op, (FusedAttention, FusedAttentionGradient)):
+        if isinstance(op, BATCHED):
             self._check_dense(node, *node.inputs)
-            return attention_tasks(node)
-        if isinstance(op, (MatMul, FusedProduct)):
-            return (self._product(node),)
+            return tasks_of_batches(node, self.machine, self.others)
         if isinstance(op, SumOverRanks):
             return self._sum_over_ranks(node, op)
         if isinstance(op, Concat):
@@ -254,12 +248,6 @@ class _Lowering:
                 f"node {node.name!r}: {node.op.name} cannot read {placed[0]!r}, which lies in a "
                 "slice of a join"
             )
-
-    def _product(self, node: Node) -> Task:
-        self._check_dense(node, *node.inputs)
-        (launch, *others), operands = print_product(node, self.machine)
-        pointers = (*map(pointer_to, operands), node.output)
-        return Task(node, launch, pointers, tuple(others) if self.others else ())
 
     def _sum_over_ranks(self, node: Node, op: SumOverRanks) -> Sequence[Task]:
         self._check_dense(node, *node.inputs)
