@@ -106,16 +106,15 @@ def drawn(seed: int, dtype: str, special: bool = False) -> DrawnProduct:
     wide = max(map(len, shapes))
     behind: list[Operator] = []
     if random.random() < 0.5 and not plain:
-        order = _order(random, wide)
-        behind.append(ops.Transpose(tuple(order)))
+        behind.append(ops.Transpose(tuple(_order(random, wide))))
     if random.random() < 0.3 and not plain:
         behind.append(factor(0.5))
     graph = product_graph(shapes, dtype, before, behind)
-    inputs = []
-    for shape in shapes:
-        x = random.standard_normal(shape).astype(np.float32)
+    inputs: list[np.ndarray] = []
+    for made in shapes:
+        x = random.standard_normal(made).astype(np.float32)
         if special:
-            places = random.random(shape)
+            places = random.random(made)
             x[places < 0.02] = np.inf
             x[places > 0.98] = -np.inf
             x[(places > 0.4) & (places < 0.41)] = np.nan

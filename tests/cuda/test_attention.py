@@ -20,7 +20,8 @@ from .products import attention_graph, with_gradients
 from .test_budgets import check
 
 #: Batch, queries, keys, heads, features of a head: one and several tiles, odd ends, one query.
-SIZES = (
+Size = tuple[int, int, int, int, int]
+SIZES: tuple[Size, ...] = (
     *((2, 50, 33, 2, 64), (1, 1, 5, 3, 8), (1, 70, 130, 2, 40), (1, 5, 2, 1, 16)),
     *((1, 17, 64, 1, 128), (2, 64, 64, 1, 24), (1, 129, 66, 1, 72)),
 )
@@ -56,7 +57,7 @@ def kinds(run: EmulatedProgram) -> list[type]:
 @pytest.mark.race
 @pytest.mark.parametrize("dtype", OFF)
 @pytest.mark.parametrize("size", SIZES)
-def test_attention_and_its_gradient(size: tuple[int, ...], dtype: str, tmp_path: Path) -> None:
+def test_attention_and_its_gradient(size: Size, dtype: str, tmp_path: Path) -> None:
     graph = with_gradients(attention_graph(*size))
     run = program(graph, dtype, tmp_path)
     assert kinds(run) == [FusedAttention, FusedAttentionGradient]
@@ -68,7 +69,7 @@ def test_attention_and_its_gradient(size: tuple[int, ...], dtype: str, tmp_path:
 
 
 @pytest.mark.parametrize("size", SIZES[::3])
-def test_inference(size: tuple[int, ...], tmp_path: Path) -> None:
+def test_inference(size: Size, tmp_path: Path) -> None:
     graph = attention_graph(*size)
     run = program(graph, "float16", tmp_path)
     assert kinds(run) == [FusedAttention]

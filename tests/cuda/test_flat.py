@@ -36,12 +36,12 @@ def region_of(shape: tuple[int, ...], dtype: str, few: bool = False) -> FusedSeq
     with tracing("flat") as trace:
         inputs = [trace.input(type, f"x{i}") for i, type in enumerate(types)]
         made = apply(op, *inputs)
-    return FusedSequence(trace.graph([made]), Schedule(*shape[2:]))
+    return FusedSequence(trace.graph([made]), Schedule(shape[2], shape[3]))
 
 
 def operands_of(region: FusedSequence) -> list[np.ndarray]:
     random = np.random.default_rng(0)
-    found = []
+    found: list[np.ndarray] = []
     for value in region.body.inputs:
         array = random.standard_normal(value.shape).astype(np.float32)
         array.flat[:: max(1, array.size // 3)] = (np.nan, np.inf, -np.inf, 0.0)[len(found) % 4]

@@ -48,14 +48,20 @@ def test_every_tile(seed: int, dtype: str, special: bool) -> None:
         np.testing.assert_array_equal(y, found[0])  # whatever the tile is
 
 
+Size = tuple[int, int, int, int, int]
 #: Batch, queries, keys, heads, features of a head.
-ATTENTION = ((3, 17, 17, 4, 10), (2, 50, 33, 1, 64), (1, 1, 5, 3, 8), (2, 197, 197, 3, 64))
+ATTENTION: tuple[Size, ...] = (
+    (3, 17, 17, 4, 10),
+    (2, 50, 33, 1, 64),
+    (1, 1, 5, 3, 8),
+    (2, 197, 197, 3, 64),
+)
 OFF = {"float32": 1e-5, "tf32": 4e-3, "float16": 6e-3, "bfloat16": 5e-2}
 
 
 @pytest.mark.parametrize("precision", OFF)
 @pytest.mark.parametrize("size", ATTENTION)
-def test_attention_and_its_gradient(size: tuple[int, ...], precision: str) -> None:
+def test_attention_and_its_gradient(size: Size, precision: str) -> None:
     """Fused and unfused, beside float64."""
     graph = attention_graph(*size)
     random = np.random.default_rng(sum(size))

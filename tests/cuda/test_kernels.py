@@ -13,8 +13,8 @@ import pytest
 from minidnn.backends.cuda import copy
 from minidnn.backends.cuda.contraction.gather import Gathering, print_gather
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.matmul import print_matmul
 from minidnn.backends.cuda.pointwise import CHAIN, Argument, PointStep, print_pointwise
+from minidnn.backends.cuda.product.lower import print_product
 from minidnn.backends.cuda.reduction import (
     averages_planes,
     print_adaptive,
@@ -169,9 +169,14 @@ def test_planes_of_any_size_are_moved(rows: int, columns: int) -> None:
 
 def test_any_number_of_matrices_is_multiplied() -> None:
     """As the windows of an attention that looks at few pixels: 64 of an image, of 8 heads each."""
-    a, b = (TensorType((256, 512, *size), "float16") for size in ((49, 32), (32, 49)))
-    launch, _ = print_matmul(a, b, TensorType((256, 512, 49, 49), "float16"))
-    check_blocks(launch, 256 * 512)
+    for dtype in ("float16", "float32"):
+        sizes = ((49, 32), (32, 49))
+        a, b = (
+            Value(TensorType((256, 512, *size), dtype), "ab"[i]) for i, size in enumerate(sizes)
+        )
+        launches, _ = print_product(Node(ops.MatMul(), [a, b], "product"), H200)
+        for launch in launches:
+            check_blocks(launch, 256 * 512)
 
 
 @pytest.mark.race

@@ -154,7 +154,7 @@ def body_of(node: Node) -> Graph:
 
 def every_tile() -> list[tuple[tuple[int, ...], RowTile]]:
     """Some of each number of threads and packs; with an odd number of rows behind each other."""
-    found = {}
+    found: dict[tuple[int, bool, bool], tuple[tuple[int, ...], RowTile]] = {}
     for tile in tiles(24, (4,), 2):
         found.setdefault((tile.lanes, tile.pack > 1, tile.is_full), ((131, 24), tile))
     wide = [RowTile(200, 2, 64, 2), RowTile(200, 1, 128, 2), RowTile(256, 4, 64, 1)]

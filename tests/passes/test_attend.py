@@ -80,6 +80,7 @@ def test_inference() -> None:
     found = after(attention_graph(*SIZE, DTYPE))
     assert regions(found) == ["FusedAttention"]
     (node,) = (node for node in found.nodes if isinstance(node.op, FusedAttention))
+    assert isinstance(node.op, FusedAttention)
     shape = node.op.shape
     assert len(node.outputs) == 1 and shape.batch == (2, 3) and shape.dtype == DTYPE
     assert (shape.queries, shape.keys, shape.size) == (5, 7, 16)
