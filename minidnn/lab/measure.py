@@ -24,8 +24,8 @@ from ..cudnn._cupy import cupy
 from ..cudnn.gpu_turn import turn
 from ..cudnn.graph.timing import Contestant, sample, timing_stream
 from ..measure.statistics import median
-from .apart import FaultError
 from .cuda_step import KernelCall, Texture
+from .isolated_jobs import FaultError
 from .operands import RESULT, Operands, WrongResultError, first_wrong
 
 _GUARD = 1024

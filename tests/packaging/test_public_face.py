@@ -88,7 +88,9 @@ def test_import_touches_nothing_but_the_exceptions(root: Path) -> None:
     assert sorted(run_python(code, root).split()) == ["minidnn", "minidnn._forks", "minidnn.errors"]
 
 
-@pytest.mark.parametrize("parts", [["cpu.stored"], ["cuda.stored", "cuda.backend"]], ids=str)
+@pytest.mark.parametrize(
+    "parts", [["cpu.execution.stored"], ["cuda.stored", "cuda.backend"]], ids=str
+)
 def test_what_loads_a_compiled_file_can_compile_nothing(parts: list[str], root: Path) -> None:
     modules = [f"minidnn.backends.{part}" for part in parts]
     code = f"import sys, minidnn.loading, {', '.join(modules)}\nprint(*sys.modules)"

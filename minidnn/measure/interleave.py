@@ -17,7 +17,7 @@ def orders(contestants: Sequence[T], first: int = 0) -> Iterator[list[T]]:
         yield [*contestants[turn:], *contestants[:turn]]
 
 
-def in_turn(takes: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+def interleaved(takes: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
     """What each gives in each of so many rounds."""
     found: dict[str, list[T]] = {name: [] for name in takes}
     for _, order in zip(range(rounds), orders(list(takes)), strict=False):

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from math import prod
 
-from .....fusion.contraction import Parts, parts_of, why_not_point_by_point
-from .....fusion.region import FusedContraction
-from .....fusion.stacks import reads_otherwise
-from .....graph.ir import Constant, Graph, Node
-from .....graph.operator import Contraction, is_whole_product
-from .....graph.operators import Conv2d, Linear
-from .....graph.types import BYTES
+from minidnn.fusion.contraction import Parts, parts_of, why_not_point_by_point
+from minidnn.fusion.region import FusedContraction
+from minidnn.fusion.stacks import reads_otherwise
+from minidnn.graph.ir import Constant, Graph, Node
+from minidnn.graph.operator import Contraction, is_whole_product
+from minidnn.graph.operators import Conv2d, Linear
+from minidnn.graph.types import BYTES
+
 from ...element import ELEMENTS
 from ...isa import Isa
 from ...operators.broadcast import STORED
 from ..stage import PrintedContraction
-from .convolution import WholeConvolution
+from .convolution import IntegerConvolution
 from .kernel import MOST_EXACT
-from .linear import WholeLinear
+from .linear import IntegerLinear
 
 
-def why_not_whole(parts: Parts) -> str | None:
+def why_not_integer(parts: Parts) -> str | None:
     """Why there is no kernel for a contraction of whole numbers; None if there is."""
     if not isinstance(parts.node.op, (Conv2d, Linear)):
         return f"{parts.node.op.name} is no convolution or linear layer"
@@ -72,9 +73,9 @@ def multiplies_bytes(graph: Graph) -> bool:
     return any(is_whole_product(*(value.type for value in node.inputs)) for node in found)
 
 
-def print_whole(parts: Parts, isa: Isa, any_size: bool = False) -> PrintedContraction:
+def print_integer(parts: Parts, isa: Isa, any_size: bool = False) -> PrintedContraction:
     """The kernels for a contraction of whole numbers by a constant weight, whose values lie as
     NCHW, each by itself; with ``any_size`` those of any number of rows and pixels."""
     if isinstance(parts.node.op, Linear):
-        return WholeLinear(parts, isa, any_size).print()
-    return WholeConvolution(parts, isa, any_size).print()
+        return IntegerLinear(parts, isa, any_size).print()
+    return IntegerConvolution(parts, isa, any_size).print()

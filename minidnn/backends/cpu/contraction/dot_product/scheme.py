@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from .....graph.types import ITEMSIZE
+from minidnn.graph.types import ITEMSIZE
+
 from ...isa import Isa
 from ..problem import Problem
 from ..tiling import Tile, split_vectors
+from .packed_element import LINE, PAIRS, PackedElement
 from .products import Products
-from .word import LINE, PAIRS, Word
 
 Packing = Literal["blocks", "features", "rows", "unrolled"]
 
@@ -74,7 +75,7 @@ class DotScheme:
             one.
     """
 
-    word: ClassVar[Word] = PAIRS
+    word: ClassVar[PackedElement] = PAIRS
 
     problem: Problem
     lanes: int
@@ -285,25 +286,25 @@ class DotScheme:
         return LINE * self.blocks_of_terms
 
     @property
-    def multiplies_strangers(self) -> bool:
+    def reads_padding(self) -> bool:
         """Whether results multiply what they do not read by zero, of which NaN and infinities
         would be NaN: where there are any, terms are packed once more, with zeros in their place."""
         return self.packing == "rows" or self.merged > 1
 
     @property
-    def exact_terms(self) -> int:
+    def fallback_terms(self) -> int:
         """Terms of a tap that belong together."""
         return self.terms // self.merged
 
     @property
-    def exact_step(self) -> int:
+    def fallback_step(self) -> int:
         """Bytes of all terms of a result, packed once more."""
         return self.taps * self.run_bytes
 
     @property
-    def exact_bytes(self) -> int:
+    def fallback_bytes(self) -> int:
         """Bytes of those of a tile."""
-        return self.pixels * self.exact_step if self.multiplies_strangers else 0
+        return self.pixels * self.fallback_step if self.reads_padding else 0
 
     @property
     def sums_floats(self) -> int:
@@ -311,8 +312,8 @@ class DotScheme:
 
     @property
     def scratch_bytes(self) -> int:
-        sums = 2 if self.multiplies_strangers else 1
-        again = self.line_bytes + self.exact_bytes
+        sums = 2 if self.reads_padding else 1
+        again = self.line_bytes + self.fallback_bytes
         return self.packed_bytes + again + sums * 4 * self.sums_floats
 
     # Products
@@ -320,8 +321,8 @@ class DotScheme:
     def products(self, vectors: int, pixels: int | None = None) -> Products:
         return Products(self.word, pixels or self.pixels, vectors, self.step, self.tiles)
 
-    def exact_products(self, vectors: int) -> Products:
-        return Products(self.word, self.pixels, vectors, self.exact_step, self.tiles)
+    def fallback_products(self, vectors: int) -> Products:
+        return Products(self.word, self.pixels, vectors, self.fallback_step, self.tiles)
 
     @property
     def flat_pixels(self) -> int:

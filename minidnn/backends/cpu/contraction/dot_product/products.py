@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .word import Word
+from .packed_element import PackedElement
 
 _HEAD = """\
 #include <immintrin.h>
@@ -99,7 +99,7 @@ class Products:
         tiles: whether by tiles of 16 pixels, or by vectors.
     """
 
-    word: Word
+    word: PackedElement
     pixels: int
     vectors: int
     step: int

@@ -8,7 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from .....fusion.contraction import Parts
+from minidnn.fusion.contraction import Parts
+
 from ....codegen.code import Code
 from ....codegen.kernel import KernelSource
 from ...element import ELEMENTS
@@ -20,9 +21,9 @@ from ..stage import Pointer, PrintedContraction, Stage
 from ..weights import packed_channels, packed_outputs
 from .numbers import DOT_NUMBERS, SchemeNumbers
 from .pack import DotPacker
+from .packed_element import LINE
 from .scheme import DotScheme
 from .weights import packed_pairs
-from .word import LINE
 
 
 def print_dots(parts: Parts, scheme: DotScheme, threads: int) -> PrintedContraction:
@@ -112,7 +113,7 @@ class DotKernel:
         tile = scheme.tile
         self.vectors = [tile.vectors] if tile.wide else []
         self.vectors += [tile.vectors - 1] if tile.narrow else []
-        self.exact = scheme.multiplies_strangers
+        self.exact = scheme.reads_padding
         self.pixels = [scheme.pixels]
         if scheme.tiles:
             self.pixels.append(16)
@@ -122,7 +123,7 @@ class DotKernel:
         scheme = self.scheme
         products = [scheme.products(v, p) for v in self.vectors for p in self.pixels]
         if self.exact:
-            products += [scheme.exact_products(v) for v in self.vectors]
+            products += [scheme.fallback_products(v) for v in self.vectors]
         pieces = dict.fromkeys(piece for each in products for piece in each.pieces)
         return KernelSource.named(scheme.word.name, str(self.code), beside=tuple(pieces))
 
@@ -131,7 +132,7 @@ class DotKernel:
         for vectors in self.vectors:
             code.lines(scheme.products(vectors, p).declaration for p in self.pixels)
             if self.exact:
-                code.line(scheme.exact_products(vectors).declaration)
+                code.line(scheme.fallback_products(vectors).declaration)
         if scheme.tiles:
             code.lines(f'extern "C" void {name}();' for name in self.tiles)
         self.packer.print(code)
@@ -215,7 +216,7 @@ class DotKernel:
             from_ = f"(const uniform unsigned int16 * uniform)({packed})"
             code.line(f"@_exact(numbers, {from_}, offsets, exact, end - q, g);")
             given = f"(const uniform int8 * uniform)exact, offsets + {taps}, {counts}, {LINE}"
-            code.line(f"{scheme.exact_products(vectors).name}({given}, w, own);")
+            code.line(f"{scheme.fallback_products(vectors).name}({given}, w, own);")
             with code.block(f"for (uniform int i = 0; i < {count}; i++)"):
                 at = f"i * {scheme.lanes} + programIndex"
                 lane = f"first % {outputs} + i % {vectors} * {scheme.lanes} + programIndex"

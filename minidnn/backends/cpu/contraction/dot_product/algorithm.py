@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .....fusion.contraction import Parts
+from minidnn.fusion.contraction import Parts
+
 from ....options import ACCURACIES
 from ...isa import Isa
 from ..algorithm import Algorithm
@@ -15,7 +16,7 @@ from .kernel import print_dots
 from .scheme import DotScheme, choose_dots, dot_schemes, merge, packing_of_pairs
 
 
-class Dots(Algorithm):
+class DotProduct(Algorithm):
     """Products of pairs of values in bfloat16, summed in float32 by instructions for them."""
 
     name = "products of pairs"

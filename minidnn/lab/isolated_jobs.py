@@ -36,7 +36,7 @@ class FaultError(Exception):
     """What a job raises when its process is of no more use."""
 
 
-class Apart(Generic[J, R]):
+class IsolatedJobs(Generic[J, R]):
     """Runs jobs one after the other in a process, and in a new one after it died or was ended.
 
     Args:

@@ -21,7 +21,7 @@ _STARTERS = "torchrun, mpirun, srun (Slurm) and minidnn launch"
 
 
 @dataclass(frozen=True)
-class RankPlace:
+class RankInfo:
     """A process among those that train together.
 
     Attributes:
@@ -46,7 +46,7 @@ _NAMES = {
 }
 
 
-def find_place(environment: Mapping[str, str] = os.environ) -> RankPlace:
+def find_rank(environment: Mapping[str, str] = os.environ) -> RankInfo:
     """The place that a starter gave this process.
 
     DistributedError if there is none, or if its variables make no sense.
@@ -59,7 +59,7 @@ def find_place(environment: Mapping[str, str] = os.environ) -> RankPlace:
                     f"{names[0]}={rank} and {names[1]}={size}; valid are ranks from 0 to the size "
                     "less 1"
                 )
-            return RankPlace(rank, size, local, *_address(environment, starter, size))
+            return RankInfo(rank, size, local, *_address(environment, starter, size))
     raise DistributedError(
         "distributed=True: no variable says which process this is and of how many; valid is to "
         f"start it by {_STARTERS}"

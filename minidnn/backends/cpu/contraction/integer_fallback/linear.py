@@ -7,21 +7,22 @@ from functools import partial
 
 import numpy as np
 
-from .....fusion.contraction import Parts
-from .....graph.ir import Value
+from minidnn.fusion.contraction import Parts
+from minidnn.graph.ir import Value
+
 from ....codegen.code import Code
 from ....codegen.kernel import KernelSource
 from ...execution.packing import first_terms
 from ...isa import Isa
 from ...operators.broadcast import STORED
 from ..stage import PrintedContraction, Stage, Workspace
-from .kernel import PACKED_WORDS, WholeKernel, word_weights
+from .kernel import PACKED_WORDS, IntegerKernel, word_weights
 
 _FEATURE_VECTORS = 4
 _ROWS = 4
 
 
-class WholeLinear(WholeKernel):
+class IntegerLinear(IntegerKernel):
     def __init__(self, parts: Parts, isa: Isa, any_size: bool) -> None:
         super().__init__(parts, isa)
         self.outputs, self.inputs = self.weight.shape

@@ -7,22 +7,23 @@ from functools import partial
 
 import numpy as np
 
-from .....fusion.contraction import Parts
-from .....graph.ir import Value
-from .....graph.operators import Conv2d, Linear
-from .....graph.types import BYTES
+from minidnn.fusion.contraction import Parts
+from minidnn.graph.ir import Value
+from minidnn.graph.operators import Conv2d, Linear
+from minidnn.graph.types import BYTES
+
 from ...execution.buffers import Array
 from ...execution.packing import data_of, first_terms
 from ...isa import Isa
-from ..dots.algorithm import Dots
-from ..dots.kernel import print_products
-from ..dots.numbers import DOT_NUMBERS, SchemeNumbers, Table
-from ..dots.scheme import DotScheme, packing_of
-from ..dots.weights import packed_words
+from ..dot_product.algorithm import DotProduct
+from ..dot_product.kernel import print_products
+from ..dot_product.numbers import DOT_NUMBERS, SchemeNumbers, Table
+from ..dot_product.scheme import DotScheme, packing_of
+from ..dot_product.weights import packed_words
 from ..problem import Problem
 from ..stage import PrintedContraction
-from .pack import QuadPacker
-from .scheme import QuadScheme, choose_quads, quad_schemes
+from .pack import VnniPacker
+from .scheme import VnniScheme, choose_quads, quad_schemes
 
 
 def packed_zero(parts: Parts) -> int:
@@ -31,8 +32,9 @@ def packed_zero(parts: Parts) -> int:
     return parts.node.op.zero + (128 if parts.source.dtype == "int8" else 0)
 
 
-def packed_quads(weight: Value, scheme: QuadScheme) -> partial[Array]:
-    """Weights (O, I, KH, KW) or (O, I) in int8, as :func:`..dots.weights.packed_words` lays them.
+def packed_quads(weight: Value, scheme: VnniScheme) -> partial[Array]:
+    """Weights (O, I, KH, KW) or (O, I) in int8, as
+    :func:`..dot_product.weights.packed_words` lays them.
 
     Where a pixel's taps are packed as channels, they are channels here, the last of them input
     channels.
@@ -40,7 +42,7 @@ def packed_quads(weight: Value, scheme: QuadScheme) -> partial[Array]:
     return partial(_pack, weight, scheme.of_weights())
 
 
-def _pack(weight: Value, scheme: QuadScheme) -> Array:
+def _pack(weight: Value, scheme: VnniScheme) -> Array:
     problem = scheme.problem
     given = data_of(weight).reshape(problem.groups, problem.outputs, problem.inputs, -1)
     if scheme.packing in ("rows", "unrolled"):
@@ -51,25 +53,25 @@ def _pack(weight: Value, scheme: QuadScheme) -> Array:
     return packed_words(given, scheme)
 
 
-def packed_starts(parts: Parts, scheme: QuadScheme) -> partial[Array]:
+def packed_starts(parts: Parts, scheme: VnniScheme) -> partial[Array]:
     """The first terms of sums in int32, group by group filled up to whole vectors: the bias, less
     what the input's zero adds."""
     return partial(_starts, parts.node.inputs[1:], packed_zero(parts), scheme.of_weights())
 
 
-def _starts(values: Sequence[Value], zero: int, scheme: QuadScheme) -> Array:
+def _starts(values: Sequence[Value], zero: int, scheme: VnniScheme) -> Array:
     packed = np.zeros((scheme.groups, scheme.slots), np.int32)
     packed[:, : scheme.outputs] = first_terms(values, zero).reshape(scheme.groups, scheme.outputs)
     return packed.reshape(-1)
 
 
-def _run(scheme: QuadScheme) -> int:
+def _run(scheme: VnniScheme) -> int:
     """Bytes that lie side by side in what one result reads."""
     columns, side = scheme.problem.kernel[1], scheme.problem.dilation[1] == 1
     return scheme.row_terms * (columns if side else 1)
 
 
-def _row_stride(scheme: QuadScheme) -> int:
+def _row_stride(scheme: VnniScheme) -> int:
     copies = scheme.packing in ("rows", "unrolled")
     return scheme.problem.stride[0] if copies else scheme.row_stride
 
@@ -90,14 +92,14 @@ QUAD_NUMBERS: Table = {
 }
 
 
-def print_quads(parts: Parts, scheme: QuadScheme, threads: int) -> PrintedContraction:
+def print_quads(parts: Parts, scheme: VnniScheme, threads: int) -> PrintedContraction:
     """The kernel that follows ``scheme``."""
     given = (packed_quads(parts.node.inputs[1], scheme), packed_starts(parts, scheme))
     numbers = SchemeNumbers(scheme, QUAD_NUMBERS, packed_zero(parts))
-    return print_products(parts, scheme, threads, QuadPacker(parts, scheme, numbers), given)
+    return print_products(parts, scheme, threads, VnniPacker(parts, scheme, numbers), given)
 
 
-class Quads(Dots):
+class Vnni(DotProduct):
     """Products of four bytes, summed in int32 by instructions for them: exact."""
 
     name = "products of quads"
@@ -111,14 +113,14 @@ class Quads(Dots):
             return "its input has few channels a group, or does not lie in blocks of channels"
         return None
 
-    def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> QuadScheme:
+    def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> VnniScheme:
         return choose_quads(problem, isa, threads)
 
     def schemes(
         self, problem: Problem, has_prologue: bool, isa: Isa, threads: int
-    ) -> Iterable[QuadScheme]:
+    ) -> Iterable[VnniScheme]:
         return quad_schemes(problem, isa)
 
     def print(self, parts: Parts, scheme: DotScheme, threads: int) -> PrintedContraction:
-        assert isinstance(scheme, QuadScheme)
+        assert isinstance(scheme, VnniScheme)
         return print_quads(parts, scheme, threads)

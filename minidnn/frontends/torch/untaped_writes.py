@@ -26,7 +26,7 @@ _OPERATORS = {
 }
 
 
-def check_quiet_writes(piece: GraphModule, args: Sequence[Any], enabled: bool) -> None:
+def check_untaped_writes(piece: GraphModule, args: Sequence[Any], enabled: bool) -> None:
     """UnsupportedError if a piece writes so; it names the operation.
 
     args: what the piece is called with; enabled: whether gradients are on where it begins.

@@ -1,6 +1,6 @@
 """How a contraction is computed by products of four bytes.
 
-Packed inputs, tiles and blocks of pixels are those of :mod:`..dots.scheme`.
+Packed inputs, tiles and blocks of pixels are those of :mod:`..dot_product.scheme`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from functools import lru_cache
 from typing import ClassVar
 
 from ...isa import Isa
-from ..dots.scheme import DotScheme, Packing, cheapest, packing_of, schemes_of
-from ..dots.word import LINE, QUADS, Word
+from ..dot_product.packed_element import LINE, QUADS, PackedElement
+from ..dot_product.scheme import DotScheme, Packing, cheapest, packing_of, schemes_of
 from ..problem import Problem
 
 
 @dataclass(frozen=True)
-class QuadScheme(DotScheme):
+class VnniScheme(DotScheme):
     """Everything that a printed kernel follows."""
 
-    word: ClassVar[Word] = QUADS
+    word: ClassVar[PackedElement] = QUADS
 
     @property
     def row_terms(self) -> int:
@@ -49,7 +49,7 @@ class QuadScheme(DotScheme):
         return (self.shape[1] - 1) * self.problem.stride[1] + (columns - 1) * across + 1
 
     @property
-    def multiplies_strangers(self) -> bool:
+    def reads_padding(self) -> bool:
         """Bytes are finite: zero times any is zero."""
         return False
 
@@ -70,14 +70,14 @@ def packing_of_quads(problem: Problem, lanes: int) -> Packing | None:
 
 
 @lru_cache(4096)
-def choose_quads(problem: Problem, isa: Isa, threads: int, any_size: bool = False) -> QuadScheme:
+def choose_quads(problem: Problem, isa: Isa, threads: int, any_size: bool = False) -> VnniScheme:
     """The scheme with the least predicted time; ``any_size``: see :class:`.DotScheme`."""
     return cheapest(quad_schemes(problem, isa, any_size), threads)
 
 
-def quad_schemes(problem: Problem, isa: Isa, any_size: bool = False) -> Iterator[QuadScheme]:
+def quad_schemes(problem: Problem, isa: Isa, any_size: bool = False) -> Iterator[VnniScheme]:
     """Schemes with blocks of all sizes that fit, or one of the smallest."""
     packing = packing_of_quads(problem, isa.lanes)
     assert packing is not None
     tiles = isa.quads == "tiles"
-    yield from schemes_of(QuadScheme, problem, isa, packing, tiles, any_size=any_size)
+    yield from schemes_of(VnniScheme, problem, isa, packing, tiles, any_size=any_size)

@@ -7,14 +7,15 @@ do not read by zero, it says whether any of the block is NaN or infinite.
 
 from __future__ import annotations
 
-from .....fusion.contraction import Parts
+from minidnn.fusion.contraction import Parts
+
 from ....codegen.code import Code
 from ...element import ELEMENTS
 from ..numbers import PARAMETER
 from ..pack import Prologue
 from .numbers import SchemeNumbers
+from .packed_element import PAIRS
 from .scheme import DotScheme
-from .word import PAIRS
 
 _SHORT, BLOCK = PAIRS.stored, PAIRS.block
 
@@ -37,7 +38,7 @@ class DotPacker(Prologue):
         return given + [f"uniform int {n}" for n in ("group", "r0", "r1", "c0", "c1")]
 
     def print(self, code: Code) -> None:
-        checks = self.scheme.multiplies_strangers
+        checks = self.scheme.reads_padding
         given = ", ".join(self.parameters)
         head = f"static noinline unmasked {'uniform bool' if checks else 'void'} @_pack({given})"
         with code.block(head), self.numbers.declared(code):
@@ -125,7 +126,7 @@ class DotPacker(Prologue):
                 with code.block("for (uniform int j = begin; j < end; j++)"):
                     at = f"from[(x0 + j * {across}) * {source.column} + programIndex]"
                     read = self._read(code, at, f"b * {lanes} + programIndex")
-                    if scheme.multiplies_strangers:
+                    if scheme.reads_padding:
                         code.line(f"const {_SHORT} n = {read};")
                         code.line("most = max(most, (unsigned int)n & 0x7fff);")
                         read = "n"

@@ -6,8 +6,9 @@ from functools import partial
 
 import numpy as np
 
-from .....graph.ir import Value
-from .....runtime.bits import to_bits
+from minidnn.graph.ir import Value
+from minidnn.runtime.bits import to_bits
+
 from ...execution.buffers import Array
 from ...execution.packing import data_of
 from .scheme import DotScheme

@@ -12,7 +12,7 @@ GRACE_SECONDS = 0.1
 """For which a call keeps its place, though others wait."""
 
 
-class Places:
+class CallSlots:
     """So many calls are read at once.
 
     A call whose message does not come keeps its place while nobody needs it, and loses it to others

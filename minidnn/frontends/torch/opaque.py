@@ -25,11 +25,11 @@ _TENSOR = object()
 _library = torch.library.Library("minidnn", "FRAGMENT")
 _library.define("untouched(Tensor[] tensors, int number) -> Tensor[]")
 #: The operations that stand for others while a graph is made.
-_made: dict[int, Untouched] = {}
+_made: dict[int, OpaqueOperations] = {}
 _numbers = itertools.count()
 
 
-class Untouched:
+class OpaqueOperations:
     """A call of an operation, of a list of the tensors among its arguments."""
 
     minidnn_left = "it is a torch.autograd.Function, which says itself what its gradient is"
@@ -55,7 +55,7 @@ def _results(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
         return [torch.empty_like(each) for each in _made[number](tensors)]
 
 
-def is_untouched(node: Node) -> bool:
+def is_opaque(node: Node) -> bool:
     """Whether Dynamo's node is an operation that has to stay as it is."""
     return isinstance(node.target, HigherOrderOperator) and str(node.target) == _FUNCTION
 
@@ -63,21 +63,21 @@ def is_untouched(node: Node) -> bool:
 @contextmanager
 def standing_for(piece: GraphModule) -> Iterator[GraphModule]:
     """A piece in which operations of the library stand for such operations."""
-    if not any(map(is_untouched, piece.graph.nodes)):
+    if not any(map(is_opaque, piece.graph.nodes)):
         yield piece
         return
     graph = Graph()
     found: dict[Node, Node] = {}
     own: list[int] = []
     for node in piece.graph.nodes:
-        if not is_untouched(node):
+        if not is_opaque(node):
             found[node] = graph.node_copy(node, found.__getitem__)
             continue
         leaves, arranged = pytree.tree_flatten((node.args, dict(node.kwargs)))
         tensors = [leaf for leaf in leaves if _is_tensor(leaf)]
         held = [_TENSOR if _is_tensor(leaf) else _held(piece, leaf) for leaf in leaves]
         number = next(_numbers)
-        _made[number] = Untouched(node.target, held, arranged)
+        _made[number] = OpaqueOperations(node.target, held, arranged)
         own.append(number)
         operands = [found[each] for each in tensors]
         made = graph.call_function(torch.ops.minidnn.untouched.default, (operands, number))

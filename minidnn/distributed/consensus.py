@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from minidnn.distributed.place import DistributedError, RankPlace
+from minidnn.distributed.rank import DistributedError, RankInfo
 
 
-class Agreed:
+class ConsensusCheck:
     """Texts about which ranks were asked already."""
 
-    place: RankPlace
+    place: RankInfo
 
     def __init__(self) -> None:
         self._texts: set[str] = set()

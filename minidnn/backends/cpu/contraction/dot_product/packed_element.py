@@ -13,7 +13,7 @@ LINE = 64
 
 
 @dataclass(frozen=True)
-class Word:
+class PackedElement:
     """The terms of a word, and what adds up their products.
 
     Attributes:
@@ -57,7 +57,7 @@ class Word:
         return f"{self.prefix}_begin_tiles", f"{self.prefix}_end_tiles"
 
 
-PAIRS = Word(
+PAIRS = PackedElement(
     name="pairs",
     terms=2,
     stored="unsigned int16",
@@ -73,7 +73,7 @@ PAIRS = Word(
 """Two values in bfloat16, summed in float32.  The instructions take numbers below the normal ones
 for zeros, and round sums to the nearest."""
 
-QUADS = Word(
+QUADS = PackedElement(
     name="quads",
     terms=4,
     stored="unsigned int8",

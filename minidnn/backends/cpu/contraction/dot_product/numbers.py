@@ -10,7 +10,7 @@ from typing import Any
 
 from ..numbers import Number, Numbers
 from ..problem import BlockedView
-from .word import LINE
+from .packed_element import LINE
 
 #: What a name stands for, as it follows from a scheme.
 Table = Mapping[str, Callable[[Any], int]]
@@ -38,7 +38,7 @@ DOT_NUMBERS: Table = {
     "x_plane": lambda s: s.problem.source.plane,
     "x_row": lambda s: s.problem.source.row,
     # What is packed of them: numbers of the word's parts, but for those of bytes.
-    "again_bytes": lambda s: s.line_bytes + s.exact_bytes,
+    "again_bytes": lambda s: s.line_bytes + s.fallback_bytes,
     "image_bytes": lambda s: s.image_bytes,
     "packed_bytes": lambda s: s.packed_bytes,
     "packed_column": lambda s: s.pixel_bytes // s.word.item_bytes,
@@ -60,7 +60,7 @@ DOT_NUMBERS: Table = {
     "weight_bytes": lambda s: LINE * s.taps * s.blocks_of_terms,
     # Those of groups by themselves.
     "exact_outputs": lambda s: s.outputs // s.merged,
-    "exact_terms": lambda s: s.exact_terms,
+    "exact_terms": lambda s: s.fallback_terms,
     "merged": lambda s: s.merged,
     "pixel_step": lambda s: s.step // s.word.item_bytes,
 }

@@ -9,16 +9,17 @@ from math import prod
 
 import numpy as np
 
-from .....fusion.contraction import Parts
-from .....graph.ir import Value
-from .....graph.operators import Conv2d
+from minidnn.fusion.contraction import Parts
+from minidnn.graph.ir import Value
+from minidnn.graph.operators import Conv2d
+
 from ....codegen.code import Code
 from ....codegen.kernel import KernelSource
 from ...execution.packing import first_terms
 from ...isa import Isa
 from ...operators.broadcast import STORED
 from ..stage import PrintedContraction, Stage, Workspace
-from .kernel import PACKED_WORDS, WholeKernel, word_weights
+from .kernel import PACKED_WORDS, IntegerKernel, word_weights
 
 _CHUNK = 960
 """Pixels, about, whose sums of a tile's channels stay in the first-level cache."""
@@ -65,7 +66,7 @@ class PackedPlanes:
         return found
 
 
-class WholeConvolution(WholeKernel):
+class IntegerConvolution(IntegerKernel):
     def __init__(self, parts: Parts, isa: Isa, any_size: bool) -> None:
         super().__init__(parts, isa)
         op, weight = self.op, self.weight

@@ -35,7 +35,7 @@ _WITH_INPLACE = (
 )
 
 
-def given_itself(node: Node) -> Node | None:
+def returned_operand(node: Node) -> Node | None:
     """The operand that a call gives, if it gives one as it is."""
     name, operand = _name(node), next(iter(node.args), None)
     if not isinstance(operand, Node):

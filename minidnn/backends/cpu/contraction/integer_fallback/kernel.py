@@ -7,10 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from .....fusion.contraction import Parts
-from .....graph.ir import Constant, Value
-from .....graph.operators import Conv2d, Linear
-from .....graph.types import BYTES
+from minidnn.fusion.contraction import Parts
+from minidnn.graph.ir import Constant, Value
+from minidnn.graph.operators import Conv2d, Linear
+from minidnn.graph.types import BYTES
+
 from ....codegen.code import Code
 from ....codegen.dialect import ISPC
 from ...execution.packing import data_of
@@ -26,7 +27,7 @@ PACKED_WORDS = 1 << 13
 """Words that are worth a task of packing."""
 
 
-class WholeKernel:
+class IntegerKernel:
     """What both kinds share: words, weights, and what happens to finished sums."""
 
     def __init__(self, parts: Parts, isa: Isa) -> None:

@@ -13,17 +13,17 @@ from __future__ import annotations
 from .kernel import MOST_EXACT
 from .support import (
     multiplies_bytes,
-    print_whole,
+    print_integer,
     why_not_behind,
     why_not_in_blocks,
-    why_not_whole,
+    why_not_integer,
 )
 
 __all__ = [
     "MOST_EXACT",
     "multiplies_bytes",
-    "print_whole",
+    "print_integer",
     "why_not_behind",
     "why_not_in_blocks",
-    "why_not_whole",
+    "why_not_integer",
 ]

@@ -21,7 +21,7 @@ from minidnn.runtime.resize import resized
 log = logging.getLogger(__name__)
 
 
-class AlikePrograms:
+class ResizedPrograms:
     """Makes the programs of other sizes from that of one, if both are the same but for sizes.
 
     Args:

@@ -6,20 +6,21 @@ weight, and bytes are finite whatever they are: nothing is put there.
 
 from __future__ import annotations
 
-from .....fusion.contraction import Parts
+from minidnn.fusion.contraction import Parts
+
 from ....codegen.code import Code
-from ..dots.numbers import SchemeNumbers
-from ..dots.pack import DotPacker
-from ..dots.word import QUADS
-from .scheme import QuadScheme
+from ..dot_product.numbers import SchemeNumbers
+from ..dot_product.pack import DotPacker
+from ..dot_product.packed_element import QUADS
+from .scheme import VnniScheme
 
 _BYTE, BLOCK = QUADS.stored, QUADS.block
 
 
-class QuadPacker(DotPacker):
+class VnniPacker(DotPacker):
     """Prints ``@_pack`` for a scheme."""
 
-    def __init__(self, parts: Parts, scheme: QuadScheme, numbers: SchemeNumbers) -> None:
+    def __init__(self, parts: Parts, scheme: VnniScheme, numbers: SchemeNumbers) -> None:
         super().__init__(parts, scheme, numbers)
         self.inputs = scheme.row_terms
         self.by_rows = scheme.packing == "rows"
@@ -87,7 +88,7 @@ class QuadPacker(DotPacker):
         """Rows with all channels of a pixel side by side, then perhaps what each result reads."""
         scheme, number = self.scheme, self.numbers
         inputs, rows = number("line_inputs"), self.by_rows
-        assert isinstance(scheme, QuadScheme)
+        assert isinstance(scheme, VnniScheme)
         width = number("line_width")
         taps = number("kernel_rows")
         down = number("row_stride")
@@ -149,7 +150,7 @@ class QuadPacker(DotPacker):
         """Whole lines of 64 bytes: what is behind a run is written again, or has no weight."""
         scheme, number = self.scheme, self.numbers
         size = number("packed_pixel")
-        assert isinstance(scheme, QuadScheme)
+        assert isinstance(scheme, VnniScheme)
         inputs, width = number("line_inputs"), number("line_width")
         down, across = (
             number("row_stride"),

@@ -8,13 +8,13 @@ from typing import Any
 from minidnn.layers.functional import Model
 from minidnn.layers.layer import Layer
 
-__all__ = ["has_others_code"]
+__all__ = ["has_user_code"]
 
 #: Packages whose layers make the same nodes whatever the size of the batch is.
 _OURS = ("minidnn.layers.", "minidnn.models.")
 
 
-def has_others_code(network: Layer) -> bool:
+def has_user_code(network: Layer) -> bool:
     """Whether code that is not minidnn's makes nodes of a network's graph."""
     return any(_is_others(layer) for _, layer in network.named_layers())
 
