@@ -35,7 +35,7 @@ import minidnn as md
 from minidnn import models
 from minidnn.bench.torchvision_models import models as torchs
 from minidnn.compiler import compile
-from minidnn.measure.turns import in_turn
+from minidnn.measure.interleave import interleaved
 from minidnn.runtime.store import Store
 from minidnn.training.step import Objective
 
@@ -150,7 +150,7 @@ def measured(name: str, given: argparse.Namespace) -> dict[str, Any]:
     takes = {
         side: partial(milliseconds, step, given.device, given.row) for side, step in sides.items()
     }
-    found = {side: np.array(each) for side, each in in_turn(takes, given.rounds).items()}
+    found = {side: np.array(each) for side, each in interleaved(takes, given.rounds).items()}
     row |= {side: round(float(np.median(each)), 3) for side, each in found.items()}
     row["left"] = sum(len(program.left) for each in optimized for program in each.programs)
     if "trainer" in found:

@@ -36,8 +36,8 @@ from benchmarks.chain_report import OWN, tables
 from benchmarks.figures import Results
 from minidnn.bench.alternate import alternate
 from minidnn.bench.process import EngineError, EngineProcess
+from minidnn.measure.interleave import interleaved
 from minidnn.measure.statistics import compared, median
-from minidnn.measure.turns import in_turn
 
 ROUNDS = 9
 SLOW_ROUNDS = STRATEGY_ROUNDS = 7
@@ -155,7 +155,7 @@ def measure_strategies(case: Case, folder: Path, threads: int) -> dict[str, Any]
         runs[name]()
         return statistics.median(repeat(runs[name], number=1, repeat=counts[name]))
 
-    times |= in_turn({name: partial(burst, name) for name in quick}, STRATEGY_ROUNDS)
+    times |= interleaved({name: partial(burst, name) for name in quick}, STRATEGY_ROUNDS)
     seconds = {name: vars(median(times[name])) for name in STRATEGIES}
     return {**case.describe(), "threads": threads, "kernels": kernels, "seconds": seconds}
 

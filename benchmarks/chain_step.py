@@ -28,7 +28,7 @@ from minidnn.errors import MiniDNNError
 from minidnn.gradients.reverse import pullback
 from minidnn.graph.ir import Graph
 from minidnn.layers.build import to_graph
-from minidnn.measure.turns import in_turn
+from minidnn.measure.interleave import interleaved
 
 OWN = "minidnn"
 STATISTICS = ("frozen", "batch")
@@ -131,14 +131,16 @@ class Comparison:
         if self.on_gpu:
             from minidnn.bench.gpu import timing
 
-            return timing.in_turn(steps, self.given.rounds)
+            return timing.interleaved(steps, self.given.rounds)
 
         def milliseconds(step: Step) -> float:
             begin = time.perf_counter()
             step()
             return 1e3 * (time.perf_counter() - begin)
 
-        return in_turn({n: partial(milliseconds, s) for n, s in steps.items()}, self.given.rounds)
+        return interleaved(
+            {n: partial(milliseconds, s) for n, s in steps.items()}, self.given.rounds
+        )
 
     def _add(self, name: str, make: Callable[[], tuple[Step, Callable[[], int] | None]]) -> None:
         """Makes a side and checks it; one that cannot be made is told, and left out."""

@@ -211,7 +211,7 @@ def chain(variant: str, blocks: int, shape: tuple[int, ...]) -> dict[str, Any]:
     import torch
     import torch._inductor.config
 
-    from minidnn.bench.gpu.timing import in_turn
+    from minidnn.bench.gpu.timing import interleaved
 
     torch._inductor.config.freezing = True
     torch._dynamo.reset()
@@ -233,7 +233,7 @@ def chain(variant: str, blocks: int, shape: tuple[int, ...]) -> dict[str, Any]:
     torch.cuda.synchronize()
     seconds["minidnn"] = time.perf_counter() - begin
     deviation = float((own.outputs[0] - expected).abs().max() / expected.abs().max())
-    times = in_turn({"minidnn": own, "call": lambda: exe(x), "torch.compile": peer}, 11)
+    times = interleaved({"minidnn": own, "call": lambda: exe(x), "torch.compile": peer}, 11)
     found = {name: median(taken) for name, taken in times.items()}
     return {
         "ms": {name: one.value for name, one in found.items()},
@@ -262,11 +262,11 @@ def strategy_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
 def strategies(blocks: int) -> dict[str, Any]:
     import torch
 
-    from minidnn.bench.gpu.timing import in_turn
+    from minidnn.bench.gpu.timing import interleaved
 
     x = torch.randn(PAPER, device="cuda")
     exes = {s: _bound("paper", blocks, x, s) for s in STRATEGIES}
-    times = in_turn({s: run for s, (_, run) in exes.items()}, 7)
+    times = interleaved({s: run for s, (_, run) in exes.items()}, 7)
     return {
         "ms": {s: median(found).value for s, found in times.items()},
         "kernels": {s: len(exe.program.prepared.tasks) for s, (exe, _) in exes.items()},

@@ -25,7 +25,7 @@ import torchvision
 from benchmarks.cuda_zoo import UNUSABLE, summed
 from minidnn.bench.gpu.cell import Engines, cell_of
 from minidnn.bench.gpu.modes import Own
-from minidnn.bench.gpu.timing import in_turn
+from minidnn.bench.gpu.timing import interleaved
 from minidnn.cudnn import machine
 from minidnn.cudnn.gpu_turn import turn
 from minidnn.measure.statistics import Estimate, median
@@ -92,7 +92,7 @@ def measured(name: str, precision: str, batch: int, options: argparse.Namespace)
         about = engines.about
         with alone(options):
             engines.compare()
-            times = {e: median(t) for e, t in in_turn(engines.runs, options.rounds).items()}
+            times = {e: median(t) for e, t in interleaved(engines.runs, options.rounds).items()}
             if options.regions is not None:
                 own = {e: regions(run) for e, run in engines.runs.items() if isinstance(run, Own)}
                 profiles = {engine: summed(found, options.regions) for engine, found in own.items()}

@@ -21,8 +21,8 @@ from minidnn.bench.engines import KINDS, OWN, Kind, chosen
 from minidnn.bench.networks import Prepared, case_of, prepare
 from minidnn.bench.results import commit
 from minidnn.bench.table import interval
+from minidnn.measure.interleave import interleaved
 from minidnn.measure.statistics import median
-from minidnn.measure.turns import in_turn
 from minidnn.runtime.cores import usable_cores
 
 
@@ -34,7 +34,7 @@ def first_seconds(kind: Kind, prepared: Prepared) -> float:
 
 def measure(kinds: Sequence[Kind], prepared: Prepared, rounds: int) -> dict[str, Any]:
     """Records by engine: the median of the rounds' seconds."""
-    found = in_turn({k.name: partial(first_seconds, k, prepared) for k in kinds}, rounds)
+    found = interleaved({k.name: partial(first_seconds, k, prepared) for k in kinds}, rounds)
     return {name: {"seconds": vars(median(times))} for name, times in found.items()}
 
 

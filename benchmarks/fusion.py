@@ -45,9 +45,9 @@ from minidnn.fusion.region import FusedContraction, FusedSequence
 from minidnn.graph.operator import Contraction
 from minidnn.layers.build import to_graph
 from minidnn.measure.figures import write_figures
+from minidnn.measure.interleave import orders
 from minidnn.measure.load import undisturbed
 from minidnn.measure.statistics import compared
-from minidnn.measure.turns import orders
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.report.explain import kind_of

@@ -44,8 +44,8 @@ from minidnn.bench.process import EngineError, EngineProcess
 from minidnn.bench.results import commit
 from minidnn.bench.worker import LoadedEngine
 from minidnn.measure.figures import line_of
+from minidnn.measure.interleave import interleaved
 from minidnn.measure.statistics import compared
-from minidnn.measure.turns import in_turn
 from minidnn.report.explain import contracts
 from minidnn.runtime.program import TimedProgram
 
@@ -178,7 +178,7 @@ def of_batch(
                 stack.enter_context(future.result())
         made = {strategy: future.result() for strategy, future in begun.items()}
         takes = {s: partial(_seconds, process) for s, process in made.items()}
-        times = in_turn(takes, given.rounds)
+        times = interleaved(takes, given.rounds)
     about = {strategy: process.about for strategy, process in made.items()}
     return {
         **about[given.strategies[0]]["machine"],

@@ -25,7 +25,7 @@ import minidnn as md
 from minidnn import models
 from minidnn.bench.networks import noise
 from minidnn.layers.calibration import calibrate_on_noise
-from minidnn.measure.turns import in_turn
+from minidnn.measure.interleave import interleaved
 
 NETWORKS = ("resnet18", "resnet50", "vgg16_bn", "densenet121", "squeezenet1_1")
 BURST_SECONDS = 0.05
@@ -76,7 +76,7 @@ def measured(name: str, batch: int, options: argparse.Namespace) -> dict[str, An
     }
     y, near = (cupy.asnumpy(calls[each]()).astype(np.float64) for each in ("int8", "float16"))
     takes = {each: partial(milliseconds, call, _count(call)) for each, call in calls.items()}
-    found = in_turn(takes, options.rounds)
+    found = interleaved(takes, options.rounds)
     line = {
         "network": name,
         "batch": batch,

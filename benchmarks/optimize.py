@@ -44,9 +44,9 @@ from benchmarks.figures import Results
 from benchmarks.optimize_report import row, table
 from minidnn import models
 from minidnn.bench.torchvision_models import models as torchvision
+from minidnn.measure.interleave import interleaved
 from minidnn.measure.load import undisturbed
 from minidnn.measure.statistics import compared, median, ratio
-from minidnn.measure.turns import in_turn
 
 NETWORKS = models.CLASSIC
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -181,7 +181,7 @@ def timed(runs: Mapping[str, Run], options: argparse.Namespace) -> dict[str, Tim
         return {"call": singly(runs, options)}
     counts = {engine: _calls(run, options.seconds) for engine, run in runs.items()}
     bursts = {engine: partial(_burst, run, counts[engine]) for engine, run in runs.items()}
-    times = in_turn(bursts, options.rounds)
+    times = interleaved(bursts, options.rounds)
     return {"call": times, "latency": singly(runs, options, torch.cuda.synchronize)}
 
 

@@ -29,7 +29,7 @@ import numpy as np
 import minidnn as md
 from minidnn import models
 from minidnn.dynamic.executable import DynamicExecutable
-from minidnn.measure.turns import in_turn
+from minidnn.measure.interleave import interleaved
 
 
 class Arrays:
@@ -99,7 +99,7 @@ def study(name: str, given: argparse.Namespace, late: Callable[[], bool]) -> Non
         own = partial(arrays.seconds, partial(exe, x))
         whole_run = partial(arrays.seconds, partial(static[rows], x))
         own(), whole_run()
-        taken = in_turn({"own": own, "static": whole_run}, given.rounds)
+        taken = interleaved({"own": own, "static": whole_run}, given.rounds)
         record = {
             "network": name,
             "batch": rows,
@@ -132,11 +132,11 @@ def study_planes(name: str, given: argparse.Namespace, late: Callable[[], bool])
         calls = {how: partial(arrays.seconds, partial(each, x)) for how, each in made.items()}
         for call in calls.values():
             call()
-        taken = {how: median(each) for how, each in in_turn(calls, given.rounds).items()}
+        taken = {how: median(each) for how, each in interleaved(calls, given.rounds).items()}
         first = arrays.seconds(partial(exe, x))
         exe(x)
         exe.wait()
-        own = in_turn({"own": partial(arrays.seconds, partial(exe, x)), **calls}, given.rounds)
+        own = interleaved({"own": partial(arrays.seconds, partial(exe, x)), **calls}, given.rounds)
         record = {
             "network": name,
             "plane": plane,

@@ -25,7 +25,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn import models
 from minidnn.bench.results import commit
-from minidnn.measure.turns import in_turn
+from minidnn.measure.interleave import interleaved
 
 
 class Block(L.Layer):
@@ -110,7 +110,7 @@ def measured(name: str, given: argparse.Namespace) -> dict[str, Any]:
     takes |= {f"fit {n}": partial(timed, partial(fit, ours)) for n, ours in made.items()}
     for take in takes.values():
         take()
-    found = in_turn(takes, given.rounds)
+    found = interleaved(takes, given.rounds)
     losses = {tuple(loss for _, loss in found[f"fit {n}"]) for n in made}
     row: dict[str, Any] = {**machine(given.device), "commit": given.commit, "network": name}
     row |= {"batch": given.batch, "precision": given.precision, "same losses": len(losses) == 1}

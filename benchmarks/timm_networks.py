@@ -23,8 +23,8 @@ from typing import Any
 from benchmarks.figures import Results
 from minidnn.bench.process import EngineError, EngineProcess
 from minidnn.bench.worker import LoadedEngine
+from minidnn.measure.interleave import interleaved
 from minidnn.measure.statistics import compared
-from minidnn.measure.turns import in_turn
 
 #: One network of each family, which is a module of timm's.
 NETWORKS = {
@@ -116,7 +116,7 @@ def measured(name: str, threads: int, rounds: int, seconds: float) -> LoadedEngi
             record[f"{engine}, error"] = float(worst)
         runs: dict[str, Callable[[], Any]] = {"optimize": lambda: fast(x), "eager": lambda: net(x)}
         bursts = {engine: partial(_burst, run, seconds) for engine, run in runs.items()}
-        record |= compared(in_turn(bursts, rounds), "eager")
+        record |= compared(interleaved(bursts, rounds), "eager")
     return LoadedEngine(lambda: None, about=record)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 import minidnn as md
 from minidnn import models
-from minidnn.measure.turns import in_turn
+from minidnn.measure.interleave import interleaved
 
 
 def batch_of(given: argparse.Namespace) -> tuple[Any, Any]:
@@ -129,7 +129,7 @@ def main() -> None:
                 for _ in range(3):
                     step()
             takes = {side: partial(seconds, step, given.device) for side, step in sides.items()}
-            for side, found in in_turn(takes, given.rounds).items():
+            for side, found in interleaved(takes, given.rounds).items():
                 row[side] = round(1e3 * median(found), 3)
             row["ratio"] = round(
                 min(row[side] for side in sides if side != "minidnn") / row["minidnn"], 3

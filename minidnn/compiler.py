@@ -34,9 +34,9 @@ from minidnn.graph.ir import Constant, Graph
 from minidnn.graph.operators import Reorder
 from minidnn.graph.plain import plain
 from minidnn.graph.types import FLOATS
+from minidnn.layers.code_origin import has_user_code
 from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
-from minidnn.layers.whose_code import has_others_code
 from minidnn.networks import check_has_no_size, checked_graph, graph_of, with_own_sizes
 from minidnn.passes.infrastructure import Context, Observer
 from minidnn.passes.multiply_bytes import precision_of
@@ -209,7 +209,7 @@ def _compile_named(
         return lambda: made(graph, {**untuned, **alike}, strategy)
 
     tunes = tune_option(options, "heuristic") != "heuristic"
-    others = has_others_code(opened) if isinstance(opened, Layer) else reads_code(opened)
+    others = has_user_code(opened) if isinstance(opened, Layer) else reads_code(opened)
     looks = others or (not isinstance(opened, Layer) and looks_at_sizes(opened))
     made_of = (shapes, trace, compiled, tunes, others, compiled_for_any_size, looks)
     return DynamicExecutable(NetworkSource(*made_of), dims, **limits)

@@ -7,6 +7,7 @@ python -m tools.serving_limits_page > docs/reference/serving-limits.md
 
 from __future__ import annotations
 
+from minidnn.serving.call_slots import GRACE_SECONDS
 from minidnn.serving.connections import (
     LEAST_CHUNK_BYTES,
     MOST_DISCARDED_BYTES,
@@ -17,7 +18,6 @@ from minidnn.serving.connections import (
 from minidnn.serving.connections import MOST_HEAD_BYTES as MOST_HEAD
 from minidnn.serving.encoded import MOST_PIXELS
 from minidnn.serving.json_numbers import MOST_HEAD_BYTES, PIECE_BYTES
-from minidnn.serving.places import GRACE_SECONDS
 from minidnn.serving.repository import INLINE_BYTES
 from minidnn.serving.server import MOST_CONNECTIONS
 from minidnn.serving.settings import MEBIBYTE, Settings

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterator, Sequence
 
 from minidnn.acceleration.named import NamedPart
-from minidnn.acceleration.part import TakenPart
+from minidnn.acceleration.part import CompiledPart
 from minidnn.acceleration.program import SizedProgram
 from minidnn.acceleration.step import TrainedPart
 from minidnn.acceleration.trained import TrainedProgram
@@ -26,15 +26,15 @@ def explain_program(program: SizedProgram) -> str:
     ]
     if program.left:
         lines += ["left to PyTorch:", program.rest()]
-    compiled: Sequence[TakenPart | TrainedPart | NamedPart] = program.parts
+    compiled: Sequence[CompiledPart | TrainedPart | NamedPart] = program.parts
     for number, part in enumerate(compiled, 1):
         lines += ["", f"part {number}: {_described(part)}", *_compiled(part)]
     return "\n".join(lines)
 
 
-def _compiled(part: TakenPart | TrainedPart | NamedPart) -> Iterator[str]:
+def _compiled(part: CompiledPart | TrainedPart | NamedPart) -> Iterator[str]:
     """What was compiled of a part; of one that is trained forwards and backwards."""
-    if isinstance(part, (TakenPart, NamedPart)):
+    if isinstance(part, (CompiledPart, NamedPart)):
         yield _indented(part.executable.explain())
         return
     for pair in part.pairs.values():
@@ -46,7 +46,7 @@ def _compiled(part: TakenPart | TrainedPart | NamedPart) -> Iterator[str]:
             yield _indented(_indented(program.executable.explain()))
 
 
-def _described(part: TakenPart | TrainedPart | NamedPart) -> str:
+def _described(part: CompiledPart | TrainedPart | NamedPart) -> str:
     given = ", ".join(map(repr, part.part.graph.inputs))
     results = ", ".join(map(repr, part.part.graph.outputs))
     return f"{len(part.part.graph.nodes)} nodes, of {given} makes {results}"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from minidnn.acceleration.engine import Engine
-from minidnn.acceleration.part import TakenPart
+from minidnn.acceleration.part import CompiledPart
 from minidnn.acceleration.program import SizedProgram, arranged_as, order_of, ordered
 from minidnn.acceleration.programs import Programs, key_of_leaf
 from minidnn.acceleration.threads import rest
@@ -98,7 +98,7 @@ class NamedProgram(SizedProgram):
         made = self._executable(part.graph, with_rows)
         made.warm([part.graph.inputs[min(with_rows)].shape[0]])
         #: What runs the programs that are there, by the shapes that they take.
-        self._direct_parts: dict[Any, TakenPart] = {}
+        self._direct_parts: dict[Any, CompiledPart] = {}
         self.parts = [NamedPart(part, made)]  # type: ignore[list-item]
         self.starts_early = False
 
@@ -166,10 +166,10 @@ class NamedProgram(SizedProgram):
         results = result if isinstance(result, tuple) else (result,)
         return tuple(each.to(dtype) for each, dtype in zip(results, self._dtypes, strict=True))
 
-    def _direct_part(self, shapes: Any, executable: Executable) -> TakenPart:
+    def _direct_part(self, shapes: Any, executable: Executable) -> CompiledPart:
         """What runs a program on tensors where they lie."""
         part = replace(self.parts[0].part, graph=self._of_rows(shapes[self._first][0]))
-        taken = TakenPart(part, executable, self.engine.memory)
+        taken = CompiledPart(part, executable, self.engine.memory)
         if len(self._direct_parts) >= 2 * self._named_batch.keep:
             self._direct_parts.clear()
         self._direct_parts[shapes] = taken

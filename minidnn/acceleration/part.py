@@ -24,7 +24,7 @@ _IS_NESTED, _LAYOUT = attrgetter("is_nested"), attrgetter("layout")
 _DEVICE, _SHAPE, _DTYPE = attrgetter("device"), attrgetter("shape"), attrgetter("dtype")
 
 
-class TakenPart(nn.Module):
+class CompiledPart(nn.Module):
     """A part as a module.
 
     Attributes:

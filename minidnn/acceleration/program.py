@@ -14,7 +14,7 @@ from torch import fx
 from minidnn._torch_internals import OpOverload, add_each, copy_each, pytree
 from minidnn.acceleration.engine import Engine, memory_of
 from minidnn.acceleration.overlaps import Overlaps
-from minidnn.acceleration.part import TakenPart
+from minidnn.acceleration.part import CompiledPart
 from minidnn.acceleration.price import gain
 from minidnn.acceleration.watch import Watch
 from minidnn.errors import UnsupportedError
@@ -99,7 +99,7 @@ class SizedProgram:
     def compile(self) -> None:
         """Compiles the parts with the weights as they are now."""
         self.watch.renew()
-        self.parts: list[TakenPart] = []
+        self.parts: list[CompiledPart] = []
         for place, level in enumerate(self.levels):
             if level.taken:
                 name = f"{self.name}.{len(self.parts)}"
@@ -109,7 +109,7 @@ class SizedProgram:
                 followed = not all(level.taken for level in later)
                 among = len(self.levels) > 1
                 memory = self.engine.memory
-                self.parts.append(TakenPart(part, executable, memory, followed, among))
+                self.parts.append(CompiledPart(part, executable, memory, followed, among))
         self._overlaps = Overlaps(self.captured) if self.captured.has_writes else None
         self._runner, held, self.places = self._build()
         self._read = reader_of(held)
@@ -248,7 +248,7 @@ class _Builder:
         self._held: list[fx.Node] = []
         self._given: list[fx.Node] = []
 
-    def part(self, part: TakenPart) -> None:
+    def part(self, part: CompiledPart) -> None:
         name = f"part{len(self._modules)}"
         self._modules[name] = part
         self._parts[name] = part.forward

@@ -21,7 +21,7 @@ from minidnn._torch_internals import copy_each, is_batched
 from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.kept import giving_last, is_image, taking_last
 from minidnn.acceleration.kept_block import KeptBlock
-from minidnn.acceleration.part import ExpectedTensors, TakenPart
+from minidnn.acceleration.part import CompiledPart, ExpectedTensors
 from minidnn.acceleration.twice import Autocast, autocast_of, gradients_again
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.convert import Part
@@ -192,7 +192,7 @@ class Pair:
         self._block = KeptBlock(kept, torch.device(engine.memory))
         #: By streams, memory of calls before for what the part writes, until it is copied there.
         self._copied: defaultdict[int, list[list[torch.Tensor]]] = defaultdict(list)
-        self.backwards: dict[tuple[int, ...], tuple[BackwardHalf, TakenPart]] = {}
+        self.backwards: dict[tuple[int, ...], tuple[BackwardHalf, CompiledPart]] = {}
         self._loose: dict[tuple[int, ...], ExpectedTensors] = {}
         kept_places = self.halves.backward.kept
         self._keeps_copied = any(self.results <= p < self.outputs for p in kept_places)
@@ -301,7 +301,7 @@ class Pair:
         places = self.halves.backward.kept
         return [p for p in places if p < self.outputs] if has_block else places
 
-    def backward(self, present: tuple[int, ...]) -> tuple[BackwardHalf, TakenPart]:
+    def backward(self, present: tuple[int, ...]) -> tuple[BackwardHalf, CompiledPart]:
         """What is computed backwards where there are gradients by these results."""
         with self._lock:
             if present not in self.backwards:
@@ -312,7 +312,7 @@ class Pair:
                 self.backwards[present] = found, program
             return self.backwards[present]
 
-    def _lying_beside_block(self, found: BackwardHalf, program: TakenPart) -> ExpectedTensors:
+    def _lying_beside_block(self, found: BackwardHalf, program: CompiledPart) -> ExpectedTensors:
         """What tells of what a program is given beside the block whether it takes it at its
         address."""
         begin = len(found.given)
@@ -355,14 +355,14 @@ class Pair:
         last = [i for i, p in enumerate(found.kept, len(found.given)) if p in self._last]
         return taking_last(mixed(graph, narrow.dtype, given, wanted), last)
 
-    def _compiled(self, graph: Graph) -> TakenPart:
+    def _compiled(self, graph: Graph) -> CompiledPart:
         engine, narrow = self._engine, self._narrow
         executable = (
             engine.compile_trained(graph)
             if narrow is None
             else engine.compile_mixed(graph, narrow.dtype)
         )
-        return TakenPart(Part(graph, (), ()), executable, engine.memory, True, True)
+        return CompiledPart(Part(graph, (), ()), executable, engine.memory, True, True)
 
 
 class _Through(torch.autograd.Function):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from minidnn.bench.process import EngineProcess
 from minidnn.measure import load
-from minidnn.measure.turns import orders
+from minidnn.measure.interleave import orders
 
 log = logging.getLogger("minidnn.bench")
 

@@ -22,7 +22,7 @@ from minidnn.bench.engines import OWN
 from minidnn.bench.gpu.modes import allow, dtype_of
 from minidnn.bench.torchvision_models import models as torchs
 from minidnn.bench.worker import LoadedEngine
-from minidnn.measure.turns import orders
+from minidnn.measure.interleave import orders
 
 Take = Callable[[], Any]
 """Takes a step; its loss, which need not have been computed yet."""
@@ -119,7 +119,7 @@ def of_torch(case: TrainingCase, last: bool, mode: str | None = None) -> Take:
     return step
 
 
-class StepsInTurn:
+class InterleavedSteps:
     """The steps that can be taken.
 
     Attributes:
@@ -204,7 +204,7 @@ def steps(
     A run gives seconds of a step of each, in the order of the report's "engines".  The report says
     of each what made it, or why it failed.
     """
-    made = StepsInTurn(case_of(network, shape, precision, device, threads), engines)
+    made = InterleavedSteps(case_of(network, shape, precision, device, threads), engines)
     counts = {name: max(1, round(burst / made.seconds(name, 1))) for name in made.takes}
     rounds = orders(list(made.takes))
 

@@ -58,10 +58,11 @@ __all__ = [
 
 def why_unavailable() -> str | None:
     """Return why cuDNN cannot be used here and what to do about it, or None when it can."""
-    from minidnn.cudnn import _cupy, library
+    from minidnn.cudnn import library
+    from minidnn.gpu.cupy import cupy
 
     try:
-        _cupy.cupy()
+        cupy()
         library.load()
     except DeviceError as error:
         return str(error)

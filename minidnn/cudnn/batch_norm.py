@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.activation import ActivationDescriptor
 from minidnn.cudnn.arrays import check_array, check_inputs, output, scalars, size
 from minidnn.cudnn.dtypes import data_type, is_double
@@ -22,6 +21,7 @@ from minidnn.cudnn.handle import call, query_size
 from minidnn.cudnn.memo import Memo
 from minidnn.cudnn.tensor import TensorDescriptor, descriptor_of, operand
 from minidnn.cudnn.workspace import acquire
+from minidnn.gpu.cupy import cupy
 
 SPATIAL = BatchNormMode.CUDNN_BATCHNORM_SPATIAL
 PER_ACTIVATION = BatchNormMode.CUDNN_BATCHNORM_PER_ACTIVATION

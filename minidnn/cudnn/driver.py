@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from minidnn.cudnn._cupy import cupy
 from minidnn.errors import DeviceError
+from minidnn.gpu.cupy import cupy
 
 SUCCESS = 0
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple
 
-from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.arrays import check_array, check_inputs, output
 from minidnn.cudnn.descriptor import Descriptor
 from minidnn.cudnn.errors import ArgumentError
 from minidnn.cudnn.handle import call, current_handle, query_size
 from minidnn.cudnn.tensor import TensorDescriptor, descriptor_of, operand
+from minidnn.gpu.cupy import cupy
 
 
 class DropoutInfo(NamedTuple):

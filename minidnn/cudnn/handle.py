@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from minidnn.cudnn import library
-from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.errors import check
+from minidnn.gpu.cupy import cupy
 
 _free: dict[int, list[Handle]] = {}  # by device, of threads that have ended
 _all: list[Handle] = []

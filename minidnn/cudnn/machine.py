@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from minidnn.cudnn import library
-from minidnn.cudnn._cupy import cupy
+from minidnn.gpu.cupy import cupy
 
 
 @cache

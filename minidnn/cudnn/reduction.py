@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Self
 
-from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.arrays import Shape, check_array, check_same_dtype, check_writable, scalars
 from minidnn.cudnn.descriptor import Descriptor
 from minidnn.cudnn.dtypes import compute_type, data_type
@@ -22,6 +21,7 @@ from minidnn.cudnn.errors import ArgumentError
 from minidnn.cudnn.handle import call, query_size
 from minidnn.cudnn.tensor import TensorDescriptor, descriptor_of
 from minidnn.cudnn.workspace import acquire
+from minidnn.gpu.cupy import cupy
 
 PROPAGATE = NanPropagation.CUDNN_PROPAGATE_NAN
 FLATTENED = ReduceTensorIndices.CUDNN_REDUCE_TENSOR_FLATTENED_INDICES

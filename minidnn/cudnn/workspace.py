@@ -13,9 +13,9 @@ import threading
 import weakref
 from typing import Any
 
-from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.errors import ArgumentError
 from minidnn.errors import OutOfMemoryError
+from minidnn.gpu.cupy import cupy
 
 _DEFAULT_LIMIT = 1 << 30
 _limit = _DEFAULT_LIMIT

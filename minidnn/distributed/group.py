@@ -10,8 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from minidnn.distributed.agreed import Agreed
-from minidnn.distributed.place import DistributedError, RankPlace, find_place
+from minidnn.distributed.consensus import ConsensusCheck
+from minidnn.distributed.rank import DistributedError, RankInfo, find_rank
 from minidnn.distributed.watch import RankWatch
 from minidnn.graph.meeting import meet_in
 from minidnn.runtime.store import Store
@@ -25,7 +25,7 @@ class RankGroup(Protocol):
     """The ranks that train together.  All call the same functions in the same order, and run the
     same programs between them."""
 
-    place: RankPlace
+    place: RankInfo
 
     @property
     def size(self) -> int:
@@ -62,7 +62,7 @@ def connect(device: str | None) -> RankGroup:
     kind = "cuda" if device is not None and device.startswith("cuda") else "cpu"
     group = _joined.get(kind)
     if group is None:
-        place = find_place()
+        place = find_rank()
         if kind == "cuda":
             from minidnn.distributed.nccl import NcclGroup
 
@@ -73,10 +73,10 @@ def connect(device: str | None) -> RankGroup:
     return group
 
 
-class GlooGroup(Agreed):
+class GlooGroup(ConsensusCheck):
     """Ranks on CPUs, over the sockets of Gloo, which comes with PyTorch."""
 
-    def __init__(self, place: RankPlace) -> None:
+    def __init__(self, place: RankInfo) -> None:
         super().__init__()
         try:
             import torch.distributed as dist

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.distributed.agreed import Agreed
-from minidnn.distributed.place import DistributedError, RankPlace
+from minidnn.distributed.consensus import ConsensusCheck
+from minidnn.distributed.rank import DistributedError, RankInfo
 from minidnn.distributed.watch import RankWatch
 from minidnn.runtime.store import Store
 
@@ -24,7 +24,7 @@ _NCCL_TYPES = {
 }
 
 
-class NcclGroup(Agreed):
+class NcclGroup(ConsensusCheck):
     """Ranks that add up in their GPUs' memory.
 
     Every operation is on one stream, so that all ranks have them in the same order.  What programs
@@ -32,7 +32,7 @@ class NcclGroup(Agreed):
     that the watch can end a process whose GPU waits for ever.
     """
 
-    def __init__(self, place: RankPlace) -> None:
+    def __init__(self, place: RankInfo) -> None:
         super().__init__()
         try:
             import cupy

@@ -22,7 +22,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeGuard
 
-from minidnn.distributed.place import DistributedError, RankPlace
+from minidnn.distributed.rank import DistributedError, RankInfo
 
 _CONNECT_SECONDS = 120.0
 _MOST_TEXT = 2000
@@ -92,7 +92,7 @@ class RankWatch:
         DistributedError: the ranks did not find each other within two minutes.
     """
 
-    def __init__(self, place: RankPlace, shared: Any = None) -> None:
+    def __init__(self, place: RankInfo, shared: Any = None) -> None:
         self.place = place
         #: Called before this process ends by an error of its own: what would wait for others.
         self.released: Callable[[], object] = lambda: None

@@ -12,11 +12,11 @@ import numpy as np
 
 from minidnn._forks import ForkLock
 from minidnn.compiled_file import check_path
-from minidnn.dynamic.alike import AlikePrograms
 from minidnn.dynamic.background import Background
 from minidnn.dynamic.batches import BatchSplit, BatchSplitter
 from minidnn.dynamic.dim import Dim, bound, check_inputs, sizes_of, templates_of, written
 from minidnn.dynamic.kept import KeptProgram, KeptPrograms, Key, SizeCounts, table_of
+from minidnn.dynamic.resized import ResizedPrograms
 from minidnn.dynamic.source import NetworkSource, check_same, checksums
 from minidnn.dynamic.split import run_in_parts, shape_of, with_rows, without_rows
 from minidnn.dynamic.stored import doubles, why_not_stored, write_programs
@@ -107,7 +107,7 @@ class DynamicExecutable:
             and self._is_more_than_batches()
             and source.compile_any_size(small) is not None
         )
-        self._alike = AlikePrograms(self._traced, self._executable_of_any_size, self._shapes_of)
+        self._alike = ResizedPrograms(self._traced, self._executable_of_any_size, self._shapes_of)
         if self._any_size:
             halfway = tuple(dim.halfway for dim in self.dims)
             self._alike.find(most, halfway, source.asks_each)

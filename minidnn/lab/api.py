@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import UnsupportedError
-from .apart import LIMIT_SECONDS, Apart
 from .cards import card_of
 from .devices import DEVICES
+from .isolated_jobs import LIMIT_SECONDS, IsolatedJobs
 from .ladders import ladder_of
 from .measured import measured_study, study
 from .step import Block, Choices, Ladder
@@ -229,7 +229,7 @@ def tune(
         size,
         parameters,
         device,
-        lambda jobs: Apart(device.measure, limit).run(jobs),
+        lambda jobs: IsolatedJobs(device.measure, limit).run(jobs),
         method=method,
         most=most,
     )

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from ..cudnn import convolution
-from ..cudnn._cupy import cupy
 from ..cudnn.accuracy import is_coarse_winograd
 from ..cudnn.convolution.choose import ADDS_IN_ANY_ORDER
 from ..cudnn.convolution.key import Operation
@@ -22,6 +21,7 @@ from ..cudnn.enums import (
 )
 from ..cudnn.gpu_turn import turn
 from ..errors import MiniDNNError
+from ..gpu.cupy import cupy
 from .convolution.shape import ConvolutionShape
 from .engine_kernels import OF_ENGINE, engine_kernels
 from .input_gradient.ladder import InputGradientShape

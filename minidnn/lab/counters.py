@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..cudnn._cupy import cupy
 from ..errors import MiniDNNError
+from ..gpu.cupy import cupy
 from .measure import Job, arrays, bound
 from .metrics import METRICS
 from .operands import RESULT

@@ -14,9 +14,9 @@ from ..backends.cuda.contraction.recipe import Form, Recipe, build, room
 from ..backends.cuda.functions import LaunchLoader, Run
 from ..backends.cuda.machine import Machine, machine_of
 from ..backends.cuda.tensor import tensor_of
-from ..cudnn._cupy import cupy
 from ..cudnn.gpu_turn import turn
 from ..cudnn.graph.timing import Contestant, race
+from ..gpu.cupy import cupy
 from ..graph.ir import Node, Value
 from ..graph.layout import CHANNELS_LAST, PLANAR, Layout
 from ..graph.operators import Conv2d

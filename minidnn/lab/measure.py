@@ -20,12 +20,12 @@ import numpy as np
 from ..backends.cuda.build import compile_kernels
 from ..backends.cuda.kernels import Launch
 from ..backends.cuda.machine import machine_of
-from ..cudnn._cupy import cupy
 from ..cudnn.gpu_turn import turn
 from ..cudnn.graph.timing import Contestant, sample, timing_stream
+from ..gpu.cupy import cupy
 from ..measure.statistics import median
-from .apart import FaultError
 from .cuda_step import KernelCall, Texture
+from .isolated_jobs import FaultError
 from .operands import RESULT, Operands, WrongResultError, first_wrong
 
 _GUARD = 1024

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
-from .apart import LIMIT_SECONDS, Apart, Failure
 from .ceilings import CeilingJob
 from .counters import CountersError
 from .devices import DEVICES, LabDevice
+from .isolated_jobs import LIMIT_SECONDS, Failure, IsolatedJobs
 from .operands import OperandFolder
 from .step import Block, Choices, Ladder, Point, points_of
 
@@ -98,7 +98,7 @@ def measured_study(
                     jobs.append(device.job(point, shape, machine, operands))
                     yield jobs[-1]
 
-        found = Apart(device.measure, limit).run(made())
+        found = IsolatedJobs(device.measure, limit).run(made())
         for cell, one in zip(order, found, strict=True):
             cell |= {"failed": one.text} if isinstance(one, Failure) else one
         counted = [pair for pair in zip(order, jobs, strict=True) if "failed" not in pair[0]]
@@ -134,7 +134,7 @@ def _libraries(
     """For each shape the ceilings of the device, or why there are none."""
     names = ladder.steps[0].operands(ladder.shape)
     jobs = [CeilingJob(shape, folder.of(names, shape)) for shape in shapes]
-    found = Apart(DEVICES[ladder.device].ceilings, limit).run(jobs)
+    found = IsolatedJobs(DEVICES[ladder.device].ceilings, limit).run(jobs)
     return [
         {"failed": one.text} if isinstance(one, Failure) else {"algorithms": one} for one in found
     ]

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..cache import CacheStore, digest
 from ..errors import UnsupportedError
-from .apart import Failure
 from .devices import LabDevice
+from .isolated_jobs import Failure
 from .operands import OperandFolder
 from .step import Choices, Ladder, Point, points_of
 

@@ -15,14 +15,14 @@ from minidnn.errors import UnsupportedError
 from minidnn.pictures import PictureError, cut_centre, decode, normalized
 from minidnn.preparation import Preparation
 from minidnn.serving.faults import Fault, Refusal, invalid
-from minidnn.serving.tensors import GivenTensor, Spec
+from minidnn.serving.tensors import RequestTensor, Spec
 
 ENCODED = "BYTES"
 MOST_PIXELS = 1 << 24
 """Of a picture: a few thousand bytes may be as many pixels as there is memory for."""
 
 
-def are_encoded(given: Sequence[GivenTensor]) -> bool:
+def are_encoded(given: Sequence[RequestTensor]) -> bool:
     """Whether there are pictures among the inputs of a request, which take long to decode."""
     return any(each.datatype == ENCODED for each in given)
 
@@ -30,9 +30,9 @@ def are_encoded(given: Sequence[GivenTensor]) -> bool:
 def with_pictures(
     preparation: Preparation | None,
     specs: Sequence[Spec],
-    given: Sequence[GivenTensor],
+    given: Sequence[RequestTensor],
     batch: Dim,
-) -> list[GivenTensor]:
+) -> list[RequestTensor]:
     """The inputs of a request with numbers in the place of as many encoded pictures as a
     batch has.
 
@@ -51,7 +51,7 @@ def with_pictures(
     ]
 
 
-def _numbers(given: GivenTensor, preparation: Preparation, batch: Dim) -> GivenTensor:
+def _numbers(given: RequestTensor, preparation: Preparation, batch: Dim) -> RequestTensor:
     where = f"input {given.name!r:.100}"
     if not isinstance(given.data, (bytes, memoryview)):
         raise invalid(f"{where} has {ENCODED} that are not binary; valid are binary tensors")
@@ -65,7 +65,7 @@ def _numbers(given: GivenTensor, preparation: Preparation, batch: Dim) -> GivenT
     found = np.empty((count, preparation.channels, size, size), np.float32)
     for row, picture in enumerate(pictures):
         found[row] = _prepared(f"{row} of {where}", picture, preparation)
-    return GivenTensor(given.name, "FP32", found.shape, found.astype("<f4", copy=False).tobytes())
+    return RequestTensor(given.name, "FP32", found.shape, found.astype("<f4", copy=False).tobytes())
 
 
 def _elements(where: str, data: memoryview, count: int) -> Iterator[bytes]:

@@ -14,12 +14,12 @@ from google.protobuf.message import DecodeError
 from minidnn.errors import DeviceError
 from minidnn.serving import protocol
 from minidnn.serving.access import check_token
+from minidnn.serving.call_slots import CallSlots
 from minidnn.serving.faults import Fault, Refusal, invalid
 from minidnn.serving.messages import SERVICE, message
-from minidnn.serving.places import Places
 from minidnn.serving.repository import INLINE_BYTES, Repository, call_now
 from minidnn.serving.settings import Settings
-from minidnn.serving.tensors import GivenTensor
+from minidnn.serving.tensors import RequestTensor
 from minidnn.serving.wire import raw_tensors
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ async def started_server(repository: Repository) -> RpcServer:
     )
     service = _Service(repository)
     places = {
-        is_inference: Places(settings.max_requests, settings.read_seconds)
+        is_inference: CallSlots(settings.max_requests, settings.read_seconds)
         for is_inference in (False, True)
     }
     handlers = {
@@ -92,7 +92,7 @@ async def started_server(repository: Repository) -> RpcServer:
 
 
 def _method(
-    name: str, answer: Callable[[bytes], Awaitable[Any]], places: Places
+    name: str, answer: Callable[[bytes], Awaitable[Any]], places: CallSlots
 ) -> Callable[..., Awaitable[Any]]:
     """Reads a message, within limits that gRPC's own reading has not, and makes a status of a
     fault."""
@@ -212,15 +212,15 @@ class _Service:
 
     async def _answer(self, data: bytes) -> Any:
         rest, raw = raw_tensors(data, self._repository.settings.max_json_bytes)
-        in_turn = call_now if len(rest) <= INLINE_BYTES else self._repository.beside
-        request = await in_turn(lambda: _parsed(_INFER, rest))
+        interleaved = call_now if len(rest) <= INLINE_BYTES else self._repository.beside
+        request = await interleaved(lambda: _parsed(_INFER, rest))
         answer = await protocol.infer(
             self._repository,
             "grpc",
             request.model_name,
             request.model_version,
             lambda: _request_of(request, raw),
-            in_turn,
+            interleaved,
         )
         source = answer.model.source
         response = message("ModelInferResponse")(
@@ -258,7 +258,9 @@ def _request_of(request: Any, raw: Sequence[memoryview]) -> protocol.Request:
             "each input, or none"
         )
     inputs = [
-        GivenTensor(each.name, each.datatype, tuple(each.shape), raw[i] if raw else _contents(each))
+        RequestTensor(
+            each.name, each.datatype, tuple(each.shape), raw[i] if raw else _contents(each)
+        )
         for i, each in enumerate(request.inputs)
     ]
     if raw and any(each.HasField("contents") for each in request.inputs):

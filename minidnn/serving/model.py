@@ -14,7 +14,7 @@ from minidnn.dynamic.dim import Dim
 from minidnn.dynamic.parts import BatchPart, parts_of
 from minidnn.errors import UnsupportedError
 from minidnn.executable import Executable
-from minidnn.measure.turns import in_turn
+from minidnn.measure.interleave import interleaved
 from minidnn.preparation import Preparation, check_takes
 from minidnn.runtime.arrays import random_array
 from minidnn.serving.tensors import DATATYPES, Spec
@@ -277,7 +277,7 @@ def _seconds(executables: Mapping[int, Executable]) -> dict[int, float]:
         return time.perf_counter() - begin
 
     takes = {str(n): partial(run, each, each.random_inputs()) for n, each in executables.items()}
-    return {int(rows): min(found) for rows, found in in_turn(takes, _RUNS).items()}
+    return {int(rows): min(found) for rows, found in interleaved(takes, _RUNS).items()}
 
 
 def evened(seconds: Mapping[int, float]) -> dict[int, float]:

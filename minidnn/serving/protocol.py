@@ -16,7 +16,7 @@ from minidnn.serving.encoded import are_encoded, with_pictures
 from minidnn.serving.faults import Fault, Refusal, invalid
 from minidnn.serving.model import ServedModel
 from minidnn.serving.repository import Repository
-from minidnn.serving.tensors import GivenTensor, Spec, arrays_of
+from minidnn.serving.tensors import RequestTensor, Spec, arrays_of
 
 EXTENSIONS = ("binary_tensor_data", "model_repository")
 #: Parameters that change what a result means, and are not known here.
@@ -31,7 +31,7 @@ class Request:
         outputs: names of what is asked for; all if empty.
     """
 
-    inputs: Sequence[GivenTensor]
+    inputs: Sequence[RequestTensor]
     outputs: Sequence[str] = ()
     id: str = ""
 
@@ -114,12 +114,12 @@ async def infer(
     name: str,
     version: str,
     read: Callable[[], Request],
-    in_turn: Callable[[Callable[[], Parsed]], Awaitable[Parsed]],
+    interleaved: Callable[[Callable[[], Parsed]], Awaitable[Parsed]],
 ) -> Answer:
     """Carries out a request, which ``read`` makes of what came, and counts it.
 
     Args:
-        in_turn: calls what reads the request, in the loop or, if it is long, beside it.
+        interleaved: calls what reads the request, in the loop or, if it is long, beside it.
     """
     batcher = repository.batcher(name, version)
     begun, status = time.monotonic(), "cancelled"
@@ -132,7 +132,7 @@ async def infer(
                 return request, [], 0
             return request, *arrays_of(model.inputs, request.inputs, model.batch)
 
-        request, arrays, rows = await in_turn(parsed)
+        request, arrays, rows = await interleaved(parsed)
         if not arrays:
             limit = repository.settings.max_request_bytes
             read_pictures = partial(_of_pictures, batcher.model, request, limit)

@@ -146,11 +146,11 @@ class _Rest:
             asked.append(RestRequest(body, length, self._settings.max_json_bytes))
             return asked[0].request
 
-        async def in_turn(call: Callable[[], protocol.Parsed]) -> protocol.Parsed:
+        async def interleaved(call: Callable[[], protocol.Parsed]) -> protocol.Parsed:
             return await (call_now if len(body) <= INLINE_BYTES else self._repository.beside)(call)
 
         name, version = _model_of(request)
-        answer = await protocol.infer(self._repository, "rest", name, version, read, in_turn)
+        answer = await protocol.infer(self._repository, "rest", name, version, read, interleaved)
         return await self._written(asked[0], answer, accepted(request.headers.get(_ACCEPT)))
 
     async def _written(

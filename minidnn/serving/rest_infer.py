@@ -11,7 +11,7 @@ import numpy as np
 from minidnn.serving.faults import Fault, Refusal, invalid
 from minidnn.serving.json_numbers import NumberText, parsed, text_of
 from minidnn.serving.protocol import Answer, Request, check_parameters
-from minidnn.serving.tensors import GivenTensor
+from minidnn.serving.tensors import RequestTensor
 
 LENGTH = "Inference-Header-Content-Length"
 _MOST_SIZES = 16
@@ -64,7 +64,7 @@ class RestRequest:
     def is_binary(self, output: str) -> bool:
         return self._outputs.get(output, self._all_binary)
 
-    def _input(self, each: dict[str, Any]) -> GivenTensor:
+    def _input(self, each: dict[str, Any]) -> RequestTensor:
         name = _text(each, "name", "an input")
         where = f"input {name!r:.100}"
         datatype = _text(each, "datatype", where)
@@ -82,7 +82,7 @@ class RestRequest:
         if size is None:
             if not isinstance(each.get("data"), (list, NumberText)):
                 raise invalid(f"{where} has no data; valid is a list, or binary_data_size")
-            return GivenTensor(name, datatype, tuple(shape), each["data"])
+            return RequestTensor(name, datatype, tuple(shape), each["data"])
         if "data" in each or not self._has_binary:
             raise invalid(
                 f"{where} has binary_data_size; valid is that without data, and with the header "
@@ -93,7 +93,7 @@ class RestRequest:
                 f"{where} has binary_data_size {size!r:.40}; {len(self._binary)} bytes are there"
             )
         data, self._binary = self._binary[:size], self._binary[size:]
-        return GivenTensor(name, datatype, tuple(shape), data)
+        return RequestTensor(name, datatype, tuple(shape), data)
 
 
 def written(asked: RestRequest, answer: Answer) -> tuple[bytes, int | None]:

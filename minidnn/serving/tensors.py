@@ -59,7 +59,7 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class GivenTensor:
+class RequestTensor:
     """An input as a request has it: ``data`` are raw bytes, a list of numbers, or its text."""
 
     name: str
@@ -69,7 +69,7 @@ class GivenTensor:
 
 
 def arrays_of(
-    specs: Sequence[Spec], given: Sequence[GivenTensor], batch: Dim
+    specs: Sequence[Spec], given: Sequence[RequestTensor], batch: Dim
 ) -> tuple[list[np.ndarray], int]:
     """A request's inputs in the model's order, and how many rows they have, which must be in range.
 
@@ -83,7 +83,7 @@ def arrays_of(
     return [_array(spec, by_name[spec.name], rows) for spec in specs], rows
 
 
-def _rows(specs: Sequence[Spec], given: dict[str, GivenTensor], batch: Dim) -> int:
+def _rows(specs: Sequence[Spec], given: dict[str, RequestTensor], batch: Dim) -> int:
     """How many rows a request has: the same in all inputs, whose shapes are valid."""
     first = given[specs[0].name].shape[:1]
     rows = first[0] if specs[0].batched and first else 1
@@ -100,7 +100,7 @@ def _rows(specs: Sequence[Spec], given: dict[str, GivenTensor], batch: Dim) -> i
     return rows
 
 
-def _array(spec: Spec, given: GivenTensor, rows: int) -> np.ndarray:
+def _array(spec: Spec, given: RequestTensor, rows: int) -> np.ndarray:
     if given.datatype != spec.datatype:
         raise invalid(
             f"input {spec.name!r} has datatype {given.datatype!r:.40}; valid is {spec.datatype}"

@@ -2,7 +2,7 @@
 
 What is tolerated is what the record says, nothing more.  All kernels of an ISA are compiled
 before the first of its cases runs.  In CI each case runs alone in its largest shape and
-every third, on one of the ISAs, and every third case fused on the best one, in its largest shape.
+every third, on one of the ISAs, and every fifth case fused on the best one, in its largest shape.
 All run in all ways in the full run.
 """
 
@@ -75,7 +75,7 @@ def warm_alone(isa_name: str) -> None:
 def warm_fused(isa_name: str, all_shapes: bool) -> None:
     graphs = [
         (among_others(case, shapes), strategy)
-        for case in (SINGLE if all_shapes else some(SINGLE, 3))
+        for case in (SINGLE if all_shapes else some(SINGLE, 5))
         for shapes in chosen(case, all_shapes)
         for strategy in ("model", "layers")
     ]
@@ -103,7 +103,7 @@ def test_alone(case: Case, isa: Isa) -> None:
     check(shown(case), "float32", run, by_torch=False)
 
 
-@pytest.mark.parametrize("case", every(3, SINGLE), ids=str)
+@pytest.mark.parametrize("case", every(5, SINGLE), ids=str)
 def test_among_others(case: Case) -> None:
     """On the best ISA, and on one shape each: compiling the rest takes minutes."""
     check_among_others(case, best_isa(), all_shapes=False)

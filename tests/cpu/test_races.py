@@ -14,8 +14,14 @@ HARNESS = Path(__file__).parent / "runner_race.c"
 
 
 @pytest.mark.early
-@pytest.mark.parametrize("flags", [(), ("-DMD_NO_FUTEX",)])
-@pytest.mark.parametrize("runs", [1, pytest.param(40, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("flags", "runs"),
+    [
+        ((), 1),
+        pytest.param((), 40, marks=pytest.mark.full),
+        pytest.param(("-DMD_NO_FUTEX",), 40, marks=pytest.mark.full),
+    ],
+)
 def test_no_races(flags: tuple[str, ...], runs: int, tmp_path: Path) -> None:
     program = tmp_path / "race"
     command = [*find_cc().argv, "-g", "-O1", "-std=gnu11", "-fsanitize=thread", "-pthread", *flags]

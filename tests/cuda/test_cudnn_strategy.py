@@ -17,7 +17,7 @@ from minidnn.backends.cuda.contraction.fixed import FixedConvolution
 from minidnn.backends.cuda.library.call import FunctionCall
 from minidnn.backends.cuda.library.convolution import LayerConvolution
 from minidnn.backends.cuda.task import Task
-from minidnn.cudnn import _cupy, handle, library
+from minidnn.cudnn import handle, library
 from minidnn.cudnn.convolution.key import TensorKey
 from minidnn.cudnn.convolution.plan import Problem
 from minidnn.cudnn.enums import DataType, MathType
@@ -80,7 +80,7 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCuDNN]:
     cupy.cuda.runtime.memcpyAsync = lambda to, of, size, kind, stream: ctypes.memmove(to, of, size)
     monkeypatch.setattr(FakeArray, "get", lambda self: np.asarray(self), raising=False)
     handle.reset_handles()
-    monkeypatch.setattr(_cupy, "_module", cupy)
+    monkeypatch.setattr("minidnn.gpu.cupy._module", cupy)
     monkeypatch.setattr(library, "_library", library.Library(dll, "/host/libcudnn.so.9"))
     yield dll
     handle.reset_handles()

@@ -68,8 +68,7 @@ def of(network: md.Layer, shape: tuple[int, ...], precision: str) -> list[Contra
     return problems(lower_plan(planned(network, shape, precision), H200, precision == "tf32"))
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", OF_EACH_KIND)
+@pytest.mark.parametrize(("name", "precision"), mixed(2, OF_EACH_KIND, PRECISIONS))
 def test_every_node_of_the_zoo_has_a_task(name: str, precision: str) -> None:
     plan, tasks = zoo(name, precision)
     assert {value.dtype for value in plan.graph.values} == {CudaTarget(precision=precision).storage}

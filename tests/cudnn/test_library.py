@@ -147,7 +147,7 @@ for found in pkgutil.walk_packages(cudnn.__path__, "minidnn.cudnn."):
         importlib.import_module(found.name)
 assert cudnn.library.loaded() is None
 ours = {n.split(".")[1] for n in sys.modules if n.startswith("minidnn.")}
-assert ours <= {"_forks", "cache", "cudnn", "errors"}, ours
+assert ours <= {"_forks", "cache", "cudnn", "gpu", "errors"}, ours
 reason = cudnn.why_unavailable()
 assert "pip install cupy-cuda13x" in reason, reason
 assert cudnn.constants.available is False
@@ -164,7 +164,7 @@ else:
 def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    from minidnn.cudnn import _cupy
+    from minidnn.gpu.cupy import cupy
 
     class CUDARuntimeError(RuntimeError):
         pass
@@ -174,9 +174,9 @@ def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     runtime = SimpleNamespace(getDeviceCount=count, CUDARuntimeError=CUDARuntimeError)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
-    monkeypatch.setattr(_cupy, "_module", None)
+    monkeypatch.setattr("minidnn.gpu.cupy._module", None)
     with pytest.raises(DeviceError, match="nvidia-smi"):
-        _cupy.cupy()
+        cupy()
     runtime.getDeviceCount = lambda: 0
     with pytest.raises(DeviceError, match="sees none"):
-        _cupy.cupy()
+        cupy()

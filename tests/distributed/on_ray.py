@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import minidnn as md
-from minidnn.distributed import find_place
+from minidnn.distributed import find_rank
 from tests.distributed import ranks
 
 
@@ -35,7 +35,7 @@ def train(config: dict[str, Any]) -> None:
     folder = Path(config["folder"])
     ours = ranks.trainer("dropped")
     callbacks = [md.callbacks.RayReport(every=3), Dies(folder, config["dies"])]
-    begun = folder / f"begun-{find_place().rank}"
+    begun = folder / f"begun-{find_rank().rank}"
     begun.write_text(f"{begun.read_text() if begun.exists() else ''}.")
     ours.fit(ranks.batches(ours.rank), epochs=3, callbacks=callbacks)
     states: dict[str, Any] = dict(ours.store)

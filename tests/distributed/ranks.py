@@ -15,7 +15,7 @@ import numpy as np
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.distributed import find_place
+from minidnn.distributed import find_rank
 
 SHAPE, CLASSES, STEPS = (4, 2, 5, 5), 3, 4
 
@@ -158,7 +158,7 @@ def on_gpus(rank: int, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    rank, folder = find_place().rank, Path(sys.argv[1])
+    rank, folder = find_rank().rank, Path(sys.argv[1])
     act = on_gpus if sys.argv[2] == "cuda" else scenarios
     for name, arrays in act(rank, folder).items():
         np.savez(folder / f"{name}-{rank}.npz", **arrays)

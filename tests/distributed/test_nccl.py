@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minidnn.distributed import DistributedError, RankPlace
+from minidnn.distributed import DistributedError, RankInfo
 
 from .test_watch import free_port
 
@@ -102,7 +102,7 @@ def joined() -> list[Any]:
     port, found = free_port(), dict[int, Any]()
 
     def join(rank: int) -> None:
-        found[rank] = NcclGroup(RankPlace(rank, 2, rank, "127.0.0.1", port))
+        found[rank] = NcclGroup(RankInfo(rank, 2, rank, "127.0.0.1", port))
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
     for each in threads:
@@ -153,7 +153,7 @@ def test_one_gpu_that_is_visible_is_the_ranks_own(
 
     if visible is None:
         with pytest.raises(DistributedError, match="local rank 1 has no GPU: there are 1; valid"):
-            NcclGroup(RankPlace(1, 2, 1, "127.0.0.1", free_port()))
+            NcclGroup(RankInfo(1, 2, 1, "127.0.0.1", free_port()))
         return
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     groups = joined()
@@ -167,4 +167,4 @@ def test_without_nccl_it_says_what_to_install(cupy: Any) -> None:
 
     cupy.cuda.nccl.available = False
     with pytest.raises(DistributedError, match="pip install nvidia-nccl-cu13"):
-        NcclGroup(RankPlace(0, 2, 0, "127.0.0.1", free_port()))
+        NcclGroup(RankInfo(0, 2, 0, "127.0.0.1", free_port()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minidnn.distributed import DistributedError, RankPlace, find_place
+from minidnn.distributed import DistributedError, RankInfo, find_rank
 
 TORCHRUN = {
     **{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
@@ -24,18 +24,18 @@ SLURM = {
 @pytest.mark.parametrize(
     ("variables", "place"),
     [
-        (TORCHRUN, RankPlace(3, 4, 1, "gpu1", 29501)),
-        (MPIRUN, RankPlace(1, 2, 1, "127.0.0.1", 29400)),
-        (MPIRUN | {"MASTER_ADDR": "a", "MASTER_PORT": "7"}, RankPlace(1, 2, 1, "a", 8)),
-        (MPICH, RankPlace(1, 2, 1, "127.0.0.1", 29400)),
-        (SLURM, RankPlace(5, 8, 1, "gpu07", 29400 + 14567)),
-        (SLURM | {"SLURM_STEP_NODELIST": "node1,node2"}, RankPlace(5, 8, 1, "node1", 43967)),
+        (TORCHRUN, RankInfo(3, 4, 1, "gpu1", 29501)),
+        (MPIRUN, RankInfo(1, 2, 1, "127.0.0.1", 29400)),
+        (MPIRUN | {"MASTER_ADDR": "a", "MASTER_PORT": "7"}, RankInfo(1, 2, 1, "a", 8)),
+        (MPICH, RankInfo(1, 2, 1, "127.0.0.1", 29400)),
+        (SLURM, RankInfo(5, 8, 1, "gpu07", 29400 + 14567)),
+        (SLURM | {"SLURM_STEP_NODELIST": "node1,node2"}, RankInfo(5, 8, 1, "node1", 43967)),
         # torchrun within a job of Slurm's counts for more.
-        (SLURM | TORCHRUN, RankPlace(3, 4, 1, "gpu1", 29501)),
+        (SLURM | TORCHRUN, RankInfo(3, 4, 1, "gpu1", 29501)),
     ],
 )
-def test_starters(variables: dict[str, str], place: RankPlace) -> None:
-    assert find_place(variables) == place
+def test_starters(variables: dict[str, str], place: RankInfo) -> None:
+    assert find_rank(variables) == place
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_starters(variables: dict[str, str], place: RankPlace) -> None:
 )
 def test_what_makes_no_sense_is_named(variables: dict[str, str], message: str) -> None:
     with pytest.raises(DistributedError, match=message):
-        find_place(variables)
+        find_rank(variables)

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from minidnn.backends.cpu.backend import CpuBackend
-from minidnn.distributed import DistributedError, RankPlace
-from minidnn.distributed.agreed import Agreed
+from minidnn.distributed import DistributedError, RankInfo
+from minidnn.distributed.consensus import ConsensusCheck
 from minidnn.errors import MiniDNNError
 from tests.sampling import only
 
@@ -319,10 +319,10 @@ def test_a_full_disk_ends_all_and_leaves_the_checkpoint_before(
     assert alone.progress.steps == 1
 
 
-class Asked(Agreed):
+class Asked(ConsensusCheck):
     """Ranks that add up what each of them says."""
 
-    def __init__(self, place: RankPlace, texts: list[str]) -> None:
+    def __init__(self, place: RankInfo, texts: list[str]) -> None:
         super().__init__()
         self.place = place
         self.others = [text for rank, text in enumerate(texts) if rank != place.rank]
@@ -338,11 +338,11 @@ class Asked(Agreed):
 def test_ranks_of_other_programs_are_told_apart() -> None:
     texts = ["sum of a", "sum of a", "sum of b"]
     for rank, text in enumerate(texts):
-        group = Asked(RankPlace(rank, 3, 0, "", 0), texts)
+        group = Asked(RankInfo(rank, 3, 0, "", 0), texts)
         with pytest.raises(DistributedError, match=rf"rank {rank} trains by another program"):
             group.agree(text)
-    same = Asked(RankPlace(0, 3, 0, "", 0), texts[:2])
-    same.place = RankPlace(0, 2, 0, "", 0)
+    same = Asked(RankInfo(0, 3, 0, "", 0), texts[:2])
+    same.place = RankInfo(0, 2, 0, "", 0)
     for _ in range(3):
         same.agree("sum of a")
     assert same.asked == 1

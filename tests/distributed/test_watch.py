@@ -18,10 +18,10 @@ import pytest
 RANK = """
 import os, signal, sys, time
 from minidnn.distributed import watch as module
-from minidnn.distributed.place import find_place
+from minidnn.distributed.rank import find_rank
 from minidnn.distributed.watch import RankWatch
 module.ALIVE_SECONDS, module.SILENT_SECONDS = 0.2, 3.0
-place = find_place()
+place = find_rank()
 watch = RankWatch(place, {"from": "rank 0"} if place.rank == 0 else None)
 assert watch.told == {"from": "rank 0"}
 print("ready", flush=True)
@@ -200,7 +200,7 @@ def test_who_ends_well_ends_nobody(root: Path) -> None:
 
 
 def test_who_is_missing_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from minidnn.distributed import DistributedError, RankPlace, watch
+    from minidnn.distributed import DistributedError, RankInfo, watch
 
     monkeypatch.setattr(watch, "_CONNECT_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -208,23 +208,23 @@ def test_who_is_missing_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(
             DistributedError, match=rf"rank 0 cannot listen at .* port {port}: Addr"
         ):
-            watch.RankWatch(RankPlace(0, 2, 0, "127.0.0.1", port))
+            watch.RankWatch(RankInfo(0, 2, 0, "127.0.0.1", port))
     with pytest.raises(DistributedError, match=r"no rank 1, 2 came to 127.0.0.1, port"):
-        watch.RankWatch(RankPlace(0, 3, 0, "127.0.0.1", port))
+        watch.RankWatch(RankInfo(0, 3, 0, "127.0.0.1", port))
     with pytest.raises(
         DistributedError, match=r"rank 1 found no rank 0 at 127.0.0.1, port .* refu"
     ):
-        watch.RankWatch(RankPlace(1, 2, 1, "127.0.0.1", port))
+        watch.RankWatch(RankInfo(1, 2, 1, "127.0.0.1", port))
 
 
 def test_strangers_are_sent_away() -> None:
     """Who says nothing sensible is no rank, and the ranks find each other all the same."""
-    from minidnn.distributed import RankPlace, watch
+    from minidnn.distributed import RankInfo, watch
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     found: list[watch.RankWatch] = []
-    place = RankPlace(0, 2, 0, "127.0.0.1", port)
+    place = RankInfo(0, 2, 0, "127.0.0.1", port)
     listening = threading.Thread(target=lambda: found.append(watch.RankWatch(place, "told")))
     listening.start()
     said = (
@@ -245,7 +245,7 @@ def test_strangers_are_sent_away() -> None:
         with stranger:
             stranger.sendall(each)
             assert stranger.recv(100) == b""
-    other = watch.RankWatch(RankPlace(1, 2, 1, "127.0.0.1", port))
+    other = watch.RankWatch(RankInfo(1, 2, 1, "127.0.0.1", port))
     listening.join(20)
     assert other.told == "told"
     for one in (other, *found):

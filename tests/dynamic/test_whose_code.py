@@ -13,7 +13,7 @@ from minidnn import models
 from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.dynamic.rows import row_wise
 from minidnn.layers.build import to_graph
-from minidnn.layers.whose_code import has_others_code
+from minidnn.layers.code_origin import has_user_code
 
 
 class Looking(L.Layer):
@@ -50,14 +50,14 @@ def overridden() -> L.Layer:
     ],
 )
 def test_code_of_the_users_is_found(net: L.Layer, others: bool) -> None:
-    assert has_others_code(net) is others
+    assert has_user_code(net) is others
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_1", "resnet18", "densenet121"])
 def test_the_zoos_networks_are_the_same_for_every_batch(name: str) -> None:
     """So that none need be looked at when it comes."""
     net = models.get_model(name)
-    assert not has_others_code(net)
+    assert not has_user_code(net)
     large = to_graph(net, (64, 3, 224, 224))
     for rows in (1, 2, 3, 16, 63):
         assert not isinstance(row_wise(to_graph(net, (rows, 3, 224, 224)), large, {0}), str)

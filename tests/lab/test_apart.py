@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidnn.lab.apart import Apart, Failure, FaultError
 from minidnn.lab.cards import H100
 from minidnn.lab.convolution.shape import ConvolutionShape
 from minidnn.lab.cuda_step import CudaStep
 from minidnn.lab.devices import DEVICES
+from minidnn.lab.isolated_jobs import Failure, FaultError, IsolatedJobs
 from minidnn.lab.operands import OperandFolder, Operands, draw, first_wrong, tolerance
 from minidnn.lab.product.ladder import PRODUCT
 from minidnn.lab.product.shape import ProductShape
@@ -48,7 +48,7 @@ def test_jobs_reach_another_process_whatever_a_step_is_made_of() -> None:
 
 def test_the_study_goes_on() -> None:
     jobs = ["one", "raise", "two", "hang", "fault", "die", "three"]
-    one, raised, two, hung, fault, died, three = Apart(act, 1.0).run(jobs)
+    one, raised, two, hung, fault, died, three = IsolatedJobs(act, 1.0).run(jobs)
     assert isinstance(one, tuple) and isinstance(two, tuple) and isinstance(three, tuple)
     assert one[0] == "one" and one[1] == two[1] != os.getpid()
     assert raised == Failure("error", "ValueError: no such thing")

@@ -12,9 +12,9 @@ import pytest
 
 from minidnn.errors import UnsupportedError
 from minidnn.lab import cuda_device
-from minidnn.lab.apart import Failure
 from minidnn.lab.cards import H100
 from minidnn.lab.devices import DEVICES, LabDevice
+from minidnn.lab.isolated_jobs import Failure
 from minidnn.lab.measure import Job
 from minidnn.lab.operands import first_wrong
 from minidnn.lab.product.ladder import PRODUCT

@@ -20,6 +20,7 @@ from minidnn import models, scalar
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
+from tests.sampling import mixed
 
 
 def _pickled(protocol: int, value: Any) -> Any:
@@ -80,8 +81,10 @@ def numbers(layer: L.Layer) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in layer.state_dict().items()}
 
 
-@pytest.mark.parametrize("copied", COPIES)
-@pytest.mark.parametrize("name", ["block", "functional", "long chain", "squeezenet1_1"])
+@pytest.mark.parametrize(
+    ("name", "copied"),
+    mixed(2, ["block", "functional", "long chain", "squeezenet1_1"], COPIES),
+)
 def test_a_copy_computes_the_same_and_is_independent(name: str, copied: str) -> None:
     make, shapes = NETWORKS[name]
     net = make().initialize(3)

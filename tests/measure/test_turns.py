@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from minidnn.measure.turns import in_turn, orders
+from minidnn.measure.interleave import interleaved, orders
 
 
 def test_every_round_begins_with_another() -> None:
@@ -19,6 +19,6 @@ def test_all_are_taken_once_a_round() -> None:
         taken.append(name)
         return len(taken)
 
-    found = in_turn({"a": lambda: take("a"), "b": lambda: take("b")}, 3)
+    found = interleaved({"a": lambda: take("a"), "b": lambda: take("b")}, 3)
     assert "".join(taken) == "abbaab"
     assert found == {"a": [1, 4, 5], "b": [2, 3, 6]}

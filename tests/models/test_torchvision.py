@@ -21,7 +21,7 @@ from minidnn.graph.checker import check
 from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
 from minidnn.layers.calibration import calibrate
-from tests.sampling import IS_FULL, only
+from tests.sampling import IS_FULL, every, only
 
 torch = pytest.importorskip("torch")
 from tests.oracles.torchvision_models import models as torchvision_models  # noqa: E402
@@ -75,7 +75,7 @@ def settings(layers: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", every(2, NETWORKS))
 def test_state_dict_and_settings_are_torchvisions(name: str) -> None:
     """Names of parameters, in order, shapes and dtypes, and what training makes use of."""
     theirs = unfilled(name)

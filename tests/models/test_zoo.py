@@ -16,6 +16,7 @@ from minidnn.layers import Layer
 from minidnn.layers.build import to_graph
 from minidnn.passes.pipeline import optimize
 from minidnn.weights import save_weights
+from tests.sampling import every
 
 NETWORKS = [name for name in models.list_models() if name != "digits"]
 
@@ -43,7 +44,7 @@ def test_names_without_a_near_one(name: object) -> None:
         models.get_model(name)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", every(3, NETWORKS))
 def test_the_function_and_the_name_give_the_same(name: str) -> None:
     by_name = models.get_model(name, num_classes=7)
     by_function = getattr(models, name)(num_classes=7)

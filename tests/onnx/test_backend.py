@@ -39,7 +39,7 @@ from .backend_cases import (
 from .test_quantized import LIMITS, tensor
 
 #: Of so many cases one runs on the CPU engine in CI: all test converters on the reference.
-OF_ENGINE = 4
+OF_ENGINE = 6
 
 Loaded = tuple[tuple[Graph, list[np.ndarray], list[np.ndarray]], ...]
 

@@ -143,12 +143,12 @@ def test_what_only_fusion_makes_wrong(device: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.gpu
 def test_modules_on_the_gpu() -> None:
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval().cuda()
-    with exact_products():
+    with fallback_products():
         found = md.compare(module, np.ones((1, 3, 8, 8), np.float32), device="cuda")
     assert found.equal and found.device == "cuda"
 
 
-def exact_products() -> Any:
+def fallback_products() -> Any:
     """PyTorch in float32, too, and not in TF32."""
     return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 

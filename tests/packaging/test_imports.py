@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
         *("backends.options", "backends.codegen"),
     },
     "backends.cuda": {
-        *("graph", "fusion", "memory", "runtime", "cache", "cudnn"),
+        *("graph", "fusion", "memory", "runtime", "cache", "cudnn", "gpu"),
         *("backends.options", "backends.codegen"),
     },
     "backends.backend": {
@@ -68,6 +68,7 @@ ALLOWED: dict[str, set[str]] = {
         "backends.cuda",
         "cache",
         "cudnn",
+        "gpu",
         "third_parties",
         "pages",
     },
@@ -85,12 +86,14 @@ ALLOWED: dict[str, set[str]] = {
         "models",
         "weights",
     },
-    "cudnn": {"cache"},
+    # What finds CuPy and a GPU, whichever library computes there.
+    "gpu": set(),
+    "cudnn": {"cache", "gpu"},
     "measure": set(),
     # It calculates for devices as the engine describes them, compiles with its compilers, and
     # measures beside cuDNN and the engine's own kernels.
     "lab": {
-        *("backends.codegen", "backends.cpu", "backends.cuda", "cudnn", "measure"),
+        *("backends.codegen", "backends.cpu", "backends.cuda", "cudnn", "gpu", "measure"),
         *("graph", "fusion", "pages", "cache"),
     },
     # What is done to pictures, and what files say of it.
@@ -140,7 +143,7 @@ ALLOWED: dict[str, set[str]] = {
         *("report", "distributed", "backends.backend", "preparation", "networks", "frontends"),
     },
     # It adds up what a store has, and knows no networks.
-    "distributed": {"graph", "runtime"},
+    "distributed": {"graph", "runtime", "gpu"},
     # It saves whatever can be compiled.
     "saving": {
         *("graph", "networks", "frontends", "executable", "dynamic", "dynamic.dim", "storage"),

@@ -243,11 +243,11 @@ def test_of_two_gradients_one_is_computed_with_the_sums() -> None:
 
 
 def test_gradients_stay_apart_where_the_device_says_so() -> None:
-    class Apart(Adding):
+    class IsolatedJobs(Adding):
         def refuse_summed_gradient(self, gradient: Node) -> str | None:
             return "it adds nothing up"
 
-    context = Context(Apart())
+    context = Context(IsolatedJobs())
     assert not regions(after_gradient(masked, context))
     assert any("it adds nothing up" in note for note in context.notes.values())
 

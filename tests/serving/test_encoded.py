@@ -129,7 +129,7 @@ def test_models_that_say_nothing_take_numbers_alone(server: Running, files: list
     ],
 )
 def test_lengths_that_lie(data: bytes, text: str) -> None:
-    given = encoded.GivenTensor("input", "BYTES", (1,), data)
+    given = encoded.RequestTensor("input", "BYTES", (1,), data)
     spec = encoded.Spec("input", np.dtype(np.float32), (3, 8, 8), True)
     with pytest.raises(encoded.Fault) as error:
         encoded.with_pictures(SAYS, [spec], [given], FOUR)
@@ -138,11 +138,11 @@ def test_lengths_that_lie(data: bytes, text: str) -> None:
 
 @pytest.mark.parametrize("shape", [(), (0,), (1, 1), (5,)])
 def test_shapes_that_are_none(shape: tuple[int, ...]) -> None:
-    given = encoded.GivenTensor("input", "BYTES", shape, b"")
+    given = encoded.RequestTensor("input", "BYTES", shape, b"")
     spec = encoded.Spec("input", np.dtype(np.float32), (3, 8, 8), True)
     with pytest.raises(encoded.Fault, match=r"valid is \[N\] with N from 1 to 4"):
         encoded.with_pictures(SAYS, [spec], [given], FOUR)
-    in_json = encoded.GivenTensor("input", "BYTES", (1,), ["text"])
+    in_json = encoded.RequestTensor("input", "BYTES", (1,), ["text"])
     with pytest.raises(encoded.Fault, match="valid are binary tensors"):
         encoded.with_pictures(SAYS, [spec], [in_json], FOUR)
 

@@ -14,6 +14,7 @@ from torch import nn
 
 import minidnn as md
 from minidnn.acceleration import engine
+from tests.sampling import mixed
 
 
 class Looking(nn.Module):
@@ -210,8 +211,9 @@ def test_weights_of_a_module_that_refers_to_itself_are_its_weights(way: str) -> 
 
 
 @pytest.mark.filterwarnings("ignore:.*nothing (was|of it is) taken")
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize("is_outermost", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "is_outermost"), mixed(2, [nn.LSTM, nn.GRU, nn.RNN], [True, False])
+)
 def test_recurrent_layers_refer_to_their_weights(kind: type[nn.Module], is_outermost: bool) -> None:
     """By lists of these and of weak references, which they make anew where PyTorch puts others in
     the weights' places: that is no state."""

@@ -142,6 +142,7 @@ def test_children_compute_what_their_parent_computes() -> None:
     ]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say who was forked")
 def test_a_child_imports_minidnn_when_its_parent_had_pytorch_alone() -> None:
     """PyTorch itself would wait for ever there in its next large operation; ours do not."""

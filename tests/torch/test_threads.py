@@ -100,6 +100,7 @@ def test_parts_around_an_operation_of_pytorchs_compute_with_its_threads(two_thre
     torch.testing.assert_close(net(x), found, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.full  # beside test_forks.py
 def test_a_child_of_a_fork_computes_with_threads_of_its_own(two_threads: None) -> None:
     code = """
         import os, signal, torch, warnings

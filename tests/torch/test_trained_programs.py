@@ -192,9 +192,9 @@ def check(name: str, device: str, seeds: int) -> None:
     assert is_near(found), found
 
 
-@pytest.mark.parametrize("name", ["custom layer", "two losses", "moving average"])
-def test_program_briefly(name: str) -> None:
-    check(name, "reference", 3)
+def test_program_briefly() -> None:
+    """The one whose step is cut in two."""
+    check("custom layer", "reference", 3)
 
 
 @pytest.mark.full

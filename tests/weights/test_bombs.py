@@ -97,7 +97,7 @@ def bombs() -> dict[str, tuple[Callable[[], bytes], str]]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", every(2, bombs()))
+@pytest.mark.parametrize("name", every(3, bombs()))
 def test_bombs(write_zip: Write, name: str) -> None:
     make, message = bombs()[name]
     path = write_zip(b"\x80\x02" + make())

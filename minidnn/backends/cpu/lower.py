@@ -50,7 +50,7 @@ from .contraction import (
     choose_by_price,
     choose_for_any_size,
     print_choice,
-    print_whole,
+    print_integer,
     question_of,
     why_not_in_blocks,
 )
@@ -318,7 +318,7 @@ class _Lowering:
         others = [outer.get(value, value) for value in parts.others]
         whole = is_whole_product(source.type, parts.node.inputs[1].type)
         if whole and why_not_in_blocks(parts, self.isa):
-            printed = print_whole(parts, self.isa, self.any_size)
+            printed = print_integer(parts, self.isa, self.any_size)
             return _stages(node, printed, [_pointer(v) for v in (source, *others, result)])
         batch = source.type.plane[0]
         tensors = [self.tensor(value) for value in (source, *others, result)]

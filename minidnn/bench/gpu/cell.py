@@ -14,11 +14,11 @@ import torch
 import minidnn as md
 from minidnn.bench.engines import OWN
 from minidnn.bench.gpu.modes import Cell, allow, called, dtype_of, eager, inductor, module_of, own
-from minidnn.bench.gpu.timing import Run, calls_in, deviations, exact, in_turn, timed
+from minidnn.bench.gpu.timing import Run, calls_in, deviations, exact, interleaved, timed
 from minidnn.bench.worker import LoadedEngine
 from minidnn.cudnn import machine
 from minidnn.cudnn.gpu_turn import turn
-from minidnn.measure.turns import orders
+from minidnn.measure.interleave import orders
 
 NCHW, LAST = "torch", "torch-channels-last"
 _COMPILED = ("torch-compile", "torch-max-autotune")
@@ -75,7 +75,7 @@ class Engines:
         if NCHW not in self.runs or LAST not in self.runs:
             return LAST in self.runs
         with self._cell.alone():
-            times = in_turn({name: self.runs[name] for name in (NCHW, LAST)}, 3)
+            times = interleaved({name: self.runs[name] for name in (NCHW, LAST)}, 3)
         return sorted(times[LAST])[1] < sorted(times[NCHW])[1]
 
     def compare(self) -> None:

@@ -18,7 +18,7 @@ LONG_MS = 25.0
 MOST_CALLS = 1000
 
 
-def in_turn(runs: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
+def interleaved(runs: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
     """Milliseconds of one call, for each round, in which every run is called for ROUND_MS."""
     counts = {name: calls_in(run, ROUND_MS) for name, run in runs.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}

@@ -6,7 +6,6 @@ import ctypes
 import warnings
 from typing import Any, NamedTuple
 
-from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.arrays import Shape, check_array, packed_strides
 from minidnn.cudnn.batch_norm import derived_descriptor
 from minidnn.cudnn.compat.descriptors import NCHW, NHWC, get_data_type, logical
@@ -16,6 +15,7 @@ from minidnn.cudnn.handle import call, query_size
 from minidnn.cudnn.memo import Memo
 from minidnn.cudnn.scalars import DOUBLE_ONE, DOUBLE_ZERO, ONE
 from minidnn.cudnn.tensor import TensorDescriptor, described
+from minidnn.gpu.cupy import cupy
 
 OPS = BatchNormOps.CUDNN_BATCHNORM_OPS_BN
 PERSISTENT = BatchNormMode.CUDNN_BATCHNORM_SPATIAL_PERSISTENT

@@ -6,7 +6,6 @@ import warnings
 from functools import cache
 from typing import Any
 
-from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.arrays import Shape, check_array
 from minidnn.cudnn.compat.descriptors import (
     CROSS_CORRELATION,
@@ -32,6 +31,7 @@ from minidnn.cudnn.handle import call
 from minidnn.cudnn.memo import Memo
 from minidnn.cudnn.scalars import DOUBLE_ONE, ONE
 from minidnn.cudnn.tensor import described
+from minidnn.gpu.cupy import cupy
 
 _max_workspace_size = 8 * 1024 * 1024
 _warm: Memo[ConvolutionPlan] = Memo(4096)

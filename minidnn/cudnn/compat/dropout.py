@@ -6,13 +6,13 @@ import warnings
 from typing import Any
 
 from minidnn.cudnn import library
-from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.arrays import check_array
 from minidnn.cudnn.compat.descriptors import get_data_type
 from minidnn.cudnn.dropout import DropoutDescriptor, reserve_size, states_size
 from minidnn.cudnn.errors import ArgumentError, check
 from minidnn.cudnn.handle import current_handle
 from minidnn.cudnn.tensor import flat_descriptor_of
+from minidnn.gpu.cupy import cupy
 
 
 def create_dropout_descriptor(

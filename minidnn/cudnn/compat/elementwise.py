@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.activation import activation_descriptor
 from minidnn.cudnn.arrays import Shape, at_least_4d, check_array, packed_strides
 from minidnn.cudnn.compat.descriptors import (
@@ -18,6 +17,7 @@ from minidnn.cudnn.errors import ArgumentError, DTypeError
 from minidnn.cudnn.handle import call
 from minidnn.cudnn.scalars import DOUBLE_ONE, DOUBLE_ZERO, ONE, ZERO
 from minidnn.cudnn.tensor import TensorDescriptor, described, flat_descriptor_of
+from minidnn.gpu.cupy import cupy
 
 INSTANCE = SoftmaxMode.CUDNN_SOFTMAX_MODE_INSTANCE
 CHANNEL = SoftmaxMode.CUDNN_SOFTMAX_MODE_CHANNEL

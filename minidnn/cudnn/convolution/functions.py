@@ -17,7 +17,6 @@ from __future__ import annotations
 from typing import Any
 
 from minidnn.cudnn import workspace
-from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.arrays import (
     Shape,
     check_array,
@@ -42,6 +41,7 @@ from minidnn.cudnn.errors import ArgumentError
 from minidnn.cudnn.handle import call
 from minidnn.cudnn.memo import Memo
 from minidnn.cudnn.tensor import described, operand
+from minidnn.gpu.cupy import cupy
 
 CROSS_CORRELATION = ConvolutionMode.CUDNN_CROSS_CORRELATION
 

@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from minidnn.cudnn import library
-from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.convolution.plan import Candidate, Problem
 from minidnn.cudnn.enums import Determinism, MathType
 from minidnn.cudnn.errors import ArgumentError, check
 from minidnn.cudnn.handle import current_handle
 from minidnn.errors import OutOfMemoryError
+from minidnn.gpu.cupy import cupy
 
 log = logging.getLogger(__name__)
 

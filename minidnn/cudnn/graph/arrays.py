@@ -10,11 +10,11 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.arrays import packed_strides
 from minidnn.cudnn.graph.dtypes import element_type
 from minidnn.cudnn.graph.spec import TensorSpec
 from minidnn.errors import DeviceError, GraphError
+from minidnn.gpu.cupy import cupy
 
 if TYPE_CHECKING:
     import numpy as np

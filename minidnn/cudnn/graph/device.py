@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minidnn.cudnn import library, machine
-from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.graph.attributes import Attribute as A
 from minidnn.cudnn.graph.descriptor import BackendDescriptor
 from minidnn.cudnn.graph.enums import DescriptorType as D
 from minidnn.cudnn.handle import current_handle
 from minidnn.errors import DeviceError
+from minidnn.gpu.cupy import cupy
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from minidnn.cudnn import errors, library
-from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.graph import fence
 from minidnn.cudnn.graph.attributes import Attribute as A
 from minidnn.cudnn.graph.descriptor import BackendDescriptor
@@ -19,6 +18,7 @@ from minidnn.cudnn.graph.enums import AttributeType as T
 from minidnn.cudnn.graph.enums import DescriptorType as D
 from minidnn.cudnn.handle import current_handle
 from minidnn.errors import DeviceError
+from minidnn.gpu.cupy import cupy
 
 _REMEMBERED_PACKS = 16
 

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.driver import SUCCESS, EdgeData, call, captured
+from minidnn.gpu.cupy import cupy
 
 _EARLY = 9
 """The compute capability from which on kernels can begin early."""

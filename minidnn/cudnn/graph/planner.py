@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 
-from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.errors import CuDNNError
 from minidnn.cudnn.graph import arrays, compiled, device, engines, lower, memory, timing
 from minidnn.cudnn.graph.descriptor import BackendDescriptor
@@ -19,6 +18,7 @@ from minidnn.cudnn.graph.memory import Finding, Ranked
 from minidnn.cudnn.graph.plan import Plan
 from minidnn.cudnn.graph.spec import Constraints, GraphSpec
 from minidnn.errors import GraphError, MiniDNNWarning, OutOfMemoryError, UnsupportedError
+from minidnn.gpu.cupy import cupy
 
 log = logging.getLogger(__name__)
 _THREADS = min(16, os.cpu_count() or 1)

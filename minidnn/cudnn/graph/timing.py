@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.errors import CuDNNError
 from minidnn.cudnn.gpu_turn import turn
+from minidnn.gpu.cupy import cupy
 
 log = logging.getLogger(__name__)
 Run = Callable[[], object]

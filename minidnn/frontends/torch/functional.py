@@ -37,10 +37,10 @@ from minidnn._torch_internals import (
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.captured import CAPTURING, Captured, Held
 from minidnn.frontends.torch.constants import constants, made_of_nothing
-from minidnn.frontends.torch.hidden import as_views, given_itself, may_write, viewed
 from minidnn.frontends.torch.memory import share_results
-from minidnn.frontends.torch.quiet_writes import check_quiet_writes
-from minidnn.frontends.torch.untouched import put_back, standing_for
+from minidnn.frontends.torch.opaque import put_back, standing_for
+from minidnn.frontends.torch.undeclared_aliases import as_views, may_write, returned_operand, viewed
+from minidnn.frontends.torch.untaped_writes import check_untaped_writes
 
 #: Operations that check what the key of a program says already.
 _CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
@@ -85,7 +85,7 @@ def _functional(
     enabled: bool,
 ) -> Captured:
     if trained:
-        check_quiet_writes(piece, args, enabled)
+        check_untaped_writes(piece, args, enabled)
     try:
         # The code of the piece may leave gradients otherwise.  The operation of cuDNN for a batch
         # normalization says nothing of the statistics that it writes.
@@ -298,7 +298,7 @@ def _prepared(piece: GraphModule) -> GraphModule:
             given = torch.fx.map_arg(tuple(operands), found.__getitem__)
             found[node] = graph.call_module(str(block.target), given)
             continue
-        if (operand := given_itself(node)) is not None:
+        if (operand := returned_operand(node)) is not None:
             found[node] = found[operand]
             continue
         found[node] = graph.node_copy(node, found.__getitem__)

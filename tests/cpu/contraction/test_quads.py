@@ -15,7 +15,7 @@ import pytest
 import minidnn as md
 from minidnn.backends.cpu import isa
 from minidnn.backends.cpu.contraction.problem import problem_of
-from minidnn.backends.cpu.contraction.quads.scheme import QuadScheme, choose_quads
+from minidnn.backends.cpu.contraction.vnni.scheme import VnniScheme, choose_quads
 from minidnn.backends.cpu.tensor import tensor_of
 from minidnn.fusion.contraction import parts_of
 from minidnn.fusion.region import FusedContraction
@@ -219,7 +219,7 @@ def rounded(steps: Steps) -> Graph:
         return trace.graph([apply(steps.quantize(), numbers)])
 
 
-def scheme_of(problem: Problem, layout: Layout, threads: int) -> QuadScheme:
+def scheme_of(problem: Problem, layout: Layout, threads: int) -> VnniScheme:
     """What is chosen for values that lie so."""
     (node, *_) = problem.graph().nodes
     x, y = (tensor_of(value.type, layout) for value in (node.inputs[0], node.output))

@@ -13,9 +13,9 @@ from .algorithms import (
     refusals,
     work_of,
 )
+from .integer_fallback import multiplies_bytes, print_integer, why_not_behind, why_not_in_blocks
 from .problem import why_unsupported
 from .stage import PrintedContraction, Stage, Workspace
-from .whole import multiplies_bytes, print_whole, why_not_behind, why_not_in_blocks
 
 __all__ = [
     "Choice",
@@ -30,7 +30,7 @@ __all__ = [
     "multiplies_bytes",
     "print_choice",
     "print_contraction",
-    "print_whole",
+    "print_integer",
     "question_of",
     "refusals",
     "why_not_behind",

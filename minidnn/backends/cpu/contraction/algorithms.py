@@ -20,19 +20,19 @@ from .algorithm import Algorithm
 from .blocking import NOMINAL_THREADS, nominal_speed
 from .choose import scheme_for_any_size
 from .direct import Direct
-from .dots.algorithm import Dots
-from .dots.scheme import choose_dots
+from .dot_product.algorithm import DotProduct
+from .dot_product.scheme import choose_dots
 from .problem import Problem, problem_of
-from .quads.kernel import Quads
-from .quads.scheme import choose_quads
 from .stage import PrintedContraction
+from .vnni.kernel import Vnni
+from .vnni.scheme import choose_quads
 from .winograd.algorithm import Winograd
 from .winograd.transform import F2, F4
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     *(Direct(compensated=False), Direct(compensated=True)),
     *(Winograd(F2, 1.0), Winograd(F4, 3.5)),
-    *(Dots(), Quads()),
+    *(DotProduct(), Vnni()),
 )
 
 
@@ -125,7 +125,7 @@ def choose_for_any_size(question: Question) -> Choice:
     problem, isa = question.problem, question.isa
     given = problem, question.has_prologue, isa, question.accuracy
     usable = {type(algorithm): algorithm for algorithm in usable_algorithms(*given)}
-    for kind, choose in ((Dots, choose_dots), (Quads, choose_quads)):
+    for kind, choose in ((DotProduct, choose_dots), (Vnni, choose_quads)):
         if kind in usable:
             return Choice(usable[kind], choose(problem, isa, question.threads, any_size=True))
     direct = Direct(compensated=question.accuracy == "high")

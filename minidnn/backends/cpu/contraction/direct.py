@@ -15,11 +15,11 @@ from ..isa import Isa
 from .algorithm import Algorithm
 from .blocking import Speed, predict_seconds
 from .choose import choose_scheme, schemes_for
+from .integer_fallback import MOST_EXACT
 from .kernel import print_scheme
 from .problem import Problem
 from .scheme import Scheme
 from .stage import PrintedContraction
-from .whole import MOST_EXACT
 
 
 class Direct(Algorithm):

@@ -16,7 +16,7 @@ from ....graph.operators import Conv2d, Linear
 from ....graph.types import FLOATS, TensorType
 from ..element import ELEMENTS, Element
 from ..tensor import Tensor
-from .whole import why_not_whole
+from .integer_fallback import why_not_integer
 
 Pair = tuple[int, int]
 
@@ -258,7 +258,7 @@ def _linear(
 def why_unsupported(parts: Parts) -> str | None:
     """Why no kernel here computes these parts; None if one does."""
     if is_whole_product(*(value.type for value in parts.node.inputs)):
-        return why_not_whole(parts)
+        return why_not_integer(parts)
     if not isinstance(parts.node.op, (Conv2d, Linear)):
         return f"{parts.node.op.name} is no convolution or linear layer"
     types = [value.type for value in (*parts.node.inputs, *parts.others, *parts.vectors)]

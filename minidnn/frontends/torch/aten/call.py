@@ -176,7 +176,7 @@ def type_of(tensor: Any) -> TensorType:
 
 
 @dataclass(frozen=True)
-class Taken:
+class KnownOperator:
     """An ATen operation that is known."""
 
     name: str
@@ -184,7 +184,7 @@ class Taken:
     condition: str
 
 
-_TAKEN: dict[str, Taken] = {}
+_TAKEN: dict[str, KnownOperator] = {}
 
 
 def takes(*names: str, when: str = "") -> Callable[[Converter], Converter]:
@@ -193,7 +193,7 @@ def takes(*names: str, when: str = "") -> Callable[[Converter], Converter]:
     def register(converter: Converter) -> Converter:
         for name in names:
             assert name not in _TAKEN, name
-            _TAKEN[name] = Taken(name, converter, when)
+            _TAKEN[name] = KnownOperator(name, converter, when)
         return converter
 
     return register
@@ -212,7 +212,7 @@ def why_left(name: str) -> str:
     return _LEFT.get(name, "it is not known")
 
 
-def known() -> dict[str, Taken]:
+def known() -> dict[str, KnownOperator]:
     """All known operations by name: "conv2d.default"."""
     return dict(sorted(_TAKEN.items()))
 

@@ -1,0 +1,322 @@
+"""Prints the kernel around products of words."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from minidnn.fusion.contraction import Parts
+
+from ....codegen.code import Code
+from ....codegen.kernel import KernelSource
+from ...element import ELEMENTS
+from ...execution.buffers import Array
+from ..epilogue import Epilogue
+from ..numbers import PARAMETER
+from ..printed import absorbed, printed_for_all_sizes
+from ..stage import Pointer, PrintedContraction, Stage
+from ..weights import packed_channels, packed_outputs
+from .numbers import DOT_NUMBERS, SchemeNumbers
+from .pack import DotPacker
+from .packed_element import LINE
+from .scheme import DotScheme
+from .weights import packed_pairs
+
+
+def print_dots(parts: Parts, scheme: DotScheme, threads: int) -> PrintedContraction:
+    """The kernel for products of pairs that follows ``scheme``."""
+    weight, *bias = parts.node.inputs[1:]
+    given = (packed_pairs(weight, scheme), packed_outputs(bias, scheme))
+    return print_products(
+        parts, scheme, threads, DotPacker(parts, scheme, SchemeNumbers(scheme, DOT_NUMBERS)), given
+    )
+
+
+def print_products(
+    parts: Parts,
+    scheme: DotScheme,
+    threads: int,
+    packer: DotPacker,
+    given: tuple[Pointer, Pointer],
+) -> PrintedContraction:
+    """The kernel around what ``packer`` packs.
+
+    ``given``: weights as :func:`.weights.packed_words` packs them, and the first terms of sums.
+    """
+    word, numbers = scheme.word, packer.numbers
+    epilogue = Epilogue(parts, scheme, numbers, sums=word.sums)
+    printer = DotKernel(scheme, packer, epilogue, numbers)
+    if scheme.any_size:
+        key = _text_key(scheme, epilogue), absorbed(parts)
+        source = printed_for_all_sizes(key, numbers, printer.source)
+    else:
+        source = printer.source()
+    pointers: list[Pointer] = [*range(len(parts.others) + 2), *given, partial(offsets_of, scheme)]
+    pointers += [packed_channels(v, scheme.lanes) for v in packer.vectors]
+    pointers += [packed_outputs([v], scheme) for v in epilogue.vectors]
+    stage = Stage(
+        source,
+        (*pointers, numbers.pack),
+        scheme.tasks,
+        grain_of(scheme, threads),
+        scheme.scratch_bytes,
+    )
+    return PrintedContraction(f"products of {word.name}", (stage,))
+
+
+def _text_key(scheme: DotScheme, epilogue: Epilogue) -> Hashable:
+    """What the text of a kernel follows from beside what it absorbs: all of the scheme but sizes
+    and the distances that follow from them."""
+    problem = scheme.problem
+    views = (problem.source, problem.result, *problem.others)
+    sizes = replace(problem.source, image=0, plane=0, row=0)
+    some = replace(problem, batch=1, size=(1, 1), out=(1, 1), source=sizes, result=sizes, others=())
+    ways = [(c.kind, c.masked) for _, c in epilogue.tensors]
+    return (
+        replace(scheme, problem=some, block=1, images=1),
+        scheme.by_columns,
+        tuple((view.block, view.column, view.dtype) for view in views),
+        tuple(ways),
+    )
+
+
+def grain_of(scheme: DotScheme, threads: int) -> int:
+    """Tasks of one call: all that share a packed block, unless threads would have nothing to do."""
+    groups = scheme.tile.groups
+    blocks = scheme.tasks // groups
+    wanted = 1 if threads == 1 or blocks >= 2 * threads else -(-2 * threads // blocks)
+    return next(size for size in range(-(-groups // wanted), 0, -1) if groups % size == 0)
+
+
+def offsets_of(scheme: DotScheme) -> Array:
+    """Where taps begin, and where they do in runs that are filled up with zeros."""
+    exact = [tap * scheme.run_bytes for tap in range(scheme.taps)]
+    return np.array([*scheme.offsets, *exact], np.int32)
+
+
+class DotKernel:
+    """Prints packing, products and finishing."""
+
+    def __init__(
+        self, scheme: DotScheme, packer: DotPacker, epilogue: Epilogue, numbers: SchemeNumbers
+    ) -> None:
+        self.scheme = scheme
+        self.problem = scheme.problem
+        self.sums, self.tiles = scheme.word.sums, scheme.word.tiles
+        self.code = Code()
+        self.numbers = numbers
+        self.epilogue = epilogue
+        self.packer = packer
+        tile = scheme.tile
+        self.vectors = [tile.vectors] if tile.wide else []
+        self.vectors += [tile.vectors - 1] if tile.narrow else []
+        self.exact = scheme.reads_padding
+        self.pixels = [scheme.pixels]
+        if scheme.tiles:
+            self.pixels.append(16)
+
+    def source(self) -> KernelSource:
+        self.print()
+        scheme = self.scheme
+        products = [scheme.products(v, p) for v in self.vectors for p in self.pixels]
+        if self.exact:
+            products += [scheme.fallback_products(v) for v in self.vectors]
+        pieces = dict.fromkeys(piece for each in products for piece in each.pieces)
+        return KernelSource.named(scheme.word.name, str(self.code), beside=tuple(pieces))
+
+    def print(self) -> None:
+        code, scheme = self.code, self.scheme
+        for vectors in self.vectors:
+            code.lines(scheme.products(vectors, p).declaration for p in self.pixels)
+            if self.exact:
+                code.line(scheme.fallback_products(vectors).declaration)
+        if scheme.tiles:
+            code.lines(f'extern "C" void {name}();' for name in self.tiles)
+        self.packer.print(code)
+        for vectors in self.vectors:
+            self._finish(vectors)
+            self._pixels(vectors)
+        with code.block("MD_KERNEL(@)"):
+            self._pointers()
+            with self.numbers.declared(code):
+                if scheme.tiles:
+                    code.line(f"{self.tiles[0]}();")
+                code.line("uniform int held = -1;")
+                if self.exact:
+                    code.line("uniform bool special = false;")
+                with code.block("for (uniform int t = md_begin; t < md_end; t++)"):
+                    self._task()
+                if scheme.tiles:
+                    code.line(f"{self.tiles[1]}();")
+
+    def _finish(self, vectors: int) -> None:
+        """A function that makes results of the sums of some pixels."""
+        code, epilogue = self.code, self.epilogue
+        parameters = [PARAMETER, f"const uniform {self.sums} * uniform sums"]
+        parameters += [f"const uniform {self.sums} * uniform bias", *epilogue.parameters]
+        parameters += [f"uniform int {name}" for name in ("begin", "end", "width")]
+        head = f"static noinline unmasked void @_finish{vectors}("
+        with (
+            code.block(head + ", ".join(parameters) + ")"),
+            self.numbers.declared(code),
+        ):
+            epilogue.begin(code, vectors)
+            flat = self.numbers("flat_width")
+            epilogue.print_rows(code, vectors, flat)
+
+    def _pixels(self, vectors: int) -> None:
+        """A function that computes all pixels of a block for some vectors of channels."""
+        code, scheme, number = self.code, self.scheme, self.numbers
+        views = [("y", self.problem.result)]
+        views += [(f"z{i}", view) for i, view in enumerate(self.problem.others)]
+        parameters = [PARAMETER, "const uniform int8 * uniform packed"]
+        parameters += ["const uniform int32 * uniform offsets", "const uniform int8 * uniform w"]
+        parameters += [f"uniform {self.sums} * uniform sums"]
+        parameters += [f"const uniform {self.sums} * uniform bias"]
+        parameters += [*self.epilogue.parameters, "uniform int height", "uniform int width"]
+        if self.exact:
+            parameters += ["uniform bool special", "uniform unsigned int16 * uniform exact"]
+        head = f"static noinline unmasked void @_pixels{vectors}("
+        with code.block(head + ", ".join(parameters) + ")"), self.numbers.declared(code):
+            flat = number("flat_width")
+            code.line(f"const uniform int all = (height - 1) * {flat} + width;")
+            code.line(f"for (uniform int q = 0; q < all; q += {scheme.pixels})")
+            with code.block(""):
+                taps = number("taps")
+                counts = f"{taps}, {number('blocks_of_terms')}"
+                from_ = f"packed + (uniform int64)q * {scheme.step}"
+                code.line(f"const uniform int end = min(q + {scheme.pixels}, all);")
+                if self.exact:
+                    with code.block("if (special)"):
+                        self._exact(vectors, from_, counts)
+                given = f"{from_}, offsets, {counts}, {number('next')}, w, sums"
+                calls = [f"{scheme.products(vectors).name}({given});"]
+                if scheme.tiles:
+                    few = scheme.products(vectors, 16).name
+                    calls.insert(0, f"if (all - q <= 16) {few}({given});")
+                for i, call in enumerate(calls):
+                    code.line(f"else {call}" if i or self.exact else call)
+                arguments = ["numbers", "sums", "bias", *(f"{name}_" for name, _ in views)]
+                arguments += [f"e{i}_" for i in range(len(self.epilogue.vectors))]
+                arguments += ["first", "limit", "q", "end", "width"]
+                code.line(f"@_finish{vectors}({', '.join(arguments)});")
+
+    def _exact(self, vectors: int, packed: str, counts: str) -> None:
+        """The sums of a tile, those of each group by themselves."""
+        code, scheme, number = self.code, self.scheme, self.numbers
+        taps, groups = number("taps"), number("merged")
+        outputs = number("outputs")
+        each = number("exact_outputs")
+        count = scheme.pixels * vectors
+        code.line(f"uniform float * uniform own = sums + {scheme.sums_floats};")
+        with code.block(f"for (uniform int g = 0; g < {groups}; g++)"):
+            from_ = f"(const uniform unsigned int16 * uniform)({packed})"
+            code.line(f"@_exact(numbers, {from_}, offsets, exact, end - q, g);")
+            given = f"(const uniform int8 * uniform)exact, offsets + {taps}, {counts}, {LINE}"
+            code.line(f"{scheme.fallback_products(vectors).name}({given}, w, own);")
+            with code.block(f"for (uniform int i = 0; i < {count}; i++)"):
+                at = f"i * {scheme.lanes} + programIndex"
+                lane = f"first % {outputs} + i % {vectors} * {scheme.lanes} + programIndex"
+                code.line(f"if (({lane}) / {each} == g) sums[{at}] = own[{at}];")
+
+    def _pointers(self) -> None:
+        code, problem = self.code, self.problem
+        views = {"x": problem.source, "y": problem.result}
+        others = {f"z{i}": view for i, view in enumerate(problem.others)}
+        names = ["x", *others, "y", "weights", "bias", "offsets"]
+        names += [f"p{i}" for i in range(len(self.packer.vectors))]
+        names += [f"e{i}" for i in range(len(self.epilogue.vectors))]
+        for i, name in enumerate(names):
+            element = (views | others)[name].element if name in views | others else None
+            if name == "y":
+                assert element is not None
+                code.line(f"{element.pointer} y = MD_OUT({element.type}, {i});")
+            elif name in ("weights", "offsets", "bias"):
+                type = {"weights": "int8", "offsets": "int32", "bias": self.sums}[name]
+                code.line(f"const uniform {type} * uniform {name} = MD_IN({type}, {i});")
+            else:
+                element = element or ELEMENTS["float32"]
+                code.line(f"{element.constant_pointer} {name} = MD_IN({element.type}, {i});")
+        code.line(f"{PARAMETER} = MD_IN(int32, {len(names)});")
+
+    def _task(self) -> None:
+        scheme, code, number = self.scheme, self.code, self.numbers
+        tile = scheme.tile
+        parts, blocks = number("parts"), number("blocks")
+        code.line(f"const uniform int part = t % {parts};")
+        code.line(f"uniform int block = t / {parts};")
+        groups = number("groups")
+        code.line(f"const uniform int group = block % {groups};")
+        code.line(f"block /= {groups};")
+        images = number("images")
+        code.line(f"const uniform int64 image = (uniform int64)(block / {blocks}) * {images};")
+        code.line(f"block %= {blocks};")
+        end = number("end_of_out")
+        size = number("block_size")
+        if scheme.by_columns:
+            code.line(f"const uniform int r0 = 0, r1 = 1, c0 = block * {size};")
+            code.line(f"const uniform int c1 = min(c0 + {size}, {end});")
+        else:
+            columns = number("out_columns")
+            code.line(f"const uniform int c0 = 0, c1 = {columns}, r0 = block * {size};")
+            code.line(f"const uniform int r1 = min(r0 + {size}, {end});")
+        stored = f"uniform {scheme.word.stored} * uniform"
+        code.line(f"{stored} packed = ({stored})md_scratch;")
+        behind = number("packed_bytes")
+        again = number("again_bytes")
+        sums = f"uniform {self.sums} * uniform"
+        code.line(f"{sums} sums = ({sums})(md_scratch + {behind} + {again});")
+        beside = f"({stored})(md_scratch + {behind})"
+        if self.exact:
+            code.line(f"{stored} exact = {beside};")
+        apart = number("image_bytes")
+        with code.block(f"if (held != t / {parts})"):
+            x_image = number("x_image")
+            if self.exact:
+                code.line("special = false;")
+            with code.block(f"for (uniform int i = 0; i < {images}; i++)"):
+                to = f"({stored})(md_scratch + i * {apart})"
+                given = [f"numbers, x + (image + i) * {x_image}", to]
+                if scheme.packing == "unrolled":
+                    given.append(beside)
+                given += [f"p{i}" for i in range(len(self.packer.vectors))]
+                call = f"@_pack({', '.join(given)}, group, r0, r1, c0, c1)"
+                code.line(f"if ({call}) special = true;" if self.exact else f"{call};")
+            code.line(f"held = t / {parts};")
+        if tile.narrow and tile.wide:
+            wide = number("wide")
+            with code.block(f"if (part < {wide})"):
+                self._call(tile.vectors, f"part * {tile.vectors}")
+            with code.block("else"):
+                self._call(tile.vectors - 1, f"part * {tile.vectors - 1} + {wide}")
+        else:
+            self._call(tile.vectors, f"part * {tile.vectors}")
+
+    def _call(self, vectors: int, slot: str) -> None:
+        """Computes a task's pixels, for its ``vectors`` vectors of channels from ``slot`` on."""
+        scheme, problem, code, number = self.scheme, self.problem, self.code, self.numbers
+        outputs = number("group_outputs")
+        code.line(f"const uniform int slot = ({slot}) * {scheme.lanes};")
+        code.line(f"const uniform int first = group * {outputs} + slot;")
+        code.line(f"const uniform int limit = (group + 1) * {outputs};")
+        at = f"group * {number('slots')} + slot"
+        weights = f"weights + (uniform int64)({at}) * {number('weight_bytes')}"
+        images, apart = number("images"), number("image_bytes")
+        views = [("y", problem.result)]
+        views += [(f"z{i}", view) for i, view in enumerate(problem.others)]
+        tensors = [
+            f"{name} + (image + i) * {number(f'{name}_image')} + "
+            f"r0 * {number(f'{name}_row')} + c0 * {view.column}"
+            for name, view in views
+        ]
+        packed = f"(const uniform int8 * uniform)packed + i * {apart}"
+        given = ["numbers", packed, "offsets", weights]
+        given += ["sums", f"bias + {at}", *tensors]
+        given += [f"e{i} + {at}" for i in range(len(self.epilogue.vectors))]
+        given += ["first", "limit", "r1 - r0", "c1 - c0"]
+        given += ["special", "exact"] if self.exact else []
+        with code.block(f"for (uniform int i = 0; i < {images}; i++)"):
+            code.line(f"@_pixels{vectors}({', '.join(given)});")

@@ -1,0 +1,225 @@
+"""Prints the function that packs a block of inputs as products of pairs read it.
+
+It applies the prologue, and puts zeros where the convolution pads and where channels fill up a
+block: what is behind the last pixel is computed with and dropped.  Where results multiply what they
+do not read by zero, it says whether any of the block is NaN or infinite.
+"""
+
+from __future__ import annotations
+
+from minidnn.fusion.contraction import Parts
+
+from ....codegen.code import Code
+from ...element import ELEMENTS
+from ..numbers import PARAMETER
+from ..pack import Prologue
+from .numbers import SchemeNumbers
+from .packed_element import PAIRS
+from .scheme import DotScheme
+
+_SHORT, BLOCK = PAIRS.stored, PAIRS.block
+
+
+class DotPacker(Prologue):
+    """Prints ``@_pack`` for a scheme."""
+
+    def __init__(self, parts: Parts, scheme: DotScheme, numbers: SchemeNumbers) -> None:
+        super().__init__(parts, scheme.problem.source, numbers)
+        self.numbers: SchemeNumbers = numbers
+        self.scheme = scheme
+
+    @property
+    def parameters(self) -> list[str]:
+        stored = f"uniform {self.scheme.word.stored} * uniform"
+        given = [PARAMETER, f"{self.pointer} x", f"{stored} packed"]
+        if self.scheme.packing == "unrolled":
+            given.append(f"{stored} lines")
+        given += [f"const uniform float * uniform p{i}" for i in range(len(self.vectors))]
+        return given + [f"uniform int {n}" for n in ("group", "r0", "r1", "c0", "c1")]
+
+    def print(self, code: Code) -> None:
+        checks = self.scheme.reads_padding
+        given = ", ".join(self.parameters)
+        head = f"static noinline unmasked {'uniform bool' if checks else 'void'} @_pack({given})"
+        with code.block(head), self.numbers.declared(code):
+            if checks:
+                code.line("unsigned int most = 0;")
+            match self.scheme.packing:
+                case "features":
+                    self._rows_of_features(code)
+                case "blocks":
+                    self._blocks(code)
+                case "rows" | "unrolled":
+                    self._few_channels(code)
+            if checks:
+                code.line("return reduce_max(most) >= 0x7f80;")
+        if checks:
+            self._exact(code)
+
+    def _read(self, code: Code, at: str, channel: str | None = None) -> str:
+        """A number after the prologue, as it is stored; 0 if its ``channel`` only fills up a block:
+        the prologue might make an infinity of the zero there."""
+        if not self.parts.prologue:
+            return at
+        code.line(f"float v = {self.element.load(at)};")
+        made = ELEMENTS[self.scheme.problem.factors].narrows.format(self.apply(code))
+        if channel is None or self.scheme.problem.inputs % self.scheme.lanes == 0:
+            return made
+        code.line(f"{_SHORT} stays = {made};")
+        code.line(f"if ({channel} >= {self.numbers('inputs')}) stays = 0;")
+        return "stays"
+
+    def _rows_of_features(self, code: Code) -> None:
+        inputs = self.numbers("inputs")
+        size = self.numbers("packed_column")
+        column = self.numbers("x_column")
+        with code.block("for (uniform int c = c0; c < c1; c++)"):
+            code.line(f"{self.pointer} from = x + (uniform int64)c * {column};")
+            code.line(f"uniform {_SHORT} * uniform to = packed + (c - c0) * {size};")
+            with code.block(f"foreach (f = 0 ... {inputs})"):
+                for i in range(len(self.vectors)):
+                    code.line(f"float q{i} = p{i}[f];")
+                code.line(f"to[f] = {self._read(code, 'from[f]')};")
+            code.line(f"foreach (f = {inputs} ... {size}) {{ to[f] = 0; }}")
+
+    def _blocks(self, code: Code) -> None:
+        """Blocks of 32 channels, which are two of 16 in memory."""
+        scheme, number, lanes = self.scheme, self.numbers, self.scheme.lanes
+        problem = scheme.problem
+        source = problem.source
+        halves = number("input_blocks")
+        plane, x_row = number("x_plane"), number("x_row")
+        size = number("packed_plane")
+        width, phase = number("packed_width"), number("phase")
+        down = number("row_stride")
+        # Of a 1x1 convolution only the pixels that it reads are packed.
+        skipped = problem.stride if scheme.reads_all else (1, 1)
+        apart, across = number("rows_apart"), skipped[1]
+        step = number("stride_x")
+        before, left = (number(f"before_{n}") for n in "yx")
+        height, columns = (number(f"size_{n}") for n in "yx")
+        rows = "r1 - r0" if scheme.reads_all else number("packed_rows")
+        first = "r0" if scheme.reads_all else f"r0 * {down}"
+        stop = "c1 - c0" if scheme.reads_all else width
+        with (
+            code.block(f"for (uniform int b = 0; b < ({halves} + 1) / 2 * 2; b++)"),
+            code.block(f"for (uniform int i = 0; i < ({rows}) * {down}; i++)"),
+        ):
+            code.line(
+                f"uniform {_SHORT} * uniform to = packed + (uniform int64)(b >> 1) * {size} + "
+                f"(b & 1) * {lanes} + (i % {down} * {phase} + i / {down} * {width}) * {BLOCK};"
+            )
+            code.line(f"const uniform int y = ({first} + i) * {apart} - {before};")
+            code.line(f"const uniform int x0 = c0 * {step} - {left};")
+            code.line(f"const uniform bool outside = b >= {halves} || y < 0 || y >= {height};")
+            code.line(f"const uniform int count = {stop};")
+            code.line("const uniform int begin = outside ? count : clamp(-x0, 0, count);")
+            end = f"({columns} - x0 + {across - 1}) / {across}"
+            code.line(f"const uniform int end = outside ? count : clamp({end}, begin, count);")
+            zero = f"to[j * {BLOCK} + programIndex] = 0;"
+            code.line(f"for (uniform int j = 0; j < begin; j++) {zero}")
+            with code.block("if (begin < end)"):
+                code.line(f"const uniform int64 block = group * {halves} + b;")
+                code.line(f"{self.pointer} from = x + block * {plane} + y * {x_row};")
+                for i in range(len(self.vectors)):
+                    code.line(f"const float q{i} = p{i}[block * {lanes} + programIndex];")
+                with code.block("for (uniform int j = begin; j < end; j++)"):
+                    at = f"from[(x0 + j * {across}) * {source.column} + programIndex]"
+                    read = self._read(code, at, f"b * {lanes} + programIndex")
+                    if scheme.reads_padding:
+                        code.line(f"const {_SHORT} n = {read};")
+                        code.line("most = max(most, (unsigned int)n & 0x7fff);")
+                        read = "n"
+                    code.line(f"to[j * {BLOCK} + programIndex] = {read};")
+            code.line(f"for (uniform int j = end; j < count; j++) {zero}")
+
+    def _few_channels(self, code: Code) -> None:
+        """Rows of pixels with their few channels side by side."""
+        scheme, number = self.scheme, self.numbers
+        problem = scheme.problem
+        terms = scheme.row_terms
+        x_row, across = number("x_row"), number("stride_x")
+        width, phase = number("packed_width"), number("phase")
+        down = number("row_stride")
+        before, left = (number(f"before_{n}") for n in "yx")
+        height, columns = (number(f"size_{n}") for n in "yx")
+        with code.block(f"for (uniform int i = 0; i < {number('packed_rows')} * {down}; i++)"):
+            code.line(
+                f"uniform {_SHORT} * uniform to = packed + "
+                f"(i % {down} * {phase} + i / {down} * {width}) * {terms};"
+            )
+            code.line(f"const uniform int y = r0 * {down} + i - {before};")
+            code.line(f"const uniform int x0 = c0 * {across} - {left};")
+            code.line(f"const uniform bool outside = y < 0 || y >= {height};")
+            code.line(f"const uniform int begin = outside ? {width} : clamp(-x0, 0, {width});")
+            end = f"clamp({columns} - x0, begin, {width})"
+            code.line(f"const uniform int end = outside ? {width} : {end};")
+            zeros = "foreach (f = {} * {terms} ... {} * {terms}) {{ to[f] = 0; }}"
+            code.line(zeros.format(0, "begin", terms=terms))
+            with code.block("if (begin < end)"):
+                code.line(f"{self.pointer} from = x + (uniform int64)y * {x_row};")
+                if problem.source.block == 1:
+                    self._planes(code)
+                else:
+                    self._pixels(code)
+            code.line(zeros.format("end", width, terms=terms))
+        size = number("packed_plane")
+        run = number("run")
+        code.line(f"foreach (f = 0 ... {run}) {{ packed[{size} + f] = 0; }}")
+
+    def _planes(self, code: Code) -> None:
+        """Puts together the channels of each pixel of a row."""
+        terms, inputs = self.scheme.row_terms, self.scheme.problem.inputs
+        plane = self.numbers("x_plane")
+        column = self.scheme.problem.source.column
+        whole = f"unsigned int{16 * terms}"
+        code.line(f"uniform {whole} * uniform whole = (uniform {whole} * uniform)to;")
+        with code.block("foreach (j = begin ... end)"):
+            for c in range(inputs):
+                code.line(f"unsigned int n{c};")
+                with code.block(""):
+                    for i in range(len(self.vectors)):
+                        code.line(f"const uniform float q{i} = p{i}[{c}];")
+                    at = f"(from + {c} * (uniform int64){plane})[(x0 + j) * {column}]"
+                    code.line(f"n{c} = {self._read(code, at)};")
+                code.line(f"most = max(most, n{c} & 0x7fff);")
+            joined = [f"(({whole})n{c} << {16 * c})" for c in range(inputs)]
+            code.line(f"whole[j] = {' | '.join(joined)};")
+
+    def _pixels(self, code: Code) -> None:
+        """Copies the pixels of a row, whose channels lie side by side."""
+        terms, column = self.scheme.row_terms, self.scheme.problem.source.column
+        for i in range(len(self.vectors)):
+            code.line(f"const float q{i} = p{i}[programIndex];")
+        with code.block("for (uniform int j = begin; j < end; j++)"):
+            at = f"from[(x0 + j) * {column} + programIndex]"
+            read = self._read(code, at, "programIndex")
+            code.line(f"const unsigned int16 n = {read};")
+            code.line("most = max(most, (unsigned int)n & 0x7fff);")
+            code.line(f"to[j * {terms} + programIndex] = n;")
+
+    def _exact(self, code: Code) -> None:
+        """A function that packs the terms of some pixels once more, those of one group, and zeros
+        in place of others."""
+        number = self.numbers
+        parameters = [PARAMETER, f"const uniform {_SHORT} * uniform from"]
+        parameters += ["const uniform int32 * uniform offsets", f"uniform {_SHORT} * uniform to"]
+        parameters += ["uniform int count", "uniform int group"]
+        head = f"static noinline unmasked void @_exact({', '.join(parameters)})"
+        with (
+            code.block(head),
+            self.numbers.declared(code),
+            code.block("for (uniform int p = 0; p < count; p++)"),
+        ):
+            step, taps = number("pixel_step"), number("taps")
+            run, next = number("run"), number("next")
+            real = number("exact_terms")
+            with code.block(f"for (uniform int tap = 0; tap < {taps}; tap++)"):
+                code.line(f"uniform {_SHORT} * uniform y = to + (p * {taps} + tap) * {run};")
+                with code.block(f"for (uniform int b = 0; b < {run} / {BLOCK}; b++)"):
+                    code.line(f"const uniform {_SHORT} * uniform x = from + p * {step};")
+                    code.line(f"x += offsets[tap] / 2 + b * ({next} / 2);")
+                    with code.block(f"foreach (f = 0 ... {BLOCK})"):
+                        code.line(f"{_SHORT} term = 0;")
+                        code.line(f"if ((b * {BLOCK} + f) / {real} == group) term = x[f];")
+                        code.line(f"y[b * {BLOCK} + f] = term;")

@@ -1,0 +1,165 @@
+"""Functions in C that sum up products of words, for which ISPC has no instruction.
+
+``name(x, offsets, taps, blocks, next, w, sums)`` multiplies some pixels, the first at ``x``, with
+one or two vectors of output channels.  Terms come in lines of 16 words, those of neighbouring input
+channels: for each of ``blocks``, ``next`` bytes apart, and each of ``taps``, at ``offsets`` bytes
+behind ``x``.  Of weights there are for each block and tap 16 words, each of 16 lanes a vector.
+``sums`` become [pixel][vector][lane].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from .packed_element import PackedElement
+
+_HEAD = """\
+#include <immintrin.h>
+#include <stdint.h>
+"""
+
+_VECTORS = """\
+__attribute__((target("avx512f,avx512bw,<needs>"), visibility("hidden")))
+void <name>(const char *x, const int32_t *offsets, int64_t taps, int64_t blocks, int64_t next,
+            const char *w, <c_sums> *sums) {
+  <sum> a[<pixels>][<vectors>];
+#pragma GCC unroll 32
+  for (int p = 0; p < <pixels>; p++)
+#pragma GCC unroll 32
+    for (int v = 0; v < <vectors>; v++) a[p][v] = _mm512_setzero_<suffix>();
+  for (int64_t block = 0; block < blocks; block++, x += next)
+    for (int64_t tap = 0; tap < taps; tap++) {
+      const char *from = x + offsets[tap];
+      for (int word = 0; word < 16; word++, from += 4, w += 64 * <vectors>) {
+        <factor> b[<vectors>];
+#pragma GCC unroll 32
+        for (int v = 0; v < <vectors>; v++) b[v] = (<factor>)_mm512_loadu_si512(w + 64 * v);
+#pragma GCC unroll 32
+        for (int p = 0; p < <pixels>; p++) {
+          const <factor> each = (<factor>)_mm512_set1_epi32(*(const int32_t *)(from + p * <step>));
+#pragma GCC unroll 32
+          for (int v = 0; v < <vectors>; v++) a[p][v] = <multiply>(a[p][v], each, b[v]);
+        }
+      }
+    }
+#pragma GCC unroll 32
+  for (int p = 0; p < <pixels>; p++)
+#pragma GCC unroll 32
+    for (int v = 0; v < <vectors>; v++)
+      _mm512_storeu_<suffix>(sums + 16 * (p * <vectors> + v), a[p][v]);
+}
+"""
+
+_SHARED_TILES = """\
+#pragma GCC push_options
+#pragma GCC target("amx-tile,<tiles_need>")
+static const struct {
+  uint8_t palette, start, reserved[14];
+  uint16_t bytes[16];
+  uint8_t rows[16];
+} <prefix>_shape __attribute__((used, aligned(64))) = {
+  1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+__attribute__((visibility("hidden"))) void <prefix>_begin_tiles(void) {
+  _tile_loadconfig(&<prefix>_shape);
+}
+__attribute__((visibility("hidden"))) void <prefix>_end_tiles(void) { _tile_release(); }
+#pragma GCC pop_options
+"""
+
+# Tiles 0 to 3 are sums, 4 and 5 pixels, 6 and 7 weights.
+_TILES = """\
+#pragma GCC push_options
+#pragma GCC target("amx-tile,<tiles_need>")
+__attribute__((visibility("hidden")))
+void <name>(const char *x, const int32_t *offsets, int64_t taps, int64_t blocks, int64_t next,
+            const char *w, <c_sums> *sums) {
+<zeros>
+  for (int64_t block = 0; block < blocks; block++, x += next)
+    for (int64_t tap = 0; tap < taps; tap++, w += 1024 * <vectors>) {
+      const char *from = x + offsets[tap];
+<terms>
+    }
+<stores>
+  __asm__ volatile("" ::: "memory");
+}
+#pragma GCC pop_options
+"""
+
+
+@dataclass(frozen=True)
+class Products:
+    """One such function.
+
+    Attributes:
+        word: what is multiplied.
+        pixels: that it computes, ``step`` bytes apart.
+        vectors: of output channels.
+        tiles: whether by tiles of 16 pixels, or by vectors.
+    """
+
+    word: PackedElement
+    pixels: int
+    vectors: int
+    step: int
+    tiles: bool
+
+    @property
+    def name(self) -> str:
+        kind = "tiles" if self.tiles else "vectors"
+        return f"{self.word.prefix}_{kind}_{self.pixels}x{self.vectors}_{self.step}"
+
+    @property
+    def declaration(self) -> str:
+        """How ISPC calls it."""
+        return (
+            f'extern "C" void {self.name}(const uniform int8 * uniform x, '
+            "const uniform int32 * uniform offsets, uniform int64 taps, uniform int64 blocks, "
+            "uniform int64 next, const uniform int8 * uniform w, "
+            f"uniform {self.word.sums} * uniform sums);"
+        )
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """Its text in C, in pieces that others share."""
+        return _pieces(self)
+
+
+@lru_cache(1024)
+def _pieces(products: Products) -> tuple[str, ...]:
+    word = products.word
+    names = {
+        **{"name": products.name, "pixels": products.pixels, "vectors": products.vectors},
+        **{"step": products.step, "prefix": word.prefix, "c_sums": word.c_sums},
+        **{"sum": word.registers[0], "factor": word.registers[1], "suffix": word.suffix},
+        **{"multiply": word.multiplies[0], "needs": word.multiplies[1]},
+        "multiply_tiles": word.multiplies_tiles[0],
+        "tiles_need": word.multiplies_tiles[1],
+    }
+    pieces = (_SHARED_TILES, _tiles_text(products)) if products.tiles else (_VECTORS,)
+    return (_HEAD, *(_filled(piece, names) for piece in pieces))
+
+
+def _filled(text: str, names: Mapping[str, object]) -> str:
+    for name, value in names.items():
+        text = text.replace(f"<{name}>", str(value))
+    return text
+
+
+def _tiles_text(products: Products) -> str:
+    rows, columns = range(products.pixels // 16), range(products.vectors)
+    sums = {(r, c): 2 * r + c for r in rows for c in columns}
+    zeros = [f"  _tile_zero({number});" for number in sums.values()]
+    terms = []
+    for c in columns:
+        terms.append(f"      _tile_loadd({6 + c}, w + {64 * c}, {64 * len(columns)});")
+    for r in rows:
+        terms.append(f"      _tile_loadd({4 + r}, from + {16 * r} * <step>, <step>);")
+        terms += [f"      <multiply_tiles>({sums[r, c]}, {4 + r}, {6 + c});" for c in columns]
+    stores = [
+        f"  _tile_stored({number}, sums + {16 * (16 * r * len(columns) + c)}, {64 * len(columns)});"
+        for (r, c), number in sums.items()
+    ]
+    text = _TILES.replace("<zeros>", "\n".join(zeros)).replace("<terms>", "\n".join(terms))
+    return text.replace("<stores>", "\n".join(stores))

@@ -1,0 +1,497 @@
+"""How a contraction is computed by products of words: packing, tiles and blocks of pixels.
+
+The block of inputs that a task reads is packed so that the pixels of several rows of results lie
+evenly: rows are as wide as those of the input with its padding, and rows that a stride leaves out
+lie apart.  So a tile is a run of pixels across rows; those between two rows are computed and
+dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+from minidnn.graph.types import ITEMSIZE
+
+from ...isa import Isa
+from ..problem import Problem
+from ..tiling import Tile, split_vectors
+from .packed_element import LINE, PAIRS, PackedElement
+from .products import Products
+
+Packing = Literal["blocks", "features", "rows", "unrolled"]
+
+_VECTORS = 2
+_MOST_PIXELS = 14
+"""Of a tile of vectors: two sums a pixel leave room for weights."""
+_TILE_PIXELS = 32
+
+_BLOCK_BYTES = 384 << 10
+"""About so many packed bytes of a task: they stay in a second-level cache beside weights."""
+
+FEATURE_BYTES = 768 << 10
+"""The same of rows of features, which share weights that no cache keeps."""
+
+MOST_UNROLLED = 16
+"""Input channels at most of which a pixel's taps are packed side by side."""
+
+MOST_PLANES = 4
+"""Input channels in planes at most of which pixels are packed side by side."""
+
+# Cycles, about those of current processors.
+_STEP = {"vectors": 16 * 0.5, "tiles": 16.0}
+"""Of 32 channels times a vector, for a pixel by vectors, for 16 by tiles."""
+_CALL = 30.0
+_FINISH = 5.0
+_PACK = 2.0
+_UNROLL = 4.0
+_INTERLEAVE = 16.0
+_TASK = 200.0
+_WEIGHT_BYTES = 32.0
+_FAR_WEIGHT_BYTES = 8.0
+_NEAR = 1 << 20
+"""Bytes of weights that stay in a second-level cache from one block to the next."""
+
+
+@dataclass(frozen=True)
+class DotScheme:
+    """Everything that a printed kernel follows.
+
+    Attributes:
+        word: what is multiplied.
+        packing: "blocks" of channels for each pixel, one of which fills a line; "features" of a row
+            side by side; "rows": the few channels of each pixel, so that taps of one row of the
+            kernel are one run of terms, filled up by what lies behind it, times weights of zero;
+            "unrolled": all that one result reads, side by side.
+        pixels: of a tile.
+        block: rows of results of one task (columns if there is one row).
+        merged: groups of the contraction that one group of ``problem`` stands for, with weights
+            of zero between them.
+        images: whose blocks one task computes, if a block is all of an image: weights that do not
+            stay in a second-level cache are read less often.
+        any_size: whether the text is that of planes of any size, whatever else is better for this
+            one.
+    """
+
+    word: ClassVar[PackedElement] = PAIRS
+
+    problem: Problem
+    lanes: int
+    packing: Packing
+    tiles: bool
+    pixels: int
+    tile: Tile
+    block: int
+    merged: int = 1
+    images: int = 1
+    any_size: bool = False
+
+    @property
+    def streams(self) -> bool:
+        """Whether results go past the caches: half a line at a time would not gain."""
+        return False
+
+    @property
+    def tiles_ahead(self) -> int:
+        """How far ahead results are asked for."""
+        return 0
+
+    @property
+    def groups(self) -> int:
+        return self.problem.groups
+
+    @property
+    def outputs(self) -> int:
+        """Output channels of a group."""
+        return self.problem.outputs
+
+    @property
+    def slots(self) -> int:
+        """Output channels of a group, filled up to whole vectors."""
+        return -(-self.outputs // self.lanes) * self.lanes
+
+    @property
+    def vectors_of_parts(self) -> list[int]:
+        """Vectors of each group of them."""
+        tile = self.tile
+        return [tile.vectors] * tile.wide + [tile.vectors - 1] * tile.narrow
+
+    @cached_property
+    def by_columns(self) -> bool:
+        return self.problem.out[0] == 1 and (not self.any_size or self.problem.is_pointwise)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of pixels of an image."""
+        return -(-self.problem.out[1 if self.by_columns else 0] // self.block)
+
+    @property
+    def tasks(self) -> int:
+        return self.blocks_of_images * self.groups * self.tile.groups
+
+    @property
+    def blocks_of_images(self) -> int:
+        """Blocks of pixels of all images, or of some of them together."""
+        return self.problem.batch // self.images * self.blocks
+
+    def of_weights(self) -> Self:
+        """The same for one pixel: all that the order of packed weights follows from.  Programs for
+        several sizes share what is packed for it."""
+        problem = self.problem
+        source = replace(problem.source, image=0, plane=0, row=0, column=0)
+        sizes: dict[str, Any] = {"batch": 1, "size": (1, 1), "out": (1, 1), "others": ()}
+        pixel = replace(problem, source=source, result=source, padding=((0, 0), (0, 0)), **sizes)
+        return replace(self, problem=pixel, block=1, images=1, pixels=1)
+
+    # What is packed
+
+    @cached_property
+    def reads_all(self) -> bool:
+        """Whether inputs are packed pixel by pixel of the results, with no taps of their own."""
+        whole = self.packing in ("features", "unrolled")
+        return whole or self.problem.kernel == self.runs == (1, 1)
+
+    @property
+    def runs(self) -> tuple[int, int]:
+        """Taps that are one run of terms each."""
+        return (1, self.problem.kernel[1]) if self.packing == "rows" else (1, 1)
+
+    @property
+    def row_terms(self) -> int:
+        """Numbers of a pixel whose few channels lie side by side."""
+        return next(n for n in (1, 2, 4, self.lanes) if n >= self.problem.inputs)
+
+    @property
+    def terms(self) -> int:
+        """Numbers that are multiplied for a tap, or a run of taps."""
+        if self.packing == "unrolled":
+            return self.problem.depth
+        return self.runs[1] * self.row_terms if self.packing == "rows" else self.problem.inputs
+
+    @property
+    def blocks_of_terms(self) -> int:
+        return -(-self.terms // self.word.block)
+
+    @property
+    def taps(self) -> int:
+        rows, columns = self.problem.kernel
+        return 1 if self.reads_all else rows * columns // self.runs[1]
+
+    @property
+    def row_stride(self) -> int:
+        """From a row of results to the next in rows that are packed."""
+        return 1 if self.reads_all else self.problem.stride[0]
+
+    @property
+    def column_stride(self) -> int:
+        return 1 if self.reads_all else self.problem.stride[1]
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of results of one block."""
+        return (1, self.block) if self.by_columns else (self.block, self.problem.out[1])
+
+    @cached_property
+    def flat_width(self) -> int:
+        """Pixels from a row of results to the next one."""
+        if self.reads_all:
+            return self.shape[1]
+        _, taps = self.problem.kernel
+        reach = (self.shape[1] - 1) * self.column_stride + (taps - 1) * self.problem.dilation[1] + 1
+        return -(-reach // self.column_stride)
+
+    @property
+    def packed_width(self) -> int:
+        """Columns of a packed row."""
+        return self.flat_width * self.column_stride
+
+    @property
+    def packed_rows(self) -> int:
+        """Packed rows of one phase: of those that lie ``row_stride`` apart."""
+        if self.reads_all:
+            return self.shape[0]
+        reach = (self.problem.kernel[0] - 1) * self.problem.dilation[0]
+        return self.shape[0] + reach // self.row_stride
+
+    @property
+    def phase(self) -> int:
+        """Pixels of one phase."""
+        return self.packed_rows * self.packed_width
+
+    @property
+    def pixel_bytes(self) -> int:
+        """From a packed pixel to its neighbour."""
+        if self.packing == "rows":
+            return self.word.item_bytes * self.row_terms
+        return LINE * (1 if self.packing == "blocks" else self.blocks_of_terms)
+
+    @property
+    def step(self) -> int:
+        """Bytes from a pixel of the results to the next."""
+        return self.pixel_bytes * self.column_stride
+
+    @property
+    def plane_bytes(self) -> int:
+        """Bytes of a line's channels of all packed pixels, or of few channels of them."""
+        return self.pixel_bytes * self.row_stride * self.phase
+
+    @property
+    def next(self) -> int:
+        """Bytes from a block of terms to the next."""
+        return self.plane_bytes if self.packing == "blocks" else LINE
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where each tap begins behind a pixel, in bytes."""
+        if self.reads_all:
+            return [0]
+        (rows, columns), (down, across) = self.problem.kernel, self.problem.dilation
+        found = []
+        for row in range(rows):
+            place, phase = divmod(row * down, self.row_stride)
+            start = phase * self.phase + place * self.packed_width
+            apart = range(0, columns, self.runs[1])
+            found += [self.pixel_bytes * (start + column * across) for column in apart]
+        return found
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of a packed block, with what the last tile reads behind it."""
+        return _up(self.images * self.image_bytes + self.pixels * self.step, 64)
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes from an image's packed block to the next one's."""
+        return _up(self.block_bytes, 64)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a packed block."""
+        if self.packing == "blocks":
+            return self.blocks_of_terms * self.plane_bytes
+        if self.packing == "rows":
+            return self.plane_bytes + self.run_bytes
+        return self.shape[0] * self.shape[1] * self.pixel_bytes
+
+    @property
+    def line_bytes(self) -> int:
+        """Bytes of rows of inputs, of which what each result reads is copied."""
+        return 0
+
+    @property
+    def run_bytes(self) -> int:
+        """Bytes of the terms of a tap, or a run of taps, with what fills them up."""
+        return LINE * self.blocks_of_terms
+
+    @property
+    def reads_padding(self) -> bool:
+        """Whether results multiply what they do not read by zero, of which NaN and infinities
+        would be NaN: where there are any, terms are packed once more, with zeros in their place."""
+        return self.packing == "rows" or self.merged > 1
+
+    @property
+    def fallback_terms(self) -> int:
+        """Terms of a tap that belong together."""
+        return self.terms // self.merged
+
+    @property
+    def fallback_step(self) -> int:
+        """Bytes of all terms of a result, packed once more."""
+        return self.taps * self.run_bytes
+
+    @property
+    def fallback_bytes(self) -> int:
+        """Bytes of those of a tile."""
+        return self.pixels * self.fallback_step if self.reads_padding else 0
+
+    @property
+    def sums_floats(self) -> int:
+        return self.pixels * self.tile.vectors * self.lanes
+
+    @property
+    def scratch_bytes(self) -> int:
+        sums = 2 if self.reads_padding else 1
+        again = self.line_bytes + self.fallback_bytes
+        return self.packed_bytes + again + sums * 4 * self.sums_floats
+
+    # Products
+
+    def products(self, vectors: int, pixels: int | None = None) -> Products:
+        return Products(self.word, pixels or self.pixels, vectors, self.step, self.tiles)
+
+    def fallback_products(self, vectors: int) -> Products:
+        return Products(self.word, self.pixels, vectors, self.fallback_step, self.tiles)
+
+    @property
+    def flat_pixels(self) -> int:
+        """Pixels of a block that are computed, those between rows included."""
+        return (self.shape[0] - 1) * self.flat_width + self.shape[1]
+
+    @property
+    def cycles(self) -> float:
+        """Of one thread for everything, about."""
+        unit = 16 if self.tiles else self.pixels
+        count = -(-self.flat_pixels // unit) * unit
+        steps = self.taps * self.blocks_of_terms
+        each = _STEP["tiles"] / 16 if self.tiles else _STEP["vectors"]
+        vectors = self.slots // self.lanes
+        sums = count * vectors * steps * each
+        calls = count / self.pixels * self.tile.groups * _CALL
+        finish = self.shape[0] * self.shape[1] * vectors * _FINISH
+        near = self.weight_bytes <= _NEAR
+        weights = 64 * 16 * vectors * steps / (_WEIGHT_BYTES if near else _FAR_WEIGHT_BYTES)
+        one = self.images * (sums + calls + finish)
+        one += max(0, weights - self.images * sums) + self.tile.groups * _TASK + self.pack_cycles
+        return self.blocks_of_images * self.groups * one
+
+    @property
+    def pack_cycles(self) -> float:
+        """Of one block."""
+        planes = self.packing == "rows" and self.problem.source.block == 1
+        lines = (self.packed_bytes + self.line_bytes) / 64
+        if self.packing == "unrolled":
+            return lines * _UNROLL
+        return lines * (_INTERLEAVE if planes else _PACK)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.groups * self.slots * self.taps * self.blocks_of_terms * LINE
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of inputs and results."""
+        problem = self.problem
+        size = problem.size[0] * problem.size[1] * problem.inputs
+        made = problem.out[0] * problem.out[1] * problem.outputs
+        item = ITEMSIZE[problem.source.dtype]
+        return problem.batch * problem.groups * item * (size + made)
+
+
+def packing_of(problem: Problem, lanes: int) -> Packing | None:
+    """How inputs are packed; None if they lie otherwise than is packed here."""
+    source = problem.source
+    if _spreads(problem, lanes) or problem.width:
+        return None
+    in_rows = source.contiguous and source.plane == 0
+    if in_rows and problem.kernel == (1, 1) and problem.groups == 1:
+        return "features"
+    if source.block == lanes:
+        exact = problem.groups == 1 and problem.inputs == lanes
+        return "unrolled" if exact and problem.kernel != (1, 1) else "blocks"
+    if source.block == 1 and problem.inputs <= MOST_UNROLLED and problem.groups == 1:
+        return "unrolled"
+    return None
+
+
+def packing_of_pairs(problem: Problem, lanes: int) -> Packing | None:
+    """The same, in which few channels lie in rows; None also if they cannot."""
+    found = packing_of(problem, lanes)
+    if found != "unrolled":
+        return found
+    few = problem.source.block == lanes or problem.inputs <= MOST_PLANES
+    return "rows" if few and problem.dilation[1] == 1 else None
+
+
+def _spreads(problem: Problem, lanes: int) -> bool:
+    """Whether a vector has channels of several groups."""
+    return problem.groups > 1 and (problem.outputs < lanes or problem.inputs % lanes != 0)
+
+
+def merged_groups(problem: Problem, lanes: int) -> int:
+    """How many groups are computed as one, so that vectors have channels of one group; 1 where they
+    have, or where no number of groups does."""
+    if not _spreads(problem, lanes):
+        return 1
+    for wanted in (PAIRS.block, lanes):
+        for count in range(2, problem.groups + 1):
+            whole = count * problem.inputs % wanted == count * problem.outputs % lanes == 0
+            if whole and problem.groups % count == 0:
+                return count
+    return 1
+
+
+def merge(problem: Problem, lanes: int) -> Problem:
+    """A contraction with groups merged."""
+    count = merged_groups(problem, lanes)
+    return replace(
+        problem,
+        groups=problem.groups // count,
+        inputs=problem.inputs * count,
+        outputs=problem.outputs * count,
+    )
+
+
+S = TypeVar("S", bound=DotScheme)
+
+
+@lru_cache(4096)
+def choose_dots(problem: Problem, isa: Isa, threads: int, any_size: bool = False) -> DotScheme:
+    """The scheme with the least predicted time; ``any_size``: see :class:`DotScheme`."""
+    return cheapest(dot_schemes(problem, isa, any_size), threads)
+
+
+def cheapest(schemes: Iterable[S], threads: int) -> S:
+    """The one with the least predicted time: threads take whole blocks, or parts of too few."""
+
+    def time(scheme: S) -> tuple[float, int]:
+        calls = scheme.blocks_of_images * scheme.groups
+        shared = calls if calls >= threads else scheme.tasks
+        uneven = -(-shared // threads) * threads / shared
+        return scheme.cycles * uneven, -scheme.block
+
+    return min(schemes, key=time)
+
+
+def dot_schemes(problem: Problem, isa: Isa, any_size: bool = False) -> Iterator[DotScheme]:
+    """Schemes with blocks of all sizes that fit, or one of the smallest."""
+    merged = merged_groups(problem, isa.lanes)
+    problem = merge(problem, isa.lanes)
+    packing = packing_of_pairs(problem, isa.lanes)
+    assert packing is not None
+    tiles = isa.products == "tiles"
+    yield from schemes_of(DotScheme, problem, isa, packing, tiles, merged, any_size)
+
+
+def schemes_of(
+    kind: type[S],
+    problem: Problem,
+    isa: Isa,
+    packing: Packing,
+    tiles: bool,
+    merged: int = 1,
+    any_size: bool = False,
+) -> Iterator[S]:
+    """Schemes of a kind with blocks of all sizes that fit, or one of the smallest; with
+    ``any_size`` of a few."""
+    wide, narrow = split_vectors(-(-problem.outputs // isa.lanes), _VECTORS)
+    vectors = _VECTORS if wide else 1
+    if not wide:
+        wide, narrow = narrow, 0
+    tile = Tile(1, 1, vectors, wide, narrow)
+    given = (problem, isa.lanes, packing, tiles, _TILE_PIXELS if tiles else _MOST_PIXELS, tile)
+    least = kind(*given, block=1, merged=merged, any_size=any_size)
+    size = problem.out[1 if least.by_columns else 0]
+    counts: Iterable[int] = range(1, size + 1)
+    if any_size:  # chosen in a call that waits for it
+        counts = [1 << i for i in range(size.bit_length())]
+    sizes = dict.fromkeys(-(-size // count) for count in counts)
+    images = [n for n in range(2, problem.batch + 1) if problem.batch % n == 0]
+    blocks = [(block, 1) for block in sorted(sizes)] + [(size, count) for count in images]
+    most = FEATURE_BYTES if packing == "features" else _BLOCK_BYTES
+    for i, (block, count) in enumerate(blocks):
+        scheme = replace(least, block=block, images=count)
+        if i and scheme.images * scheme.block_bytes + scheme.line_bytes > most:
+            break
+        fixed = tiles or any_size
+        yield scheme if fixed else replace(scheme, pixels=_pixels(scheme.flat_pixels))
+
+
+def _pixels(count: int) -> int:
+    """Of a tile of vectors, for so many pixels."""
+    return min(range(1, _MOST_PIXELS + 1), key=lambda n: (-(-count // n) * (max(n, 5) + 1), -n))
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

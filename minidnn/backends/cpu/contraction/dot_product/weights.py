@@ -1,0 +1,73 @@
+"""Packs weights as words of neighbouring input channels."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from minidnn.graph.ir import Value
+from minidnn.runtime.bits import to_bits
+
+from ...execution.buffers import Array
+from ...execution.packing import data_of
+from .scheme import DotScheme
+
+
+def packed_pairs(weight: Value, scheme: DotScheme) -> partial[Array]:
+    """Weights (O, I, KH, KW) or (O, I) in bfloat16, as :func:`packed_words` lays them.
+
+    Where taps of a row are packed as channels, they are channels here, the last of them input
+    channels.
+    """
+    return partial(_pack, weight, scheme.of_weights())
+
+
+def _merged(given: Array, scheme: DotScheme) -> Array:
+    """Weights (O, I, KH, KW) of groups that are computed as one: zero between them."""
+    problem, count = scheme.problem, scheme.merged
+    outputs, inputs = problem.outputs // count, problem.inputs // count
+    whole = np.zeros((problem.groups, count, outputs, count, inputs, given[0, 0].size), np.uint16)
+    parts = given.reshape(problem.groups, count, outputs, inputs, -1)
+    for i in range(count):
+        whole[:, i, :, i] = parts[:, i]
+    return whole
+
+
+def _pack(weight: Value, scheme: DotScheme) -> Array:
+    problem = scheme.problem
+    given = to_bits(data_of(weight), "bfloat16")
+    if scheme.merged > 1:
+        given = _merged(given, scheme)
+    given = given.reshape(problem.groups, problem.outputs, problem.inputs, -1)
+    if scheme.packing == "rows":
+        rows, columns = problem.kernel
+        spread = np.zeros((problem.outputs, columns, scheme.row_terms, rows), np.uint16)
+        found = given.reshape(problem.outputs, problem.inputs, rows, columns)
+        spread[:, :, : problem.inputs] = found.transpose(0, 3, 1, 2)
+        given = spread.reshape(1, problem.outputs, -1, rows)
+    return packed_words(given, scheme)
+
+
+def packed_words(terms: Array, scheme: DotScheme) -> Array:
+    """What inputs are multiplied with, [group][output][term][tap], as [group][tile group]
+    [block of terms][tap][word][vector][lane][term of a word].
+
+    Outputs and terms that fill up are zero.
+    """
+    problem, lanes, word = scheme.problem, scheme.lanes, scheme.word
+    _, outputs, count, taps = terms.shape
+    blocks = scheme.blocks_of_terms
+    padded = np.zeros((problem.groups, scheme.slots, blocks * word.block, taps), word.weight)
+    padded[:, :outputs, :count] = terms
+    shape = (problem.groups, scheme.slots // lanes, lanes, blocks, 16, word.terms, taps)
+    # [group][vector][lane][block][word][term][tap] to [group][vector][block][tap][word][lane][term]
+    vectors = padded.reshape(shape).transpose(0, 1, 3, 6, 4, 2, 5)
+    parts = []
+    for group in vectors:
+        first = 0
+        for size in scheme.vectors_of_parts:
+            part = group[first : first + size]
+            parts.append(part.transpose(1, 2, 3, 0, 4, 5).reshape(-1))
+            first += size
+    return np.concatenate(parts)

@@ -1,0 +1,329 @@
+"""Convolutions of whole numbers; lanes are pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import numpy as np
+
+from minidnn.fusion.contraction import Parts
+from minidnn.graph.ir import Value
+from minidnn.graph.operators import Conv2d
+
+from ....codegen.code import Code
+from ....codegen.kernel import KernelSource
+from ...execution.packing import first_terms
+from ...isa import Isa
+from ...operators.broadcast import STORED
+from ..stage import PrintedContraction, Stage, Workspace
+from .kernel import PACKED_WORDS, IntegerKernel, word_weights
+
+_CHUNK = 960
+"""Pixels, about, whose sums of a tile's channels stay in the first-level cache."""
+
+
+@dataclass(frozen=True)
+class PackedPlanes:
+    """How packed pixels lie: for each phase of the strides a plane of ``rows`` rows, ``pitch``
+    words apart, so that the pixels that windows read at a tap lie side by side."""
+
+    size: tuple[int, int]
+    out: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    dilation: tuple[int, int]
+    pads: tuple[int, int]
+
+    @property
+    def rows(self) -> int:
+        return self.out[0] + (self.kernel[0] - 1) * self.dilation[0] // self.stride[0]
+
+    @property
+    def pitch(self) -> int:
+        return self.out[1] + (self.kernel[1] - 1) * self.dilation[1] // self.stride[1]
+
+    @property
+    def words(self) -> int:
+        """Of all phases of one word of channels."""
+        return self.phases * self.rows * self.pitch
+
+    @property
+    def phases(self) -> int:
+        return prod(self.stride)
+
+    def offsets(self) -> list[int]:
+        """Where each tap's pixels begin."""
+        (sy, sx), (dy, dx) = self.stride, self.dilation
+        found = []
+        for ky in range(self.kernel[0]):
+            for kx in range(self.kernel[1]):
+                phase = ky * dy % sy * sx + kx * dx % sx
+                row = phase * self.rows + ky * dy // sy
+                found.append(row * self.pitch + kx * dx // sx)
+        return found
+
+
+class IntegerConvolution(IntegerKernel):
+    def __init__(self, parts: Parts, isa: Isa, any_size: bool) -> None:
+        super().__init__(parts, isa)
+        op, weight = self.op, self.weight
+        assert isinstance(op, Conv2d)
+        self.batch, _, *size = self.x.shape
+        self.groups = op.groups
+        self.outputs, self.inputs, *kernel = weight.shape
+        self.outputs //= self.groups
+        out = parts.node.output.shape[2:]
+        pads = (op.padding[0][0], op.padding[1][0])
+        stride = op.stride
+        pointwise = kernel == [1, 1] and stride == (1, 1) and list(out) == size
+        if pointwise:
+            size, out, pads = [1, prod(size)], (1, prod(size)), (0, 0)
+        self.planes = PackedPlanes(
+            (size[0], size[1]),
+            (out[0], out[1]),
+            (kernel[0], kernel[1]),
+            stride,
+            op.dilation,
+            pads,
+        )
+        self.steps = -(-self.inputs // self.unit)
+        most = 8 if self.lanes == 16 else 4
+        self.tile = min(most, self.outputs)
+        self.tiles = -(-self.outputs // self.tile)
+        self.wide = 3
+        # Whole rows of a chunk, or a part of the only one.
+        planes = self.planes
+        self.flat = pointwise if any_size else planes.out[0] == 1
+        if self.flat:
+            self.chunk_rows, pixels = 1, min(planes.out[1], _CHUNK)
+            self.chunks = -(-planes.out[1] // pixels)
+        else:
+            self.chunk_rows = max(1, min(planes.out[0], _CHUNK // planes.pitch))
+            self.chunks = -(-planes.out[0] // self.chunk_rows)
+            self.chunk_rows = -(-planes.out[0] // self.chunks)
+            pixels = self.chunk_rows * planes.pitch
+        self.pixels = pixels
+        self.chunk_vectors = -(-pixels // self.lanes)
+        whole, rest = divmod(self.chunk_vectors, self.wide)
+        #: Vectors of pixels of tiles, one after the other until those of a chunk are computed.
+        self.tile_vectors = [self.wide, 1] if any_size else [self.wide] * (whole > 0)
+        if rest and not any_size:
+            self.tile_vectors.append(rest)
+
+    def print(self) -> PrintedContraction:
+        slack = (self.wide + 1) * self.lanes + self.chunk_rows * self.planes.pitch
+        words = self.batch * self.groups * self.steps * self.planes.words + slack
+        scratch = self.tile * self.chunk_vectors * self.lanes * 4
+        tasks = self.batch * self.groups * self.chunks * self.tiles
+        numbers = self.numbers()
+        order = self.groups, self.tile
+        weights = partial(_weights, self.weight, self.inputs, self.unit, *order)
+        starts = partial(_starts, self.parts.node.inputs[1:], self.zero, *order)
+        compute = Stage(
+            KernelSource.named("whole_conv", self.compute_text()),
+            tuple(self.operands(weights, starts, numbers)),
+            tasks,
+            1,
+            scratch,
+        )
+        packed = self.batch * self.groups * self.steps
+        pack = Stage(
+            KernelSource.named("whole_pack", self.pack_text()),
+            (0, Workspace(0), lambda: numbers),
+            packed,
+            max(1, min(packed // 8, PACKED_WORDS // max(1, self.planes.words))),
+        )
+        return PrintedContraction("whole", (pack, compute), 4 * words)
+
+    _NAMES = (
+        *("groups", "steps", "inputs", "words", "rows", "pitch", "height", "width"),
+        *("out_rows", "out_columns", "down", "across", "above", "left", "outputs", "tiles"),
+        *("chunks", "chunk_rows", "chunk_pixels", "chunk_vectors"),
+        *("taps", "tile_words", "zero_word"),
+    )
+
+    def numbers(self) -> np.ndarray:
+        planes = self.planes
+        values: dict[str, int] = {
+            **{"groups": self.groups, "steps": self.steps, "inputs": self.inputs},
+            **{"words": planes.words, "rows": planes.rows, "pitch": planes.pitch},
+            **{"height": planes.size[0], "width": planes.size[1]},
+            **{"out_rows": planes.out[0], "out_columns": planes.out[1]},
+            **{"down": planes.stride[0], "across": planes.stride[1]},
+            **{"above": planes.pads[0], "left": planes.pads[1]},
+            **{"outputs": self.outputs, "tiles": self.tiles, "chunks": self.chunks},
+            **{"chunk_rows": self.chunk_rows, "chunk_pixels": self.pixels},
+            "chunk_vectors": self.chunk_vectors,
+            **{"taps": prod(planes.kernel), "zero_word": self.zero_word()},
+            "tile_words": self.steps * prod(planes.kernel) * self.tile,
+        }
+        listed = [values[name] for name in self._NAMES]
+        return np.array([*listed, *planes.offsets()], np.int64).astype(np.int32)
+
+    def _declare(self, code: Code, at: int) -> None:
+        code.line(f"const uniform int32 * uniform numbers = MD_IN(int32, {at});")
+        for i, name in enumerate(self._NAMES):
+            code.line(f"const uniform int32 {name} = numbers[{i}];")
+        code.line(f"const uniform int32 * uniform offsets = numbers + {len(self._NAMES)};")
+
+    def pack_text(self) -> str:
+        code, kind = Code(), STORED[self.x.dtype]
+        strided = self.planes.stride[1] > 1
+        with code.block("MD_KERNEL(@)"):
+            self._declare(code, 2)
+            code.line("uniform unsigned int32 * uniform packed = MD_OUT(unsigned int32, 1);")
+            with code.block("for (uniform int t = md_begin; t < md_end; t++)"):
+                code.line("const uniform int step = t % steps;")
+                code.line("const uniform int64 group = t / steps;")
+                code.line(
+                    "uniform unsigned int32 * uniform to = packed + (uniform int64)t * words;"
+                )
+                code.line("const uniform int64 plane = (uniform int64)height * width;")
+                code.line(
+                    f"const uniform {kind} * uniform x = MD_IN({kind}, 0) + "
+                    f"(group * inputs + step * {self.unit}) * plane;"
+                )
+                # Channels beyond the last one have no weight: any will do for them.
+                for i in range(self.unit):
+                    far = f"step * {self.unit} + {i} < inputs ? {i} : 0"
+                    code.line(f"const uniform {kind} * uniform c{i} = x + ({far}) * plane;")
+                with (
+                    code.block("for (uniform int py = 0; py < down; py++)"),
+                    code.block("for (uniform int px = 0; px < across; px++)"),
+                    code.block("for (uniform int q = 0; q < rows; q++)"),
+                ):
+                    self._pack_row(code, strided)
+                    code.line("to += pitch;")
+        return str(code)
+
+    def _pack_row(self, code: Code, strided: bool) -> None:
+        code.line("const uniform int r = q * down + py - above;")
+        code.line("const uniform bool inside = r >= 0 && r < height;")
+        # The first column that is one of the image, and the one behind the last.
+        code.line("const uniform int shift = px - left;")
+        code.line("uniform int first = max(0, (across - 1 - shift) / across);")
+        code.line("first = shift >= 0 ? 0 : min(first, pitch);")
+        code.line("uniform int last = (width - shift + across - 1) / across;")
+        code.line("last = inside ? max(first, min(last, pitch)) : first;")
+        code.line("const uniform int64 row = (uniform int64)(inside ? r : 0) * width;")
+        code.line("foreach (i = 0 ... first) to[i] = zero_word;")
+        # Of bytes that lie apart lanes that are not wanted read the first one, which must be there.
+        at = "max(i * across + shift, 0)" if strided else "i + shift"
+        rows = [f"row{i}" for i in range(self.unit)]
+        for i, name in enumerate(rows):
+            kind = STORED[self.x.dtype]
+            code.line(f"const uniform {kind} * uniform {name} = c{i} + row;")
+        with code.block("foreach (i = first ... last)"):
+            code.line(f"to[i] = {self.packed_word(rows, at)};")
+        code.line("foreach (i = last ... pitch) to[i] = zero_word;")
+
+    def compute_text(self) -> str:
+        code = Code()
+        for vectors in self.tile_vectors:
+            self._tile_text(code, vectors)
+        with code.block("MD_KERNEL(@)"):
+            code.line("const uniform unsigned int32 * uniform packed = MD_IN(unsigned int32, 0);")
+            code.line("const uniform int32 * uniform weights = MD_IN(int32, 1);")
+            code.line("const uniform int32 * uniform starts = MD_IN(int32, 2);")
+            self._declare(code, 3)
+            self.pointers(code)
+            code.line("uniform int32 * uniform sums = (uniform int32 * uniform)md_scratch;")
+            with code.block("for (uniform int t = md_begin; t < md_end; t++)"):
+                self._task(code)
+        return str(code)
+
+    def _task(self, code: Code) -> None:
+        lanes, flat = self.lanes, self.flat
+        code.line("const uniform int tile = t % tiles;")
+        code.line("const uniform int chunk = t / tiles % chunks;")
+        code.line("const uniform int64 image = t / tiles / chunks;")
+        code.line("const uniform int group = image % groups;")
+        code.line("const uniform int at = group * tiles + tile;")
+        code.line("const uniform int32 * uniform w = weights + (uniform int64)at * tile_words;")
+        code.line(f"const uniform int32 * uniform b = starts + at * {self.tile};")
+        begin = "chunk * chunk_pixels" if flat else "chunk * chunk_rows * pitch"
+        code.line(
+            f"const uniform unsigned int32 * uniform x = packed + image * steps * words + {begin};"
+        )
+        code.line(f"const uniform int size = chunk_vectors * {lanes};")
+        given = "size, steps, words, taps, offsets"
+        code.line("uniform int v = 0;")
+        for vectors in self.tile_vectors:
+            with code.block(f"for (; v + {vectors} <= chunk_vectors; v += {vectors})"):
+                step = f"v * {lanes}"
+                code.line(f"@_tile{vectors}(x + {step}, w, b, sums + {step}, {given});")
+        code.line("const uniform int64 plane = (uniform int64)out_rows * out_columns;")
+        with code.block(f"for (uniform int o = 0; o < {self.tile}; o++)"):
+            code.line(f"const uniform int channel = group * outputs + tile * {self.tile} + o;")
+            code.line(f"if (tile * {self.tile} + o >= outputs) break;")
+            code.line("const uniform int32 * uniform s = sums + o * size;")
+            code.line(
+                "const uniform int64 to = (image / groups * groups * outputs + channel) * plane;"
+            )
+            if flat:
+                code.line("const uniform int from = chunk * chunk_pixels;")
+                code.line("const uniform int count = min(chunk_pixels, out_columns - from);")
+                self.places(code, "to + from")
+                with code.block("foreach (i = 0 ... count)"):
+                    code.line("const int32 sum = s[i];")
+                    self.finish(code, "sum", "i", "channel")
+                return
+            code.line("const uniform int r0 = chunk * chunk_rows;")
+            code.line("const uniform int r1 = min(r0 + chunk_rows, out_rows);")
+            with code.block("for (uniform int r = r0; r < r1; r++)"):
+                self.places(code, "to + (uniform int64)r * out_columns")
+                code.line("const uniform int32 * uniform row = s + (r - r0) * pitch;")
+                with code.block("foreach (i = 0 ... out_columns)"):
+                    code.line("const int32 sum = row[i];")
+                    self.finish(code, "sum", "i", "channel")
+
+    def _tile_text(self, code: Code, vectors: int) -> None:
+        """The sums of some vectors of pixels for the channels of a tile."""
+        parameters = [
+            *(f"const uniform {kind} * uniform {name}" for kind, name in _TILE_POINTERS),
+            "uniform int32 * uniform sums",
+            *(f"uniform int {name}" for name in ("size", "steps", "words", "taps")),
+            "const uniform int32 * uniform offsets",
+        ]
+        head = f"static noinline unmasked void @_tile{vectors}({', '.join(parameters)})"
+        names = [(o, v) for o in range(self.tile) for v in range(vectors)]
+        with code.block(head):
+            for o, v in names:
+                code.line(f"int32 a{o}_{v} = b[{o}];")
+            code.line("#pragma nounroll")
+            with code.block("for (uniform int step = 0; step < steps; step++)"):
+                code.line("#pragma nounroll")
+                with code.block("for (uniform int tap = 0; tap < taps; tap++)"):
+                    code.line("const uniform unsigned int32 * uniform p = x + offsets[tap];")
+                    for v in range(vectors):
+                        at = f"p[{v * self.lanes} + programIndex]"
+                        code.line(f"const unsigned int32 x{v} = {at};")
+                    for o in range(self.tile):
+                        code.line(f"const unsigned int32 w{o} = (unsigned int32)w[{o}];")
+                        for v in range(vectors):
+                            code.line(self.product(f"a{o}_{v}", f"x{v}", f"w{o}"))
+                    code.line(f"w += {self.tile};")
+                code.line("x += words;")
+            for o, v in names:
+                at = f"sums[{o} * size + {v * self.lanes} + programIndex]"
+                code.line(f"{at} = a{o}_{v};")
+
+
+_TILE_POINTERS = (("unsigned int32", "x"), ("int32", "w"), ("int32", "b"))
+
+
+def _weights(weight: Value, inputs: int, unit: int, groups: int, tile: int) -> np.ndarray:
+    """[group][tile][step][tap][output of the tile]"""
+    words = word_weights(weight, inputs, unit)
+    words = words.reshape(groups, -1, *words.shape[1:])
+    words = np.pad(words, ((0, 0), (0, -words.shape[1] % tile), (0, 0), (0, 0)))
+    words = words.reshape(groups, -1, tile, *words.shape[2:])
+    return np.ascontiguousarray(words.transpose(0, 1, 3, 4, 2)).reshape(-1)
+
+
+def _starts(values: Sequence[Value], zero: int, groups: int, tile: int) -> np.ndarray:
+    start = first_terms(values, zero).reshape(groups, -1)
+    return np.pad(start, ((0, 0), (0, -start.shape[1] % tile))).reshape(-1)

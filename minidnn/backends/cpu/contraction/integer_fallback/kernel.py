@@ -1,0 +1,140 @@
+"""What kernels of convolutions and of linear layers share: words, weights, finished sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from minidnn.fusion.contraction import Parts
+from minidnn.graph.ir import Constant, Value
+from minidnn.graph.operators import Conv2d, Linear
+from minidnn.graph.types import BYTES
+
+from ....codegen.code import Code
+from ....codegen.dialect import ISPC
+from ...execution.packing import data_of
+from ...isa import Isa
+from ...operators.broadcast import STORED, converted
+from ..stage import Pointer, Workspace
+
+MOST_EXACT = ((1 << 24) - 1) // (255 * 128)
+"""Products of two bytes of which float32 has every sum."""
+#: Channels of a word.
+WORD = 4
+PACKED_WORDS = 1 << 13
+"""Words that are worth a task of packing."""
+
+
+class IntegerKernel:
+    """What both kinds share: words, weights, and what happens to finished sums."""
+
+    def __init__(self, parts: Parts, isa: Isa) -> None:
+        self.parts = parts
+        self.lanes = isa.lanes
+        node = parts.node
+        self.x, weight = node.inputs[0].type, node.inputs[1]
+        assert isinstance(weight, Constant) and isinstance(node.op, (Conv2d, Linear))
+        self.weight = weight
+        self.op = node.op
+        self.words = self.x.dtype in BYTES and weight.dtype == "int8"
+        self.unit = WORD if self.words else 1
+        vectors = [v.value for operation in parts.epilogue for v in operation.vectors]
+        self.vectors: tuple[Value, ...] = tuple(dict.fromkeys(vectors))
+
+    @property
+    def zero(self) -> int:
+        """What stands for 0 in a packed word's numbers."""
+        if not self.words:
+            return 0
+        return self.op.zero + (128 if self.x.dtype == "int8" else 0)
+
+    def packed_number(self, at: str) -> str:
+        """An element as it is packed."""
+        if not self.words:
+            return f"((unsigned int32)((int32){at} - ({self.op.zero})))"
+        byte = f"(unsigned int32)(unsigned int8){at}"
+        return f"({byte} ^ 0x80)" if self.x.dtype == "int8" else f"({byte})"
+
+    def packed_word(self, rows: Sequence[str], at: str) -> str:
+        """The word of the elements at a place of some rows."""
+        numbers = [self.packed_number(f"{row}[{at}]") for row in rows]
+        return " | ".join(f"({n} << {8 * i})" if i else n for i, n in enumerate(numbers))
+
+    def zero_word(self) -> int:
+        return sum(self.zero << 8 * i for i in range(self.unit))
+
+    def product(self, sum: str, x: str, w: str) -> str:
+        if self.words:
+            return f"{sum} = dot4add_u8i8packed({x}, {w}, {sum});"
+        return f"{sum} += (int32)({x} * {w});"
+
+    @property
+    def others(self) -> tuple[Value, ...]:
+        return self.parts.others
+
+    def pointers(self, code: Code) -> None:
+        """Declares what a kernel is given behind packed input, weights, starts and numbers."""
+        for i, value in enumerate(self.others):
+            kind = STORED[value.dtype]
+            code.line(f"const uniform {kind} * uniform z{i} = MD_IN({kind}, {4 + i});")
+        at = 4 + len(self.others)
+        for i in range(len(self.vectors)):
+            code.line(f"const uniform float * uniform e{i} = MD_IN(float, {at + i});")
+        kind = STORED[self.parts.result.dtype]
+        code.line(f"uniform {kind} * uniform y = MD_OUT({kind}, {at + len(self.vectors)});")
+
+    def places(self, code: Code, first: str) -> None:
+        """Declares where the tensors that :meth:`finish` reads and writes begin for a row."""
+        for i, value in enumerate(self.others):
+            kind = STORED[value.dtype]
+            code.line(f"const uniform {kind} * uniform zs{i} = z{i} + {first};")
+        kind = STORED[self.parts.result.dtype]
+        code.line(f"uniform {kind} * uniform ys = y + {first};")
+
+    def operands(
+        self, weights: partial[np.ndarray], starts: partial[np.ndarray], numbers: np.ndarray
+    ) -> list[Pointer]:
+        """What the kernel is given; ``weights`` and ``starts`` are equal for all sizes."""
+        found: list[Pointer] = [Workspace(0), weights, starts, lambda: numbers]
+        found += [1 + i for i in range(len(self.others))]
+        found += [partial(_vector, value) for value in self.vectors]
+        return [*found, 1 + len(self.others)]
+
+    def finish(self, code: Code, sum: str, at: str, channel: str) -> None:
+        """From a sum to what is stored at ``at`` of a row; a vector's number is that of
+        ``channel``."""
+        if not self.parts.epilogue:
+            code.line(f"ys[{at}] = {sum};")
+            return
+        code.line(f"const float whole = (float){sum};")
+        names: dict[Value, str] = {self.parts.node.output: "whole"}
+        for operation in self.parts.epilogue:
+            given = []
+            for value in operation.operands:
+                if value not in names:
+                    names[value] = code.fresh()
+                    read = f"(float)zs{self.others.index(value)}[{at}]"
+                    code.line(f"const float {names[value]} = {read};")
+                given.append(names[value])
+            given += [f"e{self.vectors.index(v.value)}[{channel}]" for v in operation.vectors]
+            lines, names[operation.output] = ISPC.print_code(operation.code, given, code.fresh)
+            code.lines(lines)
+        result = self.parts.result
+        code.line(f"ys[{at}] = {converted(names[result], result.dtype)};")
+
+
+def word_weights(weight: Value, inputs: int, unit: int) -> np.ndarray:
+    """The weight as words of so many channels (outputs, words of inputs, taps)."""
+    given = data_of(weight).astype(np.int32).reshape(weight.shape[0], inputs, -1)
+    padded = np.pad(given, ((0, 0), (0, -inputs % unit), (0, 0)))
+    data = padded.reshape(len(padded), -1, unit, padded.shape[2])
+    if unit == 1:
+        return data[:, :, 0]
+    bytes_ = np.ascontiguousarray(data.astype(np.int8).transpose(0, 1, 3, 2))
+    return bytes_.view(np.int32)[..., 0]
+
+
+def _vector(value: Value) -> np.ndarray:
+    return data_of(value).astype(np.float32)

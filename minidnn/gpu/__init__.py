@@ -1,0 +1,1 @@
+"""What all that runs on NVIDIA GPUs shares, whichever library computes there."""
