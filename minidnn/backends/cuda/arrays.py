@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from ..._cached_property import cached_property
-from ...cudnn._cupy import cupy
 from ...cudnn.graph.spec import ALIGNMENT
 from ...errors import DeviceError, GraphError
+from ...gpu.cupy import cupy
 from ...graph.types import FLOATS, TensorType, numpy_dtype
 from ...runtime.arrays import check_shape
 from ...runtime.bits import from_bits, to_bits

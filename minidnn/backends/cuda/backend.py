@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ...cudnn._cupy import cupy
 from ...errors import DeviceError, GraphError
 from ...fusion.contraction import parts_of
 from ...fusion.functions import LayerFunction
 from ...fusion.region import FusedContraction, FusedElements
 from ...fusion.region import Region as FusedRegion
 from ...fusion.target import Target
+from ...gpu.cupy import cupy
 from ...graph import operators as ops
 from ...graph.index_map import Indexed
 from ...graph.ir import Node, Value

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ...cudnn._cupy import cupy
 from ...cudnn.graph.spec import ALIGNMENT
 from ...errors import GraphError, OutOfMemoryError
+from ...gpu.cupy import cupy
 from ...runtime.bits import from_bits
 from .arrays import (
     CUPY,

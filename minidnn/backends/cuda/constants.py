@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...cudnn._cupy import cupy
+from ...gpu.cupy import cupy
 from ...runtime.bits import to_bits
 from .memory import aligned, allocated
 

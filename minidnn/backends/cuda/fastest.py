@@ -11,11 +11,11 @@ from typing import Any
 
 from ...cache import CacheStore, digest
 from ...cudnn import machine
-from ...cudnn._cupy import cupy
 from ...cudnn.graph import arrays
 from ...cudnn.graph.spec import TensorSpec
 from ...cudnn.graph.timing import Contestant, race
 from ...errors import MiniDNNWarning, OutOfMemoryError
+from ...gpu.cupy import cupy
 from ...graph.ir import Value
 from ...runtime.plan import Plan
 from .constants import Constants, Data

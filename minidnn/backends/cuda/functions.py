@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...cudnn._cupy import cupy
+from ...gpu.cupy import cupy
 from .build import CompiledKernel, compile_kernels
 from .kernels import Launch
 from .nvrtc import Resources

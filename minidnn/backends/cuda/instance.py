@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import chain
 
 from ...cudnn import driver
-from ...cudnn._cupy import cupy
+from ...gpu.cupy import cupy
 from ...runtime.operand import resolved
 from .arrays import DEVICE_TO_DEVICE, Given
 from .functions import KernelRun

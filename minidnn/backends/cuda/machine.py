@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ...cudnn._cupy import cupy
 from ...errors import DeviceError
 from ...fusion.device import H200, Device
+from ...gpu.cupy import cupy
 
 _HOPPER = (9, 0)
 _HZ = 1.98e9

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ...cudnn._cupy import cupy
 from ...cudnn.enums import Status
 from ...cudnn.errors import CuDNNError
 from ...errors import MiniDNNError, MiniDNNWarning, OutOfMemoryError
+from ...gpu.cupy import cupy
 
 log = logging.getLogger(__name__)
 

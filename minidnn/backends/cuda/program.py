@@ -7,8 +7,8 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from ...cudnn._cupy import cupy
 from ...errors import UnsupportedError
+from ...gpu.cupy import cupy
 from ...graph.ir import Node
 from ...runtime.agreement import WHY_NO_TIMES, sums_over_ranks
 from ...runtime.plan import Plan

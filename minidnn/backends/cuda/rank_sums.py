@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from ...cudnn._cupy import cupy
+from ...gpu.cupy import cupy
 from ...graph.meeting import meeting_of
 from ...graph.operators import SumOverRanks
 from ...graph.types import TensorType

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...cudnn import driver
-from ...cudnn._cupy import cupy
 from ...cudnn.graph.spec import ALIGNMENT
 from ...errors import DeviceError
+from ...gpu.cupy import cupy
 from .arrays import DEVICE_TO_DEVICE
 
 _DEVICE = 2

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...cudnn._cupy import cupy
+from ...gpu.cupy import cupy
 from ...graph.ir import Graph, State
 from ...runtime.bits import from_bits, to_bits
 from ...runtime.store import StateMemory, Store

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from ...cudnn._cupy import cupy
 from ...cudnn.graph.timing import keep_busy
+from ...gpu.cupy import cupy
 from .instance import Instance
 
 _CYCLES_PER_LAUNCH = 60_000

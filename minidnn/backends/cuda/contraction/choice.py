@@ -13,8 +13,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ....cudnn._cupy import cupy
 from ....cudnn.gpu_turn import turn
+from ....gpu.cupy import cupy
 from ....runtime.cores import usable_cores
 from ..kernels import Launch
 from .problem import ContractionProblem

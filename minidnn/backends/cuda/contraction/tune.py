@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 
 from ....cache import CacheStore, digest
-from ....cudnn._cupy import cupy
 from ....cudnn.enums import ConvolutionFwdAlgo
 from ....cudnn.errors import CuDNNError
 from ....cudnn.gpu_turn import turn
@@ -23,6 +22,7 @@ from ....cudnn.graph import EngineConfig, Plan
 from ....cudnn.graph.timing import Contestant, race
 from ....cudnn.machine import device_name, library_name
 from ....errors import MiniDNNWarning, OutOfMemoryError, UnsupportedError
+from ....gpu.cupy import cupy
 from ..kernels import Launch
 from ..machine import Machine
 from .bound import least_milliseconds

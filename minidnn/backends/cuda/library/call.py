@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....cudnn import library
-from ....cudnn._cupy import cupy
 from ....cudnn.activation import ActivationDescriptor
 from ....cudnn.batch_norm import SPATIAL, derived_descriptor
 from ....cudnn.convolution.key import TensorKey
@@ -25,6 +24,7 @@ from ....cudnn.op_tensor import OpTensorDescriptor
 from ....cudnn.pooling import PoolingDescriptor
 from ....cudnn.scalars import ONE, ZERO
 from ....cudnn.tensor import TensorDescriptor
+from ....gpu.cupy import cupy
 from ..arrays import DEVICE_TO_DEVICE
 from .dropout import bind_dropout
 from .support import (

@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from ....cudnn._cupy import cupy
 from ....cudnn.accuracy import is_coarse_winograd
 from ....cudnn.convolution.choose import candidates_for, constrained
 from ....cudnn.convolution.key import ConvolutionKey
 from ....cudnn.convolution.plan import Candidate, Problem, no_algorithm
 from ....cudnn.errors import CuDNNError
 from ....cudnn.gpu_turn import turn
+from ....gpu.cupy import cupy
 from ..contraction.fixed import FixedConvolution
 
 #: The order of a node's operands and results, as image, filter and output of the convolution.

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ....cudnn import library
-from ....cudnn._cupy import cupy
 from ....cudnn.convolution.key import TensorKey
 from ....cudnn.dropout import Dropout, reserve_size
 from ....cudnn.enums import DataType
@@ -22,6 +21,7 @@ from ....cudnn.errors import check
 from ....cudnn.handle import current_handle
 from ....cudnn.tensor import TensorDescriptor
 from ....errors import UnsupportedError
+from ....gpu.cupy import cupy
 from ...codegen.code import Code
 from ..kernels import Launch
 from ..strided import THREADS
