@@ -18,6 +18,19 @@ def check_count(owner: str, name: str, value: Any) -> int:
     return value
 
 
+def check_normalized_shape(owner: str, given: Any) -> tuple[int, ...]:
+    """The last sizes of an input, given as a sequence or as the only one."""
+    value = plain(given)
+    sizes: Any = (value,) if isinstance(value, int) else value
+    valid = isinstance(sizes, (tuple, list)) and sizes
+    if not valid or not all(type(size) is int and size >= 1 for size in sizes):
+        raise GraphError(
+            f"{owner}: normalized_shape={given!r:.80}; valid is an int of at least 1, or a "
+            "sequence of them"
+        )
+    return tuple(sizes)
+
+
 def misfit(owner: str, message: str) -> GraphError:
     """The error of a layer whose input does not fit; it names the layer's place in the network."""
     path = current_trace().path if is_tracing() else ""

@@ -15,10 +15,9 @@ from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import Expression
 from minidnn.graph.ir import Value
-from minidnn.graph.plain import plain
 from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply, current_trace
-from minidnn.layers.arguments import check_count, check_rank, misfit
+from minidnn.layers.arguments import check_count, check_normalized_shape, check_rank, misfit
 from minidnn.layers.layer import Layer
 from minidnn.layers.parameter import LazyArray, Parameter
 
@@ -344,15 +343,7 @@ class LayerNorm(Layer):
         elementwise_affine: bool = True,
         bias: bool = True,
     ) -> None:
-        given = plain(normalized_shape)
-        sizes: Any = (given,) if isinstance(given, int) else given
-        valid = isinstance(sizes, (tuple, list)) and sizes
-        if not valid or not all(type(size) is int and size >= 1 for size in sizes):
-            raise GraphError(
-                f"LayerNorm: normalized_shape={normalized_shape!r:.80}; valid is an int of at "
-                "least 1, or a sequence of them"
-            )
-        self.normalized_shape: tuple[int, ...] = tuple(sizes)
+        self.normalized_shape = check_normalized_shape("LayerNorm", normalized_shape)
         self.op = ops.LayerNorm(len(self.normalized_shape), eps)
         self.weight = Parameter(self.normalized_shape, _ones) if elementwise_affine else None
         self.bias = (

@@ -17,7 +17,7 @@ from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply
 from minidnn.graph.types import numpy_dtype
 from minidnn.graph.window import WindowAxis, average_window
-from minidnn.layers.arguments import check_count, misfit
+from minidnn.layers.arguments import check_count, check_normalized_shape, misfit
 from minidnn.layers.layer import Layer
 from minidnn.layers.parameter import Parameter, filled
 
@@ -91,17 +91,9 @@ class RMSNorm(Layer):
         eps: float | None = None,
         elementwise_affine: bool = True,
     ) -> None:
-        given = plain(normalized_shape)
-        sizes: Any = (given,) if isinstance(given, int) else given
-        valid = isinstance(sizes, (tuple, list)) and sizes
-        if not valid or not all(type(size) is int and size >= 1 for size in sizes):
-            raise GraphError(
-                f"RMSNorm: normalized_shape={normalized_shape!r:.80}; valid is an int of at least "
-                "1, or a sequence of them"
-            )
+        self.normalized_shape = check_normalized_shape("RMSNorm", normalized_shape)
         if eps is not None and (type(plain(eps)) not in (int, float) or not eps >= 0):
             raise GraphError(f"RMSNorm: eps={eps!r:.80}; valid is a number of at least 0, or None")
-        self.normalized_shape: tuple[int, ...] = tuple(sizes)
         self.eps = eps
         self.weight = Parameter(self.normalized_shape, filled(1.0)) if elementwise_affine else None
 

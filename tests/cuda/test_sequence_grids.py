@@ -77,7 +77,7 @@ def in_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.race
 @pytest.mark.usefixtures("in_small")
-@pytest.mark.parametrize("dtype", every(2, ["float16", "bfloat16", "float32"]))
+@pytest.mark.parametrize("dtype", every(3, ["float16", "bfloat16", "float32"]))
 @pytest.mark.parametrize("name", NETWORKS)
 def test_several_channels_a_block(name: str, dtype: str, tmp_path: Path) -> None:
     """Of one warp and of several, with threads that have nothing to do and without."""

@@ -25,6 +25,7 @@ from minidnn.backends.cuda.task import Task
 from minidnn.backends.cuda.tensor import Tensor
 from minidnn.fusion.region import FusedGradient
 from tests.cuda.cards import A100, H200
+from tests.sampling import some
 
 from .arrays import STORED
 from .emulator.run import Emulated
@@ -167,8 +168,9 @@ def test_kernels_keep_to_the_budget(most: int) -> None:
         for choice in kernel_of(task).choices(problem_of(task), H200)[:most]
         for launch in kernel_of(task).launches(problem_of(task), choice, H200)
     }
-    kernels = compile_kernels(list(launches), H200.arch)
-    for launch, kernel in zip(launches.values(), kernels, strict=True):
+    chosen = some(launches.values(), 2)
+    kernels = compile_kernels([launch.source for launch in chosen], H200.arch)
+    for launch, kernel in zip(chosen, kernels, strict=True):
         taken = kernel.resources
         assert taken.spill_bytes == 0 and taken.stack_bytes == 0, launch.source.name
         assert taken.registers * launch.block[0] <= 65536

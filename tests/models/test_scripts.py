@@ -19,7 +19,7 @@ from minidnn.passes.infrastructure import Context
 from minidnn.passes.simplify import simplify
 from minidnn.pictures import Preparation, read_picture
 from minidnn.weights import save_weights
-from tests.sampling import every
+from tests.sampling import every, mixed
 
 FILES = list(dict.fromkeys(models._NETWORKS.values()))[1:]  # digits.py is none
 
@@ -139,8 +139,9 @@ def test_errors_are_one_line(
     assert text in printed.err.splitlines()[-1] and printed.out == ""
 
 
-@pytest.mark.parametrize("buffered", [False, True])
-@pytest.mark.parametrize("arguments", [("", "list"), (".alexnet", "summary")])
+@pytest.mark.parametrize(
+    ("arguments", "buffered"), mixed(2, [("", "list"), (".alexnet", "summary")], [False, True])
+)
 def test_output_that_cannot_be_written_is_no_traceback(
     arguments: tuple[str, str], buffered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

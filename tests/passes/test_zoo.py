@@ -17,7 +17,7 @@ from minidnn.memory.arena import plan_memory
 from minidnn.memory.liveness import lifetimes
 from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.pipeline import PIPELINE, optimize
-from tests.sampling import only
+from tests.sampling import IS_FULL, only
 
 NETWORKS = [name for name in models.list_models() if name != "digits"]
 
@@ -39,7 +39,8 @@ def test_the_checker_and_all_contracts_hold_after_every_pass(name: str) -> None:
     """So it is when ``verify`` says: it raises where either does not."""
     graph = graph_of(name)
     strategies: tuple[Strategy, ...] = ("model",)
-    if name in ("alexnet", "resnet18", "squeezenet1_1", "densenet121", "inception_v3"):
+    thorough = {"alexnet", "squeezenet1_1", "densenet121"}
+    if name in thorough or (IS_FULL and name in ("resnet18", "inception_v3")):
         strategies = EVERYWHERE
     for strategy in strategies:
         seen: list[Pass] = []
