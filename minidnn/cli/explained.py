@@ -7,10 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from minidnn.graph.ir import Node
-from minidnn.graph.operators.movement import Reorder
-from minidnn.report.explain import inner_nodes
-
 if TYPE_CHECKING:
     from minidnn.executable import Executable
     from minidnn.graph.ir import Graph, Node
@@ -123,6 +119,9 @@ def labels(nodes: Iterable[Node]) -> list[str]:
     ``features.0 (Conv2d) + ReLU``.  A layer that computes twice has ``#2`` behind the second label.
     What only moves a value to another layout is called after the value.
     """
+    from minidnn.graph.operators.movement import Reorder
+    from minidnn.report.explain import inner_nodes
+
     seen: Counter[str] = Counter()
     found: dict[Node, str] = {}
     for node in nodes:

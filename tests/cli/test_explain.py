@@ -74,7 +74,7 @@ def test_passes_are_printed_before_and_after(capsys: pytest.CaptureFixture[str])
     out = explain(capsys, "digits", "--passes")
     graph = to_graph(models.digits(), (1, 1, 8, 8))
     headings = [line for line in out.splitlines() if line.startswith("== ")]
-    assert headings[:17] == [
+    assert headings[:19] == [
         "== before freeze ==",
         "== after freeze ==",
         "== after keep_layers ==",
@@ -84,6 +84,8 @@ def test_passes_are_printed_before_and_after(capsys: pytest.CaptureFixture[str])
         "== after share_sums ==",
         "== after compose_variance ==",
         "== after repeat_inside ==",
+        "== after drop_samples ==",
+        "== after view_channels ==",
         "== after simplify ==",
         "== after take_channels ==",
         "== after share_joins ==",

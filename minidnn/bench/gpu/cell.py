@@ -13,8 +13,9 @@ import torch
 
 import minidnn as md
 from minidnn.bench.engines import OWN
-from minidnn.bench.gpu.modes import Cell, allow, called, dtype_of, eager, inductor, module_of, own
+from minidnn.bench.gpu.modes import Cell, called, eager, inductor, module_of, own
 from minidnn.bench.gpu.timing import Run, calls_in, deviations, exact, interleaved, timed
+from minidnn.bench.precisions import allow, dtype_of
 from minidnn.bench.worker import LoadedEngine
 from minidnn.cudnn import machine
 from minidnn.cudnn.gpu_turn import turn

@@ -24,18 +24,6 @@ from minidnn.bench.networks import BEYOND
 from minidnn.bench.torchvision_models import models as torchvision
 
 
-def dtype_of(precision: str) -> torch.dtype:
-    """The type of what is computed on."""
-    return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(precision, torch.float32)
-
-
-def allow(precision: str) -> None:
-    """PyTorch measures its algorithms, and uses TF32 just where the precision is that."""
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-
-
 @dataclass(frozen=True)
 class Cell:
     """What all engines of a cell have.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from pathlib import Path
 
@@ -20,18 +19,8 @@ from ....errors import CompileError
 from .identity import BUILD_LOCK, CompilerIdentity, known_compilers, remember
 from .library import SharedObject, load
 from .process import Command, run
+from .runner_sources import SOURCES
 from .toolchain import CCompiler, find_cc
-
-SOURCES = Path(__file__).parent.parent / "runner"
-
-
-def sources_digest() -> str:
-    """The same for all runners that can stand for each other."""
-    digest = hashlib.sha256()
-    for path in sorted(SOURCES.glob("*.[ch]")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
 
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 BUILD_SECONDS = 60.0

@@ -31,7 +31,7 @@ _CHANNELS = 64
 _REGISTERS = 168
 _BESIDE = 40
 """Registers for addresses and all that is no pixel, filter or sum."""
-_SPARE = 24
+_SPARE = 26
 """Registers that the compiler should have beside those that are counted."""
 _FILE = 65536
 """Registers of a multiprocessor."""
