@@ -105,7 +105,7 @@ def test_a_study_goes_on_without_counters(monkeypatch: pytest.MonkeyPatch) -> No
         lambda: H100, device.predict, device.job, device.measure, device.ceilings, refused
     )
     monkeypatch.setitem(DEVICES, "cuda", fake)
-    monkeypatch.setattr(measured, "Apart", Timed)
+    monkeypatch.setattr(measured, "IsolatedJobs", Timed)
     shape = {"height": 32, "width": 32}
     study = lab.run("transpose", ["rows"], shapes=[shape], counters=True)
     assert study["counters"] == {"why_not": "the driver forbids counters"}
