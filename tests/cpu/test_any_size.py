@@ -48,6 +48,10 @@ from .warming import compile_together, texts_of
 OWN = (*cases.contraction.CASES, *cases.movement.CASES, *cases.pooling.CASES)
 SHOWN = OWN[::7]
 
+NO_BFLOAT16 = pytest.mark.skipif(
+    why_no_bfloat16(AVX512) is not None, reason=str(why_no_bfloat16(AVX512))
+)
+
 
 def kernels_of(graph: Graph, isa: Isa, precision: str = "float32") -> list[KernelSource]:
     options = {"isa": isa.name, "threads": 2, "any_size": True}
@@ -77,7 +81,7 @@ def numbers_of(task: Task) -> list[int]:
 @pytest.mark.parametrize(
     ("kind", "isa"),
     [
-        *(("bfloat16", isa) for isa in BFLOAT16_ISAS["avx512"]),
+        *(pytest.param("bfloat16", isa, marks=NO_BFLOAT16) for isa in BFLOAT16_ISAS["avx512"]),
         *(("bytes", isa) for isa in BYTE_ISAS["avx512"]),
     ],
     ids=lambda each: each.name if isinstance(each, Isa) else each,
@@ -165,11 +169,6 @@ def check_in_bfloat16(case: Case) -> None:
             actual = np.asarray(exe(*given))
             what = f"{case}{' special' if special else ''}"
             assert_near(case, "bfloat16", EPSILON["bfloat16"], given, actual, what)
-
-
-NO_BFLOAT16 = pytest.mark.skipif(
-    why_no_bfloat16(AVX512) is not None, reason=str(why_no_bfloat16(AVX512))
-)
 
 
 @NO_BFLOAT16

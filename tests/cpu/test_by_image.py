@@ -11,7 +11,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cpu import backend
-from minidnn.backends.cpu.isa import AVX512, Isa
+from minidnn.backends.cpu.isa import AVX512, Isa, best_isa, with_bytes
 from minidnn.backends.cpu.one_image import one_image
 from minidnn.backends.cpu.target import CpuTarget, device_for
 from minidnn.graph import operators as ops
@@ -63,6 +63,9 @@ def test_bits_do_not_depend_on_it(
         np.testing.assert_array_equal(exe(*inputs), expected)
 
 
+@pytest.mark.skipif(
+    with_bytes(best_isa()) == best_isa(), reason="this processor packs bytes for all images at once"
+)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.together(3)
 def test_bytes(monkeypatch: pytest.MonkeyPatch, real_ispc: str, threads: int) -> None:
