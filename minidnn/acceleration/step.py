@@ -26,11 +26,13 @@ from minidnn.acceleration.twice import Autocast, autocast_of, gradients_again
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.convert import Part
 from minidnn.gradients.halves import BackwardHalf, Halves
+from minidnn.graph.attention_patterns import compose_attention, drop_unread
 from minidnn.graph.ir import Graph, Value
 from minidnn.passes.fold_batch_norm import fold_batch_norm
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.mix_precision import mixed
 from minidnn.passes.share_joins import share_joins
+from minidnn.passes.turn_rows import rows_turned
 
 #: For so many choices of what requires a gradient programs are kept.
 _CHOICES = 4
@@ -171,6 +173,10 @@ class Pair:
         mixed = narrow is not None
         # Joins of joins before there are gradients by them: these are added up join by join, too.
         graph = share_joins(part.graph, Context())
+        if engine.memory != "cpu":
+            graph = rows_turned(graph, Context())
+        composed, _ = compose_attention(graph)
+        graph = drop_unread(composed)
         first = len(part.outputs) if part.differentiable is None else part.differentiable
         self.halves = Halves(graph, trained, first, compute_again=mixed)
         self._engine, self._narrow = engine, narrow

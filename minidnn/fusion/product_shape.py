@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from minidnn.fusion.product import FusedProduct, dense_steps
+from minidnn.fusion.product import FusedProduct
+from minidnn.fusion.strided import StridedView
 from minidnn.graph.ir import Node, Value
-from minidnn.graph.types import TensorType
 
 Steps = tuple[int, ...]
 
@@ -15,20 +15,22 @@ Steps = tuple[int, ...]
 @dataclass(frozen=True)
 class MatrixSteps:
     """How many elements lie between neighbouring rows, columns, and matrices along each axis of the
-    batch; 0 where there is one of them, or one for all."""
+    batch, and in front of the first matrix; 0 where there is one of them, or one for all."""
 
     rows: int
     columns: int
     batch: Steps
+    offset: int = 0
 
     @property
     def turned(self) -> MatrixSteps:
-        return MatrixSteps(self.columns, self.rows, self.batch)
+        return replace(self, rows=self.columns, columns=self.rows)
 
     def width(self, widest: int, inner: int) -> int:
         """How many elements can be read or written at once along the axis on which they follow each
         other, which has ``inner`` of them: ``widest``, 2 or 1."""
-        others = (self.rows if self.columns == 1 else self.columns, *self.batch, inner)
+        line = self.rows if self.columns == 1 else self.columns
+        others = (line, *self.batch, self.offset, inner)
         return next(n for n in (widest, 2, 1) if all(step % n == 0 for step in others))
 
 
@@ -71,19 +73,17 @@ def product_of(node: Node) -> tuple[BatchedProduct, tuple[Value, Value]]:
     op = node.op
     if isinstance(op, FusedProduct):
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
-        a, b = (outer[value] for value in op.multiplied)
+        a, b = (outer[value] for value, _ in op.multiplied)
         matmul, factor = op.matmul, op.factor
-        (a_steps, b_steps), y_steps = op.steps, op.result_steps
+        views = [*(view for _, view in op.multiplied), op.result]
     else:
         a, b = node.inputs
         matmul, factor = node, 1.0
-        a_steps, b_steps, y_steps = (dense_steps(v.type) for v in (a, b, node.output))
-    types = [value.type for value in (*matmul.inputs, matmul.output)]
-    batch = types[2].shape[:-2]
-    parts = zip(types, (a_steps, b_steps, y_steps), strict=True)
-    of_a, of_b, y = (_matrices(type, steps, len(batch)) for type, steps in parts)
-    (rows, columns), inner = types[2].shape[-2:], types[0].shape[-1]
-    dtypes = types[0].dtype, node.output.dtype
+        views = [StridedView.dense(v) for v in (a, b, node.output)]
+    batch = views[2].shape[:-2]
+    of_a, of_b, y = (_matrices(view, len(batch)) for view in views)
+    (rows, columns), inner = views[2].shape[-2:], views[0].shape[-1]
+    dtypes = matmul.inputs[0].dtype, node.output.dtype
     shape = BatchedProduct(*dtypes, rows, columns, inner, batch, of_a, of_b, y, factor)
     if shape.y.columns > 1:
         of_a, of_b, y = shape.b.turned, shape.a.turned, shape.y.turned
@@ -92,14 +92,15 @@ def product_of(node: Node) -> tuple[BatchedProduct, tuple[Value, Value]]:
     return shape, (a, b)
 
 
-def _matrices(type: TensorType, steps: Steps, rank: int) -> MatrixSteps:
-    known = [0 if n == 1 else s for n, s in zip(type.shape, steps, strict=True)]
+def _matrices(view: StridedView, rank: int) -> MatrixSteps:
+    shape, known = view.shape, view.steps
+    assert known is not None, view
     rows, columns = known[-2:]
-    if rows != 1 and type.shape[-1] == 1:
+    if rows != 1 and shape[-1] == 1:
         columns = 1  # of one column any step will do
-    elif columns != 1 and type.shape[-2] == 1:
+    elif columns != 1 and shape[-2] == 1:
         rows = 1
-    return MatrixSteps(rows, columns, (*(0,) * (rank + 2 - type.rank), *known[:-2]))
+    return MatrixSteps(rows, columns, (*(0,) * (rank + 2 - len(shape)), *known[:-2]), view.offset)
 
 
 def _merged(shape: BatchedProduct) -> BatchedProduct:

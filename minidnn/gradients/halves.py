@@ -23,11 +23,14 @@ from itertools import chain
 
 from minidnn.gradients.joins import JoinedPart, in_joins, parts_of_joins
 from minidnn.gradients.reverse import pullback, reached_values
+from minidnn.graph.attention_patterns import read_results_behind
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Operator
+from minidnn.graph.operators import Attention, AttentionGradient, MatMul
 from minidnn.graph.types import FLOATS
 
 _CHEAP = ("elementwise", "movement")
+_BATCHES = (Attention, AttentionGradient, MatMul)
 #: A value that takes more nodes than that is read; what is no larger than this part of it is free.
 _MOST_NODES, _SMALL = 4, 16
 
@@ -99,7 +102,7 @@ class Halves:
         )
         reached = reached_values(answered)
         places = tuple(sorted(place for place in self._of if graph.inputs[place] in reached))
-        whole = pullback(answered, [graph.inputs[place] for place in places])
+        whole = read_results_behind(pullback(answered, [graph.inputs[p] for p in places]))
         later = _live(whole.nodes[len(graph.nodes) :], whole.outputs)
         early = self._ran_early(later)
         later = _live([node for node in later if node not in early], whole.outputs)
@@ -214,7 +217,10 @@ def _lies_in_memory(graph: Graph, value: Value) -> bool:
     assert node is not None
     if node.op.kind not in _CHEAP or value in graph.outputs:
         return True
-    return any(reader.op.kind == "contraction" for reader in graph.readers[value])
+    readers = [reader.op for reader in graph.readers[value] if reader.op.kind == "contraction"]
+    # Batches of matrices are read where the value lies that they are slices and transposes of.
+    in_place = node.op.kind == "movement" and all(isinstance(op, _BATCHES) for op in readers)
+    return bool(readers) and not in_place
 
 
 def _live(nodes: Sequence[Node], outputs: Iterable[Value]) -> list[Node]:

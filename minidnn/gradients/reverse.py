@@ -9,11 +9,18 @@ import numpy as np
 
 from minidnn.errors import GraphError, did_you_mean
 from minidnn.gradients import rules  # noqa: F401 (it fills the table)
+from minidnn.gradients.slices import SlicedValue, sliced_values
 from minidnn.gradients.table import Backward, rule_of
+from minidnn.graph import operators as ops
+from minidnn.graph.attention_patterns import (
+    compose_attention,
+    drop_unread,
+    expand_attention,
+    read_results_behind,
+)
 from minidnn.graph.checker import check_is_graph
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Operator
-from minidnn.graph.operators import Add
 from minidnn.graph.recorder import recording_by
 from minidnn.graph.types import FLOATS, TensorType, numpy_dtype
 
@@ -52,6 +59,8 @@ def gradient(graph: Graph, loss: Value | str, of: Value | str | Iterable[Value |
     values = [_floating(find(each, "of")) for each in given]
     if not values:
         raise GraphError("of is empty; valid are one or more values to differentiate by")
+    given_graph = graph
+    graph, target, values = _with_attention(graph, target, values)
     reached = _reached(graph, target)
     missed = [value.name for value in values if value not in reached]
     if missed:
@@ -64,7 +73,7 @@ def gradient(graph: Graph, loss: Value | str, of: Value | str | Iterable[Value |
     with recording_by(recording):
         gradients = _walk(graph, seeds, values, reached, recording)
     names = graph.output_names
-    return Graph(
+    whole = Graph(
         graph.inputs,
         (*graph.outputs, *gradients),
         recording.nodes,
@@ -72,6 +81,21 @@ def gradient(graph: Graph, loss: Value | str, of: Value | str | Iterable[Value |
         None if names is None else (*names, *(f"gradient.{value.name}" for value in values)),
         updates=graph.updates,
     )
+    return whole if graph is given_graph else drop_unread(read_results_behind(whole))
+
+
+def _with_attention(
+    graph: Graph, target: Value, values: Sequence[Value]
+) -> tuple[Graph, Value, list[Value]]:
+    """The graph in which attention is one operator, and what stands for these values there.  A
+    gradient of attention, which has none itself, is products again."""
+    asked = [target, *values]
+    if any(isinstance(node.op, ops.AttentionGradient) for node in graph.nodes):
+        made, stands = expand_attention(graph)
+    else:
+        made, stands = compose_attention(graph, asked)
+    target, *values = map(stands, asked)
+    return made, target, values
 
 
 def pullback(graph: Graph, of: Sequence[Value]) -> Graph:
@@ -119,7 +143,13 @@ def _walk(
     """The gradients by values of what has the gradients ``seeds``; nodes are recorded for them."""
     carries = _depending(graph, of)
     found: dict[Value, Value] = dict(seeds)
+    sliced = sliced_values(graph)
     for node in reversed(graph.nodes):
+        if node in sliced:
+            # Its gradient is joined with those of the others, of which the first comes last.
+            if node is min(sliced[node].nodes, key=graph.position.__getitem__):
+                _join(sliced[node], found, carries & reached, recording)
+            continue
         gradients = tuple(found.get(output) for output in node.outputs)
         wanted = tuple(value in carries and value in reached for value in node.inputs)
         if not any(wanted) or all(each is None for each in gradients):
@@ -137,6 +167,24 @@ def _walk(
             before = found.get(value)
             found[value] = result if before is None else recording.sum(before, result)
     return [found[v] if v in found else recording.filled(v.type, 0.0) for v in of]
+
+
+def _join(
+    sliced: SlicedValue, found: dict[Value, Value], wanted: set[Value], recording: _Recording
+) -> None:
+    """Adds the gradient by a value of which each element is in one slice."""
+    value = sliced.value
+    parts = [found.get(node.output) for node in sliced.nodes]
+    if value not in wanted or all(part is None for part in parts):
+        return
+    recording.node = sliced.nodes[0]
+    joined = [
+        recording.filled(node.output.type, 0.0) if part is None else part
+        for node, part in zip(sliced.nodes, parts, strict=True)
+    ]
+    (result,) = recording.apply(ops.Concat(sliced.axis), *joined)
+    before = found.get(value)
+    found[value] = result if before is None else recording.sum(before, result)
 
 
 class _Recording:
@@ -159,7 +207,7 @@ class _Recording:
         return node.outputs
 
     def sum(self, one: Value, other: Value) -> Value:
-        (found,) = self.apply(Add(), one, other)
+        (found,) = self.apply(ops.Add(), one, other)
         return found
 
     def constant(

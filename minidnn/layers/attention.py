@@ -113,9 +113,12 @@ class MultiheadAttention(Layer):
         for each in (query, key, value):
             check_rank("MultiheadAttention", each, 2, 3)
         single = query.type.rank == 2
-        parts = [each[:, None] if single else each for each in (query, key, value)]
+        parts = [query, key, value]
+        if single:
+            rows = query[:, None]
+            parts = [rows if each is query else each[:, None] for each in parts]
         order = (0, 2, 1, 3) if self.batch_first and not single else (1, 2, 0, 3)
-        q, k, v = (self._heads(i, each, order) for i, each in enumerate(parts))
+        q, k, v = self._projected(parts, order)
         scores = (q * (1 / sqrt(q.shape[-1]))) @ k.swapaxes(-1, -2)
         masks = self._masks(scores, attn_mask, key_padding_mask)
         if masks:
@@ -133,6 +136,21 @@ class MultiheadAttention(Layer):
         if not need_weights:
             return out, None
         return out, weights.mean(-3) if average_attn_weights else weights
+
+    def _projected(self, parts: list[Any], order: tuple[int, ...]) -> list[Any]:
+        """Query, key and value as (N, heads, length, features): of one value by one product."""
+        query, key, value = parts
+        if not (self._together and query is key is value):
+            return [self._heads(i, each, order) for i, each in enumerate(parts)]
+        operands = [*self.constants("in_proj_weight"), *self.constants("in_proj_bias")]
+        packed: Any = apply(ops.Linear(), query, *operands)
+        size = self.embed_dim
+        found = []
+        for i in range(3):
+            own: Any = packed[..., i * size : (i + 1) * size]
+            heads = own.reshape(*own.shape[:2], self.num_heads, size // self.num_heads)
+            found.append(heads.permute(*order))
+        return found
 
     def _heads(self, index: int, x: Value, order: tuple[int, ...]) -> Any:
         """One of query, key and value as (N, heads, length, features)."""

@@ -24,6 +24,8 @@ from minidnn.graph.operator import Contraction, Elementwise, Movement, Operator,
 from minidnn.graph.operators import (
     AdaptiveAvgPool2d,
     ArgMax,
+    Attention,
+    AttentionGradient,
     Concat,
     Conv2dInputGradient,
     Conv2dWeightGradient,
@@ -117,6 +119,8 @@ class _Mixing(HalfGraph):
         floats = [v for v in node.inputs if v.dtype == "float32"]
         if isinstance(op, _PRODUCTS) and len(floats) == len(node.inputs):
             self.keep(node, op, [self.in_half(value) for value in node.inputs], self.half)
+        elif isinstance(op, (Attention, AttentionGradient)):
+            self._attention(node, op)
         elif isinstance(op, Elementwise):
             self._elementwise(node, op)
         elif isinstance(op, LayerFunction):
@@ -188,6 +192,17 @@ class _Mixing(HalfGraph):
         for old, made in zip(node.outputs, new.outputs, strict=True):
             (self.half if made.dtype == self.dtype else self.full)[old] = made
 
+    def _attention(self, node: Node, op: Operator) -> None:
+        """Attention, or its gradient, whose logarithms stay in float32."""
+        operands = [
+            self.in_full(v, node.name) if name == "logarithms" else self.in_half(v)
+            for name, v in zip(op.operand_names, node.inputs, strict=True)
+        ]
+        new = Node(op, operands, node.name, node.source)
+        self.nodes.append(new)
+        for old, made in zip(node.outputs, new.outputs, strict=True):
+            (self.half if made.dtype == self.dtype else self.full)[old] = made
+
     def _is_stored(self, node: Node) -> bool:
         """Whether a value is likely to be written to memory: more than one element-wise node reads
         it, or the one that does cannot be computed with it."""
@@ -210,7 +225,7 @@ def _is_product(node: Node) -> bool:
     op = node.op
     if isinstance(op, LayerFunction):
         return op.precision == "half"
-    return isinstance(op, _PRODUCTS)
+    return isinstance(op, (*_PRODUCTS, Attention, AttentionGradient))
 
 
 def _between_products(

@@ -50,12 +50,14 @@ from minidnn.passes.sum_together import SUM_TOGETHER
 from minidnn.passes.take_channels import TAKE_CHANNELS
 from minidnn.passes.turn_linear import TURN_LINEAR
 from minidnn.passes.turn_products import TURN_PRODUCTS
+from minidnn.passes.turn_rows import TURN_ROWS
 from minidnn.passes.view_channels import VIEW_CHANNELS
 
 PIPELINE: tuple[Pass, ...] = (
     FREEZE,
     KEEP_LAYERS,
     MULTIPLY_BYTES,
+    TURN_ROWS,
     CONTRACT_MATRICES,
     COMPOSE_GRADIENTS,
     SHARE_SUMS,
@@ -75,8 +77,8 @@ PIPELINE: tuple[Pass, ...] = (
     POOL_LAST,
     REDUCE_PRECISION,
     MIX_PRECISION,
-    TURN_PRODUCTS,
     ATTEND,
+    TURN_PRODUCTS,
     REDERIVE,
     ABSORB,
     NORMALIZE_CHANNELS,

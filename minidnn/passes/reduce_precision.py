@@ -18,7 +18,7 @@ import numpy as np
 from minidnn.fusion.functions import LayerFunction
 from minidnn.graph.expression import argument
 from minidnn.graph.ir import Constant, Graph, Node, State, Stored, Value
-from minidnn.graph.operators import Formula
+from minidnn.graph.operators import Attention, AttentionGradient, Formula
 from minidnn.graph.types import rounded_to
 from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.store_halves import stored_in
@@ -43,6 +43,8 @@ def in_dtype(graph: Graph, given: Container[str], dtype: str) -> Graph:
     known: dict[Value, Value] = {}
     names = {value.name for value in graph.values} | {node.name for node in graph.nodes}
     nodes: list[Node] = []
+    #: Logarithms stay as they are.
+    exact = {node.inputs[4] for node in graph.nodes if isinstance(node.op, AttentionGradient)}
 
     def cast(value: Value, to: str, source: str) -> Value:
         """A value in another dtype, by a node of its own."""
@@ -57,7 +59,8 @@ def in_dtype(graph: Graph, given: Container[str], dtype: str) -> Graph:
     def convert(old: Value) -> Value:
         """What stands for a value that no node of the graph computes, or that one did."""
         if old not in known:
-            known[old] = _converted(old, dtype) if old.dtype in given else old
+            stays = old.dtype not in given or old in exact
+            known[old] = old if stays else _converted(old, dtype)
         return known[old]
 
     inputs = [convert(value) for value in graph.inputs]
@@ -80,6 +83,7 @@ def in_dtype(graph: Graph, given: Container[str], dtype: str) -> Graph:
         nodes.append(new)
         for value, made in zip(node.outputs, new.outputs, strict=True):
             wide = value.dtype in given and made.dtype == value.dtype
+            wide = wide and not (isinstance(op, Attention) and value is node.outputs[1])
             known[value] = cast(made, dtype, node.name) if wide and dtype != made.dtype else made
     outputs = [convert(value) for value in graph.outputs]
     updates: Any = {convert(state): convert(value) for state, value in graph.updates.items()}

@@ -15,6 +15,7 @@ from typing import Any
 
 from minidnn.fusion.stacks import why_not_fusable
 from minidnn.fusion.target import Target
+from minidnn.graph.attention_patterns import expand_attention
 from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.operator import Contraction, Elementwise, Operator
 from minidnn.graph.operators import Formula
@@ -23,7 +24,8 @@ from minidnn.passes.half_graph import HalfGraph, computing_in_float32, is_exact_
 
 def stored_in(graph: Graph, dtype: str, target: Target) -> Graph:
     """The graph with values in ``dtype``, a half, as the module says."""
-    return _Storing(graph, dtype, target).graph()
+    expanded, _ = expand_attention(graph)
+    return _Storing(expanded, dtype, target).graph()
 
 
 class _Storing(HalfGraph):

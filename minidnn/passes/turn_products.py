@@ -4,11 +4,11 @@ Attention splits features into heads, moves these in front of the tokens and mul
 transposed keys, and its gradients are products by the transposed of all of them: each move would
 copy a value.
 
-Handles: transposes of a product's operands, and of its result where nothing else reads that, as
-long as rows or columns of each matrix still follow each other.  A power of two that an operand is
-multiplied by becomes a factor of the product, and so does one that its result is multiplied by.  A
-transposed value that is rounded for the product was rounded before, where something else reads it
-so.
+Handles: transposes, slices and other shapes of a product's operands, and transposes of its result
+where nothing else reads that, as long as rows or columns of each matrix still follow each other.  A
+power of two that an operand is multiplied by becomes a factor of the product, and so does one that
+its result is multiplied by.  A transposed value that is rounded for the product was rounded before,
+where something else reads it so.
 Refuses: products of integers; everything under strategies that leave layers apart, and where the
 target does not ask for it.
 """
@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from math import frexp, isfinite
 
 from minidnn.fusion.collapse import APART
-from minidnn.fusion.product import FusedProduct, dense_steps, factor_of
+from minidnn.fusion.product import FusedProduct
+from minidnn.fusion.strided import dense_steps, is_view, view_of
+from minidnn.graph.attention_patterns import factor_of
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
-from minidnn.graph.operator import Elementwise
+from minidnn.graph.operator import Elementwise, Reshaping
 from minidnn.graph.operators import MatMul, Transpose
 from minidnn.graph.types import FLOATS
 from minidnn.passes.infrastructure import Context, Pass
@@ -74,15 +76,18 @@ def _before(graph: Graph, product: Node, operand: Value) -> _Chain:
     """The longest chain in front of an operand that leaves lines of it together."""
     chain = best = _Chain(operand)
     while (node := chain.source.producer) is not None:
-        if isinstance(node.op, Transpose) or _is_factor(node):
+        if is_view(node) or _is_factor(node):
             chain = _Chain(node.inputs[0], (node, *chain.nodes))
         elif (moved := _rounded_before(graph, product, node)) is not None:
             chain = _Chain(moved[0].inputs[0], (*moved, *chain.nodes))
         else:
             break
-        steps = dense_steps(chain.source.type)
-        if _has_lines(operand.shape, [steps[axis] for axis in _axes(chain)]):
+        view = view_of(chain.source, chain.nodes)
+        steps = None if view is None else view.steps
+        if steps is not None and _has_lines(operand.shape, steps):
             best = chain
+    while best.nodes and isinstance(best.nodes[0].op, Reshaping):
+        best = _Chain(best.nodes[0].output, best.nodes[1:])  # it moves nothing anyway
     return best
 
 

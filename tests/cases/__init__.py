@@ -7,6 +7,7 @@ in the file named after its family.
 from tests.cases import (
     activations,
     arithmetic,
+    attention,
     contraction,
     gradients,
     indexing,
@@ -27,7 +28,9 @@ FAMILIES = (
 )
 CASES: tuple[Case, ...] = tuple(case for family in FAMILIES for case in family.CASES)
 #: Of operators that not every device computes, or files of ONNX have not; ``CASES`` are everyone's.
-REFERENCE_CASES: tuple[Case, ...] = (*gradients.CASES, *random.CASES, *indexing.SUMS)
+REFERENCE_CASES: tuple[Case, ...] = (
+    *(*attention.CASES, *gradients.CASES, *random.CASES, *indexing.SUMS),
+)
 
 __all__ = [
     "CASES",

@@ -10,6 +10,7 @@ import numpy as np
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.gradients.reverse import pullback
 from minidnn.graph import operators as ops
+from minidnn.graph.attention_patterns import compose_attention, read_results_behind
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.expression import argument
 from minidnn.graph.ir import Graph, Node, Value
@@ -157,6 +158,8 @@ def attention_graph(
 
 def with_gradients(graph: Graph) -> Graph:
     """The graph with the gradients by its inputs behind its outputs, of gradients that are given
-    behind its inputs."""
+    behind its inputs; attention is one operator."""
+    graph, _ = compose_attention(graph)
     back = pullback(graph, graph.inputs)
-    return Graph(back.inputs, (*graph.outputs, *back.outputs), back.nodes, graph.name)
+    both = Graph(back.inputs, (*graph.outputs, *back.outputs), back.nodes, graph.name)
+    return read_results_behind(both)

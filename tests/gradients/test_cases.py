@@ -8,6 +8,7 @@ import pytest
 from minidnn.gradients import rules  # noqa: F401 (it fills the table)
 from minidnn.gradients.table import REASONS, RULES
 from minidnn.graph import operators as ops
+from minidnn.graph.attention_patterns import expand_attention
 from minidnn.graph.operator import Operator
 from tests.cases import CASES, REFERENCE_CASES, Case
 from tests.cases.record import Arrays, Shape, one_thread
@@ -61,7 +62,7 @@ def by_torch(case: Case, inputs: Arrays, given: np.ndarray) -> dict[str, np.ndar
 def check(case: Case, shapes: tuple[Shape, ...], special: bool) -> None:
     graph, constants = opened(case.graph(shapes))
     (output,) = graph.outputs
-    graph = with_loss(graph)
+    graph, _ = expand_attention(with_loss(graph))  # of one gradient alone not all operands count
     inputs = case.inputs(shapes, "float64", special)
     random = np.random.default_rng(1)
     given = random.standard_normal(output.shape)

@@ -46,9 +46,10 @@ def test_heads_and_keys_are_read_where_they_lie() -> None:
     found = after(graph)
     assert ops_of(found) == ["FusedProduct"]
     op = region(found)
-    assert op.steps == ((60, 4, 12, 1), (60, 4, 1, 12)) and op.factor == 1.0
+    steps = [view.steps for _, view in op.multiplied]
+    assert steps == [(60, 4, 12, 1), (60, 4, 1, 12)] and op.factor == 1.0
     # Rows and columns of scores lie apart then: (2, 5, 3, 5) of which columns follow each other.
-    assert op.result_steps == (75, 5, 15, 1)
+    assert op.result.steps == (75, 5, 15, 1)
 
 
 def test_lines_stay_together() -> None:

@@ -61,5 +61,13 @@ def pointer_to(value: Value) -> Pointer:
     return data_of(value) if isinstance(value, Constant) else value
 
 
+def at_offset(value: Value, elements: int) -> Pointer:
+    """So many elements behind where a value begins."""
+    if elements == 0:
+        return pointer_to(value)
+    assert not isinstance(value, Constant), value
+    return Address(value, elements * (value.type.bytes // value.type.size))
+
+
 def placed_at(place: Address) -> Pointer:
     return data_of(place.value) if isinstance(place.value, Constant) else place

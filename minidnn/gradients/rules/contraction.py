@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from minidnn.errors import UnsupportedError
 from minidnn.gradients.places import summed_to, viewed
-from minidnn.gradients.table import Backward, rule
+from minidnn.gradients.table import REASONS, Backward, rule
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Value
-from minidnn.graph.trace import apply
+from minidnn.graph.trace import apply, current_trace
+
+REASONS[ops.AttentionGradient] = (
+    "attention is differentiated twice as products and a softmax, which md.gradient makes of it"
+)
 
 
 @rule(ops.MatMul)
@@ -30,6 +35,19 @@ def matmul(call: Backward) -> Sequence[Value | None]:
 def _turned(value: Value) -> Value:
     rank = value.type.rank
     return apply(ops.Transpose((*range(rank - 2), rank - 1, rank - 2)), value)
+
+
+@rule(ops.Attention)
+def attention(call: Backward) -> Sequence[Value | None]:
+    gradient, of_logarithms = call.gradients
+    if of_logarithms is not None:
+        raise UnsupportedError(
+            f"node {call.node.name!r} ({call.op}): its logarithms have no gradient"
+        )
+    if gradient is None:
+        return [None] * 3
+    back = ops.AttentionGradient(call.op.scale)
+    return current_trace().apply(back, *call.inputs, *call.node.outputs, gradient)
 
 
 @rule(ops.Linear)

@@ -5,6 +5,7 @@ Each family lists in its ``__all__`` what it offers; nothing is listed a second 
 
 from minidnn.graph.operators.activations import *
 from minidnn.graph.operators.arithmetic import *
+from minidnn.graph.operators.attention import *
 from minidnn.graph.operators.contraction import *
 from minidnn.graph.operators.convolution_gradients import *
 from minidnn.graph.operators.indexing import *

@@ -71,6 +71,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BESIDE$) $NAME$(
   const int first = m0 + warp * 16;
   unsigned char *const own = md_shared + warp * 16 * PITCH;
   write_rows(dk + first * $STEP_DK$ll, $STEP_DK$ll, of_keys, $FACTOR$f, $FACTOR$f, own, there);
-  write_rows(dv + first * $STEP_DV$ll, $STEP_DV$ll, of_values, $FACTOR_V$f, $FACTOR_V$f, own, there);
+  write_rows(dv + first * $STEP_DV$ll, $STEP_DV$ll, of_values, 1.0f, 1.0f, own, there);
 }
 }  // namespace attention_$NAME$

@@ -77,12 +77,12 @@ def print_attention_gradient(shape: AttentionGradientShape) -> tuple[Launch, Lau
     of_queries, of_keys = passing_of(inner.size)
     read = {"q": inner.q, "k": inner.k, "v": inner.v, "g": shape.g}
     parts = _steps(inner, {**read, "y": inner.y, "dq": shape.dq}) | _passes(of_queries)
-    parts["FACTOR"] = _number(shape.factors[0])
+    parts["FACTOR"] = _number(inner.factor)
     stages = 2 if inner.keys > of_queries.tile else 1
     shared = (3 * _BLOCK + stages * 2 * of_queries.tile) * _pitch(inner)
     first = _launch("attention_queries.cu", inner, parts, inner.queries, shared)
     parts = _steps(inner, {**read, "dk": shape.dk, "dv": shape.dv}) | _passes(of_keys)
-    parts["FACTOR"], parts["FACTOR_V"] = map(_number, shape.factors[1:])
+    parts["FACTOR"] = _number(inner.factor)
     stages = 2 if inner.queries > of_keys.tile else 1
     shared = (2 * _BLOCK + stages * 2 * of_keys.tile) * _pitch(inner)
     shared += stages * 2 * of_keys.tile * 4

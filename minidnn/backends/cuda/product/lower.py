@@ -12,7 +12,7 @@ from ....graph.operators import MatMul
 from ..attention.lower import attention_tasks
 from ..kernels import Launch
 from ..machine import Machine
-from ..task import Task, pointer_to
+from ..task import Task, at_offset
 from .exact import print_exactly
 from .tensor_cores import candidates, print_on_tensor_cores, why_not_tensor_cores
 
@@ -24,7 +24,9 @@ def tasks_of_batches(node: Node, machine: Machine, others: bool) -> Sequence[Tas
     if isinstance(node.op, (FusedAttention, FusedAttentionGradient)):
         return attention_tasks(node)
     (launch, *more), operands = print_product(node, machine)
-    pointers = (*map(pointer_to, operands), node.output)
+    shape, _ = shape_of(node)
+    a, b = operands
+    pointers = at_offset(a, shape.a.offset), at_offset(b, shape.b.offset), node.output
     return (Task(node, launch, pointers, tuple(more) if others else ()),)
 
 
