@@ -164,8 +164,7 @@ def _walk(
                     f"node {node.name!r} ({node.op}): its rule gives {result.type} for the operand "
                     f"{value!r}; valid is the operand's type"
                 )
-            before = found.get(value)
-            found[value] = result if before is None else recording.sum(before, result)
+            _add(found, value, result, recording)
     return [found[v] if v in found else recording.filled(v.type, 0.0) for v in of]
 
 
@@ -183,6 +182,11 @@ def _join(
         for node, part in zip(sliced.nodes, parts, strict=True)
     ]
     (result,) = recording.apply(ops.Concat(sliced.axis), *joined)
+    _add(found, value, result, recording)
+
+
+def _add(found: dict[Value, Value], value: Value, result: Value, recording: _Recording) -> None:
+    """Adds to the gradient by a value what one reader gives."""
     before = found.get(value)
     found[value] = result if before is None else recording.sum(before, result)
 

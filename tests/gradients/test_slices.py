@@ -54,6 +54,7 @@ def by_sums(graph: Graph, x: np.ndarray, seeds: list[np.ndarray]) -> np.ndarray:
         ([(4, 7), (0, 1), (1, 4)], True),
         ([(0, 3), (4, 7)], False),
         ([(0, 4), (3, 7)], False),
+        ([(0, 3), (2, 6)], False),
         ([(0, 3), (3, 6)], False),
         ([(0, 7), (0, 7)], False),
     ],
