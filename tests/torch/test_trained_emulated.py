@@ -146,7 +146,8 @@ def test_rows_are_kept_as_they_are_computed() -> None:
     pair, backward = halves(md.optimize(Rows().train(), device="reference"))
     kept = pair.forward.part.graph.outputs[pair.outputs :]
     images = [value for value in kept if value.type.rank == 4]
-    assert {value.dtype for value in images} == {"bfloat16"}
+    # But for the last sum, whose rows are normalized in float32.
+    assert [v.dtype for v in images if v.dtype != "bfloat16"] == ["float32"]
     assert {value.shape for value in images} >= {(16, 16, 16, 16), (16, 16, 16, 64)}
     for compiled in (pair.forward, backward):
         plan = planned_mixed(compiled.part.graph, "bfloat16")
