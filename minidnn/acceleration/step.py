@@ -19,7 +19,7 @@ from torch import nn
 from minidnn._forks import ForkLock
 from minidnn._torch_internals import copy_each, is_batched
 from minidnn.acceleration.engine import Engine
-from minidnn.acceleration.kept import giving_last, is_image, taking_last
+from minidnn.acceleration.kept import giving_last, lying_last, only_cast, taking_last
 from minidnn.acceleration.kept_block import KeptBlock
 from minidnn.acceleration.part import CompiledPart, ExpectedTensors
 from minidnn.acceleration.twice import Autocast, autocast_of, gradients_again
@@ -334,23 +334,36 @@ class Pair:
         graph = fold_batch_norm(graph, Context())  # before it is a formula of both dtypes
         given = [graph.inputs[place] for place in narrow.inputs]
         wanted = [place in narrow.outputs for place in range(self.outputs)]
-        kept = [None] * (len(graph.outputs) - self.outputs)
+        kept: list[bool | None] = [None] * (len(graph.outputs) - self.outputs)
         made = mixed(graph, narrow.dtype, given, [*wanted, *kept])
         self._dtypes = [value.dtype for value in made.outputs]
-        self._last = {
-            place
-            for place, value in enumerate(made.outputs)
-            if place >= self.outputs and value.dtype == narrow.dtype and is_image(value)
-        }
+        # What is read in half precision alone is not kept in float32.
+        found = self.halves.backward
+        back = self._mixed_backward(found, self.halves.floating, narrow)
+        cast = only_cast(back, narrow.dtype)
+        for place, value in zip(found.kept, back.inputs[len(found.given) :], strict=False):
+            if place >= self.outputs and value in cast:
+                kept[place - self.outputs] = True
+        made = mixed(graph, narrow.dtype, given, [*wanted, *kept])
+        self._dtypes = [value.dtype for value in made.outputs]
+        last = lying_last(made)
+        places = enumerate(made.outputs[self.outputs :], self.outputs)
+        self._last = {place for place, value in places if value in last}
         return giving_last(made, sorted(self._last))
 
     def _backward(self, found: BackwardHalf, present: tuple[int, ...]) -> Graph:
         """The same backwards: kept values are given as they were kept, gradients have the dtypes of
         what they are by."""
-        graph, narrow = found.graph, self._narrow
-        if narrow is None:
-            return graph
-        graph = fold_batch_norm(graph, Context())
+        if self._narrow is None:
+            return found.graph
+        last = [i for i, p in enumerate(found.kept, len(found.given)) if p in self._last]
+        return taking_last(self._mixed_backward(found, present, self._narrow), last)
+
+    def _mixed_backward(
+        self, found: BackwardHalf, present: tuple[int, ...], narrow: Narrow
+    ) -> Graph:
+        """What runs backwards, in the precision of the part."""
+        graph = fold_batch_norm(found.graph, Context())
         are_narrow = [
             *(place in narrow.inputs for place in found.given),
             *(self._dtypes[place] == narrow.dtype for place in found.kept),
@@ -358,8 +371,7 @@ class Pair:
         ]
         given = [v for v, is_it in zip(graph.inputs, are_narrow, strict=True) if is_it]
         wanted = [place in narrow.inputs for place in found.differentiated]
-        last = [i for i, p in enumerate(found.kept, len(found.given)) if p in self._last]
-        return taking_last(mixed(graph, narrow.dtype, given, wanted), last)
+        return mixed(graph, narrow.dtype, given, wanted)
 
     def _compiled(self, graph: Graph) -> CompiledPart:
         engine, narrow = self._engine, self._narrow

@@ -4,10 +4,10 @@ Where a call is differentiated by somebody else (PyTorch's autograd), the gradie
 come after it has returned.  So there are two programs, and values kept between them.
 
 Kept are values that lie in memory anyway: those that contractions, reductions and windows give or
-read.  What is element-wise or moves elements is computed of them again, fused with what reads it.
-So is, if that is asked for, what contractions read: where it is made of one other kept value, or of
-a join of such, element by element, its element-wise readers compute it again, as they read that
-value, too.
+read, and sums of which rows are normalized.  What is element-wise or moves elements is computed of
+them again, fused with what reads it.  So is, if that is asked for, what contractions read: where it
+is made of one other kept value, or of a join of such, element by element, its element-wise readers
+compute it again, as they read that value, too.
 
 A join of channels that is written anyway is kept in place of what it joins, which is a part of it.
 
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from minidnn.gradients.joins import JoinedPart, in_joins, parts_of_joins
+from minidnn.gradients.normalized import is_sum_normalized
 from minidnn.gradients.reverse import pullback, reached_values
 from minidnn.graph.attention_patterns import read_results_behind
 from minidnn.graph.ir import Constant, Graph, Node, Value
@@ -172,7 +173,7 @@ def _kept(graph: Graph, needed: Sequence[Value]) -> tuple[list[Value], set[Node]
         node = value.producer
         if node is None or value in kept or node in again:
             continue
-        if _lies_in_memory(graph, value):
+        if _lies_in_memory(graph, value) or is_sum_normalized(graph, value):
             kept[value] = None
         else:
             again.add(node)

@@ -3,9 +3,10 @@
 Training has hundreds of them: casts of weights, running statistics, factors of normalizations, the
 update of each parameter.  Most take hardly longer than their launch.
 
-Handles: element-wise nodes and regions of few elements, and casts and the like of states and of the
-graph's inputs, as weights are where somebody else has them; each joins the first region that it
-neither needs nor is needed by, as long as one launch can hand over all pointers.  Blocks are dealt
+Handles: element-wise nodes and regions of few elements; casts and the like of states and of the
+graph's inputs, and of what is given as a result, as weights and their gradients are where somebody
+else has them.  Each joins the first region that it neither needs nor is needed by, as long as one
+launch can hand over all pointers.  Blocks are dealt
 out among the members, so that each element is computed as before.
 Refuses: large values, which would wait for others; members of which one reads a state that the
 other writes; everything where the target computes them one by one, and under strategies that leave
@@ -85,13 +86,18 @@ def _is_small(graph: Graph, node: Node) -> bool:
         return True
     if isinstance(op, FusedSequence):
         alike = all(isinstance(each.op, Elementwise) and is_taken(each) for each in op.body.nodes)
-        return alike and all(_is_given(value) for value in node.tensors)
+        return alike and (all(map(_is_given, node.tensors)) or _ends(graph, node))
     return is_taken(node)
 
 
 def _is_given(value: Value) -> bool:
     """Whether a value is there before anything is computed, and no constant, which folds away."""
     return value.producer is None and not isinstance(value, Constant)
+
+
+def _ends(graph: Graph, node: Node) -> bool:
+    """Whether a node only gives results of the graph, which nothing within waits for."""
+    return all(value in graph.results and not graph.readers[value] for value in node.outputs)
 
 
 LAUNCH_TOGETHER = Pass("launch_together", launch_together, requires=("compute_together",))

@@ -10,6 +10,7 @@ import pytest
 
 import minidnn as md
 from minidnn.gradients.halves import Halves
+from minidnn.gradients.reverse import pullback
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply, tracing
@@ -122,6 +123,35 @@ def test_what_a_product_reads_is_computed_again(
         found.append(run(backward.graph, [*given, *read, seed]))
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_sums_of_which_rows_are_normalized_are_kept(moved: bool) -> None:
+    """They are not added up again, each of all before."""
+    sums = []
+    with tracing("sums") as trace:
+        y: Any = trace.input(TensorType((2, 4, 5, 6) if moved else (2, 5, 6, 4)), "x")
+        scales = [trace.input(TensorType((4,)), f"scale{i}") for i in range(3)]
+        matrix = trace.input(TensorType((4, 4)), "matrix")
+        for scale in scales:
+            rows = apply(ops.Transpose((0, 2, 3, 1)), y) if moved else y
+            z = apply(ops.Linear(), apply(ops.LayerNorm(1), rows, scale, scale), matrix)
+            y = y + (apply(ops.Transpose((0, 3, 1, 2)), z) if moved else z)
+            sums.append(y.name)
+        rows = apply(ops.Transpose((0, 2, 3, 1)), y) if moved else y
+        graph = trace.graph([apply(ops.LayerNorm(1), rows, scales[0], scales[0])])
+    of = range(1, 5)
+    halves, arrays = Halves(graph, of), arrays_of(graph)
+    kept = {value.name for value in halves.forward.outputs[1:]}
+    assert kept >= set(sums)
+    assert kept.isdisjoint(node.name for node in halves.backward.graph.nodes)
+    backward, seed = halves.backward, np.random.default_rng(1).standard_normal((2, 5, 6, 4))
+    results = run(halves.forward, arrays)
+    given = [arrays[p] for p in backward.given] + [results[p] for p in backward.kept]
+    whole = pullback(graph, [graph.inputs[place] for place in of])
+    expected = run(whole, [*arrays, seed])
+    for one, other in zip(run(backward.graph, [*given, seed]), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
 
 
 def test_nothing_is_kept_for_nothing() -> None:

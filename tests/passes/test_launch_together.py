@@ -112,3 +112,16 @@ def test_what_reads_the_same_values_is_one_member() -> None:
 
     (members,) = members_of(after(build, (5,), (5,)))
     assert sorted(members) == [["One"], ["One", "Pair"]]
+
+
+def test_sequences_of_results_are_members() -> None:
+    """Gradients of weights are somebody else's, too; what is read again is left alone."""
+
+    def build(t: Any, x: Any, y: Any) -> Any:
+        made, read = conv(t, x, 3), conv(t, y, 3)
+        again = one(read)
+        return [one(made), one(one(made)), again, conv(t, again, 2)]
+
+    found = after(build, (1, 3, 4, 4), (1, 3, 5, 5))
+    assert len(members_of(found)) == 1
+    assert "FusedSequence" in ops_of(found)

@@ -256,14 +256,14 @@ class UnderAutocast:
     minidnn_left = "it is in a block under autocast, which PyTorch honours"
 
     def __init__(self, operation: Any, settings: tuple[Any, ...]) -> None:
-        self._operation = operation
+        self.operation = operation
         self._settings = settings
         self.__name__ = f"autocast({settings[0]!r}, {settings[1]}, enabled={settings[2]})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         device, dtype, enabled, _ = self._settings
         with torch.autocast(device, dtype, enabled, cache_enabled=False):
-            return self._operation(*args, **kwargs)
+            return self.operation(*args, **kwargs)
 
 
 def _enter(*settings: Any) -> tuple[Any, Any]:

@@ -224,6 +224,21 @@ def alpha_dropout(call: AtenCall) -> Any:
     return apply(ops.Dropout(float(call.number("p"))), call.tensor("input"))
 
 
+@takes("bernoulli.p", when="training, of a tensor that is not computed")
+def bernoulli(call: AtenCall) -> Any:
+    """Ones with a probability, else zeros: such as are left of ones, some of which are dropped."""
+    if not call.trained:
+        raise Refused("it draws random numbers, and is not trained")
+    if call["generator"] is not None:
+        raise Refused("it has a generator of its own")
+    shape = call.constant("self").type  # PyTorch refuses gradients by others
+    seed, step, stream = current_trace().random_numbers()
+    drop = ops.RandomDrop(1.0 - float(call.number("p")), stream)
+    kept = apply(drop, call.filled("self", shape, 1.0), seed, step)
+    ones = scalar.where(argument(0) > 0.0, 1.0, 0.0)
+    return apply(ops.Formula(ones, title="Bernoulli"), kept)
+
+
 def _dropout(call: AtenCall, channels: bool) -> Any:
     if not call["train"]:
         return apply(ops.Dropout(float(call.number("p"))), call.tensor("input"))
