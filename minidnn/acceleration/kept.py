@@ -15,7 +15,14 @@ from collections.abc import Collection, Mapping, Sequence
 
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Reshaping
-from minidnn.graph.operators import Formula, Linear, MatMul, Transpose
+from minidnn.graph.operators import (
+    Attention,
+    AttentionGradient,
+    Formula,
+    Linear,
+    MatMul,
+    Transpose,
+)
 from minidnn.graph.types import FLOATS
 
 _LAST = Transpose((0, 2, 3, 1))
@@ -72,7 +79,7 @@ def _wanted(node: Node, found: Mapping[Value, bool]) -> bool | None:
 
 
 def _of_operator(node: Node) -> bool | None:
-    if isinstance(node.op, (Linear, MatMul)):
+    if isinstance(node.op, (Attention, AttentionGradient, Linear, MatMul)):
         return False
     return True if node.op.kind in ("contraction", "window") else None
 
