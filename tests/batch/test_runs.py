@@ -174,6 +174,7 @@ def in_a_process_that_ends(act: Callable[[], object], end_at: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_a_run_may_be_killed_at_any_line(
     run: Callable[..., Summary], pictures: Path, tmp_path: Path, seed: int

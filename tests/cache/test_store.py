@@ -379,6 +379,7 @@ for turn in range(150):
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("grace", [0, 60])
 def test_many_processes_read_write_and_remove(cache_root: Path, grace: int) -> None:
     workers = [

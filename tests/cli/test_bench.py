@@ -115,6 +115,7 @@ def test_own_precisions_are_cases_of_their_own(
     assert given == [None, None, "bfloat16", None]  # the peer has its own
 
 
+@pytest.mark.sampled(3)
 def test_what_is_there_is_not_measured_again(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -293,6 +294,7 @@ def test_without_names_all_that_are_installed_are_peers(
     assert {line.split()[0] for line in lines[2:]} == {OWN, "openvino", "torch", "mnn"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_file", only([True], [False, True]))
 def test_without_other_engines_minidnn_runs_alone_and_says_so(
     capsys: pytest.CaptureFixture[str],
@@ -349,6 +351,7 @@ REAL = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", REAL)
 def test_real_engines_agree(
     capsys: pytest.CaptureFixture[str],
@@ -378,6 +381,7 @@ def test_real_engines_agree(
         assert record["version"] and record["memory_bytes"] > 1e7
 
 
+@pytest.mark.sampled(3)
 def test_an_onnx_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

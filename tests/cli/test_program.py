@@ -48,6 +48,7 @@ def test_help_imports_nothing_of_the_core(root: Path) -> None:
     assert all(f"\n    {command} " in done.stdout for command in COMMANDS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("command", ["classify", "train", "explain", "bisect", "compare"])
 def test_help_names_what_is_valid(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """It is written down there, for it must not import backends to ask them."""

@@ -320,6 +320,7 @@ print("good")
 """
 
 
+@pytest.mark.sampled(3)
 def test_fork_after_use() -> None:
     child = run_python(FORKED, PYTHONWARNINGS="ignore::DeprecationWarning")
     out, err = child.communicate(timeout=120)

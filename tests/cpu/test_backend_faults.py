@@ -47,6 +47,7 @@ def test_without_ispc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert md.compile(network(), SHAPE).device == "reference"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -114,6 +115,7 @@ def test_full_disk(monkeypatch: pytest.MonkeyPatch, cold_cache: Path) -> None:
     assert works(compiled())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.alone
 def test_many_processes(
     make_fake: MakeFake, cold_cache: Path, tmp_path: Path, real_ispc: str

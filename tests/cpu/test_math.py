@@ -131,6 +131,7 @@ def check(name: str, *operands: Array) -> float:
     return float(found[worst])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", UNARY)
 def test_error(name: str) -> None:
     largest = check(name, all_exponents(2048, 1))

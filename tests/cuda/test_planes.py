@@ -168,6 +168,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("emulated")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.race
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("direction", GRADIENTS)
@@ -196,6 +197,7 @@ def drawn_case(random: np.random.Generator) -> Convolved:
 SEEDS = [pytest.param(i, marks=pytest.mark.full if i > 3 else ()) for i in range(40)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_any_geometry(seed: int, folder: Path) -> None:
     case = drawn_case(np.random.default_rng(seed))
@@ -227,6 +229,7 @@ NETWORKS: dict[str, Network] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize("name", NETWORKS)
 def test_convolutions(name: str, folder: Path) -> None:
@@ -307,6 +310,7 @@ def check_budget(launches: Sequence[Launch], machine: Machine) -> None:
         assert launch.shared_bytes <= machine.shared_bytes
 
 
+@pytest.mark.sampled(3)
 @on_each(H200, full=A100)
 @pytest.mark.parametrize("name", WHOLE)
 def test_gradients_keep_to_their_budget(name: str, machine: Machine) -> None:

@@ -85,6 +85,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
     return Emulated(sources, tmp_path_factory.mktemp("rows"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.race
 @pytest.mark.parametrize(("case", "shape", "dtype"), RUNS, ids=str)
 def test_results_are_those_of_the_graph(
@@ -186,6 +187,7 @@ def test_long_rows_are_refused() -> None:
     assert "do not stay in registers" in " ".join(context.notes.values())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", [A100.arch, H200.arch])
 def test_kernels_keep_to_their_budget(arch: str) -> None:
     launches = []

@@ -67,6 +67,7 @@ def check(
 LONG = ("mobilenet", "stride over the end")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.full if n in LONG else ()) for n in STEMS]
@@ -113,6 +114,7 @@ def test_sums_in_any_number_of_parts(parts: int, tmp_path: Path) -> None:
 MOST_REGISTERS = ("resnet", "six channels")
 
 
+@pytest.mark.sampled(3)
 @on_each(H200, full=A100)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in MOST_REGISTERS else pytest.mark.full) for n in WHOLE]

@@ -92,6 +92,7 @@ def seconds(choices: list[ScheduledSequence]) -> float:
     return sum(choice.price.seconds for choice in choices)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
 def test_on_chains_the_cuts_are_the_best(device: Device) -> None:
     several = 0
@@ -125,6 +126,7 @@ def orders(stack: Stack) -> Iterator[list[Step]]:
     yield from extend([])
 
 
+@pytest.mark.sampled(3)
 def test_how_much_the_order_by_levels_loses_on_graphs() -> None:
     """Against all orders and all cuts of stacks of at most 6 steps.
 

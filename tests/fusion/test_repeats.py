@@ -74,6 +74,7 @@ def described(choices: list[collapse.ScheduledSequence]) -> list[tuple[Any, ...]
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
 def test_the_same_cuts_as_without(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     repeats = 0

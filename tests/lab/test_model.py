@@ -231,6 +231,7 @@ def test_ladders_climb_in_the_model() -> None:
     assert times == sorted(times, reverse=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "machine", only((H100,), (A100, H100, RTX_4090)), ids=lambda machine: machine.arch
 )

@@ -41,6 +41,7 @@ def picture(path: Path, width: int, height: int) -> Path:
     return path
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("file", every(3, FILES))
 def test_every_file_is_a_script(file: str) -> None:
     done = python("-m", f"minidnn.models.{file}", "--help")

@@ -44,6 +44,7 @@ def test_names_without_a_near_one(name: object) -> None:
         models.get_model(name)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", every(3, NETWORKS))
 def test_the_function_and_the_name_give_the_same(name: str) -> None:
     by_name = models.get_model(name, num_classes=7)
@@ -81,6 +82,7 @@ def test_random_weights_follow_the_seed_alone() -> None:
         assert name.endswith("bias") or (array != other[name]).any(), name
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

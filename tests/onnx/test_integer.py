@@ -164,6 +164,7 @@ def test_products(shape: Any, left: str, right: str, device: str, warm_cache: An
     check(typed(made, x=left, y=left), device, a, rescaled(sums, factor, 17, left))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_quantizing(dtype: str, device: str, warm_cache: Any) -> None:

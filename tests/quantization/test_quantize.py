@@ -242,6 +242,7 @@ def test_layers_beside_the_original() -> None:
         md.compare(graph, images(3))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(unavailable("cpu") is not None, reason="the CPU cannot be used here")
 def test_digits(warm_cache: Path) -> None:
     """Accuracy on the held-out digits, on the CPU, with all choices' defaults."""
@@ -254,6 +255,7 @@ def test_digits(warm_cache: Path) -> None:
     assert abs(right[1] - right[0]) <= 0.003
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(unavailable("cpu") is not None, reason="the CPU cannot be used here")
 def test_executables_say_it(warm_cache: Path, tmp_path: Path) -> None:
     """Where bytes are multiplied; the reference computes what they stand for."""
@@ -321,6 +323,7 @@ def test_errors(kind: type[Exception], wrong: Callable[[], Any], text: str) -> N
 BATCH = md.Dim("batch", 1, 9)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["layers", "file"])
 @pytest.mark.parametrize("accuracy", ["normal", "high"])
 def test_a_named_batch_stays(kind: str, accuracy: str, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def test_several_runs(build: Build, strategy: str) -> None:
     runs_like_the_evaluator(graph_of(build), strategy=strategy, store=md.Store(), interpret=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_graphs(seed: int) -> None:
     runs_like_the_evaluator(random_graph(seed), store=md.Store(), interpret=bool(seed % 2))

@@ -155,6 +155,7 @@ FEW = ("clamp.Tensor", "log_sigmoid.default", "max.dim", "linalg_vector_norm.def
 NAMES = [name for name in known() if name not in ("detach.default", "embedding.default")]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", NAMES)
 def test_operation(name: str, dtype: str) -> None:
@@ -164,6 +165,7 @@ def test_operation(name: str, dtype: str) -> None:
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.full) for name in NAMES]
 )

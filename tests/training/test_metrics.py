@@ -61,6 +61,7 @@ RATES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("average", ["micro", "macro", "weighted", None])
 @pytest.mark.parametrize("task", ["multiclass", "binary", "multilabel"])
 @pytest.mark.parametrize("name", RATES)

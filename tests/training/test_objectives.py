@@ -128,6 +128,7 @@ BATCHES: list[tuple[str, Callable[[], md.Trainer], Any]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("make", "batch"), [b[1:] for b in BATCHES], ids=[b[0] for b in BATCHES])
 def test_loaders_give_tuples_and_dicts(make: Callable[[], md.Trainer], batch: Any) -> None:
     ours, other = make(), make()

@@ -90,6 +90,7 @@ def in_float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
