@@ -70,6 +70,7 @@ def started(log: Path) -> list[str]:
     return names
 
 
+@pytest.mark.sampled(3)
 def test_results_are_printed_and_kept(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -95,6 +96,7 @@ def test_results_are_printed_and_kept(
         assert own["version"] == "1.2+x"
 
 
+@pytest.mark.sampled(3)
 def test_own_precisions_are_cases_of_their_own(
     capsys: pytest.CaptureFixture[str], log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +144,7 @@ def test_preparing_compiles_and_measures_nothing(
     assert not path.exists()
 
 
+@pytest.mark.sampled(3)
 def test_a_run_that_must_end_goes_on_with_its_rounds(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -167,6 +170,7 @@ def test_a_run_that_must_end_goes_on_with_its_rounds(
     assert case["engines"][OWN]["rounds"][:3] == kept and len(case["engines"][OWN]["rounds"]) == 5
 
 
+@pytest.mark.sampled(3)
 def test_rounds_of_different_runs_are_not_mixed(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -182,6 +186,7 @@ def test_rounds_of_different_runs_are_not_mixed(
     assert case["engines"][OWN]["rounds"][:1] != first
 
 
+@pytest.mark.sampled(3)
 def test_an_engine_that_fails_does_not_stop_the_others(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -205,6 +210,7 @@ def test_minidnn_itself_must_work(
     assert "minidnn bench: engine 'minidnn': could not make: ValueError: no such model" in err
 
 
+@pytest.mark.sampled(3)
 def test_files_merge_and_are_drawn(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -287,6 +293,7 @@ def test_what_argparse_refuses(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.sampled(3)
 def test_without_names_all_that_are_installed_are_peers(
     capsys: pytest.CaptureFixture[str], log: Path
 ) -> None:

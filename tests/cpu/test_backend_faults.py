@@ -77,6 +77,7 @@ def test_broken_ispc(
     assert works(compiled())
 
 
+@pytest.mark.sampled(3)
 def test_damaged_cache(cold_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     several = [L.Conv2d(3, 16, 3), L.ReLU(), L.MaxPool2d(2), L.Flatten(), L.Linear(400, 5)]
     monkeypatch.setitem(globals(), "network", lambda: L.Sequential(*several))

@@ -177,6 +177,7 @@ def test_pixels_that_stream_past_filters(name: str, choice: int, tmp_path: Path)
     check(*POINTWISE[name], dtype, kernel, tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_slices_and_what_comes_before(dtype: str, tmp_path: Path) -> None:

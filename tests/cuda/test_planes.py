@@ -257,6 +257,7 @@ def test_every_choice_gives_the_same_bits(folder: Path) -> None:
         np.testing.assert_array_equal(other, first)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("direction", GRADIENTS)
 def test_gradients_of_what_is_not_finite(direction: Direction, stride: int, folder: Path) -> None:
@@ -322,6 +323,7 @@ def test_gradients_keep_to_their_budget(name: str, machine: Machine) -> None:
     check_budget(launches, machine)
 
 
+@pytest.mark.sampled(3)
 @on_each(H200, full=A100)
 def test_convolutions_keep_to_their_budget(machine: Machine) -> None:
     launches: list[Launch] = []

@@ -82,6 +82,7 @@ def test_drawn_products(dtype: str, seed: int, kernels: Emulated) -> None:
     np.testing.assert_array_equal(compute(kernels, product, launch, backwards=True), y)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dtype", "seed"), [e for e in ALL if is_one(*e)][::3])
 def test_infinities_and_nan(dtype: str, seed: int, kernels: Emulated) -> None:
     """They reach the results that they reach in NumPy, and no others."""

@@ -284,6 +284,7 @@ def test_a_lone_sum_over_a_large_plane_copies_patches(tmp_path: Path) -> None:
     run_cases(cases, tmp_path)
 
 
+@pytest.mark.sampled(3)
 @on_each(A100, RTX_3090, H200)
 @pytest.mark.parametrize(
     ("kernel", "shape"),

@@ -194,6 +194,7 @@ def test_unrestricted_ends_where_not_even_the_smallest_patch_fits() -> None:
         assert longer.price(schedule, TWO_CORES) is None
 
 
+@pytest.mark.sampled(3)
 def test_redundancy_grows_until_the_next_cut() -> None:
     """Figure 10's saw-tooth: with every block, halos are recomputed more, until a cut."""
 

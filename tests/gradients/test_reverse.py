@@ -268,6 +268,7 @@ def check_random_graph(seed: int) -> None:
     assert min(errors) <= 1e-5 * magnitude, seed
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "op",
     [

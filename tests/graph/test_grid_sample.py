@@ -81,6 +81,7 @@ def test_values_and_gradients(mode: str, padding: str, corners: bool) -> None:
             np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("mode", "padding", "corners"), HOW)
 def test_coordinates_that_are_not_finite_or_lie_far_outside(
     mode: str, padding: str, corners: bool

@@ -60,6 +60,7 @@ def test_defining_a_network_and_its_graph_draws_nothing(name: str) -> None:
     assert drawn(net) == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.alone
 @pytest.mark.parametrize(("name", "limit"), [("resnet50", 0.2), ("densenet201", 1.0)])
 def test_building_and_all_passes_are_quick(name: str, limit: float) -> None:
@@ -146,6 +147,7 @@ def test_wrong_channels_name_the_layer(name: str) -> None:
         to_graph(models.get_model(name), (1, 1, 224, 224))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "smallest"),
     [
@@ -178,6 +180,7 @@ def test_weights_from_a_file(tmp_path: Path) -> None:
         models.squeezenet1_1(weights=str(path), num_classes=3)
 
 
+@pytest.mark.sampled(3)
 def test_versions_mean_those_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -192,6 +195,7 @@ def test_versions_mean_those_of_the_network(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == ["resnet18.DEFAULT", "resnet18.IMAGENET1K_V1", *names[2:]]
 
 
+@pytest.mark.sampled(3)
 def test_inception_transforms_its_input_when_weights_are_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -69,6 +69,7 @@ def layers_of(graph: Graph) -> dict[str, bool]:
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranges", ["minmax", "percentile", "entropy", "error"])
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_every_layer_is_quantized(ranges: str, dtype: str) -> None:

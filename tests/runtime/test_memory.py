@@ -66,6 +66,7 @@ def check(graph: Graph, arena: Arena) -> None:
                 assert owner.setdefault((line, time), life.value) is life.value
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(25))
 def test_tiny_graphs_against_brute_force(seed: int) -> None:
     graph = random_graph(seed, 6)

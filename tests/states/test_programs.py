@@ -43,6 +43,7 @@ def runs_like_the_evaluator(
             np.testing.assert_allclose(exe.store[name], array, error, error)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", ["model", "layers", "unrestricted"])
 @pytest.mark.parametrize("build", BUILDERS)
 def test_several_runs(build: Build, strategy: str) -> None:

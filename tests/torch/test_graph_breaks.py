@@ -183,6 +183,7 @@ def test_strict_refuses_it() -> None:
         md.compile(Deciding().eval(), (2, 3, 9, 9), device="reference")
 
 
+@pytest.mark.sampled(3)
 def test_mistakes_are_pytorchs() -> None:
     with pytest.raises(RuntimeError, match="to have 3 channels"):
         md.optimize(Counting().eval(), examples(2, 4, 9, 9), device="reference")

@@ -61,6 +61,7 @@ def eager(net: L.Layer) -> tuple[dict[str, torch.Tensor], Callable[[Any], Any]]:
     return state, forward
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("rows", [6, 3, 1])
 def test_losses_of_several_outputs(named: bool, rows: int) -> None:

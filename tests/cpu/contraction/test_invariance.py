@@ -93,6 +93,7 @@ def special(isa, own_cache, _special):
     return _special[isa.name]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("index", range(len(SPECIAL)), ids=[case.name for case in SPECIAL])
 @pytest.mark.together
