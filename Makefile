@@ -1,5 +1,6 @@
 # make demo       train on handwritten digits, read others (out/digits.png); run networks depth first
 # make test       linters, types and tests, as CI runs them (under 9 minutes on 2 cores)
+# make test SAMPLE=  the same with all of what the commit draws cases of
 # make test-full  the same with every long variant, and all of what CI samples
 # make test-versions  tests with the oldest and newest versions of all dependencies (build/versions)
 # make test-faults  whether tests notice the faults that tests/faults injects, one after another
@@ -19,11 +20,11 @@ SOURCES := $(wildcard minidnn models tests tools demo benchmarks docs/conf.py)
 # One more than a small machine has cores: a fifth of the time tests wait, for processes, clocks and
 # each other.
 WORKERS := 3
-# Which worker runs what: tests/schedule.py.  Libraries whose threads spin would keep the other
-# workers from the cores.  A worker that is killed ends the run, as pytest-xdist might wait for its
-# tests for ever.
-PYTEST := OMP_NUM_THREADS=1 $(PY) -W error -m pytest --timeout 900 --durations 25 \
-	-n $(WORKERS) --dist loadfile --max-worker-restart 0
+# Cases of tests marked "sampled" are drawn by the commit (tests/sampling.py); SAMPLE= runs all.
+SAMPLE := $(or $(shell git rev-parse --short HEAD 2>/dev/null),none)
+# Which worker runs what: tests/schedule.py and forks.py.  Libraries whose threads spin would keep the
+# other workers from the cores.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -W error -m pytest --timeout 900 --durations 25 --forks $(WORKERS)
 
 # Says whether the GPU tests ran with these sources; that they did not is no failure.
 PROVEN := $(PY) -m tests.gpu_proof
@@ -54,10 +55,10 @@ test test-full: $(VENV)/.test
 	@$(PROVEN)
 
 # Tests that start make are not to take part in this one's jobs.
-run-test: ready
-	MAKEFLAGS= MFLAGS= $(PYTEST)
+run-test: ispc
+	MAKEFLAGS= MFLAGS= MINIDNN_TEST_SAMPLE=$(SAMPLE) $(PYTEST)
 
-run-test-full: ready
+run-test-full: ispc
 	MAKEFLAGS= MFLAGS= HYPOTHESIS_PROFILE=full $(PYTEST) -m "full or not full"
 
 test-versions: $(VENV)/.test
@@ -86,7 +87,7 @@ quick-tests: $(VENV)/.test
 docs: $(VENV)/.docs
 	$(PY) -m sphinx -q -W -b dirhtml docs build/site
 
-# What tests need.
+# What tests need that begin in several processes at once.
 ready: ispc imported
 
 ispc: $(VENV)/.test

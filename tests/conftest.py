@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests import kept, sampling, schedule, together
+from tests import forks, kept, sampling, schedule, together
 from tests.turns import Turns
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,30 +67,40 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """GPU tests skip where there is none; workers, which are given thousands, leave them out."""
+    """GPU tests skip where there is none; workers, which are given thousands, leave them out.  Of
+    what a run samples it leaves out the rest."""
     is_worker = hasattr(config, "workerinput")
+    has_workers = is_worker or getattr(config.option, "forks", 0) > 0
+    left_out = []
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items and (reason := why_no_gpu()) is not None:
-        if is_worker and len(gpu_items) < len(items):
+        if has_workers and len(gpu_items) < len(items):
             items[:] = [item for item in items if not item.get_closest_marker("gpu")]
-            left_out = f"{len(gpu_items):,} tests that need a GPU were left out: {reason}"
-            config.workeroutput["left out"] = left_out  # type: ignore[attr-defined]
+            left_out.append(f"{len(gpu_items):,} tests that need a GPU were left out: {reason}")
         else:
             for item in gpu_items:
                 item.add_marker(pytest.mark.skip(reason=reason))
-    if is_worker:
+    if (by := sampling.seed()) is not None:
+        before = len(items)
+        items[:] = sampling.drawn(items, by)
+        left_out.append(f"{before - len(items):,} tests were left out by MINIDNN_TEST_SAMPLE={by}")
+    if has_workers:
         schedule.put_in_order(items)
+    config.stash[LEFT_OUT] = left_out
+    if is_worker:
+        config.workeroutput["left out"] = left_out  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", "")
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", [])
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Prints what tests have recorded for that, whichever process they ran in."""
-    if left_out := config.stash.get(LEFT_OUT, ""):
+    for left_out in config.stash.get(LEFT_OUT, []):
         terminalreporter.write_line(left_out)
     for report in terminalreporter.stats.get("passed", []):
         for name, text in getattr(report, "user_properties", ()):
@@ -97,7 +108,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
                 terminalreporter.write_line(text)
 
 
-LEFT_OUT = pytest.StashKey[str]()
+LEFT_OUT = pytest.StashKey[list[str]]()
 TURNS = pytest.StashKey[Turns]()
 FOLDER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
@@ -115,6 +126,28 @@ def pytest_configure_node(node: Any) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return schedule.make_scheduler(config, log) if config.option.dist == "loadfile" else None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("minidnn")
+    group.addoption("--forks", type=int, default=0, metavar="N", help="run tests in N processes")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    count: int = session.config.option.forks
+    if not count:
+        return None
+    # Python removes the folder of an object when a worker ends.
+    folder = Path(tempfile.mkdtemp(prefix="minidnn-turns-"))
+
+    def prepare(config: pytest.Config) -> None:
+        config.stash[TURNS] = Turns(folder)
+
+    try:
+        return forks.run(session, count, prepare)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,13 +1,19 @@
 """Sweeps of which CI runs a part and ``make test-full`` all.
 
 A sweep says which part is enough to notice a mistake in each mechanism.  Which members are taken
-depends on their order alone, so that each run of CI tests the same.
+depends on their order alone, so that each run tests the same.
+
+Tests marked ``sampled(n)`` have many cases of one mechanism, or take long: ``make test`` draws an
+n-th of them by the commit, so that every case has its turn within some commits.  pytest by itself
+runs all of them; ``MINIDNN_TEST_SAMPLE``, a text, draws as the commit of that name does.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from hashlib import sha256
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -17,6 +23,16 @@ T = TypeVar("T")
 
 #: Whether this is the full run, in which a test looks at all it might look at.
 IS_FULL = os.environ.get("HYPOTHESIS_PROFILE") == "full"
+
+#: Of the cases of instruction sets one of so many is drawn by a commit.
+ISA_CASES = 3
+
+
+def turn(items: Iterable[T], step: int, name_of: Callable[[T], str] = str) -> list[T]:
+    """Of what one test goes through, or a fixture makes ready, about one of ``step``, drawn by the
+    commit; all where none draws."""
+    by = seed()
+    return [each for each in items if by is None or not _number(f"{by} {name_of(each)}") % step]
 
 
 def some(items: Iterable[T], step: int) -> list[T]:
@@ -50,9 +66,10 @@ def mixed(step: int, first: Iterable[T], second: Iterable[Any]) -> list[Any]:
 
 
 def is_on(name: str, isas: Iterable[str], isa: str) -> bool:
-    """Whether CI runs a case of that name with an instruction set: one of them by the name."""
+    """Whether CI runs a case of that name with an instruction set: one of them by the name, and of
+    the cases those that the commit draws."""
     names = list(isas)
-    return names[crc32(name.encode()) % len(names)] == isa
+    return bool(turn([name], ISA_CASES)) and names[crc32(name.encode()) % len(names)] == isa
 
 
 def on(
@@ -80,3 +97,30 @@ def each_on_one(
         for isa in names
     ]
     return pytest.mark.parametrize(("case", "isa"), pairs, indirect=["isa"])
+
+
+def seed() -> str | None:
+    """What the cases of tests marked ``sampled`` are drawn by; None if all of them run."""
+    return None if IS_FULL else os.environ.get("MINIDNN_TEST_SAMPLE") or None
+
+
+def drawn(items: Sequence[pytest.Item], by: str) -> list[pytest.Item]:
+    """The tests that run: all without the mark, and an n-th of the cases of each with it.
+
+    Of so few cases that an n-th is none, one runs with as many of the seeds as it should.
+    """
+    cases: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if (mark := item.get_closest_marker("sampled")) is not None:
+            cases[item.nodeid.split("[", 1)[0], mark.args[0]].append(item)
+    left_out: set[pytest.Item] = set()
+    for (name, step), members in cases.items():
+        count = (len(members) + _number(f"{by} {name}") % step) // step
+        members.sort(key=lambda item: _number(f"{by} {item.nodeid}"))
+        left_out.update(members[count:])
+    return [item for item in items if item not in left_out]
+
+
+def _number(text: str) -> int:
+    """One that differs in all bits where texts differ in one; a CRC's order would not."""
+    return int.from_bytes(sha256(text.encode()).digest()[:8], "big")

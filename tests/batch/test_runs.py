@@ -174,6 +174,7 @@ def in_a_process_that_ends(act: Callable[[], object], end_at: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_a_run_may_be_killed_at_any_line(
     run: Callable[..., Summary], pictures: Path, tmp_path: Path, seed: int
@@ -248,6 +249,7 @@ def test_a_cut_off_entry_is_computed_again(
     check(pictures, tmp_path / "out")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("line", range(10))
 def test_a_damaged_line_is_named(
     run: Callable[..., Summary], pictures: Path, tmp_path: Path, line: int
@@ -385,6 +387,7 @@ run(one_by_one, print)
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("limit", [300, 5000], ids=["a part", "the manifest"])
 def test_a_full_disk_loses_nothing(
     run: Callable[..., Summary], pictures: Path, tmp_path: Path, limit: int, root: Path

@@ -70,6 +70,7 @@ def started(log: Path) -> list[str]:
     return names
 
 
+@pytest.mark.sampled(3)
 def test_results_are_printed_and_kept(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -95,6 +96,7 @@ def test_results_are_printed_and_kept(
         assert own["version"] == "1.2+x"
 
 
+@pytest.mark.sampled(3)
 def test_own_precisions_are_cases_of_their_own(
     capsys: pytest.CaptureFixture[str], log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +117,7 @@ def test_own_precisions_are_cases_of_their_own(
     assert given == [None, None, "bfloat16", None]  # the peer has its own
 
 
+@pytest.mark.sampled(3)
 def test_what_is_there_is_not_measured_again(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -141,6 +144,7 @@ def test_preparing_compiles_and_measures_nothing(
     assert not path.exists()
 
 
+@pytest.mark.sampled(3)
 def test_a_run_that_must_end_goes_on_with_its_rounds(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -166,6 +170,7 @@ def test_a_run_that_must_end_goes_on_with_its_rounds(
     assert case["engines"][OWN]["rounds"][:3] == kept and len(case["engines"][OWN]["rounds"]) == 5
 
 
+@pytest.mark.sampled(3)
 def test_rounds_of_different_runs_are_not_mixed(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -181,6 +186,7 @@ def test_rounds_of_different_runs_are_not_mixed(
     assert case["engines"][OWN]["rounds"][:1] != first
 
 
+@pytest.mark.sampled(3)
 def test_an_engine_that_fails_does_not_stop_the_others(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -204,6 +210,7 @@ def test_minidnn_itself_must_work(
     assert "minidnn bench: engine 'minidnn': could not make: ValueError: no such model" in err
 
 
+@pytest.mark.sampled(3)
 def test_files_merge_and_are_drawn(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -286,6 +293,7 @@ def test_what_argparse_refuses(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.sampled(3)
 def test_without_names_all_that_are_installed_are_peers(
     capsys: pytest.CaptureFixture[str], log: Path
 ) -> None:
@@ -293,6 +301,7 @@ def test_without_names_all_that_are_installed_are_peers(
     assert {line.split()[0] for line in lines[2:]} == {OWN, "openvino", "torch", "mnn"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_file", only([True], [False, True]))
 def test_without_other_engines_minidnn_runs_alone_and_says_so(
     capsys: pytest.CaptureFixture[str],
@@ -349,6 +358,7 @@ REAL = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", REAL)
 def test_real_engines_agree(
     capsys: pytest.CaptureFixture[str],
@@ -378,6 +388,7 @@ def test_real_engines_agree(
         assert record["version"] and record["memory_bytes"] > 1e7
 
 
+@pytest.mark.sampled(3)
 def test_an_onnx_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

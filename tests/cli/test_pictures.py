@@ -43,6 +43,7 @@ def with_torchvision(path: Path, preparation: Preparation) -> np.ndarray:
     return made(folder.pil_loader(str(path))).numpy()[None]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("resize_crop", [(256, 224), (232, 224), (342, 299), (73, 64), (50, 49)])
 @pytest.mark.parametrize("size", [(300, 200), (200, 301), (50, 50), (641, 427), (9, 300), (1, 1)])
 def test_every_size_is_prepared_as_by_torchvision(
@@ -246,6 +247,7 @@ def test_pixels_without_a_known_range_are_refused(tmp_path: Path) -> None:
         read_picture(path, KIND)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "suffix", ["png", "jpg", "gif", "tiff", "webp", "bmp", "jp2", "ico", "tga"]
 )

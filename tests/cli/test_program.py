@@ -48,6 +48,7 @@ def test_help_imports_nothing_of_the_core(root: Path) -> None:
     assert all(f"\n    {command} " in done.stdout for command in COMMANDS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("command", ["classify", "train", "explain", "bisect", "compare"])
 def test_help_names_what_is_valid(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """It is written down there, for it must not import backends to ask them."""
@@ -62,6 +63,7 @@ def test_help_names_what_is_valid(command: str, capsys: pytest.CaptureFixture[st
         assert all(strategy in text for strategy in STRATEGIES)
 
 
+@pytest.mark.sampled(3)
 def test_the_module_is_the_program(root: Path, tmp_path: Path) -> None:
     done = python(root, "-m", "minidnn", "explain", "digits", "--device", "reference")
     assert (done.returncode, done.stderr) == (0, "")
@@ -72,6 +74,7 @@ def test_the_module_is_the_program(root: Path, tmp_path: Path) -> None:
     assert len(failed.stderr.splitlines()) == 1
 
 
+@pytest.mark.sampled(3)
 def test_who_stops_reading_is_no_error(root: Path) -> None:
     command = (
         f"'{sys.executable}' -m minidnn explain resnet18 --device reference --passes | head -1"
@@ -83,6 +86,7 @@ def test_who_stops_reading_is_no_error(root: Path) -> None:
     assert len(done.stdout.splitlines()) == 1
 
 
+@pytest.mark.sampled(3)
 def test_output_may_be_closed(root: Path) -> None:
     command = f"'{sys.executable}' -m minidnn explain digits --device reference >&-"
     done = subprocess.run(
@@ -91,6 +95,7 @@ def test_output_may_be_closed(root: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("buffered", [False, True])
 def test_output_that_cannot_be_written_is_no_traceback(root: Path, buffered: bool) -> None:
     command = f"'{sys.executable}' -m minidnn explain digits --device reference > /dev/full"

@@ -26,6 +26,7 @@ def test_a_name_of_the_zoo() -> None:
     assert md.compile("digits", **REFERENCE).graph.inputs[0].shape == (1, 1, 8, 8)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["squeezenet1_1.DEFAULT", "SqueezeNet1_1_Weights.IMAGENET1K_V1"])
 def test_a_name_with_published_weights(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

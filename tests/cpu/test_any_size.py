@@ -78,6 +78,7 @@ def numbers_of(task: Task) -> list[int]:
     return [int(n) for pack in packs for n in cast(Any, pack)().view(np.int32)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "isa"),
     [
@@ -155,6 +156,7 @@ def check_case(case: Case, isa: Isa) -> None:
     check(case, "float32", run, by_torch=False)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", SHOWN, ids=str)
 def test_cases(case: Case, own_cache: None) -> None:
     warm(SHOWN, best_isa())

@@ -25,7 +25,7 @@ from minidnn.layers.build import to_graph
 from tests import cases
 from tests.cases import Case, assert_close, check
 from tests.cases.record import Shape
-from tests.sampling import each_on_one, every, on, some
+from tests.sampling import each_on_one, on, only, some, turn
 
 from .warming import warm
 
@@ -75,7 +75,7 @@ def warm_alone(isa_name: str) -> None:
 def warm_fused(isa_name: str, all_shapes: bool) -> None:
     graphs = [
         (among_others(case, shapes), strategy)
-        for case in (SINGLE if all_shapes else some(SINGLE, 5))
+        for case in (SINGLE if all_shapes else turn(some(SINGLE, 5), 4))
         for shapes in chosen(case, all_shapes)
         for strategy in ("model", "layers")
     ]
@@ -103,7 +103,7 @@ def test_alone(case: Case, isa: Isa) -> None:
     check(shown(case), "float32", run, by_torch=False)
 
 
-@pytest.mark.parametrize("case", every(5, SINGLE), ids=str)
+@pytest.mark.parametrize("case", only(turn(some(SINGLE, 5), 4), SINGLE), ids=str)
 def test_among_others(case: Case) -> None:
     """On the best ISA, and on one shape each: compiling the rest takes minutes."""
     check_among_others(case, best_isa(), all_shapes=False)

@@ -136,6 +136,7 @@ def test_high_accuracy_is_as_exact_as_pytorch(name: str) -> None:
     hold_to_torch(name, size_of(name), BATCH, BEST, limit=1, accuracy="high")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", IN_CI)
 def test_numbers_between_guard_pages(name: str) -> None:
     """In the debug mode, and with the same bits outside of it."""
@@ -168,6 +169,7 @@ def test_numbers_on_avx2(name: str) -> None:
     hold_to_torch(name, size_of(name), BATCH, AVX2, guarded=True, threads=2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [

@@ -99,6 +99,7 @@ def close(actual: np.ndarray, expected: np.ndarray, precise: np.ndarray, label: 
     np.testing.assert_allclose(actual, expected, rtol=0, atol=allowed, err_msg=label)
 
 
+@pytest.mark.sampled(3)
 def test_random_graphs(isa: Isa) -> None:
     """In CI each instruction set has half of the graphs, which have all strategies together."""
     drawn = draw(32, most=16)

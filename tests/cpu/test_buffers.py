@@ -78,6 +78,7 @@ def test_stray_write_in_the_gap_is_told() -> None:
     assert buffer.stray_write() == 110
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("guard", "index", "survives"),
     [

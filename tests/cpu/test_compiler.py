@@ -149,6 +149,7 @@ def test_target_that_ispc_lacks(cold_cache: Path) -> None:
         compile_units([Unit("unit", "", Isa("avx9", "avx9-x9", 9, 9, ()))])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("damage", [b"", b"garbage", None])
 def test_damaged_cache_entry_is_rebuilt(cold_cache: Path, damage: bytes | None) -> None:
     path = compile_units([unit()])[0].path
@@ -193,6 +194,7 @@ def test_full_temporary_folder(monkeypatch: pytest.MonkeyPatch, cold_cache: Path
         compile_units([unit()])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.alone
 def test_many_processes_compile_once(
     make_fake: MakeFake, cold_cache: Path, tmp_path: Path, real_ispc: str

@@ -131,12 +131,14 @@ def check(name: str, *operands: Array) -> float:
     return float(found[worst])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", UNARY)
 def test_error(name: str) -> None:
     largest = check(name, all_exponents(2048, 1))
     assert largest > BOUNDS[name] / 2, "the documented bound is no longer a tight one"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", UNARY)
 def test_error_where_it_is_large(name: str) -> None:
     """Uniform numbers have more mantissas near 1 than all exponents have."""
@@ -247,6 +249,7 @@ def test_some_instances_off(name: str, isa: Isa) -> None:
     np.testing.assert_array_equal(out, np.where(on, call(library, name, a, b), np.float32(7)))
 
 
+@pytest.mark.sampled(3)
 def test_no_branches_or_calls(isa: Isa, tmp_path: Path, real_ispc: str) -> None:
     path = tmp_path / "math.ispc"
     path.write_text(prelude(isa) + source())
@@ -260,6 +263,7 @@ def test_no_branches_or_calls(isa: Isa, tmp_path: Path, real_ispc: str) -> None:
     assert len(re.findall(rf"vmaxps.*%{registers}mm", bodies["max"])) == 1
 
 
+@pytest.mark.sampled(3)
 def test_unused_functions_leave_no_code(isa: Isa, tmp_path: Path, real_ispc: str) -> None:
     path = tmp_path / "none.ispc"
     path.write_text(prelude(isa) + "MD_KERNEL(nothing) { MD_OUT(float, 0)[0] = 0.0f; }\n")

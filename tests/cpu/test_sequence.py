@@ -137,6 +137,7 @@ def random_cases(isa: Isa, count: int, any_schedule: bool) -> list[Case]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("any_schedule", [False, True], ids=["chosen", "any"])
 @pytest.mark.together
 def test_random_graphs(isa: Isa, any_schedule: bool) -> None:
@@ -232,6 +233,7 @@ def chains_of(isa_name: str) -> dict[tuple[str, str], Graph]:
     return found
 
 
+@pytest.mark.sampled(3)
 @each_on_one(ALL_CHAINS, ISAS)
 def test_chains(case: tuple[str, str], isa: Isa) -> None:
     """One kernel without conversions; as the reference, and as layer by layer to the last bit."""
@@ -285,6 +287,7 @@ def in_tiles(blocks: int, padding: int, isa: Isa) -> Case:
     return Case(graph, plan, 3, True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "padding, blocks, most",
     [(1, 40, 1800), (0, 20, 20_000)],

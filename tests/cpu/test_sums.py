@@ -72,6 +72,7 @@ def computed(op: Operator, x: np.ndarray, threads: int = 2, device: str = "cpu")
     return result
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("mean", [0.0, 1e5])
 @pytest.mark.parametrize(
@@ -90,6 +91,7 @@ def test_errors(op: Operator, shape: Shape, by_torch: Reference, mean: float, de
     assert ours <= max(3 * theirs, 4 * ULP * magnitude)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("op", "shape"), [sums[:2] for sums in SUMS], ids=str)
 def test_bits_do_not_depend_on_threads(op: Operator, shape: Shape) -> None:
     x = drawn(op, shape, 10.0)

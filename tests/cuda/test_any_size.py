@@ -72,6 +72,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
     return Emulated(sources, tmp_path_factory.mktemp("any_size"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CHOSEN, ids=str)
 def test_cases(case: Case, kernels: Emulated) -> None:
     def compute(graph: Graph, inputs: Sequence[np.ndarray], dtype: str) -> Sequence[Any]:
@@ -102,6 +103,7 @@ def none(problem: object) -> Kernel:
     raise AssertionError(problem)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 def test_bits_are_those_of_one_size(precision: str, tmp_path: Path) -> None:
     """Also where there are NaN and infinities, in slices of a join, and in either order."""

@@ -54,6 +54,7 @@ def kinds(run: EmulatedProgram) -> list[type]:
     return [type(node.op) for node in run.plan.graph.nodes if isinstance(node.op, regions)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.race
 @pytest.mark.parametrize("dtype", OFF)
 @pytest.mark.parametrize("size", SIZES)
@@ -68,6 +69,7 @@ def test_attention_and_its_gradient(size: Size, dtype: str, tmp_path: Path) -> N
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", SIZES[::3])
 def test_inference(size: Size, tmp_path: Path) -> None:
     graph = attention_graph(*size)
@@ -77,6 +79,7 @@ def test_inference(size: Size, tmp_path: Path) -> None:
     assert_near(run.all(given), evaluate(graph, given, "float64"), OFF["float16"])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("operand", range(4), ids=["query", "key", "value", "gradient"])
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_infinities_and_nan(operand: int, number: float, tmp_path: Path) -> None:
@@ -93,6 +96,7 @@ def test_infinities_and_nan(operand: int, number: float, tmp_path: Path) -> None
     assert_near(found, exact, OFF["bfloat16"])
 
 
+@pytest.mark.sampled(3)
 def test_kernels_keep_to_the_budget() -> None:
     for size in (64, 128, 80):
         graph = with_gradients(attention_graph(2, 197, 197, 2, size))

@@ -72,6 +72,7 @@ def check(launches: list[Launch], machine: Machine) -> None:
         assert launch.shared_bytes + taken.shared_bytes <= machine.shared_bytes, where
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("precision", "machine"),
     [
@@ -98,6 +99,7 @@ def test_kernels_of_the_zoo_keep_to_the_budget(
     check(some([found[key] for key in sorted(found)], step), machine)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("precision", "machine"),
     [("bfloat16", H200), pytest.param("float32", A100, marks=pytest.mark.full)],
@@ -155,6 +157,7 @@ def passing(problem: ContractionProblem) -> list[Launch]:
     return launches
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_contractions_keep_to_the_budget(
     name: str, warm_cache: Path, monkeypatch: pytest.MonkeyPatch
@@ -175,6 +178,7 @@ def test_all_tiles_keep_to_the_budget() -> None:
     check(tiles_of(problems_of(make(), shape, "bfloat16")[0], H200, every=True), H200)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "precision",
     ["float16", *(pytest.param(one, marks=pytest.mark.full) for one in ("float32", "bfloat16"))],

@@ -86,6 +86,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
     return Emulated([made.launch.source for made in MADE], tmp_path_factory.mktemp("channels"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize("made", MADE, ids=lambda made: made.launch.source.name[:14])
 def test_channels_are_picked_and_nothing_else_is_written(made: Made, kernels: Emulated) -> None:
@@ -144,6 +145,7 @@ def test_channels_are_picked_where_convolutions_want_them(precision: str, layout
     assert not any(isinstance(node.op, moves) for node in plan.graph.nodes)
 
 
+@pytest.mark.sampled(3)
 @on_each(A100, H200)
 def test_kernels_keep_to_the_budget(
     machine: Machine, warm_cache: Path, monkeypatch: pytest.MonkeyPatch

@@ -54,6 +54,7 @@ WINDOWS: dict[str, Network] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.race
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows_that_read_each_pixel_once(name: str, tmp_path: Path) -> None:
@@ -67,6 +68,7 @@ LONG_LINES: dict[str, Network] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize(("name", "groups"), mixed(2, [*LONG_LINES, "3x3", "128-filters"], [2, 3]))
 def test_windows_by_groups(name: str, groups: int, tmp_path: Path) -> None:
@@ -90,6 +92,7 @@ PASSING_WINDOWS: dict[str, Network] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize(("name", "tiles"), mixed(2, PASSING_WINDOWS, window.TILES))
 def test_windows_whose_filters_pass(name: str, tiles: int, tmp_path: Path) -> None:
@@ -136,6 +139,7 @@ STREAMS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize("choice", STREAMS)
 def test_every_stream(choice: int, tmp_path: Path) -> None:
@@ -161,6 +165,7 @@ def test_every_stream(choice: int, tmp_path: Path) -> None:
     check(lambda: bottleneck(64, filters), shape, dtype, kernel, tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize(("name", "choice"), mixed(2, POINTWISE, [0, 1]))
 def test_pixels_that_stream_past_filters(name: str, choice: int, tmp_path: Path) -> None:
@@ -172,6 +177,7 @@ def test_pixels_that_stream_past_filters(name: str, choice: int, tmp_path: Path)
     check(*POINTWISE[name], dtype, kernel, tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_slices_and_what_comes_before(dtype: str, tmp_path: Path) -> None:
@@ -184,6 +190,7 @@ def test_slices_and_what_comes_before(dtype: str, tmp_path: Path) -> None:
     check(lambda: dense(32), (2, 32, 14, 14), dtype, kernel, tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize("core", [HALO.name, WINDOW.name, STREAM.name])
 def test_threads_that_call_functions_meet_the_others(core: str, tmp_path: Path) -> None:
@@ -258,6 +265,7 @@ def test_streams_differ_in_shared_memory_alone() -> None:
     assert len({launch.shared_bytes for launch in launches}) == 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.full)])
 def test_streams_keep_to_the_budget(dtype: str) -> None:
     """They compile without spills, with registers for all threads of a block."""

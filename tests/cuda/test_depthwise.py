@@ -135,6 +135,7 @@ class Strips:
         return result.transpose(0, 3, 1, 2).astype(np.float64)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.race
 @pytest.mark.parametrize(("name", "precision"), CASES)
 def test_every_strip_gives_the_same_numbers(name: str, precision: str, tmp_path: Path) -> None:
@@ -180,6 +181,7 @@ BUDGET = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("precision", ["float16", pytest.param("tf32", marks=pytest.mark.full)])
 @pytest.mark.parametrize(("geometry", "shape"), BUDGET)
 def test_kernels_keep_to_the_budget(

@@ -39,6 +39,7 @@ def of(case: Convolved, precision: str) -> Gradient:
     return Gradient(FILTER_GRADIENT, case, precision)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize("name", CASES)
 def test_numbers(name: str, tmp_path: Path) -> None:
@@ -81,6 +82,7 @@ def test_nan_and_infinities_reach_what_reads_them_alone(name: str, tmp_path: Pat
     np.testing.assert_array_equal(made[np.isinf(expected)], expected[np.isinf(expected)])
 
 
+@pytest.mark.sampled(3)
 @on_each(H200, full=A100)
 @pytest.mark.parametrize("name", WHOLE)
 def test_kernels_keep_to_their_budget(name: str, machine: Machine) -> None:

@@ -67,6 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("emulated")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.race
 @pytest.mark.parametrize(
     ("name", "parts"),
@@ -81,6 +82,7 @@ def test_numbers(name: str, parts: int, folder: Path) -> None:
     check_emulated(SMALL[name], DIRECT.name, choices, folder, wide=3 if name == "odd" else 0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_any_geometry(seed: int, folder: Path) -> None:
     random = np.random.default_rng(seed)
@@ -103,6 +105,7 @@ def test_nan_and_infinities_reach_their_windows_alone(parts: int, folder: Path) 
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @on_each(H200, full=A100)
 @pytest.mark.parametrize("name", every(2, ["1x1", "residual", "7x7", "normalized"]))
 def test_kernels_keep_to_their_budget(name: str, machine: Machine) -> None:

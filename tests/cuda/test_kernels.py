@@ -77,6 +77,7 @@ def slices(shape: tuple[int, ...], dtype: str, layout: Layout) -> list[Tensor]:
     return [tensor_of(type, layout), tensor_of(type, layout, wide, 8)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layouts", [(PLANAR, PLANAR), (CHANNELS_LAST, CHANNELS_LAST)], ids=str)
 @pytest.mark.parametrize("round_steps", [False, True])
@@ -106,6 +107,7 @@ def test_pointwise(
         np.testing.assert_array_equal(read(memory, target, 2), expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("plenty", [1, copy.PLENTY])
@@ -179,6 +181,7 @@ def test_any_number_of_matrices_is_multiplied() -> None:
             check_blocks(launch, 256 * 512)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize("op", [ops.Softmax(1), ops.LogSoftmax(1), ops.Softmax(0), ops.Softmax(2)])
 def test_softmax(op: ops.Softmax, tmp_path: Path) -> None:
@@ -214,6 +217,7 @@ AVERAGED = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize(("of", "dtype"), mixed(3, AVERAGED, DTYPES), ids=str)
 def test_averages_of_whole_planes(
@@ -269,6 +273,7 @@ def test_places_of_giant_images_are_whole() -> None:
         assert (f"* (long long){size * size}" in text) == wide
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("geometry", [(7, 2, 3), (3, 1, 1), (11, 4, 2), (3, 2, 0)], ids=str)
 @pytest.mark.parametrize("layout", [PLANAR, CHANNELS_LAST], ids=str)
 @pytest.mark.parametrize("whole", [False, True])

@@ -97,6 +97,7 @@ def greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Constants, "lay_down", lambda self: self.bytes)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("extra", [0, 256, 1 << 18, 1 << 20, 4 << 20])
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def of(network: md.Layer, shape: tuple[int, ...], precision: str) -> list[Contra
     return problems(lower_plan(planned(network, shape, precision), H200, precision == "tf32"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "precision"), mixed(2, OF_EACH_KIND, PRECISIONS))
 def test_every_node_of_the_zoo_has_a_task(name: str, precision: str) -> None:
     plan, tasks = zoo(name, precision)
@@ -243,6 +244,7 @@ def test_convolutions_whose_filters_and_rows_fit_may_read_each_pixel_once() -> N
         assert (HALO.why_not(problem, machine) or "").startswith(reason), problem.describe()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("sizes", "dtype"),
     mixed(2, [(128, 32, 3), (16, 64, 4), (8, 64, 3), (32, 128, 3)], ["float16", "bfloat16"]),

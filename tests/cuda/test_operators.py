@@ -129,6 +129,7 @@ def test_there_are_many() -> None:
     assert len(CHOSEN) > 20
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.race
 @pytest.mark.parametrize("case", CHOSEN, ids=str)
 def test_operator(case: Case, kernels: Emulated) -> None:

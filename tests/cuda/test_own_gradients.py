@@ -178,6 +178,7 @@ def chosen(gradient: Gradient, shape: int, parts: int) -> int:
     return shape % 6 + 6 * (min(parts, -(-products // 16)) - 1)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.race
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_numbers(name: str, folder: Path) -> None:
@@ -185,12 +186,14 @@ def test_numbers(name: str, folder: Path) -> None:
     check(gradient, chosen(gradient, number, 1 + number % 3), folder, wide=number % 2 * 3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", range(len(filter_gradient.SHAPES)))
 def test_all_shapes_of_blocks(shape: int, folder: Path) -> None:
     gradient = GRADIENTS["filter 1x1, many"]
     check(gradient, chosen(gradient, shape, 2), folder)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", GROUPED)
 def test_images_of_depthwise_convolutions(name: str, folder: Path) -> None:
     gradient = Gradient(IMAGE_GRADIENT, GROUPED[name], name.partition(",")[0])
@@ -198,6 +201,7 @@ def test_images_of_depthwise_convolutions(name: str, folder: Path) -> None:
         check(gradient, choice, folder, wide=8 if kernel_of(gradient) is STEPS else 0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WINDOWS)
 def test_images_of_windows_in_half_precision(name: str, folder: Path) -> None:
     gradient = Gradient(IMAGE_GRADIENT, WINDOWS[name], name.partition(",")[0])
@@ -227,6 +231,7 @@ def test_nan_reaches_the_pixels_that_read_it_alone(name: str, folder: Path) -> N
     np.testing.assert_array_equal(np.isfinite(made), np.isfinite(gradient.reference(given)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_any_geometry(seed: int, folder: Path) -> None:
     random = np.random.default_rng(seed)
@@ -266,6 +271,7 @@ def test_nan_and_infinities_reach_what_reads_them_alone(of: Direction, folder: P
     np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @on_each(H200, full=A100)
 def test_kernels_keep_to_their_budget(machine: Machine) -> None:
     """As many blocks as make 512 threads fit a multiprocessor, or 384 where it has less memory."""

@@ -168,6 +168,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("emulated")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.race
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("direction", GRADIENTS)
@@ -196,6 +197,7 @@ def drawn_case(random: np.random.Generator) -> Convolved:
 SEEDS = [pytest.param(i, marks=pytest.mark.full if i > 3 else ()) for i in range(40)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_any_geometry(seed: int, folder: Path) -> None:
     case = drawn_case(np.random.default_rng(seed))
@@ -227,6 +229,7 @@ NETWORKS: dict[str, Network] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize("name", NETWORKS)
 def test_convolutions(name: str, folder: Path) -> None:
@@ -254,6 +257,7 @@ def test_every_choice_gives_the_same_bits(folder: Path) -> None:
         np.testing.assert_array_equal(other, first)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("direction", GRADIENTS)
 def test_gradients_of_what_is_not_finite(direction: Direction, stride: int, folder: Path) -> None:
@@ -307,6 +311,7 @@ def check_budget(launches: Sequence[Launch], machine: Machine) -> None:
         assert launch.shared_bytes <= machine.shared_bytes
 
 
+@pytest.mark.sampled(3)
 @on_each(H200, full=A100)
 @pytest.mark.parametrize("name", WHOLE)
 def test_gradients_keep_to_their_budget(name: str, machine: Machine) -> None:
@@ -318,6 +323,7 @@ def test_gradients_keep_to_their_budget(name: str, machine: Machine) -> None:
     check_budget(launches, machine)
 
 
+@pytest.mark.sampled(3)
 @on_each(H200, full=A100)
 def test_convolutions_keep_to_their_budget(machine: Machine) -> None:
     launches: list[Launch] = []

@@ -38,6 +38,7 @@ def numbers(count: int) -> np.ndarray:
     return np.concatenate([drawn, np.array(SPECIAL, np.float32)])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("divisor", [3, 6, 7, 9, 25, 49, 64])
 def test_division_by_a_whole_number_is_exact(divisor: int, tmp_path: Path) -> None:
     x = numbers(20_000)
@@ -65,6 +66,7 @@ def test_where_one_product_is_enough() -> None:
     assert [d for d in range(3, 20) if product_is_enough(d)] == [4, 5, 8, 9, 10, 16, 17, 18, 19]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("divisor", "dtype"),
     mixed(2, [3, 5, 6, 7, 9, 10, 25, 27, 49, 59, 62], ["float16", "bfloat16"]),
@@ -91,6 +93,7 @@ def test_quotients_of_sums_are_rounded_to_two_bytes(
     np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(expected[zero]))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", ["exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos", "atan"]
 )

@@ -70,6 +70,7 @@ def test_most_become_one_node() -> None:
     assert kinds.count(FusedProduct) > len(SEEDS) // 2 and ops.MatMul in kinds
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.race
 @pytest.mark.parametrize(("dtype", "seed"), [each for each in ALL if is_one(*each)])
 def test_drawn_products(dtype: str, seed: int, kernels: Emulated) -> None:
@@ -81,6 +82,7 @@ def test_drawn_products(dtype: str, seed: int, kernels: Emulated) -> None:
     np.testing.assert_array_equal(compute(kernels, product, launch, backwards=True), y)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dtype", "seed"), [e for e in ALL if is_one(*e)][::3])
 def test_infinities_and_nan(dtype: str, seed: int, kernels: Emulated) -> None:
     """They reach the results that they reach in NumPy, and no others."""
@@ -117,6 +119,7 @@ def test_heads_are_read_where_they_lie() -> None:
     assert read == moved.inputs[::-1]
 
 
+@pytest.mark.sampled(3)
 def test_kernels_keep_to_the_budget() -> None:
     """Of attention with 197 tokens: every tile's kernel on a part of the products."""
     heads, last = ops.Transpose((0, 2, 1, 3)), ops.Transpose((0, 1, 3, 2))

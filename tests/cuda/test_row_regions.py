@@ -85,6 +85,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
     return Emulated(sources, tmp_path_factory.mktemp("rows"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.race
 @pytest.mark.parametrize(("case", "shape", "dtype"), RUNS, ids=str)
 def test_results_are_those_of_the_graph(
@@ -161,6 +162,7 @@ def every_tile() -> list[tuple[tuple[int, ...], RowTile]]:
     return [*found.values(), *(((5, tile.length), tile) for tile in wide)]
 
 
+@pytest.mark.sampled(3)
 def test_every_tile_gives_the_same_numbers(tmp_path: Path) -> None:
     """Rows of parts of warps, of warps, and of blocks; full or not."""
     case = RowCase(layer_norm_gradient, 2, 1)
@@ -186,6 +188,7 @@ def test_long_rows_are_refused() -> None:
     assert "do not stay in registers" in " ".join(context.notes.values())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", [A100.arch, H200.arch])
 def test_kernels_keep_to_their_budget(arch: str) -> None:
     launches = []

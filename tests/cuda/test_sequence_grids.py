@@ -75,6 +75,7 @@ def in_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grids_module, "BLOCKS_OF_SEVERAL", 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.usefixtures("in_small")
 @pytest.mark.parametrize("dtype", every(3, ["float16", "bfloat16", "float32"]))
@@ -113,6 +114,7 @@ def regions_of_step(layers: list[md.Layer], dtype: str) -> list[FusedSequence]:
     return [FusedSequence(body, Schedule(11, 9)) for body in bodies]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize(
     ("name", "dtype"), [*((name, "float32") for name in TRAINED), ("chain", "bfloat16")]
@@ -146,6 +148,7 @@ def test_numbers_for_a_whole_plane(tmp_path: Path) -> None:
     run_cases([case_of(region, operands, PLANAR, mapping=grid) for grid in found[:3]], tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.usefixtures("in_small")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -165,6 +168,7 @@ def test_planes_begin_anywhere(dtype: str, tmp_path: Path) -> None:
     run_cases(some(cases, 3), tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.usefixtures("in_small")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -280,6 +284,7 @@ def test_a_lone_sum_over_a_large_plane_copies_patches(tmp_path: Path) -> None:
     run_cases(cases, tmp_path)
 
 
+@pytest.mark.sampled(3)
 @on_each(A100, RTX_3090, H200)
 @pytest.mark.parametrize(
     ("kernel", "shape"),

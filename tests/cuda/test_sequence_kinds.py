@@ -60,6 +60,7 @@ def planar_case(graph: Graph, grid: Grid | None = None, stage: bool = True) -> C
     return case_of(whole(graph, stage), numbers_for(graph), PLANAR, mapping=grid)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_rectangles_of_any_size(rows: int, tmp_path: Path) -> None:
@@ -226,6 +227,7 @@ def test_the_emulator_finds_writes_beside_shared_memory(tmp_path: Path) -> None:
         emulated.launch(Launch(source, (1, 1, 1), (5, 1, 1), 8), [np.zeros(1, np.float32)])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize("pool", [L.AvgPool2d(2), L.MaxPool2d(3, 3, 1), L.AvgPool2d((2, 3), 3)])
 def test_what_comes_before_a_window_is_computed_on_its_taps(pool: L.Layer, tmp_path: Path) -> None:
@@ -250,6 +252,7 @@ PAIRED = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("layers", PAIRED)

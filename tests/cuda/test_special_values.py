@@ -44,6 +44,7 @@ def check_all(gradient: Gradient, folder: Path, seed: int = 0, every: bool = Fal
         check(single, partial(single.emulated, kernels=kernels), seed)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.full if n in SIMILAR else ()) for n in CASES]
 )
@@ -72,6 +73,7 @@ BEFORE = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("core", "precision", "make"),
     BEFORE,

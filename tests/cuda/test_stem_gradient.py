@@ -67,6 +67,7 @@ def check(
 LONG = ("mobilenet", "stride over the end")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.full if n in LONG else ()) for n in STEMS]
@@ -85,6 +86,7 @@ def test_warps_that_a_gpu_with_fewer_sums_has(tmp_path: Path) -> None:
 SEEDS = [pytest.param(i, marks=pytest.mark.full if i > 1 else ()) for i in range(40)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_any_geometry(seed: int, tmp_path: Path) -> None:
     stem = drawn_stem(np.random.default_rng(seed))
@@ -105,6 +107,7 @@ def test_nan_and_infinities_stay_where_they_belong(dtype: str, tmp_path: Path) -
     np.testing.assert_array_equal(result[np.isinf(exact)], exact[np.isinf(exact)])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("parts", [1, 4])
 def test_sums_in_any_number_of_parts(parts: int, tmp_path: Path) -> None:
     check(RESNET, "float16", tmp_path, parts)
@@ -113,6 +116,7 @@ def test_sums_in_any_number_of_parts(parts: int, tmp_path: Path) -> None:
 MOST_REGISTERS = ("resnet", "six channels")
 
 
+@pytest.mark.sampled(3)
 @on_each(H200, full=A100)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in MOST_REGISTERS else pytest.mark.full) for n in WHOLE]

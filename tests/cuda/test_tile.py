@@ -57,6 +57,7 @@ EVERY = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.race
 @pytest.mark.parametrize(("name", "choice"), EVERY)
 def test_numbers(name: str, choice: int, tmp_path: Path) -> None:
@@ -69,6 +70,7 @@ def test_numbers(name: str, choice: int, tmp_path: Path) -> None:
     check(make(), x, dtype, choice, tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize("seed", every(2, range(12), always=(3,)))
 def test_any_geometry(seed: int, tmp_path: Path) -> None:

@@ -42,12 +42,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("emulated")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.race
 @pytest.mark.parametrize(("name", "choice"), mixed(2, SMALL, range(2 * len(winograd.SHAPES))))
 def test_numbers(name: str, choice: int, folder: Path) -> None:
     check_emulated(SMALL[name], WINOGRAD.name, [choice], folder, wide=3 if name == "odd" else 0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "machine"), mixed(2, ["even", "residual"], [A100, H200]))
 def test_kernels_keep_to_their_budget(name: str, machine: Machine) -> None:
     make, size = SMALL[name]

@@ -80,6 +80,7 @@ def printed(function: object) -> str:
     return " ".join(words)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", list(SIGNATURES))
 def test_signature(name: str) -> None:
     assert printed(getattr(compat, name)) == SIGNATURES[name]

@@ -67,6 +67,7 @@ def look(root: Path, samples: Path, names: list[str], first: int, count: int) ->
         assert least * count <= counts[READ] <= most * count, f"{name}: {counts}"
 
 
+@pytest.mark.sampled(3)
 def test_some_mutants_of_each_format(root: Path, samples: Path) -> None:
     look(root, samples, sorted(each.name for each in samples.iterdir()), 0, FEW)
 
@@ -80,6 +81,7 @@ def test_many_mutants(root: Path, samples: Path, name: str, first: int) -> None:
     look(root, samples, [name], first, MANY // CHILDREN)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("seed", "message"),
     [

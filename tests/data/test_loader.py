@@ -40,6 +40,7 @@ def epochs(loader: Loader, count: int = 2) -> list[tuple[bytes, bytes]]:
     return [(x.tobytes(), y.tobytes()) for _ in range(count) for x, y in loader]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mixup", [0.0, 0.2])
 def test_batches_are_the_same_for_any_number_of_workers(mixup: float) -> None:
     expected = epochs(loader(mixup=mixup))
@@ -56,6 +57,7 @@ def test_batches_of_processes_are_the_same() -> None:
     many.close()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("workers", [0, 3])
 def test_resuming_at_every_place_gives_the_same_bits(workers: int) -> None:
     whole = loader(workers)

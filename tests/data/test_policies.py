@@ -133,6 +133,7 @@ def by_torchvision(policy: Any, x: np.ndarray, name: str, place: int, negative: 
     return np.asarray(_apply_op(torch.from_numpy(x), name, size, MODES["nearest"], None).numpy())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", _NAMES)
 @pytest.mark.parametrize("kind", ["rand", "trivial"])
 def test_each_operation(x: np.ndarray, name: str, kind: str, monkeypatch: Any) -> None:

@@ -87,6 +87,7 @@ SCENARIOS = [
 SCENARIOS_IN_CI = ("plain", "normed", "same", "scaled", "NaN", "synchronized fast")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", only(SCENARIOS_IN_CI, SCENARIOS))
 def test_ranks_have_the_same_states(found: Callable[[str], list[States]], name: str) -> None:
     """And the same losses: the means of both."""

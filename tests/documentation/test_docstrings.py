@@ -58,6 +58,7 @@ def is_told_elsewhere(name: str) -> bool:
     return True
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", sorted(NAMES.keys() - MADE))
 def test_arguments_are_described(name: str) -> None:
     text = docstring(NAMES[name])
@@ -93,6 +94,7 @@ def raised_by(value: Any) -> Iterator[str]:
                 yield error.func.id
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_parts_are_there(name: str) -> None:
     value, text = NAMES[name], docstring(NAMES[name])
@@ -106,6 +108,7 @@ def test_parts_are_there(name: str) -> None:
         assert re.search(rf"^    {error}:", section, re.MULTILINE), f"{name} raises {error}"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_indented_code_is_announced(name: str) -> None:
     """Without two colons before it, the site shows it as a quotation."""
@@ -143,6 +146,7 @@ def network() -> md.Sequential:
     return md.Sequential(*parts, layers.Flatten(), layers.Linear(4 * 32 * 32, 10))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name",
     [

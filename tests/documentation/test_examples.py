@@ -44,6 +44,7 @@ def pages() -> list[object]:
     ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("page", pages())
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if default_device()[0] == "reference":

@@ -62,6 +62,7 @@ def expected(net: L.Sequential, x: np.ndarray) -> np.ndarray:
     return np.asarray(exe(x))
 
 
+@pytest.mark.sampled(3)
 def test_random_sizes_beside_numpy_and_beside_one_size(device: str) -> None:
     """In parts and by its own program: every size gives what its own executable gives, to the last
     bit where it is that one, and in any case what float64 does."""

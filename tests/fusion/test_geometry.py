@@ -54,6 +54,7 @@ def check_axis(graph: Graph, patch: int, axis: int, count: Counter[str]) -> None
     count["whole"] += sequence.is_whole
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("chain", [True, False], ids=["chains", "graphs"])
 def test_extents_of_random_stacks(chain: bool) -> None:
     count: Counter[str] = Counter()
@@ -93,6 +94,7 @@ def test_a_hull_of_different_scales_is_everything() -> None:
     assert Extent(9).span(2) == 9
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(40))
 def test_buffers_hold_what_patches_need(seed: int) -> None:
     """Also rolling ones: the interpreter finds every row that is read after it was overwritten."""

@@ -48,6 +48,7 @@ def plans_in(graph: Graph) -> list[KernelPlan]:
     return [node.op.kernel[0] for node in graph.nodes if isinstance(node.op, FusedSequence)]
 
 
+@pytest.mark.sampled(3)
 def test_plans_are_byte_identical_in_every_process(root: Path) -> None:
     digests = set()
     for seed in ("0", "1", "12345"):
@@ -63,6 +64,7 @@ def test_plans_are_byte_identical_in_every_process(root: Path) -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "sequences", "most"), [("densenet121", 120, 20), ("vgg16", 15, 12)]
 )
@@ -100,6 +102,7 @@ def region_of(schedule: Schedule) -> FusedSequence:
 SCHEDULES = [Schedule(2, 2), Schedule(1, 4, 5), Schedule(2, 3, 2), Schedule(1, 1, 1, True)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_an_unchanged_plan_gives_the_references_bits(schedule: Schedule) -> None:
     region = region_of(schedule)
@@ -127,6 +130,7 @@ def change_owned(plan: KernelPlan, output: int, by: int, axis: int = 0) -> Kerne
     return replace(plan, planes=tuple(planes))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("what", "change"),
     [

@@ -114,6 +114,7 @@ def check_graphs(part: int, count: int) -> None:
     check()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.early
 @pytest.mark.parametrize("part", range(4), ids="part-{}".format)
 def test_plans_of_random_graphs(part: int) -> None:

@@ -74,6 +74,7 @@ def described(choices: list[collapse.ScheduledSequence]) -> list[tuple[Any, ...]
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
 def test_the_same_cuts_as_without(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     repeats = 0
@@ -133,6 +134,7 @@ def test_short_sequences_of_another_stack_are_not_priced_again(
         chosen(short())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(40))
 def test_what_lies_in_buffers_at_once(seed: int) -> None:
     """Beside the definition, counted step by step."""

@@ -98,12 +98,14 @@ def check(case: Case, shapes: tuple[Shape, ...], special: bool) -> None:
         )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_case(case: Case) -> None:
     for shapes in small(case):
         check(case, shapes, special=False)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", [case for case in SMALL if case.special], ids=str)
 def test_extraordinary_numbers(case: Case) -> None:
     check(case, small(case)[-1], special=True)

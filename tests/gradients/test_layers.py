@@ -31,6 +31,7 @@ class Called(L.Layer):
         return results[0] if isinstance(results, tuple) else results
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_layer(case: Case) -> None:

@@ -97,6 +97,7 @@ def theirs_of(name: str) -> Any:
     return NAMES.get(name) or getattr(torch, name)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ufunc", UFUNCS, ids=lambda each: each.__name__)
 def test_universal_functions(ufunc: Any) -> None:
     name = ufunc.__name__

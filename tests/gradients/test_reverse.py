@@ -150,6 +150,7 @@ def test_the_first_maximum_of_a_window_and_all_of_an_axis() -> None:
     np.testing.assert_array_equal(found, [[[[8.25, 8.25, 0], [0.25, 0.25, 0]]]])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kernel", "dilation"), mixed(2, [(3, 2), (17, 18), (1, 300), (20, 20)], [1, 2])
 )
@@ -236,6 +237,7 @@ def random_graph(seed: int) -> Graph:
         return trace.graph([values[-1], values[-2] * 0.5, values[int(random.integers(2, 4))]])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tens", range(10))
 def test_random_graphs(tens: int) -> None:
     for seed in range(10 * tens, 10 * tens + 10):
@@ -266,6 +268,7 @@ def check_random_graph(seed: int) -> None:
     assert min(errors) <= 1e-5 * magnitude, seed
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "op",
     [

@@ -62,6 +62,7 @@ def expected(x: np.ndarray, grid: np.ndarray, y: np.ndarray, *how: Any) -> list[
     return [each.detach().numpy() for each in (found, *gradients)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("mode", "padding", "corners"), HOW)
 def test_values_and_gradients(mode: str, padding: str, corners: bool) -> None:
     """In CI of every second shape, of which others have the other corners."""
@@ -80,6 +81,7 @@ def test_values_and_gradients(mode: str, padding: str, corners: bool) -> None:
             np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("mode", "padding", "corners"), HOW)
 def test_coordinates_that_are_not_finite_or_lie_far_outside(
     mode: str, padding: str, corners: bool
@@ -111,6 +113,7 @@ def test_numbers_outside_and_gradients_there(padding: str) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 def test_the_cpu_engine(mode: str) -> None:
     """With as many channels as need several vectors."""

@@ -19,6 +19,7 @@ FEW, SOME, LONG = 4, 8, ("fft", "tensor")
 on_each_step = pytest.mark.parametrize(("ladder", "step"), STEPS, ids=lambda one: str(one.name))
 
 
+@pytest.mark.sampled(4)
 @on_each_step
 def test_some_generated_shapes(ladder: Ladder, step: CudaStep, tmp_path: Path) -> None:
     count = FEW if step.name in LONG else SOME

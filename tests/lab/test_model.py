@@ -203,6 +203,7 @@ def test_few_warps_issue_less() -> None:
     assert prediction.seconds > issue > 3 * prediction.limits["issue"]
 
 
+@pytest.mark.sampled(3)
 def test_spilled_registers_cost_turns_and_bytes_of_l2() -> None:
     step = PRODUCT.step("warps")
     fits, spills = (
@@ -231,6 +232,7 @@ def test_ladders_climb_in_the_model() -> None:
     assert times == sorted(times, reverse=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "machine", only((H100,), (A100, H100, RTX_4090)), ids=lambda machine: machine.arch
 )

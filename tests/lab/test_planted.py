@@ -95,6 +95,7 @@ PLANTED = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda one: f"{one.limit}-{one.ladder}-{one.step}")
 def test_the_limiter_is_named(planted: Planted) -> None:
     ladder = ladder_of(planted.ladder)

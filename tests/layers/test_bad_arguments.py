@@ -192,6 +192,7 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("wrong", "text"), ARGUMENTS, ids=[text[:60] for _, text in ARGUMENTS])
 def test_arguments(wrong: Callable[[], Any], text: str) -> None:
     with pytest.raises(GraphError, match=f"^{re.escape(text)}"):

@@ -81,6 +81,7 @@ def numbers(layer: L.Layer) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in layer.state_dict().items()}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "copied"),
     mixed(2, ["block", "functional", "long chain", "squeezenet1_1"], COPIES),

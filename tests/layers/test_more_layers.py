@@ -118,6 +118,7 @@ def test_embedding_trains_as_pytorch_s() -> None:
         np.testing.assert_allclose(trainer.state_dict()[name], array.numpy(), atol=1e-7)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 def test_numbers_beyond_a_table_give_nan(device: str) -> None:
     net = L.Embedding(3, 2)

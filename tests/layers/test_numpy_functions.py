@@ -121,11 +121,13 @@ ONE: list[Callable[[Any], Any]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("function", ONE, ids=range(len(ONE)))
 def test_one_operand(function: Callable[[Any], Any]) -> None:
     same(function, A)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ufunc", UFUNCS, ids=lambda ufunc: str(ufunc.__name__))
 def test_universal_functions(ufunc: Any) -> None:
     if ufunc.nin == 1:
@@ -143,6 +145,7 @@ def test_universal_functions(ufunc: Any) -> None:
     same(lambda a: ufunc(-2, a), A)
 
 
+@pytest.mark.sampled(3)
 def test_compiled() -> None:
     """What the engines make of truths, whole numbers and arrays in between."""
     random = np.random.default_rng(3)

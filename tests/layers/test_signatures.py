@@ -31,6 +31,7 @@ def written(kind: type[Any]) -> list[str]:
     return sorted(code.co_varnames[1:count])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_what_a_class_takes_is_shown(name: str) -> None:
     assert sorted(inspect.signature(CLASSES[name]).parameters) == written(CLASSES[name])

@@ -59,6 +59,7 @@ def pair(case: Case, seed: int) -> tuple[L.Layer, list[np.ndarray], list[np.ndar
     return ours, inputs, [result.numpy() for result in results if result is not None]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel lengths:UserWarning")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_reference(case: Case) -> None:
@@ -71,6 +72,7 @@ def test_reference(case: Case) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=places)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel lengths:UserWarning")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_compiled(device: str) -> None:

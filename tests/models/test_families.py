@@ -84,6 +84,7 @@ def check_step(net: L.Layer, theirs: Any, x: np.ndarray) -> None:
 IN_CI = ("efficientnet", "convnext", "vit", "shufflenet_v2")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", only(IN_CI, FAMILIES))
 def test_a_small_member_is_drawn_predicts_and_trains_as_torchvisions(family: str) -> None:
     make, size = FAMILIES[family]

@@ -41,6 +41,7 @@ def picture(path: Path, width: int, height: int) -> Path:
     return path
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("file", every(3, FILES))
 def test_every_file_is_a_script(file: str) -> None:
     done = python("-m", f"minidnn.models.{file}", "--help")
@@ -139,6 +140,7 @@ def test_errors_are_one_line(
     assert text in printed.err.splitlines()[-1] and printed.out == ""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "buffered"), mixed(2, [("", "list"), (".alexnet", "summary")], [False, True])
 )
@@ -161,6 +163,7 @@ def test_output_that_cannot_be_written_is_no_traceback(
     assert (full.returncode, full.stderr) == (1, f"{name}: No space left on device\n")
 
 
+@pytest.mark.sampled(3)
 def test_the_zoo_lists_its_networks(capsys: pytest.CaptureFixture[str]) -> None:
     zoo_main(["list"])
     rows = capsys.readouterr().out.splitlines()

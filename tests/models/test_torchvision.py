@@ -75,6 +75,7 @@ def settings(layers: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", every(2, NETWORKS))
 def test_state_dict_and_settings_are_torchvisions(name: str) -> None:
     """Names of parameters, in order, shapes and dtypes, and what training makes use of."""
@@ -108,6 +109,7 @@ def narrow(features: int) -> int:
     return 96 if features == 4096 else features
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     only(("alexnet", "vgg11_bn", "resnet50", "squeezenet1_1", "densenet121"), NETWORKS),
@@ -138,6 +140,7 @@ def test_numbers_are_torchvisions_at_full_size(name: str) -> None:
     compare(name, models.get_model(name).input_shape[1], batch=1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["resnet18", "densenet121", "mnasnet0_5", "regnet_x_400mf"])
 def test_takes_torchvisions_state_dict(name: str) -> None:
     torch.manual_seed(0)
@@ -162,6 +165,7 @@ def test_inception_ignores_the_auxiliary_classifier() -> None:
     np.testing.assert_array_equal(net.state_dict()["fc.weight"], kept["fc.weight"].numpy())
 
 
+@pytest.mark.sampled(3)
 def test_inception_transforms_its_input_as_torchvision_does() -> None:
     x = images(2, 75, 1)
     net = calibrate(models.inception_v3(num_classes=12, transform_input=True), images(4, 75, 0))
@@ -176,6 +180,7 @@ def test_inception_transforms_its_input_as_torchvision_does() -> None:
     assert np.abs(ours(plain, x) - expected).max() > 1e-2 * scale
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_input_shape_is_torchvisions_crop(name: str) -> None:
     weights = torchvision_models.get_model_weights(name).DEFAULT

@@ -44,6 +44,7 @@ def test_names_without_a_near_one(name: object) -> None:
         models.get_model(name)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", every(3, NETWORKS))
 def test_the_function_and_the_name_give_the_same(name: str) -> None:
     by_name = models.get_model(name, num_classes=7)
@@ -59,6 +60,7 @@ def test_defining_a_network_and_its_graph_draws_nothing(name: str) -> None:
     assert drawn(net) == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.alone
 @pytest.mark.parametrize(("name", "limit"), [("resnet50", 0.2), ("densenet201", 1.0)])
 def test_building_and_all_passes_are_quick(name: str, limit: float) -> None:
@@ -81,6 +83,7 @@ def test_random_weights_follow_the_seed_alone() -> None:
         assert name.endswith("bias") or (array != other[name]).any(), name
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -144,6 +147,7 @@ def test_wrong_channels_name_the_layer(name: str) -> None:
         to_graph(models.get_model(name), (1, 1, 224, 224))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "smallest"),
     [
@@ -176,6 +180,7 @@ def test_weights_from_a_file(tmp_path: Path) -> None:
         models.squeezenet1_1(weights=str(path), num_classes=3)
 
 
+@pytest.mark.sampled(3)
 def test_versions_mean_those_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -190,6 +195,7 @@ def test_versions_mean_those_of_the_network(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == ["resnet18.DEFAULT", "resnet18.IMAGENET1K_V1", *names[2:]]
 
 
+@pytest.mark.sampled(3)
 def test_inception_transforms_its_input_when_weights_are_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

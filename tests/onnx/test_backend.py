@@ -25,7 +25,7 @@ from minidnn.graph.checker import check
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph
 from tests.cpu.warming import warm
-from tests.sampling import every, some
+from tests.sampling import every
 
 from .backend_cases import (
     KINDS,
@@ -97,6 +97,7 @@ def test_every_operator_that_was_promised_has_a_converter() -> None:
     assert promised <= taken
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", chosen_cases(), ids=str)
 def test_reference(case: BackendCase) -> None:
     for graph, inputs, expected in loaded(case):
@@ -105,8 +106,8 @@ def test_reference(case: BackendCase) -> None:
 
 
 @pytest.fixture(scope="module")
-def engine(warm_cache: Path) -> Iterator[None]:
-    """All kernels of all cases, compiled in one go."""
+def engine(warm_cache: Path, request: pytest.FixtureRequest) -> Iterator[None]:
+    """All kernels of all cases that run, compiled in one go."""
     found = os.environ.get("MINIDNN_ISPC")
     try:
         ispc = toolchain.find_ispc().path
@@ -117,12 +118,14 @@ def engine(warm_cache: Path) -> Iterator[None]:
         patch.setenv("MINIDNN_CACHE", str(warm_cache))
         if (reason := CpuBackend().unavailable()) is not None:
             pytest.skip(reason)
-        cases = some(chosen_cases(), OF_ENGINE)
+        items = (item for item in request.session.items if isinstance(item, pytest.Function))
+        cases = [item.callspec.params["case"] for item in items if item.function is test_cpu]
         graphs = [graph for case in cases for graph, _, _ in loaded(case)]
         warm([(graph, "model") for graph in graphs], best_isa())
         yield
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", every(OF_ENGINE, chosen_cases()), ids=str)
 def test_cpu(case: BackendCase, engine: None) -> None:
     for graph, inputs, expected in loaded(case):

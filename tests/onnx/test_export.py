@@ -55,6 +55,7 @@ def run(model: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     return found
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_operators(case: Case) -> None:
     for shapes in case.shapes:
@@ -81,6 +82,7 @@ def _known_differently(case: Case) -> bool:
     return lost or case.name.startswith("div-int")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", QUICK)
 def test_networks(name: str, tmp_path: Path) -> None:
     check_network(name, tmp_path)
@@ -121,6 +123,7 @@ def check_network(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(read, expected, rtol=0, atol=1e-6 * scale)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["resnet18", "densenet121"])
 def test_a_file_becomes_the_regions_of_its_network(name: str, tmp_path: Path) -> None:
     """What is exported and read again runs by the same kernels, and so at the same speed."""

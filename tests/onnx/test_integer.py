@@ -85,6 +85,7 @@ CONVOLUTIONS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", CONVOLUTIONS, ids=str)
 def test_convolutions(shape: Any, device: str, warm_cache: Any) -> None:
@@ -135,6 +136,7 @@ def test_convolutions(shape: Any, device: str, warm_cache: Any) -> None:
     check(typed(made, x=signed, y=signed), device, x, wanted)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("left", "right"), [("uint8", "int8"), ("int8", "int8"), ("int8", "uint8")]
@@ -164,6 +166,7 @@ def test_products(shape: Any, left: str, right: str, device: str, warm_cache: An
     check(typed(made, x=left, y=left), device, a, rescaled(sums, factor, 17, left))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_quantizing(dtype: str, device: str, warm_cache: Any) -> None:
@@ -198,6 +201,7 @@ def test_sums_wrap() -> None:
     assert found.tolist() == [[(1 << 31) - 1]]
 
 
+@pytest.mark.sampled(3)
 def test_requantization_is_part_of_the_contraction(warm_cache: Any) -> None:
     """Also by a scale for each channel: nothing lies in memory in int32."""
     random = np.random.default_rng(3)

@@ -49,6 +49,7 @@ def shifted(steps: tuple[Any, int], dtype: str) -> tuple[Any, int]:
     return steps[0], steps[1] - (128 if dtype == "int8" else 0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("device", "dtype"), [("reference", "uint8"), ("reference", "int8"), ("cpu", "uint8")]
 )
@@ -70,6 +71,7 @@ def test_of_two(kind: str, dtype: str, device: str, warm_cache: Any) -> None:
     check(loaded(made, dtype), device, x, whole(wanted, shifted(OUT, dtype), dtype))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("device", "zeros"), [("reference", True), ("reference", False), ("cpu", True)]
 )

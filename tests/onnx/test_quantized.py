@@ -65,6 +65,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", LIMITS, ids=TensorProto.DataType.Name)
 @pytest.mark.parametrize("how", ["tensor", "axis", "last axis", "blocks"])
 def test_constants_are_folded(kind: int, how: str) -> None:
@@ -127,6 +128,7 @@ def picture(device: str) -> np.ndarray:
     return np.asarray(found)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "device", ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 )

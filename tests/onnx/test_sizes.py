@@ -125,6 +125,7 @@ OPSETS = {"SwiGLU": 27, "Swish": 24}
 KINDS = [kind for kind in sorted(_SAME) if OPSETS.get(kind, 21) <= onnx.defs.onnx_opset_version()]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_graph_is_the_same_for_all_sizes(kind: str) -> None:
     opened = read_model(_model(kind))

@@ -17,6 +17,7 @@ from tests.layers import torch_cases
 CASES = (*EVERY_DEVICE, *REFERENCE_CASES)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("case", "dtype"), [(case, dtype) for case in CASES for dtype in case.dtypes], ids=str
 )
@@ -24,6 +25,7 @@ def test_reference(case: Case, dtype: str) -> None:
     check(case, dtype)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_memory_layout_changes_no_bit(case: Case) -> None:
     for shapes in case.shapes:

@@ -38,11 +38,13 @@ def compiled(graph: Graph, inputs: Sequence[np.ndarray], dtype: str) -> Sequence
     return result if isinstance(result, tuple) else (result,)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_alone(case: Case) -> None:
     check(case, "float32", compiled, by_torch=False)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "case",
     every(2, [case for case in ONE_INPUT if not case.name.startswith(FOLDED)]),

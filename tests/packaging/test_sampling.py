@@ -11,7 +11,7 @@ import pytest
 
 from tests import kept, sampling
 from tests.conftest import pytest_configure
-from tests.sampling import each_on_one, every, is_on, on, only, some
+from tests.sampling import drawn, each_on_one, every, is_on, on, only, some
 
 ISAS = ("one", "other")
 
@@ -22,6 +22,7 @@ def in_ci(params: list[Any]) -> list[Any]:
 
 
 def test_a_part_of_each_sweep_runs_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MINIDNN_TEST_SAMPLE", raising=False)
     assert in_ci(every(3, range(8))) == [(0,), (3,), (6,)]
     assert in_ci(every(3, range(8), always=[7])) == [(0,), (3,), (6,), (7,)]
     assert in_ci(only([2, 5], range(8))) == [(2,), (5,)]
@@ -36,6 +37,45 @@ def test_a_part_of_each_sweep_runs_in_ci(monkeypatch: pytest.MonkeyPatch) -> Non
         assert 10 < len(found) < 30 and all(is_on(case, ISAS, isa) for case in found)
     monkeypatch.setattr(sampling, "IS_FULL", True)
     assert some(range(8), 3) == list(range(8)) and on(cases, ISAS, "one") == cases
+
+
+class Case:
+    """What is known of a test when some are drawn."""
+
+    def __init__(self, nodeid: str, step: int = 0) -> None:
+        self.nodeid, self.step = nodeid, step
+
+    def get_closest_marker(self, name: str) -> Any:
+        assert name == "sampled"
+        return pytest.mark.sampled(self.step).mark if self.step else None
+
+
+def test_each_commit_draws_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    items: list[Any] = [Case("a.py::test_each"), Case("a.py::test_long", 3)]
+    items += [Case(f"a.py::test_many[{i}]", 4) for i in range(22)]
+    seen: dict[str, int] = {}
+    for commit in map(str, range(60)):
+        found = [item.nodeid for item in drawn(items, commit)]
+        assert found == [item.nodeid for item in drawn(items, commit)], "the same each time"
+        assert found == [item.nodeid for item in items if item.nodeid in found], "in order"
+        assert 5 <= sum("many" in each for each in found) <= 6
+        for each in found:
+            seen[each] = seen.get(each, 0) + 1
+    assert seen.pop("a.py::test_each") == 60 and 10 < seen.pop("a.py::test_long") < 30
+    assert len(seen) == 22 and min(seen.values()) > 5 and max(seen.values()) < 30
+
+    cases = [f"case {i}" for i in range(40)]
+    monkeypatch.setattr(sampling, "IS_FULL", False)
+    ran = set()
+    for commit in map(str, range(20)):
+        monkeypatch.setenv("MINIDNN_TEST_SAMPLE", commit)
+        found = on(cases, ISAS, "one") + on(cases, ISAS, "other")
+        assert {pair[0] for pair in in_ci(each_on_one(cases, ISAS).args[1])} == set(found)
+        assert 4 < len(found) < 25
+        ran.update(found)
+    assert ran == set(cases)
+    monkeypatch.setattr(sampling, "IS_FULL", True)
+    assert sampling.seed() is None and on(cases, ISAS, "one") == cases
 
 
 @pytest.mark.parametrize(

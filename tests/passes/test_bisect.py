@@ -87,6 +87,7 @@ def deviations(
             return found[:-1], context
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("wrong", every(3, range(BLOCKS + 1)))
 def test_the_rewrite_with_a_wrong_eps_is_found(
     case: tuple[Graph, list[np.ndarray]], wrong: int

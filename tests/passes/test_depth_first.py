@@ -212,6 +212,7 @@ def test_fuel_takes_stack_after_stack() -> None:
         assert_same(before, after)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_dead_nodes_that_no_fuel_was_left_to_drop(strategy: Strategy) -> None:
     """Regions are made of them, too: their results are read by nobody, and computed."""

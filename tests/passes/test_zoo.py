@@ -34,6 +34,7 @@ OF_EACH_KIND = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", only(OF_EACH_KIND, NETWORKS))
 def test_the_checker_and_all_contracts_hold_after_every_pass(name: str) -> None:
     """So it is when ``verify`` says: it raises where either does not."""
@@ -54,6 +55,7 @@ def test_another_device_gives_other_plans_that_are_legal_too(name: str) -> None:
     optimize(graph_of(name), Context(Target(H200)), verify=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("batch", [1, 16])
 @pytest.mark.parametrize("name", only(OF_EACH_KIND, NETWORKS))
 def test_the_arena_is_near_its_lower_bound_and_nothing_overlaps(name: str, batch: int) -> None:

@@ -65,6 +65,7 @@ def test_files_keep_it(kind: str, shape: Any, net: Any, tmp_path: Path) -> None:
             save(kind, net, path, md.Preparation(30, 30), shape)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [SHAPE, ANY])
 def test_a_compiled_file_keeps_it(shape: Any, net: Any, tmp_path: Path) -> None:
     if (reason := CpuBackend().unavailable()) is not None:

@@ -118,6 +118,7 @@ def test_arrays_that_do_not_fit(
     assert not (tmp_path / "net.onnx").exists()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("given", "text"),
     [

@@ -69,6 +69,7 @@ def layers_of(graph: Graph) -> dict[str, bool]:
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranges", ["minmax", "percentile", "entropy", "error"])
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_every_layer_is_quantized(ranges: str, dtype: str) -> None:
@@ -242,6 +243,7 @@ def test_layers_beside_the_original() -> None:
         md.compare(graph, images(3))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(unavailable("cpu") is not None, reason="the CPU cannot be used here")
 def test_digits(warm_cache: Path) -> None:
     """Accuracy on the held-out digits, on the CPU, with all choices' defaults."""
@@ -254,6 +256,7 @@ def test_digits(warm_cache: Path) -> None:
     assert abs(right[1] - right[0]) <= 0.003
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(unavailable("cpu") is not None, reason="the CPU cannot be used here")
 def test_executables_say_it(warm_cache: Path, tmp_path: Path) -> None:
     """Where bytes are multiplied; the reference computes what they stand for."""
@@ -321,6 +324,7 @@ def test_errors(kind: type[Exception], wrong: Callable[[], Any], text: str) -> N
 BATCH = md.Dim("batch", 1, 9)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["layers", "file"])
 @pytest.mark.parametrize("accuracy", ["normal", "high"])
 def test_a_named_batch_stays(kind: str, accuracy: str, tmp_path: Path) -> None:

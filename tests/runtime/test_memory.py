@@ -66,6 +66,7 @@ def check(graph: Graph, arena: Arena) -> None:
                 assert owner.setdefault((line, time), life.value) is life.value
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(25))
 def test_tiny_graphs_against_brute_force(seed: int) -> None:
     graph = random_graph(seed, 6)
@@ -76,6 +77,7 @@ def test_tiny_graphs_against_brute_force(seed: int) -> None:
     assert peak_bytes(found) == arena.lower_bound <= best <= arena.bytes <= 1.1 * best
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(10))
 def test_larger_graphs(seed: int) -> None:
     graph = random_graph(100 + seed, 60)

@@ -236,6 +236,7 @@ def busy(known: Weights) -> Iterator[Running]:
         yield found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("module", [triton_http, triton_grpc])
 def test_a_full_queue_refuses_and_recovers(busy: Running, known: Weights, module: Any) -> None:
     """Whatever is answered is right, and as soon as there is room all is answered again."""

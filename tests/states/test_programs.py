@@ -43,6 +43,7 @@ def runs_like_the_evaluator(
             np.testing.assert_allclose(exe.store[name], array, error, error)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", ["model", "layers", "unrestricted"])
 @pytest.mark.parametrize("build", BUILDERS)
 def test_several_runs(build: Build, strategy: str) -> None:
@@ -50,6 +51,7 @@ def test_several_runs(build: Build, strategy: str) -> None:
     runs_like_the_evaluator(graph_of(build), strategy=strategy, store=md.Store(), interpret=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_graphs(seed: int) -> None:
     runs_like_the_evaluator(random_graph(seed), store=md.Store(), interpret=bool(seed % 2))

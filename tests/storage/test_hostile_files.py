@@ -190,6 +190,7 @@ CASES: list[tuple[str, Callable[[Document], Any], str]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("change", "message"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_one_clear_error(
     change: Callable[[Document], Any], message: str, saved: Path, tmp_path: Path
@@ -263,6 +264,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         load_graph(tmp_path / "nothing")
 
 
+@pytest.mark.sampled(3)
 def test_a_large_graph_loads_quickly(tmp_path: Path) -> None:
     type = ["float32", [1, 8]]
     nodes = [{"name": f"n{i}", "operator": {"ReLU": {}}, "inputs": [i]} for i in range(20_000)]

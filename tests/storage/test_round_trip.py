@@ -142,6 +142,7 @@ def test_weights_stand_under_their_names(tmp_path: Path) -> None:
         np.testing.assert_array_equal(theirs[weight.name], weight.data)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["squeezenet1_1", "densenet121"])
 def test_what_the_passes_made_comes_back(name: str, tmp_path: Path) -> None:
     network = getattr(models, name)(num_classes=10)
@@ -265,6 +266,7 @@ save_graph(nested(), sys.argv[1] + "/nested")
 """
 
 
+@pytest.mark.sampled(3)
 def test_files_are_the_same_from_process_to_process(root: Path, tmp_path: Path) -> None:
     digests = []
     for seed in ("1", "2"):

@@ -413,6 +413,7 @@ LEFT_IN_TRAINING = {"detach", "embedding", "index_select"}
 TOGETHER = [list(ONE)[i : i + 6] for i in range(0, len(ONE), 6)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("names", TOGETHER, ids=" ".join)
 def test_they_give_what_pytorch_gives(names: list[str]) -> None:
     check_calls(lambda module, x: tuple(ONE[name](module, x) for name in names))

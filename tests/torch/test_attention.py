@@ -78,6 +78,7 @@ def agrees(module: nn.Module, inputs: tuple[torch.Tensor, ...], device: str = "r
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["plain", "causal", "rows that see nothing", "given"])
 def test_it_takes_any_number_of_axes(name: str, shape: str) -> None:
@@ -87,6 +88,7 @@ def test_it_takes_any_number_of_axes(name: str, shape: str) -> None:
     agrees(module, (*inputs, module.none) if name == "given" else inputs)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", ["reference", pytest.param("cpu", marks=pytest.mark.together)])
 @pytest.mark.parametrize("name", CALLS)
 def test_it_gives_what_pytorch_gives(name: str, device: str) -> None:
@@ -96,6 +98,7 @@ def test_it_gives_what_pytorch_gives(name: str, device: str) -> None:
     agrees(module, (*inputs, module.none) if name == "given" else inputs, device)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize("rank", [3, 4])
 def test_heads_share_keys(rank: int, device: str) -> None:
@@ -112,6 +115,7 @@ def test_heads_share_keys(rank: int, device: str) -> None:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize("what", [INFINITY, -INFINITY, float("nan")])
 def test_what_is_not_finite_comes_out_as_of_pytorch(what: float, device: str) -> None:
@@ -139,6 +143,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], int]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_of_pytorch_are_taken_whole(name: str) -> None:
     torch.manual_seed(0)

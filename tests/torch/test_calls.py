@@ -51,6 +51,7 @@ def net() -> nn.Module:
     return nn.Sequential(*body).eval()
 
 
+@pytest.mark.sampled(3)
 def test_parts_and_pytorch_work_in_the_same_memory(
     net: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +91,7 @@ def test_parts_and_pytorch_work_in_the_same_memory(
     assert (taken, made) == (read, again)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "given",
     [
@@ -130,6 +132,7 @@ def test_a_trace_is_of_the_original(net: nn.Module) -> None:
         torch.testing.assert_close(traced(2 * x), body(2 * x))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("behind", [nn.ReLU(), Turned()], ids=["whole", "in pieces"])
 def test_the_shortest_way_is_left_where_a_call_is_more(
     behind: nn.Module, monkeypatch: pytest.MonkeyPatch

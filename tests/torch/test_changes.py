@@ -96,6 +96,7 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_are_noticed(name: str) -> None:
     net = make()
@@ -168,6 +169,7 @@ def test_writes_past_pytorch_are_seen() -> None:
         torch.testing.assert_close(fast(X), net(X), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(3)
 def test_the_inside_of_a_dict_is_noticed_and_refresh_captures_anew() -> None:
     net = make()
     fast = md.optimize(net, X, device="reference")
@@ -253,6 +255,7 @@ def test_the_mode_is_the_originals() -> None:
 
 
 # One that is optimized is not looked into: around it there may be nothing.
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:.*makes no graph of any of it:minidnn.errors.MiniDNNWarning")
 @pytest.mark.parametrize("change", [CHANGES["float"], CHANGES["forward"]])
 def test_changes_within_an_optimized_module_in_another(change: Callable[[Any], Any]) -> None:
@@ -264,6 +267,7 @@ def test_changes_within_an_optimized_module_in_another(change: Callable[[Any], A
         torch.testing.assert_close(fast(X), net(X).relu(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_direct", [False, True])
 def test_statistics_that_training_writes(device: str, is_direct: bool) -> None:
     """PyTorch does not count these writes."""
@@ -305,6 +309,7 @@ def _pickled(module: Any) -> Any:
     return pickle.loads(pickle.dumps(module))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, _pickled])
 def test_copies_have_the_hooks(copied: Callable[[Any], Any]) -> None:
     fast = md.optimize(make(), X, device="reference")

@@ -77,6 +77,7 @@ WHOLE: dict[str, Function] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", WHOLE)
 def test_it_is_part_of_what_is_taken(name: str) -> None:
     net, x = Of(WHOLE[name]).eval(), examples(2, 3, 8, 7)
@@ -127,6 +128,7 @@ def test_a_part_that_pytorch_runs_is_given_it() -> None:
     torch.testing.assert_close(fast(x), net(x))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "function",
     (

@@ -157,6 +157,7 @@ OTHER = ("detach.default", "embedding.default", "bernoulli.p")
 NAMES = [name for name in known() if name not in OTHER]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", NAMES)
 def test_operation(name: str, dtype: str) -> None:
@@ -166,6 +167,7 @@ def test_operation(name: str, dtype: str) -> None:
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.full) for name in NAMES]
 )

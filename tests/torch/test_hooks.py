@@ -363,6 +363,7 @@ LOST = {"a_variable_of_the_function_around", "code_that_writes_to_a_default"}
 LOST = LOST if VERSION < (2, 12) else set()
 
 
+@pytest.mark.sampled(4)
 @torch.no_grad()
 @pytest.mark.parametrize("name", every(2, [name for name in MAKES if name not in LOST]))
 def test_it_is_seen_at_every_call(name: str) -> None:
@@ -394,6 +395,7 @@ if VERSION < (2, 14):
 STRICT = [name for name in sorted({*MAKES} - {*BROKEN})[::4] if name not in LOST]
 
 
+@pytest.mark.sampled(3)
 @torch.no_grad()
 @pytest.mark.parametrize("name", [*STRICT, *BROKEN])
 def test_strictly_it_is_captured_whole_or_an_error(name: str) -> None:

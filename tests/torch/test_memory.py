@@ -82,6 +82,7 @@ def images() -> torch.Tensor:
     return torch.randn(2, 2, 3, 3, generator=torch.Generator().manual_seed(4))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("body", RESULTS)
 def test_results_share_the_memory_that_they_share_in_pytorch(body: Body) -> None:
     found = []
@@ -132,6 +133,7 @@ def _view_behind(net: Any, x: torch.Tensor) -> Any:
     return y + b
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:.*a piece runs in PyTorch:minidnn.errors.MiniDNNWarning")
 @pytest.mark.parametrize("body", [_argument_behind, _base_behind, _view_behind])
 def test_writes_behind_a_graph_break(body: Body) -> None:
@@ -155,6 +157,7 @@ UNSAID: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 # PyTorch does not follow a write to a view of a view of some of them, which is left to it.
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:.*a piece runs in PyTorch:minidnn.errors.MiniDNNWarning")
 @pytest.mark.parametrize("name", UNSAID)
 @pytest.mark.parametrize("is_argument", [False, True])
@@ -184,6 +187,7 @@ ITSELF: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ITSELF)
 @pytest.mark.parametrize("is_argument", [False, True])
 def test_writes_to_what_an_operation_gives_of_its_operand(name: str, is_argument: bool) -> None:
@@ -217,6 +221,7 @@ def test_an_argument_to_write_to_may_be_strided_otherwise() -> None:
     close(given, x)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_channels_last", [False, True])
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 def test_views_that_only_the_strides_of_the_capture_allow(

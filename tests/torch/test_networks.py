@@ -61,6 +61,7 @@ def compared(name: str, device: str, size: int) -> None:
     assert ours <= 3 * pytorchs
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.early
 @pytest.mark.parametrize("name", CI)
 def test_a_network_of_the_zoo_becomes_the_zoos_regions(name: str) -> None:
@@ -93,6 +94,7 @@ def test_networks_beyond_the_classics_are_taken_whole(name: str) -> None:
     beyond(name, "cpu")
 
 
+@pytest.mark.sampled(3)
 def test_a_network_that_goes_down_and_up_is_taken_whole() -> None:
     torch.manual_seed(0)
     if unavailable("cpu") is not None:
@@ -114,6 +116,7 @@ def test_capturing_costs_at_most_3_seconds() -> None:
     assert min(seconds() for _ in range(3)) <= 3
 
 
+@pytest.mark.sampled(3)
 def test_with_an_unknown_layer_in_the_middle_the_rest_keeps_its_regions() -> None:
     class Strange(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -138,6 +141,7 @@ def kernels_of(name: str, batch: int, precision: str) -> int:
     return len(lower_plan(plan, H200, precision == "tf32"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("precision", ["float16", "float32"])
 def test_a_network_has_kernels_on_a_gpu(precision: str) -> None:
     assert kernels_of("shufflenet_v2_x1_0", 1, precision) < 200

@@ -67,6 +67,7 @@ def work(rank: int, count: int, store: str) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.early
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_it_trains_as_one_process_does(count: int, tmp_path: Path) -> None:

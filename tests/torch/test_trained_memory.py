@@ -23,6 +23,7 @@ def resident_bytes() -> int:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.early
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
 @pytest.mark.parametrize("device", ["reference", pytest.param("cpu", marks=pytest.mark.full)])
@@ -52,6 +53,7 @@ def test_two_hundred_steps(device: str) -> None:
     assert len(program(fast).parts[0].pairs) == 1
 
 
+@pytest.mark.sampled(3)
 def test_statistics_pass_through_the_same_memory_in_every_call() -> None:
     """Also where calls come before their gradients."""
     net = network()

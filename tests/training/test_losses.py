@@ -45,6 +45,7 @@ def check(
         np.testing.assert_allclose(slope, by_x.numpy(), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("weight", [None, WEIGHT])
 @pytest.mark.parametrize("ignored", [None, 2, -1])

@@ -61,6 +61,7 @@ RATES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("average", ["micro", "macro", "weighted", None])
 @pytest.mark.parametrize("task", ["multiclass", "binary", "multilabel"])
 @pytest.mark.parametrize("name", RATES)
@@ -181,6 +182,7 @@ def trainer(device: str = "reference", **options: Any) -> md.Trainer:
     return md.Trainer(net, SHAPE, **(given | options), device=device)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["reference", "cpu", GPU])
 def test_a_trainer_measures_whole_sets(device: str) -> None:
     metrics = {
@@ -206,6 +208,7 @@ def test_metrics_add_to_accuracy_or_leave_it_out() -> None:
     assert set(trainer(metrics={"accuracy": None}).evaluate(BATCHES)) == {"loss"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("weight", [None, [1.0, 2.0, 0.5, 0.0, 3.0]])
 @pytest.mark.parametrize("ignored", [None, 1, -1])
 def test_what_counts_in_an_evaluation(weight: Any, ignored: int | None) -> None:

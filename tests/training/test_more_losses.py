@@ -70,6 +70,7 @@ W = torch.tensor(WEIGHT).double()
 IGNORED = np.where(np.arange(7) % 3 == 0, -1, CLASSES)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("ours", "theirs", "target"),
     [
@@ -233,6 +234,7 @@ def all_pairs(x: Any, labels: Any) -> Any:
     return sum(found) / len(found)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [

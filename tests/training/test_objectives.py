@@ -61,6 +61,7 @@ def eager(net: L.Layer) -> tuple[dict[str, torch.Tensor], Callable[[Any], Any]]:
     return state, forward
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("rows", [6, 3, 1])
 def test_losses_of_several_outputs(named: bool, rows: int) -> None:
@@ -128,6 +129,7 @@ BATCHES: list[tuple[str, Callable[[], md.Trainer], Any]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("make", "batch"), [b[1:] for b in BATCHES], ids=[b[0] for b in BATCHES])
 def test_loaders_give_tuples_and_dicts(make: Callable[[], md.Trainer], batch: Any) -> None:
     ours, other = make(), make()

@@ -90,6 +90,7 @@ def in_float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -178,6 +179,7 @@ def test_groups_and_decay_of_weights_alone() -> None:
     assert_equal(trained(ours), by_torch(lambda p: T.SGD(p, 0.1, 0.5), groups))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("most", [0.05, 10.0])
 def test_clipping(most: float) -> None:
     clip = torch.nn.utils
@@ -242,6 +244,7 @@ def by_formula(step: Callable[..., np.ndarray], bias: bool = False) -> Arrays:
 norm = np.linalg.norm
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("decay", ["all", "weights"])
 def test_lars(decay: Any) -> None:
     def step(t: int, w: np.ndarray, g: np.ndarray, kept: dict[str, Any]) -> np.ndarray:
@@ -269,6 +272,7 @@ def lamb(decay: str, factor: float) -> Callable[..., np.ndarray]:
     return step
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("decay", ["all", "weights"])
 def test_lamb(decay: Any) -> None:
     ours = optim.LAMB(0.05, betas=(0.9, 0.99), weight_decay=0.3, decay=decay)

@@ -109,6 +109,7 @@ def test_accumulation_and_averages(device: str) -> None:
     assert found == pytest.approx(other.evaluate(BATCHES)["loss"], rel=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("make", [lambda: BATCHES, Loader])
 @pytest.mark.parametrize("after", [1, 4, 5, 7])
@@ -152,6 +153,7 @@ def test_fit_goes_on_after_an_interruption() -> None:
         assert without_time(ours.history) == without_time(whole.history)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("within", "call"), [("step", 3), ("step", 5), ("evaluate", 1)])
 def test_ctrl_c_anywhere_loses_and_repeats_nothing(
     within: str, call: int, monkeypatch: pytest.MonkeyPatch

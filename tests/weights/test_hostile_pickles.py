@@ -75,6 +75,7 @@ def hostile(marker: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("name", hostile(Path()))
 def test_calls_are_refused_by_name(write: Write, marker: Path, name: str, protocol: int) -> None:
@@ -159,6 +160,7 @@ def _end_of_pickle(data: bytes, start: int) -> int:
 GLOBAL = b"ccollections\nOrderedDict\n"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -20,6 +20,7 @@ from .cases import CASES
 from .harness import Case, build
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("isa", [AVX2, AVX512], ids=lambda isa: isa.name)
 @pytest.mark.parametrize("out", [(1, 1), (1, 49), (7, 7), (14, 14), (35, 35), (3, 5), (1, 5000)])
 @pytest.mark.parametrize("blocks", [1, 2, 3, 7, 16, 63])
@@ -78,6 +79,7 @@ def test_lanes_read_their_group_from_the_vector_that_has_it(isa: Isa) -> None:
     assert reads(16, 16) == (False, False)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("threads", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize(
     ("name", "shape", "outputs", "kernel"),

@@ -93,6 +93,7 @@ def special(isa, own_cache, _special):
     return _special[isa.name]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("index", range(len(SPECIAL)), ids=[case.name for case in SPECIAL])
 @pytest.mark.together
@@ -111,6 +112,7 @@ def test_special_values_reach_exactly_what_reads_them(special, index: int, value
     assert np.array_equal(np.isinf(result), infinite)
 
 
+@pytest.mark.sampled(3)
 def test_source_is_the_same_in_every_process() -> None:
     from tests.cpu.conftest import run_python
 

@@ -84,6 +84,7 @@ def in_order(terms: np.ndarray, unit: int) -> Iterator[np.ndarray]:
             yield from block[:, :, tap].T
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("lanes", [8, 16])
 @pytest.mark.parametrize(
@@ -132,6 +133,7 @@ def test_weights_that_do_not_lie_as_they_are_counted() -> None:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("lanes", [8, 16])
 @pytest.mark.parametrize("local", [True, False], ids=["local", "spread"])

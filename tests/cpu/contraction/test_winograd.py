@@ -147,6 +147,7 @@ def test_agrees_with_float64(case: tuple[Case, str], schedule: str, ready: Ready
     assert np.array_equal(result.view("u4"), again.view("u4"))
 
 
+@pytest.mark.sampled(3)
 @each_on_one(KINDS, ISAS, name_of)
 def test_schedules_give_the_same_bits(case: tuple[Case, str], ready: Ready) -> None:
     results = []
@@ -194,6 +195,7 @@ def chosen(case: Case, isa: Isa, accuracy: str = "normal") -> str:
     return choose_algorithm(problem, bool(case.before), isa, accuracy).name
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("isa", [AVX2, AVX512], ids=lambda isa: isa.name)
 def test_choices(isa: Isa) -> None:
     assert chosen(LAYERS[0], isa) == F4.name
@@ -206,6 +208,7 @@ def test_choices(isa: Isa) -> None:
     assert chosen(replace(LAYERS[0], op=conv(pad=1, groups=2)), isa) == "direct"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("isa", [AVX2, AVX512], ids=lambda isa: isa.name)
 @pytest.mark.parametrize("case", LAYERS, ids=str)
 def test_fusion_and_slices_do_not_change_the_choice(case: Case, isa: Isa) -> None:

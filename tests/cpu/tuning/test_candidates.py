@@ -47,6 +47,7 @@ def question(built: Built, isa: Isa, threads: int = 2, accuracy: str = "normal")
     return question_of(built.parts, batch, source, tuple(others), result, isa, threads, accuracy)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("isa", every(2, list(ISAS)[::-1]), indirect=True)
 def test_all_candidates_are_right(isa: Isa) -> None:
     variants = []

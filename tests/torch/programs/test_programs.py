@@ -60,6 +60,7 @@ def check(program: Program, way: str, device: str) -> None:
         raise DiffersError("\n".join(map(str, found[:8])))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("program", "way"), cases("reference", sampled=True))
 def test_program(program: Program, way: str) -> None:
     check(program, way, "reference")
