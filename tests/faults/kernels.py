@@ -62,10 +62,10 @@ FAULTS = (
         ("tests/cache/test_store.py",),
     ),
     Fault(
-        "a block of a softmax does not wait for its warps",
-        "minidnn/backends/cuda/softmax.py",
-        "if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = {value};\n__syncthreads();",
-        "if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = {value};",
+        "a block that joins elements does not wait for its warps",
+        "minidnn/backends/cuda/reduce.py",
+        'part[threadIdx.x >> 5] = {value};")\n    code.line("__syncthreads();")\n',
+        'part[threadIdx.x >> 5] = {value};")\n',
         ("tests/cuda/test_operators.py",),
     ),
     Fault(
