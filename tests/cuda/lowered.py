@@ -25,7 +25,7 @@ from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
-from minidnn.runtime.bits import from_bits, to_bits
+from minidnn.runtime.arrays import from_bits, to_bits
 from minidnn.runtime.operand import Operand, resolved
 from minidnn.runtime.plan import Plan, make_plan
 from minidnn.runtime.slots import Slots

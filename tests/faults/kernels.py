@@ -14,14 +14,14 @@ FAULTS = (
     ),
     Fault(
         "a maximum of lanes loses NaN",
-        "minidnn/backends/cpu/compilers/prelude.py",
+        "minidnn/backends/cpu/compilers/kernels.py",
         "float m = a > b ? a : b;\n  return a != a ? floatbits(0xffffffff) : m;",
         "return a > b ? a : b;",
         ("tests/cpu/test_backend_cases.py", "tests/cpu/test_scalar.py"),
     ),
     Fault(
         "bfloat16 is cut off and not rounded",
-        "minidnn/backends/cpu/compilers/prelude.py",
+        "minidnn/backends/cpu/compilers/kernels.py",
         "const unsigned int up = bits + 0x7fff + ((bits >> 16) & 1);",
         "const unsigned int up = bits;",
         ("tests/cpu/test_bfloat16.py::test_what_is_stored_is_rounded_to_the_nearest",),

@@ -18,7 +18,6 @@ from .prelude import TYPES
 from .reduce import BLOCK, Blocks, join_block
 from .strided import Strided, element_of
 
-
 _MOST = "md_max({0}, {1})"
 
 

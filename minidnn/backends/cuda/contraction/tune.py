@@ -25,9 +25,8 @@ from ....errors import MiniDNNWarning, OutOfMemoryError, UnsupportedError
 from ....gpu.cupy import cupy
 from ..kernels import Launch
 from ..machine import Machine
-from .bound import least_milliseconds
 from .fixed import FixedConvolution, algorithms_of, fixed_convolution
-from .forms import forms_of, last_resort
+from .forms import forms_of, last_resort, least_milliseconds
 from .graphs import CONVOLUTION, constraints_of, graph_of
 from .kernel_registry import Load, load_contraction, refusals
 from .memory import scratch_addresses
