@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import Results
-from minidnn.bench.alternate import alternate
+from minidnn.bench.measure import alternate
 from minidnn.bench.networks import BEYOND
 from minidnn.bench.peers import TORCH_MODES, load_inputs
 from minidnn.bench.process import EngineError, EngineProcess

@@ -34,10 +34,9 @@ import minidnn as md
 from benchmarks.chain_cases import CASES, Case, export_onnx, inputs_of, with_minidnn
 from benchmarks.chain_report import OWN, tables
 from benchmarks.figures import Results
-from minidnn.bench.alternate import alternate
+from minidnn.bench.measure import alternate
 from minidnn.bench.process import EngineError, EngineProcess
-from minidnn.measure.interleave import interleaved
-from minidnn.measure.statistics import compared, median
+from minidnn.measure.statistics import compared, interleaved, median
 
 ROUNDS = 9
 SLOW_ROUNDS = STRATEGY_ROUNDS = 7

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.figures import Results
 from benchmarks.line_plot import Panel, line_plot
-from minidnn.bench.table import interval
+from minidnn.bench.results import interval
 
 OWN = "minidnn"
 

@@ -19,10 +19,8 @@ from typing import Any
 from benchmarks.figures import Results
 from minidnn.bench.engines import KINDS, OWN, Kind, chosen
 from minidnn.bench.networks import Prepared, case_of, prepare
-from minidnn.bench.results import commit
-from minidnn.bench.table import interval
-from minidnn.measure.interleave import interleaved
-from minidnn.measure.statistics import median
+from minidnn.bench.results import commit, interval
+from minidnn.measure.statistics import interleaved, median
 from minidnn.runtime.cores import usable_cores
 
 

@@ -38,16 +38,15 @@ from minidnn.backends.cpu.isa import best_isa
 from minidnn.backends.cpu.lower import lower_plan
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.target import CpuTarget, device_for
-from minidnn.bench.table import interval
+from minidnn.bench.results import interval
 from minidnn.executable import Executable
 from minidnn.fusion.collapse import check_strategy
 from minidnn.fusion.region import FusedContraction, FusedSequence
 from minidnn.graph.operator import Contraction
 from minidnn.layers.build import to_graph
 from minidnn.measure.figures import write_figures
-from minidnn.measure.interleave import orders
 from minidnn.measure.load import undisturbed
-from minidnn.measure.statistics import compared
+from minidnn.measure.statistics import compared, orders
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.report.explain import kind_of

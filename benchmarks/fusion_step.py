@@ -44,8 +44,7 @@ from minidnn.bench.process import EngineError, EngineProcess
 from minidnn.bench.results import commit
 from minidnn.bench.worker import LoadedEngine
 from minidnn.measure.figures import line_of
-from minidnn.measure.interleave import interleaved
-from minidnn.measure.statistics import compared
+from minidnn.measure.statistics import compared, interleaved
 from minidnn.report.explain import contracts
 from minidnn.runtime.program import TimedProgram
 

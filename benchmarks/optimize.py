@@ -44,9 +44,8 @@ from benchmarks.figures import Results
 from benchmarks.optimize_report import row, table
 from minidnn import models
 from minidnn.bench.torchvision_models import models as torchvision
-from minidnn.measure.interleave import interleaved
 from minidnn.measure.load import undisturbed
-from minidnn.measure.statistics import compared, median, ratio
+from minidnn.measure.statistics import compared, interleaved, median, ratio
 
 NETWORKS = models.CLASSIC
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}

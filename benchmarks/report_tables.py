@@ -11,8 +11,7 @@ from benchmarks.cuda_zoo_report import Cell, last_cells, ratio
 from benchmarks.report import RESULTS, figures
 from minidnn.bench.engines import NAMES, OWN
 from minidnn.bench.plot import to_svg
-from minidnn.bench.results import failed
-from minidnn.bench.table import interval
+from minidnn.bench.results import failed, interval
 
 Record = Mapping[str, Any]
 Rows = Iterable[Sequence[object]]

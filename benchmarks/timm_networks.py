@@ -23,8 +23,7 @@ from typing import Any
 from benchmarks.figures import Results
 from minidnn.bench.process import EngineError, EngineProcess
 from minidnn.bench.worker import LoadedEngine
-from minidnn.measure.interleave import interleaved
-from minidnn.measure.statistics import compared
+from minidnn.measure.statistics import compared, interleaved
 
 #: One network of each family, which is a module of timm's.
 NETWORKS = {

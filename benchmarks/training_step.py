@@ -19,7 +19,7 @@ import numpy as np
 
 import minidnn as md
 from minidnn import models
-from minidnn.measure.interleave import interleaved
+from minidnn.measure.statistics import interleaved
 
 
 def batch_of(given: argparse.Namespace) -> tuple[Any, Any]:

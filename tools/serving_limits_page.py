@@ -7,7 +7,6 @@ python -m tools.serving_limits_page > docs/reference/serving-limits.md
 
 from __future__ import annotations
 
-from minidnn.serving.call_slots import GRACE_SECONDS
 from minidnn.serving.connections import (
     LEAST_CHUNK_BYTES,
     MOST_DISCARDED_BYTES,
@@ -17,11 +16,12 @@ from minidnn.serving.connections import (
 )
 from minidnn.serving.connections import MOST_HEAD_BYTES as MOST_HEAD
 from minidnn.serving.encoded import MOST_PIXELS
+from minidnn.serving.grpc_service import GRACE_SECONDS
 from minidnn.serving.json_numbers import MOST_HEAD_BYTES, PIECE_BYTES
+from minidnn.serving.messages import MOST_FIELDS
 from minidnn.serving.repository import INLINE_BYTES
 from minidnn.serving.server import MOST_CONNECTIONS
 from minidnn.serving.settings import MEBIBYTE, Settings
-from minidnn.serving.wire import MOST_FIELDS
 
 _DEFAULT = Settings()
 

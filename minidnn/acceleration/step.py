@@ -28,7 +28,7 @@ from minidnn.frontends.torch.convert import Part
 from minidnn.gradients.halves import BackwardHalf, Halves
 from minidnn.graph.attention_patterns import compose_attention, drop_unread
 from minidnn.graph.ir import Graph, Value
-from minidnn.passes.fold_batch_norm import fold_batch_norm
+from minidnn.passes.fold import fold_batch_norm
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.mix_precision import mixed
 from minidnn.passes.share_joins import share_joins

@@ -16,9 +16,9 @@ from minidnn.cache import building_forbidden
 from minidnn.errors import DeviceError, OutOfMemoryError, UnsupportedError, did_you_mean
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Graph, Node
+from minidnn.runtime.cores import usable_memory
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.program import Program
-from minidnn.runtime.usable_memory import usable_memory
 from minidnn.third_parties import BACKENDS, broken, entries, make
 
 

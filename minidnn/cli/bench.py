@@ -112,8 +112,7 @@ def _names(text: str) -> list[str]:
 def run(options: argparse.Namespace) -> int:
     from minidnn.bench.engines import OWN
     from minidnn.bench.measure import Effort
-    from minidnn.bench.results import Results, commit
-    from minidnn.bench.table import text
+    from minidnn.bench.results import Results, commit, text
 
     bench = _bench(options)
     cases = _cases(options)
@@ -284,8 +283,7 @@ def _conclude(
     """Table and picture of what was asked for, or of all that was merged; the exit code."""
     from minidnn.bench.engines import OWN
     from minidnn.bench.plot import to_svg
-    from minidnn.bench.results import failed
-    from minidnn.bench.table import markdown
+    from minidnn.bench.results import failed, markdown
 
     shown = {case.name: results.records(*where, case) for case in cases}
     if not cases:

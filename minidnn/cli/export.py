@@ -1,14 +1,89 @@
-"""``minidnn export``: a network, with its weights, as an ONNX file, a graph file, or compiled."""
+"""``minidnn export``: a network, with its weights, as an ONNX file, a graph file, or compiled.
+
+Other commands write networks as it does.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
-from minidnn.cli.arguments import add_network
+from minidnn.cli.arguments import add_network, count
 from minidnn.cli.opening import add_weights, open_network
 from minidnn.cli.preparing import add_preparation
-from minidnn.cli.writing import add_file, add_written, check_written, write
+from minidnn.errors import MiniDNNError
+
+if TYPE_CHECKING:
+    from minidnn.graph.ir import Graph
+    from minidnn.preparation import Preparation
+    from minidnn.sizes.sized_graph import SizedGraph
+
+ONNX, GRAPH, COMPILED = ".onnx", ".safetensors", ".mdx"
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """The positional argument FILE."""
+    parser.add_argument(
+        "file", metavar="FILE", help="what is written: name.onnx, name.safetensors or name.mdx"
+    )
+
+
+def add_written(parser: argparse.ArgumentParser) -> None:
+    """What is said of files of one kind."""
+    add = parser.add_argument
+    add("--opset", type=count, help="of an ONNX file (20)")
+    add("--device", help="of a compiled network: cpu, cuda (cpu)")
+    add("--precision", help="of a compiled network: one of the device's (float32)")
+    add("--threads", type=count, help="of a compiled network (all usable cores)")
+    add("--isa", help="of a compiled network: avx2, avx512 (the best that the processor has)")
+
+
+def check_written(options: argparse.Namespace, for_all: Collection[str] = ()) -> None:
+    """MiniDNNError if FILE has no name of a kind that is known, or if other options do not suit
+    that kind; those that are ``for_all`` do."""
+    kind = _kind(options)
+    if kind not in (ONNX, GRAPH, COMPILED):
+        raise MiniDNNError(
+            f"FILE {options.file!r}: valid are names that end in {ONNX}, {GRAPH} or {COMPILED}"
+        )
+    if options.opset is not None and kind != ONNX:
+        raise MiniDNNError(f"--opset {options.opset}: {options.file!r} is no ONNX file")
+    for name, given in _compiling(options).items():
+        if kind != COMPILED and name not in for_all:
+            raise MiniDNNError(f"--{name} {given}: {options.file!r} is no compiled network")
+
+
+def write(
+    options: argparse.Namespace, graph: Graph | SizedGraph, preparation: Preparation | None
+) -> str:
+    """Writes FILE, and returns what is printed of it."""
+    import minidnn
+    from minidnn.cli.ranges import described
+
+    kind, precision = _kind(options), ""
+    if kind == ONNX:
+        minidnn.save_onnx(graph, options.file, opset=options.opset, preparation=preparation)
+    elif kind == COMPILED:
+        compiled = minidnn.compile(graph, **{"device": "cpu"} | _compiling(options))
+        compiled.save(options.file, preparation=preparation)
+        precision = f" in {compiled.precision}"
+    else:
+        minidnn.save_graph(graph, options.file, preparation=preparation)
+    size = os.path.getsize(options.file) / 1e6
+    return f"{options.file}: {graph.name}{precision} for {described(graph)}, {size:.1f} MB"
+
+
+def _kind(options: argparse.Namespace) -> str:
+    return os.path.splitext(options.file)[1].lower()
+
+
+def _compiling(options: argparse.Namespace) -> dict[str, Any]:
+    names = ("device", "precision", "threads", "isa")
+    return {name: given for name in names if (given := getattr(options, name)) is not None}
+
 
 HELP = "write a network, with its weights, as an ONNX file, a graph file, or compiled"
 DESCRIPTION = """\

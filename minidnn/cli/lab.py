@@ -157,7 +157,7 @@ def _page(options: argparse.Namespace, document: Any) -> str:
     """What was printed, as a page."""
     from minidnn import lab
     from minidnn.lab.ladders import LADDERS
-    from minidnn.lab.listing_page import listing_page, tuning_page
+    from minidnn.lab.page import listing_page, tuning_page
 
     if options.action == "list":
         return listing_page(LADDERS.values())

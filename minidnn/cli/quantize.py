@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from minidnn.cli.arguments import add_network, count, count_from_0
 from minidnn.cli.bundled_data import BUNDLED_HELP, is_bundled
+from minidnn.cli.export import add_file, add_written, check_written, write
 from minidnn.cli.opening import add_weights, open_network
 from minidnn.cli.preparing import add_preparation
 from minidnn.cli.training_data import split_folder
-from minidnn.cli.writing import add_file, add_written, check_written, write
 
 if TYPE_CHECKING:
     from minidnn.cli.calibration_data import CalibrationData

@@ -24,13 +24,11 @@ from minidnn.data.bundled import FASHION_CLASSES, digits, fashion_mnist, read_id
 from minidnn.data.cifar import CIFAR10_CLASSES, cifar10, cifar100
 from minidnn.data.datasets import Arrays, DataError, Dataset, Samples, Subset
 from minidnn.data.draws import Draws
-from minidnn.data.erasing import RandomErasing
 from minidnn.data.folder import Folder
-from minidnn.data.loader import Loader
+from minidnn.data.loader import Loader, WeightedSampler
 from minidnn.data.located import Boxes, Masks
 from minidnn.data.moves import BatchMove, moved
-from minidnn.data.policies import RandAugment, TrivialAugment
-from minidnn.data.sampling import WeightedSampler
+from minidnn.data.policies import RandAugment, RandomErasing, TrivialAugment
 
 __all__ = [
     "CIFAR10_CLASSES",

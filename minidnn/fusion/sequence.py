@@ -12,8 +12,14 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from minidnn._cached_property import cached_property
-from minidnn.fusion.buffers import most_beside, most_kept, peak, stays_in_registers, tasks_at_once
-from minidnn.fusion.counts import Counts
+from minidnn.fusion.buffers import (
+    Counts,
+    most_beside,
+    most_kept,
+    peak,
+    stays_in_registers,
+    tasks_at_once,
+)
 from minidnn.fusion.device import Device
 from minidnn.fusion.geometry import Extent, extents, owned, scales
 from minidnn.fusion.operations import Operation, Stack, Step, copy_operation

@@ -19,7 +19,6 @@ from minidnn.layers.pooling import *
 from minidnn.layers.preprocess import *
 from minidnn.layers.rearranging import *
 from minidnn.layers.scaling import *
-from minidnn.layers.shape import *
 from minidnn.layers.symbol import *
 from minidnn.layers.transformer import *
 from minidnn.layers.transposed import *

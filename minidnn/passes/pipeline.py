@@ -5,53 +5,42 @@ from __future__ import annotations
 from minidnn.graph.ir import Graph
 from minidnn.passes.absorb import ABSORB
 from minidnn.passes.attend import ATTEND
-from minidnn.passes.average_planes import AVERAGE_PLANES
 from minidnn.passes.by_image import BY_IMAGE
-from minidnn.passes.compose_branches import COMPOSE_BRANCHES
-from minidnn.passes.compose_gradients import COMPOSE_GRADIENTS
-from minidnn.passes.compose_variance import COMPOSE_VARIANCE
-from minidnn.passes.compose_vectors import COMPOSE_VECTORS
-from minidnn.passes.compute_together import COMPUTE_TOGETHER
+from minidnn.passes.channels import NORMALIZE_CHANNELS, TAKE_CHANNELS, VIEW_CHANNELS
+from minidnn.passes.compose import (
+    COMPOSE_BRANCHES,
+    COMPOSE_GRADIENTS,
+    COMPOSE_VARIANCE,
+    COMPOSE_VECTORS,
+)
+from minidnn.passes.compute_together import COMPUTE_TOGETHER, LAUNCH_TOGETHER
 from minidnn.passes.contract_matrices import CONTRACT_MATRICES
 from minidnn.passes.depth_first import DEPTH_FIRST
 from minidnn.passes.drop_samples import DROP_SAMPLES
-from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
-from minidnn.passes.fold_bias import FOLD_BIAS
-from minidnn.passes.fold_pad import FOLD_PAD
-from minidnn.passes.freeze import FREEZE
+from minidnn.passes.fold import FOLD_BATCH_NORM, FOLD_BIAS, FOLD_PAD
 from minidnn.passes.fuse_rows import FUSE_ROWS
 from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
 from minidnn.passes.keep_layers import KEEP_LAYERS
-from minidnn.passes.launch_together import LAUNCH_TOGETHER
 from minidnn.passes.layout import LAYOUT
-from minidnn.passes.make_in_front import MAKE_IN_FRONT
 from minidnn.passes.mix_precision import MIX_PRECISION
+from minidnn.passes.move_pools import AVERAGE_PLANES, POOL_FIRST, POOL_LAST
 from minidnn.passes.multiply_bytes import MULTIPLY_BYTES
-from minidnn.passes.normalize_channels import NORMALIZE_CHANNELS
-from minidnn.passes.place_concat import PLACE_CONCAT
-from minidnn.passes.place_parts import PLACE_PARTS
-from minidnn.passes.place_sums import PLACE_SUMS
-from minidnn.passes.place_updates import PLACE_UPDATES
-from minidnn.passes.pool_first import POOL_FIRST
-from minidnn.passes.pool_last import POOL_LAST
+from minidnn.passes.place import PLACE_CONCAT, PLACE_PARTS, PLACE_SUMS, PLACE_UPDATES
 from minidnn.passes.recompute import RECOMPUTE
 from minidnn.passes.rederive import REDERIVE
 from minidnn.passes.reduce_precision import REDUCE_PRECISION
 from minidnn.passes.repeat_inside import REPEAT_INSIDE
 from minidnn.passes.schedule import SCHEDULE
 from minidnn.passes.share_joins import SHARE_JOINS
-from minidnn.passes.share_sums import SHARE_SUMS
-from minidnn.passes.simplify import SIMPLIFY
+from minidnn.passes.share_sums import SHARE_SUMS, SUM_COLUMNS
+from minidnn.passes.simplify import FREEZE, SIMPLIFY
 from minidnn.passes.store_summed import STORE_SUMMED
-from minidnn.passes.sum_behind import SUM_BEHIND
-from minidnn.passes.sum_columns import SUM_COLUMNS
+from minidnn.passes.sum_behind import MAKE_IN_FRONT, SUM_BEHIND
 from minidnn.passes.sum_inside import SUM_INSIDE
 from minidnn.passes.sum_together import SUM_TOGETHER
-from minidnn.passes.take_channels import TAKE_CHANNELS
 from minidnn.passes.turn_linear import TURN_LINEAR
 from minidnn.passes.turn_products import TURN_PRODUCTS
 from minidnn.passes.turn_rows import TURN_ROWS
-from minidnn.passes.view_channels import VIEW_CHANNELS
 
 PIPELINE: tuple[Pass, ...] = (
     FREEZE,

@@ -30,7 +30,7 @@ from minidnn.memory.annotations import Annotations, Placement
 from minidnn.memory.arena import plan_groups, plan_memory
 from minidnn.memory.liveness import storage_roots, touched
 from minidnn.passes.infrastructure import Context, Pass
-from minidnn.passes.place_updates import place_updates
+from minidnn.passes.place import place_updates
 
 MOST_NODES = 40
 """A value that needs more nodes than that to be computed again is kept."""

@@ -1,31 +1,136 @@
-"""reduce_precision: float32 values become values of the dtype in which the target keeps them.
+"""Float32 values become values of the dtype in which the target keeps them.
 
-Handles: every float32 input, constant and node output, at once; constants are rounded when they
-are first needed, after normalizations were folded into them.
-Where the target keeps inputs and outputs as they are, :mod:`.store_halves` says what is stored so.
-Refuses: graphs with states, which keep their dtypes, and those that say themselves which values are
-in half precision.  Targets that keep float32 have nothing to do, and other dtypes stay.
+Where the arithmetic is float32's, values of a float32 graph may be stored in half precision:
+contractions multiply halves, add up in float32 and take their bias in float32.  What leads to a
+contraction is a half where it is stored, that is rounded once: element-wise nodes compute in
+float32, and what only one of them reads, which can be computed with it, stays float32.  So does
+what leads to no contraction any more, and inputs and outputs.  A graph without contractions stores
+halves where it can.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from minidnn.fusion.functions import LayerFunction
+from minidnn.fusion.stacks import why_not_fusable
+from minidnn.fusion.target import Target
+from minidnn.graph.attention_patterns import expand_attention
 from minidnn.graph.expression import argument
 from minidnn.graph.ir import Constant, Graph, Node, State, Stored, Value
+from minidnn.graph.operator import Contraction, Elementwise, Operator
 from minidnn.graph.operators import Attention, AttentionGradient, Formula
 from minidnn.graph.types import rounded_to
+from minidnn.passes.half_graph import HalfGraph, computing_in_float32, is_exact_in
 from minidnn.passes.infrastructure import Context, Pass
-from minidnn.passes.store_halves import stored_in
+
+
+def stored_in(graph: Graph, dtype: str, target: Target) -> Graph:
+    """The graph with values in ``dtype``, a half, as the module says."""
+    expanded, _ = expand_attention(graph)
+    return _Storing(expanded, dtype, target).graph()
+
+
+class _Storing(HalfGraph):
+    def __init__(self, graph: Graph, dtype: str, target: Target) -> None:
+        super().__init__(graph, dtype)
+        self.target = target
+        self.leading = _leading_to_contractions(graph)
+
+    def graph(self) -> Graph:
+        for node in self.given.nodes:
+            self._add(node)
+        given = self.given
+        outputs = [self.in_full(value, value.name) for value in given.outputs]
+        return Graph(given.inputs, outputs, self.nodes, given.name, given.output_names)
+
+    def _add(self, node: Node) -> None:
+        op, inputs = node.op, node.inputs
+        if isinstance(op, Contraction) and inputs[0].dtype == "float32":
+            full = self._stays_full(node)
+            operands = [*map(self._half_of, inputs[:2]), *self._in_full(node, inputs[2:])]
+            self._give(node, _giving(op, "float32" if full else None), operands)
+        elif isinstance(op, Elementwise):
+            self._elementwise(node, op)
+        elif self.leading.isdisjoint(node.outputs):
+            self._give(node, op, self._in_full(node, inputs))
+        else:
+            self._give(node, op, [self._half_of(value) for value in inputs])
+
+    def _elementwise(self, node: Node, op: Elementwise) -> None:
+        floats = [value for value in node.inputs if value.dtype == "float32"]
+        halves = [value for value in floats if value not in self.full]
+        full = node.output.dtype != "float32" or self._stays_full(node)
+        operands = [self.half[v] if v in halves else self.full[v] for v in node.inputs]
+        if full and not halves:
+            self._give(node, op, operands)
+        elif not full and 0 < len(halves) == len(floats) and is_exact_in(op, self.dtype):
+            if isinstance(op, Formula) and op.dtype is not None:
+                op = replace(op, dtype=self.dtype)
+            self._give(node, op, operands)
+        else:
+            result = node.output.dtype if full else self.dtype
+            self._give(node, computing_in_float32(op, result), operands)
+
+    def _stays_full(self, node: Node) -> bool:
+        """Whether the result of a contraction or an element-wise node is float32."""
+        value = node.output
+        if value not in self.leading:
+            return True
+        readers = self.given.readers[value]
+        if len(readers) != 1 or value in self.given.results:
+            return False
+        (reader,) = readers
+        if not isinstance(reader.op, Elementwise) or why_not_fusable(reader) is not None:
+            return False
+        contracts = isinstance(node.op, Contraction)
+        return not contracts or self.target.refuse_epilogue(node, reader) is None
+
+    def _half_of(self, value: Value) -> Value:
+        return self.in_half(value) if value.dtype == "float32" else self.full[value]
+
+    def _in_full(self, node: Node, values: Sequence[Value]) -> list[Value]:
+        return [self.in_full(value, node.name) for value in values]
+
+    def _give(self, node: Node, op: Operator, operands: Sequence[Value]) -> None:
+        new = Node(op, operands, node.name, node.source)
+        self.nodes.append(new)
+        for old, made in zip(node.outputs, new.outputs, strict=True):
+            narrowed = old.dtype == "float32" and made.dtype == self.dtype
+            (self.half if narrowed else self.full)[old] = made
+
+
+def _giving(op: Contraction, dtype: str | None) -> Contraction:
+    changed: Any = op
+    return replace(changed, dtype=dtype)
+
+
+def _leading_to_contractions(graph: Graph) -> set[Value]:
+    """The float32 values of which contractions' factors are computed; where there are none, all
+    that are read."""
+    leading: set[Value] = set()
+    alone = not any(isinstance(node.op, Contraction) for node in graph.nodes)
+    for node in reversed(graph.nodes):
+        if alone or any(value in leading for value in node.outputs):
+            leading.update(node.inputs)
+        elif isinstance(node.op, Contraction):
+            leading.update(node.inputs[:2])
+    return {value for value in leading if value.dtype == "float32"}
 
 
 def reduce_precision(graph: Graph, context: Context) -> Graph:
-    """See the module."""
+    """Float32 values become values of the dtype in which the target keeps them.
+
+    Handles: every float32 input, constant and node output, at once; constants are rounded when they
+    are first needed, after normalizations were folded into them. Where the target keeps inputs and
+    outputs as they are, :mod:`.reduce_precision` says what is stored so.
+    Refuses: graphs with states, which keep their dtypes, and those that say themselves which values
+    are in half precision.  Targets that keep float32 have nothing to do, and other dtypes stay.
+    """
     dtype = context.target.storage
     if dtype is None or dtype == "float32" or graph.states or context.mixed:
         return graph

@@ -1,27 +1,81 @@
-"""share_sums: what is added up of a join is joined of what is added up of its operands.
-
-Each layer of a dense block normalizes all channels so far, by their mean and variance.  Those of
-the channels before are known from the layer before, so that a layer need only read its own.
-Handles: reductions and variances of joins, over other axes than the joined one; operands that are
-joins themselves are taken apart.  What is known of all operands but one is read, and the reduction
-reads that one.
-Refuses: joins of which more than one operand would be read anew, as nothing else is known of them:
-one sweep would become several; variances around what is no mean of the join.
-"""
+"""Sums are computed once, and sums over all axes but the last as sums of a matrix's columns."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from minidnn.fusion.collapse import APART
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Operator
-from minidnn.graph.operators import Concat, Reduce, Variance
+from minidnn.graph.operators import Concat, Reduce, Transpose, Variance, View
+from minidnn.graph.types import FLOATS
 from minidnn.passes.infrastructure import Context, Pass
+
+
+def sum_columns(graph: Graph, context: Context) -> Graph:
+    """Sums over all axes but the last become sums of the columns of a matrix.
+
+    Gradients of biases and of normalizations' weights are such sums.  As a matrix's, they are
+    computed by what adds up channels, or together with the rows that they are sums of.
+
+    Handles: sums over all axes but the last of values of three axes or more; and over all but the
+    second of what a transpose has put there from behind, which is not read then.
+    Refuses: other sums; targets that say so; everything under strategies that leave layers apart.
+    """
+    if context.strategy in APART or not context.target.adds_columns:
+        return graph
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        value = _summed(node)
+        if value is None or not context.allow(f"{node.name} adds up columns of a matrix"):
+            rewriter.keep(node)
+            continue
+        assert isinstance(node.op, Reduce)
+        shape = (value.type.size // value.shape[-1], value.shape[-1])
+        name = rewriter.fresh(f"{node.name}.rows")
+        rows = rewriter.add(View(shape), [rewriter.value(value)], name, node.source)
+        op = replace(node.op, dims=(0,))
+        new = rewriter.add(op, [rows.output], node.name, node.source)
+        rewriter.replace(node.output, new.output)
+    return rewriter.finish()
+
+
+def _summed(node: Node) -> Value | None:
+    """The value of whose last axis a node keeps the sums; None if it computes something else."""
+    op = node.op
+    if not isinstance(op, Reduce) or op.how != "sum" or op.keepdim:
+        return None
+    (value,) = node.inputs
+    rank = value.type.rank
+    if rank < 3 or value.dtype not in FLOATS or not value.type.size:
+        return None
+    kept = [axis for axis in range(rank) if axis not in op.dims]
+    if kept == [rank - 1]:
+        return value
+    before = value.producer
+    if kept == [1] and before is not None and isinstance(before.op, Transpose):
+        return before.inputs[0] if before.op.dims[1] == rank - 1 else None
+    return None
+
+
+SUM_COLUMNS = Pass("sum_columns", sum_columns)
+
 
 _Sums = tuple[Operator, ...]
 """What is computed of a value: a reduction, or a variance and the mean that it is around."""
 
 
 def share_sums(graph: Graph, context: Context) -> Graph:
-    """See the module."""
+    """What is added up of a join is joined of what is added up of its operands.
+
+    Each layer of a dense block normalizes all channels so far, by their mean and variance.  Those
+    of the channels before are known from the layer before, so that a layer need only read its own.
+    Handles: reductions and variances of joins, over other axes than the joined one; operands that
+    are joins themselves are taken apart.  What is known of all operands but one is read, and the
+    reduction reads that one.
+    Refuses: joins of which more than one operand would be read anew, as nothing else is known of
+    them: one sweep would become several; variances around what is no mean of the join.
+    """
     sharing = _Sharing(graph, context)
     for node in graph.nodes:
         sharing.add(node)

@@ -1,14 +1,4 @@
-"""simplify: removes what computes nothing and computes what is known.
-
-Handles: identities (Identity, Dropout, windows of one position, reshapes to the same shape,
-adaptive pooling to the input's size, joins of one value, moves that move nothing); adaptive
-pooling whose sizes divide, which becomes a regular window if it is short, and long regular windows
-side by side, which become adaptive; joins that only a join along the same
-axis reads, which become part of it; nodes whose operands are all constants, unless their outputs
-are very large; nodes nobody reads.
-Leaves: arithmetic identities such as x * 1, which are not exact for NaN payloads and -0.
-Only the sign of zero may change: an average over one position adds -0 to 0, which gives 0.
-"""
+"""Removes what computes nothing and computes what is known; states become constants."""
 
 from __future__ import annotations
 
@@ -19,7 +9,7 @@ import numpy as np
 
 from minidnn.fusion.target import Target
 from minidnn.graph.index_map import Indexed
-from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
+from minidnn.graph.ir import Constant, Graph, Node, Rewriter, State, Value
 from minidnn.graph.operator import Operator, Reshaping, Windowed
 from minidnn.graph.operators import (
     AdaptiveAvgPool2d,
@@ -33,12 +23,50 @@ from minidnn.graph.operators import (
 from minidnn.graph.types import FLOATS, TensorType
 from minidnn.passes.infrastructure import Context, Pass
 
+
+def freeze(graph: Graph, context: Context) -> Graph:
+    """States become constants.
+
+    Handles: every state that the graph does not update, which becomes a constant of its initial
+    array; all passes after it see what they would see had the network been recorded without states.
+    It is no optimization, and takes no fuel.
+    Refuses: states that the graph updates, and all of them if a store holds them
+    (``Context.stored``).
+    """
+    frozen = [state for state in graph.states if state not in graph.updates]
+    if context.stored or not frozen:
+        return graph
+    rewriter = Rewriter(graph)
+    for state in frozen:
+        rewriter.replace(state, Constant(state.type, state.name, partial(_data, state)))
+    for node in graph.nodes:
+        rewriter.keep(node)
+    return rewriter.finish()
+
+
+def _data(state: State) -> np.ndarray:
+    return state.data
+
+
+FREEZE = Pass("freeze", freeze)
+
+
 #: What outputs of a node may take to become constants, beside 4 times what it reads.
 FOLDED_BYTES = 256 << 20
 
 
 def simplify(graph: Graph, context: Context) -> Graph:
-    """See the module."""
+    """Removes what computes nothing and computes what is known.
+
+    Handles: identities (Identity, Dropout, windows of one position, reshapes to the same shape,
+    adaptive pooling to the input's size, joins of one value, moves that move nothing); adaptive
+    pooling whose sizes divide, which becomes a regular window if it is short, and long regular
+    windows side by side, which become adaptive; joins that only a join along the same axis reads,
+    which become part of it; nodes whose operands are all constants, unless their outputs are very
+    large; nodes nobody reads. Leaves: arithmetic identities such as x * 1, which are not exact for
+    NaN payloads and -0. Only the sign of zero may change: an average over one position adds -0 to
+    0, which gives 0.
+    """
     # Joins last: what reads one may have gone.
     return _whole_joins(_fewer_nodes(graph, context), context)
 

@@ -17,13 +17,11 @@ from minidnn.graph.types import BYTES, TensorType
 from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
 from minidnn.networks import any_graph_of, graph_of, with_own_sizes
-from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
-from minidnn.passes.freeze import FREEZE
+from minidnn.passes.fold import FOLD_BATCH_NORM
 from minidnn.passes.infrastructure import Context, run_passes
-from minidnn.passes.simplify import SIMPLIFY
+from minidnn.passes.simplify import FREEZE, SIMPLIFY
 from minidnn.quantization.calibration import Calibration, Twins, batches_of
-from minidnn.quantization.losses import MOST_LOST, losses
-from minidnn.quantization.measure import MeasuredValue, measure
+from minidnn.quantization.measure import MOST_LOST, MeasuredValue, losses, measure
 from minidnn.quantization.ranges import RANGES, Choose, steps_of
 from minidnn.sizes.sized_graph import SizedGraph
 

@@ -1,7 +1,7 @@
 """Arrays of any library in, and of the same library out.
 
 NumPy arrays pass as they are.  Anything with ``__dlpack__`` on the CPU (PyTorch tensors, for
-example) is viewed without a copy.
+example) is viewed without a copy.  Their bits are numbers in memory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,25 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import GraphError, OutOfMemoryError
+from minidnn.graph.types import rounded_to
+
+
+def to_bits(array: np.ndarray, dtype: str) -> np.ndarray:
+    """An array as it lies in memory as ``dtype``: 16 bits each for bfloat16."""
+    if dtype == "bfloat16":
+        single = np.ascontiguousarray(rounded_to(dtype, array))
+        bits = (single.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        # A NaN may have all that tells it from infinity in the lower half.
+        return np.where(np.isnan(single), bits | np.uint16(0x40), bits)
+    return np.ascontiguousarray(array, dtype)
+
+
+def from_bits(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The inverse of :func:`to_bits`: bfloat16 becomes float32."""
+    if dtype == "bfloat16":
+        return (array.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return array
+
 
 #: Turns a NumPy result into the kind of array that came in.
 Wrap = Callable[[np.ndarray], Any]

@@ -17,8 +17,7 @@ from starlette.routing import Route
 
 from minidnn.serving import protocol
 from minidnn.serving.access import Gate
-from minidnn.serving.bodies import Bodies, ClientDisconnect
-from minidnn.serving.compression import LEAST_BYTES, accepted, packed
+from minidnn.serving.compression import LEAST_BYTES, Bodies, ClientDisconnect, accepted, packed
 from minidnn.serving.faults import Fault, Refusal
 from minidnn.serving.json_numbers import parsed
 from minidnn.serving.openapi import document

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from minidnn.bench.alternate import alternate
+from minidnn.bench.measure import alternate
 from minidnn.bench.process import EngineError, EngineProcess
 from minidnn.measure.load import LoadWatch
 

@@ -15,7 +15,7 @@ import pytest
 
 from minidnn.backends.cpu.compilers import compiler
 from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
-from minidnn.backends.cpu.compilers.prelude import prelude
+from minidnn.backends.cpu.compilers.kernels import prelude
 from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool
 from minidnn.backends.cpu.isa import AVX2, Isa
 from minidnn.cache import clear, forbid_builds, one_at_a_time
@@ -204,7 +204,7 @@ def test_many_processes_compile_once(
     make_fake(f'echo x >> {log}\nexec {real_ispc} "$@"\n')
     code = f"""
         from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
-        from minidnn.backends.cpu.compilers.prelude import prelude
+        from minidnn.backends.cpu.compilers.kernels import prelude
         from minidnn.backends.cpu.isa import AVX2
         units = [Unit(f"u{{i}}", prelude(AVX2) + {DOUBLE!r} + f"// {{i}}", AVX2) for i in range(3)]
         print(len([library.kernel("twice") for library in compile_units(units)]))

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from minidnn.backends.codegen.kernel import KernelSource, shared_function
-from minidnn.backends.cpu.compilers.kernels import _key, compile_kernels, group
-from minidnn.backends.cpu.compilers.prelude import prelude
+from minidnn.backends.cpu.compilers.kernels import _key, compile_kernels, group, prelude
 from minidnn.backends.cpu.isa import AVX2, AVX512
 from minidnn.cache import forbid_builds
 from minidnn.errors import CompileError

@@ -11,7 +11,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cpu.isa import ISAS, Isa
-from minidnn.backends.cpu.operators.linear import FEW_ROWS
+from minidnn.backends.cpu.operators.matmul import FEW_ROWS
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.types import TensorType

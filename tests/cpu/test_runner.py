@@ -105,7 +105,7 @@ def _pool(threads: int) -> Pool:
 def _kernels() -> dict[str, NativeFunction]:
     if "kernels" not in _cache:
         from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
-        from minidnn.backends.cpu.compilers.prelude import prelude
+        from minidnn.backends.cpu.compilers.kernels import prelude
 
         library = compile_units([Unit("runner_test", prelude(AVX2) + COUNT, AVX2)])[0]
         names = ("count", "calls", "slow", "add", "through_scratch", "scan", "halve")
@@ -326,7 +326,7 @@ def test_fork_after_use(flags: str) -> None:
         import os, sys, threading
         import numpy as np
         from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
-        from minidnn.backends.cpu.compilers.prelude import prelude
+        from minidnn.backends.cpu.compilers.kernels import prelude
         from minidnn.backends.cpu.isa import AVX2
         from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool
         from minidnn.runtime.operand import Operand
@@ -371,7 +371,7 @@ def test_exit_while_threads_exist_is_clean_and_quick() -> None:
         import time
         import numpy as np
         from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
-        from minidnn.backends.cpu.compilers.prelude import prelude
+        from minidnn.backends.cpu.compilers.kernels import prelude
         from minidnn.backends.cpu.isa import AVX2
         from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool
         from minidnn.runtime.operand import Operand

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 import minidnn as md
 from minidnn.backends.cpu.isa import best_isa
-from minidnn.backends.cpu.operators.argmax import print_argmax
-from minidnn.backends.cpu.operators.reduce import print_reduce
+from minidnn.backends.cpu.operators.reduce import print_argmax, print_reduce
 from minidnn.backends.cpu.operators.softmax import print_softmax
 from minidnn.graph import operators as ops
 from minidnn.graph.operator import Operator

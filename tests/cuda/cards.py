@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minidnn.backends.cuda.machine import Machine
-from minidnn.lab.cards import A100, H100, H200, RTX_3090, RTX_4090
+from minidnn.lab.api import A100, H100, H200, RTX_3090, RTX_4090
 
 __all__ = ["A100", "H100", "H200", "RTX_3090", "RTX_4090", "on_each"]
 

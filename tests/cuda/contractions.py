@@ -18,7 +18,7 @@ from minidnn.layers.build import to_graph
 
 DEPTHWISE, DIRECT = KERNELS["depthwise"], KERNELS["direct"]
 HALO, ROWS, STREAM = KERNELS["halo"], KERNELS["rows"], KERNELS["stream"]
-TILE, WINDOW, WINOGRAD = KERNELS["tile"], KERNELS["window"], KERNELS["winograd"]
+TILE, WINOGRAD = KERNELS["tile"], KERNELS["winograd"]
 
 #: The distance of neighbouring numbers at 1.
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}

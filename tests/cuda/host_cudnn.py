@@ -15,7 +15,7 @@ import numpy as np
 from minidnn.cudnn.enums import DataType, OpTensorOp, PoolingMode, TensorFormat
 from minidnn.cudnn.prototypes import PROTOTYPES
 from minidnn.graph import operators as ops
-from minidnn.runtime.bits import from_bits, to_bits
+from minidnn.runtime.arrays import from_bits, to_bits
 
 _DTYPES: dict[DataType, tuple[str, np.dtype[Any]]] = {
     DataType.CUDNN_DATA_FLOAT: ("float32", np.dtype("f4")),

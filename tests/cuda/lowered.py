@@ -25,14 +25,14 @@ from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
-from minidnn.runtime.bits import from_bits, to_bits
+from minidnn.runtime.arrays import from_bits, to_bits
 from minidnn.runtime.operand import Operand, resolved
 from minidnn.runtime.plan import Plan, make_plan
 from minidnn.runtime.slots import Slots
 
 from .arrays import STORED
 from .cards import H200
-from .contractions import EPSILON, HALO, STREAM, WINDOW, draw_weights
+from .contractions import EPSILON, HALO, STREAM, draw_weights
 from .emulator.run import Emulated
 
 FEW = replace(H200, multiprocessors=3)
@@ -100,11 +100,6 @@ def by_halo(problem: ContractionProblem) -> Kernel:
 def by_stream(problem: ContractionProblem, choice: int = 0) -> Kernel:
     assert STREAM.why_not(problem, H200) is None
     return by_choice(STREAM, problem, STREAM.choices(problem, H200)[choice])
-
-
-def by_window(problem: ContractionProblem, tiles: int) -> Kernel:
-    assert WINDOW.why_not(problem, H200) is None
-    return by_choice(WINDOW, problem, tiles)
 
 
 class EmulatedProgram:

@@ -26,7 +26,7 @@ from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.machine import Machine
 from minidnn.graph import operators as ops
 from minidnn.graph.types import TensorType
-from minidnn.runtime.bits import from_bits, to_bits
+from minidnn.runtime.arrays import from_bits, to_bits
 
 from .arrays import STORED, strided
 from .emulator.run import Emulated, guarded

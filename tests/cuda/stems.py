@@ -19,7 +19,7 @@ from minidnn.backends.cuda.contraction.stem_gradient import StemGradientKernel
 from minidnn.backends.cuda.functions import Loaded
 from minidnn.backends.cuda.machine import Machine
 from minidnn.graph.ir import Graph
-from minidnn.runtime.bits import from_bits, to_bits
+from minidnn.runtime.arrays import from_bits, to_bits
 
 from .arrays import STORED
 from .cards import H200

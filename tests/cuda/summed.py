@@ -17,7 +17,7 @@ from minidnn.backends.cuda.task import InWorkspace, Task
 from minidnn.fusion.region import FusedGradient
 from minidnn.graph.ir import Value
 from minidnn.graph.types import rounded_to
-from minidnn.runtime.bits import from_bits, to_bits
+from minidnn.runtime.arrays import from_bits, to_bits
 
 from .cards import H200
 from .contractions import EPSILON

@@ -14,7 +14,6 @@ import pytest
 from minidnn import layers as L
 from minidnn import models
 from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.contraction import window
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, PARTS, TILES
 from minidnn.backends.cuda.contraction.tune import launches_of as contraction_launches
@@ -32,7 +31,7 @@ from minidnn.training.step import Objective, step_graph
 from tests.cuda.cards import A100, H200
 from tests.sampling import some
 
-from .contractions import HALO, TILE, WINDOW, dense, residual
+from .contractions import HALO, TILE, dense, residual
 from .lowered import planned_graph, problems_of
 
 REGISTERS = 65536
@@ -151,9 +150,6 @@ def passing(problem: ContractionProblem) -> list[Launch]:
     if HALO.why_not(problem, H200) is None:
         for width in HALO.choices(problem, H200):
             launches.append(HALO.launches(problem, width, H200)[0])
-    if WINDOW.why_not(problem, H200) is None:
-        for tiles in window.fitting(problem, H200):
-            launches.append(WINDOW.launches(problem, tiles, H200)[0])
     return launches
 
 

@@ -12,7 +12,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.contraction import halo, stream, window
+from minidnn.backends.cuda.contraction import halo, stream
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.graph.evaluate import evaluate
@@ -21,7 +21,7 @@ from minidnn.layers.build import to_graph
 from tests.cuda.cards import A100, H200
 from tests.sampling import mixed, some
 
-from .contractions import EPSILON, HALO, STREAM, WINDOW, dense, draw_weights, far_apart, residual
+from .contractions import EPSILON, HALO, STREAM, dense, draw_weights, far_apart, residual
 from .lowered import (
     FEW,
     EmulatedProgram,
@@ -29,7 +29,6 @@ from .lowered import (
     by_choice,
     by_halo,
     by_stream,
-    by_window,
     problems_of,
 )
 
@@ -80,30 +79,6 @@ def test_windows_by_groups(name: str, groups: int, tmp_path: Path) -> None:
         return by_choice(HALO, problem, halo.HALOS.index(replace(first, groups=groups)))
 
     check(*every[name], "bfloat16", kernel, tmp_path)
-
-
-PASSING_WINDOWS: dict[str, Network] = {
-    "3x3": (lambda: L.Sequential(L.Conv2d(48, 48, 3, padding=1), L.SiLU()), (3, 48, 7, 9)),
-    "64-channels": (lambda: L.Conv2d(64, 24, 3), (3, 64, 8, 11)),
-    "1x7": (lambda: L.Conv2d(32, 20 * 8, (1, 7), padding=(0, 3)), (2, 32, 6, 9)),
-    "dilated": (lambda: L.Conv2d(16, 8, 3, padding=2, dilation=2), (2, 16, 10, 10)),
-    "stem": (lambda: L.Sequential(L.Conv2d(3, 16, 7, 2, 3), L.ReLU()), (1, 3, 21, 25)),
-    "residual": (lambda: residual(32, 3), (3, 32, 14, 14)),
-}
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.race
-@pytest.mark.parametrize(("name", "tiles"), mixed(2, PASSING_WINDOWS, window.TILES))
-def test_windows_whose_filters_pass(name: str, tiles: int, tmp_path: Path) -> None:
-    dtype = "bfloat16" if list(PASSING_WINDOWS).index(name) % 2 else "float16"
-    make, shape = PASSING_WINDOWS[name]
-
-    def kernel(problem: ContractionProblem) -> Kernel:
-        fitting = window.fitting(problem, H200)
-        return by_window(problem, tiles if tiles in fitting else fitting[0])
-
-    check(make, shape, dtype, kernel, tmp_path)
 
 
 def bottleneck(channels: int, filters: int) -> md.Layer:
@@ -192,13 +167,11 @@ def test_slices_and_what_comes_before(dtype: str, tmp_path: Path) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.race
-@pytest.mark.parametrize("core", [HALO.name, WINDOW.name, STREAM.name])
+@pytest.mark.parametrize("core", [HALO.name, STREAM.name])
 def test_threads_that_call_functions_meet_the_others(core: str, tmp_path: Path) -> None:
     """The emulator's always do; on a GPU they did not."""
 
     def kernel(problem: ContractionProblem) -> Kernel:
-        if core == WINDOW.name:
-            return by_window(problem, 2)
         return by_halo(problem) if core == HALO.name else by_stream(problem)
 
     size = 1 if core == STREAM.name else 3
@@ -217,8 +190,6 @@ def test_every_geometry_is_run() -> None:
     assert {(one.filters, one.groups) for one in first} == {(n, 2) for n in halo.WIDTHS}
     panels = {next(n for n in (8, 4, 2, 1) if p.w.shape[1] // 8 % n == 0) for p in problems}
     assert panels == {8, 4, 2, 1}
-    fitting = {n for p in all_of(PASSING_WINDOWS) for n in window.fitting(p, H200)}
-    assert fitting == set(window.TILES)
 
 
 def first_of(layer: md.Layer, shape: tuple[int, ...], dtype: str = "float16") -> ContractionProblem:

@@ -22,7 +22,7 @@ from minidnn.backends.cuda.task import Pointer
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
-from minidnn.runtime.bits import from_bits, to_bits
+from minidnn.runtime.arrays import from_bits, to_bits
 from tests.cuda.cards import A100, H200
 from tests.sampling import some
 

@@ -29,7 +29,7 @@ from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operators import Concat, SumOverRanks
 from minidnn.graph.trace import apply
 from minidnn.layers.build import to_graph
-from minidnn.runtime.bits import from_bits, to_bits
+from minidnn.runtime.arrays import from_bits, to_bits
 from minidnn.runtime.operand import Operand
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.slots import Slots

@@ -13,7 +13,7 @@ from minidnn.fusion.product_shape import shape_of
 from minidnn.gradients.reverse import pullback
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
-from minidnn.runtime.bits import from_bits, to_bits
+from minidnn.runtime.arrays import from_bits, to_bits
 
 from .arrays import STORED
 from .products import attention_graph, drawn, with_gradients

@@ -16,7 +16,7 @@ from minidnn.backends.cuda.functions import load_launches
 from minidnn.backends.cuda.machine import machine_of
 from minidnn.backends.cuda.target import HALVES
 from minidnn.graph.types import rounded_to
-from minidnn.runtime.bits import from_bits, to_bits
+from minidnn.runtime.arrays import from_bits, to_bits
 from tests.cuda.contractions import EPSILON, STREAM, TILE
 from tests.cuda.test_statistics import network, problem_of
 

@@ -13,6 +13,7 @@ import pytest
 from minidnn.backends.cuda import copy
 from minidnn.backends.cuda.contraction.gather import Gathering, print_gather
 from minidnn.backends.cuda.kernels import Launch
+from minidnn.backends.cuda.normalize import print_softmax
 from minidnn.backends.cuda.pointwise import CHAIN, Argument, PointStep, print_pointwise
 from minidnn.backends.cuda.product.lower import print_product
 from minidnn.backends.cuda.reduction import (
@@ -20,7 +21,6 @@ from minidnn.backends.cuda.reduction import (
     print_adaptive,
     print_plane_average,
 )
-from minidnn.backends.cuda.softmax import print_softmax
 from minidnn.backends.cuda.strided import print_broadcast, print_join, strided_of
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
 from minidnn.graph import operators as ops

@@ -19,8 +19,7 @@ from minidnn.backends.cuda import backend, captured
 from minidnn.backends.cuda.arrays import ArraySlot, read
 from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.contraction.bound import least_milliseconds
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.forms import forms_of, least_milliseconds
 from minidnn.backends.cuda.contraction.graphs import graph_of
 from minidnn.backends.cuda.contraction.halo import HALOS
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS
@@ -37,7 +36,7 @@ from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.passes.reduce_precision import reduce_precision
-from minidnn.runtime.bits import from_bits, to_bits
+from minidnn.runtime.arrays import from_bits, to_bits
 from minidnn.runtime.plan import Plan, make_plan
 from tests.cuda.cards import A100, H200, RTX_4090, on_each
 from tests.sampling import mixed

@@ -20,7 +20,7 @@ from minidnn.graph import expression as scalar
 from minidnn.graph.expression import Expression, argument, constant, evaluate, linearize
 from minidnn.graph.operators import activations
 from minidnn.graph.types import HALVES
-from minidnn.runtime.bits import from_bits
+from minidnn.runtime.arrays import from_bits
 from tests.cuda.emulator.run import Emulated
 
 THREADS = 256

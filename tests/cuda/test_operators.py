@@ -37,7 +37,7 @@ from minidnn.graph.types import TensorType, numpy_dtype
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
-from minidnn.runtime.bits import to_bits
+from minidnn.runtime.arrays import to_bits
 from minidnn.runtime.plan import Plan, make_plan
 from tests import cases
 from tests.cases import Case, check

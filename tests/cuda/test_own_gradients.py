@@ -23,7 +23,7 @@ from minidnn.backends.cuda.contraction.problem import (
 )
 from minidnn.backends.cuda.functions import Loaded
 from minidnn.backends.cuda.machine import Machine
-from minidnn.runtime.bits import from_bits, to_bits
+from minidnn.runtime.arrays import from_bits, to_bits
 
 from .arrays import STORED
 from .cards import A100, H200, on_each

@@ -21,16 +21,15 @@ from minidnn import layers as L
 from minidnn.backends.cuda import constants, memory
 from minidnn.backends.cuda.constants import Constants, Data
 from minidnn.backends.cuda.contraction import choice, tune
-from minidnn.backends.cuda.contraction.bound import least_milliseconds
 from minidnn.backends.cuda.contraction.choice import Choice
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.forms import forms_of, least_milliseconds
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Built, Form, Recipe
 from minidnn.backends.cuda.contraction.tune import Tuning
 from minidnn.graph.ir import Constant
 from minidnn.graph.types import TensorType
 from minidnn.layers.parameter import LazyArray
-from minidnn.runtime.bits import to_bits
+from minidnn.runtime.arrays import to_bits
 from tests.cuda.cards import H200
 
 from .contractions import TILE

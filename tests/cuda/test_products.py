@@ -11,7 +11,7 @@ from minidnn.backends.cuda.product.tensor_cores import TILES, candidates, print_
 from minidnn.fusion.product import FusedProduct
 from minidnn.fusion.product_shape import shape_of
 from minidnn.graph import operators as ops
-from minidnn.runtime.bits import from_bits, to_bits
+from minidnn.runtime.arrays import from_bits, to_bits
 from tests.cuda.cards import A100, H200
 from tests.sampling import some
 

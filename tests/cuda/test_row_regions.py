@@ -23,7 +23,7 @@ from minidnn.graph.trace import apply, tracing
 from minidnn.graph.types import TensorType
 from minidnn.passes.fuse_rows import FUSE_ROWS
 from minidnn.passes.infrastructure import Context
-from minidnn.runtime.bits import from_bits, to_bits
+from minidnn.runtime.arrays import from_bits, to_bits
 from tests.cuda.cards import A100, H200
 
 from .arrays import STORED

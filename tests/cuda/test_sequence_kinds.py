@@ -23,7 +23,7 @@ from minidnn.graph.ir import Graph
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
-from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
+from minidnn.passes.fold import FOLD_BATCH_NORM
 from minidnn.passes.infrastructure import Context, run_passes
 from minidnn.passes.pipeline import PIPELINE, optimize
 from tests.cuda.cards import A100, H200

@@ -32,7 +32,7 @@ from minidnn.graph.ir import Graph, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
-from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
+from minidnn.passes.fold import FOLD_BATCH_NORM
 from minidnn.passes.infrastructure import Context, run_passes
 from minidnn.passes.pipeline import PIPELINE
 from tests.cuda.cards import A100, H200, RTX_3090, on_each

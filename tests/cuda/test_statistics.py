@@ -17,7 +17,7 @@ from minidnn.backends.cuda.target import HALVES, CudaTarget
 from minidnn.graph.types import rounded_to
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
-from minidnn.runtime.bits import from_bits, to_bits
+from minidnn.runtime.arrays import from_bits, to_bits
 from minidnn.runtime.plan import Plan, make_plan
 from minidnn.training.step import Objective, step_graph
 from tests.cuda.cards import H200

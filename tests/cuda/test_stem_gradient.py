@@ -10,7 +10,7 @@ import pytest
 
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.stem_shape import (
+from minidnn.backends.cuda.contraction.stem_gradient import (
     MOST_CHANNELS,
     MOST_TAPS,
     WARPS,

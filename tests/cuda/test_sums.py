@@ -23,7 +23,7 @@ from minidnn.graph.types import TensorType, rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
-from minidnn.runtime.bits import from_bits, to_bits
+from minidnn.runtime.arrays import from_bits, to_bits
 from minidnn.training.step import Objective, step_graph
 from tests.cuda.cards import H200
 

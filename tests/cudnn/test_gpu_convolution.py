@@ -163,7 +163,7 @@ def one_case(
 
 
 #: Bounds on the error's norm over the truth's: what TF32 has in float32 is 3e-4.  Winograd with
-#: 5 x 5 windows is the one algorithm that is worse (7e-4), and is never chosen: see accuracy.py.
+#: 5 x 5 windows is the one algorithm that is worse (7e-4), and is never chosen: see enums.py.
 #: In float16 some algorithms add in the output's own type, which the bound of each element allows.
 NORMS = {"float64": 1e-12, "float32": 5e-6, "float16": math.inf}
 COARSE_NORM = 1.5e-3
@@ -173,8 +173,8 @@ COARSE_NORM = 1.5e-3
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_every_algorithm(real_cupy: Any, oracles: Any, direction: str, dtype: str) -> None:
     """Each algorithm by hand, wherever cuDNN says that it can, under FMA math for float32."""
-    from minidnn.cudnn.accuracy import is_coarse_winograd
     from minidnn.cudnn.convolution.plan import FUNCTIONS
+    from minidnn.cudnn.enums import is_coarse_winograd
 
     oracles.single_threaded()
     rng = np.random.default_rng(8)

@@ -14,14 +14,14 @@ FAULTS = (
     ),
     Fault(
         "a maximum of lanes loses NaN",
-        "minidnn/backends/cpu/compilers/prelude.py",
+        "minidnn/backends/cpu/compilers/kernels.py",
         "float m = a > b ? a : b;\n  return a != a ? floatbits(0xffffffff) : m;",
         "return a > b ? a : b;",
         ("tests/cpu/test_backend_cases.py", "tests/cpu/test_scalar.py"),
     ),
     Fault(
         "bfloat16 is cut off and not rounded",
-        "minidnn/backends/cpu/compilers/prelude.py",
+        "minidnn/backends/cpu/compilers/kernels.py",
         "const unsigned int up = bits + 0x7fff + ((bits >> 16) & 1);",
         "const unsigned int up = bits;",
         ("tests/cpu/test_bfloat16.py::test_what_is_stored_is_rounded_to_the_nearest",),
@@ -62,10 +62,10 @@ FAULTS = (
         ("tests/cache/test_store.py",),
     ),
     Fault(
-        "a block of a softmax does not wait for its warps",
-        "minidnn/backends/cuda/softmax.py",
-        "if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = {value};\n__syncthreads();",
-        "if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = {value};",
+        "a block that joins elements does not wait for its warps",
+        "minidnn/backends/cuda/reduce.py",
+        'part[threadIdx.x >> 5] = {value};")\n    code.line("__syncthreads();")\n',
+        'part[threadIdx.x >> 5] = {value};")\n',
         ("tests/cuda/test_operators.py",),
     ),
     Fault(

@@ -23,7 +23,7 @@ from minidnn.graph.ir import Constant, Graph
 from minidnn.graph.trace import apply
 from minidnn.layers.build import to_graph
 from minidnn.passes.depth_first import DEPTH_FIRST
-from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
+from minidnn.passes.fold import FOLD_BATCH_NORM
 from minidnn.passes.pipeline import optimize
 from minidnn.passes.simplify import SIMPLIFY
 from tests.passes.build import graph_of, inputs_of, join, max_pool, relu, scale

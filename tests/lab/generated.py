@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import UnsupportedError
-from minidnn.lab.cards import H100
+from minidnn.lab.api import H100
 from minidnn.lab.cuda_step import CudaStep
 from minidnn.lab.ladders import LADDERS
 from minidnn.lab.memory.ladder import WordsShape

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidnn.lab.cards import H100
+from minidnn.lab.api import H100
 from minidnn.lab.convolution.shape import ConvolutionShape
 from minidnn.lab.cuda_step import CudaStep
 from minidnn.lab.devices import DEVICES

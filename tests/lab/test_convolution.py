@@ -14,7 +14,7 @@ from minidnn.backends.cuda import nvrtc
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.errors import UnsupportedError
 from minidnn.graph.evaluate import evaluate
-from minidnn.lab.cards import H100
+from minidnn.lab.api import H100
 from minidnn.lab.convolution.ladder import CHANGES, CONVOLUTION, planes, worked, worked_examples
 from minidnn.lab.convolution.shape import ConvolutionShape, convolve
 from minidnn.lab.operands import draw

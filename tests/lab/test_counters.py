@@ -82,7 +82,7 @@ def test_no_ncu_and_one_that_may_not_count(tmp_path: Path, monkeypatch: pytest.M
 def test_a_study_goes_on_without_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device whose counting is refused: times are there, and the reason is told."""
     from minidnn.lab import measured
-    from minidnn.lab.cards import H100
+    from minidnn.lab.api import H100
     from minidnn.lab.devices import DEVICES, LabDevice
 
     device = DEVICES["cuda"]

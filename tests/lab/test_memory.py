@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minidnn.backends.cuda.build import compile_kernels
-from minidnn.lab.cards import H100
+from minidnn.lab.api import H100
 from minidnn.lab.cuda_device import predict
 from minidnn.lab.ladders import ladder_of
 from minidnn.lab.memory.ladder import WordsShape

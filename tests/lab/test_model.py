@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minidnn.lab.access import Access, Work
-from minidnn.lab.cards import A100, H100, RTX_4090
+from minidnn.lab.api import A100, H100, RTX_4090
 from minidnn.lab.convolution.ladder import CONVOLUTION
 from minidnn.lab.convolution.shape import ConvolutionShape
 from minidnn.lab.cuda_device import predict

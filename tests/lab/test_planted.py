@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from minidnn.backends.cuda.machine import Machine
-from minidnn.lab.cards import A100, H100
+from minidnn.lab.api import A100, H100
 from minidnn.lab.cuda_device import predict
 from minidnn.lab.cuda_step import CudaStep
 from minidnn.lab.explain import explain

@@ -6,7 +6,7 @@ import pytest
 
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.errors import UnsupportedError
-from minidnn.lab.cards import H100
+from minidnn.lab.api import H100
 from minidnn.lab.product.ladder import PRODUCT
 from minidnn.lab.product.shape import ProductShape
 from minidnn.lab.step import Block

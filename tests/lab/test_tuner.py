@@ -12,7 +12,7 @@ import pytest
 
 from minidnn.errors import UnsupportedError
 from minidnn.lab import cuda_device
-from minidnn.lab.cards import H100
+from minidnn.lab.api import H100
 from minidnn.lab.devices import DEVICES, LabDevice
 from minidnn.lab.isolated_jobs import Failure
 from minidnn.lab.measure import Job

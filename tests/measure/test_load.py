@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minidnn.bench import alternate
+from minidnn.bench import measure
 from minidnn.measure import load
 from minidnn.measure.load import LoadWatch
 from tests.bench.test_process import engine
@@ -57,12 +57,12 @@ def test_where_the_system_does_not_tell_nothing_is_disturbed(
 def test_a_disturbed_burst_is_taken_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shares = iter([0.5, 0.05] + [0.9, 0.3] + [0.9] * (alternate.TRIES - 2))
+    shares = iter([0.5, 0.05] + [0.9, 0.3] + [0.9] * (measure.TRIES - 2))
     monkeypatch.setattr(LoadWatch, "others", lambda self: next(shares))
-    monkeypatch.setattr(alternate, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(measure, "PAUSE_SECONDS", 0.0)
     with engine("sleeping", seconds=0.001) as it, caplog.at_level(logging.WARNING):
-        found = alternate.alternate({"it": it}, 1, 0.01, 0.0)
+        found = measure.alternate({"it": it}, 1, 0.01, 0.0)
         assert len(found["it"]) == 1 and not caplog.records
-        alternate.alternate({"it": it}, 1, 0.01, 0.0)
+        measure.alternate({"it": it}, 1, 0.01, 0.0)
     (record,) = caplog.records
     assert record.getMessage() == "engine 'it': other processes had 30 % of the cores"

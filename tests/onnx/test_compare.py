@@ -18,7 +18,7 @@ from tests.devices import unavailable
 from .models import moves, network
 
 #: The module, whose name its one function has, too.
-folding = import_module("minidnn.passes.fold_batch_norm")
+folding = import_module("minidnn.passes.fold")
 
 SHAPE = {"x": (2, 3, 16, 16)}
 
@@ -123,7 +123,7 @@ def test_the_first_wrong_layer_of_a_module(device: str, fault: None) -> None:
 
 def test_what_only_fusion_makes_wrong(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone, a normalization is not folded into the convolution before it."""
-    fold, factors = folding._fold, folding._factors
+    fold, factors = folding._without_norm, folding._factors
 
     def wrong_factors(norm: Any) -> Any:
         scale, shift = factors(norm)
@@ -134,7 +134,7 @@ def test_what_only_fusion_makes_wrong(device: str, monkeypatch: pytest.MonkeyPat
             within.setattr(folding, "_factors", wrong_factors)
             fold(*arguments)
 
-    monkeypatch.setattr(folding, "_fold", wrong_fold)
+    monkeypatch.setattr(folding, "_without_norm", wrong_fold)
     found = md.compare(network(), shape=SHAPE, device=device)
     assert not found.equal and found.first is None
     assert "it differs only when it is fused: minidnn bisect finds the rewrite" in str(found)

@@ -56,8 +56,8 @@ MODULES = {
     "frontends/torch/whole": "frontends/torch/module_graph",
     "lab/apart": "lab/isolated_jobs",
     "layers/whose_code": "layers/code_origin",
-    "measure/turns": "measure/interleave",
-    "serving/places": "serving/call_slots",
+    "measure/turns": "measure/statistics",
+    "serving/places": "serving/grpc_service",
 }
 
 

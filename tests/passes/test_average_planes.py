@@ -10,8 +10,8 @@ from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node
 from minidnn.graph.trace import apply
-from minidnn.passes.average_planes import AVERAGE_PLANES
 from minidnn.passes.infrastructure import Context
+from minidnn.passes.move_pools import AVERAGE_PLANES
 from minidnn.passes.sum_together import SUM_TOGETHER
 from tests.passes.build import Build, assert_same, graph_of, max_pool, ops_of, relu, run
 from tests.passes.test_sum_together import sums_of

@@ -11,7 +11,7 @@ from minidnn.graph.expression import argument, clip, erf
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import apply
 from minidnn.passes.absorb import ABSORB
-from minidnn.passes.compose_branches import COMPOSE_BRANCHES
+from minidnn.passes.compose import COMPOSE_BRANCHES
 from minidnn.passes.infrastructure import Context
 from tests.passes.build import Build, conv, graph_of, ops_of, relu, run, scale
 

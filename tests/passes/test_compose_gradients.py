@@ -9,7 +9,7 @@ import pytest
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Node
 from minidnn.graph.operators import Conv2dInputGradient, Conv2dWeightGradient
-from minidnn.passes.compose_gradients import COMPOSE_GRADIENTS
+from minidnn.passes.compose import COMPOSE_GRADIENTS
 from minidnn.passes.infrastructure import Context
 from tests.cases import REFERENCE_CASES, Case
 from tests.passes.build import assert_same, run

@@ -13,7 +13,7 @@ from minidnn.graph.ir import Graph
 from minidnn.graph.operators import Reduce, Variance
 from minidnn.graph.trace import apply, tracing
 from minidnn.graph.types import TensorType
-from minidnn.passes.compose_variance import compose_variance
+from minidnn.passes.compose import compose_variance
 from minidnn.passes.infrastructure import Context
 
 

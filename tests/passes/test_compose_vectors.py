@@ -8,7 +8,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, where
 from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply
-from minidnn.passes.compose_vectors import COMPOSE_VECTORS, MOST_OPERANDS
+from minidnn.passes.compose import COMPOSE_VECTORS, MOST_OPERANDS
 from minidnn.passes.infrastructure import Context
 from tests.passes.build import Build, assert_same, graph_of, ops_of, run
 

@@ -11,7 +11,7 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph, Node
 from minidnn.graph.trace import apply
 from minidnn.graph.types import TensorType
-from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM, no_constant_batch_norms
+from minidnn.passes.fold import FOLD_BATCH_NORM, no_constant_batch_norms
 from minidnn.passes.infrastructure import Context, Pass, run_passes
 from tests.passes.build import (
     assert_same,

@@ -7,7 +7,7 @@ import pytest
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply
-from minidnn.passes.fold_bias import FOLD_BIAS
+from minidnn.passes.fold import FOLD_BIAS
 from minidnn.passes.infrastructure import Context
 from tests.passes.build import (
     Build,

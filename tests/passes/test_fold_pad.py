@@ -5,7 +5,7 @@ from __future__ import annotations
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Value
 from minidnn.graph.trace import apply
-from minidnn.passes.fold_pad import FOLD_PAD
+from minidnn.passes.fold import FOLD_PAD
 from minidnn.passes.infrastructure import Context
 from tests.passes.build import Build, assert_same, conv, graph_of, ops_of, relu, run
 

@@ -11,10 +11,9 @@ from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node, State, Value
 from minidnn.graph.trace import apply
 from minidnn.graph.types import TensorType
-from minidnn.passes.compute_together import COMPUTE_TOGETHER
+from minidnn.passes.compute_together import COMPUTE_TOGETHER, LAUNCH_TOGETHER, MOST_POINTERS_AT_ONCE
 from minidnn.passes.depth_first import DEPTH_FIRST
 from minidnn.passes.infrastructure import Context
-from minidnn.passes.launch_together import LAUNCH_TOGETHER, MOST_POINTERS
 from tests.passes.build import Build, assert_same, conv, graph_of, ops_of, run
 from tests.passes.test_compute_together import ONE, PAIR, Together, one, pair
 
@@ -55,9 +54,9 @@ def test_pointers_are_bounded() -> None:
     def build(t: Any, *given: Any) -> Any:
         return [one(x) for x in given]
 
-    shapes = [(n + 1,) for n in range(MOST_POINTERS // 2 + 5)]
+    shapes = [(n + 1,) for n in range(MOST_POINTERS_AT_ONCE // 2 + 5)]
     assert [len(members) for members in members_of(after(build, *shapes))] == [
-        MOST_POINTERS // 2,
+        MOST_POINTERS_AT_ONCE // 2,
         5,
     ]
 

@@ -9,8 +9,8 @@ from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.trace import apply
+from minidnn.passes.channels import NORMALIZE_CHANNELS
 from minidnn.passes.infrastructure import Context
-from minidnn.passes.normalize_channels import NORMALIZE_CHANNELS
 from minidnn.passes.turn_linear import FIRST, LAST
 from tests.passes.build import Build, assert_same, constant, graph_of, ops_of, relu, run
 

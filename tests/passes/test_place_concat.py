@@ -17,7 +17,7 @@ from minidnn.graph.trace import apply
 from minidnn.memory.annotations import Annotations
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import PIPELINE
-from minidnn.passes.place_concat import PLACE_CONCAT
+from minidnn.passes.place import PLACE_CONCAT
 from tests.passes.build import constant, conv, graph_of, inputs_of, join, max_pool, relu, run, scale
 
 X = (2, 4, 6, 6)

@@ -19,7 +19,7 @@ from minidnn.layers.build import to_graph
 from minidnn.memory.liveness import storage_roots
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import PIPELINE
-from minidnn.passes.place_parts import PLACE_PARTS
+from minidnn.passes.place import PLACE_PARTS
 from tests.passes.build import conv, graph_of, inputs_of, join, linear, relu, run
 
 X = (2, 4, 6, 6)

@@ -15,7 +15,7 @@ from minidnn.memory.annotations import Annotations
 from minidnn.memory.liveness import awaited, lifetimes
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
-from minidnn.passes.place_sums import PLACE_SUMS
+from minidnn.passes.place import PLACE_SUMS
 from minidnn.runtime.plan import make_plan
 from minidnn.training.step import Objective, Ranks, step_graph
 from tests.cuda.cards import H200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
-from minidnn.passes.place_updates import place_updates
+from minidnn.passes.place import place_updates
 from tests.passes.build import expect
 from tests.states.build import graph_of, state, swap
 

@@ -10,7 +10,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import apply
 from minidnn.passes.infrastructure import Context
-from minidnn.passes.pool_last import POOL_LAST
+from minidnn.passes.move_pools import POOL_LAST
 from tests.passes.build import assert_same, constant, conv, expect, graph_of, ops_of, relu, run
 
 X = (2, 6, 7, 9)

@@ -9,8 +9,8 @@ from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply
 from minidnn.passes.infrastructure import Context
+from minidnn.passes.share_sums import SUM_COLUMNS
 from minidnn.passes.simplify import drop_dead
-from minidnn.passes.sum_columns import SUM_COLUMNS
 from tests.passes.build import Build, assert_same, graph_of, ops_of, run
 
 X = (2, 3, 4, 5)

@@ -8,9 +8,9 @@ import pytest
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import apply
+from minidnn.passes.channels import TAKE_CHANNELS
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.simplify import SIMPLIFY
-from minidnn.passes.take_channels import TAKE_CHANNELS
 from tests.passes.build import Build, assert_same, graph_of, join, ops_of, relu, run
 
 X = (2, 6, 3, 5)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from minidnn.fusion.collapse import Strategy
 from minidnn.graph.ir import Graph
+from minidnn.passes.channels import VIEW_CHANNELS
 from minidnn.passes.depth_first import DEPTH_FIRST
 from minidnn.passes.infrastructure import Context
-from minidnn.passes.view_channels import VIEW_CHANNELS
 from tests.passes.build import Build, assert_same, graph_of, ops_of, relu, run
 
 X = (2, 3, 4, 5)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minidnn.runtime import cores
-from minidnn.runtime.usable_memory import granted_memory, usable_memory
+from minidnn.runtime.cores import granted_memory, usable_memory
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

@@ -19,11 +19,10 @@ from ...graph.ir import Node
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...graph.types import BYTES
 from ...runtime.agreement import WHY_NO_TIMES, agree_on_sums, sums_over_ranks
-from ...runtime.cores import usable_cores
+from ...runtime.cores import usable_cores, usable_memory
 from ...runtime.plan import Plan
 from ...runtime.program import WHY_NO_STATES, StoredProgram
 from ...runtime.store import Store
-from ...runtime.usable_memory import usable_memory
 from ..codegen.kernel import KernelSource
 from ..options import (
     accuracy_option,

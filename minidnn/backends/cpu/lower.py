@@ -40,7 +40,7 @@ from ...graph.operators import (
 )
 from ...graph.types import BYTES, ITEMSIZE, TensorType
 from ...memory.annotations import ALIGNMENT, Annotations
-from ...runtime.bits import to_bits
+from ...runtime.arrays import to_bits
 from ...runtime.plan import Plan
 from ..codegen.any_size import why_of_one_size
 from .contraction import (
@@ -61,11 +61,8 @@ from .execution.rank_sums import HostSum
 from .isa import Isa
 from .one_image import one_image
 from .operators.adaptive import print_adaptive
-from .operators.argmax import print_argmax
-from .operators.broadcast import Shaped, print_broadcast
+from .operators.broadcast import Shaped, is_flat, print_broadcast, print_flat
 from .operators.byte_window import print_byte_window
-from .operators.channel_norm import print_channel_norm
-from .operators.flat import is_flat, print_flat
 from .operators.indexing import (
     copied,
     print_copy,
@@ -75,12 +72,15 @@ from .operators.indexing import (
     print_scatter_add,
     print_take_channels,
 )
-from .operators.layer_norm import print_layer_norm
-from .operators.linear import print_linear, reads_weight_as_it_lies
-from .operators.matmul import print_matmul
-from .operators.matmul_integers import print_matmul_of_integers
+from .operators.layer_norm import print_channel_norm, print_layer_norm
+from .operators.matmul import (
+    print_linear,
+    print_matmul,
+    print_matmul_of_integers,
+    reads_weight_as_it_lies,
+)
 from .operators.random import print_random_drop
-from .operators.reduce import print_reduce
+from .operators.reduce import print_argmax, print_reduce
 from .operators.softmax import print_softmax
 from .operators.staged import Staged
 from .operators.sums import print_sums

@@ -35,7 +35,7 @@ from .contraction.blocking import nominal_speed
 from .contraction.weight_gradient import why_not as why_no_weight_gradient
 from .element import ELEMENTS
 from .isa import ISAS, Isa, bfloat16_isa, with_bytes
-from .operators.linear import reads_weight_as_it_lies
+from .operators.matmul import reads_weight_as_it_lies
 from .tensor import tensor_of
 
 FEW_CHANNELS = 4

@@ -21,8 +21,7 @@ from ...cudnn.graph.spec import ALIGNMENT
 from ...errors import DeviceError, GraphError
 from ...gpu.cupy import cupy
 from ...graph.types import FLOATS, TensorType, numpy_dtype
-from ...runtime.arrays import check_shape
-from ...runtime.bits import from_bits, to_bits
+from ...runtime.arrays import check_shape, from_bits, to_bits
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
 

@@ -22,7 +22,13 @@ from ...graph.types import BYTES, FLOATS
 from ...runtime.agreement import agree_on_sums
 from ...runtime.plan import Plan
 from ...runtime.program import Program
-from ..options import accuracy_option, any_size_option, check_options, tune_option
+from ..options import (
+    accuracy_option,
+    any_size_option,
+    check_options,
+    memory_limit_option,
+    tune_option,
+)
 from .captured import on_device
 from .contraction.bytes import why_not_bytes
 from .machine import machine_of
@@ -117,7 +123,7 @@ class CudaBackend:
         tune = tune_option(options, "heuristic" if any_size else "quick")
         # Without Winograd and FFT, all that is left adds products up.
         accuracy = "normal" if accuracy_option(options) == "normal" else "high"
-        limit, deterministic = _memory_limit(options), _deterministic(options)
+        limit, deterministic = memory_limit_option(options), _deterministic(options)
         machine = machine_of(self.index)
         with told(), on_device(self.index):  # there may be no room for CUDA's context
             _, memory = cupy().cuda.runtime.memGetInfo()
@@ -164,10 +170,3 @@ def _deterministic(options: Mapping[str, Any]) -> bool:
     if type(found) is not bool:
         raise GraphError(f"deterministic={found!r}; valid are True and False")
     return found
-
-
-def _memory_limit(options: Mapping[str, Any]) -> int | None:
-    limit = options.get("memory_limit")
-    if limit is not None and (type(limit) is not int or limit < 0):
-        raise GraphError(f"memory_limit={limit!r}; valid is a number of bytes, or None")
-    return limit

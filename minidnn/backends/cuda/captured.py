@@ -15,7 +15,7 @@ import numpy as np
 from ...cudnn.graph.spec import ALIGNMENT
 from ...errors import GraphError, OutOfMemoryError
 from ...gpu.cupy import cupy
-from ...runtime.bits import from_bits
+from ...runtime.arrays import from_bits
 from .arrays import (
     CUPY,
     DEVICE_TO_DEVICE,

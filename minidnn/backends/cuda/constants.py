@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...gpu.cupy import cupy
-from ...runtime.bits import to_bits
+from ...runtime.arrays import to_bits
 from .memory import aligned, allocated
 
 

@@ -14,7 +14,7 @@ from ...graph.index_map import IndexMap
 from ...graph.operators import Gather, ScatterAdd
 from ...graph.operators.indexing import split_axes
 from ...graph.types import ITEMSIZE, TensorType
-from ...runtime.bits import to_bits
+from ...runtime.arrays import to_bits
 from ..codegen.code import Code
 from .kernels import Launch
 from .strided import THREADS, Strided, element_of

@@ -71,9 +71,9 @@ from .contraction.problem import (
 from .copy import print_copy
 from .elements import print_elements
 from .indexing import print_gather, print_move, print_pick, print_scatter_add
-from .layer_norm import print_layer_norm
 from .library.lower import Lowering, Reserve
 from .machine import Machine
+from .normalize import print_layer_norm, print_softmax
 from .prelude import TYPES
 from .product.lower import BATCHED, tasks_of_batches
 from .random import print_random_drop
@@ -82,7 +82,6 @@ from .reduce import print_argmax, print_reduce
 from .reduction import averages_planes, print_adaptive, print_plane_average
 from .row_tasks import tasks_of_row_alone, tasks_of_rows
 from .sequence import are_apart, print_region, print_variants, print_vectors
-from .softmax import print_softmax
 from .strided import print_broadcast, print_join, strided_of
 from .sums import print_sums
 from .task import InWorkspace, Pointer, Task, data_of, numbers_of, placed_at, pointer_to

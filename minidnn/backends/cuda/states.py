@@ -11,7 +11,7 @@ import numpy as np
 
 from ...gpu.cupy import cupy
 from ...graph.ir import Graph, State
-from ...runtime.bits import from_bits, to_bits
+from ...runtime.arrays import from_bits, to_bits
 from ...runtime.store import StateMemory, Store
 from .memory import allocated
 

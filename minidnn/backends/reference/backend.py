@@ -28,9 +28,9 @@ from minidnn.graph.types import ITEMSIZE, numpy_dtype, rounded_to
 from minidnn.memory.annotations import channel_axis
 from minidnn.memory.liveness import lifetimes
 from minidnn.runtime.agreement import agree_on_sums
+from minidnn.runtime.cores import usable_memory
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.store import Store
-from minidnn.runtime.usable_memory import usable_memory
 
 _POISON = 0xFF  # a float of these bytes is NaN
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from minidnn.cudnn.accuracy import is_coarse_winograd
+from minidnn.cudnn.enums import is_coarse_winograd
 from minidnn.cudnn.errors import CuDNNError
 from minidnn.cudnn.graph.attributes import Attribute as A
 from minidnn.cudnn.graph.descriptor import BackendDescriptor

@@ -21,7 +21,7 @@ class OnnxFrontEnd:
         return network if isinstance(network, OnnxModel) else read_model(network)
 
     def looks_at_sizes(self, network: Any) -> bool:
-        from minidnn.frontends.onnx.sizes import looks_at_sizes
+        from minidnn.frontends.onnx.ranges import looks_at_sizes
 
         return looks_at_sizes(self.open(network))
 

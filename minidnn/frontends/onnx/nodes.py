@@ -1,26 +1,96 @@
-"""Converting nodes one after another: operators, functions of the model, and branches."""
+"""Converting nodes one after another: operators, functions of the model, and branches.
+
+ONNX says how many inputs an operator takes, and of which types.
+"""
 
 from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from minidnn.errors import GraphError, OutOfMemoryError, UnsupportedError
 from minidnn.frontends.onnx.build import Builder
 from minidnn.frontends.onnx.call import NotConverted, OnnxCall
-from minidnn.frontends.onnx.library import OLDEST_OPSET, newest_opset
+from minidnn.frontends.onnx.library import OLDEST_OPSET, import_onnx, newest_opset
 from minidnn.frontends.onnx.limits import DEEPEST, MOST_NODES, MOST_OUTPUTS
 from minidnn.frontends.onnx.model import OWN_DOMAIN, OnnxModel
 from minidnn.frontends.onnx.operators import CONVERTERS, OTHER_DOMAINS
 from minidnn.frontends.onnx.operators.quantization import CONVERTERS as QUANTIZED
 from minidnn.frontends.onnx.scope import Scope, attributes_of, bound, counted, key_of
-from minidnn.frontends.onnx.signature import signature_of
-from minidnn.frontends.onnx.tensors import read_tensor
+from minidnn.frontends.onnx.tensors import DTYPES, read_tensor
 from minidnn.graph.ir import Value
 from minidnn.graph.trace import Trace
 from minidnn.graph.types import BYTES
+
+_TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
+
+
+@dataclass(frozen=True)
+class DeclaredInput:
+    """An input that an operator declares: those of one ``kind`` are of one type, which ``dtypes``
+    are; the last may stand for any number, each of a type of its own unless ``alike``."""
+
+    name: str
+    kind: str
+    dtypes: frozenset[str]
+    alike: bool
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The inputs of an operator."""
+
+    parameters: tuple[DeclaredInput, ...]
+    most: int
+
+    def check(self, operands: Sequence[str | None]) -> None:
+        """GraphError if operands of these dtypes are too many, or of others than it takes."""
+        if len(operands) > self.most:
+            raise GraphError(f"it has {len(operands)} inputs; valid are {self.most}")
+        bound: dict[str, tuple[str, str]] = {}
+        for index, given in enumerate(operands):
+            if given is None:
+                continue
+            parameter = self.parameters[min(index, len(self.parameters) - 1)]
+            name = parameter.name
+            if given not in parameter.dtypes:
+                valid = sorted(parameter.dtypes.intersection(DTYPES.values()))
+                raise GraphError(f"its {name} is {given}; valid are {', '.join(valid)}")
+            if not parameter.alike:
+                continue
+            dtype, first = bound.setdefault(parameter.kind, (given, name))
+            if dtype != given:
+                raise GraphError(f"its {name} is {given}; valid is {dtype}, as its {first} is")
+
+
+@cache
+def signature_of(kind: str, opset: int) -> Signature | None:
+    """The signature of an operator of ONNX's own domain; None if that opset has none of it."""
+    onnx = import_onnx()
+    try:
+        schema = onnx.defs.get_schema(kind, opset, "")
+    except onnx.defs.SchemaError:
+        return None
+    constraints = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
+    parameters = tuple(
+        DeclaredInput(
+            each.name,
+            each.type_str,
+            frozenset(map(_dtype, constraints.get(each.type_str, [each.type_str]))),
+            bool(each.is_homogeneous),
+        )
+        for each in schema.inputs
+    )
+    return Signature(parameters, schema.max_input)
+
+
+def _dtype(text: str) -> str:
+    """minidnn's name of ``tensor(...)``; types that it lacks stay what they are."""
+    return _TYPES.get(text) or text.removeprefix("tensor(").removesuffix(")")
+
 
 #: Operators that move numbers of any dtype, and those that make others of them.
 _MOVING = {

@@ -1,13 +1,43 @@
-"""The ranges of a model's open sizes, which ``save_onnx`` writes into its properties."""
+"""The ranges of a model's open sizes, which ``save_onnx`` writes into its properties.
+
+What is made of a model may depend on its inputs' sizes beyond what two of them show.
+"""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from minidnn.dynamic.dim import Dim, Template
 from minidnn.errors import GraphError
-from minidnn.frontends.onnx.model import SIZES_KEY, OnnxModel
+from minidnn.frontends.onnx.model import OWN_DOMAIN, SIZES_KEY, OnnxModel
+from minidnn.frontends.onnx.operators import activations, elementwise
 from minidnn.sizes.sized_graph import dims_from_json
+
+#: What becomes the same operators of the graph for all planes, or views, which name sizes and so
+#: show where these differ.
+_SAME = {
+    *activations.CONVERTERS,
+    *elementwise.CONVERTERS,
+    *("Conv", "ConvInteger", "QLinearConv", "Gemm", "MatMul", "QLinearMatMul"),
+    *("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"),
+    *("DequantizeLinear", "QuantizeLinear"),
+    *("BatchNormalization", "Concat", "Constant", "Flatten", "Reshape", "Transpose"),
+}
+
+
+def looks_at_sizes(model: OnnxModel) -> bool:
+    """Whether a model has nodes that may become others for other sizes of the same inputs, as
+    padding that follows from a size does."""
+    return bool(model.functions) or not all(map(_is_same, model.nodes))
+
+
+def _is_same(node: Any) -> bool:
+    own = node.domain in OWN_DOMAIN and node.op_type in _SAME
+    return own and not any(
+        attribute.name == "auto_pad" and attribute.s not in (b"NOTSET", b"VALID")
+        for attribute in node.attribute
+    )
 
 
 def named_shapes(model: OnnxModel) -> dict[str, Template] | None:

@@ -10,7 +10,7 @@ import pytest
 
 from minidnn.backends.cpu.compilers.library import NativeFunction
 from minidnn.backends.cpu.contraction.choose import choose_scheme, schemes_for
-from minidnn.backends.cpu.contraction.kernel import print_scheme
+from minidnn.backends.cpu.contraction.direct import print_scheme
 from minidnn.backends.cpu.contraction.problem import Problem, problem_of
 from minidnn.backends.cpu.contraction.scheme import Scheme
 from minidnn.backends.cpu.execution.buffers import Guard

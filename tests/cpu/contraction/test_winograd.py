@@ -15,7 +15,7 @@ from minidnn.backends.cpu.compilers.library import NativeFunction
 from minidnn.backends.cpu.contraction import algorithms
 from minidnn.backends.cpu.contraction.algorithms import choose_algorithm
 from minidnn.backends.cpu.contraction.problem import problem_of
-from minidnn.backends.cpu.contraction.winograd import algorithm, price
+from minidnn.backends.cpu.contraction.winograd import algorithm
 from minidnn.backends.cpu.contraction.winograd.transform import F2, F4
 from minidnn.backends.cpu.execution.buffers import Guard
 from minidnn.backends.cpu.isa import AVX2, AVX512, ISAS, Isa
@@ -62,15 +62,15 @@ def name_of(kind: tuple[Case, str]) -> str:
 
 def only(monkeypatch: pytest.MonkeyPatch, schedule: str) -> None:
     """Lets schemes of one schedule be chosen."""
-    every = price.candidates
+    every = algorithm.candidates
 
     def some(*arguments):
         found = list(every(*arguments))
         return [s for s in found if s.local == (schedule == "local")]
 
-    monkeypatch.setattr(price, "candidates", some)
+    monkeypatch.setattr(algorithm, "candidates", some)
     # What was chosen among all is not remembered here, nor what is chosen here afterwards.
-    monkeypatch.setattr(algorithm, "choose_winograd", price.choose_winograd.__wrapped__)
+    monkeypatch.setattr(algorithm, "choose_winograd", algorithm.choose_winograd.__wrapped__)
 
 
 @pytest.fixture(scope="module")

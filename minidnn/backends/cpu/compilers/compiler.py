@@ -3,7 +3,7 @@
 A unit becomes one shared object (linking takes 5 ms, loading 0.1 ms, starting ISPC 180 ms: so
 few units, and no further linking of several into one).  Its key covers source, target, options,
 and ISPC's version.  A floating-point multiply and add are never contracted
-(``--opt=disable-fma``): see :mod:`.prelude` for how a fused one is written.
+(``--opt=disable-fma``): see :mod:`.kernels` for how a fused one is written.
 """
 
 from __future__ import annotations

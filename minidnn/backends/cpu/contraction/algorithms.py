@@ -24,8 +24,7 @@ from .dot_product.algorithm import DotProduct
 from .dot_product.scheme import choose_dots
 from .problem import Problem, problem_of
 from .stage import PrintedContraction
-from .vnni.kernel import Vnni
-from .vnni.scheme import choose_quads
+from .vnni.kernel import Vnni, choose_quads
 from .winograd.algorithm import Winograd
 from .winograd.transform import F2, F4
 

@@ -1,25 +1,344 @@
-"""The direct algorithm: sums as they are defined."""
+"""The direct algorithm: sums as they are defined.
+
+Its kernel is printed around its tile functions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from ....fusion.contraction import Parts
 from ....fusion.operations import Operation
 from ....graph.expression import argument, linearize
-from ....graph.ir import Value
+from ....graph.ir import Constant, Value
 from ....graph.operators import Conv2d, Linear
 from ....graph.types import BYTES, TensorType
+from ...codegen.code import Code
+from ...codegen.kernel import KernelSource
+from ..element import ELEMENTS
 from ..isa import Isa
 from .algorithm import Algorithm
-from .blocking import Speed, predict_seconds
+from .blocking import Speed, grain_of, predict_seconds
 from .choose import choose_scheme, schemes_for
+from .epilogue import Epilogue
 from .integer_fallback import MOST_EXACT
-from .kernel import print_scheme
-from .problem import Problem
-from .scheme import Scheme
-from .stage import PrintedContraction
+from .numbers import PARAMETER, Numbers
+from .pack import Packer
+from .printed import absorbed, printed_once
+from .problem import BlockedView, Problem
+from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme
+from .stage import Pointer, PrintedContraction, Stage
+from .tile import print_tile, tile_name
+from .tiling import Tile
+from .weights import packed_inputs, packed_outputs, packed_weights
+
+
+def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> PrintedContraction:
+    """The kernel that follows ``scheme``."""
+    printer = _Kernel(parts, scheme, short=scheme.any_size)
+    if scheme.any_size:
+        key = scheme, absorbed(parts)
+        whole = partial(_whole, printer)
+        source = printed_once(key, printer.numbers, whole, of_weight=printer.finite)
+    else:
+        source = printer.source()
+    weight, *bias = parts.node.inputs[1:]
+    others = len(parts.others)
+    pointers: list[Pointer] = [
+        *range(others + 2),
+        packed_weights(weight, scheme),
+        packed_outputs(bias, scheme),
+    ]
+    pointers += [packed_inputs(v, scheme) for v in printer.packer.vectors]
+    pointers += [packed_outputs([v], scheme) for v in printer.epilogue.vectors]
+    stage = Stage(
+        source,
+        (*pointers, printer.numbers.pack),
+        scheme.tasks,
+        grain_of(scheme, threads),
+        scheme.scratch_bytes,
+    )
+    return PrintedContraction("direct", (stage,))
+
+
+_MOST_KNOWN = 2048
+#: What a process printed for any size, by the text with short tiles, and the tiles.
+_texts: dict[tuple[str, Tile], KernelSource] = {}
+
+
+def _whole(short: _Kernel) -> KernelSource:
+    """The kernel of which ``short`` prints the text with tiles of two pixels and steps of two
+    channels.
+
+    From the first two follow all others, and numbers are the same: so a kernel that was printed for
+    another size is not printed again, which takes ten times as long.
+    """
+    short.print()
+    key = str(short.code), short.scheme.tile
+    if (known := _texts.get(key)) is None:
+        whole = _Kernel(short.parts, short.scheme)
+        known = whole.source()
+        assert list(whole.numbers.values) == list(short.numbers.values)
+        if len(_texts) >= _MOST_KNOWN:
+            _texts.clear()
+        _texts[key] = known
+    return known
+
+
+def _finite(weight: Value) -> int:
+    """Whether all weights are known to be finite."""
+    return int(isinstance(weight, Constant) and weight.is_finite)
+
+
+class _Kernel:
+    """Prints a kernel; ``short`` leaves out all pixels of tiles, and channels of steps, but two."""
+
+    def __init__(self, parts: Parts, scheme: Scheme, short: bool = False) -> None:
+        self.parts = parts
+        self.scheme = scheme
+        self.problem = scheme.problem
+        self.short = short
+        self.code = Code()
+        self.numbers = Numbers()
+        self.epilogue = Epilogue(parts, scheme, self.numbers)
+        self.packer = Packer(parts, scheme, self.numbers)
+        self.packing = ""
+        self.shared: tuple[str, ...] = ()
+        self.finite = partial(_finite, parts.node.inputs[1])
+
+    def source(self) -> KernelSource:
+        self.print()
+        return KernelSource.named("conv", str(self.code), shared=self.shared)
+
+    def print(self) -> None:
+        scheme, tile, code = self.scheme, self.scheme.tile, self.code
+        if scheme.packing != "none":
+            self.packing, function = self.packer.print()
+            self.shared = (function,)
+        for rows, columns in self._shapes():
+            for count, vectors in ((tile.wide, tile.vectors), (tile.narrow, tile.vectors - 1)):
+                if count:
+                    shape = rows, columns, vectors
+                    print_tile(code, scheme, self.epilogue, self.numbers, *shape, short=self.short)
+        with code.block("MD_KERNEL(@)"):
+            self._pointers()
+            with self.numbers.declared(code):
+                if scheme.packing != "none":
+                    code.line("uniform int held = -1;")
+                with code.block("for (uniform int t = md_begin; t < md_end; t++)"):
+                    self._task()
+            if self.epilogue.streams:
+                code.line("memory_barrier();")
+
+    def _shapes(self) -> list[tuple[int, int]]:
+        """The tiles' shapes: the whole one, and what is left at the end."""
+        tile, out = self.scheme.tile, self.problem.out
+        if self.short:
+            return [(1, min(2, tile.columns))]
+        shapes = [(tile.rows, tile.columns)]
+        shapes += [(1, columns) for columns in self.scheme.narrower]
+        if out[0] % tile.rows:
+            shapes.append((out[0] % tile.rows, tile.columns))
+        return shapes
+
+    def _pointers(self) -> None:
+        code = self.code
+        names = (
+            ["x"] + [f"z{i}" for i in range(len(self.problem.others))] + ["y", "weights", "bias"]
+        )
+        names += [f"p{i}" for i in range(len(self.packer.vectors))]
+        names += [f"e{i}" for i in range(len(self.epilogue.vectors))]
+        problem = self.problem
+        views = {"x": problem.source, "y": problem.result}
+        views |= {f"z{i}": view for i, view in enumerate(problem.others)}
+        for i, name in enumerate(names):
+            element = views[name].element if name in views else ELEMENTS["float32"]
+            if name == "y":
+                code.line(f"{element.pointer} y = MD_OUT({element.type}, {i});")
+            else:
+                code.line(f"{element.constant_pointer} {name} = MD_IN({element.type}, {i});")
+        code.line(f"{PARAMETER} = MD_IN(int32, {len(names)});")
+
+    def _scratch(self) -> None:
+        line = "uniform float * uniform {} = (uniform float * uniform)md_scratch + {};"
+        if self.scheme.packing != "none":
+            self.code.line(line.format("packed", 0))
+        if self.scheme.part:
+            floats = self.numbers("packed_floats", self.scheme.packed_floats)
+            self.code.line(line.format("sums", floats))
+
+    def _task(self) -> None:
+        scheme, problem, code, number = self.scheme, self.problem, self.code, self.numbers
+        tile = scheme.tile
+        parts = number("parts", tile.groups)
+        blocks = number("blocks", scheme.blocks)
+        code.line(f"const uniform int part = t % {parts};")
+        code.line(f"uniform int block = t / {parts};")
+        code.line("uniform int group = 0;")
+        if scheme.groups > 1:
+            groups = number("groups", scheme.groups)
+            code.line(f"group = block % {groups};")
+            code.line(f"block /= {groups};")
+        code.line(f"const uniform int64 image = block / {blocks};")
+        code.line(f"block %= {blocks};")
+        end = number("end_of_out", problem.out[1 if scheme.by_columns else 0])
+        size = number("block_size", scheme.block)
+        if scheme.by_columns:
+            code.line(f"const uniform int r0 = 0, r1 = 1, c0 = block * {size};")
+            code.line(f"const uniform int c1 = min(c0 + {size}, {end});")
+        else:
+            columns = number("out_columns", problem.out[1])
+            code.line(f"const uniform int c0 = 0, c1 = {columns}, r0 = block * {size};")
+            code.line(f"const uniform int r1 = min(r0 + {size}, {end});")
+        self._scratch()
+        x_image = number("x_image", problem.source.image)
+        code.line(f"{problem.source.element.constant_pointer} xn = x + image * {x_image};")
+        if scheme.packing != "none":
+            key = "t" if scheme.spread else f"t / {parts}"
+            with code.block(f"if (held != {key})"):
+                group = "part" if scheme.spread else "group"
+                vectors = "".join(f"p{i}, " for i in range(len(self.packer.vectors)))
+                arguments = f"numbers, xn, packed, {vectors}{group}, r0, r1, c0, c1"
+                code.line(f"{self.packing}({arguments});")
+                code.line(f"held = {key};")
+        elif scheme.groups > 1:
+            code.line(f"xn += {self._group_offset(problem.source)};")
+        y_image = number("y_image", problem.result.image)
+        code.line(f"{problem.result.element.pointer} yn = y + image * {y_image};")
+        for i, view in enumerate(problem.others):
+            z_image = number(f"z{i}_image", view.image)
+            code.line(f"{view.element.constant_pointer} zn{i} = z{i} + image * {z_image};")
+        if tile.narrow and tile.wide:
+            wide = number("wide", tile.wide)
+            with code.block(f"if (part < {wide})"):
+                self._tiles(tile.vectors, f"part * {tile.vectors}")
+            with code.block("else"):
+                self._tiles(tile.vectors - 1, f"part * {tile.vectors - 1} + {wide}")
+        else:
+            self._tiles(tile.vectors, f"part * {tile.vectors}")
+
+    def _group_offset(self, source: BlockedView) -> str:
+        first = f"group * {self.numbers('inputs', self.problem.inputs)}"
+        if source.contiguous:
+            return first
+        plane = self.numbers("x_plane", source.plane)
+        if source.block == 1:
+            return f"(uniform int64)({first}) * {plane}"
+        return f"(uniform int64)({first}) / {source.block} * {plane}"
+
+    def _tiles(self, vectors: int, slot: str) -> None:
+        """All tiles of a task, for its ``vectors`` vectors of channels from ``slot`` on."""
+        scheme, problem, code, number = self.scheme, self.problem, self.code, self.numbers
+        depth, lanes = number("depth", problem.depth), scheme.lanes
+        outputs = number("group_outputs", scheme.outputs)
+        code.line(f"const uniform int slot = ({slot}) * {lanes};")
+        code.line(f"const uniform int first = group * {outputs} + slot;")
+        code.line(f"const uniform int limit = (group + 1) * {outputs};")
+        at = f"group * {number('slots', scheme.slots)} + slot"
+        code.line(f"const uniform float * uniform bs = bias + {at};")
+        code.line(f"const uniform float * uniform ws = weights + (uniform int64)({at}) * {depth};")
+        for i in range(len(self.epilogue.vectors)):
+            code.line(f"const uniform float * uniform es{i} = e{i} + {at};")
+        width = vectors * lanes
+        if not scheme.chunk:
+            code.line(f"const uniform float * uniform ahead = ws + {depth} * {width};")
+            code.line(f"const uniform float * uniform asked = ahead + {depth} * {width};")
+            self._pixels(vectors, "ws")
+            return
+        steps, chunk = number("steps", scheme.steps), number("chunk", scheme.chunk)
+        taps = problem.kernel[0] * problem.kernel[1]
+        terms = number("step_terms", scheme.unit * taps)
+        with code.block(f"for (uniform int begin = 0; begin < {steps}; begin += {chunk})"):
+            code.line(f"const uniform int end = min(begin + {chunk}, {steps});")
+            code.line("uniform float * uniform kept = sums;")
+            code.line(
+                f"const uniform float * uniform wc = ws + (uniform int64)begin * {terms} * {width};"
+            )
+            next_chunk = f"min(end * {terms}, {depth}) * (uniform int64){width}"
+            code.line(f"const uniform float * uniform ahead = ws + {next_chunk};")
+            code.line("const uniform float * uniform asked = ahead + (ahead - wc);")
+            self._pixels(vectors, "wc")
+
+    def _pixels(self, vectors: int, weights: str) -> None:
+        tile, out, code = self.scheme.tile, self.problem.out, self.code
+        if tile.rows > 1:
+            code.line("uniform int r = r0;")
+            with code.block(f"for (; r + {tile.rows} <= r1; r += {tile.rows})"):
+                self._call(tile.rows, tile.columns, vectors, weights, "r", "0")
+            if rest := out[0] % tile.rows:
+                with code.block("if (r < r1)"):
+                    self._call(rest, tile.columns, vectors, weights, "r", "0")
+            return
+        with code.block("for (uniform int r = r0; r < r1; r++)"):
+            code.line("uniform int c = c0;")
+            with code.block(f"for (; c + {tile.columns} <= c1; c += {tile.columns})"):
+                self._call(1, tile.columns, vectors, weights, "r", "c")
+            for columns in self.scheme.narrower:
+                several = f"for (; c + {columns} <= c1; c += {columns})"
+                with code.block(several if self.scheme.any_size else "if (c < c1)"):
+                    self._call(1, columns, vectors, weights, "r", "c")
+
+    def _call(
+        self, rows: int, columns: int, vectors: int, weights: str, row: str, column: str
+    ) -> None:
+        scheme, problem, code, number = self.scheme, self.problem, self.code, self.numbers
+        read = scheme.read
+        down, across = problem.stride
+        if scheme.packing != "none":
+            row_in, column_in = f"({row} - r0)", f"({column} - c0)"
+            base = "packed"
+        else:
+            row_in, column_in, base = row, column, "xn"
+        x_row = number("tile_row", down * read.row)
+        x = f"{base} + {row_in} * {x_row} + {column_in} * {across * read.column}"
+        # A block of one tile has nobody to share the asking with; of many tiles, the last ones
+        # have nothing left to ask for.
+        far = "NULL" if scheme.reads_on else f"{weights} + {AHEAD_FLOATS}"
+        code.line(
+            f"const uniform float * uniform later = {number('one_tile', int(scheme.tiles == 1))}"
+            f" ? {far} : ahead < asked ? ahead : NULL;"
+        )
+        arguments = ["numbers", x, weights, "later", "bs"]
+        if scheme.chunk:
+            arguments += ["begin", "end"]
+        if scheme.part:
+            arguments.append("kept" if scheme.chunk else "sums")
+        if scheme.skips:
+            self._tap_rows(rows, row)
+            arguments += ["ky0", "ky1"]
+        views = [("y", "yn", problem.result)]
+        views += [(f"z{i}", f"zn{i}", view) for i, view in enumerate(problem.others)]
+        arguments += [
+            f"{base} + {row} * {number(f'{name}_row', view.row)} + {column} * {view.column}"
+            for name, base, view in views
+        ]
+        arguments += [f"es{i}" for i in range(len(self.epilogue.vectors))]
+        arguments += ["first", "limit"]
+        code.line(f"{tile_name(rows, columns, vectors)}({', '.join(arguments)});")
+        if scheme.chunk:
+            # Sums of one chunk are unfinished within their tile only: all tiles use one place,
+            # which stays in the first-level cache.
+            size = scheme.kept_floats(rows, columns, vectors)
+            code.line(f"kept += {size} * {number('several_chunks', int(scheme.several_chunks))};")
+        turns = (scheme.chunk or scheme.steps) * problem.kernel[0] * problem.kernel[1]
+        shift = turns * scheme.lines_of_turn * LINE_FLOATS
+        code.line(f"ahead += {number('ahead_shift', shift if scheme.tiles > 1 else 0)};")
+
+    def _tap_rows(self, rows: int, row: str) -> None:
+        """The rows of taps from ``ky0`` to ``ky1`` that a tile needs; see Problem.tap_rows."""
+        problem, code, number = self.problem, self.code, self.numbers
+        taps = number("kernel_rows", problem.kernel[0])
+        apart = number("tap_rows_apart", problem.dilation[0])
+        down = number("rows_down", problem.stride[0])
+        before = number("rows_before", problem.padding[0][0])
+        height = number("rows_of_input", problem.size[0])
+        finite = number("finite", self.finite)
+        first = f"max(0, {before} - ({row} + {rows - 1}) * {down} + {apart} - 1) / {apart}"
+        last = f"max(0, {height} + {before} - {row} * {down} + {apart} - 1) / {apart}"
+        code.line(f"const uniform int ky0 = {finite} ? min({first}, {taps}) : 0;")
+        code.line(f"const uniform int ky1 = {finite} ? max(ky0, min({last}, {taps})) : {taps};")
 
 
 class Direct(Algorithm):

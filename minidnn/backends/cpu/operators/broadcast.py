@@ -2,6 +2,9 @@
 
 A kernel knows the expression, the dtypes and how many axes there are, but no sizes: those are
 operands, so that one kernel serves all shapes.
+
+Small regions are computed as one loop over elements: patches are of use where windows read them or
+caches overflow.
 """
 
 from __future__ import annotations
@@ -12,15 +15,65 @@ from math import prod
 
 import numpy as np
 
-from ....graph.expression import Expression, Instruction, linearize
-from ....graph.ir import Node
+from ....graph.expression import Expression, Instruction, argument, linearize
+from ....graph.ir import Graph, Node, Value
 from ....graph.operator import Elementwise
+from ....graph.substitution import substituted
 from ....graph.types import BYTES, TensorType
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC
 from ...codegen.functions import WHOLE_FUNCTIONS
 from ...codegen.kernel import KernelSource
 from ..element import ELEMENTS
+
+MOST_BYTES = 256 << 10
+"""Of a region's output: with more, sequences write past the caches."""
+
+
+def is_flat(body: Graph, any_size: bool = False) -> bool:
+    """Whether a region is element-wise, with one output, which is small or of ``any_size``.
+
+    In bfloat16 each result is rounded, and so are bytes that are made: one expression of all does
+    not do that, but for the output.
+    """
+    made = [value for node in body.nodes for value in node.outputs if value not in body.outputs]
+    return (
+        all(isinstance(node.op, Elementwise) for node in body.nodes)
+        and not any(value.dtype == "bfloat16" for value in body.values)
+        and not any(value.dtype in BYTES for value in made)
+        and len(body.outputs) == 1
+        and (any_size or body.outputs[0].type.bytes <= MOST_BYTES)
+    )
+
+
+def print_flat(body: Graph) -> tuple[Shaped, list[Value]]:
+    """The kernel of a region whose values are dense, and the values that it reads, in order.
+
+    Its pointers are these values, the output and the sizes.
+    """
+    operands: dict[tuple[Value, bool], int] = {}
+    found: dict[Value, Expression] = {}
+    for node in body.nodes:
+        op = node.op
+        assert isinstance(op, Elementwise)
+        split = len(node.inputs) - op.channel_count
+        given = []
+        for i, value in enumerate(node.inputs):
+            if value in found:
+                given.append(found[value])
+            else:
+                given.append(argument(operands.setdefault((value, i >= split), len(operands))))
+        found[node.output] = substituted(op.expression(), dict(enumerate(given)))
+    out = body.outputs[0]
+    types = [_of_rank(value.type, vector, out.type.rank) for value, vector in operands]
+    values = [value for value, _ in operands]
+    computed = "float32" if out.dtype in BYTES else out.dtype
+    return print_elementwise(found[out], types, out.type, computed), values
+
+
+def _of_rank(type: TensorType, vector: bool, rank: int) -> TensorType:
+    return type.with_shape(type.shape + (1,) * (rank - 2)) if vector else type
+
 
 #: ISPC's names of how elements lie in memory; a bool is a byte of 0 or 1.
 STORED = {"float32": "float", "int32": "int32", "int64": "int64", "bool": "unsigned int8"}

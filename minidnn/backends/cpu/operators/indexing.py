@@ -20,7 +20,7 @@ from ....graph.ir import Graph, Node, Value
 from ....graph.operators import Formula, Gather, Identity, ScatterAdd, TakeChannels
 from ....graph.operators.indexing import split_axes
 from ....graph.types import BYTES, ITEMSIZE, TensorType
-from ....runtime.bits import to_bits
+from ....runtime.arrays import to_bits
 from ...codegen.kernel import KernelSource
 from ..isa import Isa
 from ..sequences.sequence import SequenceKernel, print_sequence

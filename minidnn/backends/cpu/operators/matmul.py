@@ -1,8 +1,14 @@
-"""The kernels of products of float32 matrices that are both computed; sizes are operands.
+"""The kernels of products of matrices that are both computed; sizes are operands.
 
-A register tile has some rows and some vectors of columns.  It sums up a part of the products, and
-adds that to the sum of the parts before, so that the error of long sums stays small.  Tiles of one
-task share a block of ``b`` in the caches.  The order of a sum follows from its length alone.
+A register tile of float32 has some rows and some vectors of columns.  It sums up a part of the
+products, and adds that to the sum of the parts before, so that the error of long sums stays small.
+Tiles of one task share a block of ``b`` in the caches.  The order of a sum follows from its length
+alone.  Products of integers have a kernel of their own.
+
+A linear layer of few rows whose weight changes from run to run reads it as it lies.  Packing it
+would move it twice more than the product itself, which reads it once.  Rows lie in lanes for that:
+the input is turned first, and the result back.  Sums are added up in the order of the direct
+algorithm, so the bits are those of a weight that is packed.
 """
 
 from __future__ import annotations
@@ -12,12 +18,126 @@ from math import prod
 
 import numpy as np
 
+from ....fusion.contraction import Parts
+from ....graph.ir import Constant, Node
+from ....graph.operators import Linear, Transpose
 from ....graph.types import TensorType
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
-from ..contraction.stage import Stage, Workspace
+from ..contraction import choose_by_price, question_of
+from ..contraction.scheme import Scheme
+from ..contraction.stage import Pointer, Stage, Workspace
 from ..isa import Isa
+from ..tensor import Tensor
+from .broadcast import STORED, Shaped
+from .indexing import print_move
 from .staged import Staged
+
+FEW_ROWS = 64
+"""With more rows, packing the weight is a small part of the time."""
+
+
+def reads_weight_as_it_lies(node: Node, accuracy: str) -> bool:
+    """Whether a node is such a layer."""
+    if not isinstance(node.op, Linear) or isinstance(node.inputs[1], Constant):
+        return False
+    few = prod(node.output.shape[:-1]) <= FEW_ROWS
+    return few and accuracy != "high" and all(v.dtype == "float32" for v in node.inputs)
+
+
+def print_linear(node: Node, isa: Isa) -> Staged:
+    """The kernels; the pointers are the operands and the output."""
+    outputs, features = node.inputs[1].shape
+    rows, result = prod(node.output.shape[:-1]), len(node.inputs)
+    turned, products = Workspace(0), Workspace(-(-4 * rows * features // 64) * 64)
+    product = product_stage(
+        (outputs, rows, features),
+        (1, turned, products),
+        isa,
+        parts=_parts(node, rows, isa),
+        start=2 if result == 3 else None,
+    )
+    stages = (
+        _turn((rows, features), 0, turned),
+        product,
+        _turn((outputs, rows), products, result),
+    )
+    return Staged(stages, products.offset + 4 * rows * outputs)
+
+
+def _parts(node: Node, rows: int, isa: Isa) -> tuple[int, int]:
+    """Products of a chunk, and of a part, of the direct algorithm's sums."""
+    tensors = [Tensor(v.shape[-1], 1, 1, 1, v.shape[-1]) for v in (node.inputs[0], node.output)]
+    question = question_of(Parts(node), rows, tensors[0], (), tensors[1], isa)
+    scheme = choose_by_price(question).scheme
+    assert isinstance(scheme, Scheme) and scheme.part and not scheme.compensated
+    return scheme.chunk * scheme.unit, scheme.part * scheme.unit
+
+
+def _turn(shape: tuple[int, int], source: Pointer, result: Pointer) -> Stage:
+    move = print_move(Transpose((1, 0)).index_map(shape), "float32")
+    return Stage(move.source, (source, result, lambda: move.sizes), move.tasks, move.grain)
+
+
+_ROWS = 6
+"""Rows of the result that a task computes at once: each vector of ``b`` is read once for them."""
+
+_COLUMNS = 256
+"""Columns of a task."""
+
+# Sizes: M, N, K, row tiles, column tiles, where the offsets of the matrices of a and b begin.
+_MATMUL = """\
+MD_KERNEL(@) {{
+  const uniform int64 * uniform n = MD_IN(int64, 3);
+  const uniform int depth = (uniform int)n[2];
+  for (uniform int64 t = md_begin; t < md_end; t++) {{
+    const uniform int64 matrix = t / (n[3] * n[4]);
+    const uniform int64 top = t / n[4] % n[3] * {rows}, first = t % n[4] * {columns};
+    const uniform int64 left = n[1] - first, below = n[0] - top;
+    const uniform int count = (uniform int)(left < {columns} ? left : {columns});
+    const uniform int rows = (uniform int)(below < {rows} ? below : {rows});
+    const uniform {a} * uniform a = MD_IN({a}, 0) + n[n[5] + matrix] + top * n[2];
+    const uniform {b} * uniform b = MD_IN({b}, 1) + n[n[6] + matrix] + first;
+    uniform {sum} * uniform y = MD_OUT({sum}, 2) + (matrix * n[0] + top) * n[1] + first;
+{pointers}
+    foreach (i = 0 ... count) {{
+{start}
+      for (uniform int k = 0; k < depth; k++) {{
+        const {sum} each = b[k * n[1] + i];
+{sums}
+      }}
+{store}
+    }}
+  }}
+}}
+"""
+
+
+def print_matmul_of_integers(a: TensorType, b: TensorType, y: TensorType) -> Shaped:
+    """The kernel of a product; its pointers are the operands, the output and the sizes."""
+    every = range(_ROWS)
+    types = {name: STORED[type.dtype] for name, type in (("a", a), ("b", b), ("sum", y))}
+    text = _MATMUL.format(
+        **types,
+        rows=_ROWS,
+        columns=_COLUMNS,
+        # A row beyond the last is the last once more, and not stored.
+        pointers="\n".join(
+            f"    const uniform {types['a']} * uniform a{r} = a + (rows > {r} ? {r} : 0) * n[2];"
+            for r in every
+        ),
+        start="\n".join(f"      {types['sum']} s{r} = 0;" for r in every),
+        sums="\n".join(f"        s{r} += ({types['sum']})a{r}[k] * each;" for r in every),
+        store="\n".join(f"      if (rows > {r}) y[{r} * n[1] + i] = s{r};" for r in every),
+    )
+    batch = y.shape[:-2]
+    rows, columns, depth = y.shape[-2], y.shape[-1], a.shape[-1]
+    tiles = (-(-rows // _ROWS), -(-columns // _COLUMNS))
+    places = [matrices(a, batch), matrices(b, batch)]
+    head = [rows, columns, depth, *tiles, 7, 7 + len(places[0])]
+    sizes = np.concatenate([np.array(head, np.int64), *places]).astype(np.int64)
+    return Shaped(KernelSource.named("matmul", text), sizes, prod(batch) * prod(tiles))
+
 
 PART = 128
 """Products that are summed up at once: see docs/explanation/numerics-and-determinism.md."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....cudnn import library
-from ....cudnn.accuracy import is_coarse_winograd
 from ....cudnn.activation import ActivationDescriptor
 from ....cudnn.convolution.choose import ADDS_IN_ANY_ORDER
 from ....cudnn.convolution.key import ConvolutionKey, FilterKey, Operation, TensorKey
@@ -24,6 +23,7 @@ from ....cudnn.enums import (
     MathType,
     Status,
     TensorFormat,
+    is_coarse_winograd,
 )
 from ....cudnn.errors import CuDNNError, check
 from ....cudnn.graph.spec import TensorSpec

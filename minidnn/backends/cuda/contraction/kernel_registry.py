@@ -25,7 +25,6 @@ from .rows import RowsKernel
 from .stem_gradient import StemGradientKernel
 from .stream import StreamKernel
 from .tile import TileKernel
-from .window import WindowKernel
 from .winograd import WinogradKernel
 
 Load = Callable[[Sequence[Launch]], list[Loaded]]
@@ -48,7 +47,6 @@ _ENTRIES: tuple[ContractionKernel, ...] = (
     StemGradientKernel(),
     StreamKernel(),
     TileKernel(),
-    WindowKernel(),
     WinogradKernel(),
 )
 KERNELS: Mapping[str, ContractionKernel] = {kernel.name: kernel for kernel in _ENTRIES}

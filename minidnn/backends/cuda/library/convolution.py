@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from ....cudnn.accuracy import is_coarse_winograd
 from ....cudnn.convolution.choose import candidates_for, constrained
 from ....cudnn.convolution.key import ConvolutionKey
 from ....cudnn.convolution.plan import Candidate, Problem, no_algorithm
+from ....cudnn.enums import is_coarse_winograd
 from ....cudnn.errors import CuDNNError
 from ....cudnn.gpu_turn import turn
 from ....gpu.cupy import cupy

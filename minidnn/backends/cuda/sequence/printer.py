@@ -22,7 +22,6 @@ from .barrier import barrier_of
 from .flat import Flat, choose_flat, print_flat
 from .functions import Function, Functions
 from .grid import Grid, choose_grid, sums_in_shared_memory
-from .lanes import Lanes
 from .mapping import Mapping, choose_mapping, reads_units, skips, unit_of
 from .prologue import absorb_prologues
 from .resident import print_resident
@@ -30,7 +29,7 @@ from .rolling import Rolling, choose_rolling, print_rolling
 from .sign_analysis import positive_planes
 from .step import StepPrinter, StoreTarget
 from .vectors import SequenceKernel, kernel_of, vector_at
-from .view import PlaneView, Span
+from .view import Lanes, PlaneView, Span
 
 
 def print_sequence(

@@ -22,12 +22,11 @@ from ...codegen.code import Code
 from ..prelude import TYPES
 from ..tensor import Tensor
 from ..warp import may_part
-from .lanes import Lanes
 from .mapping import ThreadTile, moves_by_one, pack_of
 from .pack import Pack, Pairs
 from .step import StepPrinter, StoreTarget
 from .vectors import SequenceKernel, kernel_of, vector_at
-from .view import PlaneView, Span, plus, times
+from .view import Lanes, PlaneView, Span, plus, times
 from .window import join, taps_of
 
 NUMBERS = 8

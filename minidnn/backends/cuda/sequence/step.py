@@ -14,11 +14,10 @@ from ....fusion.rounding import roundings
 from ...codegen.code import Code
 from ...codegen.dialect import CUDA
 from ...codegen.taps import TapLoop, TapPrinter, is_looped, tap_place
-from .lanes import Lanes
 from .mapping import ThreadTile
 from .pack import Pack, Pairs, unit_pack
 from .taps import Taps
-from .view import PlaneView, Span, minus, plus, times
+from .view import Lanes, PlaneView, Span, minus, plus, times
 from .window import Finish, WindowPrinter, identity_text, join_text
 
 FEW_TAPS = 16

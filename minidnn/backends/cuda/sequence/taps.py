@@ -14,10 +14,9 @@ from minidnn.graph.window import Window, WindowAxis
 
 from ...codegen.code import Code
 from ..prelude import TYPES
-from .lanes import Lanes
 from .mapping import ThreadTile
 from .pack import Pack, unit_pack
-from .view import PlaneView, Span, minus, plus, times
+from .view import Lanes, PlaneView, Span, minus, plus, times
 from .window import identity_text, taps_of
 
 

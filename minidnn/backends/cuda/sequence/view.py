@@ -1,10 +1,28 @@
-"""How a step addresses a plane: in shared memory, or in a tensor."""
+"""The threads and channels of a block, and how a step addresses a plane: in shared memory, or in a
+tensor.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .lanes import Lanes
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """``threads`` compute ``group`` channels, ``pack`` of them each at once.
+
+    Planar: neighbouring threads compute neighbouring pixels, else neighbouring channels.
+    ``full``: every block has all channels of its group; else ``channels`` is a variable.
+    ``aligned``: numbers of vectors over channels lie at multiples of 16 bytes for each pack.
+    """
+
+    planar: bool
+    group: int
+    pack: int
+    threads: int
+    full: bool
+    aligned: bool
+
 
 #: A number known when the kernel is printed, or the name of a variable.
 Bound = int | str

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from minidnn.graph.ir import Value
-from minidnn.runtime.bits import to_bits
+from minidnn.runtime.arrays import to_bits
 
 from ...execution.buffers import Array
 from ...execution.packing import data_of

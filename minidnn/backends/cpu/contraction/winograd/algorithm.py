@@ -1,20 +1,225 @@
-"""Winograd's algorithm: which problems it computes, and what each scheme takes."""
+"""Winograd's algorithm: which problems it computes, what each scheme takes, and how long."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 
 from .....fusion.contraction import Parts
 from ....options import ACCURACIES
 from ...isa import Isa
 from ..algorithm import Algorithm
-from ..blocking import Speed
+from ..blocking import (
+    INPUT_BYTES,
+    TASK_CYCLES,
+    UNEVEN,
+    WEIGHT_BYTES,
+    Speed,
+    nominal_speed,
+    overlapped,
+)
 from ..problem import Problem
 from ..stage import PrintedContraction
+from ..tiling import Tile, split_vectors, step_cycles
 from .kernel import print_winograd
-from .price import candidates, choose_winograd, seconds_of
 from .scheme import WinogradScheme
 from .transform import Transform
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """Figures of a processor's core.
+
+    Attributes:
+        cache: what lies near enough of inputs, products and weights, in bytes.
+        vector: cycles a vector of a tile that is transformed: loads, stores, and the arithmetic
+            between.
+        call: cycles to begin and end a register tile of the products.
+        first: bytes a cycle of weights from the second-level cache, for the first register tile of
+            a product: those after it find them in the first level.
+        far: bytes a cycle of weights from beyond it; they are asked for ahead.
+        again: bytes a cycle of a chunk's transformed inputs from there, for each group of channels.
+        moved: bytes a cycle of what one thread writes and perhaps another one reads.
+    """
+
+    cache: int
+    vector: float
+    call: float
+    first: float
+    far: float
+    again: float
+    moved: float
+
+
+CORES = {
+    8: Core(384 << 10, vector=4.0, call=48.0, first=64.0, far=46.0, again=190.0, moved=7.5),
+    16: Core(768 << 10, vector=1.9, call=24.0, first=32.0, far=16.0, again=16.0, moved=16.0),
+}
+"""By lanes.  AVX2: least squares over chunks of 4 to 114 tiles of four layers on Zen 3, which the
+result predicts to 13 % (most to 6 %); it has registers for a third of a tile, and takes twice the
+time for as many weights and inputs, so that these are waited for less.  AVX-512: Zen 5 and Sapphire
+Rapids."""
+
+EDGE_CYCLES = 2.0
+"""Cycles a vector more where zeros lie around a tile, or only a part of it is stored."""
+
+REGION_CYCLES = 2500.0
+"""Cycles to begin and end a kernel on all threads."""
+
+MOST_CHUNK = 112
+CHUNKS = (4, 7, 8, 12, 14, 16, 21, 24, 28, 36, 42, 56, 70, 84, 112)
+
+
+@lru_cache(4096)
+def choose_winograd(
+    problem: Problem, transform: Transform, isa: Isa, threads: int
+) -> WinogradScheme:
+    """The scheme with the least predicted time on ``threads`` threads."""
+    speed = nominal_speed(isa, threads)
+    schemes = candidates(problem, transform, isa, threads)
+    return min(schemes, key=lambda scheme: seconds_of(scheme, speed))
+
+
+def candidates(
+    problem: Problem, transform: Transform, isa: Isa, threads: int
+) -> Iterator[WinogradScheme]:
+    """Local schemes with chunks of all sizes, and those over all tiles in three kernels."""
+    blocks = -(-problem.outputs // isa.lanes)
+    rows, columns = (-(-size // transform.outputs) for size in problem.out)
+    count = problem.batch * rows * columns
+    for size in _chunk_sizes(count):
+        tile = product_tile(size, blocks, problem.inputs, isa)
+        chunk = -(-size // tile.columns) * tile.columns
+        yield WinogradScheme(problem, isa.lanes, transform, tile, chunk, True)
+    tile = product_tile(count, blocks, problem.inputs, isa)
+    chunk = -(-count // tile.columns) * tile.columns
+    for parts in range(1, min(tile.groups, threads) + 1):
+        yield WinogradScheme(problem, isa.lanes, transform, tile, chunk, False, parts)
+
+
+@lru_cache(4096)
+def product_tile(count: int, blocks: int, depth: int, isa: Isa) -> Tile:
+    """The register tile for products of ``count`` tiles: all tiles are whole, some are padding."""
+    best: tuple[float, Tile] | None = None
+    for vectors in range(1, min(blocks, 4) + 1):
+        most = min((isa.registers - 1 - vectors) // vectors, 14 if isa.registers == 32 else 6)
+        if vectors > 2 and isa.registers == 32:
+            most = min(most, 4)
+        wide, narrow = split_vectors(blocks, vectors)
+        if wide <= 0:
+            continue
+        for columns in range(1, min(most, count) + 1):
+            turns = -(-count // columns)
+            each = [
+                groups * (step_cycles(columns, width) * depth + CORES[isa.lanes].call)
+                for groups, width in ((wide, vectors), (narrow, vectors - 1))
+                if groups
+            ]
+            cost = turns * sum(each)
+            if best is None or cost < best[0]:
+                best = cost, Tile(1, columns, vectors, wide, narrow)
+    assert best is not None
+    return best[1]
+
+
+def _chunk_sizes(count: int) -> list[int]:
+    """Sizes of equal chunks; of many tiles only those near multiples of what registers hold."""
+    wanted = range(1, MOST_CHUNK + 1) if count <= MOST_CHUNK else CHUNKS
+    chunks = {-(-count // size) for size in wanted if size <= count}
+    return sorted({-(-count // n) for n in chunks})
+
+
+def cycles_of(scheme: WinogradScheme, threads: int) -> float:
+    """Predicted cycles of one thread."""
+    return _local_cycles(scheme, threads) if scheme.local else _spread_cycles(scheme, threads)
+
+
+def _product_cycles(scheme: WinogradScheme, count: int) -> float:
+    """Cycles of one matrix product of ``count`` tiles and all outputs."""
+    tile, depth, call = scheme.tile, scheme.problem.inputs, CORES[scheme.lanes].call
+    total = 0.0
+    for groups, vectors in ((tile.wide, tile.vectors), (tile.narrow, tile.vectors - 1)):
+        if groups:
+            total += groups * (step_cycles(tile.columns, vectors) * depth + call)
+    return total * -(-count // tile.columns)
+
+
+def _transform_cycles(scheme: WinogradScheme) -> tuple[float, float]:
+    """Cycles for the inputs of a tile and a block of channels, and for its results."""
+    transform, problem = scheme.transform, scheme.problem
+    n, m = transform.inputs, transform.outputs
+    inner = [
+        max(0, (size - n + pads[0]) // m - (-(-pads[0] // m)) + 1)
+        for size, pads in zip(problem.size, problem.padding, strict=True)
+    ]
+    tiles = scheme.tiles[0] * scheme.tiles[1]
+    edges = 1 - min(1.0, inner[0] * inner[1] / tiles)
+    whole = (problem.out[0] // m) * (problem.out[1] // m) / tiles
+    vector = CORES[scheme.lanes].vector
+    into = n * n * (vector + EDGE_CYCLES * edges)
+    out = n * n * vector + m * m * (1 + EDGE_CYCLES * (1 - whole))
+    return into, out
+
+
+def _local_cycles(scheme: WinogradScheme, threads: int) -> float:
+    problem, core = scheme.problem, CORES[scheme.lanes]
+    into, out = _transform_cycles(scheme)
+    count = min(scheme.chunk, scheme.count)
+    task = TASK_CYCLES + count * (scheme.input_blocks * into + scheme.output_blocks * out)
+    task += scheme.matrices * _product_cycles(scheme, count)
+    near = scheme.source_bytes + scheme.product_bytes + 8 * problem.inputs * scheme.lanes * 2
+    if near > core.cache:
+        task += scheme.source_bytes * scheme.tile.groups / core.again
+        task += 2 * scheme.product_bytes * scheme.tile.groups / core.again
+    # Every chunk reads the inputs and all weights anew.
+    task += 4 * count * problem.inputs * scheme.transform.outputs**2 / INPUT_BYTES
+    far = near + scheme.weight_bytes > core.cache
+    task += scheme.weight_bytes / (core.far if far else core.first)
+    turns = -(-scheme.chunks // threads)
+    return task * (turns + UNEVEN * (scheme.chunks > 1)) + REGION_CYCLES
+
+
+def _spread_cycles(scheme: WinogradScheme, threads: int) -> float:
+    core = CORES[scheme.lanes]
+    into, out = _transform_cycles(scheme)
+    transforms = scheme.count * (scheme.input_blocks * into + scheme.output_blocks * out)
+    # Both are written by one thread and read by another.
+    moved = 2 * (scheme.source_bytes + scheme.product_bytes) / core.moved
+    inputs = scheme.source_bytes / scheme.matrices
+    product = _product_cycles(scheme, scheme.count)
+    if inputs > core.cache / 2:
+        product += inputs * scheme.tile.groups / INPUT_BYTES
+    product += scheme.weight_bytes / scheme.matrices / WEIGHT_BYTES
+    tasks = scheme.matrices * scheme.parts
+    turns = -(-tasks // threads)
+    shared = (transforms + moved) / threads
+    return shared + product / scheme.parts * (turns + UNEVEN) + 3 * REGION_CYCLES
+
+
+def seconds_of(scheme: WinogradScheme, speed: Speed) -> float:
+    """From arithmetic with its waiting, and memory traffic."""
+    clock = speed.flops / speed.threads / (4 * scheme.lanes)
+    compute = cycles_of(scheme, speed.threads) / clock
+    return overlapped(compute, memory_bytes(scheme, speed.cache) / speed.bandwidth)
+
+
+def memory_bytes(scheme: WinogradScheme, cache: int) -> int:
+    """Bytes that a run moves to and from memory; see :func:`..price.memory_bytes`."""
+    problem = scheme.problem
+    weights = scheme.weight_bytes
+    inputs = 4 * problem.batch * problem.inputs * problem.size[0] * problem.size[1]
+    result = 4 * problem.batch * problem.outputs * problem.out[0] * problem.out[1]
+    moved = weights
+    if inputs > cache // 2:
+        moved += inputs
+    if result > cache // 2:
+        moved += result * (len(problem.others) + (1 if scheme.result.streams else 2))
+    if not scheme.local and scheme.workspace_bytes > cache // 2:
+        moved += 2 * scheme.workspace_bytes
+    elif scheme.local and weights > cache // 2:
+        moved += weights * (scheme.chunks - 1)
+    return moved
 
 
 class Winograd(Algorithm):

@@ -1,13 +1,15 @@
-"""Kernels of layer and group normalization.
+"""Kernels of softmax, of layer normalization and of group normalization.
 
-The mean that was taken first is rounded; the mean of the distances from it is what that left.
+Rows that lie behind each other and stay in registers are a region's (:mod:`.row_tasks`): here are
+those that are longer or lie apart, columns, and groups.  The mean that was taken first is rounded;
+the mean of the distances from it is what that left.
 """
 
 from __future__ import annotations
 
 from math import prod
 
-from ...graph.operators import GroupNorm, LayerNorm
+from ...graph.operators import GroupNorm, LayerNorm, LogSoftmax, Softmax
 from ...graph.types import ITEMSIZE, TensorType
 from ..codegen.code import Code
 from ..codegen.dialect import literal
@@ -15,6 +17,86 @@ from .kernels import Launch
 from .prelude import TYPES
 from .reduce import BLOCK, Blocks, join_block
 from .strided import Strided, element_of
+
+_MOST = "md_max({0}, {1})"
+
+
+def print_softmax(op: Softmax | LogSoftmax, type: TensorType, x: Strided) -> Launch:
+    """The kernel from a value that lies as ``x`` says to a dense one; pointers are both.
+
+    Along the last axis a block computes a row, else a thread a column.
+    """
+    dim = op.dim % type.rank
+    outer, length, inner = prod(type.shape[:dim]), type.shape[dim], prod(type.shape[dim + 1 :])
+    # Samples may lie apart; what is inside of one is dense.
+    per_sample = prod(type.shape[1:dim])
+    run = length * inner
+    sample = f"o / {per_sample} * {x.strides[0]} + o % {per_sample} * {run}"
+    first = f"{'0' if dim == 0 else sample} + {x.offset}"
+    step = x.strides[dim]
+    logarithm = isinstance(op, LogSoftmax)
+    element = TYPES[type.dtype]
+    code = Code()
+    with code.block(f'extern "C" __global__ void @(const {element} *x, {element} *y)'):
+        if inner == 1:
+            _rows(code, length, first, step, logarithm, element)
+            grid = outer
+        else:
+            _columns(code, outer * inner, length, inner, first, step, logarithm, element)
+            grid = -(-outer * inner // BLOCK)
+    return Launch.named("softmax", code, grid, BLOCK, BLOCK // 32 * 4)
+
+
+def _result(logarithm: bool) -> str:
+    return "shifted - scale" if logarithm else "md_exp(shifted) / scale"
+
+
+def _rows(code: Code, length: int, first: str, step: int, logarithm: bool, element: str) -> None:
+    code.line("const long long o = blockIdx.x;")
+    code.line(f"x += {first};")
+    code.line(f"y += o * {length};")
+    loop = f"for (int i = threadIdx.x; i < {length}; i += {BLOCK})"
+    code.line("float top = floatbits(0xff800000u);")
+    code.line(f"{loop} top = md_max(top, md_value(x[i * {step}ll]));")
+    join_block(code, "top", _MOST)
+    sums = Blocks(code, "float", "0.0f", _ADD, length, BLOCK)
+    with sums.each("scale", "i"):
+        sums.add(f"md_exp(md_value(x[i * {step}ll]) - top)")
+    join_block(code, "scale", _ADD, declared=True)
+    if logarithm:
+        code.line("scale = md_log(scale);")
+    with code.block(loop):
+        code.line(f"const float shifted = md_value(x[i * {step}ll]) - top;")
+        code.line(f"y[i] = md_as<{element}>({_result(logarithm)});")
+
+
+def _columns(
+    code: Code,
+    count: int,
+    length: int,
+    inner: int,
+    first: str,
+    step: int,
+    logarithm: bool,
+    element: str,
+) -> None:
+    code.line(f"const long long t = blockIdx.x * {BLOCK}ll + threadIdx.x;")
+    code.line(f"if (t >= {count}) return;")
+    code.line(f"const long long o = t / {inner}, p = t % {inner};")
+    code.line(f"x += {first} + p;")
+    code.line(f"y += o * {length * inner} + p;")
+    loop = f"for (int i = 0; i < {length}; i++)"
+    code.line("float top = floatbits(0xff800000u);")
+    code.line(f"{loop} top = md_max(top, md_value(x[i * {step}ll]));")
+    sums = Blocks(code, "float", "0.0f", _ADD, length, 1)
+    with sums.each("scale", "i"):
+        sums.add(f"md_exp(md_value(x[i * {step}ll]) - top)")
+    if logarithm:
+        code.line("scale = md_log(scale);")
+    with code.block(loop):
+        code.line(f"const float shifted = md_value(x[i * {step}ll]) - top;")
+        code.line(f"y[i * {inner}ll] = md_as<{element}>({_result(logarithm)});")
+
 
 _ACCESS = 16  # bytes
 _SHORT = 2048
@@ -29,14 +111,15 @@ def print_layer_norm(
 
     Pointers are the input, weight and bias as far as there are any, and the output.
     """
-    if isinstance(op, LayerNorm):
+    if isinstance(op, LayerNorm):  # short rows are a region's
         length = prod(type.shape[type.rank - op.axes :])
+        rows = type.size // length
     else:
         length = prod(type.shape[1:]) // op.groups
-    rows = type.size // length
-    pack = _ACCESS // ITEMSIZE[type.dtype]
-    if length % pack == 0 and length <= _SHORT and element_of("i", type.shape, x) == "i":
-        return _short_layer_norm(op, type, rows, length, vectors)
+        rows = type.size // length
+        pack = _ACCESS // ITEMSIZE[type.dtype]
+        if length % pack == 0 and length <= _SHORT and element_of("i", type.shape, x) == "i":
+            return _short_group_norm(op, type, rows, length, vectors)
     element = TYPES[type.dtype]
     code = Code()
     pointers = [f"const {element} *{name}" for name in ("x", "w", "b")[: 1 + vectors]]
@@ -62,33 +145,27 @@ def print_layer_norm(
         )
         with code.block(loop):
             code.line(f"float value = (({one} - mean) - rest) / scale;")
-            _scale(code, op, type, vectors, "value", "blockIdx.x", "i", ("w[i]", "b[i]"))
+            if isinstance(op, GroupNorm):
+                _scale_channel(code, op, type, vectors, "value", "blockIdx.x", "i")
+            else:
+                for sign, vector in zip("*+", ("w[i]", "b[i]")[:vectors], strict=False):
+                    code.line(f"value = value {sign} md_value({vector});")
             code.line(f"y[first + i] = md_as<{element}>(value);")
     return Launch.named("layernorm", code, rows, BLOCK, BLOCK // 32 * 4)
 
 
-def _scale(
-    code: Code,
-    op: LayerNorm | GroupNorm,
-    type: TensorType,
-    vectors: int,
-    value: str,
-    row: str,
-    index: str,
-    own: tuple[str, str],
+def _scale_channel(
+    code: Code, op: GroupNorm, type: TensorType, vectors: int, value: str, row: str, index: str
 ) -> None:
-    """Scales and shifts an element of a row by its ``own`` weight and bias, or its channel's."""
-    if isinstance(op, GroupNorm) and vectors:
+    """Scales and shifts an element of a row by its channel's weight and bias, if there are any."""
+    if vectors:
         inner, channels = prod(type.shape[2:]), type.shape[1] // op.groups
-        code.line(f"const int c = {row} % {op.groups} * {channels} + ({index}) / {inner};")
+        code.line(f"const int c = {row} % {op.groups} * {channels} + {index} / {inner};")
         code.line(f"{value} = md_fma({value}, md_value(w[c]), md_value(b[c]));")
-        return
-    for sign, vector in zip("*+", own[:vectors], strict=False):
-        code.line(f"{value} = {value} {sign} md_value({vector});")
 
 
-def _short_layer_norm(
-    op: LayerNorm | GroupNorm, type: TensorType, rows: int, length: int, vectors: int
+def _short_group_norm(
+    op: GroupNorm, type: TensorType, rows: int, length: int, vectors: int
 ) -> Launch:
     """Each row stays in the registers of as few threads as have an access of it each."""
     dtype = type.dtype
@@ -141,14 +218,10 @@ def _short_layer_norm(
         code.line("#pragma unroll")
         with code.block(loop):
             code.line(f"if (!there || !({inside})) continue;")
-            for name in ("w", "b")[:vectors] if isinstance(op, LayerNorm) else ():
-                code.line(f"float {name}s[{pack}];")
-                code.line(f"md_load<{pack}>({name}s, {name} + {place});")
             code.line("#pragma unroll")
             with code.block(each):
                 code.line("v[t][j] = v[t][j] / scale;")
-                own = ("ws[j]", "bs[j]")
-                _scale(code, op, type, vectors, "v[t][j]", "row", f"{place} + j", own)
+                _scale_channel(code, op, type, vectors, "v[t][j]", "row", f"({place} + j)")
             code.line(f"md_store<{pack}>(y + first + {place}, v[t]);")
     return Launch.named("layernorm", code, -(-rows * lanes // BLOCK), BLOCK)
 

@@ -1,16 +1,4 @@
-"""take_channels: channels are picked from where they were computed, in one move.
-
-Networks that shuffle or split channels write it as several moves: ShuffleNet's unit as a join, a
-view of another shape, a transpose, a view and two slices.  Each reads and writes a whole value, and
-none but the join can do so with channels side by side, where convolutions want them.
-Handles: views, transposes, slices, takes, joins and picks that leave images, rows and columns as
-they are.  What else reads their result reads one TakeChannels, the same wherever the same channels
-are read, or the value itself where that has these channels.  What is picked of is what no such
-move made, so that a value that passes through several units unchanged is not copied in each.
-Refuses: joins that anything else reads (place_concat has their operands written in place), picks
-of more values than TakeChannels takes, moves of other axes, constants, whole numbers; everything
-under the strategies "layers" and "cudnn".
-"""
+"""Vectors and normalizations of channels as stacks take them, and channels that are taken."""
 
 from __future__ import annotations
 
@@ -18,12 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from minidnn.fusion.collapse import UNFUSED
+from minidnn.fusion.collapse import APART, UNFUSED
+from minidnn.fusion.region import FusedNormalization
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
-from minidnn.graph.operator import Reshaping
-from minidnn.graph.operators import Concat, Slice, Take, TakeChannels, Transpose
+from minidnn.graph.operator import Elementwise, Reshaping
+from minidnn.graph.operators import Concat, LayerNorm, Slice, Take, TakeChannels, Transpose, View
 from minidnn.graph.types import FLOATS
+from minidnn.passes.contract import contract
 from minidnn.passes.infrastructure import Context, Pass
+from minidnn.passes.turn_linear import FIRST, LAST
 
 MOST_CHANNELS = 1 << 16
 """Of a value whose channels are followed one by one."""
@@ -33,7 +24,20 @@ Picks = tuple[tuple[Value, int], ...]
 
 
 def take_channels(graph: Graph, context: Context) -> Graph:
-    """See the module."""
+    """Channels are picked from where they were computed, in one move.
+
+    Networks that shuffle or split channels write it as several moves: ShuffleNet's unit as a join,
+    a view of another shape, a transpose, a view and two slices.  Each reads and writes a whole
+    value, and none but the join can do so with channels side by side, where convolutions want them.
+    Handles: views, transposes, slices, takes, joins and picks that leave images, rows and columns
+    as they are.  What else reads their result reads one TakeChannels, the same wherever the same
+    channels are read, or the value itself where that has these channels.  What is picked of is what
+    no such move made, so that a value that passes through several units unchanged is not copied in
+    each.
+    Refuses: joins that anything else reads (place_concat has their operands written in place),
+    picks of more values than TakeChannels takes, moves of other axes, constants, whole numbers;
+    everything under the strategies "layers" and "cudnn".
+    """
     if context.strategy in UNFUSED:
         return graph
     moves = _moves(graph, context)
@@ -205,3 +209,87 @@ def no_picks_of_picks(graph: Graph) -> Iterator[str]:
 TAKE_CHANNELS = Pass(
     "take_channels", take_channels, requires=("simplify",), ensures=(no_picks_of_picks,)
 )
+
+
+def view_channels(graph: Graph, context: Context) -> Graph:
+    """Numbers of channels get the rank of what they scale, so that stacks take them.
+
+    NumPy's rules repeat a value of shape (C, 1, 1) over images.  As layer scales have it, it is an
+    operand of another rank, which no stack computes with.
+
+    Handles: operands of element-wise operators on (N, C, H, W) that have the shape (C, 1, 1): they
+    are seen as (1, C, 1, 1).
+    Refuses: other operands of fewer axes; everything under strategies that leave layers apart.
+    """
+    if context.strategy in APART:
+        return graph
+    rewriter = Rewriter(graph)
+    known: dict[Value, Value] = {}
+    for node in graph.nodes:
+        found = [i for i, value in enumerate(node.inputs) if _is_of_channels(node, value)]
+        if not found or not context.allow(f"{node.name} takes numbers of channels in its rank"):
+            rewriter.keep(node)
+            continue
+        operands = [rewriter.value(value) for value in node.inputs]
+        for i in found:
+            given = operands[i]
+            if given not in known:
+                name = rewriter.fresh(f"{given.name}.channels")
+                made = rewriter.add(View((1, *given.shape)), [given], name, node.source)
+                known[given] = made.output
+            operands[i] = known[given]
+        new = rewriter.add(node.op, operands, node.name, node.source)
+        rewriter.replace(node.output, new.output)
+    return rewriter.finish()
+
+
+def _is_of_channels(node: Node, value: Value) -> bool:
+    """Whether an operand has a number for each channel, and an axis less than the result."""
+    if not isinstance(node.op, Elementwise) or node.output.type.rank != 4:
+        return False
+    return value.shape == (node.output.shape[1], 1, 1)
+
+
+VIEW_CHANNELS = Pass("view_channels", view_channels)
+
+
+def normalize_channels(graph: Graph, context: Context) -> Graph:
+    """Layer normalizations of channels are computed where the channels lie.
+
+    Layer normalization takes the last axis.  Networks that normalize the channels of images move
+    these behind rows and columns for it, and back: two copies of a value that take longer than the
+    rest.
+
+    Handles: a LayerNorm of the last axis between a Transpose from (N, C, H, W) to (N, H, W, C) and
+    one back, of which each is the only reader of the one before.
+    Refuses: whatever the target refuses (noted with its reason); everything under strategies that
+    leave layers apart.
+    """
+    if context.strategy in APART:
+        return graph
+    regions = []
+    for node in graph.nodes:
+        nodes = _moved(graph, node)
+        if nodes is None:
+            continue
+        if (reason := context.target.refuse_channel_norm(node)) is not None:
+            context.notes[node.name] = f"channels are moved for it: {reason}"
+        elif context.allow(f"{node.name} normalizes channels where they lie"):
+            regions.append((nodes, FusedNormalization))
+    return contract(graph, regions)
+
+
+def _moved(graph: Graph, node: Node) -> tuple[Node, Node, Node] | None:
+    """A normalization between two moves of channels; None if it is another one."""
+    if not isinstance(node.op, LayerNorm) or node.op.axes != 1:
+        return None
+    before, after = node.inputs[0].producer, graph.only_reader(node.output)
+    if before is None or after is None or graph.only_reader(before.output) is not node:
+        return None
+    moves = isinstance(before.op, Transpose) and isinstance(after.op, Transpose)
+    if not moves or (before.op.dims, after.op.dims) != (LAST, FIRST):  # type: ignore[attr-defined]
+        return None
+    return before, node, after
+
+
+NORMALIZE_CHANNELS = Pass("normalize_channels", normalize_channels, requires=("turn_linear",))

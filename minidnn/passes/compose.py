@@ -1,0 +1,324 @@
+"""What is put together from other operators: gradients, variances, vectors and branches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from minidnn.fusion.collapse import APART
+from minidnn.graph import operators as ops
+from minidnn.graph.expression import Expression, argument, linearize
+from minidnn.graph.ir import Graph, Node, Rewriter, Value
+from minidnn.graph.operator import Elementwise, Operator
+from minidnn.graph.operators import Formula, Mul, Reduce, Sub, Variance, View
+from minidnn.graph.substitution import substituted
+from minidnn.graph.transposed import transposed_convolution
+from minidnn.passes.infrastructure import Context, Pass
+from minidnn.passes.simplify import drop_dead
+
+_EXACT_OF_BRANCHES = ("float32", "float64")
+"""What is computed in them is not rounded when it is stored."""
+
+#: Values that one value is computed of, the nearest first, and the nodes on the way from each.
+_Ways = dict[Value, tuple[Node, ...]]
+
+
+def compose_branches(graph: Graph, context: Context) -> Graph:
+    """Point-wise operators that branch off one value and meet again become one.
+
+    Files spell activations out: SiLU is a sigmoid and a product with what the sigmoid read.  A
+    contraction takes what follows it into its kernel, but only one operator after another.
+
+    Handles: an operator that reads a value by several ways, of which each is that value itself or a
+    chain of point-wise operators of one operand, all of one shape and computed in the dtype of
+    their results, so that no bit changes.  Nothing else reads what lies between.
+    Refuses: vectors over channels, half precision, in which values between are rounded; everything
+    under the strategies that leave layers apart.
+    """
+    if context.strategy in APART:
+        return graph
+    ways: dict[Value, _Ways] = {}
+    meetings: dict[Node, tuple[Value, tuple[Node, ...]]] = {}
+    inside: set[Node] = set()
+    for node in graph.nodes:
+        if not _is_plain(node):
+            continue
+        found = _root(graph, node, ways)
+        if found is None:
+            continue
+        root, between = found
+        ways[node.output] = {root: (*between, node)}
+        for further, nodes in ways.get(root, {}).items():
+            ways[node.output][further] = (*nodes, *between, node)
+        if len(node.inputs) > 1 and between and context.allow(f"{node.name} takes its branches"):
+            meetings[node] = root, between
+            inside.update(between)
+    if not meetings:
+        return graph
+    return _composed_branch(graph, meetings, inside)
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether a node computes each element of elements at one place, and rounds nothing."""
+    if not isinstance(node.op, Elementwise) or node.op.channel_count:
+        return False
+    exact = node.output.dtype in _EXACT_OF_BRANCHES
+    return exact and all(value.type == node.output.type for value in node.inputs)
+
+
+def _root(
+    graph: Graph, node: Node, ways: Mapping[Value, _Ways]
+) -> tuple[Value, tuple[Node, ...]] | None:
+    """The nearest value of which all operands are computed, and the nodes between, in order."""
+    each = [{value: (), **ways.get(value, {})} for value in dict.fromkeys(node.inputs)]
+    for root in each[-1]:
+        if any(root not in others for others in each):
+            continue
+        between = {inner for others in each for inner in others[root]}
+        if all(_reads_only(graph, inner, between | {node}) for inner in between):
+            return root, tuple(sorted(between, key=graph.position.__getitem__))
+    return None
+
+
+def _reads_only(graph: Graph, inner: Node, nodes: set[Node]) -> bool:
+    """Whether nobody but these nodes reads a node's result."""
+    return inner.output not in graph.results and nodes.issuperset(graph.readers[inner.output])
+
+
+def _composed_branch(
+    graph: Graph, meetings: Mapping[Node, tuple[Value, tuple[Node, ...]]], inside: set[Node]
+) -> Graph:
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        if node in inside:
+            continue
+        if node not in meetings:
+            rewriter.keep(node)
+            continue
+        root, between = meetings[node]
+        known: dict[Value, Expression] = {root: argument(0)}
+        for inner in (*between, node):
+            assert isinstance(inner.op, Elementwise)
+            given = {i: known[value] for i, value in enumerate(inner.inputs)}
+            known[inner.output] = substituted(inner.op.expression(), given)
+        op = Formula(known[node.output], title="+".join(n.op.name for n in (*between, node)))
+        new = rewriter.add(op, [rewriter.value(root)], node.name, node.source)
+        rewriter.replace(node.output, new.output)
+    return rewriter.finish()
+
+
+COMPOSE_BRANCHES = Pass("compose_branches", compose_branches, requires=("simplify",))
+
+
+MOST_OPERANDS = 16
+"""More pointers are slow to hand over, and a formula of more reads more than it saves."""
+
+_EXACT = ("float32", "float64")
+"""What is computed in them is not rounded when it is stored."""
+
+_Composed = tuple[Expression, Sequence[Value]]
+
+
+def compose_vectors(graph: Graph, context: Context) -> Graph:
+    """Point-wise operators on small values become one where one alone reads another.
+
+    Training computes much with vectors over channels and with single numbers: running statistics,
+    what gradients of normalizations are made of.  Each of these operators takes no time but its
+    launch.
+
+    Handles: operators on values of rank 0 and 1 that one such operator reads, both computed in the
+    dtype of the value between them, so that no bit changes.
+    Refuses: other ranks, of which depth_first makes sequences; half precision, in which a value
+    between is rounded; everything under the strategies that leave layers apart.
+    """
+    if context.strategy in APART:
+        return graph
+    rewriter = Rewriter(graph)
+    #: By the new graph's values what each is computed of, and how.
+    known: dict[Value, _Composed] = {}
+    for node in graph.nodes:
+        if not _is_small(node):
+            rewriter.keep(node)
+            continue
+        body, operands = _composed_vector(graph, node, rewriter, known)
+        if list(operands) == [rewriter.value(v) for v in node.inputs] or not context.allow(
+            f"{node.name} takes what it alone reads"
+        ):
+            rewriter.keep(node)
+        else:
+            dtype = node.output.dtype
+            op = Formula(body, len(operands), 0, node.op.name, dtype, _computed_in(node))
+            new = rewriter.add(op, operands, node.name, node.source)
+            rewriter.replace(node.output, new.output)
+        if _computed_in(node) == node.output.dtype:
+            known[rewriter.value(node.output)] = body, operands
+    found = rewriter.finish()
+    return graph if found is graph else drop_dead(found, context)
+
+
+def _is_small(node: Node) -> bool:
+    if not isinstance(node.op, Elementwise) or node.op.channel_count:
+        return False
+    return node.output.type.rank < 2 and _computed_in(node) in _EXACT
+
+
+def _computed_in(node: Node) -> str | None:
+    assert isinstance(node.op, Elementwise)
+    return node.op.computed_in([value.dtype for value in node.inputs])
+
+
+def _composed_vector(
+    graph: Graph, node: Node, rewriter: Rewriter, known: dict[Value, _Composed]
+) -> _Composed:
+    """A node's formula with those of the operands that it alone reads in it."""
+    operands: dict[Value, None] = {}
+    parts: list[Expression | None] = []
+    given = [rewriter.value(value) for value in node.inputs]
+    for old, value in zip(node.inputs, given, strict=True):
+        before = known.get(value)
+        taken = before is not None and graph.only_reader(old) is node
+        if before is None or not taken or value.dtype != _computed_in(node):
+            parts.append(None)
+            operands[value] = None
+            continue
+        operands.update(dict.fromkeys(before[1]))
+        parts.append(before[0])
+    assert isinstance(node.op, Elementwise)
+    if len(operands) > MOST_OPERANDS or all(part is None for part in parts):
+        return node.op.expression(), given
+    places = {value: argument(i) for i, value in enumerate(operands)}
+    found = []
+    for value, part in zip(given, parts, strict=True):
+        inner = known[value][1] if part is not None else ()
+        found.append(places[value] if part is None else _with(part, [places[v] for v in inner]))
+    return _with(node.op.expression(), found), list(operands)
+
+
+def _with(expression: Expression, arguments: Sequence[Expression]) -> Expression:
+    """An expression with others in the place of its arguments."""
+    values: list[Expression] = []
+    for line in linearize(expression):
+        operands = tuple(values[i] for i in line.operands)
+        if line.op == "argument":
+            values.append(arguments[int(line.value or 0)])
+        else:
+            values.append(Expression(line.op, operands, line.value))
+    return values[-1]
+
+
+COMPOSE_VECTORS = Pass("compose_vectors", compose_vectors, requires=("simplify",))
+
+
+def compose_variance(graph: Graph, context: Context) -> Graph:
+    """Variances are put together from other operators.
+
+    Handles: variances that the target does not add up together with others: distances from the
+    mean, their squares, and the mean of these.
+    Refuses: nothing.
+    """
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        reason = None
+        if isinstance(node.op, Variance):
+            reason = context.target.refuse_sums(node)
+        if reason is None or not context.allow(f"compose {node.name}: {reason}"):
+            rewriter.keep(node)
+        else:
+            rewriter.replace(node.output, _composed(rewriter, node))
+    return rewriter.finish()
+
+
+def _composed(rewriter: Rewriter, node: Node) -> Value:
+    def apply(op: Operator, *operands: Value) -> Value:
+        name = rewriter.fresh(f"{node.name}.{op.name.lower()}")
+        return rewriter.add(op, operands, name, node.source).output
+
+    assert isinstance(node.op, Variance)
+    x, mean = (rewriter.value(value) for value in node.inputs)
+    ones = tuple(1 for _ in x.shape[2:])
+    # Halves lie apart from a mean in float32.
+    minus: Operator = Sub()
+    if x.dtype != mean.dtype:
+        minus = Formula(argument(0) - argument(1), 2, title="Sub", compute=mean.dtype)
+    apart = apply(minus, x, apply(View((1, x.shape[1], *ones)), mean))
+    axes = (0, *range(2, x.type.rank))
+    return apply(Reduce("mean", axes, dtype=node.op.dtype), apply(Mul(), apart, apart))
+
+
+COMPOSE_VARIANCE = Pass("compose_variance", compose_variance)
+
+
+Apply = Callable[..., Value]
+_GRADIENTS = (ops.Conv2dInputGradient, ops.Conv2dWeightGradient)
+
+
+def compose_gradients(graph: Graph, context: Context) -> Graph:
+    """Gradients of convolutions are put together from convolutions.
+
+    Handles: both gradients, where the target has no kernel of its own for them.  That for the input
+    is a transposed convolution.  That for the weight is a convolution with batch and channels in
+    each other's place, and stride and dilation, too: the tap ``k`` of the weight meets the input
+    ``y * stride + k * dilation`` for every output ``y``.
+    Refuses: nothing.
+    """
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        reason = None
+        if isinstance(node.op, _GRADIENTS):
+            reason = context.target.refuse_convolution_gradient(node)
+        if reason is None or not context.allow(f"compose {node.name}: {reason}"):
+            rewriter.keep(node)
+            continue
+        operands = [rewriter.value(value) for value in node.inputs]
+        composed = _by_input if isinstance(node.op, ops.Conv2dInputGradient) else _by_weight
+        rewriter.replace(node.output, composed(node, _adding(rewriter, node), *operands))
+    return rewriter.finish()
+
+
+def _adding(rewriter: Rewriter, node: Node) -> Apply:
+    def apply(op: Operator, *operands: Value) -> Value:
+        name = rewriter.fresh(f"{node.name}.{op.name.lower()}")
+        return rewriter.add(op, operands, name, node.source).output
+
+    return apply
+
+
+def _by_input(node: Node, apply: Apply, gradient: Value, weight: Value) -> Value:
+    op = node.op
+    assert isinstance(op, ops.Conv2dInputGradient)
+    convolution = op.convolution
+    axes = convolution.axes((weight.shape[2], weight.shape[3]))
+    cut = []
+    for axis, size, outputs in zip(axes, op.size, gradient.shape[2:], strict=True):
+        total = (outputs - 1) * axis.stride + axis.reach
+        cut.append((axis.padding[0], total - size - axis.padding[0]))
+    return transposed_convolution(
+        gradient,
+        weight,
+        stride=convolution.stride,
+        cut=tuple(cut),
+        dilation=convolution.dilation,
+        groups=convolution.groups,
+        apply=apply,
+    )
+
+
+def _by_weight(node: Node, apply: Apply, x: Value, gradient: Value) -> Value:
+    op = node.op
+    assert isinstance(op, ops.Conv2dWeightGradient)
+    convolution, groups = op.convolution, op.convolution.groups
+    batch, channels, *size = x.shape
+    grouped = apply(ops.View((batch, groups, channels // groups, *size)), x)
+    images = apply(ops.Transpose((2, 1, 0, 3, 4)), grouped)
+    images = apply(ops.View((channels // groups, groups * batch, *size)), images)
+    taps = apply(ops.Transpose((1, 0, 2, 3)), gradient)
+    turned = ops.Conv2d(
+        convolution.dilation, convolution.padding, convolution.stride, convolution.groups
+    )
+    found = apply(turned, images, taps)
+    whole = (channels // groups, gradient.shape[1], *op.kernel)
+    if found.shape != whole:  # the stride passed over the input's end
+        found = apply(ops.Slice((0, 0, 0, 0), whole, (1, 1, 1, 1)), found)
+    return apply(ops.Transpose((1, 0, 2, 3)), found)
+
+
+COMPOSE_GRADIENTS = Pass("compose_gradients", compose_gradients)
