@@ -74,11 +74,12 @@ def test_passes_are_printed_before_and_after(capsys: pytest.CaptureFixture[str])
     out = explain(capsys, "digits", "--passes")
     graph = to_graph(models.digits(), (1, 1, 8, 8))
     headings = [line for line in out.splitlines() if line.startswith("== ")]
-    assert headings[:19] == [
+    assert headings[:20] == [
         "== before freeze ==",
         "== after freeze ==",
         "== after keep_layers ==",
         "== after multiply_bytes ==",
+        "== after turn_rows ==",
         "== after contract_matrices ==",
         "== after compose_gradients ==",
         "== after share_sums ==",
