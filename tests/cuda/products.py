@@ -156,6 +156,33 @@ def attention_graph(
     return Graph(inputs, [chain(nodes, nodes[-1].output, joined)], nodes, "attention")
 
 
+def packed_graph(batch: int, tokens: int, heads: int, size: int, dtype: str = "float32") -> Graph:
+    """Attention of tokens to each other, of slices of one value, as PyTorch's functions make it."""
+    x = Value(TensorType((tokens, batch, 3 * heads * size), dtype), "x")
+    nodes: list[Node] = []
+    split = chain(
+        nodes,
+        x,
+        [
+            ops.View((1, tokens, batch, 3, heads * size)),
+            ops.Transpose((3, 1, 2, 0, 4)),
+            ops.View((3, tokens, batch, heads * size)),
+        ],
+    )
+    operands = []
+    for i in range(3):
+        cut = ops.Slice((i, 0, 0, 0), (1, tokens, batch, heads * size), (1, 1, 1, 1))
+        shapes = [ops.View((tokens, batch * heads, size)), ops.Transpose((1, 0, 2))]
+        view = ops.View((batch, heads, tokens, size))
+        operands.append(chain(nodes, split, [cut, *shapes, view]))
+    turned = chain(nodes, operands[1], [ops.Transpose((0, 1, 3, 2))])
+    nodes.append(Node(ops.MatMul(), [operands[0], turned], "scores"))
+    weights = chain(nodes, nodes[-1].output, [factor(0.3), ops.Softmax(-1)])
+    nodes.append(Node(ops.MatMul(), [weights, operands[2]], "context"))
+    joined = [ops.Transpose((2, 0, 1, 3)), ops.View((tokens * batch, heads * size))]
+    return Graph([x], [chain(nodes, nodes[-1].output, joined)], nodes, "packed")
+
+
 def with_gradients(graph: Graph) -> Graph:
     """The graph with the gradients by its inputs behind its outputs, of gradients that are given
     behind its inputs; attention is one operator."""

@@ -16,7 +16,7 @@ from minidnn.graph.types import rounded_to
 
 from .cards import A100, H200
 from .lowered import EmulatedProgram, planned_graph
-from .products import attention_graph, with_gradients
+from .products import attention_graph, packed_graph, with_gradients
 from .test_budgets import check
 
 #: Batch, queries, keys, heads, features of a head: one and several tiles, odd ends, one query.
@@ -80,6 +80,15 @@ def test_inference(size: Size, tmp_path: Path) -> None:
 
 
 @pytest.mark.sampled(3)
+def test_slices_of_one_value(tmp_path: Path) -> None:
+    """Queries, keys and values lie in one tensor, and so do their gradients."""
+    graph = with_gradients(packed_graph(2, 21, 3, 16))
+    run = program(graph, "float16", tmp_path)
+    assert kinds(run) == [FusedAttention, FusedAttentionGradient]
+    given = inputs_of(graph, "float16", 2)
+    assert_near(run.all(given), evaluate(graph, given, "float64"), OFF["float16"])
+
+
 @pytest.mark.parametrize("operand", range(4), ids=["query", "key", "value", "gradient"])
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_infinities_and_nan(operand: int, number: float, tmp_path: Path) -> None:

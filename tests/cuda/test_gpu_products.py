@@ -16,7 +16,7 @@ from minidnn.graph.types import rounded_to
 from minidnn.runtime.arrays import from_bits, to_bits
 
 from .arrays import STORED
-from .products import attention_graph, drawn, with_gradients
+from .products import attention_graph, drawn, packed_graph, with_gradients
 
 pytestmark = pytest.mark.gpu
 
@@ -66,7 +66,11 @@ def test_attention_and_its_gradient(size: Size, precision: str) -> None:
     graph = attention_graph(*size)
     random = np.random.default_rng(sum(size))
     dtype = "float32" if precision == "tf32" else precision
-    for each in (graph, with_gradients(graph), pullback(graph, graph.inputs)):
+    graphs = [graph, with_gradients(graph), pullback(graph, graph.inputs)]
+    batch, queries, keys, heads, features = size
+    if queries == keys:
+        graphs.append(with_gradients(packed_graph(batch, queries, heads, features)))
+    for each in graphs:
         shapes = [value.shape for value in each.inputs]
         given = [rounded_to(dtype, random.standard_normal(s)).astype(np.float32) for s in shapes]
         expected = evaluate(each, given, "float64")

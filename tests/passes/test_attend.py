@@ -29,7 +29,13 @@ from minidnn.graph.types import TensorType
 from minidnn.passes.attend import attend
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.simplify import SIMPLIFY
-from tests.cuda.products import attention_graph, chain, factor, with_gradients
+from tests.cuda.products import (
+    attention_graph,
+    chain,
+    factor,
+    packed_graph,
+    with_gradients,
+)
 from tests.passes.build import ops_of, run
 
 SIZE = (2, 5, 7, 3, 16)
@@ -159,35 +165,8 @@ def test_gradients_for_some() -> None:
         assert regions(after(both)) == ["FusedAttention", "FusedAttentionGradient"]
 
 
-def packed(batch: int, tokens: int, heads: int, size: int) -> Graph:
-    """Attention of tokens to each other, of slices of one value, as PyTorch's functions make it."""
-    x = Value(TensorType((tokens, batch, 3 * heads * size), DTYPE), "x")
-    nodes: list[Node] = []
-    split = chain(
-        nodes,
-        x,
-        [
-            ops.View((1, tokens, batch, 3, heads * size)),
-            ops.Transpose((3, 1, 2, 0, 4)),
-            ops.View((3, tokens, batch, heads * size)),
-        ],
-    )
-    operands = []
-    for i in range(3):
-        cut = ops.Slice((i, 0, 0, 0), (1, tokens, batch, heads * size), (1, 1, 1, 1))
-        shapes = [ops.View((tokens, batch * heads, size)), ops.Transpose((1, 0, 2))]
-        view = ops.View((batch, heads, tokens, size))
-        operands.append(chain(nodes, split, [cut, *shapes, view]))
-    turned = chain(nodes, operands[1], [ops.Transpose((0, 1, 3, 2))])
-    nodes.append(Node(ops.MatMul(), [operands[0], turned], "scores"))
-    weights = chain(nodes, nodes[-1].output, [SCALE, ops.Softmax(-1)])
-    nodes.append(Node(ops.MatMul(), [weights, operands[2]], "context"))
-    joined = [ops.Transpose((2, 0, 1, 3)), ops.View((tokens * batch, heads * size))]
-    return Graph([x], [chain(nodes, nodes[-1].output, joined)], nodes, "packed")
-
-
 def test_slices_of_one_value_are_read_and_written_where_they_lie() -> None:
-    found = after(with_gradients(packed(2, 5, 3, 16)))
+    found = after(with_gradients(packed_graph(2, 5, 3, 16, DTYPE)))
     assert regions(found) == ["FusedAttention", "FusedAttentionGradient"]
     assert {*ops_of(found)} <= {"FusedAttention", "FusedAttentionGradient", "View"}
     forward, backward = (node for node in found.nodes if node.op.name.startswith("Fused"))
@@ -201,7 +180,7 @@ def test_slices_of_one_value_are_read_and_written_where_they_lie() -> None:
 
 
 def test_slices_that_do_not_lie_at_multiples_of_16_bytes_are_copied() -> None:
-    found = after(with_gradients(packed(2, 5, 3, 12)))
+    found = after(with_gradients(packed_graph(2, 5, 3, 12, DTYPE)))
     assert "MatMul" in ops_of(found) or "Transpose" in ops_of(found)
 
 
