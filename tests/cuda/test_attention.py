@@ -79,7 +79,6 @@ def test_inference(size: Size, tmp_path: Path) -> None:
     assert_near(run.all(given), evaluate(graph, given, "float64"), OFF["float16"])
 
 
-@pytest.mark.sampled(3)
 def test_slices_of_one_value(tmp_path: Path) -> None:
     """Queries, keys and values lie in one tensor, and so do their gradients."""
     graph = with_gradients(packed_graph(2, 21, 3, 16))
@@ -89,6 +88,7 @@ def test_slices_of_one_value(tmp_path: Path) -> None:
     assert_near(run.all(given), evaluate(graph, given, "float64"), OFF["float16"])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("operand", range(4), ids=["query", "key", "value", "gradient"])
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_infinities_and_nan(operand: int, number: float, tmp_path: Path) -> None:
