@@ -89,7 +89,8 @@ def copy(root: Path, tmp_path: Path) -> Path:
 
 def python(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(copy)}
-    environment.pop("PYTEST_ADDOPTS", None)
+    for name in ("PYTEST_ADDOPTS", "MINIDNN_TEST_SAMPLE"):
+        environment.pop(name, None)
     return subprocess.run(
         [sys.executable, "-W", "error", *arguments],
         cwd=copy,
