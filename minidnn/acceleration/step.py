@@ -26,8 +26,8 @@ from minidnn.acceleration.twice import Autocast, autocast_of, gradients_again
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.convert import Part
 from minidnn.gradients.halves import BackwardHalf, Halves
-from minidnn.graph.attention_patterns import compose_attention, drop_unread
-from minidnn.graph.ir import Graph, Value
+from minidnn.graph.attention_patterns import compose_attention
+from minidnn.graph.ir import Graph, Value, drop_unread
 from minidnn.passes.fold import fold_batch_norm
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.mix_precision import mixed

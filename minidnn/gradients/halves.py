@@ -25,7 +25,7 @@ from minidnn.gradients.joins import JoinedPart, in_joins, parts_of_joins
 from minidnn.gradients.normalized import is_sum_normalized
 from minidnn.gradients.reverse import pullback, reached_values
 from minidnn.graph.attention_patterns import read_results_behind
-from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.graph.ir import Constant, Graph, Node, Value, live_nodes
 from minidnn.graph.operator import Operator
 from minidnn.graph.operators import Attention, AttentionGradient, MatMul
 from minidnn.graph.types import FLOATS
@@ -104,9 +104,9 @@ class Halves:
         reached = reached_values(answered)
         places = tuple(sorted(place for place in self._of if graph.inputs[place] in reached))
         whole = read_results_behind(pullback(answered, [graph.inputs[p] for p in places]))
-        later = _live(whole.nodes[len(graph.nodes) :], whole.outputs)
+        later = live_nodes(whole.nodes[len(graph.nodes) :], whole.outputs)
         early = self._ran_early(later)
-        later = _live([node for node in later if node not in early], whole.outputs)
+        later = live_nodes([node for node in later if node not in early], whole.outputs)
         forwards = {*graph.nodes, *early}
         needed = [v for v in _read(later, whole.outputs) if v.producer in forwards]
         kept, again = _kept(graph, needed)
@@ -222,16 +222,6 @@ def _lies_in_memory(graph: Graph, value: Value) -> bool:
     # Batches of matrices are read where the value lies that they are slices and transposes of.
     in_place = node.op.kind == "movement" and all(isinstance(op, _BATCHES) for op in readers)
     return bool(readers) and not in_place
-
-
-def _live(nodes: Sequence[Node], outputs: Iterable[Value]) -> list[Node]:
-    """The nodes of which outputs are computed."""
-    read, found = set(outputs), []
-    for node in reversed(nodes):
-        if any(value in read for value in node.outputs):
-            found.append(node)
-            read.update(node.inputs)
-    return found[::-1]
 
 
 def _read(nodes: Iterable[Node], outputs: Iterable[Value]) -> list[Value]:

@@ -14,12 +14,11 @@ from minidnn.gradients.table import Backward, rule_of
 from minidnn.graph import operators as ops
 from minidnn.graph.attention_patterns import (
     compose_attention,
-    drop_unread,
     expand_attention,
     read_results_behind,
 )
 from minidnn.graph.checker import check_is_graph
-from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
+from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value, drop_unread
 from minidnn.graph.operator import Operator
 from minidnn.graph.recorder import recording_by
 from minidnn.graph.types import FLOATS, TensorType, numpy_dtype

@@ -16,8 +16,8 @@ from minidnn.graph.operator import Elementwise, Operator, Reshaping
 from minidnn.graph.types import FLOATS, HALVES
 
 __all__ = [
-    *("AttentionNodes", "compose_attention", "drop_unread", "expand_attention", "factor_of"),
-    *("is_cast", "read_results_behind"),
+    *("AttentionNodes", "compose_attention", "expand_attention", "factor_of", "is_cast"),
+    "read_results_behind",
 ]
 
 
@@ -107,19 +107,6 @@ def _moves(graph: Graph, gradient: Node) -> list[Node]:
         found.append(node)
         node = graph.only_reader(node.output)
     return found if any(isinstance(node.op, ops.Transpose) for node in found) else []
-
-
-def drop_unread(graph: Graph) -> Graph:
-    """The graph without nodes of which nothing is read."""
-    read = {value.producer for value in graph.results}
-    nodes = []
-    for node in reversed(graph.nodes):
-        if node in read:
-            nodes.append(node)
-            read.update(value.producer for value in node.inputs)
-    updates = graph.updates
-    names = graph.output_names
-    return Graph(graph.inputs, graph.outputs, nodes[::-1], graph.name, names, updates=updates)
 
 
 _BOTH = (ops.Attention, ops.AttentionGradient)

@@ -346,6 +346,23 @@ def _operand(value: Value) -> str:
     return sigil + value.name
 
 
+def live_nodes(nodes: Sequence[Node], results: Iterable[Value]) -> list[Node]:
+    """The nodes of which results are computed, in their order."""
+    needed = {value.producer for value in results}
+    found = []
+    for node in reversed(nodes):
+        if node in needed:
+            found.append(node)
+            needed.update(value.producer for value in node.inputs)
+    return found[::-1]
+
+
+def drop_unread(graph: Graph) -> Graph:
+    """The graph without nodes of which nothing is read."""
+    nodes, names = live_nodes(graph.nodes, graph.results), graph.output_names
+    return Graph(graph.inputs, graph.outputs, nodes, graph.name, names, updates=graph.updates)
+
+
 class Rewriter:
     """Builds a new graph from an old one, node by node.
 

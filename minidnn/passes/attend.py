@@ -24,8 +24,8 @@ from minidnn.fusion.attention import (
 )
 from minidnn.fusion.collapse import APART
 from minidnn.fusion.strided import StridedView, before_view, is_view, view_of
-from minidnn.graph.attention_patterns import AttentionNodes, compose_attention, drop_unread
-from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
+from minidnn.graph.attention_patterns import AttentionNodes, compose_attention
+from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value, drop_unread
 from minidnn.graph.operators import Attention, AttentionGradient, Concat
 from minidnn.passes.infrastructure import Context, Pass
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -62,16 +62,6 @@ class HalfGraph:
         node = Node(op, operands, unique, source)
         self.nodes.append(node)
         return node.output
-
-    def read_nodes(self, results: Iterable[Value]) -> list[Node]:
-        """The nodes that results depend on: of what became half, the rest may be read by none."""
-        needed = {value.producer for value in results}
-        found = []
-        for node in reversed(self.nodes):
-            if node in needed:
-                found.append(node)
-                needed.update(value.producer for value in node.inputs)
-        return found[::-1]
 
     def keep(
         self, node: Node, op: Operator, operands: Sequence[Value], known: dict[Value, Value]

@@ -19,7 +19,7 @@ import numpy as np
 
 from minidnn.fusion.functions import LayerFunction
 from minidnn.fusion.stacks import why_not_fusable
-from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.graph.ir import Constant, Graph, Node, Value, live_nodes
 from minidnn.graph.operator import Contraction, Elementwise, Movement, Operator, Windowed
 from minidnn.graph.operators import (
     AdaptiveAvgPool2d,
@@ -95,7 +95,7 @@ class _Mixing(HalfGraph):
             self._result(v, half) for v, half in zip(given.outputs, self.wanted, strict=True)
         ]
         updates = {s: self.in_full(v, v.name) for s, v in given.updates.items()}
-        nodes = self.read_nodes((*results, *updates.values()))
+        nodes = live_nodes(self.nodes, (*results, *updates.values()))
         return Graph(self.inputs, results, nodes, given.name, given.output_names, updates=updates)
 
     def _narrow(self, value: Value) -> Value:

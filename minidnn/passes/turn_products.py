@@ -22,9 +22,9 @@ from math import frexp, isfinite
 from minidnn.fusion.collapse import APART
 from minidnn.fusion.product import FusedProduct
 from minidnn.fusion.strided import dense_steps, is_view, view_of
-from minidnn.graph.attention_patterns import factor_of
+from minidnn.graph.attention_patterns import factor_of, is_cast
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
-from minidnn.graph.operator import Elementwise, Reshaping
+from minidnn.graph.operator import Reshaping
 from minidnn.graph.operators import MatMul, Transpose
 from minidnn.graph.types import FLOATS
 from minidnn.passes.infrastructure import Context, Pass
@@ -94,7 +94,7 @@ def _before(graph: Graph, product: Node, operand: Value) -> _Chain:
 def _rounded_before(graph: Graph, product: Node, cast: Node) -> tuple[Node, ...] | None:
     """The transpose of what a node rounds, of the value that something else rounds before."""
     move = cast.inputs[0].producer if cast.inputs else None
-    if move is None or not isinstance(move.op, Transpose) or not _is_cast(cast):
+    if move is None or not isinstance(move.op, Transpose) or not is_cast(cast):
         return None
     for other in graph.readers[move.inputs[0]]:
         earlier = graph.position[other] < graph.position[product]
@@ -117,11 +117,6 @@ def _behind(graph: Graph, node: Node, read: Collection[Node]) -> _Chain:
         if _has_lines(node.output.shape, [step for _, step in sorted(steps)]):
             best = chain
     return best
-
-
-def _is_cast(node: Node) -> bool:
-    op = node.op
-    return isinstance(op, Elementwise) and op.expression().op == "argument" and op.arity == 1
 
 
 def _is_factor(node: Node) -> bool:

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from minidnn.fusion.collapse import APART
 from minidnn.fusion.strided import is_view
-from minidnn.graph.attention_patterns import drop_unread
-from minidnn.graph.ir import Graph, Node, Rewriter
+from minidnn.graph.ir import Graph, Node, Rewriter, drop_unread
 from minidnn.graph.operator import Operator, Reshaping
 from minidnn.graph.operators import Linear, Transpose, View
 from minidnn.passes.infrastructure import Context, Pass

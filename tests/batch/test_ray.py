@@ -115,7 +115,6 @@ def run_with_kills(pictures: Pictures, output: Path, part: int, at: tuple[int, i
     check(pictures, output)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.early
 def test_workers_killed_twice_lose_nothing(tmp_path: Path) -> None:
     pictures = make_pictures(tmp_path / "pictures", 240, 5)

@@ -120,7 +120,6 @@ def test_limit_removes_the_least_recently_used() -> None:
     assert sum(entry.size for entry in store) <= 1000
 
 
-@pytest.mark.sampled(3)
 def test_many_small_writes_keep_the_limit_within_some_hundredths() -> None:
     """One of five of these counts all entries; that none of 200 does has odds of 2e-21."""
     store = cache.CacheStore("unit", limit=6000, grace=0)

@@ -70,7 +70,6 @@ def started(log: Path) -> list[str]:
     return names
 
 
-@pytest.mark.sampled(3)
 def test_results_are_printed_and_kept(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -96,7 +95,6 @@ def test_results_are_printed_and_kept(
         assert own["version"] == "1.2+x"
 
 
-@pytest.mark.sampled(3)
 def test_own_precisions_are_cases_of_their_own(
     capsys: pytest.CaptureFixture[str], log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +115,6 @@ def test_own_precisions_are_cases_of_their_own(
     assert given == [None, None, "bfloat16", None]  # the peer has its own
 
 
-@pytest.mark.sampled(3)
 def test_what_is_there_is_not_measured_again(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -144,7 +141,6 @@ def test_preparing_compiles_and_measures_nothing(
     assert not path.exists()
 
 
-@pytest.mark.sampled(3)
 def test_a_run_that_must_end_goes_on_with_its_rounds(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -170,7 +166,6 @@ def test_a_run_that_must_end_goes_on_with_its_rounds(
     assert case["engines"][OWN]["rounds"][:3] == kept and len(case["engines"][OWN]["rounds"]) == 5
 
 
-@pytest.mark.sampled(3)
 def test_rounds_of_different_runs_are_not_mixed(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -186,7 +181,6 @@ def test_rounds_of_different_runs_are_not_mixed(
     assert case["engines"][OWN]["rounds"][:1] != first
 
 
-@pytest.mark.sampled(3)
 def test_an_engine_that_fails_does_not_stop_the_others(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -210,7 +204,6 @@ def test_minidnn_itself_must_work(
     assert "minidnn bench: engine 'minidnn': could not make: ValueError: no such model" in err
 
 
-@pytest.mark.sampled(3)
 def test_files_merge_and_are_drawn(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
@@ -293,7 +286,6 @@ def test_what_argparse_refuses(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.sampled(3)
 def test_without_names_all_that_are_installed_are_peers(
     capsys: pytest.CaptureFixture[str], log: Path
 ) -> None:
@@ -388,7 +380,6 @@ def test_real_engines_agree(
         assert record["version"] and record["memory_bytes"] > 1e7
 
 
-@pytest.mark.sampled(3)
 def test_an_onnx_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -332,7 +332,6 @@ def test_checkpoints_have_a_key(
     assert found == out
 
 
-@pytest.mark.sampled(3)
 def test_inception_gets_the_input_that_its_weights_want(tmp_path: Path) -> None:
     from minidnn.cli.weights import load
 

@@ -76,7 +76,6 @@ def test_everything_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     assert found[2]["found"].startswith(np.__version__)
 
 
-@pytest.mark.sampled(3)
 def test_nothing_heavy_is_imported(root: Path) -> None:
     code = (
         "import sys\nfrom minidnn.report.doctor import examine\nexamine()\n"

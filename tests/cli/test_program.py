@@ -63,7 +63,6 @@ def test_help_names_what_is_valid(command: str, capsys: pytest.CaptureFixture[st
         assert all(strategy in text for strategy in STRATEGIES)
 
 
-@pytest.mark.sampled(3)
 def test_the_module_is_the_program(root: Path, tmp_path: Path) -> None:
     done = python(root, "-m", "minidnn", "explain", "digits", "--device", "reference")
     assert (done.returncode, done.stderr) == (0, "")
@@ -74,7 +73,6 @@ def test_the_module_is_the_program(root: Path, tmp_path: Path) -> None:
     assert len(failed.stderr.splitlines()) == 1
 
 
-@pytest.mark.sampled(3)
 def test_who_stops_reading_is_no_error(root: Path) -> None:
     command = (
         f"'{sys.executable}' -m minidnn explain resnet18 --device reference --passes | head -1"
@@ -86,7 +84,6 @@ def test_who_stops_reading_is_no_error(root: Path) -> None:
     assert len(done.stdout.splitlines()) == 1
 
 
-@pytest.mark.sampled(3)
 def test_output_may_be_closed(root: Path) -> None:
     command = f"'{sys.executable}' -m minidnn explain digits --device reference >&-"
     done = subprocess.run(

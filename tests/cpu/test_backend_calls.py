@@ -52,7 +52,6 @@ def test_result() -> None:
     np.testing.assert_allclose(compiled()(draw(1)), expected, rtol=1e-4)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.together(2)
 def test_same_bits_on_every_thread_count_and_run() -> None:
     results = []
@@ -322,14 +321,12 @@ print("good")
 """
 
 
-@pytest.mark.sampled(3)
 def test_fork_after_use() -> None:
     child = run_python(FORKED, PYTHONWARNINGS="ignore::DeprecationWarning")
     out, err = child.communicate(timeout=120)
     assert (out, child.returncode) == ("good\n", 0), err
 
 
-@pytest.mark.sampled(3)
 def test_a_second_process_compiles_nothing(root: Path) -> None:
     compiled()
     code = (

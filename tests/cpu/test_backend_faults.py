@@ -77,7 +77,6 @@ def test_broken_ispc(
     assert works(compiled())
 
 
-@pytest.mark.sampled(3)
 def test_damaged_cache(cold_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     several = [L.Conv2d(3, 16, 3), L.ReLU(), L.MaxPool2d(2), L.Flatten(), L.Linear(400, 5)]
     monkeypatch.setitem(globals(), "network", lambda: L.Sequential(*several))
@@ -116,7 +115,6 @@ def test_full_disk(monkeypatch: pytest.MonkeyPatch, cold_cache: Path) -> None:
     assert works(compiled())
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.alone
 def test_many_processes(
     make_fake: MakeFake, cold_cache: Path, tmp_path: Path, real_ispc: str

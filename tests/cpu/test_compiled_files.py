@@ -85,7 +85,6 @@ PROGRAM = """
 """
 
 
-@pytest.mark.sampled(3)
 def test_it_runs_with_numpy_alone_and_nothing_that_compiles(
     exe: Executable, saved: Path, tmp_path: Path
 ) -> None:
@@ -355,7 +354,6 @@ def test_code_that_cannot_be_loaded(saved: Path, monkeypatch: pytest.MonkeyPatch
         md.load(saved)
 
 
-@pytest.mark.sampled(3)
 def test_the_command_writes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, x = tmp_path / "digits.mdx", np.ones((3, 1, 8, 8), np.float32)
     how = ("--weights", "default", "--batch", "3", "--isa", "avx2", "--threads", "1")

@@ -194,7 +194,6 @@ def test_full_temporary_folder(monkeypatch: pytest.MonkeyPatch, cold_cache: Path
         compile_units([unit()])
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.alone
 def test_many_processes_compile_once(
     make_fake: MakeFake, cold_cache: Path, tmp_path: Path, real_ispc: str

@@ -39,7 +39,6 @@ def test_no_races(flags: tuple[str, ...], runs: int, tmp_path: Path) -> None:
         assert (ended.stdout, ended.returncode) == ("right\n", 0), ended.stderr[:5000]
 
 
-@pytest.mark.sampled(3)
 def test_runner_compiles_without_warnings(tmp_path: Path) -> None:
     sources = sorted(map(str, SOURCES.glob("*.c")))
     strict = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wno-sign-conversion", "-Werror"]

@@ -34,7 +34,6 @@ def check(seed: int, trained: Trained, isa: Isa) -> None:
         np.testing.assert_allclose(found[name], array, 0, allowed, err_msg=label)
 
 
-@pytest.mark.sampled(3)
 def test_random_networks() -> None:
     """A hundred small ones, in CI a tenth of them.
 

@@ -105,7 +105,6 @@ def test_infinities_and_nan(operand: int, number: float, tmp_path: Path) -> None
     assert_near(found, exact, OFF["bfloat16"])
 
 
-@pytest.mark.sampled(3)
 def test_kernels_keep_to_the_budget() -> None:
     for size in (64, 128, 80):
         graph = with_gradients(attention_graph(2, 197, 197, 2, size))

@@ -119,7 +119,6 @@ def test_heads_are_read_where_they_lie() -> None:
     assert read == moved.inputs[::-1]
 
 
-@pytest.mark.sampled(3)
 def test_kernels_keep_to_the_budget() -> None:
     """Of attention with 197 tokens: every tile's kernel on a part of the products."""
     heads, last = ops.Transpose((0, 2, 1, 3)), ops.Transpose((0, 1, 3, 2))

@@ -162,7 +162,6 @@ def every_tile() -> list[tuple[tuple[int, ...], RowTile]]:
     return [*found.values(), *(((5, tile.length), tile) for tile in wide)]
 
 
-@pytest.mark.sampled(3)
 def test_every_tile_gives_the_same_numbers(tmp_path: Path) -> None:
     """Rows of parts of warps, of warps, and of blocks; full or not."""
     case = RowCase(layer_norm_gradient, 2, 1)

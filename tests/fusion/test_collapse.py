@@ -126,7 +126,6 @@ def orders(stack: Stack) -> Iterator[list[Step]]:
     yield from extend([])
 
 
-@pytest.mark.sampled(3)
 def test_how_much_the_order_by_levels_loses_on_graphs() -> None:
     """Against all orders and all cuts of stacks of at most 6 steps.
 
@@ -194,7 +193,6 @@ def test_unrestricted_ends_where_not_even_the_smallest_patch_fits() -> None:
         assert longer.price(schedule, TWO_CORES) is None
 
 
-@pytest.mark.sampled(3)
 def test_redundancy_grows_until_the_next_cut() -> None:
     """Figure 10's saw-tooth: with every block, halos are recomputed more, until a cut."""
 

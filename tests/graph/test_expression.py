@@ -257,7 +257,6 @@ EXPRESSIONS = st.recursive(
 )
 
 
-@pytest.mark.sampled(3)
 @settings(max_examples=200)
 @given(EXPRESSIONS)
 def test_json_round_trip(expression: Expression) -> None:

@@ -203,7 +203,6 @@ def test_few_warps_issue_less() -> None:
     assert prediction.seconds > issue > 3 * prediction.limits["issue"]
 
 
-@pytest.mark.sampled(3)
 def test_spilled_registers_cost_turns_and_bytes_of_l2() -> None:
     step = PRODUCT.step("warps")
     fits, spills = (

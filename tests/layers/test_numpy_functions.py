@@ -145,7 +145,6 @@ def test_universal_functions(ufunc: Any) -> None:
     same(lambda a: ufunc(-2, a), A)
 
 
-@pytest.mark.sampled(3)
 def test_compiled() -> None:
     """What the engines make of truths, whole numbers and arrays in between."""
     random = np.random.default_rng(3)

@@ -163,7 +163,6 @@ def test_output_that_cannot_be_written_is_no_traceback(
     assert (full.returncode, full.stderr) == (1, f"{name}: No space left on device\n")
 
 
-@pytest.mark.sampled(3)
 def test_the_zoo_lists_its_networks(capsys: pytest.CaptureFixture[str]) -> None:
     zoo_main(["list"])
     rows = capsys.readouterr().out.splitlines()

@@ -165,7 +165,6 @@ def test_inception_ignores_the_auxiliary_classifier() -> None:
     np.testing.assert_array_equal(net.state_dict()["fc.weight"], kept["fc.weight"].numpy())
 
 
-@pytest.mark.sampled(3)
 def test_inception_transforms_its_input_as_torchvision_does() -> None:
     x = images(2, 75, 1)
     net = calibrate(models.inception_v3(num_classes=12, transform_input=True), images(4, 75, 0))

@@ -180,7 +180,6 @@ def test_weights_from_a_file(tmp_path: Path) -> None:
         models.squeezenet1_1(weights=str(path), num_classes=3)
 
 
-@pytest.mark.sampled(3)
 def test_versions_mean_those_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -195,7 +194,6 @@ def test_versions_mean_those_of_the_network(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == ["resnet18.DEFAULT", "resnet18.IMAGENET1K_V1", *names[2:]]
 
 
-@pytest.mark.sampled(3)
 def test_inception_transforms_its_input_when_weights_are_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

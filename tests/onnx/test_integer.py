@@ -201,7 +201,6 @@ def test_sums_wrap() -> None:
     assert found.tolist() == [[(1 << 31) - 1]]
 
 
-@pytest.mark.sampled(3)
 def test_requantization_is_part_of_the_contraction(warm_cache: Any) -> None:
     """Also by a scale for each channel: nothing lies in memory in int32."""
     random = np.random.default_rng(3)

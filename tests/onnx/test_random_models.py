@@ -65,7 +65,6 @@ def run_reference(first: int, count: int) -> Counter[str]:
     return kinds
 
 
-@pytest.mark.sampled(3)
 def test_reference() -> None:
     assert len(run_reference(0, 400)) > 80
 
@@ -102,7 +101,6 @@ def run_cpu(first: int, count: int) -> None:
     run_engine(first, count, device="cpu", threads=2, isa=best_isa().name)
 
 
-@pytest.mark.sampled(3)
 def test_cpu(own_cache: None) -> None:
     run_cpu(20_000, 60)
 

@@ -418,7 +418,6 @@ def test_a_link_to_a_model_with_its_data_beside_it(tmp_path: Path) -> None:
     fails(tmp_path / "net.onnx", "which is no file", shape=(1, 3, 16, 16))
 
 
-@pytest.mark.sampled(3)
 def test_importing_needs_no_onnx(root: Path) -> None:
     code = (
         "import sys, minidnn as md\n"

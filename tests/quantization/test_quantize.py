@@ -243,7 +243,6 @@ def test_layers_beside_the_original() -> None:
         md.compare(graph, images(3))
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.skipif(unavailable("cpu") is not None, reason="the CPU cannot be used here")
 def test_digits(warm_cache: Path) -> None:
     """Accuracy on the held-out digits, on the CPU, with all choices' defaults."""
@@ -256,7 +255,6 @@ def test_digits(warm_cache: Path) -> None:
     assert abs(right[1] - right[0]) <= 0.003
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.skipif(unavailable("cpu") is not None, reason="the CPU cannot be used here")
 def test_executables_say_it(warm_cache: Path, tmp_path: Path) -> None:
     """Where bytes are multiplied; the reference computes what they stand for."""

@@ -301,7 +301,6 @@ def test_messages_that_mean_much(process: Process, sent: bytes, told: str) -> No
         assert message("ServerLiveResponse").FromString(live(b"")).live
 
 
-@pytest.mark.sampled(3)
 def test_bodies_may_be_packed(process: Process) -> None:
     for coding, body in (
         ("gzip", gzip.compress(honest())),

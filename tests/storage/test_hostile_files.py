@@ -264,7 +264,6 @@ def test_a_missing_file(tmp_path: Path) -> None:
         load_graph(tmp_path / "nothing")
 
 
-@pytest.mark.sampled(3)
 def test_a_large_graph_loads_quickly(tmp_path: Path) -> None:
     type = ["float32", [1, 8]]
     nodes = [{"name": f"n{i}", "operator": {"ReLU": {}}, "inputs": [i]} for i in range(20_000)]

@@ -266,7 +266,6 @@ save_graph(nested(), sys.argv[1] + "/nested")
 """
 
 
-@pytest.mark.sampled(3)
 def test_files_are_the_same_from_process_to_process(root: Path, tmp_path: Path) -> None:
     digests = []
     for seed in ("1", "2"):

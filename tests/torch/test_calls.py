@@ -51,7 +51,6 @@ def net() -> nn.Module:
     return nn.Sequential(*body).eval()
 
 
-@pytest.mark.sampled(3)
 def test_parts_and_pytorch_work_in_the_same_memory(
     net: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:

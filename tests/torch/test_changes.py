@@ -169,7 +169,6 @@ def test_writes_past_pytorch_are_seen() -> None:
         torch.testing.assert_close(fast(X), net(X), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.sampled(3)
 def test_the_inside_of_a_dict_is_noticed_and_refresh_captures_anew() -> None:
     net = make()
     fast = md.optimize(net, X, device="reference")

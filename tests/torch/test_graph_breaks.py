@@ -183,7 +183,6 @@ def test_strict_refuses_it() -> None:
         md.compile(Deciding().eval(), (2, 3, 9, 9), device="reference")
 
 
-@pytest.mark.sampled(3)
 def test_mistakes_are_pytorchs() -> None:
     with pytest.raises(RuntimeError, match="to have 3 channels"):
         md.optimize(Counting().eval(), examples(2, 4, 9, 9), device="reference")
@@ -211,7 +210,6 @@ def test_a_mistake_without_a_message_is_told_as_it_is() -> None:
         md.optimize(nn.Sequential(conv(), Refusing()).eval(), examples(2, 3, 4, 4))
 
 
-@pytest.mark.sampled(3)
 @torch.no_grad()
 def test_changes_of_any_piece_are_noticed() -> None:
     net, x = Deciding().eval(), examples(2, 3, 9, 9)

@@ -94,7 +94,6 @@ def test_networks_beyond_the_classics_are_taken_whole(name: str) -> None:
     beyond(name, "cpu")
 
 
-@pytest.mark.sampled(3)
 def test_a_network_that_goes_down_and_up_is_taken_whole() -> None:
     torch.manual_seed(0)
     if unavailable("cpu") is not None:
@@ -116,7 +115,6 @@ def test_capturing_costs_at_most_3_seconds() -> None:
     assert min(seconds() for _ in range(3)) <= 3
 
 
-@pytest.mark.sampled(3)
 def test_with_an_unknown_layer_in_the_middle_the_rest_keeps_its_regions() -> None:
     class Strange(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,6 @@ def test_two_hundred_steps(device: str) -> None:
     assert len(program(fast).parts[0].pairs) == 1
 
 
-@pytest.mark.sampled(3)
 def test_statistics_pass_through_the_same_memory_in_every_call() -> None:
     """Also where calls come before their gradients."""
     net = network()

@@ -234,7 +234,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.sampled(3)
 def test_ctrl_c_saves_and_ends_all_processes(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(INTERRUPTED)
     started = subprocess.Popen(

@@ -112,7 +112,6 @@ def test_special_values_reach_exactly_what_reads_them(special, index: int, value
     assert np.array_equal(np.isinf(result), infinite)
 
 
-@pytest.mark.sampled(3)
 def test_source_is_the_same_in_every_process() -> None:
     from tests.cpu.conftest import run_python
 
