@@ -37,17 +37,19 @@ def raced(name: str, batch: int, precision: str, train: bool) -> dict[str, Any]:
     import minidnn as md
     from minidnn import models
     from minidnn.backends.cuda.contraction import tune
+    from minidnn.backends.cuda.contraction.problem import ContractionProblem
+    from minidnn.backends.cuda.contraction.tune import Built, Tuning
 
     problems: dict[str, dict[str, float]] = {}
     inner = tune._raced
 
-    def watched(problem: Any, built: Any, tuning: Any) -> Any:
-        ranked = inner(problem, built, tuning)
+    def watched(problem: ContractionProblem, found: Sequence[Built], tuning: Tuning) -> list[Built]:
+        ranked = inner(problem, found, tuning)
         times = problems.setdefault(problem.describe(), {})
         for one in ranked:
             kernel = one.recipe.form.kernel
             family = CUDNN if kernel is None else kernel.name
-            times[family] = min(one.recipe.milliseconds, times.get(family, inf))
+            times[family] = min(one.recipe.milliseconds or inf, times.get(family, inf))
         return ranked
 
     tune._raced = watched
