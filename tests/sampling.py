@@ -3,9 +3,10 @@
 A sweep says which part is enough to notice a mistake in each mechanism.  Which members are taken
 depends on their order alone, so that each run tests the same.
 
-Tests marked ``sampled(n)`` have many cases of one mechanism, or take long: ``make test`` draws an
-n-th of them by the commit, so that every case has its turn within some commits.  pytest by itself
-runs all of them; ``MINIDNN_TEST_SAMPLE``, a text, draws as the commit of that name does.
+Tests marked ``sampled(n)`` have many cases of one mechanism: ``make test`` draws an n-th of them by
+the commit, and of each file in the folders of ``COSTLY`` a part of the tests, so that each has its
+turn within some commits.  pytest by itself runs all of them; ``MINIDNN_TEST_SAMPLE``, a text, draws
+as the commit of that name does.
 """
 
 from __future__ import annotations
@@ -23,6 +24,29 @@ T = TypeVar("T")
 
 #: Whether this is the full run, in which a test looks at all it might look at.
 IS_FULL = os.environ.get("HYPOTHESIS_PROFILE") == "full"
+
+#: Folders whose tests compile, trace PyTorch or start processes: of the tests of each of their files
+#: one of so many is drawn by a commit.
+COSTLY = {
+    "batch": 3,
+    "bench": 3,
+    "chains": 3,
+    "cli": 3,
+    "compile": 2,
+    "cpu": 3,
+    "cuda": 3,
+    "distributed": 3,
+    "dynamic": 2,
+    "fusion": 2,
+    "lab": 3,
+    "models": 2,
+    "onnx": 2,
+    "packaging": 2,
+    "serving": 3,
+    "torch": 3,
+    "training": 2,
+    "weights": 2,
+}
 
 #: Of the cases of instruction sets one of so many is drawn by a commit.
 ISA_CASES = 3
@@ -105,20 +129,30 @@ def seed() -> str | None:
 
 
 def drawn(items: Sequence[pytest.Item], by: str) -> list[pytest.Item]:
-    """The tests that run: all without the mark, and an n-th of the cases of each with it.
-
-    Of so few cases that an n-th is none, one runs with as many of the seeds as it should.
-    """
-    cases: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    """The tests that run: of the cases of each one with the mark an n-th, and of the tests of each
+    costly file a part."""
+    cases: dict[tuple[str, int], set[str]] = defaultdict(set)
+    tests: dict[str, set[str]] = defaultdict(set)
     for item in items:
+        name = _test_of(item)
+        tests[name.split("::", 1)[0]].add(name)
         if (mark := item.get_closest_marker("sampled")) is not None:
-            cases[item.nodeid.split("[", 1)[0], mark.args[0]].append(item)
-    left_out: set[pytest.Item] = set()
-    for (name, step), members in cases.items():
-        count = (len(members) + _number(f"{by} {name}") % step) // step
-        members.sort(key=lambda item: _number(f"{by} {item.nodeid}"))
-        left_out.update(members[count:])
-    return [item for item in items if item not in left_out]
+            cases[name, mark.args[0]].add(item.nodeid)
+    left_out = set().union(*(_left_out(of, step, by) for (_, step), of in cases.items()))
+    steps = {file: COSTLY.get(file.removeprefix("tests/").split("/", 1)[0], 1) for file in tests}
+    idle = set().union(*(_left_out(tests[file], step, by) for file, step in steps.items()))
+    return [each for each in items if each.nodeid not in left_out and _test_of(each) not in idle]
+
+
+def _test_of(item: pytest.Item) -> str:
+    return item.nodeid.split("[", 1)[0]
+
+
+def _left_out(names: Collection[str], step: int, by: str) -> set[str]:
+    """All but one of ``step``; of so few that this is none, one with as many of the seeds as it
+    should."""
+    order = sorted(names, key=lambda name: _number(f"{by} {name}"))
+    return set(order[(len(order) + _number(f"{by} {min(order)}") % step) // step :])
 
 
 def _number(text: str) -> int:

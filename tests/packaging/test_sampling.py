@@ -64,16 +64,26 @@ def test_each_commit_draws_others(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen.pop("a.py::test_each") == 60 and 10 < seen.pop("a.py::test_long") < 30
     assert len(seen) == 22 and min(seen.values()) > 5 and max(seen.values()) < 30
 
+    assert sampling.COSTLY["torch"] == 3
+    items = [Case(f"tests/torch/test_a.py::test_{i}[{j}]") for i in range(10) for j in range(2)]
+    items += [Case("tests/graph/test_b.py::test_each")]
+    ran = set()
+    for commit in map(str, range(30)):
+        found = [item.nodeid for item in drawn(items, commit)]
+        assert len(found) in (7, 9) and found[-1] == items[-1].nodeid, "tests with all their cases"
+        ran.update(found)
+    assert len(ran) == 21
+
     cases = [f"case {i}" for i in range(40)]
     monkeypatch.setattr(sampling, "IS_FULL", False)
-    ran = set()
+    taken = set()
     for commit in map(str, range(20)):
         monkeypatch.setenv("MINIDNN_TEST_SAMPLE", commit)
         found = on(cases, ISAS, "one") + on(cases, ISAS, "other")
         assert {pair[0] for pair in in_ci(each_on_one(cases, ISAS).args[1])} == set(found)
         assert 4 < len(found) < 25
-        ran.update(found)
-    assert ran == set(cases)
+        taken.update(found)
+    assert taken == set(cases)
     monkeypatch.setattr(sampling, "IS_FULL", True)
     assert sampling.seed() is None and on(cases, ISAS, "one") == cases
 

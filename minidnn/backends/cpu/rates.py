@@ -45,7 +45,9 @@ STREAM_FLOATS = 1 << 14
 
 L2_PASSES = 256
 MEMORY_BYTES = 128 << 20
-"""At least this much is streamed, and four times the last cache."""
+"""At least this much is streamed, and four times the last cache, but no more than the following:
+virtual machines tell of all of a server's last cache, of which they get a part."""
+MOST_MEMORY_BYTES = 512 << 20
 
 
 _measured: dict[str, Rates] = {}
@@ -285,7 +287,8 @@ def _memory_rates(
     copy: NativeFunction, read: NativeFunction, machine: Machine, pool: Pool, timer: _Timer
 ) -> tuple[float, float]:
     task_bytes = STREAM_FLOATS * 4
-    tasks = max(MEMORY_BYTES, 4 * machine.caches.l3) // task_bytes
+    streamed = min(max(MEMORY_BYTES, 4 * machine.caches.l3), MOST_MEMORY_BYTES)
+    tasks = streamed // task_bytes
     source, target = AlignedMemory(tasks * task_bytes), AlignedMemory(tasks * task_bytes)
     for buffer in (source, target):
         buffer.array("f4", (tasks * STREAM_FLOATS,))[:] = 1.0
