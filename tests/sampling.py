@@ -25,8 +25,8 @@ T = TypeVar("T")
 #: Whether this is the full run, in which a test looks at all it might look at.
 IS_FULL = os.environ.get("HYPOTHESIS_PROFILE") == "full"
 
-#: Folders whose tests compile, trace PyTorch or start processes: of the tests of each of their files
-#: one of so many is drawn by a commit.
+#: Folders whose tests compile, trace PyTorch or start processes: of the tests of each of their
+#: files one of so many is drawn by a commit.
 COSTLY = {
     "batch": 3,
     "bench": 3,
