@@ -127,8 +127,8 @@ class CpuTarget(Target):
         if isinstance(reduction.op, Variance):
             return "it is the mean of squares that are computed with it"
         (x,) = reduction.inputs
-        if x.dtype != "float32":
-            return f"it adds up {x.dtype}"
+        if x.dtype not in ("float32", "bfloat16") or reduction.output.dtype != "float32":
+            return f"it adds up {x.dtype} in {reduction.output.dtype}"
         return None if x.type.rank == 4 else "only channels of images lie in lanes"
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:

@@ -4,11 +4,14 @@ change from run to run, against NumPy."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from minidnn.backends.cpu.compilers.kernels import compile_kernels
+from minidnn.backends.cpu.contraction.dot_product.scheme import choose_dots
+from minidnn.backends.cpu.contraction.dot_product.weights import packed_pairs
 from minidnn.backends.cpu.contraction.problem import BlockedView, Problem
 from minidnn.backends.cpu.contraction.scheme import Scheme
 from minidnn.backends.cpu.contraction.tiling import Tile, split_vectors
@@ -19,9 +22,10 @@ from minidnn.backends.cpu.contraction.winograd.transform import F2, F4, Transfor
 from minidnn.backends.cpu.execution.buffers import AlignedMemory, Guard
 from minidnn.backends.cpu.execution.packing import Packed
 from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, shared_pool
-from minidnn.backends.cpu.isa import ISAS, usable_isas
-from minidnn.graph.ir import Constant
+from minidnn.backends.cpu.isa import AVX512_BF16, ISAS, usable_isas
+from minidnn.graph.ir import Constant, Value
 from minidnn.graph.types import TensorType
+from minidnn.runtime.arrays import to_bits
 from minidnn.runtime.operand import Operand
 
 Widths = list[tuple[int, int]]
@@ -59,21 +63,62 @@ def written(packed: Packed, threads: int) -> np.ndarray:
     return np.array(array)
 
 
-def written_by_kernel(packed: Packed, lanes: int, threads: int) -> np.ndarray:
-    """The same by what packs weights that change from run to run."""
+def written_by_kernel(
+    packed: Packed, lanes: int, threads: int, given: np.ndarray | None = None
+) -> np.ndarray:
+    """The same by what packs weights that change from run to run, of the constant or of these."""
     isa = next(isa for isa in ISAS.values() if isa.lanes == lanes)
     if isa not in usable_isas():
         pytest.skip(f"this processor lacks {isa.name}")
     assert packed.kernel is not None
     (kernel,) = compile_kernels([packed.kernel], isa)
-    buffer, given = AlignedMemory(4 * packed.size, Guard.END), packed.weight()
+    given = packed.weight() if given is None else given
+    buffer = AlignedMemory(4 * packed.size, Guard.END)
     weight = AlignedMemory(given.nbytes, Guard.END)
-    weight.array("f4", given.shape)[...] = given
+    weight.array(given.dtype.str, given.shape)[...] = given
     pointers = [buffer.address, *(n.ctypes.data for n in packed.numbers), weight.address]
     region = BoundKernel(kernel, tuple(map(Operand, range(len(pointers)))), packed.tasks)
     NativeProgram([region], len(pointers), pool=shared_pool(threads)).run(pointers)
     assert buffer.stray_write() is None
     return np.array(buffer.array("f4", (packed.size,)))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("groups", "outputs", "inputs", "kernel", "block", "packing"),
+    [
+        (1, 64, 64, 3, 16, "blocks"),
+        (1, 35, 40, 3, 16, "blocks"),
+        (1, 1000, 700, 1, 16, "blocks"),
+        (1, 10, 33, 1, 33, "features"),
+        (3, 32, 48, 3, 16, "blocks"),
+        (8, 4, 4, 3, 16, "blocks"),
+        (1, 20, 3, 7, 1, "rows"),
+        (1, 5, 1, 11, 1, "rows"),
+        (1, 24, 16, 3, 16, "rows"),
+    ],
+)
+@pytest.mark.together
+def test_pairs_of_weights(
+    groups: int, outputs: int, inputs: int, kernel: int, block: int, packing: str, threads: int
+) -> None:
+    """What packs them in each run writes what is packed of constants."""
+    channels = groups * inputs
+    view = BlockedView(channels, 0, 64 * block, block, 8 * block, block, "bfloat16")
+    if packing == "features":
+        view = BlockedView(inputs, 0, 0, inputs, 0, inputs, "bfloat16")
+    made = replace(problem(groups, outputs, inputs, kernel), source=view, factors="bfloat16")
+    scheme = choose_dots(made, AVX512_BF16, threads)
+    assert scheme.packing == packing and (scheme.merged > 1) == (inputs == 4)
+    shape = (groups * outputs, inputs, kernel, kernel)
+    weight = np.random.default_rng(0).standard_normal(shape, np.float32)
+    bits = to_bits(weight, "bfloat16")
+    known = packed_pairs(Constant(TensorType(shape, "bfloat16"), "weight", weight), scheme)
+    packed = packed_pairs(Value(TensorType(shape, "bfloat16"), "weight"), scheme)
+    assert isinstance(packed, Packed)
+    found = written_by_kernel(packed, 16, threads, bits)
+    np.testing.assert_array_equal(found.view(np.uint16), np.asarray(known()).reshape(-1))
 
 
 def in_order(terms: np.ndarray, unit: int) -> Iterator[np.ndarray]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ....fusion.contraction import Parts
-from ....graph.ir import Constant, Value
+from ....graph.ir import Value
 from ....graph.operator import is_whole_product
 from ....graph.operators import Conv2d, Linear
 from ....graph.types import FLOATS, TensorType
@@ -266,9 +266,6 @@ def why_unsupported(parts: Parts) -> str | None:
     for type in types:
         if type.dtype not in valid:
             return f"an operand is {type.dtype}; valid are {', '.join(valid)}"
-    weight = parts.node.inputs[1]
-    if weight.dtype != "float32" and not isinstance(weight, Constant):
-        return f"its weight {weight!r} is no constant; in {weight.dtype} valid are constants"
     output = parts.node.output
     for operation in (*parts.prologue, *parts.epilogue):
         if operation.window is not None or operation.is_join:

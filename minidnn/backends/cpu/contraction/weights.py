@@ -37,7 +37,7 @@ def packed_weights(weight: Value, scheme: Scheme) -> Packed:
         [np.array(numbers, np.int64)],
         scheme.groups * scheme.slots * problem.depth,
         scheme.groups * scheme.tile.groups * -(-problem.inputs // step),
-        kernel=print_packing(),
+        kernel=print_packing(weight.dtype),
     )
 
 

@@ -112,7 +112,8 @@ class PackedVectors:
         ends = np.cumsum([0, *(value.type.size for value in self.values)])
         place = self._pack([np.arange(a, b) + 1 for a, b in pairwise(ends)]) - 1
         vector = np.searchsorted(ends, place, "right") - 1
-        table = np.stack([vector, place - ends[vector]], axis=1).astype(np.int64)
+        halves = np.array([value.dtype == "bfloat16" for value in self.values])[vector]
+        table = np.stack([vector, place - ends[vector], halves], axis=1).astype(np.int64)
         return Packed("md_pick", self.values, [table], len(table), len(table), _PICKED)
 
 

@@ -20,6 +20,7 @@ from ...codegen.code import Code
 from ...codegen.dialect import ISPC
 from ...codegen.kernel import KernelSource
 from ..contraction.stage import Workspace
+from ..element import ELEMENTS
 from ..isa import Isa
 from ..tensor import Tensor
 from .staged import CASCADE, LEVELS, Staged, stage
@@ -105,8 +106,10 @@ class _Printer:
                 code.line("const uniform int64 b = t / parts, begin = t % parts * part;")
                 code.line("const uniform int64 end = min(begin + part, pixels);")
                 code.line(f"const int64 c = min(b * {self.lanes} + programIndex, channels - 1);")
-                for i in range(len(self.vectors)):
-                    code.line(f"const float w{i} = MD_IN(float, {len(self.tensors) + i})[c];")
+                for i, value in enumerate(self.vectors):
+                    element = ELEMENTS[value.dtype]
+                    read = element.load(f"MD_IN({element.type}, {len(self.tensors) + i})[c]")
+                    code.line(f"const float w{i} = {read};")
                 self._part(code)
                 self._finish(code, whole, sizes)
         return KernelSource.named("sums", before + str(code))
@@ -118,12 +121,11 @@ class _Printer:
         with code.block("while (r < end)"):
             code.line("const uniform int64 image = r / plane, q = r % plane;")
             code.line("const uniform int run = (uniform int)min(end - r, plane - q);")
-            for i in range(len(self.tensors)):
+            for i, value in enumerate(self.tensors):
                 at = f"image * n[{len(_SIZES) + 2 * i}] + b * n[{len(_SIZES) + 2 * i + 1}]"
-                code.line(
-                    f"const uniform float * uniform x{i} = "
-                    f"MD_IN(float, {i}) + {at} + q * {self.lanes};"
-                )
+                element = ELEMENTS[value.dtype]
+                place = f"MD_IN({element.type}, {i}) + {at} + q * {self.lanes}"
+                code.line(f"{element.constant_pointer} x{i} = {place};")
             with code.block(f"for (uniform int p = 0; p < run; p += {_BLOCK})"):
                 code.line(f"const uniform int past = min(p + {_BLOCK}, run);")
                 code.lines(f"float s{i}_{k} = 0.0f;" for i in range(self.many) for k in range(4))
@@ -146,7 +148,7 @@ class _Printer:
             for i, tensor in enumerate(self.tensors):
                 names[tensor] = f"a{i}"
                 at = f"(k + {number}) * {self.lanes} + programIndex"
-                code.line(f"const float a{i} = x{i}[{at}];")
+                code.line(f"const float a{i} = {ELEMENTS[tensor.dtype].load(f'x{i}[{at}]')};")
             added: dict[Node, str] = {}
             for node in self.op.body.nodes:
                 given = [names[value] for value in node.inputs]
@@ -157,7 +159,8 @@ class _Printer:
                         linearize(node.op.expression()), given, code.fresh
                     )
                     code.lines(lines)
-                    names[node.output] = result
+                    # What is stored in a narrower dtype elsewhere is added up as it is there.
+                    names[node.output] = ELEMENTS[node.output.dtype].round(result)
                 else:
                     names[node.output] = given[0]  # a vector that is repeated
             for i, node in self.op.reductions.items():

@@ -1,6 +1,8 @@
 /* Weights in the order in which kernels read them.  These functions are kernels themselves, so that
  * all threads of a pool write (and, what takes longest, touch for the first time) the memory in which
  * the weights are to lie.  packing.py says what they are given. */
+#include <string.h>
+
 #include "md_runner.h"
 
 #define LANES 8 /* what is transformed at once; vectors of channels are a multiple of it */
@@ -114,12 +116,19 @@ static inline void transform_part(int n, const shape *s, const part *p, void *co
 MD_PACK_TRANSFORMED(4)
 MD_PACK_TRANSFORMED(6)
 
-/* pointers: floats to write, for each of them the number of a vector (-1: it is zero) and a place in
- * it, the vectors. */
+/* pointers: floats to write, for each of them the number of a vector (-1: it is zero), a place in it,
+ * and whether it is in bfloat16, then the vectors. */
 void md_pick(void *const *pointers, int32_t begin, int32_t end, void *scratch) {
   float *picked = pointers[0];
-  const int64_t *table = pointers[1];
   (void)scratch;
-  for (int64_t i = begin; i < end; i++)
-    picked[i] = table[2 * i] < 0 ? 0 : ((const float *)pointers[2 + table[2 * i]])[table[2 * i + 1]];
+  for (int64_t i = begin; i < end; i++) {
+    const int64_t *entry = (const int64_t *)pointers[1] + 3 * i;
+    uint32_t bits = 0;
+    if (entry[0] >= 0) {
+      const void *vector = pointers[2 + entry[0]];
+      if (entry[2]) bits = (uint32_t)((const uint16_t *)vector)[entry[1]] << 16;
+      else bits = ((const uint32_t *)vector)[entry[1]];
+    }
+    memcpy(picked + i, &bits, sizeof bits);
+  }
 }

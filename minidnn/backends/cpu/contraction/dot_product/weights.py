@@ -3,24 +3,50 @@
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 
 import numpy as np
 
-from minidnn.graph.ir import Value
+from minidnn.graph.ir import Constant, Value
 from minidnn.runtime.arrays import to_bits
 
 from ...execution.buffers import Array
-from ...execution.packing import data_of
+from ...execution.packing import Packed, data_of
+from ..pack_states import print_pair_packing
 from .scheme import DotScheme
 
+_TASK_WORDS = 1 << 13
+"""Words that one task packs, if blocks of terms can be divided so."""
 
-def packed_pairs(weight: Value, scheme: DotScheme) -> partial[Array]:
+
+def packed_pairs(weight: Value, scheme: DotScheme) -> partial[Array] | Packed:
     """Weights (O, I, KH, KW) or (O, I) in bfloat16, as :func:`packed_words` lays them.
 
     Where taps of a row are packed as channels, they are channels here, the last of them input
     channels.
     """
-    return partial(_pack, weight, scheme.of_weights())
+    if isinstance(weight, Constant):
+        return partial(_pack, weight, scheme.of_weights())
+    problem, tile = scheme.problem, scheme.tile
+    blocks, taps, depth = scheme.blocks_of_terms, scheme.taps, problem.depth // scheme.merged
+    step = min(blocks, max(1, _TASK_WORDS // (16 * taps * tile.vectors * scheme.lanes)))
+    numbers = [problem.outputs, scheme.lanes, tile.vectors, tile.wide, tile.groups, blocks, step]
+    numbers += [taps, depth]
+    if scheme.packing == "rows":
+        rows, columns = problem.kernel
+        numbers += [scheme.row_terms, problem.inputs, columns, rows * columns, columns, 1, 0]
+    else:
+        inputs = problem.inputs // scheme.merged
+        own = problem.outputs // scheme.merged if scheme.merged > 1 else 0
+        numbers += [inputs, inputs, scheme.merged, prod(problem.kernel), 1, 0, own]
+    return Packed(
+        "pairs",
+        [weight],
+        [np.array(numbers, np.int64)],
+        scheme.weight_bytes // 4,
+        scheme.groups * tile.groups * -(-blocks // step),
+        kernel=print_pair_packing(),
+    )
 
 
 def _merged(given: Array, scheme: DotScheme) -> Array:
