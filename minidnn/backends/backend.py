@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 from minidnn.cache import building_forbidden
-from minidnn.errors import DeviceError, OutOfMemoryError, UnsupportedError, did_you_mean
+from minidnn.errors import DeviceError, OutOfMemoryError, did_you_mean
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Graph, Node
 from minidnn.runtime.cores import usable_memory
@@ -62,28 +62,6 @@ def training_options(device: str) -> Mapping[str, Any]:
     """
     found: Mapping[str, Any] = getattr(get_backend(device), "training_options", {})
     return found
-
-
-def check_trains_in(device: str, precision: str | None) -> None:
-    """UnsupportedError if a device computes in a precision and does not train in it.
-
-    A backend of which that is so says by an attribute ``trains_in`` which ones it trains in.
-    """
-    backend = get_backend(device)
-    valid: Sequence[str] = getattr(backend, "trains_in", backend.precisions())
-    if precision is None or precision in valid or precision not in backend.precisions():
-        return
-    makers = {name: make for name, make in _BUILT_IN.items() if name != device}
-    able = [
-        name
-        for name, make in makers.items()
-        if precision in getattr(make(), "trains_in", make().precisions())
-    ]
-    others = f"; device {able[0]!r} trains in {precision!r}" if able else ""
-    raise UnsupportedError(
-        f"precision={precision!r} on device {device!r} is for inference; valid for training there "
-        f"{'is' if len(valid) == 1 else 'are'} {', '.join(map(repr, valid))}{others}"
-    )
 
 
 def any_size_options(device: str, graph: Graph) -> Mapping[str, Any] | None:

@@ -109,14 +109,13 @@ def add_device(
     parser: argparse.ArgumentParser,
     device: str = "the best that works here",
     precision: str = "the network's own, if the device has it, else float32",
-    on_cpu: str = "float32, bfloat16",
 ) -> None:
-    """``--device`` and ``--precision``, with what their defaults are, and CPUs' precisions."""
+    """``--device`` and ``--precision``, with what their defaults are."""
     parser.add_argument("--device", help=f"reference, cpu or cuda ({device})")
     parser.add_argument(
         "--precision",
-        help=f"reference: float32, float64; cpu: {on_cpu}; cuda: float32, tf32, float16, bfloat16 "
-        f"({precision})",
+        help="reference: float32, float64; cpu: float32, bfloat16; "
+        f"cuda: float32, tf32, float16, bfloat16 ({precision})",
     )
 
 

@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=count_from_0, default=2, help="threads that read pictures (2)")
     add("--skip-corrupt", action="store_true", help="leave out pictures that cannot be read")
     add("--resume", action="store_true", help="go on from the checkpoint in --output")
-    add_device(parser, precision="float32", on_cpu="float32")
+    add_device(parser, precision="float32")
 
 
 def run(options: argparse.Namespace) -> int:

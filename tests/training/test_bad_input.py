@@ -16,7 +16,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.errors import GraphError, UnsupportedError, WeightsError
+from minidnn.errors import GraphError, WeightsError
 from tests.data.test_faults import are_gone
 
 random = np.random.default_rng(0)
@@ -105,19 +105,6 @@ def trainer(network: L.Layer | None = None, **options: Any) -> md.Trainer:
 def test_what_does_not_fit_is_told(use: Callable[[], Any], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         use()
-
-
-def test_precisions_that_are_for_inference() -> None:
-    with pytest.raises(UnsupportedError) as caught:
-        md.Trainer(
-            *(L.Linear(16, 3), (8, 16), md.losses.MSE(), md.optim.SGD(0.1)),
-            device="cpu",
-            precision="bfloat16",
-        )
-    assert str(caught.value) == (
-        "precision='bfloat16' on device 'cpu' is for inference; valid for training there is "
-        "'float32'; device 'cuda' trains in 'bfloat16'"
-    )
 
 
 def changed(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -84,8 +84,6 @@ class CpuBackend:
     interface = "float32"
     #: What F(4x4) rounds more is a small part of a result, but steps add it up.
     training_options: Mapping[str, Any] = {"accuracy": "direct"}
-    #: In bfloat16 weights must be constants, which those of training are not.
-    trains_in = ("float32",)
     any_size_options: Mapping[str, Any] = {"any_size": True}
 
     def unavailable(self) -> str | None:
