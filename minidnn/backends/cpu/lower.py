@@ -54,6 +54,7 @@ from .contraction import (
     question_of,
     why_not_in_blocks,
 )
+from .contraction.dot_product.weight_gradient import print_pixel_products
 from .contraction.weight_gradient import print_weight_gradient
 from .element import ELEMENTS
 from .execution.packing import Packed, PackedVectors, data_of
@@ -161,6 +162,10 @@ class _Lowering:
         op = node.op
         if self.plan.annotations.is_view(node):
             return ()
+        if isinstance(op, Conv2dWeightGradient) and node.output.dtype == "bfloat16":
+            given, gradient = node.inputs
+            tensors = self.tensor(given), self.tensor(gradient)
+            return _tasks(node, print_pixel_products(op, given.shape[0], *tensors, self.isa))
         if needs_copies(node):
             return self._widened(node)
         if isinstance(op, FusedSequence):

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import minidnn as md
-from minidnn.backends.cpu.isa import Isa
+from minidnn.backends.cpu.isa import AVX512, Isa, why_no_bfloat16
 from minidnn.graph import operators as ops
-from minidnn.graph.types import TensorType
+from minidnn.graph.types import TensorType, rounded_to
 from minidnn.layers.activations import OperatorLayer
+
+from .test_dots import kind as kind
 
 Shape = tuple[int, int, int, int]
 
@@ -29,6 +31,59 @@ CASES: list[tuple[Shape, Shape, dict[str, Any]]] = [
     ),
     ((1, 5, 3, 3), (7, 5, 5, 5), {"dilation": (2, 2), "padding": ((4, 4), (4, 4))}),
 ]
+
+
+#: What else the kernels of bfloat16 tell apart: rows and columns that a stride leaves out, chunks
+#: of an image and of several, parts of a batch, many channels, taps of a row of few.
+MORE: list[tuple[Shape, Shape, dict[str, Any]]] = [
+    ((5, 32, 40, 37), (16, 32, 3, 3), {"padding": ((1, 1), (1, 1))}),
+    ((33, 300, 3, 3), (290, 300, 1, 1), {}),
+    ((2, 1, 70, 61), (5, 1, 5, 3), {"stride": (1, 3), "dilation": (3, 2)}),
+    ((3, 96, 11, 12), (64, 48, 3, 5), {"groups": 2, "stride": (3, 2), "padding": ((2, 0), (0, 3))}),
+    ((2, 4, 9, 9), (300, 4, 3, 3), {"padding": ((1, 1), (1, 1))}),
+    ((1, 18, 1, 200), (33, 18, 1, 7), {"dilation": (1, 9)}),
+    ((2, 16, 3, 1500), (16, 16, 2, 2), {}),
+]
+BFLOAT16 = why_no_bfloat16(AVX512)
+
+
+@pytest.mark.skipif(BFLOAT16 is not None, reason=str(BFLOAT16))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("x", "weight", "options"), CASES + MORE, ids=str)
+def test_bfloat16_as_float64_for_any_number_of_threads(
+    x: Shape, weight: Shape, options: dict[str, Any], kind: str
+) -> None:
+    op = ops.Conv2d(**options)
+    (output,) = op.infer(TensorType(x), TensorType(weight))
+    layer = OperatorLayer(ops.Conv2dWeightGradient(op, weight[2:]))
+    shapes = (x, output.shape)
+    random = np.random.default_rng(0)
+    given = [
+        rounded_to("bfloat16", random.standard_normal(shape).astype(np.float32)) for shape in shapes
+    ]
+    right = md.compile(layer, shapes, device="reference", precision="float64")
+    found, *others = (
+        md.compile(
+            layer, shapes, threads=n, isa="avx512", device="cpu", precision="bfloat16", guarded=True
+        )
+        for n in (1, 2, 3)
+    )
+    assert [node.op for node in found.graph.nodes if node.op == layer.op]
+    expected = right(*given)
+    for special in (False, True):
+        if special:
+            given[0][0, 0, -1, 0] = np.nan
+            given[0][-1, -1, 0, -1] = np.inf
+            given[1][0, 1, 0, 0], given[1][-1, 2, -1, -1] = np.inf, -np.inf
+            expected = right(*given)
+        result = found(*given)
+        for other in others:
+            np.testing.assert_array_equal(other(*given), result)
+        for test in (np.isnan, np.isposinf, np.isneginf):
+            np.testing.assert_array_equal(test(result), test(expected))
+        finite = np.isfinite(expected)
+        most = np.abs(expected[finite]).max(initial=1.0)
+        np.testing.assert_allclose(result[finite], expected[finite], 2**-8, 2e-6 * most)
 
 
 @pytest.mark.parametrize(("x", "weight", "options"), CASES, ids=str)

@@ -29,6 +29,9 @@ weight of a term and a tap lies among them.  Terms are ``runs`` of ``run`` terms
 ``real`` have weights; where ``own_outputs`` is not zero, each run is of so many outputs alone."""
 
 
+_WORD = "*((const unsigned int32 * varying)(from + (place + at{})))"
+
+
 @cache
 def print_pair_packing() -> KernelSource:
     """Packs weights in bfloat16 as :func:`.dot_product.weights.packed_words` does."""
@@ -55,11 +58,21 @@ def print_pair_packing() -> KernelSource:
                     code.line(f"const uniform int at{i} = has{i} ? (uniform int)({at}) : 0;")
                 with code.block("for (uniform int64 lane = 0; lane < width; lane += programCount)"):
                     _lane(code, 2, "group * outputs", "depth", "bfloat16")
+                    # Gathered as words, which are two weights: behind the last there is no other.
+                    code.line("const uniform bool words = lowest + programCount < outputs;")
+                    with code.block(
+                        "if (words && has0 && has1 && next_input == 1 && own_outputs == 0)"
+                    ):
+                        code.line(f"to[lane + programIndex] = {_WORD.format(0)};")
+                        code.line("continue;")
                     for i in range(2):
                         code.line(f"unsigned int32 n{i} = 0;")
-                        own = f"own_outputs == 0 || output / own_outputs == run{i}"
-                        taken = f"if (inside && ({own})) n{i} = from[place + at{i}];"
-                        code.line(f"if (has{i}) {{ {taken} }}")
+                        with code.block(f"if (has{i})"):
+                            code.line(f"if (words) n{i} = {_WORD.format(i)} & 0xffff;")
+                            code.line(f"else n{i} = from[place + at{i}];")
+                            code.line(f"n{i} = inside ? n{i} : 0;")
+                            own = f"n{i} = output / own_outputs == run{i} ? n{i} : 0;"
+                            code.line(f"if (own_outputs != 0) {own}")
                     code.line("to[lane + programIndex] = n0 | n1 << 16;")
     return KernelSource.named("pack_pairs", str(code))
 

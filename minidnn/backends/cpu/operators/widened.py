@@ -13,7 +13,6 @@ from ....graph.expression import argument
 from ....graph.ir import Constant, Graph, Node, Value
 from ....graph.operators import (
     ArgMax,
-    Conv2dWeightGradient,
     GroupNorm,
     LayerNorm,
     LogSoftmax,
@@ -27,8 +26,8 @@ from ....graph.types import TensorType
 from .broadcast import Shaped, print_elementwise
 
 _KINDS = (
-    *(ArgMax, Conv2dWeightGradient, GroupNorm, LayerNorm, LogSoftmax),
-    *(MatMul, RandomDrop, Reduce, Softmax, SumOverRanks),
+    *(ArgMax, GroupNorm, LayerNorm, LogSoftmax, MatMul),
+    *(RandomDrop, Reduce, Softmax, SumOverRanks),
 )
 
 
