@@ -54,6 +54,7 @@ from .contraction import (
     question_of,
     why_not_in_blocks,
 )
+from .contraction.depthwise_gradient import is_depthwise, print_depthwise_gradient
 from .contraction.dot_product.weight_gradient import print_pixel_products
 from .contraction.weight_gradient import print_weight_gradient
 from .element import ELEMENTS
@@ -162,10 +163,6 @@ class _Lowering:
         op = node.op
         if self.plan.annotations.is_view(node):
             return ()
-        if isinstance(op, Conv2dWeightGradient) and node.output.dtype == "bfloat16":
-            given, gradient = node.inputs
-            tensors = self.tensor(given), self.tensor(gradient)
-            return _tasks(node, print_pixel_products(op, given.shape[0], *tensors, self.isa))
         if needs_copies(node):
             return self._widened(node)
         if isinstance(op, FusedSequence):
@@ -199,10 +196,7 @@ class _Lowering:
             staged = print_adaptive(op, x.type, *ends, self.isa, self.any_size)
             return _tasks(node, staged)
         if isinstance(op, Conv2dWeightGradient):
-            given, gradient = node.inputs
-            tensors = self.tensor(given), self.tensor(gradient)
-            staged = print_weight_gradient(op, given.shape[0], *tensors, self.isa)
-            return _tasks(node, staged)
+            return _tasks(node, self._weight_gradient(node, op))
         if isinstance(op, Reshaping):
             return (_shaped_task(node, print_join(node.output.type, node.output.type, 0, 0)),)
         if isinstance(op, Reorder):
@@ -246,6 +240,17 @@ class _Lowering:
         before = [converted(value, True) for value in wide.copied(node.inputs)]
         after = [converted(value, False) for value in wide.copied(node.outputs)]
         return [replace(t, workspace_bytes=end) for t in (*before, *inner, *after)]
+
+    def _weight_gradient(self, node: Node, op: Conv2dWeightGradient) -> Staged:
+        given, gradient = node.inputs
+        if is_depthwise(op, given.shape[1], gradient.shape[1]):
+            print_gradient = print_depthwise_gradient
+        elif given.dtype == "bfloat16":
+            print_gradient = print_pixel_products
+        else:
+            print_gradient = print_weight_gradient
+        tensors = self.tensor(given), self.tensor(gradient)
+        return print_gradient(op, given.shape[0], *tensors, self.isa)
 
     def _byte_window(self, node: Node, op: Windowed) -> Task:
         x, y = node.inputs[0], node.output

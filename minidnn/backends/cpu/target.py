@@ -32,14 +32,12 @@ from ...graph.operators import (
 from ...graph.types import BYTES
 from .contraction import NominalWork, why_not_behind, why_not_in_blocks, work_of
 from .contraction.blocking import nominal_speed
+from .contraction.problem import FEW_CHANNELS
 from .contraction.weight_gradient import why_not as why_no_weight_gradient
 from .element import ELEMENTS
 from .isa import ISAS, Isa, bfloat16_isa, with_bytes
 from .operators.matmul import reads_weight_as_it_lies
 from .tensor import tensor_of
-
-FEW_CHANNELS = 4
-"""Convolutions of at most that many channels read NCHW: a block of lanes would be mostly empty."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,15 @@ CASES: list[tuple[Shape, Shape, dict[str, Any]]] = [
         {"groups": 2, "stride": (2, 1), "dilation": (1, 2), "padding": ((0, 1), (2, 1))},
     ),
     ((1, 5, 3, 3), (7, 5, 5, 5), {"dilation": (2, 2), "padding": ((4, 4), (4, 4))}),
+    # Depthwise.
+    ((3, 40, 17, 15), (40, 1, 3, 3), {"groups": 40, "padding": ((1, 1), (1, 1))}),
+    ((2, 5, 14, 9), (5, 1, 5, 5), {"groups": 5, "stride": (2, 2), "padding": ((2, 1), (2, 2))}),
+    ((1, 600, 9, 8), (600, 1, 7, 2), {"groups": 600, "padding": ((3, 3), (4, 4))}),
+    (
+        (2, 16, 4, 30),
+        (16, 1, 2, 3),
+        {"groups": 16, "stride": (3, 1), "dilation": (2, 4), "padding": ((0, 5), (9, 0))},
+    ),
 ]
 
 

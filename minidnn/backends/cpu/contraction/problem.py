@@ -21,6 +21,10 @@ from .integer_fallback import why_not_integer
 Pair = tuple[int, int]
 
 
+FEW_CHANNELS = 4
+"""Convolutions of at most that many channels read NCHW: a block of lanes would be mostly empty."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockedView:
     """Where element (image, channel, row, column) lies, in elements.

@@ -19,7 +19,9 @@ from ...codegen.kernel import KernelSource
 from ..isa import Isa
 from ..operators.staged import Staged
 from ..tensor import Tensor
+from .depthwise_gradient import is_depthwise
 from .numbers import PARAMETER, Numbers
+from .problem import FEW_CHANNELS
 from .stage import Stage, Workspace
 
 CHUNK = 128
@@ -40,8 +42,11 @@ def why_not(node: Node, lanes: int) -> str | None:
     op, (x, gradient) = node.op, node.inputs
     assert isinstance(op, Conv2dWeightGradient)
     groups = op.convolution.groups
-    if x.dtype != "float32":
-        return f"it is {x.dtype}"
+    if {x.dtype, gradient.dtype} not in ({"float32"}, {"bfloat16"}):
+        return f"it is {x.dtype}, of {gradient.dtype}"
+    if is_depthwise(op, x.shape[1], gradient.shape[1]):
+        # Few channels lie in planes, as those of pictures do.
+        return f"it has {groups} channels" if groups <= FEW_CHANNELS else None
     if groups > 1 and any(v.shape[1] // groups % lanes for v in (x, gradient)):
         return f"the channels of its {groups} groups are no multiples of {lanes} lanes"
     return None
