@@ -62,7 +62,14 @@ from .tuning import Build, tuned_tasks
 #: What computes in floats alone, and what takes every dtype of which values may be, with these.
 _FLOAT: tuple[type, ...] = (
     *(FusedRegion, Contraction, Windowed, ops.Softmax, ops.LogSoftmax, ops.AdaptiveAvgPool2d),
-    *(ops.Conv2dWeightGradient, ops.GroupNorm, ops.LayerNorm, ops.Reorder, ops.SumOverRanks),
+    *(
+        ops.Conv2dInputGradient,
+        ops.Conv2dWeightGradient,
+        ops.GroupNorm,
+        ops.LayerNorm,
+        ops.Reorder,
+        ops.SumOverRanks,
+    ),
 )
 _ANY = (
     *(Elementwise, Reshaping, Indexed),

@@ -23,6 +23,7 @@ from ...graph.operators import (
     AdaptiveAvgPool2d,
     ArgMax,
     Concat,
+    Conv2dInputGradient,
     Conv2dWeightGradient,
     Gather,
     GroupNorm,
@@ -54,9 +55,7 @@ from .contraction import (
     question_of,
     why_not_in_blocks,
 )
-from .contraction.depthwise_gradient import is_depthwise, print_depthwise_gradient
-from .contraction.dot_product.weight_gradient import print_pixel_products
-from .contraction.weight_gradient import print_weight_gradient
+from .contraction.gradients import print_gradient
 from .element import ELEMENTS
 from .execution.packing import Packed, PackedVectors, data_of
 from .execution.rank_sums import HostSum
@@ -195,8 +194,8 @@ class _Lowering:
             ends = self.tensor(x), self.tensor(y)
             staged = print_adaptive(op, x.type, *ends, self.isa, self.any_size)
             return _tasks(node, staged)
-        if isinstance(op, Conv2dWeightGradient):
-            return _tasks(node, self._weight_gradient(node, op))
+        if isinstance(op, (Conv2dInputGradient, Conv2dWeightGradient)):
+            return _tasks(node, print_gradient(node, self.tensor, self.isa))
         if isinstance(op, Reshaping):
             return (_shaped_task(node, print_join(node.output.type, node.output.type, 0, 0)),)
         if isinstance(op, Reorder):
@@ -240,17 +239,6 @@ class _Lowering:
         before = [converted(value, True) for value in wide.copied(node.inputs)]
         after = [converted(value, False) for value in wide.copied(node.outputs)]
         return [replace(t, workspace_bytes=end) for t in (*before, *inner, *after)]
-
-    def _weight_gradient(self, node: Node, op: Conv2dWeightGradient) -> Staged:
-        given, gradient = node.inputs
-        if is_depthwise(op, given.shape[1], gradient.shape[1]):
-            print_gradient = print_depthwise_gradient
-        elif given.dtype == "bfloat16":
-            print_gradient = print_pixel_products
-        else:
-            print_gradient = print_weight_gradient
-        tensors = self.tensor(given), self.tensor(gradient)
-        return print_gradient(op, given.shape[0], *tensors, self.isa)
 
     def _byte_window(self, node: Node, op: Windowed) -> Task:
         x, y = node.inputs[0], node.output

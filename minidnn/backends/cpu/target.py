@@ -23,6 +23,7 @@ from ...graph.operators import (
     AdaptiveAvgPool2d,
     Concat,
     Conv2d,
+    Conv2dInputGradient,
     Conv2dWeightGradient,
     Formula,
     Linear,
@@ -32,8 +33,8 @@ from ...graph.operators import (
 from ...graph.types import BYTES
 from .contraction import NominalWork, why_not_behind, why_not_in_blocks, work_of
 from .contraction.blocking import nominal_speed
+from .contraction.gradients import why_not as why_no_gradient
 from .contraction.problem import FEW_CHANNELS
-from .contraction.weight_gradient import why_not as why_no_weight_gradient
 from .element import ELEMENTS
 from .isa import ISAS, Isa, bfloat16_isa, with_bytes
 from .operators.matmul import reads_weight_as_it_lies
@@ -78,7 +79,7 @@ class CpuTarget(Target):
             return (lanes, PLANAR)
         takes_blocks = (
             *(FusedContraction, FusedNormalization, FusedSums, Contraction, Concat),
-            *(AdaptiveAvgPool2d, Windowed),
+            *(AdaptiveAvgPool2d, Conv2dInputGradient, Windowed),
         )
         if not isinstance(node.op, takes_blocks) or isinstance(node.op, Linear):
             return (PLANAR,)
@@ -93,6 +94,8 @@ class CpuTarget(Target):
         if isinstance(node.op, Conv2dWeightGradient):
             few = value.shape[1] <= FEW_CHANNELS and value is not node.inputs[1]
             return PLANAR if few else blocked(self.lanes)
+        if isinstance(node.op, Conv2dInputGradient):
+            return layout if value is node.inputs[0] else PLANAR
         if self._is_stem(node) and value is node.inputs[0]:
             return PLANAR
         return PLANAR if value is _weight(node) else layout
@@ -108,9 +111,7 @@ class CpuTarget(Target):
         return source.type.rank == 4 and source.shape[1] <= FEW_CHANNELS
 
     def refuse_convolution_gradient(self, node: Node) -> str | None:
-        if isinstance(node.op, Conv2dWeightGradient):
-            return why_no_weight_gradient(node, self.lanes)
-        return "there is no kernel for it"
+        return why_no_gradient(node, self.lanes)
 
     def refuse_channel_norm(self, node: Node) -> str | None:
         x, *vectors = node.inputs

@@ -1,5 +1,5 @@
-"""The gradient of a convolution for its weight: beside float64, with what is not finite, and the
-same bits on any number of threads."""
+"""The gradient of a convolution for its weight, and for a depthwise one's input: beside float64,
+with what is not finite, and the same bits on any number of threads."""
 
 from __future__ import annotations
 
@@ -119,3 +119,41 @@ def test_as_float64_for_any_number_of_threads(
     found, expected = exes[1](*given), right(*given)
     for test in (np.isnan, np.isposinf, np.isneginf):
         np.testing.assert_array_equal(test(found), test(expected))
+
+
+DEPTHWISE: list[tuple[Shape, Shape, dict[str, Any]]] = [
+    ((3, 40, 17, 15), (40, 1, 3, 3), {"groups": 40, "stride": (2, 2), "padding": ((1, 1), (1, 1))}),
+    ((2, 5, 14, 9), (5, 1, 5, 5), {"groups": 5, "stride": (2, 1), "padding": ((2, 1), (2, 2))}),
+    ((1, 33, 9, 30), (33, 1, 2, 3), {"groups": 33, "stride": (1, 3), "dilation": (2, 4)}),
+    ((2, 17, 8, 8), (17, 1, 1, 1), {"groups": 17, "stride": (3, 3)}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("x", "weight", "options"), DEPTHWISE, ids=str)
+def test_for_the_input_of_a_depthwise_convolution(
+    x: Shape, weight: Shape, options: dict[str, Any], dtype: str, isa: Isa
+) -> None:
+    if dtype == "bfloat16" and (BFLOAT16 is not None or isa is not AVX512):
+        pytest.skip(BFLOAT16 or f"{isa.name} has no bfloat16")
+    op = ops.Conv2d(**options)
+    (output,) = op.infer(TensorType(x), TensorType(weight))
+    layer = OperatorLayer(ops.Conv2dInputGradient(op, x[2:]))
+    shapes = (output.shape, weight)
+    random = np.random.default_rng(0)
+    given = [rounded_to(dtype, random.standard_normal(shape, np.float32)) for shape in shapes]
+    right = md.compile(layer, shapes, device="reference", precision="float64")
+    exe = md.compile(
+        *(layer, shapes), threads=2, isa=isa.name, device="cpu", precision=dtype, guarded=True
+    )
+    assert [node.op for node in exe.graph.nodes if node.op == layer.op]
+    for special in (False, True):
+        if special:
+            given[0][0, 1, 0, 0], given[0][-1, 2, -1, -1] = np.inf, np.nan
+            given[1][3, 0, -1, 0] = -np.inf
+        found, expected = exe(*given), right(*given)
+        for test in (np.isnan, np.isposinf, np.isneginf):
+            np.testing.assert_array_equal(test(found), test(expected))
+        finite = np.isfinite(expected)
+        tolerance = 1e-6 if dtype == "float32" else 2**-8
+        np.testing.assert_allclose(found[finite], expected[finite], tolerance, 1e-5)

@@ -1,14 +1,15 @@
-"""The gradient of a depthwise convolution for its weight, in float32 or bfloat16.
+"""The gradients of a depthwise convolution, in float32 or bfloat16.
 
-Lanes are channels.  A task has some rows of a block of channels: of each row, and each row of the
-kernel, the taps' sums stay in registers, and are added to those of the rows before.  Where there
-are few blocks the rows are cut in parts, whose sums a second kernel adds in their order.  All this
-follows from shapes, so the bits are the same for every number of threads.
+Lanes are channels.  For the weight, a task has some rows of a block of channels: of each row, and
+each row of the kernel, the taps' sums stay in registers, and are added to those of the rows before.
+Where there are few blocks the rows are cut in parts, whose sums a second kernel adds in their
+order.  All this follows from shapes, so the bits are the same for every number of threads.
 """
 
 from __future__ import annotations
 
-from ....graph.operators import Conv2dWeightGradient
+from ....graph.operators import Conv2dInputGradient, Conv2dWeightGradient
+from ....graph.transposed import Pair
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
 from ..element import ELEMENTS, Element
@@ -29,11 +30,6 @@ _SIZES = (
 )
 """What the kernels read: ``rows`` of the gradient in all images; from column ``first`` up to
 ``last`` all taps of a row lie inside."""
-
-
-def is_depthwise(op: Conv2dWeightGradient, channels: int, outputs: int) -> bool:
-    """Whether each channel has a kernel of its own, and gives one."""
-    return op.convolution.groups == channels == outputs
 
 
 def print_depthwise_gradient(
@@ -83,7 +79,7 @@ def _read_sizes(code: Code, pointer: int) -> None:
     code.lines(f"const uniform int64 {name} = n[{i}];" for i, name in enumerate(_SIZES))
 
 
-def _sums(kernel: tuple[int, int], element: Element, lanes: int, whole: bool) -> KernelSource:
+def _sums(kernel: Pair, element: Element, lanes: int, whole: bool) -> KernelSource:
     """The kernel that adds up rows."""
     high, wide = kernel
     code = Code()
@@ -175,3 +171,86 @@ def _store(code: Code, taps: int, element: Element, lanes: int, value: str, poin
     with code.block("if (c < channels)"):
         place = f"MD_OUT({element.type}, {pointer})[c * {taps} + k]"
         code.line(f"for (uniform int k = 0; k < {taps}; k++) {element.store(place, value)}")
+
+
+_INPUT_SIZES = (
+    *("channels", "x_rows", "x_columns", "g_rows", "g_columns", "x_image", "x_plane", "g_image"),
+    *("g_plane", "down", "over", "down_apart", "over_apart", "before_y", "before_x", "blocks"),
+)
+
+
+def print_depthwise_input_gradient(
+    op: Conv2dInputGradient, batch: int, gradient: Tensor, x: Tensor, kernel: Pair, isa: Isa
+) -> Staged:
+    """The kernel of the gradient for the input; its pointers are the gradient, the weight and the
+    result.  A task has a block of channels of an image.
+
+    Args:
+        batch: images.
+        gradient, x: how the gradient and the result lie, both in blocks of lanes.
+        kernel: rows and columns of the weight.
+    """
+    lanes, element = isa.lanes, ELEMENTS[x.dtype]
+    convolution, blocks = op.convolution, -(-x.channels // lanes)
+    sizes = [
+        *(x.channels, x.rows, x.columns, gradient.rows, gradient.columns, x.image, x.plane),
+        *(gradient.image, gradient.plane, *convolution.stride, *convolution.dilation),
+        *(convolution.padding[0][0], convolution.padding[1][0], blocks),
+    ]
+    source = _scattered(kernel, element, lanes)
+    tasks = batch * blocks
+    return Staged((stage(source, (0, 1, 2), sizes, tasks, x.rows * x.columns * lanes),))
+
+
+def _scattered(kernel: Pair, element: Element, lanes: int) -> KernelSource:
+    """Each element sums up what it was multiplied to."""
+    high, wide = kernel
+    code = Code()
+    with code.block("MD_KERNEL(@)"):
+        code.line("const uniform int64 * uniform n = MD_IN(int64, 3);")
+        for i, name in enumerate(_INPUT_SIZES):
+            is_long = name in ("channels", "x_image", "g_image", "blocks")
+            type = "int64" if is_long else "int"
+            code.line(f"const uniform {type} {name} = (uniform {type})n[{i}];")
+        with code.block("for (uniform int64 t = md_begin; t < md_end; t++)"):
+            code.line("const uniform int64 image = t / blocks, block = t % blocks;")
+            code.line(f"const int64 c = min(block * {lanes} + programIndex, channels - 1);")
+            code.line(f"float w[{high * wide}];")
+            weight = f"MD_IN({element.type}, 1)[c * {high * wide} + k]"
+            code.line(
+                f"for (uniform int k = 0; k < {high * wide}; k++) w[k] = {element.load(weight)};"
+            )
+            base = f"MD_IN({element.type}, 0) + image * g_image + block * g_plane"
+            code.line(f"{element.constant_pointer} g = {base};")
+            base = f"MD_OUT({element.type}, 2) + image * x_image + block * x_plane"
+            code.line(f"{element.pointer} x = {base};")
+            with code.block("for (uniform int y = 0; y < x_rows; y++)"):
+                code.line(f"uniform int taps[{high}], rows[{high}], count = 0;")
+                with code.block(f"for (uniform int ky = 0; ky < {high}; ky++)"):
+                    code.line("const uniform int at = y + before_y - ky * down_apart;")
+                    code.line("if (at < 0 || at % down != 0 || at / down >= g_rows) continue;")
+                    code.line(f"taps[count] = ky * {wide};")
+                    code.line("rows[count++] = at / down;")
+                with code.block("for (uniform int phase = 0; phase < over; phase++)"):
+                    for k in range(wide):
+                        code.line(f"const uniform int at{k} = phase + before_x - {k} * over_apart;")
+                        code.line(f"const uniform int begin{k} = at{k} / over;")
+                        code.line(f"const uniform bool meets{k} = begin{k} * over == at{k};")
+                    _phase(code, wide, element, lanes)
+    return KernelSource.named("depthwise_input_gradient", str(code))
+
+
+def _phase(code: Code, wide: int, element: Element, lanes: int) -> None:
+    """Computes every column of a row that the same taps meet."""
+    code.line("uniform int j = 0;")
+    with code.block("for (uniform int z = phase; z < x_columns; z += over, j++)"):
+        code.line("float sum = 0.0f;")
+        with code.block("for (uniform int i = 0; i < count; i++)"):
+            row = f"g + rows[i] * g_columns * {lanes}"
+            code.line(f"{element.constant_pointer} from = {row};")
+            for k in range(wide):
+                one = element.load(f"from[(begin{k} + j) * {lanes} + programIndex]")
+                code.line(f"if (meets{k} && begin{k} + j >= 0 && begin{k} + j < g_columns)")
+                code.line(f"  sum = md_fma({one}, w[taps[i] + {k}], sum);")
+        place = f"x[(y * x_columns + z) * {lanes} + programIndex]"
+        code.line(element.store(place, "sum"))

@@ -12,16 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from ....graph.ir import Node
 from ....graph.operators import Conv2dWeightGradient
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
 from ..isa import Isa
 from ..operators.staged import Staged
 from ..tensor import Tensor
-from .depthwise_gradient import is_depthwise
 from .numbers import PARAMETER, Numbers
-from .problem import FEW_CHANNELS
 from .stage import Stage, Workspace
 
 CHUNK = 128
@@ -35,21 +32,6 @@ MOST_INPUTS = 256
 
 ENOUGH_TASKS = 32
 """So many tasks keep all threads busy: then the batch is not cut."""
-
-
-def why_not(node: Node, lanes: int) -> str | None:
-    """Why there is no kernel for a gradient; None if there is one."""
-    op, (x, gradient) = node.op, node.inputs
-    assert isinstance(op, Conv2dWeightGradient)
-    groups = op.convolution.groups
-    if {x.dtype, gradient.dtype} not in ({"float32"}, {"bfloat16"}):
-        return f"it is {x.dtype}, of {gradient.dtype}"
-    if is_depthwise(op, x.shape[1], gradient.shape[1]):
-        # Few channels lie in planes, as those of pictures do.
-        return f"it has {groups} channels" if groups <= FEW_CHANNELS else None
-    if groups > 1 and any(v.shape[1] // groups % lanes for v in (x, gradient)):
-        return f"the channels of its {groups} groups are no multiples of {lanes} lanes"
-    return None
 
 
 @dataclass(frozen=True)
