@@ -12,7 +12,7 @@ import numpy as np
 from minidnn._habits import EXECUTABLE, absent, check_mode
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.graph.types import numpy_dtype
-from minidnn.runtime.arrays import Wrap, apart, check_shape, empty, random_array, to_numpy
+from minidnn.runtime.arrays import Wrap, apart, checked, empty, random_array, to_numpy
 from minidnn.runtime.interface import Endpoint, Interface
 from minidnn.runtime.program import (
     AddressedProgram,
@@ -311,36 +311,10 @@ class Executable:
 
     def ordered(self, given: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         """The inputs in order, whether they were given by position or by name."""
-        expected = self.interface.inputs
-        if named:
-            names = [value.name for value in expected]
-            if given or sorted(named) != sorted(names):
-                raise GraphError(
-                    f"inputs {sorted(named)} given by name and {len(given)} by position; valid "
-                    f"is exactly {names}, by name or by position"
-                )
-            given = [named[name] for name in names]
-        if len(given) != len(expected):
-            names = [value.name for value in expected]
-            raise GraphError(f"{len(given)} inputs given; valid are {len(expected)}: {names}")
-        return given
+        return self.interface.ordered(given, named)
 
     def _checked(self, value: Endpoint, array: np.ndarray) -> np.ndarray:
-        check_shape(f"input {value.name!r}", array.shape, value.shape)
-        dtype = self._dtype(value)
-        if array.dtype != dtype and (array.dtype.kind, dtype.kind) != ("f", "f"):
-            others = ", or another floating-point dtype, which is converted"
-            if array.dtype == np.uint8:
-                others += (
-                    "; a picture's bytes become numbers by layers.Preprocess in the network, or by "
-                    "x.astype(np.float32) / 255"
-                )
-            raise GraphError(
-                f"input {value.name!r} has dtype {array.dtype}; valid is {dtype}"
-                f"{others if dtype.kind == 'f' else ''}"
-            )
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
-            return np.ascontiguousarray(array, dtype)
+        return checked(f"input {value.name!r}", array, value.shape, self._dtype(value))
 
     def outputs_for(
         self, out: Any, shapes: Sequence[tuple[int, ...]] | None = None
