@@ -27,6 +27,7 @@ from minidnn.runtime.program import (
 if TYPE_CHECKING:
     from minidnn.graph.ir import Graph
     from minidnn.preparation import Preparation
+    from minidnn.report.precision import AutomaticPrecision
     from minidnn.report.profile import Profile
     from minidnn.runtime.plan import Plan
     from minidnn.runtime.store import Store
@@ -68,6 +69,8 @@ class Executable:
         self.device = device
         #: What it computes in; "int8" if it multiplies bytes, as of a quantized network.
         self.precision = precision
+        #: With ``precision="auto"``: why that one, with the errors and times of all.
+        self.automatic_precision: AutomaticPrecision | None = None
         #: Where the graph's states live; None if it has none.
         self.store = store
         #: The dtypes of results where they are others than those that are computed.
@@ -263,7 +266,8 @@ class Executable:
         measured = str(self.profile(*self.random_inputs())) if measure else None
         own = sorted({str(dtype) for dtype in self.result_dtypes or ()} - {"float32"})
         said = f" (results in {' and '.join(own)})" if own else ""
-        return explain(self.plan, self.device, self.precision + said, measured)
+        chosen = self.automatic_precision
+        return explain(self.plan, self.device, self.precision + said, measured, chosen)
 
     def profile(self, *inputs: Any, runs: int = 9, **named: Any) -> Profile:
         """The time of each region beside the machine's roofline, over several runs on inputs as

@@ -21,6 +21,9 @@ from minidnn.runtime.plan import Plan
 from minidnn.runtime.program import Program
 from minidnn.third_parties import BACKENDS, broken, entries, make
 
+#: The precision with which ``minidnn.compile`` chooses one.
+AUTO = "auto"
+
 
 @runtime_checkable
 class Backend(Protocol):
@@ -71,6 +74,7 @@ def check_trains_in(device: str, precision: str | None) -> None:
     """
     backend = get_backend(device)
     valid: Sequence[str] = getattr(backend, "trains_in", backend.precisions())
+    check_not_automatic(precision, "training", valid)
     if precision is None or precision in valid or precision not in backend.precisions():
         return
     makers = {name: make for name, make in _BUILT_IN.items() if name != device}
@@ -84,6 +88,19 @@ def check_trains_in(device: str, precision: str | None) -> None:
         f"precision={precision!r} on device {device!r} is for inference; valid for training there "
         f"{'is' if len(valid) == 1 else 'are'} {', '.join(map(repr, valid))}{others}"
     )
+
+
+def check_not_automatic(precision: str | None, what: str, valid: Sequence[str] = ()) -> None:
+    """UnsupportedError if a precision is to be chosen by measuring where that is not done.
+
+    ``what``: which is compiled there; ``valid``: the precisions that it may be.
+    """
+    if precision == AUTO:
+        listed = ", ".join(map(repr, valid)) or "one of the device's precisions"
+        raise UnsupportedError(
+            f"precision={AUTO!r} is not for {what}: minidnn.compile chooses by it for inference, "
+            f"for a network of one size; valid {'are' if len(valid) > 1 else 'is'} {listed}"
+        )
 
 
 def any_size_options(device: str, graph: Graph) -> Mapping[str, Any] | None:
