@@ -10,10 +10,12 @@ from typing import Any, overload
 from weakref import ref
 
 from minidnn.backends.backend import (
+    AUTO,
     Backend,
     advice_on_precision,
     any_size_options,
     check_inputs_and_outputs_fit,
+    check_not_automatic,
     default_device,
     get_backend,
     takes_float32,
@@ -42,6 +44,7 @@ from minidnn.passes.infrastructure import Context, Observer
 from minidnn.passes.multiply_bytes import precision_of
 from minidnn.passes.pipeline import optimize
 from minidnn.passes.reduce_precision import in_dtype
+from minidnn.precision.automatic import check_asked, fastest
 from minidnn.runtime.interface import interface_of
 from minidnn.runtime.plan import Plan, make_plan
 from minidnn.runtime.program import PackedProgram, StatefulProgram
@@ -57,6 +60,8 @@ def compile(
     *,
     device: str | None = None,
     precision: str | None = None,
+    tolerance: float | None = None,
+    examples: Any = None,
     strategy: str = "model",
     fuel: int | None = None,
     observe: Observer | None = None,
@@ -72,6 +77,8 @@ def compile(
     *,
     device: str | None = None,
     precision: str | None = None,
+    tolerance: float | None = None,
+    examples: Any = None,
     strategy: str = "model",
     fuel: int | None = None,
     observe: Observer | None = None,
@@ -89,6 +96,8 @@ def compile(
     *,
     device: str | None = None,
     precision: str | None = None,
+    tolerance: float | None = None,
+    examples: Any = None,
     strategy: str = "model",
     fuel: int | None = None,
     observe: Observer | None = None,
@@ -109,7 +118,14 @@ def compile(
             values of the network, if that is one of them, else its first, "float32". The CPU
             computes in "bfloat16" on processors that multiply it; networks in other dtypes it
             computes in float32, gives results in their own, and warns of it unless
-            ``precision="float32"`` is given.
+            ``precision="float32"`` is given. "auto" is the fastest one for inference whose results
+            stay within ``tolerance`` of float32's: all are compiled, compared and timed, and
+            ``explain()`` says what was found.
+        tolerance: with "auto", the error that is allowed, of each output ``|y - y32| / |y32|`` in
+            Euclidean norms over all examples (0.01).
+        examples: with "auto", inputs such as the network will see, on the CPU: an array, a tuple or
+            dict of several inputs, of one batch or several times as many rows, or a list of them.
+            By default random numbers, normally distributed.
         strategy: how stacks are collapsed: "model" (by predicted time), or the paper's "one",
             "five" and "unrestricted"; "contractions" lets only convolutions and linear layers take
             what is point-wise around them, "layers" computes layer by layer, and so does "cudnn",
@@ -136,32 +152,46 @@ def compile(
     >>> exe = md.compile(net, (2, 3, 32, 32))
     >>> y = exe(x)
     """
+    check_asked(precision, tolerance, examples)
+    how: dict[str, Any] = {"device": device, "strategy": strategy, "fuel": fuel}
+    how |= {"observe": observe, "store": store}
     given: Any
     network, given = with_own_sizes(network, shape)
-    if dims := dims_of(given):
-        return _compile_named(
-            network,
-            given,
-            dims,
-            device=device,
-            precision=precision,
-            strategy=strategy,
-            fuel=fuel,
-            observe=observe,
-            store=store,
-            options=plain(options),
-        )
-    return _compile(
-        network,
-        given,
-        device=device,
-        precision=precision,
-        strategy=strategy,
-        fuel=fuel,
-        observe=observe,
-        store=store,
-        options=options,
-    )
+    dims = dims_of(given)
+    if precision == AUTO:
+        if store is not None:
+            check_not_automatic(precision, "programs that share a store")
+        if dims:
+            check_not_automatic(precision, "named sizes")
+        return _compile_fastest(network, given, tolerance, examples, options=options, **how)
+    if dims:
+        how |= {"precision": precision, "options": plain(options)}
+        return _compile_named(network, given, dims, **how)
+    return _compile(network, given, precision=precision, options=options, **how)
+
+
+def _compile_fastest(
+    network: Any,
+    shape: Any,
+    tolerance: float | None,
+    examples: Any,
+    *,
+    device: str | None,
+    observe: Observer | None,
+    **how: Any,
+) -> Executable:
+    """Compiles a network in several precisions, and returns the fastest that errs little."""
+    device = _default_device() if device is None else device
+    graph = graph_of(network, shape)
+    arrays = [constant.data for constant in constants(graph)]  # which each program lets go of
+
+    def compiled(precision: str, observe: Observer | None) -> Executable:
+        own = {**how, "device": device, "precision": precision, "observe": observe}
+        return _compile(graph, None, is_ours=graph is not network, **own)
+
+    found = fastest(graph, get_backend(device), compiled, tolerance, examples, observe)
+    del arrays
+    return found
 
 
 def _compile_named(
@@ -333,6 +363,7 @@ def _check_store(store: Store | None) -> None:
 def _precision(backend: Backend, precision: str | None, graph: Graph) -> str:
     known = backend.precisions()
     valid = [each for each in known if why_not_in(backend, each) is None]
+    check_not_automatic(precision, "parts of networks", valid)
     if precision is None:
         own = _own_precision(graph)
         return own if own is not None and own in valid else valid[0]

@@ -12,7 +12,7 @@ import numpy as np
 from minidnn._habits import EXECUTABLE, absent, check_mode
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.graph.types import numpy_dtype
-from minidnn.runtime.arrays import Wrap, apart, check_shape, empty, random_array, to_numpy
+from minidnn.runtime.arrays import Wrap, apart, checked, empty, random_array, to_numpy
 from minidnn.runtime.interface import Endpoint, Interface
 from minidnn.runtime.program import (
     AddressedProgram,
@@ -27,6 +27,7 @@ from minidnn.runtime.program import (
 if TYPE_CHECKING:
     from minidnn.graph.ir import Graph
     from minidnn.preparation import Preparation
+    from minidnn.report.precision import AutomaticPrecision
     from minidnn.report.profile import Profile
     from minidnn.runtime.plan import Plan
     from minidnn.runtime.store import Store
@@ -68,6 +69,8 @@ class Executable:
         self.device = device
         #: What it computes in; "int8" if it multiplies bytes, as of a quantized network.
         self.precision = precision
+        #: With ``precision="auto"``: why that one, with the errors and times of all.
+        self.automatic_precision: AutomaticPrecision | None = None
         #: Where the graph's states live; None if it has none.
         self.store = store
         #: The dtypes of results where they are others than those that are computed.
@@ -263,7 +266,8 @@ class Executable:
         measured = str(self.profile(*self.random_inputs())) if measure else None
         own = sorted({str(dtype) for dtype in self.result_dtypes or ()} - {"float32"})
         said = f" (results in {' and '.join(own)})" if own else ""
-        return explain(self.plan, self.device, self.precision + said, measured)
+        chosen = self.automatic_precision
+        return explain(self.plan, self.device, self.precision + said, measured, chosen)
 
     def profile(self, *inputs: Any, runs: int = 9, **named: Any) -> Profile:
         """The time of each region beside the machine's roofline, over several runs on inputs as
@@ -311,36 +315,10 @@ class Executable:
 
     def ordered(self, given: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         """The inputs in order, whether they were given by position or by name."""
-        expected = self.interface.inputs
-        if named:
-            names = [value.name for value in expected]
-            if given or sorted(named) != sorted(names):
-                raise GraphError(
-                    f"inputs {sorted(named)} given by name and {len(given)} by position; valid "
-                    f"is exactly {names}, by name or by position"
-                )
-            given = [named[name] for name in names]
-        if len(given) != len(expected):
-            names = [value.name for value in expected]
-            raise GraphError(f"{len(given)} inputs given; valid are {len(expected)}: {names}")
-        return given
+        return self.interface.ordered(given, named)
 
     def _checked(self, value: Endpoint, array: np.ndarray) -> np.ndarray:
-        check_shape(f"input {value.name!r}", array.shape, value.shape)
-        dtype = self._dtype(value)
-        if array.dtype != dtype and (array.dtype.kind, dtype.kind) != ("f", "f"):
-            others = ", or another floating-point dtype, which is converted"
-            if array.dtype == np.uint8:
-                others += (
-                    "; a picture's bytes become numbers by layers.Preprocess in the network, or by "
-                    "x.astype(np.float32) / 255"
-                )
-            raise GraphError(
-                f"input {value.name!r} has dtype {array.dtype}; valid is {dtype}"
-                f"{others if dtype.kind == 'f' else ''}"
-            )
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
-            return np.ascontiguousarray(array, dtype)
+        return checked(f"input {value.name!r}", array, value.shape, self._dtype(value))
 
     def outputs_for(
         self, out: Any, shapes: Sequence[tuple[int, ...]] | None = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from minidnn._habits import instead_of_layer
-from minidnn.backends.backend import get_backend
+from minidnn.backends.backend import check_not_automatic, get_backend
 from minidnn.dynamic.dim import Dim
 from minidnn.errors import GraphError, MiniDNNError
 from minidnn.frontends.torch.library import require_torch
@@ -98,6 +98,7 @@ def optimize(
         )
     if type(strict) is not bool:
         raise GraphError(f"optimize: strict={strict!r}; valid are True and False")
+    check_not_automatic(precision, "md.optimize, which compiles pieces of networks")
     if device is not None:  # before the first call, which may be far away
         get_backend(device)
         Engine(device, precision, options).check()

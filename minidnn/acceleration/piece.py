@@ -37,6 +37,7 @@ from minidnn.acceleration.programs import Programs, describe
 from minidnn.acceleration.recorded import is_recorded
 from minidnn.acceleration.sources import numbers_of, weights_of, with_numbers
 from minidnn.acceleration.trained import TrainedProgram
+from minidnn.backends.backend import check_not_automatic
 from minidnn.dynamic.dim import Dim
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.captured import Captured, Held
@@ -61,6 +62,9 @@ class BridgeSettings:
     sizes: int = 8
     options: Mapping[str, Any] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set, compare=False)
+
+    def __post_init__(self) -> None:
+        check_not_automatic(self.precision, "networks that are compiled piece by piece")
 
 
 class PiecePrograms:

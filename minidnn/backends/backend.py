@@ -13,13 +13,16 @@ from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 from minidnn.cache import building_forbidden
-from minidnn.errors import DeviceError, OutOfMemoryError, did_you_mean
+from minidnn.errors import DeviceError, OutOfMemoryError, UnsupportedError, did_you_mean
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Graph, Node
 from minidnn.runtime.cores import usable_memory
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.program import Program
 from minidnn.third_parties import BACKENDS, broken, entries, make
+
+#: The precision with which ``minidnn.compile`` chooses one.
+AUTO = "auto"
 
 
 @runtime_checkable
@@ -62,6 +65,19 @@ def training_options(device: str) -> Mapping[str, Any]:
     """
     found: Mapping[str, Any] = getattr(get_backend(device), "training_options", {})
     return found
+
+
+def check_not_automatic(precision: str | None, what: str, valid: Sequence[str] = ()) -> None:
+    """UnsupportedError if a precision is to be chosen by measuring where that is not done.
+
+    ``what``: which is compiled there; ``valid``: the precisions that it may be.
+    """
+    if precision == AUTO:
+        listed = ", ".join(map(repr, valid)) or "one of the device's precisions"
+        raise UnsupportedError(
+            f"precision={AUTO!r} is not for {what}: minidnn.compile chooses by it for inference, "
+            f"for a network of one size; valid {'are' if len(valid) > 1 else 'is'} {listed}"
+        )
 
 
 def any_size_options(device: str, graph: Graph) -> Mapping[str, Any] | None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import minidnn
-from minidnn.backends.backend import default_device
+from minidnn.backends.backend import check_not_automatic, default_device
 from minidnn.batch.batches import AnyExecutable, interface_of, most_rows, ranked, rows_for
 from minidnn.batch.files import is_remote, remote_files, split_url
 from minidnn.dynamic.executable import DynamicExecutable
@@ -99,6 +99,8 @@ class Predictor:
             if not is_open and (type(value) is not int or value < 1):
                 valid = "a whole number of at least 1" + (", or None" if name != "batch" else "")
                 raise GraphError(f"{name}={value!r:.80}; valid is {valid}")
+        # Each process would choose for itself, and pictures would be computed in several.
+        check_not_automatic(precision, "predictions by several processes")
         self.network = network
         self.preparation = preparation
         self.top = top

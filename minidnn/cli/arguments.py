@@ -109,14 +109,36 @@ def add_device(
     parser: argparse.ArgumentParser,
     device: str = "the best that works here",
     precision: str = "the network's own, if the device has it, else float32",
+    chooses: bool = False,
 ) -> None:
-    """``--device`` and ``--precision``, with what their defaults are."""
+    """``--device`` and ``--precision``, with what their defaults are.
+
+    ``chooses``: whether the precision may be "auto", and there is ``--tolerance``.
+    """
+    auto = "; auto: the fastest within --tolerance" if chooses else ""
     parser.add_argument("--device", help=f"reference, cpu or cuda ({device})")
     parser.add_argument(
         "--precision",
         help="reference: float32, float64; cpu: float32, bfloat16; "
-        f"cuda: float32, tf32, float16, bfloat16 ({precision})",
+        f"cuda: float32, tf32, float16, bfloat16{auto} ({precision})",
     )
+    if chooses:
+        add_tolerance(parser)
+
+
+def add_tolerance(parser: argparse.ArgumentParser) -> None:
+    """``--tolerance`` of ``--precision auto``."""
+    parser.add_argument(
+        "--tolerance",
+        type=positive,
+        help="with --precision auto: the relative error of outputs on random inputs that is "
+        "allowed (0.01)",
+    )
+
+
+def precision_of(options: argparse.Namespace) -> dict[str, Any]:
+    """What ``--precision`` and ``--tolerance`` are for ``minidnn.compile``."""
+    return {"precision": options.precision, "tolerance": options.tolerance}
 
 
 def add_strategy(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from minidnn.cli.arguments import add_device, add_tune, count, tune_of
+from minidnn.cli.arguments import add_device, add_tune, count, precision_of, tune_of
 from minidnn.cli.preparing import add_crop, add_preparation
 from minidnn.cli.weights import PREFIX_HELP, RANDOM, WEIGHTS_HELP
 from minidnn.errors import GraphError, MiniDNNError
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_crop(parser)
     add("--top", type=count, default=5, help="classes per picture (5)")
     add("--batch", type=count, default=DEFAULT_BATCH, help=f"pictures at once ({DEFAULT_BATCH})")
-    add_device(parser)
+    add_device(parser, chooses=True)
     add_tune(parser)
     add("--json", action="store_true", help="print JSON")
 
@@ -103,8 +103,10 @@ def run(options: argparse.Namespace) -> int:
     executable = classifier.graph(min(options.batch, len(files)))
     if not isinstance(executable, AnyExecutable):
         executable = minidnn.compile(
-            executable, device=options.device, precision=options.precision, **tune_of(options)
+            executable, device=options.device, **precision_of(options), **tune_of(options)
         )
+        if executable.automatic_precision is not None:
+            _say(str(executable.automatic_precision))
     results = []
     for result in _classify(classifier, executable, files, options):
         results.append(result)
@@ -232,7 +234,7 @@ def _of_compiled(options: argparse.Namespace) -> Classifier:
         raise MiniDNNError(f"--weights: the file {options.network!r} has its weights")
     compiled = minidnn.load(options.network, device=options.device)
     interface = interface_of(compiled)
-    own = ("precision", "key", "prefix", "size", "tune")
+    own = ("precision", "tolerance", "key", "prefix", "size", "tune")
     preparation, told = prepared_for(options, interface, own)
     outputs = interface.outputs[0].shape
     return Classifier(lambda batch: compiled, preparation, prod(outputs[1:]), options.network, told)

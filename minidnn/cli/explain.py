@@ -12,6 +12,7 @@ from minidnn.cli.arguments import (
     add_strategy,
     add_tune,
     count_from_0,
+    precision_of,
     tune_of,
 )
 from minidnn.cli.explained import Trail, add_times, document_of
@@ -31,7 +32,7 @@ those of this machine, on random inputs."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network(parser)
-    add_device(parser)
+    add_device(parser, chooses=True)
     add_strategy(parser)
     add_tune(parser)
     parser.add_argument("--fuel", type=count_from_0, help="rewrites that passes may make (all)")
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     executable = minidnn.compile(
         graph,
         device=options.device,
-        precision=options.precision,
+        **precision_of(options),
         strategy=options.strategy,
         fuel=options.fuel,
         observe=trail.observe,
@@ -78,7 +79,8 @@ def run(options: argparse.Namespace) -> int:
         print(_passes(trail))
         print(_annotations(executable.plan))
     measured = None if profile is None else str(profile)
-    print(explain(executable.plan, executable.device, executable.precision, measured))
+    chosen = executable.automatic_precision
+    print(explain(executable.plan, executable.device, executable.precision, measured, chosen))
     print()
     print(_stacks(trail.stacks))
     rewrites = executable.plan.rewrites

@@ -77,6 +77,8 @@ def document_of(executable: Executable, trail: Trail, passes: bool) -> dict[str,
             for r in plan.rewrites
         ],
     }
+    if executable.automatic_precision is not None:
+        document["automatic_precision"] = str(executable.automatic_precision).splitlines()
     if passes:
         document["passes"] = [
             {"name": name, "before": str(before), "after": str(after)}

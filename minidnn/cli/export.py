@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from minidnn.cli.arguments import add_network, count
+from minidnn.cli.arguments import add_network, add_tolerance, count
 from minidnn.cli.opening import add_weights, open_network
 from minidnn.cli.preparing import add_preparation
 from minidnn.errors import MiniDNNError
@@ -36,7 +36,8 @@ def add_written(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--opset", type=count, help="of an ONNX file (20)")
     add("--device", help="of a compiled network: cpu, cuda (cpu)")
-    add("--precision", help="of a compiled network: one of the device's (float32)")
+    add("--precision", help="of a compiled network: one of the device's, or auto (float32)")
+    add_tolerance(parser)
     add("--threads", type=count, help="of a compiled network (all usable cores)")
     add("--isa", help="of a compiled network: avx2, avx512 (the best that the processor has)")
 
@@ -62,18 +63,21 @@ def write(
     """Writes FILE, and returns what is printed of it."""
     import minidnn
     from minidnn.cli.ranges import described
+    from minidnn.executable import Executable
 
-    kind, precision = _kind(options), ""
+    kind, precision, chosen = _kind(options), "", ""
     if kind == ONNX:
         minidnn.save_onnx(graph, options.file, opset=options.opset, preparation=preparation)
     elif kind == COMPILED:
         compiled = minidnn.compile(graph, **{"device": "cpu"} | _compiling(options))
         compiled.save(options.file, preparation=preparation)
         precision = f" in {compiled.precision}"
+        if isinstance(compiled, Executable) and compiled.automatic_precision is not None:
+            chosen = f"\n{compiled.automatic_precision}"
     else:
         minidnn.save_graph(graph, options.file, preparation=preparation)
     size = os.path.getsize(options.file) / 1e6
-    return f"{options.file}: {graph.name}{precision} for {described(graph)}, {size:.1f} MB"
+    return f"{options.file}: {graph.name}{precision} for {described(graph)}, {size:.1f} MB{chosen}"
 
 
 def _kind(options: argparse.Namespace) -> str:
@@ -81,7 +85,7 @@ def _kind(options: argparse.Namespace) -> str:
 
 
 def _compiling(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("device", "precision", "threads", "isa")
+    names = ("device", "precision", "tolerance", "threads", "isa")
     return {name: given for name in names if (given := getattr(options, name)) is not None}
 
 

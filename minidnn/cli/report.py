@@ -7,7 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from minidnn.cli.arguments import add_device, add_network, add_strategy, add_tune, tune_of
+from minidnn.cli.arguments import (
+    add_device,
+    add_network,
+    add_strategy,
+    add_tune,
+    precision_of,
+    tune_of,
+)
 from minidnn.cli.explained import Trail, add_times, document_of
 from minidnn.errors import UnsupportedError
 
@@ -25,7 +32,7 @@ _PARTS = ("graph", "device", "precision", "regions", "arena")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network(parser)
-    add_device(parser)
+    add_device(parser, chooses=True)
     add_strategy(parser)
     add_tune(parser)
     parser.add_argument("--html", metavar="FILE", required=True, help="the page")
@@ -50,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     executable = minidnn.compile(
         graph_of(options),
         device=options.device,
-        precision=options.precision,
+        **precision_of(options),
         strategy=options.strategy,
         observe=trail.observe,
         **tune_of(options),

@@ -73,6 +73,7 @@ def _platform(path: str) -> str:
 def _open(path: str, options: argparse.Namespace) -> Opened:
     """Reads a network: a compiled file, an ONNX file, a name of the zoo, or a saved graph."""
     import minidnn
+    from minidnn.backends.backend import check_not_automatic
     from minidnn.cli import preparing
     from minidnn.cli.networks import is_onnx
     from minidnn.compiled_file import is_compiled
@@ -88,6 +89,8 @@ def _open(path: str, options: argparse.Namespace) -> Opened:
         for name in ("device", "precision", "threads")
         if (value := getattr(options, name)) is not None
     }
+    # Each size of a batch would get a precision of its own.
+    check_not_automatic(options.precision, "serving, which compiles several sizes of batches")
     if is_onnx(path):
         return _onnx(path, options, own)
     if is_path(path):

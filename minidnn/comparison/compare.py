@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from minidnn.backends.backend import check_not_automatic
 from minidnn.comparison import quantized
 from minidnn.comparison.original import Original
 from minidnn.comparison.report import ComparedValue, Comparison, compared
@@ -66,6 +67,7 @@ def compare(
     """
     if not isinstance(tolerance, (int, float)) or not 0 < tolerance < math.inf:
         raise GraphError(f"tolerance={tolerance!r}; valid is a number above 0")
+    check_not_automatic(options.get("precision"), "comparing, which compiles a network twice")
     seed = plain(seed)
     if type(seed) is not int or seed < 0:
         raise GraphError(f"seed={seed!r}; valid is an int of at least 0")

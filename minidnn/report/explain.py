@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from minidnn.fusion.functions import LayerFunction
 from minidnn.fusion.region import FusedContraction, FusedSequence, Region
@@ -10,13 +11,24 @@ from minidnn.graph.ir import Constant, Node
 from minidnn.graph.types import BYTES, FLOATS
 from minidnn.runtime.plan import Plan
 
+if TYPE_CHECKING:
+    from minidnn.report.precision import AutomaticPrecision
 
-def explain(plan: Plan, device: str, precision: str, measured: str | None = None) -> str:
+
+def explain(
+    plan: Plan,
+    device: str,
+    precision: str,
+    measured: str | None = None,
+    chosen: AutomaticPrecision | None = None,
+) -> str:
     """What each region computes, from which layers, and what it is predicted to cost.
 
     ``measured``: a table of what regions did cost, to be shown instead of predictions.
+    ``chosen``: why it is that precision, with ``precision="auto"``.
     """
     lines = [title(plan, device, precision)]
+    lines += [] if chosen is None else str(chosen).splitlines()
     lines += _predicted(plan) if measured is None else measured.splitlines()
     arena = plan.arena
     lines.append(

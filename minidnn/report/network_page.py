@@ -215,6 +215,7 @@ def _reasons(document: Document) -> Iterator[str]:
         "A contraction absorbs what is around it; a stack that none absorbed is cut into kernels "
         f"by the strategy {document['strategy']}. Each rewrite is told below."
     )
+    yield from map(paragraph, document.get("automatic_precision", ()))
     labels = {region["name"]: label_of(region) for region in document["regions"]}
     notes = [f"{labels.get(name, name)}: {note}" for name, note in document["notes"].items()]
     notes += [

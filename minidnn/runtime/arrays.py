@@ -115,6 +115,24 @@ def random_array(
         raise OutOfMemoryError(f"there is no memory for an input: {error}") from error
 
 
+def checked(what: str, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An input, contiguous and in the compiled dtype; GraphError if it has another shape, or a
+    dtype that is not converted."""
+    check_shape(what, array.shape, shape)
+    if array.dtype != dtype and (array.dtype.kind, dtype.kind) != ("f", "f"):
+        others = ", or another floating-point dtype, which is converted"
+        if array.dtype == np.uint8:
+            others += (
+                "; a picture's bytes become numbers by layers.Preprocess in the network, or by "
+                "x.astype(np.float32) / 255"
+            )
+        raise GraphError(
+            f"{what} has dtype {array.dtype}; valid is {dtype}{others if dtype.kind == 'f' else ''}"
+        )
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+        return np.ascontiguousarray(array, dtype)
+
+
 def check_shape(what: str, given: tuple[int, ...], compiled: tuple[int, ...]) -> None:
     """GraphError, with what to do about it, if an argument has not the compiled shape."""
     if given == compiled:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from minidnn.errors import GraphError
 from minidnn.graph.types import TensorType
 
 if TYPE_CHECKING:
@@ -40,6 +41,22 @@ class Interface:
     inputs: tuple[Endpoint, ...]
     outputs: tuple[Endpoint, ...]
     output_names: tuple[str, ...] | None = None
+
+    def ordered(self, given: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+        """The inputs in order, whether they were given by position or by name; GraphError if they
+        are not those of the network."""
+        if named:
+            names = [value.name for value in self.inputs]
+            if given or sorted(named) != sorted(names):
+                raise GraphError(
+                    f"inputs {sorted(named)} given by name and {len(given)} by position; valid "
+                    f"is exactly {names}, by name or by position"
+                )
+            given = [named[name] for name in names]
+        if len(given) != len(self.inputs):
+            names = [value.name for value in self.inputs]
+            raise GraphError(f"{len(given)} inputs given; valid are {len(self.inputs)}: {names}")
+        return given
 
 
 def interface_of(graph: Graph) -> Interface:

@@ -109,6 +109,15 @@ class RepeatingProgram(StatefulProgram, Protocol):
 
 
 @runtime_checkable
+class ClockedProgram(Program, Protocol):
+    """A device's program that can time whole runs by the clock of its device."""
+
+    def clock(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float]:
+        """Copies the inputs, in the compiled dtypes, to the device; what gives the seconds of a run
+        there, of so many in a row."""
+
+
+@runtime_checkable
 class AddressedProgram(Program, Protocol):
     """A program that computes on memory of the CPU, on threads of its own."""
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from minidnn.backends.backend import default_device, training_options
+from minidnn.backends.backend import check_not_automatic, default_device, training_options
 from minidnn.compiler import compile
 from minidnn.distributed.group import RankGroup, connect
 from minidnn.errors import GraphError
@@ -179,6 +179,7 @@ class Trainer:
         self.store = Store()
         #: The ranks that train together; None for one process alone.
         self.group: RankGroup | None = None
+        check_not_automatic(precision, "training")
         options = {**training_options(device or default_device()[0]), **options}
         if distributed:
             device = default_device()[0] if device is None else device

@@ -71,6 +71,8 @@ ALLOWED: dict[str, set[str]] = {
         "gpu",
         "third_parties",
         "pages",
+        # How many times as fast one is as another.
+        "measure",
     },
     # What a size may be, which graphs for all sizes say, too.
     "dynamic.dim": {"graph", "runtime"},
@@ -120,6 +122,10 @@ ALLOWED: dict[str, set[str]] = {
         *("graph", "runtime", "compiled_file", "executable", "dynamic", "dynamic.dim"),
         *("backends.backend", "backends.cpu", "backends.cuda"),
     },
+    # Which precision a network is computed in: it is given what compiles it.
+    "precision": {
+        *("graph", "passes", "runtime", "executable", "backends.backend", "report", "measure"),
+    },
     # From what users give as a network to graphs.
     "networks": {"graph", "layers", "frontends", "sizes", "dynamic.dim", "compiled_file"},
     "compiler": {
@@ -133,6 +139,7 @@ ALLOWED: dict[str, set[str]] = {
         "runtime",
         "backends.backend",
         "backends.options",
+        "precision",
         "executable",
         "dynamic",
         "compiled_file",
@@ -156,6 +163,7 @@ ALLOWED: dict[str, set[str]] = {
     # What joins front ends and the compiler: it runs parts of networks that others run.
     "comparison": {
         *("graph", "frontends", "runtime", "executable", "compiler", "quantization", "sizes"),
+        "backends.backend",
     },
     "acceleration": {
         *("graph", "frontends", "executable", "dynamic", "compiler", "cache", "gradients"),

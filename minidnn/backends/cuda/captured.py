@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
 
@@ -36,6 +36,7 @@ from .memory import Limit, told
 from .repeated import Repeated, bytes_beside
 from .states import StatesInTurn
 from .table import CudaTable
+from .timing import seconds_of_runs
 
 _PER_THREAD_STREAM = 2
 _MOST_FIXED, _MOST_MET = 3, 16
@@ -263,6 +264,17 @@ class CapturedProgram:
         outputs = tuple(self._finished(results))
         kept = (given, results, self)
         return Bound(instance, self.device, library, kept, outputs, self._states)
+
+    def clock(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float]:
+        """What gives the seconds of a run on copies of the inputs, of so many in a row, by the
+        GPU's clock."""
+        with on_device(self.device):
+            bound = self.bind([cupy().asarray(array) for array in inputs], None)
+        return partial(self._seconds, bound)
+
+    def _seconds(self, bound: Bound, count: int) -> float:
+        with on_device(self.device):
+            return seconds_of_runs(bound, count)
 
     def _are_apart(self, given: Sequence[Given], results: Sequence[Given]) -> bool:
         """Whether no result overlaps anything that is given."""

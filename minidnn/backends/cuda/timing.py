@@ -1,10 +1,12 @@
-"""Times each task of an instance by events."""
+"""Times each task of an instance, and whole runs, by events."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
-from ...cudnn.graph.timing import keep_busy
+from ...cudnn.gpu_turn import turn
+from ...cudnn.graph.timing import WAIT_CYCLES, keep_busy, timing_stream
 from ...gpu.cupy import cupy
 from .instance import Instance
 
@@ -31,3 +33,19 @@ def seconds_of_tasks(instance: Instance) -> list[float]:
         instance.copy_outputs()
         instance.stream.synchronize()
     return [cuda.get_elapsed_time(*pair) * 1e-3 for pair in pairwise(events)]
+
+
+def seconds_of_runs(run: Callable[[], object], count: int) -> float:
+    """The seconds of a run, of so many in a row, each of which is a launch on CuPy's current
+    stream."""
+    cuda = cupy().cuda
+    before, after = cuda.Event(), cuda.Event()
+    cuda.get_current_stream().synchronize()  # its inputs may still be on their way
+    with turn(cuda.runtime.getDevice()), timing_stream():
+        keep_busy(WAIT_CYCLES)
+        before.record()
+        for _ in range(count):
+            run()
+        after.record()
+        after.synchronize()
+    return float(cuda.get_elapsed_time(before, after)) * 1e-3 / count

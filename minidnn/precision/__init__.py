@@ -1,0 +1,1 @@
+"""Which precision a network is computed in, where ``precision="auto"`` leaves that open."""
