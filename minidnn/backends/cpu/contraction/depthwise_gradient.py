@@ -214,6 +214,7 @@ def _scattered(kernel: Pair, element: Element, lanes: int) -> KernelSource:
             code.line(f"const uniform {type} {name} = (uniform {type})n[{i}];")
         with code.block("for (uniform int64 t = md_begin; t < md_end; t++)"):
             code.line("const uniform int64 image = t / blocks, block = t % blocks;")
+            code.line(f"const bool there = block * {lanes} + programIndex < channels;")
             code.line(f"const int64 c = min(block * {lanes} + programIndex, channels - 1);")
             code.line(f"float w[{high * wide}];")
             weight = f"MD_IN({element.type}, 1)[c * {high * wide} + k]"
@@ -253,4 +254,5 @@ def _phase(code: Code, wide: int, element: Element, lanes: int) -> None:
                 code.line(f"if (meets{k} && begin{k} + j >= 0 && begin{k} + j < g_columns)")
                 code.line(f"  sum = md_fma({one}, w[taps[i] + {k}], sum);")
         place = f"x[(y * x_columns + z) * {lanes} + programIndex]"
-        code.line(element.store(place, "sum"))
+        # Lanes past the channels are zero, whatever the gradient has there.
+        code.line(element.store(place, "(there ? sum : 0.0f)"))
