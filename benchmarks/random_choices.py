@@ -100,7 +100,7 @@ def measure(random: np.random.Generator, given: argparse.Namespace) -> dict[str,
     found: dict[str, list[list[float]]] = {}
     for question, measured in tuning.measure(given.most, 1e6).items():
         choice = choose_by_price(question)
-        speed = nominal_speed(program.isa)
+        speed = nominal_speed(program.isa, question.threads)
         predicted = choice.algorithm.seconds(choice.scheme, speed)
         ratio = measured.first_seconds / measured.chosen_seconds
         error = predicted / measured.first_seconds
