@@ -56,7 +56,7 @@ def computed(exe: Executable, inputs: Sequence[np.ndarray]) -> tuple[Values, lis
 
 
 def in_float64(graph: Graph, known: Values, given: Values | None = None) -> Values:
-    """All values of a graph in float64, rounded where they are stored in another dtype.
+    """All values of a graph, computed in float64 and rounded to their dtypes.
 
     known: inputs and states.
     given: what nodes read in place of what this gives for it.
@@ -94,9 +94,10 @@ def states_and_inputs(exe: Executable, inputs: Sequence[np.ndarray]) -> Values:
 
 def rounded(value: Value, array: np.ndarray) -> np.ndarray:
     """Numbers that a value can have."""
-    if value.dtype == "bfloat16":
-        array = rounded_to("bfloat16", array)
-    return array.astype(np.float64) if "float" in value.dtype else np.asarray(array)
+    if "float" not in value.dtype:
+        return np.asarray(array)
+    with np.errstate(over="ignore"):
+        return rounded_to(value.dtype, np.asarray(array)).astype(np.float64)
 
 
 def _operand(value: Value, array: np.ndarray | None) -> np.ndarray:
@@ -125,8 +126,10 @@ def _away(node: Node, value: Value, actual: np.ndarray, expected: np.ndarray) ->
         share = float((actual != expected).mean())
         return f"{share} of it is wrong" if share > 0.01 else ""
     finite = np.isfinite(expected)
-    if not np.array_equal(np.isfinite(actual), finite):
-        return "what is finite is another part of it"
+    if not np.array_equal(actual[~finite], expected[~finite], equal_nan=True):
+        return "it has other numbers where NaN or infinities should be"
+    if not np.isfinite(actual[finite]).all():
+        return "it is not finite where it should be"
     inner = node.op.body.values if isinstance(node.op, Region) else ()
     narrow = any(each.dtype == "bfloat16" for each in (value, *inner))
     with np.errstate(invalid="ignore"):
@@ -145,13 +148,14 @@ def _bits(value: Value, array: np.ndarray) -> np.ndarray:
 
 
 def _read(program: CpuProgram, bases: Sequence[int]) -> Iterator[tuple[Value, np.ndarray]]:
-    """The values in memory, but for those that each thread has for itself."""
+    """The values in memory, but for those that each thread has for itself, and views of states,
+    which the run has changed."""
     plan = program.plan
     workspace = max((task.workspace_bytes for task in program.tasks), default=0)
     operands = _Operands(plan, workspace, guarded=True)
     for value in [value for node in plan.graph.nodes for value in node.outputs]:
         operand = operands.slots.operand(value)
-        if operand.thread_stride:
+        if operand.thread_stride or plan.roots.get(value, value) in plan.graph.states:
             continue
         place = plan.annotations.within(value)
         address = bases[operand.slot] + operand.offset

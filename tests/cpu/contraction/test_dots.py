@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,19 +24,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(
     isa.why_no_bfloat16(isa.AVX512) is not None, reason=str(isa.why_no_bfloat16(isa.AVX512))
 )
-KINDS = ("tiles", "vectors")
 THREADS = (1, 3)
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """How the processor multiplies."""
-    if request.param == "tiles" and not isa.is_usable(isa.AMX_BF16):
-        pytest.skip("this processor has no tiles, or the system denies them")
-    with monkeypatch.context() as patch:
-        if request.param == "vectors":
-            patch.setattr(isa, "_tiles_permitted", lambda: False)
-        yield request.param
 
 
 @dataclass(frozen=True)
