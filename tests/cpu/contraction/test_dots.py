@@ -102,6 +102,7 @@ PROBLEMS = (
     Problem(2, 16, (4, 4), (17, 19), stride=4),
     Problem(512, 160, (3, 3), (7, 7), padding=1, batch=6),
     Problem(3, 32, (1, 1), (32, 32), stride=4, batch=2),
+    Problem(4, 24, (1, 1), (1, 1), padding=1, batch=8),
 )
 
 

@@ -376,7 +376,8 @@ def packing_of(problem: Problem, lanes: int) -> Packing | None:
     if _spreads(problem, lanes) or problem.width:
         return None
     in_rows = source.contiguous and source.plane == 0
-    if in_rows and problem.kernel == (1, 1) and problem.groups == 1:
+    whole = problem.kernel == (1, 1) and problem.size == problem.out and not problem.pads
+    if in_rows and whole and problem.groups == 1:
         return "features"
     if source.block == lanes:
         exact = problem.groups == 1 and problem.inputs == lanes
