@@ -289,7 +289,7 @@ def _compile(
         memory_limit=memory_limit_option(options),
         mixed=mixed,
     )
-    computed = _computed(backend, graph, chosen, told=precision is not None)
+    computed = graph if mixed else _computed(backend, graph, chosen, told=precision is not None)
     plan = make_plan(optimize(computed, context, observe), context)
     _check_supported(backend, plan, chosen, graph)
     program = backend.compile(plan, chosen, options)

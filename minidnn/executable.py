@@ -12,7 +12,16 @@ import numpy as np
 from minidnn._habits import EXECUTABLE, absent, check_mode
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.graph.types import numpy_dtype
-from minidnn.runtime.arrays import Wrap, apart, checked, empty, random_array, to_numpy
+from minidnn.runtime.arrays import (
+    Wrap,
+    apart,
+    checked,
+    empty,
+    from_bits,
+    random_array,
+    to_bits,
+    to_numpy,
+)
 from minidnn.runtime.interface import Endpoint, Interface
 from minidnn.runtime.program import (
     AddressedProgram,
@@ -75,6 +84,10 @@ class Executable:
         self.store = store
         #: The dtypes of results where they are others than those that are computed.
         self.result_dtypes = None if results is None else [numpy_dtype(each) for each in results]
+        #: Whether what is bfloat16 lies as it does in memory, where NumPy has float32.
+        self._takes_bits = isinstance(program, AddressedProgram) and any(
+            value.dtype == "bfloat16" for value in (*interface.inputs, *interface.outputs)
+        )
         # Asking a protocol takes longer than launching a kernel.
         self._call = program.call if isinstance(program, DeviceProgram) else None
 
@@ -217,25 +230,30 @@ class Executable:
         outputs = self.outputs_for(out)
         if out is not None:
             arrays = [apart(array, outputs) for array in arrays]
-        if self.result_dtypes is None:
+        if self.result_dtypes is None and not self._takes_bits:
             self.program.run(arrays, outputs)
         else:
-            self._run_in_float32(arrays, outputs)
+            self._run_converting(arrays, outputs)
         if out is not None:
             return out
         return self.packed([wrap(array) for array in outputs])
 
-    def _run_in_float32(self, arrays: list[np.ndarray], outputs: list[np.ndarray]) -> None:
-        """Runs the program, and rounds its results to the dtypes of those of the network."""
+    def _run_converting(self, arrays: list[np.ndarray], outputs: list[np.ndarray]) -> None:
+        """Runs the program, and converts its results to the dtypes of those of the network."""
         computed = self._computed()
         self.program.run(arrays, computed)
+        every = zip(self.interface.outputs, computed, outputs, strict=True)
         with np.errstate(over="ignore"):  # what float16 cannot hold becomes infinite
-            for result, output in zip(computed, outputs, strict=True):
-                output[...] = result
+            for value, result, output in every:
+                output[...] = from_bits(result, value.dtype) if self._takes_bits else result
 
     def _computed(self) -> list[np.ndarray]:
         """Arrays for what the program computes."""
-        return [empty(value.shape, self._dtype(value)) for value in self.interface.outputs]
+        bits = np.dtype(np.uint16)
+        return [
+            empty(v.shape, bits if self._takes_bits and v.dtype == "bfloat16" else self._dtype(v))
+            for v in self.interface.outputs
+        ]
 
     def bind(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
         """What computes from these very arrays, into ``out`` or arrays of its own, each time it
@@ -309,7 +327,8 @@ class Executable:
         ordered = self.ordered(given, named)
         for value, array in zip(self.interface.inputs, ordered, strict=True):
             view, wrap = to_numpy(f"input {value.name!r}", array)
-            arrays.append(self._checked(value, view))
+            taken = self._checked(value, view)
+            arrays.append(to_bits(taken, value.dtype) if self._takes_bits else taken)
             wraps.append(wrap)
         return arrays, wraps[0] if wraps else lambda result: result
 

@@ -11,9 +11,10 @@ from minidnn.backends.backend import (
     default_device,
     get_backend,
     training_options,
+    why_not_in,
 )
 from minidnn.compiler import compile, compile_mixed, unsupported_nodes
-from minidnn.errors import DeviceError
+from minidnn.errors import DeviceError, MiniDNNError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
 from minidnn.graph.trace import tracing
@@ -21,8 +22,9 @@ from minidnn.graph.types import TensorType
 
 #: The device that computes on tensors of PyTorch's "cuda".  All others take the CPU's.
 _CUDA = "cuda"
-#: The devices whose values may be in half precision beside others in float32.
+#: The devices whose values may be in either half precision beside others in float32.
 _MIXING = (_CUDA, "reference")
+_CPU = "cpu"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Engine:
     @property
     def is_priced(self) -> bool:
         """Whether it is known what parts cost beside PyTorch's operations."""
-        return self.device == "cpu"
+        return self.device == _CPU
 
     def why_not(self, graph: Graph) -> str | None:
         """Why the device cannot run a graph; None if it can."""
@@ -63,17 +65,35 @@ class Engine:
         options = {**training_options(self.device), **self.options}
         return compile(graph, device=self.device, precision=self.precision, **options)
 
-    def why_not_mixed(self) -> str | None:
-        """Why the device cannot compute in half precision between values in float32."""
+    @property
+    def lays_last(self) -> bool:
+        """Whether images in half precision lie with their channels last there."""
+        return self.device != _CPU
+
+    def why_not_mixed(self, half: str) -> str | None:
+        """Why the device cannot compute in a half precision between values in float32."""
         if self.device in _MIXING or self.device.startswith(f"{_CUDA}:"):
             return None
-        return f"device {self.device!r} trains in float32"
+        if self.device != _CPU:
+            return f"device {self.device!r} trains in float32"
+        backend = get_backend(_CPU)
+        if (reason := why_not_in(backend, "bfloat16")) is not None:
+            return f"device 'cpu' trains in float32, and not in bfloat16: {reason}"
+        if half != "bfloat16":
+            return "device 'cpu' trains in float32 and bfloat16"
+        try:
+            backend.target(half, self.options)
+        except MiniDNNError as error:  # options say more than the processor
+            return str(error)
+        return None
 
     def compile_mixed(self, graph: Graph, dtype: str) -> Executable:
         """Compiles a graph that says itself which values are in that half precision."""
-        if self.memory == "cpu":  # the reference, which computes each value in its dtype
+        if self.device != _CPU and self.memory == "cpu":
+            # The reference, which computes each value in its dtype.
             return compile(graph, device=self.device, **self.options)
-        return compile_mixed(graph, device=self.device, precision=dtype, **self.options)
+        options = {**training_options(self.device), **self.options}
+        return compile_mixed(graph, device=self.device, precision=dtype, **options)
 
 
 def memory_of(tensor: Any) -> str:

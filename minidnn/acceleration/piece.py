@@ -247,8 +247,8 @@ class Piece:
         may = device is not None and self.is_among_others and not self._weights
         if may and (own := Engine(device or "").memory) != memory:
             return f"its tensors lie on {memory!r}; device={device!r} computes on {own!r}"
-        if autocast_to(memory) is not None:
-            reason = self._engine(args).why_not_mixed()
+        if (half := autocast_to(memory)) is not None:
+            reason = self._engine(args).why_not_mixed(half)
             return None if reason is None else f"autocast is on, which PyTorch honours, as {reason}"
         return None
 

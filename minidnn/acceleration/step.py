@@ -346,7 +346,7 @@ class Pair:
                 kept[place - self.outputs] = True
         made = mixed(graph, narrow.dtype, given, [*wanted, *kept])
         self._dtypes = [value.dtype for value in made.outputs]
-        last = lying_last(made)
+        last = lying_last(made) if self._engine.lays_last else ()
         places = enumerate(made.outputs[self.outputs :], self.outputs)
         self._last = {place for place, value in places if value in last}
         return giving_last(made, sorted(self._last))

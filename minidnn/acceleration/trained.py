@@ -62,7 +62,7 @@ class TrainedProgram(SizedProgram):
         self.half = widen(captured) or half
         #: Whether the captured values say what is in half precision.
         self._is_said = any(map(was_narrow, captured.module.graph.nodes))
-        if self.half is not None and (reason := engine.why_not_mixed()) is not None:
+        if self.half is not None and (reason := engine.why_not_mixed(self.half)) is not None:
             raise UnsupportedError(f"it computes in {self.half}, and {reason}")
         self._is_strict = strict
         self._said: set[str] = set()

@@ -417,7 +417,7 @@ def test_networks_for_which_none_is_chosen(timed: Timed) -> None:
 def test_where_none_is_chosen(timed: Timed) -> None:
     start = "^precision='auto' is not for "
     net = network()
-    with pytest.raises(UnsupportedError, match=f"{start}training: .* valid is one of the device's precisions$"):
+    with pytest.raises(UnsupportedError, match=f"{start}training: "):
         md.Trainer(
             *(net, SHAPE, md.losses.CrossEntropy(), md.optim.SGD(0.1)),
             device="rough",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from minidnn.backends.cpu import isa as processor
 from minidnn.backends.cpu.compilers import toolchain
 from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
 from minidnn.backends.cpu.compilers.kernels import prelude
@@ -136,3 +137,14 @@ def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> bool:
             return True
         time.sleep(0.01)
     return bool(condition())
+
+
+@pytest.fixture(params=["tiles", "vectors"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """How the processor multiplies bfloat16."""
+    if request.param == "tiles" and not processor.is_usable(processor.AMX_BF16):
+        pytest.skip("this processor has no tiles, or the system denies them")
+    with monkeypatch.context() as patch:
+        if request.param == "vectors":
+            patch.setattr(processor, "_tiles_permitted", lambda: False)
+        yield request.param

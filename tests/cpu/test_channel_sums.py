@@ -13,8 +13,9 @@ from minidnn.backends.cpu.isa import ISAS, Isa
 from minidnn.fusion.region import FusedSums
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument
-from minidnn.graph.ir import Graph
+from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.trace import apply
+from minidnn.graph.types import TensorType
 from tests.passes.build import graph_of
 
 from .warming import warm
@@ -84,3 +85,14 @@ def test_special_values_stay_in_their_channel(isa: Isa) -> None:
     for value, channels in zip(found, ([4], [4], [4, 20], [20]), strict=True):
         where = np.flatnonzero(~np.isfinite(value.reshape(-1)))
         assert where.tolist() == channels
+
+
+def test_a_constant_of_one_pixel(isa: Isa) -> None:
+    """It has the shape of what is added up, but lies as a vector."""
+    type = TensorType((1, 1, 1, 1))
+    x, two = Value(type, "x"), Constant(type, "two", lambda: np.full(type.shape, 2, np.float32))
+    product = Node(ops.Formula(argument(0) * argument(1), 2), (x, two), "product")
+    total = Node(ops.Reduce("sum", (0, 2, 3)), product.outputs, "total")
+    exe = md.compile(Graph([x], total.outputs, [product, total]), device="cpu", isa=isa.name)
+    assert any(isinstance(node.op, FusedSums) for node in exe.graph.nodes)
+    assert exe(np.full(type.shape, 0.5, np.float32)).tolist() == [1]

@@ -43,7 +43,7 @@ def loader() -> md.data.Loader:
     return md.data.Loader(md.data.Arrays(X, Y, steps), BATCH, shuffle=True, seed=2)
 
 
-def trainer(threads: int) -> md.Trainer:
+def trainer(threads: int, **options: Any) -> md.Trainer:
     return md.Trainer(
         Network().initialize(1),
         (BATCH, 3, SIZE, SIZE),
@@ -53,6 +53,7 @@ def trainer(threads: int) -> md.Trainer:
         average=0.9,
         device="cpu",
         threads=threads,
+        **options,
     )
 
 

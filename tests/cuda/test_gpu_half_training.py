@@ -129,18 +129,20 @@ def batches_of(seed: int) -> list[Any]:
     return found
 
 
-def by_torch(net: Any, batches: list[Any], half: Any = None) -> dict[str, np.ndarray]:
+def by_torch(
+    net: Any, batches: list[Any], half: Any = None, device: str = "cuda"
+) -> dict[str, np.ndarray]:
     """Losses and the state: in float64, or by autocast with float32 weights."""
     wide = torch.float64 if half is None else torch.float32
-    net = net.to("cuda", wide).train()
+    net = net.to(device, wide).train()
     optimizer = torch.optim.SGD(net.parameters(), 0.02, 0.9, weight_decay=1e-3)
-    scaler = torch.amp.GradScaler("cuda", enabled=half is torch.float16)
+    scaler = torch.amp.GradScaler(device, enabled=half is torch.float16)
     losses = []
     for x, target in batches:
         optimizer.zero_grad()
-        with torch.autocast("cuda", half, enabled=half is not None):
-            y = net(torch.from_numpy(x).to("cuda", wide))
-            loss = torch.nn.functional.cross_entropy(y, torch.from_numpy(target).cuda())
+        with torch.autocast(device, half, enabled=half is not None):
+            y = net(torch.from_numpy(x).to(device, wide))
+            loss = torch.nn.functional.cross_entropy(y, torch.from_numpy(target).to(device))
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -156,8 +158,10 @@ def trainer_of(network: md.Layer, precision: str, **options: Any) -> md.Trainer:
     return md.Trainer(network, SHAPE, md.losses.CrossEntropy(), optimizer, **given | options)
 
 
-def by_ours(network: md.Layer, batches: list[Any], precision: str) -> dict[str, np.ndarray]:
-    trainer = trainer_of(network, precision)
+def by_ours(
+    network: md.Layer, batches: list[Any], precision: str, **options: Any
+) -> dict[str, np.ndarray]:
+    trainer = trainer_of(network, precision, **options)
     losses = np.array([float(trainer.step(*batch)) for batch in batches])
     return {"losses": losses} | trainer.state_dict()
 

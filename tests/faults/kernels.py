@@ -27,6 +27,27 @@ FAULTS = (
         ("tests/cpu/test_bfloat16.py::test_what_is_stored_is_rounded_to_the_nearest",),
     ),
     Fault(
+        "weights of groups that are computed as one are other groups', too",
+        "minidnn/backends/cpu/contraction/pack_states.py",
+        "output / own_outputs == i{i} / own_inputs",
+        "output / own_outputs >= i{i} / own_inputs",
+        ("tests/cpu/contraction/test_weights.py", "tests/cpu/test_bfloat16_training.py"),
+    ),
+    Fault(
+        "what fills up a block of channels is multiplied",
+        "minidnn/backends/cpu/contraction/dot_product/pack.py",
+        "if channel is None or self.scheme.problem.inputs % self.scheme.lanes == 0:",
+        "if channel is None or not self.parts.prologue:",
+        ("tests/cpu/contraction/test_dots.py",),
+    ),
+    Fault(
+        "sums add up what was not rounded to bfloat16",
+        "minidnn/backends/cpu/operators/sums.py",
+        "names[node.output] = ELEMENTS[node.output.dtype].round(result)",
+        "names[node.output] = result",
+        ("tests/cpu/test_bfloat16_training.py",),
+    ),
+    Fault(
         "the moments of two blocks are joined without their distance",
         "minidnn/backends/cpu/operators/layer_norm.py",
         "to.squares += from.squares + apart * apart * (to.count * weight);",

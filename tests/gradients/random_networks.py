@@ -106,16 +106,24 @@ class Theirs(torch.nn.Module):
         return self.recipe.run(list(self.layers), torch.cat, x)
 
 
-def draw(seed: int, least: int = 3, most: int = 9, shapes: Sequence[Shape] = ()) -> Recipe:
-    """The network of a seed, of so many steps, for an input of one of these shapes or of any."""
-    return _Draw(np.random.default_rng(seed), least, most, shapes).recipe()
+def draw(
+    seed: int, least: int = 3, most: int = 9, shapes: Sequence[Shape] = (), width: int = 4
+) -> Recipe:
+    """The network of a seed, of so many steps, for an input of one of these shapes or of any;
+    convolutions give at most ``width`` channels for each group."""
+    return _Draw(np.random.default_rng(seed), least, most, shapes, width).recipe()
 
 
 class _Draw:
     def __init__(
-        self, random: np.random.Generator, least: int, most: int, shapes: Sequence[Shape]
+        self,
+        random: np.random.Generator,
+        least: int,
+        most: int,
+        shapes: Sequence[Shape],
+        width: int,
     ) -> None:
-        self.random = random
+        self.random, self.width = random, width
         self.count = self.number(least, most)
         plane = (self.number(2, 7), self.number(2, 7))
         own = (self.number(2, 3), self.number(1, 6), *plane)
@@ -158,7 +166,7 @@ class _Draw:
 
     def _conv(self, channels: int, size: list[int]) -> Any:
         groups = self.one_of([g for g in (1, 1, 2, 3, channels) if channels % g == 0])
-        made = groups * self.number(1, 4 if groups < channels else 2)
+        made = groups * self.number(1, self.width if groups < channels else 2)
         kernel = self.one_of([(1, 1), (3, 3), (3, 3), (2, 3)])
         stride, dilation = self.one_of([(1, 1), (1, 1), (2, 1), (2, 2)]), self.one_of([1, 1, 2])
         padding = (kernel[0] // 2, kernel[1] // 2)
@@ -169,7 +177,7 @@ class _Draw:
         return "Conv2d", (channels, made, kernel), named, made, sizes
 
     def _transposed(self, channels: int, size: list[int]) -> Any:
-        made, kernel, stride = self.number(1, 4), self.one_of([2, 3]), self.one_of([1, 2])
+        made, kernel, stride = self.number(1, self.width), self.one_of([2, 3]), self.one_of([1, 2])
         sizes = [(n - 1) * stride + kernel for n in size]
         return "ConvTranspose2d", (channels, made, kernel, stride), {}, made, sizes
 
@@ -228,10 +236,11 @@ class _Draw:
         place = self.place()
         shape = self.shapes[place]
         if self.random.random() < 0.3:
-            fit = [i for i, s in enumerate(self.shapes) if s[2:] == shape[2:] and s[1] < 9]
+            most = 2 * self.width
+            fit = [i for i, s in enumerate(self.shapes) if s[2:] == shape[2:] and s[1] <= most]
             other = self.one_of(fit) if fit else place
             channels = shape[1] + self.shapes[other][1]
-            if channels <= 16:
+            if channels <= 4 * self.width:
                 self.add("concat", (shape[0], channels, *shape[2:]), place, other)
             return
         fit = [i for i, s in enumerate(self.shapes) if s == shape]

@@ -292,7 +292,7 @@ def test_autocast_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert got.dtype == torch.bfloat16
         torch.testing.assert_close(got, net(x), rtol=2e-2, atol=2e-2)
     torch._dynamo.reset()
-    monkeypatch.setattr(Engine, "why_not_mixed", lambda self: "it has no halves")
+    monkeypatch.setattr(Engine, "why_not_mixed", lambda self, half: "it has no halves")
     text = "a piece runs in PyTorch: autocast is on, which PyTorch honours, as it has no halves"
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         with pytest.warns(MiniDNNWarning, match=text):

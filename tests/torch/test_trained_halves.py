@@ -20,12 +20,23 @@ from torch import nn
 import minidnn as md
 from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.trained import TrainedProgram
+from minidnn.backends.cpu import isa
+from minidnn.backends.cpu.isa import AVX512, why_no_bfloat16
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from tests.torch.steps import trained_programs
 from tests.torch.test_trained import DEVICE, program
 from tests.torch.test_trained_programs import Custom
 
 REASON = "device 'small' trains in float32"
+BFLOAT16 = why_no_bfloat16(AVX512)
+
+
+@pytest.fixture(params=[DEVICE, "cpu"])
+def device(request: pytest.FixtureRequest) -> str:
+    """One that computes in bfloat16: the reference, and this processor if it does."""
+    if request.param == "cpu" and BFLOAT16 is not None:
+        pytest.skip(BFLOAT16)
+    return str(request.param)
 
 
 class Network(nn.Module):
@@ -93,21 +104,21 @@ def errors_of(net: nn.Module, fast: Any, dtype: torch.dtype | None) -> list[list
     return errors
 
 
-@pytest.mark.parametrize(
-    ("half", "how"),
-    [
-        (torch.bfloat16, "autocast"),
-        (torch.bfloat16, "module"),
-        (torch.float16, "autocast"),
-        pytest.param(torch.float16, "module", marks=pytest.mark.full),
-    ],
-    ids=str,
-)
-def test_gradients_are_as_near_as_pytorchs(half: torch.dtype, how: str) -> None:
-    """In the median: rounding turns some signs."""
+@pytest.mark.parametrize("how", ["autocast", "module"])
+def test_gradients_are_as_near_as_pytorchs(how: str, device: str) -> None:
+    check_gradients(torch.bfloat16, how, device)
+
+
+@pytest.mark.parametrize("how", ["autocast", pytest.param("module", marks=pytest.mark.full)])
+def test_gradients_in_float16(how: str) -> None:
+    check_gradients(torch.float16, how, DEVICE)
+
+
+def check_gradients(half: torch.dtype, how: str, device: str) -> None:
+    """They are as near as PyTorch's in the median: rounding turns some signs."""
     net = Network()
     net = net.to(half) if how == "module" else net
-    fast = md.optimize(net, device=DEVICE, strict=True).train()
+    fast = md.optimize(net, device=device, strict=True).train()
     errors = errors_of(net, fast, half if how == "autocast" else None)
     ours, theirs = np.median(np.array(errors), axis=0)
     assert ours <= 2 * theirs, errors
@@ -118,7 +129,7 @@ def test_gradients_are_as_near_as_pytorchs(half: torch.dtype, how: str) -> None:
     assert {v.dtype for v in kept if v.type.rank == 4 and v.type.plane[2:] != (1, 1)} == {name}
 
 
-def test_results_have_pytorchs_dtypes() -> None:
+def test_results_have_pytorchs_dtypes(device: str) -> None:
     class Several(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -131,7 +142,7 @@ def test_results_have_pytorchs_dtypes() -> None:
             return y, y.exp(), y + x, F.layer_norm(x, (4,)), z, y.argmax(1)
 
     net = Several()
-    fast, x = md.optimize(net, device=DEVICE), torch.randn(3, 4)
+    fast, x = md.optimize(net, device=device), torch.randn(3, 4)
     with torch.autocast("cpu", torch.bfloat16):
         found, own = fast(x), net(x)
     for one, other in zip(found, own, strict=True):
@@ -141,7 +152,7 @@ def test_results_have_pytorchs_dtypes() -> None:
     assert "it is in a block under autocast, which PyTorch honours" in fast.explain()
 
 
-def test_what_multiplies_in_float32_is_left() -> None:
+def test_what_multiplies_in_float32_is_left(device: str) -> None:
     class Wide(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -154,7 +165,7 @@ def test_what_multiplies_in_float32_is_left() -> None:
     torch.manual_seed(0)
     net = Wide().bfloat16()
     own = copy.deepcopy(net)
-    fast, x = md.optimize(net.train(), device=DEVICE), torch.randn(3, 4).bfloat16()
+    fast, x = md.optimize(net.train(), device=device), torch.randn(3, 4).bfloat16()
     for module in (fast, own):
         module(x).float().sum().backward()
     for one, other in zip(net.parameters(), own.parameters(), strict=True):
@@ -192,10 +203,10 @@ def check_scaler(device: str, memory: str) -> None:
         torch.testing.assert_close(one, other, rtol=0.1, atol=0.05)
 
 
-def test_evaluation_and_float32_in_between() -> None:
+def test_evaluation_and_float32_in_between(device: str) -> None:
     net = Network()
     own = copy.deepcopy(net)
-    fast, (x, _) = md.optimize(net.train(), device=DEVICE), inputs()
+    fast, (x, _) = md.optimize(net.train(), device=device), inputs()
     for _ in range(2):
         loss_of(fast, torch.bfloat16).backward()
         fast.eval()
@@ -212,11 +223,11 @@ def test_evaluation_and_float32_in_between() -> None:
     assert len(trained_programs(fast)) == 3  # under autocast in both modes, and in float32
 
 
-def test_a_layer_of_somebodys_own_in_the_middle() -> None:
+def test_a_layer_of_somebodys_own_in_the_middle(device: str) -> None:
     torch.manual_seed(0)
     net = Network(Custom())
     own = copy.deepcopy(net)
-    fast = md.optimize(net.train(), device=DEVICE)
+    fast = md.optimize(net.train(), device=device)
     for module in (fast, own):
         loss_of(module, torch.bfloat16).backward()
     assert away([p.grad for p in net.parameters()], [p.grad for p in own.parameters()]) < 0.05
@@ -244,10 +255,11 @@ def test_a_module_whose_code_cannot_be_captured() -> None:
     assert "trained in bfloat16 on device 'reference'" in fast.explain()
 
 
-def test_a_gradient_of_an_input_in_half_precision() -> None:
+def test_a_gradient_of_an_input_in_half_precision(device: str) -> None:
+    torch.manual_seed(0)
     net = Network().bfloat16()
     own = copy.deepcopy(net)
-    fast = md.optimize(net.train(), device=DEVICE)
+    fast = md.optimize(net.train(), device=device)
     given = [inputs()[0].bfloat16().requires_grad_() for _ in range(2)]
     for module, x in zip((fast, own), given, strict=True):
         module(x).float().square().sum().backward()
@@ -258,7 +270,7 @@ def test_a_gradient_of_an_input_in_half_precision() -> None:
 @pytest.fixture
 def single(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device without half precision."""
-    monkeypatch.setattr(Engine, "why_not_mixed", lambda self: REASON)
+    monkeypatch.setattr(Engine, "why_not_mixed", lambda self, half: REASON)
 
 
 @pytest.mark.usefixtures("single")
@@ -286,6 +298,47 @@ def test_there_evaluation_under_autocast_is_pytorchs() -> None:
     torch.testing.assert_close(loss, loss_of(net, torch.bfloat16))
 
 
-def test_which_devices_do() -> None:
-    reasons = {name: Engine(name).why_not_mixed() for name in ("cuda", "cuda:1", "cpu")}
-    assert reasons == {"cuda": None, "cuda:1": None, "cpu": "device 'cpu' trains in float32"}
+def test_which_devices_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reasons(half: str) -> dict[str, str | None]:
+        return {name: Engine(name).why_not_mixed(half) for name in ("cuda", "cuda:1", "cpu")}
+
+    able: dict[str, str | None] = {"cuda": None, "cuda:1": None}
+    if BFLOAT16 is None:
+        assert reasons("bfloat16") == able | {"cpu": None}
+        assert reasons("float16") == able | {"cpu": "device 'cpu' trains in float32 and bfloat16"}
+        for option, why in ({"isa": "avx2"}, "isa='avx2'"), ({"accuracy": "high"}, "accuracy="):
+            found = Engine("cpu", options=option).why_not_mixed("bfloat16")
+            assert why in str(found) and "bfloat16" in str(found)
+    monkeypatch.setattr(isa, "processor_flags", lambda: frozenset(AVX512.flags))
+    said = "device 'cpu' trains in float32, and not in bfloat16: this processor lacks avx512_bf16"
+    for half in ("bfloat16", "float16"):
+        assert str(reasons(half)["cpu"]).startswith(said)
+
+
+@pytest.mark.skipif(BFLOAT16 is not None, reason=str(BFLOAT16))
+def test_float16_on_the_cpu_is_pytorchs() -> None:
+    net = Network().train()
+    fast = md.optimize(net, device="cpu")
+    said = "autocast is on, which PyTorch honours, as device 'cpu' trains in float32 and bfloat16"
+    with pytest.warns(MiniDNNWarning, match=said):
+        loss = loss_of(fast, torch.float16)
+    torch.testing.assert_close(loss, loss_of(net, torch.float16))
+
+
+@pytest.mark.skipif(BFLOAT16 is not None, reason=str(BFLOAT16))
+@pytest.mark.parametrize("lying", ["contiguous", "channels last", "strided", "backwards"])
+def test_tensors_on_the_cpu_may_lie_in_any_way(lying: str) -> None:
+    """Those that lie as PyTorch's usually do are read where they lie."""
+    torch.manual_seed(0)
+    net = Network().bfloat16()
+    own = copy.deepcopy(net)
+    fast, x = md.optimize(net.train(), device="cpu", strict=True), inputs()[0].bfloat16()
+    if lying == "channels last":
+        x = x.contiguous(memory_format=torch.channels_last)
+    elif lying == "strided":
+        x = x.repeat_interleave(2, 3)[..., ::2]
+    elif lying == "backwards":
+        x = x.mT.contiguous().mT
+    for module in (fast, own):
+        module(x).float().square().sum().backward()
+    assert away([p.grad for p in net.parameters()], [p.grad for p in own.parameters()]) < 0.05

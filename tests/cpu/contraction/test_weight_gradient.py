@@ -14,8 +14,6 @@ from minidnn.graph import operators as ops
 from minidnn.graph.types import TensorType, rounded_to
 from minidnn.layers.activations import OperatorLayer
 
-from .test_dots import kind as kind
-
 Shape = tuple[int, int, int, int]
 
 #: Input, weight, convolution.

@@ -94,6 +94,8 @@ def written_by_kernel(
         (1, 10, 33, 1, 33, "features"),
         (3, 32, 48, 3, 16, "blocks"),
         (8, 4, 4, 3, 16, "blocks"),
+        (4, 4, 4, 3, 16, "rows"),
+        (8, 4, 2, 3, 16, "rows"),
         (1, 20, 3, 7, 1, "rows"),
         (1, 5, 1, 11, 1, "rows"),
         (1, 24, 16, 3, 16, "rows"),
@@ -110,7 +112,7 @@ def test_pairs_of_weights(
         view = BlockedView(inputs, 0, 0, inputs, 0, inputs, "bfloat16")
     made = replace(problem(groups, outputs, inputs, kernel), source=view, factors="bfloat16")
     scheme = choose_dots(made, AVX512_BF16, threads)
-    assert scheme.packing == packing and (scheme.merged > 1) == (inputs == 4)
+    assert scheme.packing == packing and (scheme.merged > 1) == (groups > 3)
     shape = (groups * outputs, inputs, kernel, kernel)
     weight = np.random.default_rng(0).standard_normal(shape, np.float32)
     bits = to_bits(weight, "bfloat16")

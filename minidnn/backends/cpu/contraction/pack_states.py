@@ -22,11 +22,12 @@ _SHAPE = (
 
 PAIR_NUMBERS = (
     *("outputs", "lanes", "vectors", "wide", "tile_groups", "blocks", "step", "taps", "depth"),
-    *("run", "real", "runs", "next_input", "next_tap", "next_run", "own_outputs"),
+    *("run", "real", "runs", "own_inputs", "next_input", "next_tap", "next_run", "own_outputs"),
 )
 """What :func:`print_pair_packing` is given: the weights ``depth`` of an output, and where the
 weight of a term and a tap lies among them.  Terms are ``runs`` of ``run`` terms, of which the first
-``real`` have weights; where ``own_outputs`` is not zero, each run is of so many outputs alone."""
+``real`` are input channels; where ``own_outputs`` is not zero, ``own_inputs`` of these at a time
+are read by so many outputs alone."""
 
 
 _WORD = "*((const unsigned int32 * varying)(from + (place + at{})))"
@@ -54,7 +55,7 @@ def print_pair_packing() -> KernelSource:
                     code.line(f"const uniform int64 term{i} = block * 32 + word * 2 + {i};")
                     code.line(f"const uniform int64 run{i} = term{i} / run, i{i} = term{i} % run;")
                     code.line(f"const uniform bool has{i} = i{i} < real && run{i} < runs;")
-                    at = f"i{i} * next_input + tap * next_tap + run{i} * next_run"
+                    at = f"i{i} % own_inputs * next_input + tap * next_tap + run{i} * next_run"
                     code.line(f"const uniform int at{i} = has{i} ? (uniform int)({at}) : 0;")
                 with code.block("for (uniform int64 lane = 0; lane < width; lane += programCount)"):
                     _lane(code, 2, "group * outputs", "depth", "bfloat16")
@@ -71,7 +72,7 @@ def print_pair_packing() -> KernelSource:
                             code.line(f"if (words) n{i} = {_WORD.format(i)} & 0xffff;")
                             code.line(f"else n{i} = from[place + at{i}];")
                             code.line(f"n{i} = inside ? n{i} : 0;")
-                            own = f"n{i} = output / own_outputs == run{i} ? n{i} : 0;"
+                            own = f"n{i} = output / own_outputs == i{i} / own_inputs ? n{i} : 0;"
                             code.line(f"if (own_outputs != 0) {own}")
                     code.line("to[lane + programIndex] = n0 | n1 << 16;")
     return KernelSource.named("pack_pairs", str(code))

@@ -13,7 +13,7 @@ from math import prod
 
 from ....fusion.region import FusedSums
 from ....graph.expression import linearize
-from ....graph.ir import Node, Value
+from ....graph.ir import Constant, Node, Value
 from ....graph.operator import Elementwise
 from ....graph.operators import Reduce
 from ...codegen.code import Code
@@ -58,7 +58,9 @@ class _Printer:
     def __init__(self, op: FusedSums, lies: Callable[[Value], Tensor], isa: Isa) -> None:
         self.op, self.lanes = op, isa.lanes
         operands = (*op.body.inputs, *op.body.constants)
-        self.tensors = {v: lies(v) for v in operands if v.shape == op.shape}
+        # A constant of one pixel is a vector that has the tensor's shape.
+        tensors = (v for v in operands if v.shape == op.shape and not isinstance(v, Constant))
+        self.tensors = {v: lies(v) for v in tensors}
         assert all(tensor.block == isa.lanes for tensor in self.tensors.values())
         self.vectors = tuple(v for v in operands if v not in self.tensors)
         self.many = len(op.reductions)

@@ -58,11 +58,11 @@ class DotPacker(Prologue):
 
     def _read(self, code: Code, at: str, channel: str | None = None) -> str:
         """A number after the prologue, as it is stored; 0 if its ``channel`` only fills up a block:
-        the prologue might make an infinity of the zero there."""
-        if not self.parts.prologue:
-            return at
-        code.line(f"float v = {self.element.load(at)};")
-        made = ELEMENTS[self.scheme.problem.factors].narrows.format(self.apply(code))
+        anything may lie there, and weights of zero make NaN of what is not finite."""
+        made = at
+        if self.parts.prologue:
+            code.line(f"float v = {self.element.load(at)};")
+            made = ELEMENTS[self.scheme.problem.factors].narrows.format(self.apply(code))
         if channel is None or self.scheme.problem.inputs % self.scheme.lanes == 0:
             return made
         code.line(f"{_SHORT} stays = {made};")

@@ -150,8 +150,9 @@ class DotScheme:
     @cached_property
     def reads_all(self) -> bool:
         """Whether inputs are packed pixel by pixel of the results, with no taps of their own."""
-        whole = self.packing in ("features", "unrolled")
-        return whole or self.problem.kernel == self.runs == (1, 1)
+        if self.packing == "rows":  # of which all pixels are packed, whatever the stride
+            return self.problem.kernel == self.problem.stride == (1, 1)
+        return self.packing in ("features", "unrolled") or self.problem.kernel == (1, 1)
 
     @property
     def runs(self) -> tuple[int, int]:
@@ -375,7 +376,8 @@ def packing_of(problem: Problem, lanes: int) -> Packing | None:
     if _spreads(problem, lanes) or problem.width:
         return None
     in_rows = source.contiguous and source.plane == 0
-    if in_rows and problem.kernel == (1, 1) and problem.groups == 1:
+    whole = problem.kernel == (1, 1) and problem.size == problem.out and not problem.pads
+    if in_rows and whole and problem.groups == 1:
         return "features"
     if source.block == lanes:
         exact = problem.groups == 1 and problem.inputs == lanes

@@ -31,14 +31,15 @@ def packed_pairs(weight: Value, scheme: DotScheme) -> partial[Array] | Packed:
     blocks, taps, depth = scheme.blocks_of_terms, scheme.taps, problem.depth // scheme.merged
     step = min(blocks, max(1, _TASK_WORDS // (16 * taps * tile.vectors * scheme.lanes)))
     numbers = [problem.outputs, scheme.lanes, tile.vectors, tile.wide, tile.groups, blocks, step]
+    run, own_inputs = problem.inputs, problem.inputs // scheme.merged
+    own_outputs = problem.outputs // scheme.merged if scheme.merged > 1 else 0
     numbers += [taps, depth]
     if scheme.packing == "rows":
         rows, columns = problem.kernel
-        numbers += [scheme.row_terms, problem.inputs, columns, rows * columns, columns, 1, 0]
+        steps = (scheme.row_terms, run, columns, own_inputs, rows * columns, columns, 1)
     else:
-        inputs = problem.inputs // scheme.merged
-        own = problem.outputs // scheme.merged if scheme.merged > 1 else 0
-        numbers += [inputs, inputs, scheme.merged, prod(problem.kernel), 1, 0, own]
+        steps = (run, run, 1, own_inputs, prod(problem.kernel), 1, 0)
+    numbers += [*steps, own_outputs]
     return Packed(
         "pairs",
         [weight],
