@@ -41,18 +41,14 @@ MOST_PLANES = 4
 """Input channels in planes at most of which pixels are packed side by side."""
 
 # Cycles, about those of current processors.
-_STEP = {"vectors": 16 * 0.5, "tiles": 16.0}
+_STEP = {"vectors": 8.0, "tiles": 16.0}
 """Of 32 channels times a vector, for a pixel by vectors, for 16 by tiles."""
-_CALL = 30.0
-_FINISH = 5.0
-_PACK = 2.0
-_UNROLL = 4.0
-_INTERLEAVE = 16.0
-_TASK = 200.0
-_WEIGHT_BYTES = 32.0
-_FAR_WEIGHT_BYTES = 8.0
-_NEAR = 1 << 20
-"""Bytes of weights that stay in a second-level cache from one block to the next."""
+_CALL, _FINISH, _TASK = 30.0, 5.0, 200.0
+_PACK, _UNROLL, _INTERLEAVE = 8.0, 4.0, 16.0
+_UNEVEN = 0.25
+"""Of a task: so long threads wait for the last one."""
+_WEIGHT_BYTES, _FAR_WEIGHT_BYTES, _NEAR = 32.0, 8.0, 1 << 20
+"""Bytes of weights: a cycle, near and far, and how many stay near from one block to the next."""
 
 
 @dataclass(frozen=True)
@@ -435,13 +431,18 @@ def choose_dots(problem: Problem, isa: Isa, threads: int, any_size: bool = False
 
 
 def cheapest(schemes: Iterable[S], threads: int) -> S:
-    """The one with the least predicted time: threads take whole blocks, or parts of too few."""
+    """The one with the least predicted time: threads take whole blocks, or parts of too few, and
+    pack a block again for each call then."""
 
     def time(scheme: S) -> tuple[float, int]:
-        calls = scheme.blocks_of_images * scheme.groups
-        shared = calls if calls >= threads else scheme.tasks
-        uneven = -(-shared // threads) * threads / shared
-        return scheme.cycles * uneven, -scheme.block
+        shared = calls = scheme.blocks_of_images * scheme.groups
+        cycles = scheme.cycles
+        if calls < threads:
+            shared = scheme.tasks
+            again = min(scheme.tile.groups, -(-2 * threads // calls)) - 1
+            cycles += calls * again * scheme.pack_cycles
+        turns = -(-shared // threads) + (_UNEVEN if threads > 1 else 0)
+        return cycles * turns * threads / shared, -scheme.block
 
     return min(schemes, key=time)
 
