@@ -19,6 +19,7 @@ from benchmarks import (
     fusion_bound,
     onnx_networks_report,
     optimize_report,
+    random_choices,
     report_tables,
     scaling,
     timm_networks,
@@ -150,13 +151,6 @@ PAGES = (
                 lambda figures: fusion.table(figures["rows"]),
                 commit="7a6f368, 4525402",
             ),
-            Section(
-                "Part of the zoo, Zen 5",
-                "fusion_zen5.json",
-                "python -m benchmarks.fusion --json FILE",
-                lambda figures: fusion.table(figures["rows"]),
-                commit="1e1bb8c",
-            ),
             bound("Sapphire Rapids", "fusion_bound_sapphire_rapids.json"),
             bound("Zen 3", "fusion_bound_zen3.json"),
         ),
@@ -203,6 +197,15 @@ PAGES = (
                     ("Sapphire Rapids", "choices_spr.json"),
                     ("Zen 3", "choices_zen3.json"),
                 )
+            ),
+            Section(
+                "Choices for random convolutions, Sapphire Rapids",
+                "random_choices_spr.jsonl",
+                "python -m benchmarks.random_choices 300 --precision PRECISION --json FILE",
+                random_choices.table,
+                "Convolutions of five kinds and any size. Columns say which part of the choices is near "
+                "the fastest that was measured, how much slower they are on average and at most, and "
+                "how far predictions are off beside their median.",
             ),
         ),
     ),
