@@ -201,11 +201,11 @@ PAGES = (
             Section(
                 "Choices for random convolutions, Sapphire Rapids",
                 "random_choices_spr.jsonl",
-                "python -m benchmarks.random_choices 300 --precision PRECISION --json FILE",
+                "python -m benchmarks.random_choices 300 --precision P --json FILE",
                 random_choices.table,
-                "Convolutions of five kinds and any size. Columns say which part of the choices is near "
-                "the fastest that was measured, how much slower they are on average and at most, and "
-                "how far predictions are off beside their median.",
+                "Convolutions of five kinds and any size. Columns say which part of the choices is "
+                "near the fastest that was measured, how much slower they are on average and at "
+                "most, and how far predictions are off beside their median.",
             ),
         ),
     ),
