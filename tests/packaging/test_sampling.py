@@ -64,7 +64,7 @@ def test_each_commit_draws_others(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen.pop("a.py::test_each") == 60 and 10 < seen.pop("a.py::test_long") < 30
     assert len(seen) == 22 and min(seen.values()) > 5 and max(seen.values()) < 30
 
-    assert sampling.COSTLY["torch"] == 3
+    monkeypatch.setattr(sampling, "COSTLY", {"torch": 3})
     items = [Case(f"tests/torch/test_a.py::test_{i}[{j}]") for i in range(10) for j in range(2)]
     items += [Case("tests/graph/test_b.py::test_each")]
     ran = set()
