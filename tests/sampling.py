@@ -33,7 +33,7 @@ COSTLY = {
     "chains": 4,
     "cli": 4,
     "compile": 3,
-    "cpu": 3,
+    "cpu": 4,
     "cuda": 3,
     "distributed": 4,
     "dynamic": 3,
@@ -45,7 +45,7 @@ COSTLY = {
     "packaging": 2,
     "quantization": 2,
     "serving": 4,
-    "torch": 3,
+    "torch": 4,
     "training": 3,
     "weights": 3,
 }
