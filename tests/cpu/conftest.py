@@ -142,9 +142,16 @@ def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> bool:
 @pytest.fixture(params=["tiles", "vectors"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """How the processor multiplies bfloat16."""
-    if request.param == "tiles" and not processor.is_usable(processor.AMX_BF16):
+    yield from multiplying(request.param, processor.AMX_BF16, monkeypatch)
+
+
+def multiplying(
+    kind: str, with_tiles: processor.Isa, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """Has the processor multiply by tiles, or by vectors alone; skips where it has no tiles."""
+    if kind == "tiles" and not processor.is_usable(with_tiles):
         pytest.skip("this processor has no tiles, or the system denies them")
     with monkeypatch.context() as patch:
-        if request.param == "vectors":
+        if kind == "vectors":
             patch.setattr(processor, "_tiles_permitted", lambda: False)
-        yield request.param
+        yield kind

@@ -28,6 +28,7 @@ from minidnn.graph.layout import PLANAR, Layout, blocked
 from minidnn.graph.quantization import Steps
 from minidnn.graph.trace import apply, tracing
 from minidnn.graph.types import TensorType
+from tests.cpu.conftest import multiplying
 from tests.cpu.warming import compile_together, kernels_of
 
 pytestmark = pytest.mark.skipif(
@@ -40,12 +41,7 @@ ROUNDED = (Steps(0.5, 0, "uint8"), Steps(0.5, 201, "uint8"), Steps(0.25, -128, "
 @pytest.fixture(params=["tiles", "vectors"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """How the processor multiplies."""
-    if request.param == "tiles" and not isa.is_usable(isa.AMX_INT8):
-        pytest.skip("this processor has no tiles, or the system denies them")
-    with monkeypatch.context() as patch:
-        if request.param == "vectors":
-            patch.setattr(isa, "_tiles_permitted", lambda: False)
-        yield request.param
+    yield from multiplying(request.param, isa.AMX_INT8, monkeypatch)
 
 
 @dataclass(frozen=True)

@@ -54,16 +54,22 @@ MORE: list[tuple[Shape, Shape, dict[str, Any]]] = [
 BFLOAT16 = why_no_bfloat16(AVX512)
 
 
+def gradient_of(
+    x: Shape, weight: Shape, options: dict[str, Any]
+) -> tuple[OperatorLayer, tuple[tuple[int, ...], ...]]:
+    """The gradient of a convolution for its weight, and the shapes of its operands."""
+    op = ops.Conv2d(**options)
+    (output,) = op.infer(TensorType(x), TensorType(weight))
+    return OperatorLayer(ops.Conv2dWeightGradient(op, weight[2:])), (x, output.shape)
+
+
 @pytest.mark.skipif(BFLOAT16 is not None, reason=str(BFLOAT16))
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("x", "weight", "options"), CASES + MORE, ids=str)
 def test_bfloat16_as_float64_for_any_number_of_threads(
     x: Shape, weight: Shape, options: dict[str, Any], kind: str
 ) -> None:
-    op = ops.Conv2d(**options)
-    (output,) = op.infer(TensorType(x), TensorType(weight))
-    layer = OperatorLayer(ops.Conv2dWeightGradient(op, weight[2:]))
-    shapes = (x, output.shape)
+    layer, shapes = gradient_of(x, weight, options)
     random = np.random.default_rng(0)
     given = [
         rounded_to("bfloat16", random.standard_normal(shape).astype(np.float32)) for shape in shapes
@@ -98,10 +104,7 @@ def test_bfloat16_as_float64_for_any_number_of_threads(
 def test_as_float64_for_any_number_of_threads(
     x: Shape, weight: Shape, options: dict[str, Any], isa: Isa
 ) -> None:
-    op = ops.Conv2d(**options)
-    (output,) = op.infer(TensorType(x), TensorType(weight))
-    layer = OperatorLayer(ops.Conv2dWeightGradient(op, weight[2:]))
-    shapes = (x, output.shape)
+    layer, shapes = gradient_of(x, weight, options)
     random = np.random.default_rng(0)
     given = [random.standard_normal(shape, np.float32) for shape in shapes]
     right = md.compile(layer, shapes, device="reference", precision="float64")

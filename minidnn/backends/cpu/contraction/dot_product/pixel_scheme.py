@@ -208,7 +208,7 @@ class PixelScheme:
         ends = np.cumsum([0, *(_up(bytes) for bytes in self.scratch.values())])
         places = {f"{name}_at": int(at) for name, at in zip(self.scratch, ends, strict=False)}
         return {
-            **{"groups": self.groups, "inputs": self.inputs, "outputs": self.outputs},
+            **{"inputs": self.inputs, "outputs": self.outputs},
             **{"batch": self.batch, "across": self.across, "out_tasks": self.out_tasks},
             **{"tasks": self.tasks, "parts": self.parts, "chunks": self.chunks},
             **{"row_tiles": self.row_tiles, "out_tiles": self.out_tiles, "images": self.images},
