@@ -218,11 +218,12 @@ static noinline unmasked uniform bool @_rows(
           const uniform bool met = n0 + m < batch && y >= 0 && y < x_rows;
           const uniform unsigned int16 * uniform given =
             x + (met ? n0 + m : 0) * (uniform int64)x_image + channel * (uniform int64)x_plane +
-            (met ? y : 0) * (uniform int64)x_columns + px;
+            (met ? y : 0) * (uniform int64)x_columns;
           foreach (c = 0 ... width) {{
             const int place = c * over + px;
             unsigned int16 one = 0;
-            if (met && c < g_columns && place >= 0 && place < x_columns) one = given[c * over];
+            // Lanes that are masked may read what the pointer points to.
+            if (met && c < g_columns && place >= 0 && place < x_columns) one = given[place];
             most = max(most, (unsigned int)one & 0x7fff);
             to[c] = one;
           }}
