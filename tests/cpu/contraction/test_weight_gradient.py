@@ -9,10 +9,17 @@ import numpy as np
 import pytest
 
 import minidnn as md
-from minidnn.backends.cpu.isa import AVX512, Isa, why_no_bfloat16
+from minidnn.backends.cpu.compilers.kernels import compile_kernels
+from minidnn.backends.cpu.contraction.dot_product.weight_gradient import print_pixel_products
+from minidnn.backends.cpu.contraction.stage import Workspace
+from minidnn.backends.cpu.execution.buffers import AlignedMemory, Guard
+from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, shared_pool
+from minidnn.backends.cpu.isa import AVX512, AVX512_BF16, Isa, why_no_bfloat16
+from minidnn.backends.cpu.tensor import Tensor
 from minidnn.graph import operators as ops
 from minidnn.graph.types import TensorType, rounded_to
 from minidnn.layers.activations import OperatorLayer
+from minidnn.runtime.operand import Operand
 
 Shape = tuple[int, int, int, int]
 
@@ -158,3 +165,35 @@ def test_for_the_input_of_a_depthwise_convolution(
         finite = np.isfinite(expected)
         tolerance = 1e-6 if dtype == "float32" else 2**-8
         np.testing.assert_allclose(found[finite], expected[finite], tolerance, 1e-5)
+
+
+@pytest.mark.skipif(BFLOAT16 is not None, reason=str(BFLOAT16))
+def test_few_channels_in_bfloat16_between_guard_pages() -> None:
+    """Neither behind its operands nor before them is anything read."""
+    op = ops.Conv2d(padding=((1, 1), (2, 2)))
+    layer = ops.Conv2dWeightGradient(op, (3, 5))
+    x, gradient = Tensor(3, 9, 8, 1, 216, "bfloat16"), Tensor(8, 9, 8, 16, 1152, "bfloat16")
+    staged = print_pixel_products(layer, 2, x, gradient, AVX512_BF16)
+    for guard in (Guard.END, Guard.START):
+        buffers = [AlignedMemory(2 * size, guard) for size in (2 * 216, 2 * 1152, 8 * 3 * 15)]
+        for buffer, size in zip(buffers[:2], (2 * 216, 2 * 1152), strict=True):
+            buffer.array("u2", (size,))[:] = 0
+        work = AlignedMemory(max(64, staged.workspace_bytes), guard)
+        for each in staged.stages:
+            kept = [p() if callable(p) else None for p in each.pointers]
+            pointers = [
+                made.ctypes.data
+                if made is not None
+                else work.address + p.offset
+                if isinstance(p, Workspace)
+                else buffers[int(str(p))].address
+                for p, made in zip(each.pointers, kept, strict=True)
+            ]
+            (kernel,) = compile_kernels([each.source], AVX512_BF16)
+            region = BoundKernel(kernel, tuple(map(Operand, range(len(pointers)))), each.tasks)
+            pool = shared_pool(2)
+            NativeProgram([region], len(pointers), pool=pool, scratch_bytes=each.scratch_bytes).run(
+                pointers
+            )
+        assert not buffers[2].array("u2", (360,)).any()
+        assert all(buffer.stray_write() is None for buffer in (*buffers, work))
