@@ -252,15 +252,20 @@ class CapturedProgram:
             results = self._results(library, out)
             if any(one.library.is_host for one in results):
                 raise GraphError("out is a NumPy array; valid is an array on the GPU")
-            for slot, one in zip(self._inputs, given, strict=True):
-                check_aligned(slot, one)
-                for other, two in zip(self._outputs, results, strict=True):
-                    check_apart(slot, one, other, two)
-            for slot, one in zip(self._outputs, results, strict=True):
-                check_aligned(slot, one)
-            ends = [[one.pointer for one in some] for some in (given, results)]
-            with told(), self._states.unchanged() if self._states else nullcontext():
-                instance = self.instance(self.table, self._constants.address, *ends)
+            return self._bound(library, given, results)
+
+    def _bound(
+        self, library: ArrayLibrary, given: Sequence[Given], results: Sequence[Given]
+    ) -> Bound:
+        for slot, one in zip(self._inputs, given, strict=True):
+            check_aligned(slot, one)
+            for other, two in zip(self._outputs, results, strict=True):
+                check_apart(slot, one, other, two)
+        for slot, one in zip(self._outputs, results, strict=True):
+            check_aligned(slot, one)
+        ends = [[one.pointer for one in some] for some in (given, results)]
+        with told(), self._states.unchanged() if self._states else nullcontext():
+            instance = self.instance(self.table, self._constants.address, *ends)
         outputs = tuple(self._finished(results))
         kept = (given, results, self)
         return Bound(instance, self.device, library, kept, outputs, self._states)
@@ -269,7 +274,9 @@ class CapturedProgram:
         """What gives the seconds of a run on copies of the inputs, of so many in a row, by the
         GPU's clock."""
         with on_device(self.device):
-            bound = self.bind([cupy().asarray(array) for array in inputs], None)
+            arrays = [cupy().asarray(array) for array in inputs]
+            given = [read(s, a, self.device) for s, a in zip(self._inputs, arrays, strict=True)]
+            bound = self._bound(CUPY, given, self._results(CUPY, None))
         return partial(self._seconds, bound)
 
     def _seconds(self, bound: Bound, count: int) -> float:
