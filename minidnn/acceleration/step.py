@@ -380,6 +380,8 @@ class Pair:
             if narrow is None
             else engine.compile_mixed(graph, narrow.dtype)
         )
+        if (program := executable.on_streams) is not None:
+            program.lie_with_callers()  # values that are kept, which are large, lie in a block
         return CompiledPart(Part(graph, (), ()), executable, engine.memory, True, True)
 
 

@@ -94,6 +94,9 @@ class StreamProgram(DeviceProgram, Protocol):
         """Computes the outputs, without waiting; all are addresses of contiguous arrays of the
         right types, which nobody checks."""
 
+    def lie_with_callers(self) -> None:
+        """From now on keeps no memory for inputs and outputs where it need not."""
+
 
 @runtime_checkable
 class RepeatingProgram(StatefulProgram, Protocol):

@@ -350,7 +350,8 @@ def test_ends_that_libraries_take_are_not_copied_where_addresses_come_again() ->
     exe = compiled()
     program = exe.program
     given = [torch.from_numpy(x(seed)).cuda() for seed in range(6)]
-    program._places_of_libraries = (0, 1)  # of small arrays it would not be worth it
+    lying = program._lying
+    lying.places, lying.is_worth = (0, 1), True  # of small arrays it would not be worth it
     stream = torch.cuda.current_stream().cuda_stream
     results = [torch.empty(expected(x()).shape, device="cuda") for _ in given]
 
@@ -363,16 +364,45 @@ def test_ends_that_libraries_take_are_not_copied_where_addresses_come_again() ->
         results[place].fill_(np.nan)
 
     run(0)
-    assert not program._fixed
+    assert not lying.kept
     for _ in range(3):
         run(0)
-    assert len(program._fixed) == 1
-    (fixed,) = program._fixed.values()
+    assert len(lying.kept) == 1
+    (fixed,) = lying.kept.values()
     assert fixed.takes == [None] and fixed.gives == [None]
     for _ in range(3):  # more than are kept: the others are copied
         for place in range(len(given)):
             run(place)
-    assert 1 < len(program._fixed) <= 3
+    assert 1 < len(lying.kept) <= 3
+
+
+@pytest.mark.parametrize("places", [(), (0,), (1,), (0, 1)])
+def test_a_program_that_lies_with_callers_has_no_memory_for_its_ends(
+    places: tuple[int, ...],
+) -> None:
+    """Whichever of them libraries take, and even if an array is none that kernels reach."""
+    exe = compiled()
+    program = exe.program
+    before = program.bytes
+    program.lie_with_callers()
+    assert program.bytes < before
+    lying = program._lying
+    lying.places = tuple(sorted({*lying.places, *places}))
+    shape = expected(x()).shape
+    memory = torch.empty(x().size + 1, device="cuda")
+    unaligned = memory[1:].view(SHAPE)
+    stream = torch.cuda.current_stream().cuda_stream
+    kept: list[Any] = []  # else addresses would come again
+    for seed in range(8):
+        given = unaligned if seed % 3 == 2 else torch.empty(SHAPE, device="cuda")
+        given.copy_(torch.from_numpy(x(seed)))
+        result = torch.full(shape, np.nan, device="cuda")
+        kept += [given, result]
+        program.run_on(stream, [given.data_ptr()], [result.data_ptr()])
+        error = np.abs(result.cpu().numpy() - expected(x(seed))).max()
+        assert error < 1e-4, seed
+    assert lying.kept and lying.bytes >= program.table.block.bytes
+    np.testing.assert_allclose(exe(x(3)), expected(x(3)), atol=1e-4)
 
 
 TENSORS = """

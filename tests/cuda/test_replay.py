@@ -230,10 +230,10 @@ def test_what_a_node_cannot_reach_is_left_to_the_caller(cuda: FakeCuda) -> None:
         assert cuda.memory[0x4000] == "a''"
 
 
-def aimed(cuda: FakeCuda) -> tuple[Replay, End, End]:
+def aimed(cuda: FakeCuda, own: bool = True) -> tuple[Replay, End, End]:
     """The same of one kernel that takes addresses, and a number: of the elements behind the second
-    one of what it is given."""
-    take, give = End(IN, 16, takes=True), End(OUT, 16, takes=False)
+    one of what it is given.  ``own``: whether it has memory of its own from the beginning."""
+    take, give = End(IN, 16, takes=True, own=own), End(OUT, 16, takes=False, own=own)
 
     def kernel() -> None:
         source, to, times = cuda.arguments[1]
@@ -293,6 +293,38 @@ def test_what_is_copied_around_the_graph_is_the_kernels_own(cuda: FakeCuda, by_h
         cuda.memory |= {IN: "copied", 0x4000: "as it was"}
         cuda.launch()
         assert cuda.memory[OUT] == "copied'''" and cuda.memory[0x4000] == "as it was"
+
+
+def test_what_lies_with_callers_has_memory_once_something_is_copied(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller's arrays, at which it was made, stay as they are."""
+    places = iter((0x8000, 0x9000))
+    made: list[int] = []
+
+    def allocated(size: int, what: str) -> SimpleNamespace:
+        made.append(size)
+        return SimpleNamespace(ptr=next(places))
+
+    monkeypatch.setattr(replay, "allocated", allocated)
+    _graph, take, give = aimed(cuda, own=False)
+    assert not take.node and not give.node
+    cuda.memory |= {IN: "a", 0x2000: "b"}
+    for source, to in ((IN, OUT), (0x2000, OUT), (IN, 0x5000)):
+        assert take.reach(source) and give.reach(to)
+        cuda.launch()
+        assert cuda.memory[to] == cuda.memory[source] + "'''"
+    assert not made
+    for _ in range(2):
+        assert not take.reach(0x6000, HOST_TO_DEVICE) and not give.reach(0x7008)
+        cuda.memory |= {take.address: "copied", OUT: "as it was"}
+        cuda.launch()
+        assert cuda.memory[give.address] == "copied'''"
+        assert cuda.memory[IN] == "a" and cuda.memory[OUT] == "as it was"
+        assert take.reach(IN) and give.reach(0x5000)
+        cuda.launch()
+        assert cuda.memory[0x5000] == "a'''"
+    assert made == [16, 16] and (take.address, give.address) == (0x8000, 0x9000)
 
 
 def test_what_overlaps_or_begins_anywhere_is_copied(cuda: FakeCuda) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 import minidnn as md
 from tests.torch import test_trained_halves
+from tests.torch.steps import trained_programs
 from tests.torch.test_trained import Dropping, network, program, same_gradients, same_state, x_of
 
 pytestmark = pytest.mark.gpu
@@ -136,6 +137,21 @@ def test_two_hundred_steps_take_no_more_memory() -> None:
         torch.cuda.synchronize()
         used.append(own_bytes())
     assert used[2] == used[1]
+
+
+def test_values_that_are_kept_lie_in_pytorchs_memory_alone() -> None:
+    """Those of both halves, which else would have them, too; what lies between shares memory."""
+    fast = md.optimize(network().cuda()).train()
+    for _ in range(5):
+        fast(x_of(64).cuda()).square().mean().backward()
+    (trained,) = trained_programs(fast)
+    places: set[int] = set()
+    for pair in (pair for part in trained.parts for pair in part.pairs.values()):
+        for half in (pair.forward, *(compiled for _, compiled in pair.backwards.values())):
+            assert not half._program._instances
+            kept = half._program._lying.kept.values()
+            places.update(instance.begin for instance in kept)
+    assert len(places) == 1
 
 
 def test_what_is_kept_lies_where_it_lay_before_and_is_given_back() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
@@ -12,13 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ...cudnn.graph.spec import ALIGNMENT
 from ...errors import GraphError, OutOfMemoryError
 from ...gpu.cupy import cupy
 from ...runtime.arrays import from_bits
 from .arrays import (
     CUPY,
-    DEVICE_TO_DEVICE,
     NUMPY,
     ArrayLibrary,
     ArraySlot,
@@ -31,16 +28,15 @@ from .arrays import (
     read,
 )
 from .constants import Constants, LaidDown
-from .instance import Instance
-from .memory import Limit, told
+from .instance import Instance, WorkingMemory
+from .lying import LyingInstances
+from .memory import Limit, release_unused, told
 from .repeated import Repeated, bytes_beside
 from .states import StatesInTurn
 from .table import CudaTable
 from .timing import seconds_of_runs
 
 _PER_THREAD_STREAM = 2
-_MOST_FIXED, _MOST_MET = 3, 16
-"""So many instances at callers' addresses are kept, and so many addresses are remembered."""
 _MOST_INSTANCES = 4
 """So many calls run at once on streams of their own, each in memory of its own; others wait."""
 
@@ -76,11 +72,6 @@ class CapturedProgram:
         self._lock = threading.Lock()
         self._runtime = cupy().cuda.runtime
         self._instances: dict[object, Instance] = {}
-        #: Instances by the addresses of the ends that libraries take, and addresses met once.
-        self._fixed: dict[tuple[int, ...], Instance] = {}
-        self._met: OrderedDict[tuple[int, ...], None] = OrderedDict()
-        self._places_of_libraries: tuple[int, ...] = ()
-        self._makes_fixed = True
         #: By how many runs one launch makes.
         self._repeated: dict[int, Repeated] = {}
         self._states: StatesInTurn | None = None
@@ -95,14 +86,19 @@ class CapturedProgram:
         self._constants = constants
         if instance is not None:
             self._instances[None] = instance
-        self._fixed.clear()
-        self._met.clear()
         self._repeated.clear()
-        sizes = (*table.inputs, *table.outputs)
-        taken = [place for place, size in enumerate(sizes) if size and not table.sites(1 + place)]
-        # An instance more is worth it where less lies in it than copies would move.
-        is_worth = sum(sizes[place] for place in taken) > table.block.bytes // 2
-        self._places_of_libraries = tuple(taken) if is_worth else ()
+        self._lying = LyingInstances(table, self._lying_instance)
+
+    def lie_with_callers(self) -> None:
+        """From now on keeps no memory for inputs and outputs, but works where callers' arrays lie
+        from their first call on.  That takes as little memory as it can where they come by
+        :meth:`run_on`, and again at the same addresses, as what is kept for a backward pass."""
+        if self._states is not None or self._limit is not None:
+            return
+        with on_device(self.device), self._lock:
+            self._lying.share(self.device)
+            self._instances.clear()
+            release_unused()  # nobody else has use for what CuPy keeps
 
     # Calls
 
@@ -160,7 +156,7 @@ class CapturedProgram:
     def _enqueue(
         self, given: Sequence[Given], results: Sequence[Given], stream: int, apart: bool
     ) -> Instance:
-        instance = self._at_addresses(given, results, stream) if apart else None
+        instance = self._at_addresses(given, results) if apart else None
         instance = self._take(_key(stream)) if instance is None else instance
         if self._states is None:
             self._start(instance, given, results, stream, apart)
@@ -334,43 +330,24 @@ class CapturedProgram:
             self._instances[key] = found
             return found
 
-    def _at_addresses(
-        self, given: Sequence[Given], results: Sequence[Given], stream: int
-    ) -> Instance | None:
+    def _at_addresses(self, given: Sequence[Given], results: Sequence[Given]) -> Instance | None:
         """The instance whose ends that libraries take lie where these arrays do, of which it then
-        copies none; made when such addresses come a second time, as they do where an allocator
-        gives what was freed in the step before.  None where there is none."""
-        places = self._places_of_libraries
-        if not places or self._states is not None:
+        copies none.  It is made when such addresses come a second time, as they do where an
+        allocator gives what was freed in the step before, or at once if it has no other memory.
+        None where there is none."""
+        if self._states is not None or self._limit is not None:
             return None
-        ends = (*given, *results)
-        addresses = tuple(ends[place].pointer for place in places)
         with self._lock:
-            found = self._fixed.get(addresses)
-            if found is not None or not self._makes_fixed:
-                return found
-            if addresses not in self._met:
-                self._met[addresses] = None
-                if len(self._met) > _MOST_MET:
-                    self._met.popitem(last=False)
-                return None
-            if self._limit is not None or any(address % ALIGNMENT for address in addresses):
-                return None
-            if any(ends[place].kind != DEVICE_TO_DEVICE for place in places):
-                return None
-            if len(self._fixed) >= _MOST_FIXED:
-                self._makes_fixed = False  # addresses come in no order that would repay
-                return None
-            fixed = dict(zip(places, addresses, strict=True))
-            try:
-                with told():
-                    made = Instance(self.table, (), self._constants.address, fixed=fixed)
-            except OutOfMemoryError:
-                self._makes_fixed = False  # copies take less memory
-                return None
-            self._fixed[addresses] = made
-            self._instances.clear()  # they are larger: all ends lie in memory of theirs
-            return made
+            return self._lying.of((*given, *results))
+
+    def _lying_instance(
+        self, lying: Sequence[int | None], fixed: Sequence[int], working: WorkingMemory
+    ) -> Instance:
+        made = Instance(
+            self.table, (), self._constants.address, lying=lying, fixed=fixed, working=working
+        )
+        self._instances.clear()  # they are larger: all ends lie in memory of theirs
+        return made
 
     def _another(self) -> Instance:
         for key, instance in self._instances.items():
@@ -394,10 +371,9 @@ class CapturedProgram:
         """Device memory that the program holds now."""
         distinct = {id(instance) for instance in self._instances.values()}
         states = self._states.bytes if self._states else 0
-        fixed = sum(instance.bytes for instance in self._fixed.values())
-        fixed += sum(repeated.bytes for repeated in self._repeated.values())
+        more = self._lying.bytes + sum(repeated.bytes for repeated in self._repeated.values())
         own = len(distinct) * self.table.block.own_bytes
-        return states + self._constants.bytes + own + fixed
+        return states + self._constants.bytes + own + more
 
 
 class Bound:

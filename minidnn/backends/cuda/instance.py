@@ -3,29 +3,61 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from itertools import chain
+from typing import Any
 
 from ...cudnn import driver
 from ...gpu.cupy import cupy
 from ...runtime.operand import resolved
 from .arrays import DEVICE_TO_DEVICE, Given
 from .functions import KernelRun
-from .memory import aligned, allocated
+from .memory import allocated
 from .replay import Aim, End, KernelNode, Replay
 from .table import CudaTable, Site
 
 
+class WorkingMemory:
+    """Memory for what lies between inputs and outputs, in which instances take turns.
+
+    Attributes:
+        bytes: at least as many as are allocated at once.
+        lock: for who enqueues a run.
+        done: the event after the last one.
+    """
+
+    def __init__(self, bytes: int = 0) -> None:
+        self.bytes = bytes
+        self.lock = threading.Lock()
+        self.done = cupy().cuda.Event(disable_timing=True)
+        self._memory: Any = None
+        self._allocated = 0
+
+    def memory(self, size: int) -> Any:
+        """That for an instance of so many bytes.  Where there is less, there is more from now on;
+        instances that were made before work where they did."""
+        with self.lock:
+            if self._memory is None or size > self._allocated:
+                self.bytes = max(size, self.bytes)
+                self._memory = allocated(self.bytes, "activations and workspace")
+                self._allocated = self.bytes
+            return self._memory
+
+
 class Instance:
     """One set of buffers, on which a whole table is captured as a CUDA graph.  It is run once here,
-    on zeros, which changes the states that are updated, unless some ends are fixed.
+    on zeros, which changes the states that are updated, unless it lies with callers.
 
     Args:
         states: where each lies.
         constants: where they begin.
-        inputs, outputs: the caller's, at these addresses; by default memory of the instance's.
-        fixed: addresses of the caller's for some of them alone, by their numbers, inputs first.
+        inputs, outputs: the caller's, at these addresses, for good; by default memory of its own.
+        lying: of all inputs, then outputs, a caller's addresses, where kernels work as long as they
+            are told of no others; None for one that is copied from or to memory that is allocated
+            for that.
+        fixed: the numbers of those that stay at that address.
+        working: what it shares its memory with, if it lies with callers.
     """
 
     def __init__(
@@ -35,26 +67,28 @@ class Instance:
         constants: int,
         inputs: Sequence[int] | None = None,
         outputs: Sequence[int] | None = None,
-        fixed: Mapping[int, int] | None = None,
+        lying: Sequence[int | None] | None = None,
+        fixed: Collection[int] = (),
+        working: WorkingMemory | None = None,
     ) -> None:
         cuda = cupy().cuda
-        block, fixed = table.block, fixed or {}
+        block, sizes = table.block, (*table.inputs, *table.outputs)
         own = inputs is None or outputs is None
-        offsets, size = [*block.inputs, *block.outputs], block.own_bytes if own else block.bytes
-        if fixed:
-            offsets, size = _offsets_without(fixed, table)
-        self.bytes = size
-        self._memory = allocated(size, "activations and workspace")
+        if working is None:
+            working = WorkingMemory(block.own_bytes if own else block.bytes)
+        self._memory = working.memory(block.bytes)
         #: Where the memory of values begins.
         self.begin = begin = int(self._memory.ptr)
         count = len(block.inputs)
-        ends = [fixed.get(place, begin + offset) for place, offset in enumerate(offsets)]
+        if lying is None:
+            ends = [begin + offset for offset in (*block.inputs, *block.outputs)]
+        else:
+            ends = [begin if address is None else address for address in lying]
         self.inputs = tuple(inputs or ends[:count])
         self.outputs = tuple(outputs or ends[count:])
         bases = (begin, *self.inputs, *self.outputs, *states, constants)
         self._runtime = cuda.runtime
-        self.lock = threading.Lock()
-        self.done = cuda.Event(disable_timing=True)
+        self.lock, self.done = working.lock, working.done
         self.stream = cuda.Stream(non_blocking=True)
         #: Of each task, in order.
         self.runs = [[row.bind(bases) for row in rows] for rows in table.tasks]
@@ -66,24 +100,21 @@ class Instance:
         #: Of all arrays of the launch before, if the graph works at all of them.
         self._reached: list[int] | None = None
         if own:
-            inner = zip(self.inputs, table.inputs, strict=True)
-            outer = zip(self.outputs, table.outputs, strict=True)
-            self.takes = [
-                None if place in fixed else End(at, size, takes=True)
-                for place, (at, size) in enumerate(inner)
+            made = [
+                None
+                if place in fixed
+                else End(address, size, takes=place < count, own=lying is None)
+                for place, (address, size) in enumerate(zip(ends, sizes, strict=True))
             ]
-            self.gives = [
-                None if place in fixed else End(at, size, takes=False)
-                for place, (at, size) in enumerate(outer, count)
-            ]
+            self.takes, self.gives = made[:count], made[count:]
             self._sites = [
                 () if place in fixed else table.sites(1 + place) for place in range(len(ends))
             ]
         with self.stream:
-            if inputs is None and not fixed:  # what nobody has written yet is zeros
+            if inputs is None and lying is None:  # what nobody has written yet is zeros
                 for address, size in zip(self.inputs, table.inputs, strict=True):
                     cuda.runtime.memsetAsync(address, 0, size, self.stream.ptr)
-            if not fixed:  # else another instance did, and what lies there is in use
+            if lying is None:  # else another instance did, and what lies there is in use
                 self._enqueue()  # loads what is loaded late, and shows failures
                 self.stream.synchronize()
             takes, gives = ([end for end in some if end] for some in (self.takes, self.gives))
@@ -155,14 +186,3 @@ class Instance:
     def is_idle(self) -> bool:
         """Whether what was last started on it is done."""
         return bool(self.done.done)
-
-
-def _offsets_without(fixed: Mapping[int, int], table: CudaTable) -> tuple[list[int], int]:
-    """Where inputs and outputs that are not fixed lie in an instance's memory, behind all else, and
-    how large that is."""
-    offsets, end = [], table.block.bytes
-    for place, size in enumerate((*table.inputs, *table.outputs)):
-        end = aligned(end)
-        offsets.append(end)
-        end += 0 if place in fixed else size
-    return offsets, end

@@ -23,6 +23,7 @@ from ...cudnn.graph.spec import ALIGNMENT
 from ...errors import DeviceError
 from ...gpu.cupy import cupy
 from .arrays import DEVICE_TO_DEVICE
+from .memory import allocated
 
 _DEVICE = 2
 """``CU_MEMORYTYPE_DEVICE``."""
@@ -112,12 +113,19 @@ class End:
     """An input's or output's memory, and what reaches a caller's array instead: the kernels that
     work there, or a node that copies it there or back.
 
+    Args:
+        address: where kernels work until they are told of another address.
+        takes: whether it is an input.
+        own: whether that memory is the instance's.  Else it is a caller's, and the first array that
+            has to be copied has memory allocated for the copy.
+
     Attributes:
+        address: of the instance's own memory; 0 as long as there is none.
         aims: all arguments that are its address, if kernels of ours alone take it.
     """
 
-    def __init__(self, address: int, size: int, takes: bool) -> None:
-        self.address = address
+    def __init__(self, address: int, size: int, takes: bool, own: bool = True) -> None:
+        self.address = address if own else 0
         self.bytes = size
         self.node = ctypes.c_void_p()
         self.params = _CopyStruct(
@@ -174,7 +182,7 @@ class End:
             self._switch(False)
             self._reached = address
             return True
-        self._aim(self.address)
+        self._aim(self._own())
         if kind == DEVICE_TO_DEVICE and self._set is not None:
             setattr(self.params, self._outer, address)
             if self._set(*self._given) == driver.SUCCESS:
@@ -193,10 +201,18 @@ class End:
         if all(aim.at(address) for aim in self.aims):
             self._aimed = address
             return True
-        if not all(aim.at(self.address) for aim in self.aims):
+        own = self._own()
+        if not all(aim.at(own) for aim in self.aims):
             raise DeviceError("cuGraphExecKernelNodeSetParams takes no address, not even the first")
-        self._aimed, self.aims = self.address, ()
+        self._aimed, self.aims = own, ()
         return False
+
+    def _own(self) -> int:
+        """The address of memory of the instance's."""
+        if not self.address:
+            self._memory = allocated(self.bytes, "the copy of an array that kernels cannot reach")
+            self.address = int(self._memory.ptr)
+        return self.address
 
     def _switch(self, copies: bool) -> None:
         if copies is not self._copies:
@@ -231,14 +247,18 @@ class Replay:
         if found is not None and ends:
             driver.call("cuCtxGetCurrent", ctypes.byref(context))
             takes, gives = (
-                [end for end in some if not end.aims or len(ends) <= _MOST_IDLE]
-                for some in (takes, gives)
+                [end for end in some if _has_node(end, len(ends))] for some in (takes, gives)
             )
             _add_copies(graph, context, takes, gives, found[1])
         self.executable = int(runtime.graphInstantiate(graph))
         weakref.finalize(self, runtime.graphExecDestroy, self.executable).atexit = False
         for end in ends:
             end.attach(self.executable, context)
+
+
+def _has_node(end: End, count: int) -> bool:
+    """Whether a node copies for an end, in a graph of so many."""
+    return not end.aims or (count <= _MOST_IDLE and bool(end.address))
 
 
 def _add_copies(

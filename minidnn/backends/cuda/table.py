@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
+from ..._cached_property import cached_property
 from ...runtime.operand import KernelArgument, Operand, resolved
 from .block import Block
 from .functions import Loaded, Run
@@ -83,16 +86,17 @@ class CudaTable:
         None where a library takes one, which may keep it where nobody sees it, and where what lies
         there is also copied to an output.
         """
-        if any(source.slot == slot for _, source, _ in self.copies):
-            return ()
-        found: list[Site] = []
-        for number, row in enumerate(row for task in self.tasks for row in task):
-            here = [
-                Site(number, place, one.offset)
-                for place, one in enumerate(row.arguments)
-                if isinstance(one, Operand) and one.slot == slot
-            ]
-            if here and isinstance(row, LibraryRow):
-                return ()
-            found += here
-        return tuple(found)
+        return self._sites.get(slot, ())
+
+    @cached_property
+    def _sites(self) -> Mapping[int, tuple[Site, ...]]:
+        """Of each slot that has any: there may be hundreds of slots, and of rows."""
+        hidden = {source.slot for _, source, _ in self.copies}
+        found: defaultdict[int, list[Site]] = defaultdict(list)
+        for number, row in enumerate(chain.from_iterable(self.tasks)):
+            for place, one in enumerate(row.arguments):
+                if isinstance(one, Operand):
+                    found[one.slot].append(Site(number, place, one.offset))
+                    if isinstance(row, LibraryRow):
+                        hidden.add(one.slot)
+        return {slot: tuple(sites) for slot, sites in found.items() if slot not in hidden}

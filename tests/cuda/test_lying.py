@@ -1,0 +1,130 @@
+"""Which instances that lie with callers there are, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minidnn.backends.cuda import instance
+from minidnn.backends.cuda.arrays import CUPY, HOST_TO_DEVICE, Given
+from minidnn.backends.cuda.block import Block
+from minidnn.backends.cuda.instance import WorkingMemory
+from minidnn.backends.cuda.lying import LyingInstances
+from minidnn.backends.cuda.table import CudaTable, KernelRow, LibraryRow
+from minidnn.cudnn import driver
+from minidnn.errors import OutOfMemoryError
+from minidnn.runtime.operand import Operand
+
+
+class Made:
+    """What is made in the place of instances, with its arguments."""
+
+    def __init__(self) -> None:
+        self.arguments: list[tuple[list[int | None], Sequence[int]]] = []
+        self.places: list[int] = []
+        self.is_full = False
+
+    def __call__(
+        self, lying: Sequence[int | None], fixed: Sequence[int], working: WorkingMemory
+    ) -> Any:
+        if self.is_full:
+            raise OutOfMemoryError("full")
+        self.arguments.append((list(lying), fixed))
+        self.places.append(working.memory(100).ptr)
+        return SimpleNamespace()
+
+
+@pytest.fixture(autouse=True)
+def _device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose memory begins at its size in bytes."""
+    monkeypatch.setattr(driver, "driver", lambda: object())
+    monkeypatch.setattr(instance, "allocated", lambda size, what: SimpleNamespace(ptr=size))
+    cuda = SimpleNamespace(Event=lambda **given: object())
+    monkeypatch.setattr(instance, "cupy", lambda: SimpleNamespace(cuda=cuda))
+
+
+def instances(made: Made, size: int = 100, working: int = 100) -> LyingInstances:
+    """Of a kernel between an input and an intermediate value, and a library between this and the
+    output, which has so many bytes; ``working`` is what lies between."""
+    kernel = KernelRow(SimpleNamespace(), (Operand(1), Operand(0)))  # type: ignore[arg-type]
+    library = LibraryRow(SimpleNamespace(), (Operand(0), Operand(2)))  # type: ignore[arg-type]
+    block = Block(working, working + 200, (0,), (0,), {})
+    return LyingInstances(CudaTable(((kernel, library),), block, (100,), (size,), ()), made)
+
+
+def ends(first: int, second: int, kind: int = CUPY.written) -> list[Given]:
+    return [Given(first, CUPY, None, kind), Given(second, CUPY, None)]
+
+
+def test_one_is_made_for_addresses_of_libraries_that_come_again() -> None:
+    made = Made()
+    found = instances(made)
+    assert found.places == (1,)
+    assert found.of(ends(0x100, 0x200)) is None
+    first = found.of(ends(0x300, 0x200))
+    assert first is not None and found.of(ends(0x400, 0x200)) is first
+    assert made.arguments == [([0x300, 0x200], (1,))]
+    assert made.places == [found.bytes] == [100]
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_one_of_small_ends_is_made_only_where_there_is_no_other_memory(shares: bool) -> None:
+    found = instances(Made(), size=50)
+    if shares:
+        found.share(0)
+    for _ in range(3):
+        assert (found.of(ends(0x100, 0x200)) is not None) is shares
+
+
+def test_programs_without_other_memory_share_that_of_the_largest() -> None:
+    made = Made()
+    small, large, own = (instances(made, working=size) for size in (100, 700, 100))
+    for each, device in ((small, 3), (large, 3), (own, 4)):
+        each.share(device)
+        assert not each.bytes
+    for each in (small, large, small, own):
+        assert each.of(ends(0x100, 0x200 * (1 + len(made.places)))) is not None
+    assert made.places == [700, 700, 700, 100]
+    assert (small.bytes, large.bytes, own.bytes) == (700, 700, 100)
+
+
+def test_ends_that_kernels_do_not_reach_have_memory_of_the_instances() -> None:
+    made = Made()
+    found = instances(made)
+    found.share(0)
+    assert found.of(ends(0x101, 0x200)) is not None
+    assert found.of(ends(0x100, 0x400, HOST_TO_DEVICE)) is not None
+    assert [lying for lying, _ in made.arguments] == [[None, 0x200], [None, 0x400]]
+    assert found.of(ends(0x100, 0x301)) is None  # a library takes it
+
+
+def test_addresses_in_no_order_have_few_and_those_that_come_often_get_one() -> None:
+    made = Made()
+    found = instances(made)
+    found.share(0)
+    for at in range(0x1000, 0x9000, 0x100):
+        found.of(ends(0x100, at))
+    assert len(made.arguments) == len(found.kept) == 3
+    often = [found.of(ends(0x100, 0x200)) for _ in range(200)]
+    assert often[0] is None and often[-1] is not None
+    assert len(made.arguments) == 4 and len(found.kept) == 3
+
+
+def test_where_there_is_no_room_all_are_copied() -> None:
+    made = Made()
+    found = instances(made)
+    found.share(0)
+    made.is_full = True
+    assert found.of(ends(0x100, 0x200)) is None
+    made.is_full = False
+    assert found.of(ends(0x100, 0x200)) is None  # nor later: what there is suffices
+
+
+def test_an_old_driver_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "driver", lambda: None)
+    found = instances(Made())
+    found.share(0)
+    assert found.of(ends(0x100, 0x200)) is None
