@@ -282,24 +282,67 @@ def _belongs_to_reader(groups: Groups, fusable: set[Node], node: Node, value: Va
     needs all of the tensor: that is stored anyway, and the result need not be.
     """
     graph = groups.graph
-    reader = graph.only_reader(node.output)
     producer = value.producer
-    if reader not in fusable or node.output in graph.results or producer is None:
+    if producer is None:
         return False
     if value not in graph.results and fusable.issuperset(graph.readers[value]):
         return False
+    if isinstance(node.op, Elementwise):
+        return _moves_less(groups, fusable, node, value, producer)
+    reader = graph.only_reader(node.output)
+    if reader not in fusable or node.output in graph.results:
+        return False
+    if not (isinstance(node.op, Windowed) and isinstance(reader.op, Windowed)):
+        return False
     others = [each for each in node.tensors if each is not value]
-    if isinstance(node.op, Elementwise) and isinstance(reader.op, Elementwise):
-        shape = node.output.shape
-        if shape != reader.output.shape or shape in {each.shape for each in others}:
-            return False
-    elif isinstance(node.op, Windowed) and isinstance(reader.op, Windowed):
-        # What else it reads must have been computed for it.
-        if not others or not all(_is_computed_for(graph, node, each) for each in others):
-            return False
-    else:
+    # What else it reads must have been computed for it.
+    if not others or not all(_is_computed_for(graph, node, each) for each in others):
         return False
     return not groups.can_merge([producer, node, reader])
+
+
+def _moves_less(
+    groups: Groups, fusable: set[Node], node: Node, value: Value, producer: Node
+) -> bool:
+    """Whether a chain of element-wise nodes from a stored value on moves fewer bytes where the
+    first that cannot be computed with the value's producer reads what the chain gives."""
+    graph, chain = groups.graph, [node]
+    while True:
+        result = chain[-1].output
+        reader = graph.only_reader(result)
+        if reader not in fusable or result in graph.results:
+            return False
+        if not isinstance(reader.op, Elementwise) or reader.output.shape != node.output.shape:
+            return False
+        if not groups.can_merge([producer, *chain, reader]):
+            break
+        chain.append(reader)
+    read = _read_for(graph, [each for one in chain for each in one.tensors])
+    for tensor in _read_for(graph, [each for each in reader.tensors if each is not result]):
+        read.pop(tensor, None)
+    bytes = sum(each.type.bytes for each in read if each.shape == value.shape)
+    return bytes < 2 * result.type.bytes
+
+
+def _read_for(graph: Graph, tensors: Sequence[Value]) -> dict[Value, None]:
+    """What tensors are computed of that lies in memory, where element-wise nodes make them for one
+    reader alone."""
+    found: dict[Value, None] = {}
+    pending = list(tensors)
+    while pending:
+        value = pending.pop()
+        made = value.producer
+        if made is not None and made in graph.position and _is_made_for_one(graph, made):
+            pending += made.tensors
+        else:
+            found[value] = None
+    return found
+
+
+def _is_made_for_one(graph: Graph, node: Node) -> bool:
+    if not isinstance(node.op, Elementwise) or why_not_fusable(node) is not None:
+        return False
+    return graph.only_reader(node.output) is not None
 
 
 def _is_computed_for(graph: Graph, node: Node, value: Value) -> bool:

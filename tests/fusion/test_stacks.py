@@ -6,6 +6,7 @@ import time
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 
 from minidnn.fusion.operations import lower
@@ -210,3 +211,24 @@ def test_a_long_chain_takes_no_more_for_each_node() -> None:
     (stack,) = find_stacks(graph)
     assert time.process_time() - begun < 2  # 0.2 s; 10 s where each node looks at all before it
     assert stack == list(graph.nodes)
+
+
+@pytest.mark.parametrize(
+    ("more", "stacks"),
+    [
+        (0, [["maxpool2d"], ["relu", "tanh", "add"]]),  # two tensors stored: the window's, the sum
+        (1, [["maxpool2d", "add", "tanh"], ["add.1"]]),  # else its reader would read two more
+    ],
+)
+def test_a_chain_from_a_stored_tensor_on_is_computed_where_less_is_moved(
+    more: int, stacks: list[list[str]]
+) -> None:
+    """Softmax needs all that the window gives, and what reads it cannot be computed with that."""
+
+    def build(t, x, other):
+        y = max_pool(x)
+        first = apply(ops.Add(), y, other) if more else relu(y)
+        return apply(ops.Add(), apply(ops.Tanh(), first), apply(ops.Softmax(1), y))
+
+    graph = graph_of(build, X, X)
+    assert names(graph) == stacks
