@@ -86,16 +86,32 @@ class DeviceProgram(Program, Protocol):
         """What computes from these very arrays each time it is called."""
 
 
+@dataclass(frozen=True)
+class LaidWithin:
+    """Memory in which inputs of a program lie, and the program works.
+
+    Attributes:
+        bytes: of all of it.
+        offsets: where each of the inputs begins.
+    """
+
+    bytes: int
+    offsets: tuple[int, ...]
+
+
 @runtime_checkable
 class StreamProgram(DeviceProgram, Protocol):
     """A device's program that computes on its memory by address, on streams of a caller's."""
 
-    def run_on(self, stream: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def run_on(
+        self, stream: int, inputs: Sequence[int], outputs: Sequence[int], within: int = 0
+    ) -> None:
         """Computes the outputs, without waiting; all are addresses of contiguous arrays of the
-        right types, which nobody checks."""
+        right types, which nobody checks; ``within`` is that of memory to work in, or 0."""
 
-    def lie_with_callers(self) -> None:
-        """From now on keeps no memory for inputs and outputs where it need not."""
+    def lie_with_callers(self, within: Sequence[int] = ()) -> LaidWithin | None:
+        """From now on keeps no memory for inputs and outputs where it need not; how callers lay out
+        memory that they give it to work in, where these inputs lie."""
 
 
 @runtime_checkable

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import numpy as np
 import pytest
 
@@ -9,14 +11,18 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn import models
 from minidnn.backends.cuda.block import Block, lay_out, spare
+from minidnn.gradients.halves import Halves
 from minidnn.graph.ir import Constant, Node, Value
+from minidnn.layers.build import to_graph
 from minidnn.memory.liveness import touched
 from minidnn.runtime.plan import Plan
 
 from .lowered import planned
 
 
-def in_use(plan: Plan, block: Block, sizes: dict[Node, int]) -> list[tuple[int, int, int, int]]:
+def in_use(
+    plan: Plan, block: Block, sizes: dict[Node, int], ends: Container[int] | None = None
+) -> list[tuple[int, int, int, int]]:
     """First and last node, first byte and the byte behind the last, for all that has a place."""
     graph = plan.graph
     index = {node: i for i, node in enumerate(graph.nodes)}
@@ -38,10 +44,14 @@ def in_use(plan: Plan, block: Block, sizes: dict[Node, int]) -> list[tuple[int, 
 
     end = len(graph.nodes)
     kept = {plan.roots.get(value, value) for value in graph.outputs}
-    for value, begin in zip(graph.inputs, block.inputs, strict=True):
+    for i, (value, begin) in enumerate(zip(graph.inputs, block.inputs, strict=True)):
+        if ends is not None and i not in ends:
+            continue
         last = end if value in kept else max(lies_in(value), default=0)
         found.append((0, last, begin, begin + value.type.bytes))
-    for value, begin in zip(graph.outputs, block.outputs, strict=True):
+    for i, (value, begin) in enumerate(zip(graph.outputs, block.outputs, strict=True)):
+        if ends is not None and len(graph.inputs) + i not in ends:
+            continue
         root = plan.roots.get(value, value)
         given = isinstance(root, Constant) or root in graph.inputs
         first = end if given else min(lies_in(root))
@@ -49,9 +59,9 @@ def in_use(plan: Plan, block: Block, sizes: dict[Node, int]) -> list[tuple[int, 
     return found
 
 
-def check(plan: Plan, sizes: dict[Node, int]) -> Block:
-    block = lay_out(plan, sizes)
-    found = in_use(plan, block, sizes)
+def check(plan: Plan, sizes: dict[Node, int], ends: Container[int] | None = None) -> Block:
+    block = lay_out(plan, sizes, ends)
+    found = in_use(plan, block, sizes, ends)
     for i, (first, last, begin, past) in enumerate(found):
         assert past <= block.own_bytes
         for other in found[:i]:
@@ -89,6 +99,17 @@ def test_a_workspace_that_fits_the_spare_room_takes_no_more_memory(name: str) ->
     assert block.bytes == plan.arena.bytes
     largest = max(room, key=lambda node: room[node])
     assert lay_out(plan, {largest: room[largest] + 256}).bytes > plan.arena.bytes
+
+
+def test_some_ends_lie_in_it_and_the_others_elsewhere() -> None:
+    """As what is kept for a backward pass, whose places values take once it was read."""
+    halves = Halves(to_graph(models.resnet18(), (4, 3, 64, 64)), (0,))
+    found = halves.backward
+    plan = planned(found.graph, (), "float32")
+    kept = range(len(found.given), len(found.given) + len(found.kept))
+    block = check(plan, {node: 1 << 16 for node in plan.graph.nodes[:20]}, kept)
+    bytes = sum(plan.graph.inputs[place].type.bytes for place in kept)
+    assert bytes < block.own_bytes < bytes + block.bytes // 4
 
 
 def test_inputs_that_are_outputs_or_indices_stay() -> None:

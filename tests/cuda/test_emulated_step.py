@@ -21,6 +21,7 @@ from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.rank_sums import RankSum
 from minidnn.backends.cuda.task import InWorkspace, Pointer, Task
 from minidnn.fusion.region import FusedSequence, FusedSums
+from minidnn.gradients.halves import Halves
 from minidnn.gradients.reverse import pullback
 from minidnn.graph import meeting
 from minidnn.graph import operators as ops
@@ -62,20 +63,28 @@ class Network(L.Layer):
 
 
 class Memory:
-    """What the slots of a plan are, and the values in them."""
+    """What the slots of a plan are, and the values in them.
 
-    def __init__(self, plan: Plan, tasks: list[Task]) -> None:
+    ends: the numbers of inputs that lie with the values, where all other ends lie elsewhere; by
+        default all of them.
+    """
+
+    def __init__(self, plan: Plan, tasks: list[Task], ends: Collection[int] | None = None) -> None:
         self.plan = plan
         wanted: dict[Node, int] = {}
         for task in tasks:
             wanted[task.node] = max(wanted.get(task.node, 0), task.workspace_bytes)
-        self.block = block = lay_out(plan, wanted)
+        self.block = block = lay_out(plan, wanted, ends)
         lies = {value: Operand(0, offset) for value, offset in plan.arena.offsets.items()}
         self.slots = slots = Slots(plan, lies, 1)
         own = np.full(block.own_bytes + MARGIN, 0xFF, np.uint8)
         self.memory = {0: own}
-        self.memory |= {slots.inputs + i: own[at:] for i, at in enumerate(block.inputs)}
-        self.memory |= {slots.outputs + i: own[at:] for i, at in enumerate(block.outputs)}
+        places = (*block.inputs, *block.outputs)
+        types = [value.type for value in (*plan.graph.inputs, *plan.graph.outputs)]
+        for i, (at, type) in enumerate(zip(places, types, strict=True)):
+            inside = ends is None or i in ends
+            memory = own[at:] if inside else np.full(type.bytes + MARGIN, 0xFF, np.uint8)
+            self.memory[slots.inputs + i] = memory
         for i, state in enumerate(plan.graph.states):
             bits = to_bits(state.data, state.dtype).tobytes() + bytes(MARGIN)
             self.memory[slots.states + i] = np.frombuffer(bytearray(bits), np.uint8)
@@ -249,11 +258,13 @@ def check_values(
     folder: Path,
     call: Callable[[Task, list[int]], None] | None = None,
     checked: Collection[Value] | None = None,
+    ends: Collection[int] | None = None,
 ) -> None:
     """Every value, after the node that makes it, is what the reference makes of the plan.
 
     call: computes what no kernel of ours does, at addresses; by default the reference does.
     checked: only these values are looked at.
+    ends: which inputs lie with the values, as :class:`Memory` takes them.
     """
     nodes = plan.graph.nodes
     values = [value for node in nodes for value in node.outputs]
@@ -262,7 +273,7 @@ def check_values(
 
     tasks = lower_plan(plan, H200, precision == "tf32")
     emulated = Emulated([t.work.source for t in tasks if isinstance(t.work, Launch)], folder)
-    memory = Memory(plan, tasks)
+    memory = Memory(plan, tasks, ends)
     for value, array in zip(plan.graph.inputs, given, strict=True):
         memory.write(nodes[0], value, array)
     error = {"float16": 2e-2, "bfloat16": 1e-1}.get(precision, 1e-4)
@@ -291,6 +302,21 @@ def check_values(
             # A sum that is zero but for rounding has no size of its own.
             size = max(float(np.linalg.norm(wanted)), 1e-2)
             assert away <= error * size, f"{value!r}: {away / size}"
+
+
+def test_gradients_in_the_memory_of_what_was_kept_for_them(tmp_path: Path) -> None:
+    """Their values take the places of those that nobody reads any more."""
+    halves = Halves(to_graph(Network().initialize(0), SHAPE), (0,))
+    graph = halves.backward.graph
+    first = len(halves.backward.given)
+    kept = range(first, first + len(halves.backward.kept))
+    plan = planned_graph(graph, "float32")
+    sizes = [graph.inputs[place].type.bytes for place in kept]
+    block = lay_out(plan, {}, kept)
+    assert max(block.bytes, sum(sizes)) <= block.own_bytes < block.bytes + sum(sizes)
+    random = np.random.default_rng(0)
+    given = [random.standard_normal(v.shape).astype(np.float32) for v in plan.graph.inputs]
+    check_values(plan, given, "float32", tmp_path, ends=kept)
 
 
 @pytest.mark.parametrize("frozen", [True, False])

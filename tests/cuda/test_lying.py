@@ -33,7 +33,7 @@ class Made:
         if self.is_full:
             raise OutOfMemoryError("full")
         self.arguments.append((list(lying), fixed))
-        self.places.append(working.memory(100).ptr)
+        self.places.append(working.memory(100)[0])
         return SimpleNamespace()
 
 
@@ -111,6 +111,18 @@ def test_addresses_in_no_order_have_few_and_those_that_come_often_get_one() -> N
     often = [found.of(ends(0x100, 0x200)) for _ in range(200)]
     assert often[0] is None and often[-1] is not None
     assert len(made.arguments) == 4 and len(found.kept) == 3
+
+
+def test_memory_that_is_given_to_work_in_is_no_program_s_own() -> None:
+    made = Made()
+    found = instances(made)
+    found.share(0)
+    first = found.of(ends(0x100, 0x200), within=0x8000)
+    assert first is not None and found.bytes == 0
+    assert found.of(ends(0x300, 0x200), within=0x8000) is first
+    own, other = found.of(ends(0x100, 0x200)), found.of(ends(0x100, 0x200), within=0x9000)
+    assert len({id(each) for each in (first, own, other, None)}) == 4
+    assert made.places == [0x8000, found.bytes, 0x9000]
 
 
 def test_where_there_is_no_room_all_are_copied() -> None:

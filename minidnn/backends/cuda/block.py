@@ -7,7 +7,7 @@ meanwhile is enough for most of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from ...graph.ir import Node, Stored, Value
@@ -32,8 +32,16 @@ class Block:
     workspaces: Mapping[Node, int]
 
 
-def lay_out(plan: Plan, workspaces: Mapping[Node, int]) -> Block:
-    """The memory of an instance; ``workspaces`` says how many bytes nodes want."""
+def lay_out(
+    plan: Plan, workspaces: Mapping[Node, int], ends: Container[int] | None = None
+) -> Block:
+    """The memory of an instance.
+
+    Args:
+        workspaces: how many bytes nodes want.
+        ends: the numbers of the inputs, then outputs, that lie in it beside values and workspaces,
+            where those that do not begin at 0; by default all of them.
+    """
     graph = plan.graph
     index = {node: i for i, node in enumerate(graph.nodes)}
     arena = plan.arena.offsets
@@ -49,7 +57,8 @@ def lay_out(plan: Plan, workspaces: Mapping[Node, int]) -> Block:
     lives = [_input(plan, value) for value in graph.inputs]
     lives += [_output(plan, value) for value in graph.outputs]
     found = [0] * len(lives)
-    for i in sorted(range(len(lives)), key=lambda i: (-lives[i].bytes, i)):
+    inside = [i for i in range(len(lives)) if ends is None or i in ends]
+    for i in sorted(inside, key=lambda i: (-lives[i].bytes, i)):
         found[i] = _free(placed, lives[i])
         placed.append((found[i], lives[i]))
     own = max((offset + life.bytes for offset, life in placed), default=0)

@@ -14,6 +14,7 @@ import numpy as np
 from ...errors import GraphError, OutOfMemoryError
 from ...gpu.cupy import cupy
 from ...runtime.arrays import from_bits
+from ...runtime.program import LaidWithin
 from .arrays import (
     CUPY,
     NUMPY,
@@ -89,16 +90,30 @@ class CapturedProgram:
         self._repeated.clear()
         self._lying = LyingInstances(table, self._lying_instance)
 
-    def lie_with_callers(self) -> None:
+    def lie_with_callers(self, within: Sequence[int] = ()) -> LaidWithin | None:
         """From now on keeps no memory for inputs and outputs, but works where callers' arrays lie
         from their first call on.  That takes as little memory as it can where they come by
-        :meth:`run_on`, and again at the same addresses, as what is kept for a backward pass."""
+        :meth:`run_on`, and again at the same addresses, as what is kept for a backward pass.
+
+        Args:
+            within: the numbers of inputs that lie in one piece of memory, which callers may give
+                with a run for the program to work in: where nobody needs such an input any more,
+                other values take its place.
+
+        Returns:
+            How that memory is laid out; None if there is nothing to lie in it, or if the program
+            has to work in memory of its own.
+        """
         if self._states is not None or self._limit is not None:
-            return
+            return None
         with on_device(self.device), self._lock:
             self._lying.share(self.device)
             self._instances.clear()
             release_unused()  # nobody else has use for what CuPy keeps
+        return self._laid_within(within) if within else None
+
+    def _laid_within(self, inputs: Sequence[int]) -> LaidWithin | None:
+        return None
 
     # Calls
 
@@ -145,18 +160,30 @@ class CapturedProgram:
                 break
         return instance, () if out is not None else self._finished(results)
 
-    def run_on(self, stream: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def run_on(
+        self, stream: int, inputs: Sequence[int], outputs: Sequence[int], within: int = 0
+    ) -> None:
         """Computes the outputs on a stream; all are addresses on the device of contiguous arrays
-        of the right types, no output overlapping any other, which nobody checks."""
+        of the right types, no output overlapping any other, which nobody checks.
+
+        within: where the memory begins in which inputs lie as :meth:`lie_with_callers` said, and
+            which holds nothing of use afterwards; 0 if it stays as it is.
+        """
         if self._runtime.getDevice() != self.device:
             with on_device(self.device):
-                return self.run_on(stream, inputs, outputs)
-        self._enqueue(list(map(_lying_at, inputs)), list(map(_lying_at, outputs)), stream, True)
+                return self.run_on(stream, inputs, outputs, within)
+        given, results = list(map(_lying_at, inputs)), list(map(_lying_at, outputs))
+        self._enqueue(given, results, stream, True, within)
 
     def _enqueue(
-        self, given: Sequence[Given], results: Sequence[Given], stream: int, apart: bool
+        self,
+        given: Sequence[Given],
+        results: Sequence[Given],
+        stream: int,
+        apart: bool,
+        within: int = 0,
     ) -> Instance:
-        instance = self._at_addresses(given, results) if apart else None
+        instance = self._at_addresses(given, results, within) if apart else None
         instance = self._take(_key(stream)) if instance is None else instance
         if self._states is None:
             self._start(instance, given, results, stream, apart)
@@ -330,7 +357,9 @@ class CapturedProgram:
             self._instances[key] = found
             return found
 
-    def _at_addresses(self, given: Sequence[Given], results: Sequence[Given]) -> Instance | None:
+    def _at_addresses(
+        self, given: Sequence[Given], results: Sequence[Given], within: int
+    ) -> Instance | None:
         """The instance whose ends that libraries take lie where these arrays do, of which it then
         copies none.  It is made when such addresses come a second time, as they do where an
         allocator gives what was freed in the step before, or at once if it has no other memory.
@@ -338,7 +367,7 @@ class CapturedProgram:
         if self._states is not None or self._limit is not None:
             return None
         with self._lock:
-            return self._lying.of((*given, *results))
+            return self._lying.of((*given, *results), within)
 
     def _lying_instance(
         self, lying: Sequence[int | None], fixed: Sequence[int], working: WorkingMemory

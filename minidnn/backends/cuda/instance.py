@@ -21,28 +21,35 @@ from .table import CudaTable, Site
 class WorkingMemory:
     """Memory for what lies between inputs and outputs, in which instances take turns.
 
+    Args:
+        bytes: how many are allocated at once, at least.
+        address: of a caller's memory, which suffices for every instance; 0 to allocate some.
+
     Attributes:
-        bytes: at least as many as are allocated at once.
+        bytes: as given, or more by now.
         lock: for who enqueues a run.
         done: the event after the last one.
     """
 
-    def __init__(self, bytes: int = 0) -> None:
+    def __init__(self, bytes: int = 0, address: int = 0) -> None:
         self.bytes = bytes
         self.lock = threading.Lock()
         self.done = cupy().cuda.Event(disable_timing=True)
+        self._address = address
         self._memory: Any = None
         self._allocated = 0
 
-    def memory(self, size: int) -> Any:
-        """That for an instance of so many bytes.  Where there is less, there is more from now on;
-        instances that were made before work where they did."""
+    def memory(self, size: int) -> tuple[int, Any]:
+        """Where that for an instance of so many bytes begins, and what keeps it.  Where there is
+        less, there is more from now on; instances that were made before work where they did."""
+        if self._address:
+            return self._address, None
         with self.lock:
             if self._memory is None or size > self._allocated:
                 self.bytes = max(size, self.bytes)
                 self._memory = allocated(self.bytes, "activations and workspace")
                 self._allocated = self.bytes
-            return self._memory
+            return int(self._memory.ptr), self._memory
 
 
 class Instance:
@@ -76,9 +83,9 @@ class Instance:
         own = inputs is None or outputs is None
         if working is None:
             working = WorkingMemory(block.own_bytes if own else block.bytes)
-        self._memory = working.memory(block.bytes)
+        begin, self._memory = working.memory(block.bytes)
         #: Where the memory of values begins.
-        self.begin = begin = int(self._memory.ptr)
+        self.begin = begin
         count = len(block.inputs)
         if lying is None:
             ends = [begin + offset for offset in (*block.inputs, *block.outputs)]

@@ -58,7 +58,8 @@ class LyingInstances:
     @property
     def bytes(self) -> int:
         """Device memory that they hold now, which other programs may share."""
-        return self._working.bytes if self._working is not None and self.kept else 0
+        is_own = any(not within for within, *_ in self.kept)
+        return self._working.bytes if self._working is not None and is_own else 0
 
     def share(self, device: int) -> None:
         """From now on one is made when addresses come for the first time, in memory that it shares
@@ -67,11 +68,14 @@ class LyingInstances:
         self._working = _SHARED.setdefault(device, WorkingMemory())
         self._working.bytes = max(self._working.bytes, self._bytes)
 
-    def of(self, ends: Sequence[Given]) -> Instance | None:
-        """The instance of these arrays, inputs first; None where there is none."""
+    def of(self, ends: Sequence[Given], within: int = 0) -> Instance | None:
+        """The instance of these arrays, inputs first; None where there is none.
+
+        within: the address of a caller's memory in which it works; 0 for memory of its own.
+        """
         if not (self._at_once or self.is_worth):
             return None
-        addresses = tuple(ends[place].pointer for place in self.places)
+        addresses = (within, *(ends[place].pointer for place in self.places))
         found = self.kept.get(addresses)
         if found is not None:
             self.kept.move_to_end(addresses)
@@ -85,12 +89,16 @@ class LyingInstances:
             self.kept.popitem(last=False)
         try:
             with told():
-                self._working = self._working or WorkingMemory()
-                made = self.kept[addresses] = self._make(lying, self.places, self._working)
+                working = WorkingMemory(address=within) if within else self._own()
+                made = self.kept[addresses] = self._make(lying, self.places, working)
         except OutOfMemoryError:
             self._makes = False  # copies take less memory
             return None
         return made
+
+    def _own(self) -> WorkingMemory:
+        self._working = self._working or WorkingMemory()
+        return self._working
 
     def _came_often(self, addresses: tuple[int, ...]) -> bool:
         """Whether addresses, which have no instance, came as often as one is worth."""

@@ -168,13 +168,15 @@ class Done:
 
 @dataclass(frozen=True)
 class PreparedPlan:
-    """The tasks in order, the table that they become, and the numbers on the device."""
+    """The tasks in order, the table that they become, and the numbers on the device; the bytes of
+    the workspaces that its block has."""
 
     tasks: tuple[Done, ...]
     table: CudaTable
     slots: Slots
     constants: Constants
     load: LaunchLoader
+    workspaces: Mapping[Node, int]
 
 
 def prepare(
@@ -216,7 +218,8 @@ def prepare(
             constants.lay_down()  # while cuDNN builds, before anything is measured
         built = choice.made()
         convolutions = _chosen(tasks, tune, workspace_limit)
-        block = lay_out(plan, _workspaces(tasks, built, convolutions))
+        workspaces = _workspaces(tasks, built, convolutions)
+        block = lay_out(plan, workspaces)
         if limit is not None and constants.bytes + block.own_bytes > limit.bytes:
             # Each workspace is within the limit, but where one lies no input or output can; or an
             # image has to be gathered, whatever that takes.
@@ -226,7 +229,8 @@ def prepare(
             # A contraction may have no way without a workspace.
             with suppress(UnsupportedError, NoAlgorithmError):
                 built, convolutions = choice.made(), _chosen(tasks, tune, 0)
-                block = lay_out(plan, _workspaces(tasks, built, convolutions))
+                workspaces = _workspaces(tasks, built, convolutions)
+                block = lay_out(plan, workspaces)
             _left(limit, block, constants)
         if short:
             release_unused()
@@ -263,7 +267,7 @@ def prepare(
         tuple(value.type.bytes for value in plan.graph.outputs),
         tuple(copies),
     )
-    return PreparedPlan(tuple(done), table, slots, constants, load)
+    return PreparedPlan(tuple(done), table, slots, constants, load, workspaces)
 
 
 def _taken(tasks: Sequence[Task], other: PreparedPlan) -> dict[ContractionProblem, Recipe]:
