@@ -22,6 +22,7 @@ from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.kept import giving_last, lying_last, only_cast, taking_last
 from minidnn.acceleration.kept_block import KeptBlock
 from minidnn.acceleration.part import CompiledPart, ExpectedTensors
+from minidnn.acceleration.program import REHEARSING
 from minidnn.acceleration.twice import Autocast, autocast_of, gradients_again
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.convert import Part
@@ -180,7 +181,7 @@ class Pair:
         first = len(part.outputs) if part.differentiable is None else part.differentiable
         self.halves = Halves(graph, trained, first, compute_again=mixed)
         self._engine, self._narrow = engine, narrow
-        self._overwritten = part.overwritten
+        self._overwritten = part.overwritten.intersection(self.halves.backward.given)
         self.random, self._given = part.random, len(part.inputs)
         read = self.halves.backward.given
         #: Inputs that are kept for gradients of gradients alone.
@@ -240,7 +241,7 @@ class Pair:
 
     def _write(self, tensors: Sequence[torch.Tensor], results: list[torch.Tensor]) -> None:
         """Writes results to what the part writes to."""
-        if results:
+        if results and not REHEARSING.get():
             copy_each([tensors[place] for place in self._written], results)
 
     def run_back(
@@ -298,9 +299,12 @@ class Pair:
         """In the place of an input on whose numbers nothing depends."""
         return torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=self._device)
 
-    def to_keep(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
-        """What is kept of an input: a copy, if the network is about to write to it."""
-        return tensor.clone() if place in self._overwritten else tensor
+    def to_keep(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What is kept of inputs: copies of those that the network is about to write to."""
+        given = list(map(tensors.__getitem__, self.halves.backward.given))
+        for place in self._overwritten:
+            given[self.halves.backward.given.index(place)] = tensors[place].clone()
+        return given
 
     def kept(self, has_block: bool) -> Sequence[int]:
         """Which results of the program forwards are kept as tensors, by place."""
@@ -391,12 +395,11 @@ class _Through(torch.autograd.Function):
         ctx: Any, pair: Pair, tensors: Sequence[torch.Tensor], *trained: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """trained: those of the tensors that are on the tape."""
+        given = pair.to_keep(tensors)  # before the part writes to any of it
         results, block = pair.run(tensors)
         kept = pair.kept(block is not None)
         own = () if block is None else (block,)
-        first = pair.halves.backward.given
-        given = (pair.to_keep(tensors[place], place) for place in first)
-        more = (tensors[place] for place in pair.more)
+        more = map(tensors.__getitem__, pair.more)
         ctx.save_for_backward(*own, *given, *(results[place] for place in kept), *more)
         ctx.autocast = autocast_of(tensors[0]) if tensors else None
         ctx.has_block = block is not None

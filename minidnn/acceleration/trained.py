@@ -89,6 +89,21 @@ class TrainedProgram(SizedProgram):
         self._direct = self.direct = None
         self._is_bare = self.starts_early = False
 
+    def _own_writes(self) -> dict[fx.Node, fx.Node]:
+        """Statistics that a part moves on: it reads them alone, and nothing else reads what they
+        become.  So it makes no difference that they are written before later parts have run, and
+        PyTorch's tape need not know of them."""
+        results = list(self._results)
+        found = {}
+        for place, target in self.captured.writes:
+            result = results[place]
+            is_read = results.count(result) > 1 or len(result.users) > 1
+            if not is_read and target in self.captured.untaped and not is_tracked(target):
+                level = next((each for each in self.levels if result in each.nodes), None)
+                if level is not None and level.taken and _reads_alone(level, target):
+                    found[target] = result
+        return found
+
     def _say(self, said: str) -> None:
         """Warns once of what PyTorch computes."""
         if self._is_strict:
@@ -100,16 +115,25 @@ class TrainedProgram(SizedProgram):
     def _part(self, level: Level, name: str) -> Part:
         """A part whose results with gradients come first."""
         captured, within = self.captured, set(level.nodes)
-        read = [node for node in level.nodes if any(user not in within for user in node.users)]
+        own = {target: new for target, new in self._own.items() if new in within}
+        moved = set(own.values())
+        read = [
+            node
+            for node in level.nodes
+            if node not in moved and any(user not in within for user in node.users)
+        ]
         read.sort(key=lambda node: not is_tracked(node))
+        given = [*read, *own.values()]
         part = convert(
-            level.nodes, captured.constants, captured.tensor, name, results=read, trained=True
+            level.nodes, captured.constants, captured.tensor, name, results=given, trained=True
         )
         memory = Memory(captured.module.graph)
         written = {storage for _, node in captured.writes for storage in memory.of(node)}
         overwritten = {p for p, node in enumerate(part.inputs) if written & memory.of(node)}
         return replace(
             part,
+            outputs=tuple(read),
+            written=tuple(own),
             differentiable=sum(map(is_tracked, read)),
             overwritten=frozenset(overwritten),
         )
@@ -131,7 +155,8 @@ class TrainedProgram(SizedProgram):
         if self.half is None:
             return None
         inputs = (place for place, node in enumerate(part.inputs) if was_narrow(node))
-        outputs = (place for place, node in enumerate(part.outputs) if was_narrow(node))
+        given = (*part.outputs, *map(self._own.__getitem__, part.written))
+        outputs = (place for place, node in enumerate(given) if was_narrow(node))
         return Narrow(self.half, frozenset(inputs), frozenset(outputs))
 
     def _divided(self, prices: bool) -> tuple[list[Level], dict[fx.Node, str]]:
@@ -165,6 +190,11 @@ def _divide(
             told = {node: why for node, why in left.items() if SHARED not in node.meta}
             return found, told
         left.update(dropped)
+
+
+def _reads_alone(level: Level, given: fx.Node) -> bool:
+    """Whether operations of a level read what is given, and nothing else does."""
+    return bool(given.users) and set(level.nodes).issuperset(given.users)
 
 
 def _is_full(node: fx.Node) -> bool:
