@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from minidnn._torch_internals import TensorGuards
 from minidnn.acceleration.threads import rest, team_of
 from minidnn.backends.cuda.arrays import TORCH
 from minidnn.executable import Executable
@@ -148,8 +149,9 @@ def computes_its_own_way(tensor: torch.Tensor) -> bool:
 class ExpectedTensors:
     """What tells whether tensors' memory is arrays of these types, on these devices.
 
-    There may be hundreds, and the device may have nothing to do meanwhile: so each look is one pass
-    over all of them.
+    There may be hundreds, and the device may have nothing to do meanwhile.  So PyTorch compares all
+    of them at once with the last that were as expected.  Where they differ, each attribute is
+    looked at in one pass over all of them.
     """
 
     def __init__(self, types: Iterable[tuple[tuple[int, ...], torch.dtype, torch.device]]) -> None:
@@ -158,15 +160,32 @@ class ExpectedTensors:
         self._dtypes = [dtype for _, dtype, _ in every]
         self._devices = [device for *_, device in every]
         self._layouts = [torch.strided] * len(every)
+        #: Tells whether tensors are like the last that were as expected.
+        self._like_before: Any = None
 
     def __call__(self, tensors: Sequence[Any]) -> bool:
         return (
-            PLAIN.issuperset(map(type, tensors))
-            and not any(map(_IS_NESTED, tensors))  # these have no shape
-            and list(map(_LAYOUT, tensors)) == self._layouts
+            len(tensors) == len(self._shapes)
+            and PLAIN.issuperset(map(type, tensors))
+            and not any(map(_IS_NESTED, tensors))  # these have no shape, which ends PyTorch's look
+            and (self._are_like_before(tensors) or self._are_expected(tensors))
+        )
+
+    def _are_like_before(self, tensors: Sequence[Any]) -> bool:
+        return self._like_before is not None and self._like_before.check(*tensors)
+
+    def _are_expected(self, tensors: Sequence[Any]) -> bool:
+        """What is not nested is looked at attribute by attribute, and remembered."""
+        if not (
+            list(map(_LAYOUT, tensors)) == self._layouts
             and list(map(_DEVICE, tensors)) == self._devices
             and list(map(_SHAPE, tensors)) == self._shapes
             and list(map(_DTYPE, tensors)) == self._dtypes
             and all(map(torch.Tensor.is_contiguous, tensors))
             and not any(map(torch.Tensor.is_neg, tensors))
-        )
+        ):
+            return False
+        if tensors:
+            sizes = {"dynamic_dims_sizes": None, "dynamic_dims_strides": None}
+            self._like_before = TensorGuards(*tensors, **sizes)
+        return True
