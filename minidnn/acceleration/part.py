@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from operator import attrgetter
 from typing import Any, cast
 
@@ -20,6 +21,10 @@ from minidnn.graph.types import TensorType
 
 #: What lies in memory as it seems to; other classes may look at a tensor in their own way.
 PLAIN = frozenset({torch.Tensor, nn.Parameter})
+
+#: The bytes between the beginnings of tensors in one memory are a multiple of this many, as where
+#: PyTorch's allocator makes them.
+ALIGNMENT = 512
 
 _IS_NESTED, _LAYOUT = attrgetter("is_nested"), attrgetter("layout")
 _DEVICE, _SHAPE, _DTYPE = attrgetter("device"), attrgetter("shape"), attrgetter("dtype")
@@ -74,6 +79,11 @@ class CompiledPart(nn.Module):
         self._gives = [
             (v.shape, _strides(v.shape), getattr(torch, v.dtype)) for v in part.graph.outputs
         ]
+        sizes: dict[torch.dtype, list[int]] = {}
+        for shape, _, dtype in self._gives:
+            if len(shape) == 1:
+                sizes.setdefault(dtype, []).append(*shape)
+        self._vectors = {dtype: EmptyVectors(sizes[dtype], dtype, self._device) for dtype in sizes}
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         if self.is_addressed and self.takes(tensors):
@@ -107,12 +117,22 @@ class CompiledPart(nn.Module):
 
     def empty(self, first: int = 0, end: int | None = None) -> list[torch.Tensor]:
         """Tensors for the results, or for some of them in a row, in which nothing is written."""
+        return [self._empty(*each) for each in self._gives[first:end]]
+
+    def empty_gradients(self) -> list[torch.Tensor]:
+        """Tensors for the results where these are gradients: most are those of vectors."""
+        vectors = {dtype: iter(make()) for dtype, make in self._vectors.items()}
+        return [
+            next(vectors[each[2]]) if len(each[0]) == 1 else self._empty(*each)
+            for each in self._gives
+        ]
+
+    def _empty(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
         # Strides are the shortest way to an array: without them PyTorch looks for a memory format.
         # The device is told: PyTorch's default may be another, whose memory is not for the program.
-        return [
-            torch.empty_strided(*type_, dtype=dtype, device=self._device)
-            for *type_, dtype in self._gives[first:end]
-        ]
+        return torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
 
     def compute(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Computes the results of what lies at these addresses, as :meth:`takes` says."""
@@ -144,6 +164,26 @@ def computes_its_own_way(tensor: torch.Tensor) -> bool:
         kind.__torch_function__ is not nn.Parameter.__torch_function__  # which has none
         or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     )
+
+
+class EmptyVectors:
+    """Makes vectors that lie one behind the other in one memory, which takes PyTorch a fraction of
+    the time of a tensor each.  No vector is a view to PyTorch: each has its own count of writes."""
+
+    def __init__(self, sizes: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+        #: The elements of each vector, and of each gap behind one.
+        self._sizes: list[int] = []
+        self._are_vectors: list[bool] = []
+        for size in sizes:
+            gap = -size % (ALIGNMENT // dtype.itemsize)
+            self._sizes += [size, gap] if gap else [size]
+            self._are_vectors += [True, False] if gap else [True]
+
+    def __call__(self) -> Iterable[torch.Tensor]:
+        """Vectors in which nothing is written."""
+        memory = torch.empty(sum(self._sizes), dtype=self._dtype, device=self._device)
+        return compress(torch.unsafe_split_with_sizes(memory, self._sizes), self._are_vectors)
 
 
 class ExpectedTensors:

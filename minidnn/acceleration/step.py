@@ -269,7 +269,7 @@ class Pair:
                 at.update(enumerate(self._block.addresses(block), self.outputs))
                 within = map(at.__getitem__, backward.kept)
                 addresses = [*map(_ADDRESS, first), *within, *map(_ADDRESS, last)]
-                results = program.empty()
+                results = program.empty_gradients()
                 program.compute(addresses, list(map(_ADDRESS, results)))
                 return dict(zip(backward.differentiated, results, strict=True))
             kept = {**kept, **dict(enumerate(self._block.tensors(block), self.outputs))}
