@@ -165,7 +165,7 @@ class SizedProgram:
                 return result
             results: Sequence[Any] = result if isinstance(result, tuple) else (result,)
         else:
-            results = self._runner(*self._read(), *(leaves[place] for place in self.places))
+            results = self._runner(*self._read(), *map(leaves.__getitem__, self.places))
         if self._writes or self.captured.counted:
             results = self._write_back(results, leaves)
         return arranged_as(iter(results), self.captured.arranged)

@@ -201,8 +201,11 @@ class Pair:
         self._copied: defaultdict[int, list[list[torch.Tensor]]] = defaultdict(list)
         self.backwards: dict[tuple[int, ...], tuple[BackwardHalf, CompiledPart]] = {}
         self._loose: dict[tuple[int, ...], ExpectedTensors] = {}
-        kept_places = self.halves.backward.kept
-        self._keeps_copied = any(self.results <= p < self.outputs for p in kept_places)
+        #: Which results of the program forwards are kept as tensors, by place.
+        self.kept = self.halves.backward.kept
+        #: Those of them that do not lie in a block, if there is one.
+        self.kept_beside = [place for place in self.kept if place < self.outputs]
+        self._keeps_copied = any(place >= self.results for place in self.kept_beside)
         #: Results by which there are no gradients.
         self.others = [p for p in range(self.results) if p not in self.halves.floating]
         self._lock = ForkLock()
@@ -263,11 +266,13 @@ class Pair:
         first = [given[place] for place in backward.given]
         last = [_plain(cast(torch.Tensor, gradients[place])) for place in present]
         if block is not None:
-            own = (kept[place] for place in backward.kept if place < self.outputs)
+            own = [kept[place] for place in backward.kept if place in kept]
             if program.is_addressed and self._loose[present]([*first, *own, *last]):
-                at = {place: _ADDRESS(tensor) for place, tensor in kept.items()}
-                at.update(enumerate(self._block.addresses(block), self.outputs))
-                within = map(at.__getitem__, backward.kept)
+                at = self._block.addresses(block)
+                within = [
+                    _ADDRESS(kept[place]) if place in kept else at[place - self.outputs]
+                    for place in backward.kept
+                ]
                 addresses = [*map(_ADDRESS, first), *within, *map(_ADDRESS, last)]
                 results = program.empty_gradients()
                 program.compute(addresses, list(map(_ADDRESS, results)))
@@ -305,11 +310,6 @@ class Pair:
         for place in self._overwritten:
             given[self.halves.backward.given.index(place)] = tensors[place].clone()
         return given
-
-    def kept(self, has_block: bool) -> Sequence[int]:
-        """Which results of the program forwards are kept as tensors, by place."""
-        places = self.halves.backward.kept
-        return [p for p in places if p < self.outputs] if has_block else places
 
     def backward(self, present: tuple[int, ...]) -> tuple[BackwardHalf, CompiledPart]:
         """What is computed backwards where there are gradients by these results."""
@@ -397,7 +397,7 @@ class _Through(torch.autograd.Function):
         """trained: those of the tensors that are on the tape."""
         given = pair.to_keep(tensors)  # before the part writes to any of it
         results, block = pair.run(tensors)
-        kept = pair.kept(block is not None)
+        kept = pair.kept if block is None else pair.kept_beside
         own = () if block is None else (block,)
         more = map(tensors.__getitem__, pair.more)
         ctx.save_for_backward(*own, *given, *(results[place] for place in kept), *more)
@@ -416,7 +416,7 @@ class _Through(torch.autograd.Function):
         if any(each is not None and is_batched(each) for each in gradients):
             raise UnsupportedError(_BATCHED.format(name=pair.name))
         block, *saved = ctx.saved_tensors if ctx.has_block else (None, *ctx.saved_tensors)
-        given, kept = pair.halves.backward.given, pair.kept(ctx.has_block)
+        given, kept = pair.halves.backward.given, pair.kept_beside if ctx.has_block else pair.kept
         if torch.is_grad_enabled():
             more = saved[len(given) + len(kept) :]
             there = dict(zip((*given, *pair.more), (*saved[: len(given)], *more), strict=True))
