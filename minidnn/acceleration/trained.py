@@ -90,19 +90,21 @@ class TrainedProgram(SizedProgram):
         self._is_bare = self.starts_early = False
 
     def _own_writes(self) -> dict[fx.Node, fx.Node]:
-        """Statistics that a part moves on: it reads them alone, and nothing else reads what they
-        become.  So it makes no difference that they are written before later parts have run, and
-        PyTorch's tape need not know of them."""
+        """Statistics that the last part moves on: it alone reads them, and nothing reads what they
+        become.  So PyTorch's tape need not know of them, and they may be written before the rest
+        has run.  Behind another part they may not: where that turns out not to be possible, PyTorch
+        computes the whole piece, and writes again."""
+        last = next((set(each.nodes) for each in reversed(self.levels) if each.taken), set())
         results = list(self._results)
-        found = {}
-        for place, target in self.captured.writes:
-            result = results[place]
-            is_read = results.count(result) > 1 or len(result.users) > 1
-            if not is_read and target in self.captured.untaped and not is_tracked(target):
-                level = next((each for each in self.levels if result in each.nodes), None)
-                if level is not None and level.taken and _reads_alone(level, target):
-                    found[target] = result
-        return found
+        return {
+            target: results[place]
+            for place, target in self.captured.writes
+            if target in self.captured.untaped
+            and not is_tracked(target)
+            and target.users
+            and last.issuperset((results[place], *target.users))
+            and len(results[place].users) == results.count(results[place]) == 1
+        }
 
     def _say(self, said: str) -> None:
         """Warns once of what PyTorch computes."""
@@ -190,11 +192,6 @@ def _divide(
             told = {node: why for node, why in left.items() if SHARED not in node.meta}
             return found, told
         left.update(dropped)
-
-
-def _reads_alone(level: Level, given: fx.Node) -> bool:
-    """Whether operations of a level read what is given, and nothing else does."""
-    return bool(given.users) and set(level.nodes).issuperset(given.users)
 
 
 def _is_full(node: fx.Node) -> bool:

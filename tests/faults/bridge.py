@@ -115,10 +115,17 @@ FAULTS = (
         ("tests/torch/test_own_writes.py",),
     ),
     Fault(
+        "parts before others write statistics",
+        f"{_ENGINE}/trained.py",
+        "for each in reversed(self.levels) if each.taken), set())",
+        "for each in self.levels if each.taken), set())",
+        ("tests/torch/test_own_writes.py",),
+    ),
+    Fault(
         "parts write what is read behind them",
         f"{_ENGINE}/trained.py",
-        "    return bool(given.users) and set(level.nodes).issuperset(given.users)\n",
-        "    return bool(given.users)\n",
+        "last.issuperset((results[place], *target.users))",
+        "results[place] in last",
         ("tests/torch/test_own_writes.py",),
     ),
     Fault(

@@ -12,7 +12,7 @@ from torch import nn
 import minidnn as md
 from minidnn.acceleration.program import REHEARSING
 from minidnn.acceleration.step import Pair
-from minidnn.errors import MiniDNNWarning
+from minidnn.errors import MiniDNNWarning, UnsupportedError
 from tests.torch.steps import trained_programs
 
 
@@ -80,6 +80,17 @@ class Alone(Moving):
         return y
 
 
+class TwoParts(nn.Module):
+    """Normalizes before and behind what minidnn does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x.tanh()).logcumsumexp(0).tanh())
+
+
 def pair_of(fast: Any) -> Pair:
     """The programs that the first of the parts ran last."""
     (program,) = trained_programs(fast)
@@ -93,7 +104,7 @@ def both(net: nn.Module, x: torch.Tensor, steps: int = 3) -> Any:
         gradients = []
         for module in (own, fast):
             module.zero_grad()
-            given = (x * factor).requires_grad_()
+            given = (x.detach() * factor).requires_grad_()
             results = module(given)
             one = results if isinstance(results, torch.Tensor) else results[0] + results[1]
             one.square().sum().backward()
@@ -129,6 +140,26 @@ def test_a_part_that_does_nothing_else() -> None:
     (program,) = trained_programs(fast)
     assert [len(part.part.written) for part in program.parts] == [0, 1]
     assert program.parts[1].part.outputs == ()
+
+
+def test_parts_before_others_write_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a later part cannot be compiled, PyTorch computes all, and writes all."""
+    net, x = TwoParts(), torch.randn(8, 4, requires_grad=True)
+    own = copy.deepcopy(net).train()
+    fast = both(net, x, steps=1)
+    own(x)
+    (program,) = trained_programs(fast)
+    assert [len(part.part.written) for part in program.parts] == [0, 2]
+
+    def refused(*given: Any) -> Any:
+        raise UnsupportedError("for this test")
+
+    monkeypatch.setattr(program.parts[1], "_pair", refused)
+    fast.pieces[0]._last = None  # whose errors are the caller's
+    with pytest.warns(MiniDNNWarning, match="for this test"):
+        fast(x)
+    own(x)
+    torch.testing.assert_close(list(net.buffers()), list(own.buffers()))
 
 
 def test_a_buffer_that_is_given_is_what_it_became() -> None:
