@@ -102,6 +102,8 @@ are_transforms_active = _ask("torch._C._are_functorch_transforms_active")
 count_of_modes = _ask("torch._C._len_torch_dispatch_stack")
 is_tracing = _ask("torch._C._is_tracing")
 is_batched = _ask("torch._C._functorch.is_legacy_batchedtensor")
+#: Tells whether tensors are like others in class, dtype, device, sizes, strides and dispatch keys.
+TensorGuards: Any = _ask("torch._C._dynamo.guards.TensorGuards")
 is_wrapper = _ask("torch.utils._python_dispatch.is_traceable_wrapper_subclass")
 
 # Several tensors at once.

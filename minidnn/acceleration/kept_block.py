@@ -15,10 +15,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from minidnn.acceleration.part import ALIGNMENT
 from minidnn.graph.ir import Value
-
-#: Of each value's first byte in a block, as PyTorch's allocator aligns tensors.
-_ALIGNMENT = 512
 
 #: The pool of each GPU, as long as a network is trained there.
 _POOLS: WeakValueDictionary[torch.device, Any] = WeakValueDictionary()
@@ -38,7 +36,7 @@ class KeptBlock:
         self.bytes = 0
         for value in values:
             self._offsets.append(self.bytes)
-            self.bytes += math.ceil(value.type.bytes / _ALIGNMENT) * _ALIGNMENT
+            self.bytes += math.ceil(value.type.bytes / ALIGNMENT) * ALIGNMENT
         self._pool = _pool_of(device) if self.bytes else None
 
     def empty(self) -> torch.Tensor:

@@ -36,11 +36,11 @@ class Overlaps:
             *(node in written for node in captured.held),
             *(is_it for place, is_it in given if place in stay),
         ]
-        self._strides = [
-            (place, _steps(node.meta["val"]))
-            for node, place in captured.given.items()
-            if node in written
-        ]
+        written_given = {place: node for node, place in captured.given.items() if node in written}
+        self._written = list(written_given)
+        self._steps = [_steps(node.meta["val"]) for node in written_given.values()]
+        #: The strides of what is written to, as they were when they were last found the same.
+        self._strides: list[tuple[int, ...]] | None = None
         self._known = _Known([], _Regions(()), _Regions(()), False)
 
     def are_in(self, leaves: Sequence[Any]) -> bool:
@@ -76,7 +76,14 @@ class Overlaps:
 
     def are_strided_otherwise(self, leaves: Sequence[Any]) -> bool:
         """Whether a tensor that is written to has other strides than when it was captured."""
-        return any(_steps(leaves[place]) != steps for place, steps in self._strides)
+        tensors = list(map(leaves.__getitem__, self._written))
+        strides = list(map(torch.Tensor.stride, tensors))
+        if strides == self._strides:
+            return False
+        if list(map(_steps, tensors)) != self._steps:
+            return True
+        self._strides = strides
+        return False
 
 
 def _any_meet(extents: Iterable[_Extent | None], are_written: Iterable[bool]) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from operator import attrgetter
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from minidnn._torch_internals import TensorGuards
 from minidnn.acceleration.threads import rest, team_of
 from minidnn.backends.cuda.arrays import TORCH
 from minidnn.executable import Executable
@@ -19,6 +21,10 @@ from minidnn.graph.types import TensorType
 
 #: What lies in memory as it seems to; other classes may look at a tensor in their own way.
 PLAIN = frozenset({torch.Tensor, nn.Parameter})
+
+#: The bytes between the beginnings of tensors in one memory are a multiple of this many, as where
+#: PyTorch's allocator makes them.
+ALIGNMENT = 512
 
 _IS_NESTED, _LAYOUT = attrgetter("is_nested"), attrgetter("layout")
 _DEVICE, _SHAPE, _DTYPE = attrgetter("device"), attrgetter("shape"), attrgetter("dtype")
@@ -73,6 +79,11 @@ class CompiledPart(nn.Module):
         self._gives = [
             (v.shape, _strides(v.shape), getattr(torch, v.dtype)) for v in part.graph.outputs
         ]
+        sizes: dict[torch.dtype, list[int]] = {}
+        for shape, _, dtype in self._gives:
+            if len(shape) == 1:
+                sizes.setdefault(dtype, []).append(*shape)
+        self._vectors = {dtype: EmptyVectors(sizes[dtype], dtype, self._device) for dtype in sizes}
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         if self.is_addressed and self.takes(tensors):
@@ -106,12 +117,22 @@ class CompiledPart(nn.Module):
 
     def empty(self, first: int = 0, end: int | None = None) -> list[torch.Tensor]:
         """Tensors for the results, or for some of them in a row, in which nothing is written."""
+        return [self._empty(*each) for each in self._gives[first:end]]
+
+    def empty_gradients(self) -> list[torch.Tensor]:
+        """Tensors for the results where these are gradients: most are those of vectors."""
+        vectors = {dtype: iter(make()) for dtype, make in self._vectors.items()}
+        return [
+            next(vectors[each[2]]) if len(each[0]) == 1 else self._empty(*each)
+            for each in self._gives
+        ]
+
+    def _empty(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
         # Strides are the shortest way to an array: without them PyTorch looks for a memory format.
         # The device is told: PyTorch's default may be another, whose memory is not for the program.
-        return [
-            torch.empty_strided(*type_, dtype=dtype, device=self._device)
-            for *type_, dtype in self._gives[first:end]
-        ]
+        return torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
 
     def compute(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Computes the results of what lies at these addresses, as :meth:`takes` says."""
@@ -145,11 +166,32 @@ def computes_its_own_way(tensor: torch.Tensor) -> bool:
     )
 
 
+class EmptyVectors:
+    """Makes vectors that lie one behind the other in one memory, which takes PyTorch a fraction of
+    the time of a tensor each.  No vector is a view to PyTorch: each has its own count of writes."""
+
+    def __init__(self, sizes: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+        #: The elements of each vector, and of each gap behind one.
+        self._sizes: list[int] = []
+        self._are_vectors: list[bool] = []
+        for size in sizes:
+            gap = -size % (ALIGNMENT // dtype.itemsize)
+            self._sizes += [size, gap] if gap else [size]
+            self._are_vectors += [True, False] if gap else [True]
+
+    def __call__(self) -> Iterable[torch.Tensor]:
+        """Vectors in which nothing is written."""
+        memory = torch.empty(sum(self._sizes), dtype=self._dtype, device=self._device)
+        return compress(torch.unsafe_split_with_sizes(memory, self._sizes), self._are_vectors)
+
+
 class ExpectedTensors:
     """What tells whether tensors' memory is arrays of these types, on these devices.
 
-    There may be hundreds, and the device may have nothing to do meanwhile: so each look is one pass
-    over all of them.
+    There may be hundreds, and the device may have nothing to do meanwhile.  So PyTorch compares all
+    of them at once with the last that were as expected.  Where they differ, each attribute is
+    looked at in one pass over all of them.
     """
 
     def __init__(self, types: Iterable[tuple[tuple[int, ...], torch.dtype, torch.device]]) -> None:
@@ -158,15 +200,32 @@ class ExpectedTensors:
         self._dtypes = [dtype for _, dtype, _ in every]
         self._devices = [device for *_, device in every]
         self._layouts = [torch.strided] * len(every)
+        #: Tells whether tensors are like the last that were as expected.
+        self._like_before: Any = None
 
     def __call__(self, tensors: Sequence[Any]) -> bool:
         return (
-            PLAIN.issuperset(map(type, tensors))
-            and not any(map(_IS_NESTED, tensors))  # these have no shape
-            and list(map(_LAYOUT, tensors)) == self._layouts
+            len(tensors) == len(self._shapes)
+            and PLAIN.issuperset(map(type, tensors))
+            and not any(map(_IS_NESTED, tensors))  # these have no shape, which ends PyTorch's look
+            and (self._are_like_before(tensors) or self._are_expected(tensors))
+        )
+
+    def _are_like_before(self, tensors: Sequence[Any]) -> bool:
+        return self._like_before is not None and self._like_before.check(*tensors)
+
+    def _are_expected(self, tensors: Sequence[Any]) -> bool:
+        """What is not nested is looked at attribute by attribute, and remembered."""
+        if not (
+            list(map(_LAYOUT, tensors)) == self._layouts
             and list(map(_DEVICE, tensors)) == self._devices
             and list(map(_SHAPE, tensors)) == self._shapes
             and list(map(_DTYPE, tensors)) == self._dtypes
             and all(map(torch.Tensor.is_contiguous, tensors))
             and not any(map(torch.Tensor.is_neg, tensors))
-        )
+        ):
+            return False
+        if tensors:
+            sizes = {"dynamic_dims_sizes": None, "dynamic_dims_strides": None}
+            self._like_before = TensorGuards(*tensors, **sizes)
+        return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import logging
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,7 +76,12 @@ class SizedProgram:
             raise UnsupportedError(f"strict=True, and not all of {name} is taken:\n{self.rest()}")
         graph = captured.module.graph
         self._results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
-        self._read_first = _read_first(captured, self._results)
+        #: The placeholders that parts write to themselves, and the result that each becomes.
+        self._own = own = self._own_writes()
+        #: The placeholders that the first results are written to.
+        self._writes = [node for _, node in captured.writes if node not in own]
+        self._results = [result for result in self._results if result not in own.values()]
+        self._read_first = _read_first(captured, self._results, self._writes)
         self.watch = self._watching()
         if self.watch.uncounted:
             log.warning(
@@ -90,6 +95,10 @@ class SizedProgram:
     def _divided(self, prices: bool) -> tuple[list[Level], dict[fx.Node, str]]:
         """What is taken and what is left, and why."""
         return _divide(self.captured, self.engine, prices, self._among)
+
+    def _own_writes(self) -> Mapping[fx.Node, fx.Node]:
+        """The placeholders that parts write to themselves, and the result that each becomes."""
+        return {}
 
     def _watching(self) -> Watch:
         """What says whether the weights are still those that are compiled in."""
@@ -156,34 +165,32 @@ class SizedProgram:
                 return result
             results: Sequence[Any] = result if isinstance(result, tuple) else (result,)
         else:
-            results = self._runner(*self._read(), *(leaves[place] for place in self.places))
-        if self.captured.has_writes:
+            results = self._runner(*self._read(), *map(leaves.__getitem__, self.places))
+        if self._writes or self.captured.counted:
             results = self._write_back(results, leaves)
         return arranged_as(iter(results), self.captured.arranged)
 
     def _write_back(self, results: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         """Writes what the network would have written in place; gives the other results."""
-        written = {place for place, _ in self.captured.writes}
+        written, others = list(results[: len(self._writes)]), list(results[len(self._writes) :])
         quiet: list[tuple[Any, Any]] = []
         if REHEARSING.get():
-            return [result for place, result in enumerate(results) if place not in written]
-        if self._read_first:
-            results = list(results)
-            for place in self._read_first:
-                results[place] = results[place].clone()
-        for place, node in self.captured.writes:
+            return others
+        for place in self._read_first:
+            written[place] = written[place].clone()
+        for node, result in zip(self._writes, written, strict=True):
             target = self._tensor_of(node, leaves)
             if node in self.captured.untaped:
-                quiet.append((target, results[place]))
+                quiet.append((target, result))
             else:
-                target.copy_(results[place])
+                target.copy_(result)
         counted = [self._tensor_of(node, leaves) for node in self.captured.counted]
         with torch.no_grad():
             if quiet:
                 copy_each(*map(list, zip(*quiet, strict=True)))
             if counted:
                 add_each(counted, 1)
-        return [result for place, result in enumerate(results) if place not in written]
+        return others
 
     def _tensor_of(self, node: fx.Node, leaves: Sequence[Any]) -> Any:
         """The tensor that a placeholder stands for."""
@@ -327,14 +334,14 @@ def _divide(
         left.update(dropped)
 
 
-def _read_first(captured: Captured, results: Sequence[Any]) -> list[int]:
-    """Which of the results that are written to their places lie in memory that is written to: they
+def _read_first(captured: Captured, results: Sequence[Any], writes: Sequence[fx.Node]) -> list[int]:
+    """Which of the results that are written to placeholders lie in memory that is written to: they
     are read before any of it is."""
-    if not captured.writes:
+    if not writes:
         return []
     memory = Memory(captured.module.graph)
-    written = {storage for _, node in captured.writes for storage in memory.of(node)}
-    found = ((place, results[place]) for place, _ in captured.writes)
+    written = {storage for node in writes for storage in memory.of(node)}
+    found = enumerate(results[: len(writes)])
     return [place for place, node in found if written & set(memory.of(node))]
 
 

@@ -22,6 +22,7 @@ from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.kept import giving_last, lying_last, only_cast, taking_last
 from minidnn.acceleration.kept_block import KeptBlock
 from minidnn.acceleration.part import CompiledPart, ExpectedTensors
+from minidnn.acceleration.program import REHEARSING
 from minidnn.acceleration.twice import Autocast, autocast_of, gradients_again
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.convert import Part
@@ -180,7 +181,7 @@ class Pair:
         first = len(part.outputs) if part.differentiable is None else part.differentiable
         self.halves = Halves(graph, trained, first, compute_again=mixed)
         self._engine, self._narrow = engine, narrow
-        self._overwritten = part.overwritten
+        self._overwritten = part.overwritten.intersection(self.halves.backward.given)
         self.random, self._given = part.random, len(part.inputs)
         read = self.halves.backward.given
         #: Inputs that are kept for gradients of gradients alone.
@@ -200,8 +201,11 @@ class Pair:
         self._copied: defaultdict[int, list[list[torch.Tensor]]] = defaultdict(list)
         self.backwards: dict[tuple[int, ...], tuple[BackwardHalf, CompiledPart]] = {}
         self._loose: dict[tuple[int, ...], ExpectedTensors] = {}
-        kept_places = self.halves.backward.kept
-        self._keeps_copied = any(self.results <= p < self.outputs for p in kept_places)
+        #: Which results of the program forwards are kept as tensors, by place.
+        self.kept = self.halves.backward.kept
+        #: Those of them that do not lie in a block, if there is one.
+        self.kept_beside = [place for place in self.kept if place < self.outputs]
+        self._keeps_copied = any(place >= self.results for place in self.kept_beside)
         #: Results by which there are no gradients.
         self.others = [p for p in range(self.results) if p not in self.halves.floating]
         self._lock = ForkLock()
@@ -240,7 +244,7 @@ class Pair:
 
     def _write(self, tensors: Sequence[torch.Tensor], results: list[torch.Tensor]) -> None:
         """Writes results to what the part writes to."""
-        if results:
+        if results and not REHEARSING.get():
             copy_each([tensors[place] for place in self._written], results)
 
     def run_back(
@@ -262,13 +266,15 @@ class Pair:
         first = [given[place] for place in backward.given]
         last = [_plain(cast(torch.Tensor, gradients[place])) for place in present]
         if block is not None:
-            own = (kept[place] for place in backward.kept if place < self.outputs)
+            own = [kept[place] for place in backward.kept if place in kept]
             if program.is_addressed and self._loose[present]([*first, *own, *last]):
-                at = {place: _ADDRESS(tensor) for place, tensor in kept.items()}
-                at.update(enumerate(self._block.addresses(block), self.outputs))
-                within = map(at.__getitem__, backward.kept)
+                at = self._block.addresses(block)
+                within = [
+                    _ADDRESS(kept[place]) if place in kept else at[place - self.outputs]
+                    for place in backward.kept
+                ]
                 addresses = [*map(_ADDRESS, first), *within, *map(_ADDRESS, last)]
-                results = program.empty()
+                results = program.empty_gradients()
                 program.compute(addresses, list(map(_ADDRESS, results)))
                 return dict(zip(backward.differentiated, results, strict=True))
             kept = {**kept, **dict(enumerate(self._block.tensors(block), self.outputs))}
@@ -298,14 +304,12 @@ class Pair:
         """In the place of an input on whose numbers nothing depends."""
         return torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=self._device)
 
-    def to_keep(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
-        """What is kept of an input: a copy, if the network is about to write to it."""
-        return tensor.clone() if place in self._overwritten else tensor
-
-    def kept(self, has_block: bool) -> Sequence[int]:
-        """Which results of the program forwards are kept as tensors, by place."""
-        places = self.halves.backward.kept
-        return [p for p in places if p < self.outputs] if has_block else places
+    def to_keep(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What is kept of inputs: copies of those that the network is about to write to."""
+        given = list(map(tensors.__getitem__, self.halves.backward.given))
+        for place in self._overwritten:
+            given[self.halves.backward.given.index(place)] = tensors[place].clone()
+        return given
 
     def backward(self, present: tuple[int, ...]) -> tuple[BackwardHalf, CompiledPart]:
         """What is computed backwards where there are gradients by these results."""
@@ -393,12 +397,11 @@ class _Through(torch.autograd.Function):
         ctx: Any, pair: Pair, tensors: Sequence[torch.Tensor], *trained: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """trained: those of the tensors that are on the tape."""
+        given = pair.to_keep(tensors)  # before the part writes to any of it
         results, block = pair.run(tensors)
-        kept = pair.kept(block is not None)
+        kept = pair.kept if block is None else pair.kept_beside
         own = () if block is None else (block,)
-        first = pair.halves.backward.given
-        given = (pair.to_keep(tensors[place], place) for place in first)
-        more = (tensors[place] for place in pair.more)
+        more = map(tensors.__getitem__, pair.more)
         ctx.save_for_backward(*own, *given, *(results[place] for place in kept), *more)
         ctx.autocast = autocast_of(tensors[0]) if tensors else None
         ctx.has_block = block is not None
@@ -415,7 +418,7 @@ class _Through(torch.autograd.Function):
         if any(each is not None and is_batched(each) for each in gradients):
             raise UnsupportedError(_BATCHED.format(name=pair.name))
         block, *saved = ctx.saved_tensors if ctx.has_block else (None, *ctx.saved_tensors)
-        given, kept = pair.halves.backward.given, pair.kept(ctx.has_block)
+        given, kept = pair.halves.backward.given, pair.kept_beside if ctx.has_block else pair.kept
         if torch.is_grad_enabled():
             more = saved[len(given) + len(kept) :]
             there = dict(zip((*given, *pair.more), (*saved[: len(given)], *more), strict=True))

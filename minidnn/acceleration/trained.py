@@ -89,6 +89,23 @@ class TrainedProgram(SizedProgram):
         self._direct = self.direct = None
         self._is_bare = self.starts_early = False
 
+    def _own_writes(self) -> dict[fx.Node, fx.Node]:
+        """Statistics that the last part moves on: it alone reads them, and nothing reads what they
+        become.  So PyTorch's tape need not know of them, and they may be written before the rest
+        has run.  Behind another part they may not: where that turns out not to be possible, PyTorch
+        computes the whole piece, and writes again."""
+        last = next((set(each.nodes) for each in reversed(self.levels) if each.taken), set())
+        results = list(self._results)
+        return {
+            target: results[place]
+            for place, target in self.captured.writes
+            if target in self.captured.untaped
+            and not is_tracked(target)
+            and target.users
+            and last.issuperset((results[place], *target.users))
+            and len(results[place].users) == results.count(results[place]) == 1
+        }
+
     def _say(self, said: str) -> None:
         """Warns once of what PyTorch computes."""
         if self._is_strict:
@@ -100,16 +117,25 @@ class TrainedProgram(SizedProgram):
     def _part(self, level: Level, name: str) -> Part:
         """A part whose results with gradients come first."""
         captured, within = self.captured, set(level.nodes)
-        read = [node for node in level.nodes if any(user not in within for user in node.users)]
+        own = {target: new for target, new in self._own.items() if new in within}
+        moved = set(own.values())
+        read = [
+            node
+            for node in level.nodes
+            if node not in moved and any(user not in within for user in node.users)
+        ]
         read.sort(key=lambda node: not is_tracked(node))
+        given = [*read, *own.values()]
         part = convert(
-            level.nodes, captured.constants, captured.tensor, name, results=read, trained=True
+            level.nodes, captured.constants, captured.tensor, name, results=given, trained=True
         )
         memory = Memory(captured.module.graph)
         written = {storage for _, node in captured.writes for storage in memory.of(node)}
         overwritten = {p for p, node in enumerate(part.inputs) if written & memory.of(node)}
         return replace(
             part,
+            outputs=tuple(read),
+            written=tuple(own),
             differentiable=sum(map(is_tracked, read)),
             overwritten=frozenset(overwritten),
         )
@@ -131,7 +157,8 @@ class TrainedProgram(SizedProgram):
         if self.half is None:
             return None
         inputs = (place for place, node in enumerate(part.inputs) if was_narrow(node))
-        outputs = (place for place, node in enumerate(part.outputs) if was_narrow(node))
+        given = (*part.outputs, *map(self._own.__getitem__, part.written))
+        outputs = (place for place, node in enumerate(given) if was_narrow(node))
         return Narrow(self.half, frozenset(inputs), frozenset(outputs))
 
     def _divided(self, prices: bool) -> tuple[list[Level], dict[fx.Node, str]]:

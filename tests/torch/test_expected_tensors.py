@@ -12,7 +12,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 from minidnn.acceleration.part import ExpectedTensors
 
 SHAPE = (2, 3, 4)
-EXPECTED = ExpectedTensors([(SHAPE, torch.float32, torch.device("cpu"))] * 2)
+TYPES = [(SHAPE, torch.float32, torch.device("cpu"))] * 2
+EXPECTED = ExpectedTensors(TYPES)
 
 
 def test_arrays() -> None:
@@ -39,10 +40,47 @@ def test_arrays() -> None:
 )
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_others(make: Callable[[], torch.Tensor]) -> None:
-    for place in (0, 1):
-        tensors = [torch.randn(SHAPE), torch.randn(SHAPE)]
-        tensors[place] = make()
-        assert not EXPECTED(tensors)
+    """Where there is nothing yet to compare them with, and after tensors that are as expected."""
+    expected = ExpectedTensors(TYPES)
+    for _ in range(2):
+        for place in (0, 1):
+            tensors = [torch.randn(SHAPE), torch.randn(SHAPE)]
+            tensors[place] = make()
+            assert not expected(tensors)
+        assert expected([torch.randn(SHAPE), torch.randn(SHAPE)])
+
+
+def test_tensors_of_another_kind_than_the_last() -> None:
+    """All that may differ between tensors that are as expected."""
+    x = torch.randn(SHAPE)
+    with torch.inference_mode():
+        inferred = torch.randn(SHAPE)
+    kinds = [[x, x.clone()], [x, x], [nn.Parameter(x), x], [x[:], x.detach()], [inferred, x]]
+    expected = ExpectedTensors(TYPES)
+    for one in kinds:
+        for other in kinds:
+            with torch.autocast("cpu", torch.bfloat16):
+                assert expected(one)
+            assert expected(other)
+
+
+def test_axes_of_one_element_lie_in_any_way() -> None:
+    expected = ExpectedTensors([((1, 3), torch.float32, torch.device("cpu"))])
+    for stride in (3, 1, 7):
+        assert expected([torch.randn(8).as_strided((1, 3), (stride, 1))])
+
+
+def test_a_tensor_that_changed_since() -> None:
+    """The same objects, which PyTorch lets lie elsewhere and otherwise."""
+    x, y = torch.randn(SHAPE), torch.randn(SHAPE)
+    expected = ExpectedTensors(TYPES)
+    assert expected([x, y])
+    x.data = torch.randn(2, 4, 3).mT
+    assert not expected([x, y])
+    x.data = torch.randn(SHAPE)
+    assert expected([x, y])
+    y.data = y.data.double()
+    assert not expected([x, y])
 
 
 def test_another_count() -> None:

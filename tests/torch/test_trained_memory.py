@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import minidnn as md
+from minidnn.acceleration.part import ALIGNMENT, EmptyVectors
 from tests.torch.test_trained import examples, network, program
 
 MOST_BYTES = 1 << 20
@@ -66,3 +67,31 @@ def test_statistics_pass_through_the_same_memory_in_every_call() -> None:
     (part,) = program(fast).parts
     (pair,) = part.pairs.values()
     assert [len(each) for each in pair._copied.values()] == [1]
+
+
+def test_gradients_of_vectors_lie_in_one_memory() -> None:
+    """PyTorch takes them over as they are; to it they are tensors of their own."""
+    net = network()
+    fast = md.optimize(net, device="cpu").train()
+    fast(examples(3, 3, 6, 6)).sum().backward()
+    gradients = [p.grad for p in net.parameters() if p.grad is not None and p.dim() == 1]
+    assert len(gradients) > 2
+    begin = gradients[0].untyped_storage().data_ptr()
+    offsets = [gradient.data_ptr() - begin for gradient in gradients]
+    assert {gradient.untyped_storage().data_ptr() for gradient in gradients} == {begin}
+    assert sorted(offsets) == offsets and not any(offset % ALIGNMENT for offset in offsets)
+    first, *others = gradients
+    before = [each.clone() for each in others]
+    first.fill_(7.0)
+    assert all(map(torch.equal, others, before))
+    assert (first._version, {each._version for each in others}) == (1, {0})
+    assert not any(each._is_view() for each in gradients)
+
+
+def test_vectors_in_one_memory() -> None:
+    device, sizes = torch.device("cpu"), [1, 0, 256, 257, 3]
+    vectors = list(EmptyVectors(sizes, torch.bfloat16, device)())
+    assert [tuple(each.shape) for each in vectors] == [(size,) for size in sizes]
+    assert {each.dtype for each in vectors} == {torch.bfloat16}
+    begins = [each.storage_offset() * each.element_size() for each in vectors]
+    assert begins == [0, 512, 512, 1024, 2048]

@@ -36,7 +36,8 @@ class Part:
     """Taken operations as a graph, and the captured nodes that its inputs and outputs are.
 
     Attributes:
-        written: nodes that are held and written to: what they become are further outputs.
+        written: inputs that the part writes to itself: what they become are further outputs of the
+            graph, in this order.
         random: how many further inputs are numbers that random numbers follow from.
         overwritten: the inputs, by place, that are written to after the part has run.
         differentiable: how many of the outputs, from the first, may have gradients; all by default.
@@ -76,13 +77,11 @@ def convert(
             values.compute(node)
         outputs = [node for node in nodes if any(user not in within for user in node.users)]
         outputs = outputs if results is None else list(results)
-        graph = trace.graph([*(values[node] for node in outputs), *values.written.values()])
-    written = tuple(values.written)
+        graph = trace.graph([values[node] for node in outputs])
     if not graph.states:
-        return Part(graph, tuple(values.inputs), tuple(outputs), written)
-    return Part(
-        _given_states(graph), tuple(values.inputs), tuple(outputs), written, len(graph.states)
-    )
+        return Part(graph, tuple(values.inputs), tuple(outputs))
+    given = _given_states(graph)
+    return Part(given, tuple(values.inputs), tuple(outputs), random=len(graph.states))
 
 
 def _given_states(graph: Graph) -> Graph:
@@ -153,8 +152,7 @@ def _reason(
             for user in node.users:
                 if user.target is operator.getitem and results[_place(user)] is None:
                     raise Refused(f"its result {_place(user)} is not computed")
-            written = values.written.values()
-            graph = trace.graph([*(v for v in results if v is not None), *written])
+            graph = trace.graph([v for v in results if v is not None])
             graph = _given_states(graph) if graph.states else graph
     except (Refused, GraphError) as error:
         return str(error)
@@ -188,11 +186,6 @@ class _Values:
         self._tensors = tensors
         self._found: dict[Node, Any] = {}
         self.inputs: dict[Node, None] = {}
-        #: What held nodes become.
-        self.written: dict[Node, Value] = {}
-
-    def write(self, node: Node, value: Value) -> None:
-        self._found[node] = self.written[node] = value
 
     def __getitem__(self, node: Node) -> Any:
         if node not in self._found and node in self._constants:

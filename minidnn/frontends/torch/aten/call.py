@@ -34,8 +34,6 @@ class Values(Protocol):
 
     def __getitem__(self, node: Node) -> Any: ...
 
-    def write(self, node: Node, value: Value) -> None: ...
-
 
 class AtenCall:
     """An operation's arguments by the names in its schema, defaults filled in."""
@@ -104,10 +102,6 @@ class AtenCall:
     def trained(self) -> bool:
         """Whether the network is trained: it does what it does in training alone."""
         return current_trace().training
-
-    def write(self, name: str, value: Value) -> None:
-        """Says what an operand that a module holds becomes by the operation."""
-        self._values.write(self._arguments[name], value)
 
     def filled(self, name: str, type: TensorType, value: float) -> Constant:
         """A constant for an operand that is absent, of one number throughout."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -13,6 +12,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, sqrt
 from minidnn.graph.trace import apply
 
+_STATISTICS = ("running_mean", "running_var")
 _CONDITION = "statistics stored and known, or of the batch in training"
 
 
@@ -22,7 +22,9 @@ def batch_norm(call: AtenCall) -> Any:
         return _normalize(call)
     if not call.trained:
         raise Refused(f"{TRAINING}, and takes the batch's own statistics")
-    return _normalize_by_batch(call)
+    if any(call.optional(name) is not None for name in _STATISTICS):
+        raise Refused("it writes to its statistics, which are no results of it")
+    return _normalize_by_batch(call)[0]
 
 
 @takes("_native_batch_norm_legit_no_training.default", when=_CONDITION)
@@ -46,19 +48,16 @@ def _normalize(call: AtenCall) -> Any:
 def functional_batch_norm(call: AtenCall) -> Any:
     """What the stored statistics become are further results."""
     if not call["training"]:
-        same = [call.tensor(name) for name in ("running_mean", "running_var")]
+        same = [call.tensor(name) for name in _STATISTICS]
         return (_normalize(call), None, None, *same)
     if not call.trained:
         raise Refused(f"{TRAINING}, and takes the batch's own statistics")
-    moved: dict[str, Any] = {}
-    result = _normalize_by_batch(call, moved.__setitem__)
-    return (result, None, None, moved["running_mean"], moved["running_var"])
+    return _normalize_by_batch(call)
 
 
-def _normalize_by_batch(call: AtenCall, write: Callable[[str, Any], None] | None = None) -> Any:
-    """By the mean and variance of the batch, towards which the stored ones move; the stored
-    variance is that of the population."""
-    write = call.write if write is None else write
+def _normalize_by_batch(call: AtenCall) -> tuple[Any, ...]:
+    """By the mean and variance of the batch, towards which the stored ones move, if there are any;
+    the stored variance is that of the population."""
     x: Any = call.tensor("input")
     axes = (0, *range(2, x.type.rank))
     count = prod(x.shape[axis] for axis in axes)
@@ -67,17 +66,17 @@ def _normalize_by_batch(call: AtenCall, write: Callable[[str, Any], None] | None
     mean = apply(ops.Reduce("mean", axes), x)
     var = apply(ops.Variance(), x, mean)
     factor = float(call.number("momentum"))
-    for name, new, more in (
-        ("running_mean", mean, 1.0),
-        ("running_var", var, count / (count - 1)),
-    ):
-        if (old := call.optional(name)) is not None:
-            body = argument(0) * (1.0 - factor) + argument(1) * (more * factor)
-            write(name, apply(ops.Formula(body, tensors=2, title="Moved"), old, new))
+    moved = []
+    for name, new, more in zip(_STATISTICS, (mean, var), (1.0, count / (count - 1)), strict=True):
+        body = argument(0) * (1.0 - factor) + argument(1) * (more * factor)
+        formula = ops.Formula(body, tensors=2, title="Moved")
+        old = call.optional(name)
+        moved.append(None if old is None else apply(formula, old, new))
     weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
     weight = call.filled("weight", mean.type, 1.0) if weight is None else weight
     bias = call.filled("bias", mean.type, 0.0) if bias is None else bias
-    return apply(ops.BatchNorm(float(call.number("eps"))), x, weight, bias, mean, var)
+    result = apply(ops.BatchNorm(float(call.number("eps"))), x, weight, bias, mean, var)
+    return (result, None, None, *moved)
 
 
 @takes("layer_norm.default", when="weight and bias are known")
