@@ -105,6 +105,8 @@ is_batched = _ask("torch._C._functorch.is_legacy_batchedtensor")
 #: Tells whether tensors are like others in class, dtype, device, sizes, strides and dispatch keys.
 TensorGuards: Any = _ask("torch._C._dynamo.guards.TensorGuards")
 is_wrapper = _ask("torch.utils._python_dispatch.is_traceable_wrapper_subclass")
+#: Whether the backward pass that runs now leaves what was kept for it to another one.
+keeps_graph: Any = _ask("torch._C._autograd._get_current_graph_task_keep_graph")
 
 # Several tensors at once.
 add_each = _ask("torch._foreach_add_")

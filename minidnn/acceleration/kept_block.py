@@ -8,7 +8,7 @@ among others' tensors of all sizes so large a piece would be cut up.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 from weakref import WeakValueDictionary
@@ -29,14 +29,27 @@ class KeptBlock:
         bytes: of a block.
     """
 
-    def __init__(self, values: Sequence[Value], device: torch.device) -> None:
+    def __init__(
+        self,
+        values: Sequence[Value],
+        device: torch.device,
+        places: Mapping[int, int] | None = None,
+        bytes: int = 0,
+    ) -> None:
+        """
+        places: where values begin, by their numbers, in memory of so many bytes, in which more may
+            lie than they; the others lie behind that.
+        """
         self._device = device
         self._types = [(v.shape, getattr(torch, v.dtype), v.type.bytes) for v in values]
-        self._offsets = []
-        self.bytes = 0
-        for value in values:
-            self._offsets.append(self.bytes)
-            self.bytes += math.ceil(value.type.bytes / ALIGNMENT) * ALIGNMENT
+        self._offsets, self.bytes = [], bytes
+        for number, value in enumerate(values):
+            if places is not None and number in places:
+                self._offsets.append(places[number])
+                continue
+            begin = math.ceil(self.bytes / ALIGNMENT) * ALIGNMENT
+            self._offsets.append(begin)
+            self.bytes = begin + value.type.bytes
         self._pool = _pool_of(device) if self.bytes else None
 
     def empty(self) -> torch.Tensor:

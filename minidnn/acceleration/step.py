@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from minidnn._forks import ForkLock
-from minidnn._torch_internals import copy_each, is_batched
+from minidnn._torch_internals import copy_each, is_batched, keeps_graph
 from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.kept import giving_last, lying_last, only_cast, taking_last
 from minidnn.acceleration.kept_block import KeptBlock
@@ -195,8 +195,7 @@ class Pair:
         self._dtypes: list[str] = []
         self._last: set[int] = set()
         self.forward = self._compiled(self._forward())
-        kept = self.forward.part.graph.outputs[self.outputs :]
-        self._block = KeptBlock(kept, torch.device(engine.memory))
+        self.forward.lie_with_callers()
         #: By streams, memory of calls before for what the part writes, until it is copied there.
         self._copied: defaultdict[int, list[list[torch.Tensor]]] = defaultdict(list)
         self.backwards: dict[tuple[int, ...], tuple[BackwardHalf, CompiledPart]] = {}
@@ -209,8 +208,27 @@ class Pair:
         #: Results by which there are no gradients.
         self.others = [p for p in range(self.results) if p not in self.halves.floating]
         self._lock = ForkLock()
-        if len(self.halves.floating) == 1 and self.halves.backward.differentiated:
-            self.backward(self.halves.floating)
+        #: Whether the program of all gradients works in the block, and what is kept is gone then.
+        self._works_in_block = False
+        self._block = self._laid_block()
+
+    def _laid_block(self) -> KeptBlock:
+        """How what is kept lies: as the program backwards wants it that can work there."""
+        kept = self.forward.part.graph.outputs[self.outputs :]
+        if len(self.halves.floating) != 1 or not self.halves.backward.differentiated:
+            return KeptBlock(kept, self._device)
+        found, program = self.backward(self.halves.floating)
+        inputs = {
+            place - self.outputs: number
+            for number, place in enumerate(found.kept, len(found.given))
+            if place >= self.outputs
+        }
+        laid = program.lie_with_callers(list(inputs.values()))
+        if laid is None:
+            return KeptBlock(kept, self._device)
+        self._works_in_block = True
+        places = dict(zip(inputs, laid.offsets, strict=True))
+        return KeptBlock(kept, self._device, places, laid.bytes)
 
     @property
     def kept_bytes(self) -> int:
@@ -269,18 +287,25 @@ class Pair:
             own = [kept[place] for place in backward.kept if place in kept]
             if program.is_addressed and self._loose[present]([*first, *own, *last]):
                 at = self._block.addresses(block)
-                within = [
+                read = [
                     _ADDRESS(kept[place]) if place in kept else at[place - self.outputs]
                     for place in backward.kept
                 ]
-                addresses = [*map(_ADDRESS, first), *within, *map(_ADDRESS, last)]
+                addresses = [*map(_ADDRESS, first), *read, *map(_ADDRESS, last)]
                 results = program.empty_gradients()
-                program.compute(addresses, list(map(_ADDRESS, results)))
+                within = self._working_memory(block, present)
+                program.compute(addresses, list(map(_ADDRESS, results)), within)
                 return dict(zip(backward.differentiated, results, strict=True))
             kept = {**kept, **dict(enumerate(self._block.tensors(block), self.outputs))}
         tensors = [*first, *(kept[place] for place in backward.kept), *last]
         results = list(_all(program(*map(_plain, tensors))))
         return dict(zip(backward.differentiated, results, strict=True))
+
+    def _working_memory(self, block: torch.Tensor, present: tuple[int, ...]) -> int:
+        """Where gradients by these results are computed among what was kept; 0 if elsewhere, as
+        where PyTorch keeps it for another time."""
+        works = self._works_in_block and present == self.halves.floating
+        return _ADDRESS(block) if works and not keeps_graph() else 0
 
     def run_twice(
         self,
@@ -318,6 +343,7 @@ class Pair:
                 every = present == self.halves.floating
                 found = self.halves.backward if every else self.halves.backward_of(present)
                 program = self._compiled(self._backward(found, present))
+                program.lie_with_callers()
                 self._loose[present] = self._lying_beside_block(found, program)
                 self.backwards[present] = found, program
             return self.backwards[present]
@@ -384,8 +410,6 @@ class Pair:
             if narrow is None
             else engine.compile_mixed(graph, narrow.dtype)
         )
-        if (program := executable.on_streams) is not None:
-            program.lie_with_callers()  # values that are kept, which are large, lie in a block
         return CompiledPart(Part(graph, (), ()), executable, engine.memory, True, True)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import shutil
 import subprocess
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ import minidnn as md
 from tests.torch import test_trained_halves
 from tests.torch.steps import trained_programs
 from tests.torch.test_trained import Dropping, network, program, same_gradients, same_state, x_of
+
+cupy = pytest.importorskip("cupy")
 
 pytestmark = pytest.mark.gpu
 
@@ -139,19 +143,57 @@ def test_two_hundred_steps_take_no_more_memory() -> None:
     assert used[2] == used[1]
 
 
-def test_values_that_are_kept_lie_in_pytorchs_memory_alone() -> None:
-    """Those of both halves, which else would have them, too; what lies between shares memory."""
-    fast = md.optimize(network().cuda()).train()
-    for _ in range(5):
-        fast(x_of(64).cuda()).square().mean().backward()
+def test_gradients_are_computed_in_the_memory_of_what_was_kept() -> None:
+    """No program has memory for its inputs and outputs, and that of gradients for nothing else."""
+    net = network().cuda()
+    own, fast = copy.deepcopy(net).train(), md.optimize(net).train()
+    for step in range(5):
+        keeps = step == 3
+        x = x_of(64).cuda() + step
+        for module in (own, fast):
+            loss = module(x).square().mean()
+            for _ in range(2 if keeps else 1):
+                loss.backward(retain_graph=keeps)
+            del loss
+    same_gradients(net.cpu(), own.cpu())
     (trained,) = trained_programs(fast)
-    places: set[int] = set()
     for pair in (pair for part in trained.parts for pair in part.pairs.values()):
-        for half in (pair.forward, *(compiled for _, compiled in pair.backwards.values())):
-            assert not half._program._instances
-            kept = half._program._lying.kept.values()
-            places.update(instance.begin for instance in kept)
-    assert len(places) == 1
+        ((_, backward),) = pair.backwards.values()
+        assert pair._works_in_block
+        for half in (pair.forward, backward):
+            assert half._program._lying.kept and not half._program._instances
+        places = [within for within, *_ in backward._program._lying.kept]
+        assert sum(not place for place in places) == 1  # where the graph was kept
+        assert pair._block.bytes < pair.kept_bytes + backward._program.table.block.bytes
+
+
+@pytest.mark.parametrize("half", [None, torch.bfloat16], ids=str)
+def test_a_step_takes_no_more_memory_than_pytorchs(half: torch.dtype | None) -> None:
+    """Of a network whose values are large beside its parameters."""
+
+    def made() -> nn.Module:
+        widths = (3, 64, 64, 64, 64)
+        blocks = [
+            nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
+            for a, b in itertools.pairwise(widths)
+        ]
+        return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+    def peak(module: Any, x: torch.Tensor) -> int:
+        pool = cupy.get_default_memory_pool()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() + pool.used_bytes()
+        for _ in range(4):
+            with torch.autocast("cuda", half, enabled=half is not None):
+                loss = module(x).square().mean()
+            loss.backward()
+            del loss
+        torch.cuda.synchronize()
+        return int(torch.cuda.max_memory_allocated() + pool.used_bytes() - before)
+
+    x = torch.randn(32, 3, 112, 112, device="cuda")
+    theirs = peak(made().cuda().train(), x)
+    assert peak(md.optimize(made().cuda().train()), x) <= theirs
 
 
 def test_what_is_kept_lies_where_it_lay_before_and_is_given_back() -> None:

@@ -103,6 +103,7 @@ class Moved(nn.Module):
 )
 @pytest.mark.parametrize("make", [Network, Dense, Rows])
 def test_both_programs(make: type[nn.Module], half: torch.dtype, tmp_path: Path) -> None:
+    """That of gradients works in the memory of what is kept for it."""
     fast: Any = md.optimize(make().train(), device="reference")
     with torch.autocast("cpu", half):
         fast(torch.randn(4, 3, 16, 16))
@@ -111,18 +112,20 @@ def test_both_programs(make: type[nn.Module], half: torch.dtype, tmp_path: Path)
     ((found, backward),) = pair.backwards.values()
     name, random = str(half).removeprefix("torch."), np.random.default_rng(0)
 
-    def check(graph: Graph, given: list[np.ndarray]) -> list[np.ndarray]:
+    def check(graph: Graph, given: list[np.ndarray], within: range) -> list[np.ndarray]:
         assert {"float32", name} <= {value.dtype for value in graph.values}
-        check_values(planned_mixed(graph, name), given, name, tmp_path)
+        check_values(planned_mixed(graph, name), given, name, tmp_path, ends=within)
         return list(evaluate(graph, given))
 
     forward = pair.forward.part.graph
     given = [0.3 * random.standard_normal(v.shape).astype(np.float32) for v in forward.inputs]
-    results = check(forward, given)
+    results = check(forward, given, range(0))
     kept = [rounded_to(forward.outputs[p].dtype, results[p]) for p in found.kept]
     # As large as the gradients of a mean over the batch.
     seed = rounded_to(name, 0.1 * random.standard_normal(results[0].shape).astype(np.float32))
-    check(backward.part.graph, [*(given[place] for place in found.given), *kept, seed])
+    first = [given[place] for place in found.given]
+    within = range(len(first), len(first) + len(kept))
+    check(backward.part.graph, [*first, *kept, seed], within)
 
 
 def test_images_are_kept_as_they_are_computed() -> None:

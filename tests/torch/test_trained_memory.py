@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import torch
 from torch import nn
 
 import minidnn as md
-from minidnn.acceleration.part import ALIGNMENT, EmptyVectors
+from minidnn.acceleration.part import ALIGNMENT, CompiledPart, EmptyVectors
+from minidnn.runtime.program import LaidWithin
 from tests.torch.test_trained import examples, network, program
 
 MOST_BYTES = 1 << 20
@@ -67,6 +69,48 @@ def test_statistics_pass_through_the_same_memory_in_every_call() -> None:
     (part,) = program(fast).parts
     (pair,) = part.pairs.values()
     assert [len(each) for each in pair._copied.values()] == [1]
+
+
+def test_gradients_are_computed_among_what_was_kept_where_nothing_needs_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a device whose programs can; the CPU's show what they are told."""
+    blocks: list[int] = []
+    laid: list[LaidWithin] = []
+
+    def lie(part: CompiledPart, within: Sequence[int] = ()) -> LaidWithin | None:
+        if not within:
+            return None
+        bytes = sum(part.part.graph.inputs[place].type.bytes for place in within)
+        step = ALIGNMENT * (1 + bytes // ALIGNMENT)
+        offsets = tuple(ALIGNMENT + step * number for number, _ in enumerate(within))
+        laid.append(LaidWithin(offsets[-1] + bytes, offsets))
+        return laid[-1]
+
+    def compute(
+        part: CompiledPart, inputs: Sequence[int], outputs: Sequence[int], within: int = 0
+    ) -> None:
+        blocks.append(within)
+        if within:
+            assert set(inputs) >= {within + offset for offset in laid[0].offsets}
+        inner(part, inputs, outputs)
+
+    inner = CompiledPart.compute
+    monkeypatch.setattr(CompiledPart, "lie_with_callers", lie)
+    monkeypatch.setattr(CompiledPart, "compute", compute)
+    own = network().train()
+    fast = md.optimize(copy.deepcopy(own), device="cpu").train()
+    x = examples(3, 3, 6, 6)
+    for keeps in ((False,), (True, True, False), (False,)):
+        one, other = fast(x).square().sum(), own(x).square().sum()
+        blocks.clear()
+        for retain_graph in keeps:
+            one.backward(retain_graph=retain_graph)
+            other.backward(retain_graph=retain_graph)
+        assert [bool(within) for within in blocks] == [not each for each in keeps]
+    for first, second in zip(fast.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(first.grad, second.grad, rtol=1e-4, atol=1e-4)
+    assert len(laid) == 1
 
 
 def test_gradients_of_vectors_lie_in_one_memory() -> None:
