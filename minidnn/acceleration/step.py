@@ -217,7 +217,7 @@ class Pair:
         kept = self.forward.part.graph.outputs[self.outputs :]
         if len(self.halves.floating) != 1 or not self.halves.backward.differentiated:
             return KeptBlock(kept, self._device)
-        found, program = self.backward(self.halves.floating)
+        found, program = self.halves.backward, self._add_backward(self.halves.floating)
         inputs = {
             place - self.outputs: number
             for number, place in enumerate(found.kept, len(found.given))
@@ -340,13 +340,16 @@ class Pair:
         """What is computed backwards where there are gradients by these results."""
         with self._lock:
             if present not in self.backwards:
-                every = present == self.halves.floating
-                found = self.halves.backward if every else self.halves.backward_of(present)
-                program = self._compiled(self._backward(found, present))
-                program.lie_with_callers()
-                self._loose[present] = self._lying_beside_block(found, program)
-                self.backwards[present] = found, program
+                self._add_backward(present).lie_with_callers()
             return self.backwards[present]
+
+    def _add_backward(self, present: tuple[int, ...]) -> CompiledPart:
+        every = present == self.halves.floating
+        found = self.halves.backward if every else self.halves.backward_of(present)
+        program = self._compiled(self._backward(found, present))
+        self._loose[present] = self._lying_beside_block(found, program)
+        self.backwards[present] = found, program
+        return program
 
     def _lying_beside_block(self, found: BackwardHalf, program: CompiledPart) -> ExpectedTensors:
         """What tells of what a program is given beside the block whether it takes it at its

@@ -82,6 +82,7 @@ def test_one_of_small_ends_is_made_only_where_there_is_no_other_memory(shares: b
 def test_programs_without_other_memory_share_that_of_the_largest() -> None:
     made = Made()
     small, large, own = (instances(made, working=size) for size in (100, 700, 100))
+    instances(made, working=900).share(3, is_usual=False)
     for each, device in ((small, 3), (large, 3), (own, 4)):
         each.share(device)
         assert not each.bytes

@@ -107,7 +107,7 @@ class CapturedProgram:
         if self._states is not None or self._limit is not None:
             return None
         with on_device(self.device), self._lock:
-            self._lying.share(self.device)
+            self._lying.share(self.device, is_usual=not within)
             self._instances.clear()
             release_unused()  # nobody else has use for what CuPy keeps
         return self._laid_within(within) if within else None

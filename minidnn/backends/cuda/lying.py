@@ -61,12 +61,16 @@ class LyingInstances:
         is_own = any(not within for within, *_ in self.kept)
         return self._working.bytes if self._working is not None and is_own else 0
 
-    def share(self, device: int) -> None:
+    def share(self, device: int, is_usual: bool = True) -> None:
         """From now on one is made when addresses come for the first time, in memory that it shares
-        with other programs of the device."""
+        with other programs of the device.
+
+        is_usual: whether most are: else callers give them memory to work in.
+        """
         self._at_once = True
         self._working = _SHARED.setdefault(device, WorkingMemory())
-        self._working.bytes = max(self._working.bytes, self._bytes)
+        if is_usual:
+            self._working.bytes = max(self._working.bytes, self._bytes)
 
     def of(self, ends: Sequence[Given], within: int = 0) -> Instance | None:
         """The instance of these arrays, inputs first; None where there is none.
