@@ -25,7 +25,6 @@ from ...graph.operators import (
     Concat,
     Conv2dInputGradient,
     Conv2dWeightGradient,
-    Gather,
     GroupNorm,
     LayerNorm,
     Linear,
@@ -40,6 +39,8 @@ from ...graph.operators import (
     TakeChannels,
 )
 from ...graph.types import BYTES, ITEMSIZE, TensorType
+from ...kernels.ops import LOWERINGS
+from ...kernels.ops.pitched import Pitched
 from ...memory.annotations import ALIGNMENT, Annotations
 from ...runtime.arrays import to_bits
 from ...runtime.plan import Plan
@@ -67,12 +68,12 @@ from .operators.byte_window import print_byte_window
 from .operators.indexing import (
     copied,
     print_copy,
-    print_gather,
     print_join,
     print_move,
     print_scatter_add,
     print_take_channels,
 )
+from .operators.kernels import SCHEDULE, shaped
 from .operators.layer_norm import print_channel_norm, print_layer_norm
 from .operators.matmul import (
     print_linear,
@@ -443,21 +444,22 @@ def _stages(
 def _shaped_task(node: Node, shaped: Shaped, inputs: Sequence[Value] | None = None) -> Task:
     """The task of a kernel without sizes on these inputs, by default all of the node's."""
     given = map(_pointer, node.inputs if inputs is None else inputs)
-    pointers = (*given, node.output, lambda: shaped.sizes)
+    pointers = (*given, *map(_array, shaped.tables), node.output, lambda: shaped.sizes)
     return Task(node, shaped.source, pointers, shaped.tasks, shaped.grain)
 
 
 def _shaped(node: Node) -> Shaped:
     """The kernel without sizes of a node, and the sizes."""
     op, types = node.op, [value.type for value in node.inputs]
+    if (lower := LOWERINGS.get(type(op))) is not None:
+        operands = [Pitched.dense(value.type) for value in (*node.inputs, *node.outputs)]
+        return shaped(lower(op, operands, SCHEDULE))
     if isinstance(op, Elementwise):
         return print_broadcast(node)
     if isinstance(op, Indexed):
         return print_move(op.index_map(types[0].shape), types[0].dtype)
     if isinstance(op, TakeChannels):
         return print_take_channels(op, types)
-    if isinstance(op, Gather):
-        return print_gather(op, types[0], types[1])
     if isinstance(op, ScatterAdd):
         return print_scatter_add(op, types[0], types[1])
     if isinstance(op, RandomDrop):

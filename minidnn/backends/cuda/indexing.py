@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from ...graph.index_map import IndexMap
-from ...graph.operators import Gather, ScatterAdd
+from ...graph.operators import ScatterAdd
 from ...graph.operators.indexing import split_axes
 from ...graph.types import ITEMSIZE, TensorType
 from ...runtime.arrays import to_bits
@@ -58,26 +58,6 @@ def print_move(
         code.line(f"y[t] = inside ? x[{element}] : ({raw}){fill}ull;")
     launch = Launch.named("move", code, -(-count // THREADS), THREADS)
     return launch, lambda: np.concatenate(offsets).astype(np.int64)
-
-
-def print_gather(op: Gather, type: TensorType, x: Strided, indices: TensorType) -> Launch:
-    """The kernel of picking by computed indices; pointers are both, and the output."""
-    raw = RAW[ITEMSIZE[type.dtype]]
-    images, outer, size, inner = split_axes(type.shape, op.axis % type.rank, op.batch)
-    picks = prod(indices.shape[op.batch :])
-    count = images * outer * picks * inner
-    code = Code()
-    head = f"const {raw} *x, const {_INDICES[indices.dtype]} *indices, {raw} *y"
-    with code.block(f'extern "C" __global__ void @({head})'):
-        code.line(f"const long long t = blockIdx.x * {THREADS}ll + threadIdx.x;")
-        code.line(f"if (t >= {count}) return;")
-        image = f"t / {max(1, outer * picks * inner)} * {picks}" if images > 1 else "0"
-        code.line(f"long long at = indices[{image} + t / {inner} % {picks}];")
-        _move_inside(code, size)
-        row = f"t / {inner * picks}"
-        code.line(f"const long long from = ({row} * {size} + at) * {inner} + t % {inner};")
-        code.line(f"y[t] = x[{element_of('from', type.shape, x)}];")
-    return Launch.named("gather", code, -(-count // THREADS), THREADS)
 
 
 def print_scatter_add(op: ScatterAdd, type: TensorType, x: Strided, indices: TensorType) -> Launch:

@@ -32,7 +32,6 @@ from ...graph.operators import (
     Concat,
     Conv2dInputGradient,
     Conv2dWeightGradient,
-    Gather,
     GroupNorm,
     LayerNorm,
     LogSoftmax,
@@ -46,6 +45,8 @@ from ...graph.operators import (
     Variance,
 )
 from ...graph.types import ITEMSIZE
+from ...kernels.ops import LOWERINGS
+from ...kernels.ops.pitched import Pitched
 from ...memory.liveness import awaited
 from ...runtime.plan import Plan
 from .any_size import (
@@ -70,7 +71,8 @@ from .contraction.problem import (
 )
 from .copy import print_copy
 from .elements import print_elements
-from .indexing import print_gather, print_move, print_pick, print_scatter_add
+from .indexing import print_move, print_pick, print_scatter_add
+from .kernels import SCHEDULE, Launch
 from .library.lower import Lowering, Reserve
 from .machine import Machine
 from .normalize import print_layer_norm, print_softmax
@@ -222,11 +224,14 @@ class _Lowering:
         op, x = node.op, node.inputs[0]
         lies = strided_of(self.plan.annotations, x)
         table: list[Pointer] = []
-        if isinstance(op, Indexed):
+        if (lower := LOWERINGS.get(type(op))) is not None:
+            values = (*node.inputs, *node.outputs)
+            kernel = lower(op, [self._operand(value) for value in values], SCHEDULE)
+            launch = Launch.of(kernel)
+            table += map(numbers_of, kernel.tables)
+        elif isinstance(op, Indexed):
             launch, make = print_move(op.index_map(x.shape), x.shape, lies)
             table.append(numbers_of(make()))
-        elif isinstance(op, Gather):
-            launch = print_gather(op, x.type, lies, node.inputs[1].type)
         elif isinstance(op, ScatterAdd):
             launch = print_scatter_add(op, x.type, lies, node.inputs[1].type)
         elif isinstance(op, Reduce):
@@ -239,6 +244,10 @@ class _Lowering:
             assert isinstance(op, (LayerNorm, GroupNorm)), f"no kernel for {op}"
             launch = print_layer_norm(op, x.type, lies, len(node.inputs) - 1)
         return Task(node, launch, (*map(pointer_to, node.inputs), *table, node.output))
+
+    def _operand(self, value: Value) -> Pitched:
+        lies = strided_of(self.plan.annotations, value)
+        return Pitched(value.type, lies.strides[0] if lies.strides else 1, lies.offset)
 
     def _check_dense(self, node: Node, *values: Value) -> None:
         placed = [value for value in values if value in self.plan.annotations.placements]

@@ -87,12 +87,14 @@ WORTH = 1 << 12
 
 @dataclass(frozen=True)
 class Shaped:
-    """A kernel without sizes, the sizes for it (its last operand, int64), and its tasks."""
+    """A kernel without sizes, the sizes for it (its last operand, int64), its tasks, and the
+    tables that it reads, which are operands before the output."""
 
     source: KernelSource
     sizes: np.ndarray
     tasks: int
     grain: int = 1
+    tables: tuple[np.ndarray, ...] = ()
 
 
 def print_broadcast(node: Node) -> Shaped:

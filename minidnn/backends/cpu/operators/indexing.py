@@ -17,7 +17,7 @@ from ....fusion.sequence import Schedule
 from ....graph.expression import argument
 from ....graph.index_map import OUTSIDE, IndexMap
 from ....graph.ir import Graph, Node, Value
-from ....graph.operators import Formula, Gather, Identity, ScatterAdd, TakeChannels
+from ....graph.operators import Formula, Identity, ScatterAdd, TakeChannels
 from ....graph.operators.indexing import split_axes
 from ....graph.types import BYTES, ITEMSIZE, TensorType
 from ....runtime.arrays import to_bits
@@ -229,45 +229,6 @@ def print_take_channels(op: TakeChannels, types: Sequence[TensorType]) -> Shaped
     return Shaped(KernelSource.named("channels", text), sizes, tasks, grain)
 
 
-# Sizes: inner, indices, size of the axis, outer axes that share indices.
-_GATHER = """\
-MD_KERNEL(@) {{
-  const uniform int64 * uniform n = MD_IN(int64, 3);
-  for (uniform int64 t = md_begin; t < md_end; t++) {{
-    const uniform int64 row = t / n[1];
-    uniform int64 at = MD_IN({index}, 1)[row / n[3] * n[1] + t % n[1]];
-    at = at < 0 ? at + n[2] : at;
-    at = at < 0 ? 0 : (at >= n[2] ? n[2] - 1 : at);
-    const uniform {raw} * uniform x = MD_IN({raw}, 0) + (row * n[2] + at) * n[0];
-    uniform {raw} * uniform y = MD_OUT({raw}, 2) + t * n[0];
-    foreach (i = 0 ... (uniform int)n[0]) {{ y[i] = x[i]; }}
-  }}
-}}
-"""
-
-# The same where few elements have the same index: lanes are elements of a chunk of a row's.
-_GATHER_EACH = """\
-MD_KERNEL(@) {{
-  const uniform int64 * uniform n = MD_IN(int64, 3);
-  const uniform int64 length = n[1] * n[0];
-  for (uniform int64 t = md_begin; t < md_end; t++) {{
-    const uniform int64 row = t / n[4], first = t % n[4] * {chunk};
-    const uniform {index} * uniform indices = MD_IN({index}, 1) + row / n[3] * n[1];
-    const uniform {raw} * uniform x = MD_IN({raw}, 0) + row * n[2] * n[0];
-    uniform {raw} * uniform y = MD_OUT({raw}, 2) + row * length + first;
-    const uniform int64 left = length - first, most = {chunk};
-    const uniform int inner = (uniform int)n[0];
-    foreach (i = 0 ... (uniform int)(left < most ? left : most)) {{
-      const int64 element = first + i;
-      int64 at = indices[element / inner];
-      at = at < 0 ? at + n[2] : at;
-      at = at < 0 ? 0 : (at >= n[2] ? n[2] - 1 : at);
-      y[i] = x[at * inner + element % inner];
-    }}
-  }}
-}}
-"""
-
 # Sizes: inner, indices, size of the axis, outer axes that share indices, chunks of inner.
 _SCATTER = """\
 MD_KERNEL(@) {{
@@ -291,22 +252,6 @@ MD_KERNEL(@) {{
   }}
 }}
 """
-
-
-def print_gather(op: Gather, x: TensorType, indices: TensorType) -> Shaped:
-    """The kernel of picking by computed indices; its pointers are both, the output, the sizes."""
-    images, outer, size, inner = split_axes(x.shape, op.axis % x.rank, op.batch)
-    count = prod(indices.shape[op.batch :])
-    names = {"raw": RAW[ITEMSIZE[x.dtype]], "index": STORED[indices.dtype], "chunk": CHUNK}
-    if inner < _SHORT_RUN:
-        chunks = -(-count * inner // CHUNK)
-        sizes = np.array([inner, count, size, max(outer, 1), max(chunks, 1)], np.int64)
-        source = KernelSource.named("gather_each", _GATHER_EACH.format(**names))
-        return Shaped(source, sizes, images * outer * chunks)
-    sizes = np.array([inner, count, size, max(outer, 1)], np.int64)
-    tasks = images * outer * count
-    grain = max(1, min(WORTH // max(inner, 1), tasks // 8))
-    return Shaped(KernelSource.named("gather", _GATHER.format(**names)), sizes, tasks, grain)
 
 
 def print_scatter_add(op: ScatterAdd, x: TensorType, indices: TensorType) -> Shaped:

@@ -1,0 +1,22 @@
+"""What lanes share of an address, and what is their own."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from .ir import Expr, constant
+
+
+def differs(expr: Expr, varying: Container[Expr]) -> bool:
+    """Whether an expression differs from lane to lane, as variables in ``varying`` do."""
+    return any(each in varying for each in expr.walk())
+
+
+def split(index: Expr, varying: Container[Expr]) -> tuple[Expr, Expr]:
+    """An index as a sum of what all lanes share and what is a lane's own."""
+    if not differs(index, varying):
+        return index, constant(0)
+    if index.op == "add":
+        (a, own_a), (b, own_b) = (split(term, varying) for term in index.args)
+        return a + b, own_a + own_b
+    return constant(0), index

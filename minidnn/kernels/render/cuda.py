@@ -1,0 +1,42 @@
+"""Kernels as CUDA C++: a thread computes a point."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...backends.codegen.kernel import KernelSource
+from ..ir import TASK, Expr, Kernel, Param
+from .text import Printer
+
+THREADS = 256
+
+
+class _Cuda(Printer):
+    TYPES: ClassVar = {
+        **{"bits8": "unsigned char", "bits16": "unsigned short", "bits32": "unsigned int"},
+        **{"bits64": "md_word<8>::type", "bits128": "md_word<16>::type"},
+        **{"int32": "int", "int64": "long long", "float32": "float"},
+        **{"uint32": "unsigned int", "uint64": "unsigned long long"},
+    }
+
+    def element(self, param: Param, index: Expr) -> str:
+        return f"{param.name}[{self.text(index)}]"
+
+    def print(self) -> str:
+        assert self.kernel.lanes is None and not self.kernel.sizes, self.kernel.kind
+        pointers = [
+            f"{'' if param.is_written else 'const '}{self.TYPES[param.dtype]} *{param.name}"
+            for param in self.kernel.params
+        ]
+        with self.code.block(f'extern "C" __global__ void @({", ".join(pointers)})'):
+            type = "unsigned int" if self.kernel.tasks < 1 << 31 else "long long"
+            count = f"{THREADS}ll" if type == "long long" else THREADS
+            self.code.line(f"const {type} {TASK.value} = blockIdx.x * {count} + threadIdx.x;")
+            self.code.line(f"if ({TASK.value} >= {self.kernel.tasks}) return;")
+            self.block(self.kernel.body)
+        return str(self.code)
+
+
+def render(kernel: Kernel) -> KernelSource:
+    """The kernel, for blocks of :data:`THREADS` threads."""
+    return KernelSource.named(kernel.kind, _Cuda(kernel).print())

@@ -1,0 +1,73 @@
+"""What kernels look like in languages like C."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from ...backends.codegen.code import Code
+from ...backends.codegen.dialect import literal
+from ..ir import OPERATIONS, Expr, For, If, Kernel, Let, Param, Statement, Write
+
+_SUFFIX = {"uint32": "u", "uint64": "ull"}
+
+
+class Printer(ABC):
+    """Prints statements and expressions; a language has names of types, and ways to memory."""
+
+    TYPES: ClassVar[Mapping[str, str]]
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.code = Code()
+
+    @abstractmethod
+    def element(self, param: Param, index: Expr) -> str:
+        """An element of a param."""
+
+    def declared(self, type: str, value: Expr) -> str:
+        """A type of this language, as it is declared for a value."""
+        return type
+
+    def block(self, body: Sequence[Statement]) -> None:
+        for statement in body:
+            self.statement(statement)
+
+    def statement(self, statement: Statement) -> None:
+        match statement:
+            case Let(name, value):
+                type = self.declared(self.TYPES[name.dtype], value)
+                self.code.line(f"const {type} {name.value} = {self.text(value)};")
+            case Write(param, index, value):
+                self.code.line(f"{self.element(param, index)} = {self.text(value)};")
+            case For(name, begin, end, inner):
+                counter = f"{self.declared(self.TYPES[name.dtype], begin)} {name.value}"
+                ends = f"{name.value} < {self._operand(end)}; {name.value}++"
+                with self.code.block(f"for ({counter} = {self.text(begin)}; {ends})"):
+                    self.block(inner)
+            case If(condition, inner):
+                with self.code.block(f"if ({self.text(condition)})"):
+                    self.block(inner)
+
+    def text(self, expr: Expr) -> str:
+        match expr.op:
+            case "const" if expr.dtype == "float32":
+                return literal(expr.value)
+            case "const":
+                wide = expr.dtype == "int64" and not -(1 << 31) <= expr.value < 1 << 31
+                return f"{expr.value}{'ll' if wide else _SUFFIX.get(expr.dtype, '')}"
+            case "var":
+                return str(expr.value)
+            case "size":
+                return str(expr.value[0])
+            case "load":
+                return self.element(expr.value, expr.args[0])
+            case "cast":
+                return f"({self.TYPES[expr.dtype]}){self._operand(expr.args[0])}"
+            case op:
+                return OPERATIONS[op][0].format(*map(self._operand, expr.args))
+
+    def _operand(self, expr: Expr) -> str:
+        text = self.text(expr)
+        return f"({text})" if expr.op in OPERATIONS or text.startswith("-") else text

@@ -1,0 +1,53 @@
+"""Generated operands of every operator that is lowered in ``minidnn.kernels.ops``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import numpy as np
+
+from minidnn.graph.operators import Gather
+
+from .made import Made, drawn
+
+_DTYPES = ("float32", "int64", "int8", "bool")
+#: Axes with indices of their own, axes before the one picked from, its size, indices, axes behind.
+_PICKED = (
+    ((), (), 5, (3,), (7,)),
+    ((), (), 1000, (2, 3), (65,)),
+    ((), (4,), 6, (5,), ()),
+    ((), (40, 3), 6, (1,), ()),
+    ((3,), (), 4, (2, 2), (5,)),
+    ((2, 2), (3,), 9, (13,), ()),
+    ((2,), (2,), 9, (4,), (20,)),
+    ((), (), 1, (1,), ()),
+    ((), (2,), 3, (0,), (4,)),
+    ((2,), (0,), 3, (2,), (4,)),
+    ((), (2,), 3, (2,), (0,)),
+    ((), (), 50, (9000,), ()),
+)
+
+
+def _indices(random: np.random.Generator, shape: tuple[int, ...], size: int) -> np.ndarray:
+    """Some of them count from the end, and some are beyond both."""
+    dtype = random.choice(["int32", "int64"])
+    return random.integers(-2 * size, 2 * size, shape).astype(dtype)
+
+
+def _gathers(random: np.random.Generator) -> Iterator[Made]:
+    for i, (own, outer, size, picks, behind) in enumerate(_PICKED):
+        x = drawn(random, (*own, *outer, size, *behind), _DTYPES[i % len(_DTYPES)])
+        indices = _indices(random, (*own, *picks), size)
+        op = Gather(len(own) + len(outer), len(own))
+        yield Made(f"gather-{i}", op, (x, indices))
+
+
+def _all() -> Iterator[Made]:
+    random = np.random.default_rng(0)
+    yield from _gathers(random)
+
+
+MADE = tuple(_all())
+#: What is launched: an engine leaves out what has no elements.
+FULL = tuple(made for made in MADE if prod(made.expected.shape))
