@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from minidnn.graph.operators import Gather
+from minidnn.graph.operators import Gather, ScatterAdd
 
 from .made import Made, drawn
 
@@ -43,9 +43,18 @@ def _gathers(random: np.random.Generator) -> Iterator[Made]:
         yield Made(f"gather-{i}", op, (x, indices))
 
 
+def _scatters(random: np.random.Generator) -> Iterator[Made]:
+    for i, (own, outer, size, picks, behind) in enumerate(_PICKED):
+        x = drawn(random, (*own, *outer, *picks, *behind), "float32")
+        indices = _indices(random, (*own, *picks), size)
+        op = ScatterAdd(size, len(own) + len(outer), len(own))
+        yield Made(f"scatter_add-{i}", op, (x, indices))
+
+
 def _all() -> Iterator[Made]:
     random = np.random.default_rng(0)
     yield from _gathers(random)
+    yield from _scatters(random)
 
 
 MADE = tuple(_all())

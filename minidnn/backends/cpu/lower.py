@@ -33,7 +33,6 @@ from ...graph.operators import (
     RandomDrop,
     Reduce,
     Reorder,
-    ScatterAdd,
     Softmax,
     SumOverRanks,
     TakeChannels,
@@ -70,7 +69,6 @@ from .operators.indexing import (
     print_copy,
     print_join,
     print_move,
-    print_scatter_add,
     print_take_channels,
 )
 from .operators.kernels import SCHEDULE, shaped
@@ -460,8 +458,6 @@ def _shaped(node: Node) -> Shaped:
         return print_move(op.index_map(types[0].shape), types[0].dtype)
     if isinstance(op, TakeChannels):
         return print_take_channels(op, types)
-    if isinstance(op, ScatterAdd):
-        return print_scatter_add(op, types[0], types[1])
     if isinstance(op, RandomDrop):
         return print_random_drop(op, types[0])
     assert isinstance(op, MatMul), op

@@ -38,7 +38,6 @@ from ...graph.operators import (
     RandomDrop,
     Reduce,
     Reorder,
-    ScatterAdd,
     Softmax,
     SumOverRanks,
     TakeChannels,
@@ -71,7 +70,7 @@ from .contraction.problem import (
 )
 from .copy import print_copy
 from .elements import print_elements
-from .indexing import print_move, print_pick, print_scatter_add
+from .indexing import print_move, print_pick
 from .kernels import SCHEDULE, Launch
 from .library.lower import Lowering, Reserve
 from .machine import Machine
@@ -232,8 +231,6 @@ class _Lowering:
         elif isinstance(op, Indexed):
             launch, make = print_move(op.index_map(x.shape), x.shape, lies)
             table.append(numbers_of(make()))
-        elif isinstance(op, ScatterAdd):
-            launch = print_scatter_add(op, x.type, lies, node.inputs[1].type)
         elif isinstance(op, Reduce):
             launch = print_reduce(op, x.type, lies)
         elif isinstance(op, ArgMax):

@@ -7,12 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 from ...graph.operator import Operator
-from ...graph.operators import Gather
+from ...graph.operators import Gather, ScatterAdd
 from ..ir import Kernel
 from ..schedule import AxisSchedule
-from . import gather
+from . import gather, scatter_add
 from .pitched import Pitched
 
 #: What makes the kernel of an operator for its operands, then its result, on an engine.
 LOWERINGS: Mapping[type[Operator], Callable[[Any, Sequence[Pitched], AxisSchedule], Kernel]]
-LOWERINGS = MappingProxyType({Gather: gather.lower})
+LOWERINGS = MappingProxyType({Gather: gather.lower, ScatterAdd: scatter_add.lower})

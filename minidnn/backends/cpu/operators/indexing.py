@@ -1,4 +1,4 @@
-"""Kernels that move elements by an index map, or by indices that are computed.
+"""Kernels that move elements by an index map, or pick channels.
 
 Elements are moved as integers of their size, so two kernels a size serve every move.  Sizes and
 offsets are operands.
@@ -17,15 +17,14 @@ from ....fusion.sequence import Schedule
 from ....graph.expression import argument
 from ....graph.index_map import OUTSIDE, IndexMap
 from ....graph.ir import Graph, Node, Value
-from ....graph.operators import Formula, Identity, ScatterAdd, TakeChannels
-from ....graph.operators.indexing import split_axes
+from ....graph.operators import Formula, Identity, TakeChannels
 from ....graph.types import BYTES, ITEMSIZE, TensorType
 from ....runtime.arrays import to_bits
 from ...codegen.kernel import KernelSource
 from ..isa import Isa
 from ..sequences.sequence import SequenceKernel, print_sequence
 from ..tensor import Tensor
-from .broadcast import CHUNK, STORED, WORTH, Shaped
+from .broadcast import CHUNK, WORTH, Shaped
 
 
 def copied(type: TensorType) -> Graph:
@@ -74,8 +73,6 @@ def print_join(type: TensorType, joined: TensorType, axis: int, offset: int) -> 
 #: Rows that take in the axis before them, if they are neighbours and if they are not, and what they
 #: become at most.
 _SHORT_RUN, _SHORT, _LONGEST = 16, 64, 4096
-#: Of so many neighbours a task makes sums.
-_LANES = 64
 
 # Sizes: length, chunks a row, base, fill, the inner axis's lead, run and stride (run kernels), the
 # number of outer axes, for each its size and where its offsets begin; then all offsets.
@@ -227,43 +224,3 @@ def print_take_channels(op: TakeChannels, types: Sequence[TensorType]) -> Shaped
     tasks = batch * len(op.picks)
     grain = max(1, min(WORTH // max(plane, 1), tasks // 8))
     return Shaped(KernelSource.named("channels", text), sizes, tasks, grain)
-
-
-# Sizes: inner, indices, size of the axis, outer axes that share indices, chunks of inner.
-_SCATTER = """\
-MD_KERNEL(@) {{
-  const uniform int64 * uniform n = MD_IN(int64, 3);
-  for (uniform int64 t = md_begin; t < md_end; t++) {{
-    const uniform int64 row = t / n[4], first = t % n[4] * {chunk};
-    const uniform {index} * uniform indices = MD_IN({index}, 1) + row / n[3] * n[1];
-    const uniform float * uniform x = MD_IN(float, 0) + row * n[1] * n[0] + first;
-    uniform float * uniform y = MD_OUT(float, 2) + row * n[2] * n[0] + first;
-    const uniform int64 left = n[0] - first, most = {chunk};
-    const uniform int count = (uniform int)(left < most ? left : most);
-    for (uniform int64 at = 0; at < n[2]; at++) {{
-      foreach (i = 0 ... count) {{ y[at * n[0] + i] = 0; }}
-    }}
-    for (uniform int64 k = 0; k < n[1]; k++) {{
-      uniform int64 at = indices[k];
-      at = at < 0 ? at + n[2] : at;
-      at = at < 0 ? 0 : (at >= n[2] ? n[2] - 1 : at);
-      foreach (i = 0 ... count) {{ y[at * n[0] + i] += x[k * n[0] + i]; }}
-    }}
-  }}
-}}
-"""
-
-
-def print_scatter_add(op: ScatterAdd, x: TensorType, indices: TensorType) -> Shaped:
-    """The kernel of sums at computed indices; its pointers are values, indices, the output, the
-    sizes.  A task makes a chunk of the elements behind the axis, at all places of it."""
-    count = prod(indices.shape[op.batch :])
-    behind = x.shape[op.axis + indices.rank - op.batch :]
-    shape = (*x.shape[: op.axis], op.size, *behind)
-    images, outer, size, inner = split_axes(shape, op.axis, op.batch)
-    chunks = -(-inner // _LANES)
-    text = _SCATTER.format(index=STORED[indices.dtype], chunk=_LANES)
-    sizes = np.array([inner, count, size, max(outer, 1), max(chunks, 1)], np.int64)
-    tasks = images * outer * chunks
-    grain = max(1, min(WORTH // (count + size), tasks // 8))
-    return Shaped(KernelSource.named("scatter_add", text), sizes, tasks, grain)
