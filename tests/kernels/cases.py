@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from minidnn.graph.operators import Gather, ScatterAdd
+from minidnn.graph.operators import Gather, ScatterAdd, TakeChannels
 
 from .made import Made, drawn
 
@@ -51,10 +51,31 @@ def _scatters(random: np.random.Generator) -> Iterator[Made]:
         yield Made(f"scatter_add-{i}", op, (x, indices))
 
 
+#: Batch, channels of each value, how many are picked, rows and columns.
+_PLANES = (
+    (2, (6,), 5, (7, 9)),
+    (3, (4, 4), 6, (8, 8)),
+    (1, (1, 3, 2), 24, (5, 5)),
+    (2, (30, 21), 50, (1, 1)),
+    (1, (2, 1), 3, (37, 41)),
+    (2, (7, 9), 1, (5, 4)),
+)
+
+
+def _channels(random: np.random.Generator) -> Iterator[Made]:
+    for i, (batch, channels, count, plane) in enumerate(_PLANES):
+        dtype = _DTYPES[i % len(_DTYPES)]
+        sources = [drawn(random, (batch, c, *plane), dtype) for c in channels]
+        of = random.integers(0, len(channels), count)
+        picks = tuple((int(k), int(random.integers(0, channels[k]))) for k in of)
+        yield Made(f"take_channels-{i}", TakeChannels(picks), sources)
+
+
 def _all() -> Iterator[Made]:
     random = np.random.default_rng(0)
     yield from _gathers(random)
     yield from _scatters(random)
+    yield from _channels(random)
 
 
 MADE = tuple(_all())

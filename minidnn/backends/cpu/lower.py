@@ -35,7 +35,6 @@ from ...graph.operators import (
     Reorder,
     Softmax,
     SumOverRanks,
-    TakeChannels,
 )
 from ...graph.types import BYTES, ITEMSIZE, TensorType
 from ...kernels.ops import LOWERINGS
@@ -69,7 +68,6 @@ from .operators.indexing import (
     print_copy,
     print_join,
     print_move,
-    print_take_channels,
 )
 from .operators.kernels import SCHEDULE, shaped
 from .operators.layer_norm import print_channel_norm, print_layer_norm
@@ -456,8 +454,6 @@ def _shaped(node: Node) -> Shaped:
         return print_broadcast(node)
     if isinstance(op, Indexed):
         return print_move(op.index_map(types[0].shape), types[0].dtype)
-    if isinstance(op, TakeChannels):
-        return print_take_channels(op, types)
     if isinstance(op, RandomDrop):
         return print_random_drop(op, types[0])
     assert isinstance(op, MatMul), op

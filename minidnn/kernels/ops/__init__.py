@@ -7,12 +7,18 @@ from types import MappingProxyType
 from typing import Any
 
 from ...graph.operator import Operator
-from ...graph.operators import Gather, ScatterAdd
+from ...graph.operators import Gather, ScatterAdd, TakeChannels
 from ..ir import Kernel
 from ..schedule import AxisSchedule
-from . import gather, scatter_add
+from . import gather, scatter_add, take_channels
 from .pitched import Pitched
 
 #: What makes the kernel of an operator for its operands, then its result, on an engine.
 LOWERINGS: Mapping[type[Operator], Callable[[Any, Sequence[Pitched], AxisSchedule], Kernel]]
-LOWERINGS = MappingProxyType({Gather: gather.lower, ScatterAdd: scatter_add.lower})
+LOWERINGS = MappingProxyType(
+    {
+        Gather: gather.lower,
+        ScatterAdd: scatter_add.lower,
+        TakeChannels: take_channels.lower,
+    }
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import gcd, prod
 
 from ...graph.operators import Gather
 from ...graph.operators.indexing import split_axes
@@ -16,14 +16,20 @@ def lower(op: Gather, operands: Sequence[Pitched], schedule: AxisSchedule) -> Ke
     given, indices, target = operands
     images, outer, size, inner = split_axes(given.type.shape, op.axis % given.type.rank, op.batch)
     count = prod(indices.type.shape[op.batch :])
-    x, y = Param("x", given.bits), Param("y", given.bits, is_written=True)
+    pack = gcd(inner, given.pack(schedule.widest), target.pack(schedule.widest))
+    x, y = Param("x", given.bits(pack)), Param("y", given.bits(pack), is_written=True)
     picks = Param("indices", indices.type.dtype)
-    nest = schedule.nest(image=images, outer=outer, pick=count, inner=inner)
+    nest = schedule.nest(image=images, outer=outer, pick=count, inner=inner // pack)
     axes, sizes, extent = nest.axes, nest.sizes, schedule.size("axis", size)
     *before, at = inside(picks[axes["image"] * sizes["pick"] + axes["pick"]], extent)
     row = axes["image"] * sizes["outer"] + axes["outer"]
     source = row * extent * sizes["inner"] + (at.name * sizes["inner"] + axes["inner"])
-    body = (*nest.before, *before, at, Write(y, target.place(nest.flat), x[given.place(source)]))
+    body = (
+        *nest.before,
+        *before,
+        at,
+        Write(y, target.place(nest.flat, pack), x[given.place(source, pack)]),
+    )
     return Kernel("gather", (x, picks, y), nest.tasks, nest.lanes, body, nest.width)
 
 

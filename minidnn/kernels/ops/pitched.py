@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 from ...graph.types import ITEMSIZE, TensorType
 from ..ir import Expr
@@ -26,14 +26,18 @@ class Pitched:
     def dense(cls, type: TensorType) -> Pitched:
         return cls(type, prod(type.shape[1:]))
 
-    @property
-    def bits(self) -> str:
-        """The dtype of elements that are moved as they are."""
-        return f"bits{8 * ITEMSIZE[self.type.dtype]}"
+    def bits(self, pack: int = 1) -> str:
+        """The dtype of so many elements that are moved as they are."""
+        return f"bits{8 * ITEMSIZE[self.type.dtype] * pack}"
 
-    def place(self, element: Expr) -> Expr:
-        """Where an element of the dense value lies."""
-        sample = prod(self.type.shape[1:])
-        if self.pitch == sample or self.type.shape[0] == 1:
-            return element + self.offset
-        return element // sample * self.pitch + element % sample + self.offset
+    def pack(self, bytes: int) -> int:
+        """The most neighbours in so many bytes that begin at each multiple of as many elements."""
+        most = max(1, bytes // ITEMSIZE[self.type.dtype])
+        return gcd(most, prod(self.type.shape[1:]), self.pitch, self.offset)
+
+    def place(self, element: Expr, pack: int = 1) -> Expr:
+        """Where an element of the dense value lies, both counted in packs."""
+        sample, offset = prod(self.type.shape[1:]) // pack, self.offset // pack
+        if self.pitch == sample * pack or self.type.shape[0] == 1:
+            return element + offset
+        return element // sample * (self.pitch // pack) + element % sample + offset

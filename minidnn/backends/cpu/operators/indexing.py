@@ -1,4 +1,4 @@
-"""Kernels that move elements by an index map, or pick channels.
+"""Kernels that move elements by an index map, and copies.
 
 Elements are moved as integers of their size, so two kernels a size serve every move.  Sizes and
 offsets are operands.
@@ -6,7 +6,6 @@ offsets are operands.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -17,7 +16,7 @@ from ....fusion.sequence import Schedule
 from ....graph.expression import argument
 from ....graph.index_map import OUTSIDE, IndexMap
 from ....graph.ir import Graph, Node, Value
-from ....graph.operators import Formula, Identity, TakeChannels
+from ....graph.operators import Formula, Identity
 from ....graph.types import BYTES, ITEMSIZE, TensorType
 from ....runtime.arrays import to_bits
 from ...codegen.kernel import KernelSource
@@ -187,40 +186,3 @@ def _run(inner: np.ndarray) -> tuple[int, int] | None:
     run = inner[lead : lead + length]
     ordered = np.array_equal(run, run[0] + np.arange(length)) and length == inside.size
     return (lead, length) if ordered else None
-
-
-# Sizes: pixels, channels, for each source its elements an image; for each channel its source, and
-# where it begins in there.
-_CHANNELS = """\
-MD_KERNEL(@) {{
-  const uniform int64 * uniform n = MD_IN(int64, {table});
-  for (uniform int64 t = md_begin; t < md_end; t++) {{
-    const uniform int64 image = t / n[1];
-    const uniform int64 * uniform pick = n + 2 + {sources} + 2 * (t % n[1]);
-    const uniform {raw} * uniform x = MD_IN({raw}, 0) + image * n[2];
-{others}
-    x += pick[1];
-    uniform {raw} * uniform y = MD_OUT({raw}, {sources}) + t * n[0];
-    foreach (i = 0 ... (uniform int)n[0]) {{ y[i] = x[i]; }}
-  }}
-}}
-"""
-
-_OTHER = "    if (pick[0] == {k}) x = MD_IN({raw}, {k}) + image * n[2 + {k}];"
-
-
-def print_take_channels(op: TakeChannels, types: Sequence[TensorType]) -> Shaped:
-    """The kernel of picking channels; its pointers are the inputs, the output and the sizes.
-
-    A task is a plane.
-    """
-    batch, _, rows, columns = types[0].shape
-    raw, count, plane = RAW[ITEMSIZE[types[0].dtype]], len(types), rows * columns
-    others = "\n".join(_OTHER.format(raw=raw, k=k) for k in range(1, count))
-    text = _CHANNELS.format(raw=raw, sources=count, table=count + 1, others=others)
-    images = [type.shape[1] * plane for type in types]
-    picks = [number for source, channel in op.picks for number in (source, channel * plane)]
-    sizes = np.array([plane, len(op.picks), *images, *picks], np.int64)
-    tasks = batch * len(op.picks)
-    grain = max(1, min(WORTH // max(plane, 1), tasks // 8))
-    return Shaped(KernelSource.named("channels", text), sizes, tasks, grain)
