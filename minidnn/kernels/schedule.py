@@ -56,7 +56,7 @@ class AxisSchedule:
         row = variable("row")
         before.append(Let(row, TASK // count))
         lets, axes = _decoded(row, "r", outer, sizes)
-        element = first + LANE
+        element = first + LANE if length > 1 else constant(0)
         own, lanes = _decoded(element, "e", inner, sizes)
         left = whole - TASK % count * self.chunk
         return Nest(

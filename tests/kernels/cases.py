@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from math import prod
 
 import numpy as np
 
 from minidnn.graph.operators import Gather, ScatterAdd, TakeChannels
+from minidnn.kernels.ops import copy
+from minidnn.kernels.ops.pitched import Pitched
 
-from .made import Made, drawn
+from .made import Made, drawn, lying, of_operator, type_of
 
 _DTYPES = ("float32", "int64", "int8", "bool")
 #: Axes with indices of their own, axes before the one picked from, its size, indices, axes behind.
@@ -40,7 +43,7 @@ def _gathers(random: np.random.Generator) -> Iterator[Made]:
         x = drawn(random, (*own, *outer, size, *behind), _DTYPES[i % len(_DTYPES)])
         indices = _indices(random, (*own, *picks), size)
         op = Gather(len(own) + len(outer), len(own))
-        yield Made(f"gather-{i}", op, (x, indices))
+        yield of_operator(f"gather-{i}", op, (x, indices), wide=i % 2 > 0)
 
 
 def _scatters(random: np.random.Generator) -> Iterator[Made]:
@@ -48,7 +51,7 @@ def _scatters(random: np.random.Generator) -> Iterator[Made]:
         x = drawn(random, (*own, *outer, *picks, *behind), "float32")
         indices = _indices(random, (*own, *picks), size)
         op = ScatterAdd(size, len(own) + len(outer), len(own))
-        yield Made(f"scatter_add-{i}", op, (x, indices))
+        yield of_operator(f"scatter_add-{i}", op, (x, indices), wide=i % 3 == 0)
 
 
 #: Batch, channels of each value, how many are picked, rows and columns.
@@ -68,7 +71,29 @@ def _channels(random: np.random.Generator) -> Iterator[Made]:
         sources = [drawn(random, (batch, c, *plane), dtype) for c in channels]
         of = random.integers(0, len(channels), count)
         picks = tuple((int(k), int(random.integers(0, channels[k]))) for k in of)
-        yield Made(f"take_channels-{i}", TakeChannels(picks), sources)
+        yield of_operator(f"take_channels-{i}", TakeChannels(picks), sources, wide=i % 2 > 0)
+
+
+#: A shape, the axis along which it is copied into another one, from where on, and of which size.
+_COPIED = (
+    ((2, 3, 4), 2, 5, 9),
+    ((2, 3, 40), 1, 0, 7),
+    ((3, 8), 0, 2, 6),
+    ((5, 1, 2), 1, 3, 4),
+    ((700,), 0, 100, 800),
+    ((2, 0, 3), 1, 1, 2),
+    ((), 0, 0, 1),
+)
+
+
+def _copies(random: np.random.Generator) -> Iterator[Made]:
+    for i, (shape, axis, first, size) in enumerate(_COPIED):
+        x = drawn(random, shape, _DTYPES[i % len(_DTYPES)])
+        whole = np.full((*shape[:axis], size, *shape[axis + 1 :])[: len(shape)], -77, x.dtype)
+        whole[(slice(None),) * axis + (slice(first, first + shape[axis]),) if shape else ...] = x
+        lies, memory = lying(x, wide=i % 2 == 0)
+        given = lies, Pitched.dense(type_of(whole)), axis, first
+        yield Made(f"copy-{i}", partial(copy.lower, *given), (memory,), whole)
 
 
 def _all() -> Iterator[Made]:
@@ -76,6 +101,7 @@ def _all() -> Iterator[Made]:
     yield from _gathers(random)
     yield from _scatters(random)
     yield from _channels(random)
+    yield from _copies(random)
 
 
 MADE = tuple(_all())

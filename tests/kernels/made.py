@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from minidnn.backends.cpu.compilers.library import NativeFunction
 from minidnn.backends.cpu.operators import kernels as cpu
 from minidnn.backends.cuda import kernels as cuda
 from minidnn.graph.operator import Operator
-from minidnn.graph.types import TensorType, numpy_dtype
+from minidnn.graph.types import TensorType
 from minidnn.kernels.ir import Kernel
 from minidnn.kernels.ops import LOWERINGS
 from minidnn.kernels.ops.pitched import Pitched
@@ -33,31 +33,22 @@ _VOID = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctyp
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """An operator on operands that lie dense."""
+    """A kernel for each schedule, the memory of its operands, and what it leaves in that of its
+    result, in which -77 stands before."""
 
     name: str
-    op: Operator
+    lower: Callable[[AxisSchedule], Kernel]
     operands: Sequence[np.ndarray]
+    expected: np.ndarray
 
     def __str__(self) -> str:
         return self.name
 
-    @cached_property
-    def expected(self) -> np.ndarray:
-        (result,) = self.op.reference(*self.operands)
-        return result
-
-    @cached_property
-    def types(self) -> list[TensorType]:
-        return [TensorType(x.shape, x.dtype.name) for x in (*self.operands, self.expected)]
-
     def kernel(self, schedule: str) -> Kernel:
-        lower = LOWERINGS[type(self.op)]
-        return lower(self.op, [*map(Pitched.dense, self.types)], SCHEDULES[schedule])
+        return self.lower(SCHEDULES[schedule])
 
     def result(self) -> np.ndarray:
-        """Memory for the result, in which nothing has been written yet."""
-        return np.full(self.expected.size, -77).astype(numpy_dtype(self.types[-1].dtype))
+        return np.full(self.expected.size, -77).astype(self.expected.dtype)
 
     def interpreted(self, kernel: Kernel) -> np.ndarray:
         result = self.result()
@@ -73,6 +64,28 @@ class Made:
         pointers = (ctypes.c_void_p * len(memory))(*(array.ctypes.data for array in memory))
         _VOID(function.address)(ctypes.addressof(pointers), 0, kernel.tasks, None)
         return result.reshape(self.expected.shape)
+
+
+def of_operator(name: str, op: Operator, operands: Sequence[np.ndarray], wide: bool) -> Made:
+    """The kernel of an operator; ``wide``: its operands of several axes lie in wider memory."""
+    (expected,) = op.reference(*operands)
+    pairs = [lying(x, wide) for x in operands]
+    lies = [*(lies for lies, _ in pairs), Pitched.dense(type_of(expected))]
+    lower = LOWERINGS[type(op)]
+    memory = [array for _, array in pairs]
+    return Made(name, lambda schedule: lower(op, lies, schedule), memory, expected)
+
+
+def lying(x: np.ndarray, wide: bool) -> tuple[Pitched, np.ndarray]:
+    """An operand and its memory: its own, or behind 2 and before 1 of more along axis 1."""
+    if not wide or x.ndim < 2:
+        return Pitched.dense(type_of(x)), x
+    memory = np.pad(x, [(2, 1) if axis == 1 else (0, 0) for axis in range(x.ndim)])
+    return Pitched(type_of(x), prod(memory.shape[1:]), 2 * prod(x.shape[2:])), memory
+
+
+def type_of(x: np.ndarray) -> TensorType:
+    return TensorType(x.shape, x.dtype.name)
 
 
 def stored(dtype: str) -> Any:

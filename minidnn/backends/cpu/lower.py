@@ -37,7 +37,7 @@ from ...graph.operators import (
     SumOverRanks,
 )
 from ...graph.types import BYTES, ITEMSIZE, TensorType
-from ...kernels.ops import LOWERINGS
+from ...kernels.ops import LOWERINGS, copy
 from ...kernels.ops.pitched import Pitched
 from ...memory.annotations import ALIGNMENT, Annotations
 from ...runtime.arrays import to_bits
@@ -66,7 +66,6 @@ from .operators.byte_window import print_byte_window
 from .operators.indexing import (
     copied,
     print_copy,
-    print_join,
     print_move,
 )
 from .operators.kernels import SCHEDULE, shaped
@@ -194,7 +193,7 @@ class _Lowering:
         if isinstance(op, (Conv2dInputGradient, Conv2dWeightGradient)):
             return _tasks(node, print_gradient(node, self.tensor, self.isa))
         if isinstance(op, Reshaping):
-            return (_shaped_task(node, print_join(node.output.type, node.output.type, 0, 0)),)
+            return (_shaped_task(node, _copied_run(node.output.type, node.output.type, 0, 0)),)
         if isinstance(op, Reorder):
             return (self._copy(node, node.inputs[0], node.output),)
         return (_shaped_task(node, _shaped(node)),)
@@ -349,7 +348,7 @@ class _Lowering:
     def _joined(self, node: Node, value: Value, axis: int, offset: int) -> Task:
         out = node.output
         if self.plan.layout(out).block == 1:
-            return _shaped_task(node, print_join(value.type, out.type, axis, offset), [value])
+            return _shaped_task(node, _copied_run(value.type, out.type, axis, offset), [value])
         return self._copy(node, value, out, offset)
 
     def _copy(self, node: Node, value: Value, out: Value, channel: int = 0) -> Task:
@@ -442,6 +441,11 @@ def _shaped_task(node: Node, shaped: Shaped, inputs: Sequence[Value] | None = No
     given = map(_pointer, node.inputs if inputs is None else inputs)
     pointers = (*given, *map(_array, shaped.tables), node.output, lambda: shaped.sizes)
     return Task(node, shaped.source, pointers, shaped.tasks, shaped.grain)
+
+
+def _copied_run(part: TensorType, whole: TensorType, axis: int, first: int) -> Shaped:
+    """The kernel that copies a dense value to positions ``first`` and on of an axis of another."""
+    return shaped(copy.lower(Pitched.dense(part), Pitched.dense(whole), axis, first, SCHEDULE))
 
 
 def _shaped(node: Node) -> Shaped:

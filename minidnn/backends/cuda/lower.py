@@ -44,7 +44,7 @@ from ...graph.operators import (
     Variance,
 )
 from ...graph.types import ITEMSIZE
-from ...kernels.ops import LOWERINGS
+from ...kernels.ops import LOWERINGS, copy
 from ...kernels.ops.pitched import Pitched
 from ...memory.liveness import awaited
 from ...runtime.plan import Plan
@@ -83,7 +83,7 @@ from .reduce import print_argmax, print_reduce
 from .reduction import averages_planes, print_adaptive, print_plane_average
 from .row_tasks import tasks_of_row_alone, tasks_of_rows
 from .sequence import are_apart, print_region, print_variants, print_vectors
-from .strided import print_broadcast, print_join, strided_of
+from .strided import print_broadcast, strided_of
 from .sums import print_sums
 from .task import InWorkspace, Pointer, Task, data_of, numbers_of, placed_at, pointer_to
 from .tensor import Tensor, tensor_of
@@ -455,8 +455,8 @@ class _Lowering:
             layout = self.plan.layout(out)
             part = tensor_of(value.type, layout, base.buffer.type, base.channel + first)
             return self._copy(node, value, part)
-        launch = print_join(self.plan.annotations, value, out, axis, first)
-        return Task(node, launch, (pointer_to(value), out))
+        kernel = copy.lower(self._operand(value), self._operand(out), axis, first, SCHEDULE)
+        return Task(node, Launch.of(kernel), (pointer_to(value), out))
 
     def _copy(self, node: Node, value: Value, target: Tensor) -> Task:
         batch, source = value.type.plane[0], self.tensor(value)

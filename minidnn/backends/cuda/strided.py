@@ -1,5 +1,5 @@
-"""Kernels over values of any rank that lie as NCHW, or in a slice of a join: element-wise
-operators that broadcast, and joins along other axes than channels.
+"""Kernels of element-wise operators that broadcast, over values of any rank that lie as NCHW, or in
+a slice of a join.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ...graph.expression import Instruction, argument, linearize
+from ...graph.expression import Instruction, linearize
 from ...graph.ir import Node, Value
 from ...graph.operator import Elementwise
 from ...memory.annotations import Annotations
@@ -56,16 +56,6 @@ def print_broadcast(annotations: Annotations, node: Node) -> Launch:
     result = strided_of(annotations, node.output)
     computed = op.computed_in([operand.dtype for operand in operands])
     return _print(out, operands, result, linearize(op.expression()), is_whole(computed))
-
-
-def print_join(
-    annotations: Annotations, part: Value, whole: Value, axis: int, first: int
-) -> Launch:
-    """The kernel that copies a value into a join, from ``first`` of ``axis`` on."""
-    target = strided_of(annotations, whole)
-    moved = Strided(target.dtype, target.strides, target.offset + first * target.strides[axis])
-    given = [strided_of(annotations, part)]
-    return _print(part.shape, given, moved, linearize(argument(0)), is_whole(part.dtype))
 
 
 def _print(

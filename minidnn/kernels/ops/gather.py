@@ -21,7 +21,8 @@ def lower(op: Gather, operands: Sequence[Pitched], schedule: AxisSchedule) -> Ke
     picks = Param("indices", indices.type.dtype)
     nest = schedule.nest(image=images, outer=outer, pick=count, inner=inner // pack)
     axes, sizes, extent = nest.axes, nest.sizes, schedule.size("axis", size)
-    *before, at = inside(picks[axes["image"] * sizes["pick"] + axes["pick"]], extent)
+    pick = indices.place(axes["image"] * sizes["pick"] + axes["pick"])
+    *before, at = inside(picks[pick], extent)
     row = axes["image"] * sizes["outer"] + axes["outer"]
     source = row * extent * sizes["inner"] + (at.name * sizes["inner"] + axes["inner"])
     body = (

@@ -49,7 +49,7 @@ def lower(op: ScatterAdd, operands: Sequence[Pitched], schedule: AxisSchedule) -
         row = axes["image"] * sizes["outer"] + axes["outer"]
         return (row * count + place) * sizes["inner"] + axes["inner"]
 
-    *counted, at = inside(picks[axes["image"] * n_picks + k], extent)
+    *counted, at = inside(picks[indices.place(axes["image"] * n_picks + k)], extent)
     to = result.place(element(extent, at.name))
     add: Statement = Write(y, to, y[to] + x[given.place(element(n_picks, k))])
     if ranges > 1:

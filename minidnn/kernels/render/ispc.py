@@ -7,6 +7,7 @@ loop over lanes, which has no more in it than the statements that differ from la
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from ...backends.codegen.kernel import KernelSource
@@ -81,12 +82,10 @@ class _Ispc(Printer):
         del self._own[known:]
 
     def _is_shared(self, statement: Statement) -> bool:
-        match statement:
-            case For(_, begin, end):
-                return not differs(begin, self._varying) and not differs(end, self._varying)
-            case If(condition):
-                return not differs(condition, self._varying)
-        return False
+        """Whether all lanes do the same, but for what is in a loop or behind a condition."""
+        if isinstance(statement, For | If):
+            statement = replace(statement, body=())
+        return not any(differs(each, self._varying) for each in expressions((statement,)))
 
     def _lanes(self, waiting: list[Statement]) -> None:
         """Prints what differs from lane to lane, after the numbers that it needs."""

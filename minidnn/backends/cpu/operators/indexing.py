@@ -49,26 +49,6 @@ def print_copy(
 #: Elements are copied as integers of their size.
 RAW = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 
-_RUNS = """\
-MD_KERNEL(@) {{
-  const uniform int64 * uniform n = MD_IN(int64, 2);
-  for (uniform int64 t = md_begin; t < md_end; t++) {{
-    const uniform {raw} * uniform x = MD_IN({raw}, 0) + t * n[0];
-    uniform {raw} * uniform y = MD_OUT({raw}, 1) + t * n[1] + n[2];
-    foreach (i = 0 ... (uniform int)n[0]) {{ y[i] = x[i]; }}
-  }}
-}}
-"""
-
-
-def print_join(type: TensorType, joined: TensorType, axis: int, offset: int) -> Shaped:
-    """Copies a NCHW value to positions ``offset`` and on of an axis of a wider one."""
-    inner = prod(type.shape[axis + 1 :])
-    sizes = [type.shape[axis] * inner, joined.shape[axis] * inner, offset * inner]
-    source = KernelSource.named("join", _RUNS.format(raw=RAW[ITEMSIZE[type.dtype]]))
-    return Shaped(source, np.array(sizes, np.int64), prod(type.shape[:axis]))
-
-
 #: Rows that take in the axis before them, if they are neighbours and if they are not, and what they
 #: become at most.
 _SHORT_RUN, _SHORT, _LONGEST = 16, 64, 4096

@@ -9,7 +9,7 @@ from ....kernels.render.ispc import render
 from ....kernels.schedule import AxisSchedule
 from .broadcast import CHUNK, WORTH, Shaped
 
-SCHEDULE = AxisSchedule(lanes=16, chunk=CHUNK, keeps_sizes=True)
+SCHEDULE = AxisSchedule(lanes=2, chunk=CHUNK, keeps_sizes=True)
 
 
 def shaped(kernel: Kernel) -> Shaped:
