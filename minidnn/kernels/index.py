@@ -19,4 +19,7 @@ def split(index: Expr, varying: Container[Expr]) -> tuple[Expr, Expr]:
     if index.op == "add":
         (a, own_a), (b, own_b) = (split(term, varying) for term in index.args)
         return a + b, own_a + own_b
+    if index.op == "mul" and not differs(index.args[1], varying):
+        shared, own = split(index.args[0], varying)
+        return shared * index.args[1], own * index.args[1]
     return constant(0), index

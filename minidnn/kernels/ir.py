@@ -58,6 +58,10 @@ class Param:
         return Expr("load", self.dtype, (index,), self)
 
 
+def _binary(op: str) -> Callable[[Expr, Expr | float], Expr]:
+    return lambda self, other: operation(op, self, other)
+
+
 @dataclass(frozen=True)
 class Expr:
     """A number: a constant, a symbol, an element of a param, or an operation on others.
@@ -73,38 +77,17 @@ class Expr:
     args: tuple[Expr, ...] = ()
     value: Any = None
 
-    def __add__(self, other: Expr | int) -> Expr:
-        return operation("add", self, other)
-
-    def __sub__(self, other: Expr | int) -> Expr:
-        return operation("sub", self, other)
-
-    def __mul__(self, other: Expr | int | float) -> Expr:
-        return operation("mul", self, other)
-
-    def __floordiv__(self, other: Expr | int) -> Expr:
-        return operation("div", self, other)
-
-    def __mod__(self, other: Expr | int) -> Expr:
-        return operation("mod", self, other)
-
-    def __xor__(self, other: Expr) -> Expr:
-        return operation("xor", self, other)
-
-    def __rshift__(self, other: Expr | int) -> Expr:
-        return operation("shr", self, other)
-
-    def __and__(self, other: Expr) -> Expr:
-        return operation("and", self, other)
-
-    def __lt__(self, other: Expr | int) -> Expr:
-        return operation("lt", self, other)
-
-    def __ge__(self, other: Expr | int) -> Expr:
-        return operation("ge", self, other)
-
-    def equals(self, other: Expr | int) -> Expr:
-        return operation("eq", self, other)
+    __add__ = _binary("add")
+    __sub__ = _binary("sub")
+    __mul__ = _binary("mul")
+    __floordiv__ = _binary("div")
+    __mod__ = _binary("mod")
+    __xor__ = _binary("xor")
+    __rshift__ = _binary("shr")
+    __and__ = _binary("and")
+    __lt__ = _binary("lt")
+    __ge__ = _binary("ge")
+    equals = _binary("eq")
 
     def cast(self, dtype: str) -> Expr:
         if self.dtype == dtype:
@@ -132,19 +115,20 @@ def operation(op: str, *operands: Expr | float) -> Expr:
     args = tuple(x if isinstance(x, Expr) else constant(x, dtype) for x in operands)
     assert {x.dtype for x in args} <= {dtype, "bool"}, f"{op} of {[x.dtype for x in args]}"
     known = [x.value if x.op == "const" else None for x in args]
+    made = "bool" if op in _TRUTHS else dtype
     if dtype == "int64" and None not in known:
-        return constant(int(OPERATIONS[op][1](*known)), dtype)
+        return constant(int(OPERATIONS[op][1](*known)), made)
     if op == "select" and known[0] is not None:
         return args[1] if known[0] else args[2]
     if dtype.startswith("float"):  # 1.0 * x has other bits than x, if that is a signalling NaN
-        return Expr(op, "bool" if op in _TRUTHS else dtype, args)
+        return Expr(op, made, args)
     if op in _NEUTRAL and known[1] == _NEUTRAL[op]:
         return args[0]
     if op in ("add", "mul") and known[0] == _NEUTRAL[op]:
         return args[1]
     if (op == "mul" and 0 in known) or (op == "mod" and known[1] == 1):
         return constant(0, dtype)
-    return Expr(op, "bool" if op in _TRUTHS else dtype, args)
+    return Expr(op, made, args)
 
 
 def select(condition: Expr, chosen: Expr | float, other: Expr | float) -> Expr:

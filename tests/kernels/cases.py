@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from minidnn.graph.operators import Gather, ScatterAdd, TakeChannels
+from minidnn.graph.operators import Gather, RandomDrop, ScatterAdd, TakeChannels
 from minidnn.kernels.ops import copy
 from minidnn.kernels.ops.pitched import Pitched
 
@@ -96,12 +96,36 @@ def _copies(random: np.random.Generator) -> Iterator[Made]:
         yield Made(f"copy-{i}", partial(copy.lower, *given), (memory,), whole)
 
 
+#: A shape, how many are dropped, and whether channels are.
+_DROPPED: tuple[tuple[tuple[int, ...], float, bool], ...] = (
+    ((3, 5, 31, 67), 0.3, False),
+    ((7,), 0.5, False),
+    ((2, 9), 0.0, False),
+    ((40, 9, 5), 1.0, False),
+    ((0, 3), 0.5, False),
+    ((4, 9, 5, 7), 0.25, True),
+    ((3, 10), 0.5, True),
+    ((2, 3, 1, 4), 0.5, True),
+    ((1, 1, 3), 0.5, True),
+)
+
+
+def _drops(random: np.random.Generator) -> Iterator[Made]:
+    for i, (shape, p, channels) in enumerate(_DROPPED):
+        x = random.standard_normal(shape).astype(np.float32)
+        x.flat[:2] = np.nan, np.inf
+        numbers = [np.array(number) for number in random.integers(-(1 << 62), 1 << 62, 2)]
+        op = RandomDrop(p, (0, 7, (1 << 32) - 1)[i % 3], channels)
+        yield of_operator(f"random_drop-{i}", op, (x, *numbers), wide=i % 2 > 0)
+
+
 def _all() -> Iterator[Made]:
     random = np.random.default_rng(0)
     yield from _gathers(random)
     yield from _scatters(random)
     yield from _channels(random)
     yield from _copies(random)
+    yield from _drops(random)
 
 
 MADE = tuple(_all())

@@ -52,7 +52,8 @@ def test_numbers_of_floats_are_not_folded() -> None:
     [
         (TASK * 4 + LANE, TASK * 4, LANE),
         (TASK * SIZE + (A + LANE), TASK * SIZE + A, LANE),
-        ((TASK + LANE) * 4, constant(0), (TASK + LANE) * 4),
+        ((TASK + LANE) * 4 + 3, TASK * 4 + 3, LANE * 4),
+        ((TASK + LANE) // 4, constant(0), (TASK + LANE) // 4),
         (TASK * 4 + A, TASK * 4 + A, constant(0)),
         (LANE, constant(0), LANE),
     ],

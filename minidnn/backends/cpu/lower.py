@@ -30,7 +30,6 @@ from ...graph.operators import (
     Linear,
     LogSoftmax,
     MatMul,
-    RandomDrop,
     Reduce,
     Reorder,
     Softmax,
@@ -76,7 +75,6 @@ from .operators.matmul import (
     print_matmul_of_integers,
     reads_weight_as_it_lies,
 )
-from .operators.random import print_random_drop
 from .operators.reduce import print_argmax, print_reduce
 from .operators.softmax import print_softmax
 from .operators.staged import Staged
@@ -458,8 +456,6 @@ def _shaped(node: Node) -> Shaped:
         return print_broadcast(node)
     if isinstance(op, Indexed):
         return print_move(op.index_map(types[0].shape), types[0].dtype)
-    if isinstance(op, RandomDrop):
-        return print_random_drop(op, types[0])
     assert isinstance(op, MatMul), op
     return print_matmul_of_integers(types[0], types[1], node.output.type)
 

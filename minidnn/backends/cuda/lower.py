@@ -35,7 +35,6 @@ from ...graph.operators import (
     GroupNorm,
     LayerNorm,
     LogSoftmax,
-    RandomDrop,
     Reduce,
     Reorder,
     Softmax,
@@ -77,7 +76,6 @@ from .machine import Machine
 from .normalize import print_layer_norm, print_softmax
 from .prelude import TYPES
 from .product.lower import BATCHED, tasks_of_batches
-from .random import print_random_drop
 from .rank_sums import RankSum
 from .reduce import print_argmax, print_reduce
 from .reduction import averages_planes, print_adaptive, print_plane_average
@@ -235,8 +233,6 @@ class _Lowering:
             launch = print_reduce(op, x.type, lies)
         elif isinstance(op, ArgMax):
             launch = print_argmax(op, x.type, lies)
-        elif isinstance(op, RandomDrop):
-            launch = print_random_drop(op, x.type, lies)
         else:
             assert isinstance(op, (LayerNorm, GroupNorm)), f"no kernel for {op}"
             launch = print_layer_norm(op, x.type, lies, len(node.inputs) - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ...backends.codegen.kernel import KernelSource
+from ...graph.types import HALVES
 from ..ir import TASK, Expr, Kernel, Param
 from .text import Printer
 
@@ -17,10 +18,18 @@ class _Cuda(Printer):
         **{"bits64": "md_word<8>::type", "bits128": "md_word<16>::type"},
         **{"int32": "int", "int64": "long long", "float32": "float"},
         **{"uint32": "unsigned int", "uint64": "unsigned long long"},
+        **{"float16": "md_half", "bfloat16": "md_bf16"},
     }
 
     def element(self, param: Param, index: Expr) -> str:
         return f"{param.name}[{self.text(index)}]"
+
+    def converted(self, value: Expr, dtype: str) -> str:
+        if dtype in HALVES:
+            return f"md_as<{self.TYPES[dtype]}>({self.text(value)})"
+        if value.dtype in HALVES:
+            return f"md_value({self.text(value)})"
+        return super().converted(value, dtype)
 
     def print(self) -> str:
         assert self.kernel.lanes is None and not self.kernel.sizes, self.kernel.kind

@@ -67,25 +67,23 @@ class _Ispc(Printer):
             return
         known, waiting = len(self._own), list[Statement]()
         for statement in body:
-            if isinstance(statement, Let) and differs(statement.value, self._varying):
-                self._own.append(statement)
-                self._varying.add(statement.name)
-            elif isinstance(statement, Let):
-                self.statement(statement)
-            elif self._is_shared(statement):
+            if not self._differs(statement):
                 self._lanes(waiting)
                 self.statement(statement)
+            elif isinstance(statement, Let):
+                self._own.append(statement)
+                self._varying.add(statement.name)
             else:
                 waiting.append(statement)
         self._lanes(waiting)
         self._varying -= {let.name for let in self._own[known:]}
         del self._own[known:]
 
-    def _is_shared(self, statement: Statement) -> bool:
-        """Whether all lanes do the same, but for what is in a loop or behind a condition."""
+    def _differs(self, statement: Statement) -> bool:
+        """Whether lanes do different things, beside what is in a loop or behind a condition."""
         if isinstance(statement, For | If):
             statement = replace(statement, body=())
-        return not any(differs(each, self._varying) for each in expressions((statement,)))
+        return any(differs(each, self._varying) for each in expressions((statement,)))
 
     def _lanes(self, waiting: list[Statement]) -> None:
         """Prints what differs from lane to lane, after the numbers that it needs."""

@@ -76,4 +76,5 @@ def _value(expr: Expr, points: _Points, arrays: Mapping[str, np.ndarray]) -> np.
         case "div" | "mod":
             if (args[0] < 0).any() or (args[1] <= 0).any():
                 raise ZeroDivisionError("a division of or by a negative number or zero")
-    return np.asarray(OPERATIONS[expr.op][1](*args))
+    with np.errstate(all="ignore"):
+        return np.asarray(OPERATIONS[expr.op][1](*args))

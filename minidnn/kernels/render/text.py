@@ -30,6 +30,10 @@ class Printer(ABC):
         """A type of this language, as it is declared for a value."""
         return type
 
+    def converted(self, value: Expr, dtype: str) -> str:
+        """A number as one of another dtype."""
+        return f"({self.TYPES[dtype]}){self._operand(value)}"
+
     def block(self, body: Sequence[Statement]) -> None:
         for statement in body:
             self.statement(statement)
@@ -64,7 +68,7 @@ class Printer(ABC):
             case "load":
                 return self.element(expr.value, expr.args[0])
             case "cast":
-                return f"({self.TYPES[expr.dtype]}){self._operand(expr.args[0])}"
+                return self.converted(expr.args[0], expr.dtype)
             case op:
                 return OPERATIONS[op][0].format(*map(self._operand, expr.args))
 
