@@ -12,12 +12,14 @@ Arithmetic folds what is known when it is written, so a lowering says ``row * si
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+
+from ..graph.expression import Instruction
 
 #: For each operation its text in languages like C, and what computes it of numbers and arrays.
 #: Operands of divisions are not negative: languages differ in what they give of others.
@@ -68,8 +70,8 @@ class Expr:
 
     Attributes:
         op: ``const``, ``var`` (of a statement), ``size`` (of this launch), ``load``, ``cast``, or
-            one of :data:`OPERATIONS`.
-        value: a constant's number, a variable's name, a size's name and number, or the param.
+            ``compute`` (a scalar expression), or one of :data:`OPERATIONS`.
+        value: a constant's number, a variable's name, a size's name and number, a param, or code.
     """
 
     op: str
@@ -133,6 +135,11 @@ def operation(op: str, *operands: Expr | float) -> Expr:
 
 def select(condition: Expr, chosen: Expr | float, other: Expr | float) -> Expr:
     return operation("select", condition, chosen, other)
+
+
+def compute(code: Sequence[Instruction], operands: Sequence[Expr], dtype: str) -> Expr:
+    """What a scalar expression gives, in float32 or int64; a :class:`Let` names it."""
+    return Expr("compute", dtype, tuple(operands), tuple(code))
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class AxisSchedule:
         row = variable("row")
         before.append(Let(row, TASK // count))
         lets, axes = _decoded(row, "r", outer, sizes)
-        element = first + LANE if length > 1 else constant(0)
+        element = first + LANE
         own, lanes = _decoded(element, "e", inner, sizes)
         left = whole - TASK % count * self.chunk
         return Nest(
@@ -97,7 +97,7 @@ def _decoded(
     """The positions along axes of a number that counts them all, and what makes them."""
     lets: list[Let] = []
     axes = {name: constant(0) for name in names}
-    left = [name for name in names if sizes[name] != constant(1)]
+    left = [name for name in names if sizes[name] != constant(1)] or names[-1:]
     rest = flat
     for name in reversed(left):
         if name == left[0]:

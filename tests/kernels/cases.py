@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 
+from minidnn.graph.expression import Expression, argument, linearize
 from minidnn.graph.operators import Gather, RandomDrop, ScatterAdd, TakeChannels
-from minidnn.kernels.ops import copy
+from minidnn.kernels.ops import copy, elementwise
 from minidnn.kernels.ops.pitched import Pitched
 
 from .made import Made, drawn, lying, of_operator, type_of
+
+Shape = tuple[int, ...]
+Formula = Callable[..., Any]
 
 _DTYPES = ("float32", "int64", "int8", "bool")
 #: Axes with indices of their own, axes before the one picked from, its size, indices, axes behind.
@@ -97,7 +102,7 @@ def _copies(random: np.random.Generator) -> Iterator[Made]:
 
 
 #: A shape, how many are dropped, and whether channels are.
-_DROPPED: tuple[tuple[tuple[int, ...], float, bool], ...] = (
+_DROPPED: tuple[tuple[Shape, float, bool], ...] = (
     ((3, 5, 31, 67), 0.3, False),
     ((7,), 0.5, False),
     ((2, 9), 0.0, False),
@@ -119,6 +124,32 @@ def _drops(random: np.random.Generator) -> Iterator[Made]:
         yield of_operator(f"random_drop-{i}", op, (x, *numbers), wide=i % 2 > 0)
 
 
+_A, _B = argument(0), argument(1)
+#: An expression, its operands' shapes and dtypes, the result's, NumPy's formula in float64.
+_COMPUTED: tuple[tuple[Expression, Sequence[tuple[Shape, str]], str, Formula], ...] = (
+    (_A + _B, (((4, 33), "float32"), ((33,), "float32")), "float32", np.add),
+    (_A * _B, (((2, 3, 4, 5), "float32"), ((3, 1, 1), "float32")), "float32", np.multiply),
+    (_A - _B, (((7, 3), "float32"), ((7, 1), "float32")), "float32", np.subtract),
+    (_A * _B, (((2, 1, 4), "int64"), ((5, 1), "int32")), "int64", np.multiply),
+    (_A > _B, (((50,), "float32"), ((), "float32")), "bool", np.greater),
+    (_A - 50, (((9000,), "float32"),), "uint8", lambda a: np.maximum(a - 50, 0)),
+    (_A * _B, (((3, 40), "uint8"), ((3, 1), "bool")), "float32", np.multiply),
+    (_A + _B, (((1, 1), "float32"), ((1,), "int8")), "float32", np.add),
+    (_A + _B, (((0, 3), "float32"), ((3,), "float32")), "float32", np.add),
+)
+
+
+def _elements(random: np.random.Generator) -> Iterator[Made]:
+    for i, (expression, given, dtype, formula) in enumerate(_COMPUTED):
+        arrays = [drawn(random, *each) for each in given]
+        expected = np.asarray(formula(*(x.astype(float) for x in arrays))).astype(dtype)
+        lies = [lying(x, wide=i % 2 == 0) for x in arrays]
+        number = "int64" if dtype == "int64" else "float32"
+        operands, target = [lies for lies, _ in lies], Pitched.dense(type_of(expected))
+        lower = partial(elementwise.lower, linearize(expression), operands, target, number)
+        yield Made(f"elementwise-{i}", lower, [memory for _, memory in lies], expected)
+
+
 def _all() -> Iterator[Made]:
     random = np.random.default_rng(0)
     yield from _gathers(random)
@@ -126,6 +157,7 @@ def _all() -> Iterator[Made]:
     yield from _channels(random)
     yield from _copies(random)
     yield from _drops(random)
+    yield from _elements(random)
 
 
 MADE = tuple(_all())

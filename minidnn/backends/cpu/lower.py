@@ -60,14 +60,14 @@ from .execution.rank_sums import HostSum
 from .isa import Isa
 from .one_image import one_image
 from .operators.adaptive import print_adaptive
-from .operators.broadcast import Shaped, is_flat, print_broadcast, print_flat
+from .operators.broadcast import is_flat, print_broadcast, print_flat
 from .operators.byte_window import print_byte_window
 from .operators.indexing import (
     copied,
     print_copy,
     print_move,
 )
-from .operators.kernels import SCHEDULE, shaped
+from .operators.kernels import SCHEDULE, Shaped, shaped
 from .operators.layer_norm import print_channel_norm, print_layer_norm
 from .operators.matmul import (
     print_linear,

@@ -44,7 +44,6 @@ from ...graph.operators import (
 )
 from ...graph.types import ITEMSIZE
 from ...kernels.ops import LOWERINGS, copy
-from ...kernels.ops.pitched import Pitched
 from ...memory.liveness import awaited
 from ...runtime.plan import Plan
 from .any_size import (
@@ -81,7 +80,7 @@ from .reduce import print_argmax, print_reduce
 from .reduction import averages_planes, print_adaptive, print_plane_average
 from .row_tasks import tasks_of_row_alone, tasks_of_rows
 from .sequence import are_apart, print_region, print_variants, print_vectors
-from .strided import print_broadcast, strided_of
+from .strided import pitched, print_broadcast, strided_of
 from .sums import print_sums
 from .task import InWorkspace, Pointer, Task, data_of, numbers_of, placed_at, pointer_to
 from .tensor import Tensor, tensor_of
@@ -219,11 +218,12 @@ class _Lowering:
     def _other(self, node: Node) -> Task:
         """What works on values in NCHW order of any rank."""
         op, x = node.op, node.inputs[0]
-        lies = strided_of(self.plan.annotations, x)
+        annotations = self.plan.annotations
+        lies = strided_of(annotations, x)
         table: list[Pointer] = []
         if (lower := LOWERINGS.get(type(op))) is not None:
             values = (*node.inputs, *node.outputs)
-            kernel = lower(op, [self._operand(value) for value in values], SCHEDULE)
+            kernel = lower(op, [pitched(annotations, value) for value in values], SCHEDULE)
             launch = Launch.of(kernel)
             table += map(numbers_of, kernel.tables)
         elif isinstance(op, Indexed):
@@ -237,10 +237,6 @@ class _Lowering:
             assert isinstance(op, (LayerNorm, GroupNorm)), f"no kernel for {op}"
             launch = print_layer_norm(op, x.type, lies, len(node.inputs) - 1)
         return Task(node, launch, (*map(pointer_to, node.inputs), *table, node.output))
-
-    def _operand(self, value: Value) -> Pitched:
-        lies = strided_of(self.plan.annotations, value)
-        return Pitched(value.type, lies.strides[0] if lies.strides else 1, lies.offset)
 
     def _check_dense(self, node: Node, *values: Value) -> None:
         placed = [value for value in values if value in self.plan.annotations.placements]
@@ -451,7 +447,8 @@ class _Lowering:
             layout = self.plan.layout(out)
             part = tensor_of(value.type, layout, base.buffer.type, base.channel + first)
             return self._copy(node, value, part)
-        kernel = copy.lower(self._operand(value), self._operand(out), axis, first, SCHEDULE)
+        given, made = (pitched(self.plan.annotations, each) for each in (value, out))
+        kernel = copy.lower(given, made, axis, first, SCHEDULE)
         return Task(node, Launch.of(kernel), (pointer_to(value), out))
 
     def _copy(self, node: Node, value: Value, target: Tensor) -> Task:

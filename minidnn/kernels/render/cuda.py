@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ...backends.codegen.dialect import CUDA
 from ...backends.codegen.kernel import KernelSource
-from ...graph.types import HALVES
+from ...graph.types import BYTES, HALVES
 from ..ir import TASK, Expr, Kernel, Param
 from .text import Printer
 
 THREADS = 256
+_NARROW = (*HALVES, *BYTES)
 
 
 class _Cuda(Printer):
@@ -19,17 +21,20 @@ class _Cuda(Printer):
         **{"int32": "int", "int64": "long long", "float32": "float"},
         **{"uint32": "unsigned int", "uint64": "unsigned long long"},
         **{"float16": "md_half", "bfloat16": "md_bf16"},
+        **{"uint8": "md_u8", "int8": "md_s8", "bool": "unsigned char"},
     }
+    DIALECT = CUDA
 
     def element(self, param: Param, index: Expr) -> str:
         return f"{param.name}[{self.text(index)}]"
 
     def converted(self, value: Expr, dtype: str) -> str:
-        if dtype in HALVES:
-            return f"md_as<{self.TYPES[dtype]}>({self.text(value)})"
-        if value.dtype in HALVES:
-            return f"md_value({self.text(value)})"
-        return super().converted(value, dtype)
+        if dtype in _NARROW:
+            return f"md_as<{self.TYPES[dtype]}>((float){self.operand(value)})"
+        if dtype == "bool":
+            return f"{self.operand(value)} != 0"
+        text = f"md_value({self.text(value)})" if value.dtype in _NARROW else self.operand(value)
+        return f"({self.TYPES[dtype]}){text}"
 
     def print(self) -> str:
         assert self.kernel.lanes is None and not self.kernel.sizes, self.kernel.kind
@@ -43,7 +48,8 @@ class _Cuda(Printer):
             self.code.line(f"const {type} {TASK.value} = blockIdx.x * {count} + threadIdx.x;")
             self.code.line(f"if ({TASK.value} >= {self.kernel.tasks}) return;")
             self.block(self.kernel.body)
-        return str(self.code)
+        functions = self.functions()
+        return f"typedef long long int64;\n{functions}{self.code}" if functions else str(self.code)
 
 
 def render(kernel: Kernel) -> KernelSource:

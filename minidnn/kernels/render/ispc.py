@@ -10,7 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
+
+from ...backends.codegen.dialect import ISPC
 from ...backends.codegen.kernel import KernelSource
+from ...graph.types import BYTES
 from ..index import differs, split
 from ..ir import (
     LANE,
@@ -34,7 +38,10 @@ class _Ispc(Printer):
         **{f"bits{n}": f"int{n}" for n in (8, 16, 32, 64)},
         **{"int32": "int32", "int64": "int64", "float32": "float"},
         **{"uint32": "unsigned int32", "uint64": "unsigned int64"},
+        **{"uint8": "unsigned int8", "int8": "int8", "bool": "unsigned int8"},
+        **{"bfloat16": "unsigned int16"},
     }
+    DIALECT = ISPC
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -60,6 +67,19 @@ class _Ispc(Printer):
                 self.code.line(f"{param.name}[{self.text(index)}] = {self.text(value)};")
             case _:
                 super().statement(statement)
+
+    def converted(self, value: Expr, dtype: str) -> str:
+        text, type = self.operand(value), self.TYPES[dtype]
+        if "bfloat16" in (dtype, value.dtype):
+            return f"md_{'narrow' if dtype == 'bfloat16' else 'wide'}({text})"
+        if dtype in BYTES:
+            bounds = np.iinfo(dtype)
+            # The comparison is false of NaN, which becomes the least.
+            low = f"({text} > {bounds.min} ? {text} : {bounds.min})"
+            return f"({type})(int)({low} < {bounds.max} ? {low} : {bounds.max})"
+        if dtype == "bool":
+            return f"({type})({text} != 0 ? 1 : 0)"
+        return f"({type}){'(int)' if value.dtype in BYTES else ''}{text}"
 
     def block(self, body: Sequence[Statement]) -> None:
         if self._in_lanes:
@@ -119,7 +139,7 @@ class _Ispc(Printer):
             ):
                 line(f"const uniform int count = (uniform int)({self.text(lanes)});")
                 self.block(self.kernel.body)
-        return str(self.code)
+        return self.functions() + str(self.code)
 
 
 def render(kernel: Kernel) -> KernelSource:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ...graph.expression import run as run_code
+from ...graph.types import BYTES
 from ..ir import LANE, OPERATIONS, TASK, Expr, For, If, Kernel, Let, Statement, Write
 
 _Points = dict[str, np.ndarray]
@@ -71,8 +73,13 @@ def _value(expr: Expr, points: _Points, arrays: Mapping[str, np.ndarray]) -> np.
         case "load":
             array = arrays[expr.value.name]
             return array[_inside(args[0], array)]
+        case "cast" if expr.dtype in BYTES:  # the nearest of its numbers, of NaN the least
+            bounds = np.iinfo(expr.dtype)
+            return np.fmin(np.fmax(args[0], bounds.min), bounds.max).astype(expr.dtype)
         case "cast":
             return args[0].astype(expr.dtype)
+        case "compute":
+            return run_code(expr.value, args, np.dtype(expr.dtype))
         case "div" | "mod":
             if (args[0] < 0).any() or (args[1] <= 0).any():
                 raise ZeroDivisionError("a division of or by a negative number or zero")

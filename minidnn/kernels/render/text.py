@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from ...backends.codegen.code import Code
-from ...backends.codegen.dialect import literal
-from ..ir import OPERATIONS, Expr, For, If, Kernel, Let, Param, Statement, Write
+from ...backends.codegen.dialect import Dialect, literal
+from ...backends.codegen.functions import WHOLE_FUNCTIONS
+from ..ir import OPERATIONS, Expr, For, If, Kernel, Let, Param, Statement, Write, expressions
 
 _SUFFIX = {"uint32": "u", "uint64": "ull"}
 
@@ -17,6 +18,7 @@ class Printer(ABC):
     """Prints statements and expressions; a language has names of types, and ways to memory."""
 
     TYPES: ClassVar[Mapping[str, str]]
+    DIALECT: ClassVar[Dialect]
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -32,7 +34,13 @@ class Printer(ABC):
 
     def converted(self, value: Expr, dtype: str) -> str:
         """A number as one of another dtype."""
-        return f"({self.TYPES[dtype]}){self._operand(value)}"
+        return f"({self.TYPES[dtype]}){self.operand(value)}"
+
+    def functions(self) -> str:
+        """What expressions of whole numbers need."""
+        found = expressions(self.kernel.body)
+        whole = any(each.op == "compute" and each.dtype == "int64" for each in found)
+        return self.DIALECT.fill(WHOLE_FUNCTIONS) if whole else ""
 
     def block(self, body: Sequence[Statement]) -> None:
         for statement in body:
@@ -47,7 +55,7 @@ class Printer(ABC):
                 self.code.line(f"{self.element(param, index)} = {self.text(value)};")
             case For(name, begin, end, inner):
                 counter = f"{self.declared(self.TYPES[name.dtype], begin)} {name.value}"
-                ends = f"{name.value} < {self._operand(end)}; {name.value}++"
+                ends = f"{name.value} < {self.operand(end)}; {name.value}++"
                 with self.code.block(f"for ({counter} = {self.text(begin)}; {ends})"):
                     self.block(inner)
             case If(condition, inner):
@@ -69,9 +77,15 @@ class Printer(ABC):
                 return self.element(expr.value, expr.args[0])
             case "cast":
                 return self.converted(expr.args[0], expr.dtype)
+            case "compute":
+                given, whole = map(self.text, expr.args), expr.dtype == "int64"
+                lines, name = self.DIALECT.print_code(expr.value, [*given], self.code.fresh, whole)
+                self.code.lines(lines)
+                return name
             case op:
-                return OPERATIONS[op][0].format(*map(self._operand, expr.args))
+                return OPERATIONS[op][0].format(*map(self.operand, expr.args))
 
-    def _operand(self, expr: Expr) -> str:
+    def operand(self, expr: Expr) -> str:
+        """An expression as it stands within others."""
         text = self.text(expr)
         return f"({text})" if expr.op in OPERATIONS or text.startswith("-") else text

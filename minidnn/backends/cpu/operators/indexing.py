@@ -23,7 +23,7 @@ from ...codegen.kernel import KernelSource
 from ..isa import Isa
 from ..sequences.sequence import SequenceKernel, print_sequence
 from ..tensor import Tensor
-from .broadcast import CHUNK, WORTH, Shaped
+from .kernels import CHUNK, WORTH, Shaped
 
 
 def copied(type: TensorType) -> Graph:

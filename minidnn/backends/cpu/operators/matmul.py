@@ -29,8 +29,9 @@ from ..contraction.scheme import Scheme
 from ..contraction.stage import Pointer, Stage, Workspace
 from ..isa import Isa
 from ..tensor import Tensor
-from .broadcast import STORED, Shaped
+from .broadcast import STORED
 from .indexing import print_move
+from .kernels import Shaped
 from .staged import Staged
 
 FEW_ROWS = 64
