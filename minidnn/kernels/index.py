@@ -1,8 +1,8 @@
-"""What lanes share of an address, and what is their own."""
+"""What lanes share of an expression, and what is their own."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 
 from .ir import Expr, constant
 
@@ -24,3 +24,12 @@ def split(index: Expr, varying: Container[Expr]) -> tuple[Expr, Expr]:
         shared, own = split(index.args[0], varying)
         return shared * index.args[1], own * index.args[1]
     return constant(0), index
+
+
+def conjuncts(condition: Expr) -> Iterator[Expr]:
+    """What a condition is the conjunction of."""
+    if condition.op == "and":
+        for each in condition.args:
+            yield from conjuncts(each)
+    else:
+        yield condition

@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 
 from minidnn.graph.expression import Expression, argument, linearize
-from minidnn.graph.operators import Gather, RandomDrop, ScatterAdd, TakeChannels
+from minidnn.graph.operator import Operator
+from minidnn.graph.operators import (
+    Expand,
+    Gather,
+    Pad,
+    RandomDrop,
+    ScatterAdd,
+    Slice,
+    Take,
+    TakeChannels,
+    Transpose,
+)
 from minidnn.kernels.ops import copy, elementwise
 from minidnn.kernels.ops.pitched import Pitched
 
@@ -150,6 +161,30 @@ def _elements(random: np.random.Generator) -> Iterator[Made]:
         yield Made(f"elementwise-{i}", lower, [memory for _, memory in lies], expected)
 
 
+_MOVED: tuple[tuple[Operator, Shape], ...] = (
+    (Transpose((0, 2, 3, 1)), (2, 3, 5, 7)),
+    (Transpose((1, 0)), (33, 200)),
+    (Transpose((0, 2, 1)), (1, 2, 4099)),
+    (Transpose((0, 2, 1, 3, 4)), (2, 3, 4, 5, 7)),
+    (Slice((0, 1, 4, 1), (2, 2, 3, 3), (1, 1, -2, 2)), (2, 3, 5, 7)),
+    (Slice((0, 1, 0), (2, 3, 20), (1, 1, 1)), (2, 5, 21)),
+    (Expand((2, 3, 40, 5)), (2, 1, 40, 1)),
+    (Expand((3, 9000)), (1,)),
+    (Pad((0, 0, 2, 1), (0, 1, 1, 3), value=-1.5), (2, 3, 5, 70)),
+    (Pad((0, 1), (0, 2)), (3, 5)),
+    (Pad((1, 1), (1, 1), "edge"), (3, 50)),
+    (Pad((3,), (9000,)), (0,)),
+    (Take((None, (-1, 0, -1, 1, -1)), 2.0), (3, 2)),
+    (Take((None, (2, 0, 2), None)), (2, 3, 35)),
+)
+
+
+def _moves(random: np.random.Generator) -> Iterator[Made]:
+    for i, (op, shape) in enumerate(_MOVED):
+        x = drawn(random, shape, "float32" if i in (9, 13) else _DTYPES[i % len(_DTYPES)])
+        yield of_operator(f"move-{i}", op, (x,), wide=i % 2 > 0)
+
+
 def _all() -> Iterator[Made]:
     random = np.random.default_rng(0)
     yield from _gathers(random)
@@ -158,6 +193,7 @@ def _all() -> Iterator[Made]:
     yield from _copies(random)
     yield from _drops(random)
     yield from _elements(random)
+    yield from _moves(random)
 
 
 MADE = tuple(_all())

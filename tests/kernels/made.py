@@ -16,7 +16,7 @@ from minidnn.backends.cuda import kernels as cuda
 from minidnn.graph.operator import Operator
 from minidnn.graph.types import TensorType
 from minidnn.kernels.ir import Kernel
-from minidnn.kernels.ops import LOWERINGS
+from minidnn.kernels.ops import lower
 from minidnn.kernels.ops.pitched import Pitched
 from minidnn.kernels.render.numpy import run
 from minidnn.kernels.schedule import AxisSchedule
@@ -71,9 +71,13 @@ def of_operator(name: str, op: Operator, operands: Sequence[np.ndarray], wide: b
     (expected,) = op.reference(*operands)
     pairs = [lying(x, wide) for x in operands]
     lies = [*(lies for lies, _ in pairs), Pitched.dense(type_of(expected))]
-    lower = LOWERINGS[type(op)]
-    memory = [array for _, array in pairs]
-    return Made(name, lambda schedule: lower(op, lies, schedule), memory, expected)
+
+    def lowered(schedule: AxisSchedule) -> Kernel:
+        kernel = lower(op, lies, schedule)
+        assert kernel is not None
+        return kernel
+
+    return Made(name, lowered, [array for _, array in pairs], expected)
 
 
 def lying(x: np.ndarray, wide: bool) -> tuple[Pitched, np.ndarray]:
@@ -90,8 +94,7 @@ def type_of(x: np.ndarray) -> TensorType:
 
 def stored(dtype: str) -> Any:
     """NumPy's dtype of a param's elements."""
-    bits = dtype.removeprefix("bits")
-    return np.dtype(f"V{int(bits) // 8}") if bits != dtype else np.dtype(dtype)
+    return np.dtype("V16" if dtype == "bits128" else dtype.replace("bits", "uint"))
 
 
 def drawn(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:

@@ -16,7 +16,6 @@ from ...fusion.region import (
     FusedSums,
     window_alone,
 )
-from ...graph.index_map import Indexed
 from ...graph.ir import Constant, Graph, Node, Value
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed, is_whole_product
 from ...graph.operators import (
@@ -36,7 +35,7 @@ from ...graph.operators import (
     SumOverRanks,
 )
 from ...graph.types import BYTES, ITEMSIZE, TensorType
-from ...kernels.ops import LOWERINGS, copy
+from ...kernels.ops import copy, lower
 from ...kernels.ops.pitched import Pitched
 from ...memory.annotations import ALIGNMENT, Annotations
 from ...runtime.arrays import to_bits
@@ -65,7 +64,6 @@ from .operators.byte_window import print_byte_window
 from .operators.indexing import (
     copied,
     print_copy,
-    print_move,
 )
 from .operators.kernels import SCHEDULE, Shaped, shaped
 from .operators.layer_norm import print_channel_norm, print_layer_norm
@@ -449,13 +447,11 @@ def _copied_run(part: TensorType, whole: TensorType, axis: int, first: int) -> S
 def _shaped(node: Node) -> Shaped:
     """The kernel without sizes of a node, and the sizes."""
     op, types = node.op, [value.type for value in node.inputs]
-    if (lower := LOWERINGS.get(type(op))) is not None:
-        operands = [Pitched.dense(value.type) for value in (*node.inputs, *node.outputs)]
-        return shaped(lower(op, operands, SCHEDULE))
+    operands = [Pitched.dense(value.type) for value in (*node.inputs, *node.outputs)]
+    if (kernel := lower(op, operands, SCHEDULE)) is not None:
+        return shaped(kernel)
     if isinstance(op, Elementwise):
         return print_broadcast(node)
-    if isinstance(op, Indexed):
-        return print_move(op.index_map(types[0].shape), types[0].dtype)
     assert isinstance(op, MatMul), op
     return print_matmul_of_integers(types[0], types[1], node.output.type)
 

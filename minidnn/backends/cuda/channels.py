@@ -17,7 +17,6 @@ from ...graph.types import ITEMSIZE, TensorType
 from ...kernels.ops.pitched import Pitched
 from ...kernels.ops.take_channels import lower
 from ..codegen.code import Code
-from .indexing import RAW
 from .kernels import SCHEDULE, Launch
 from .tensor import Tensor
 
@@ -30,6 +29,9 @@ MOST_SIDE_BY_SIDE = 4096
 """Channels of a pixel of which shared memory holds one in any dtype."""
 
 _WIDEST = 16  # bytes of one access
+
+
+_RAW = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 
 
 def print_take_channels(
@@ -147,4 +149,4 @@ def _head(sources: Sequence[Tensor], target: Tensor) -> str:
 
 
 def _raw(tensor: Tensor) -> str:
-    return RAW[ITEMSIZE[tensor.dtype]]
+    return _RAW[ITEMSIZE[tensor.dtype]]

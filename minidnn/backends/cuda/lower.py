@@ -20,7 +20,7 @@ from ...fusion.region import (
     window_alone,
 )
 from ...fusion.rows import FusedRows
-from ...graph.index_map import Indexed
+from ...graph.index_map import IndexMap
 from ...graph.ir import Constant, Node, Value
 from ...graph.layout import CHANNELS_LAST
 from ...graph.operator import Contraction as ContractionOperator
@@ -42,8 +42,9 @@ from ...graph.operators import (
     TakeChannels,
     Variance,
 )
-from ...graph.types import ITEMSIZE
-from ...kernels.ops import LOWERINGS, copy
+from ...graph.types import ITEMSIZE, TensorType
+from ...kernels.ops import copy, lower, move
+from ...kernels.ops.pitched import Pitched
 from ...memory.liveness import awaited
 from ...runtime.plan import Plan
 from .any_size import (
@@ -68,7 +69,6 @@ from .contraction.problem import (
 )
 from .copy import print_copy
 from .elements import print_elements
-from .indexing import print_move, print_pick
 from .kernels import SCHEDULE, Launch
 from .library.lower import Lowering, Reserve
 from .machine import Machine
@@ -221,14 +221,10 @@ class _Lowering:
         annotations = self.plan.annotations
         lies = strided_of(annotations, x)
         table: list[Pointer] = []
-        if (lower := LOWERINGS.get(type(op))) is not None:
-            values = (*node.inputs, *node.outputs)
-            kernel = lower(op, [pitched(annotations, value) for value in values], SCHEDULE)
+        operands = [pitched(annotations, value) for value in (*node.inputs, *node.outputs)]
+        if (kernel := lower(op, operands, SCHEDULE)) is not None:
             launch = Launch.of(kernel)
             table += map(numbers_of, kernel.tables)
-        elif isinstance(op, Indexed):
-            launch, make = print_move(op.index_map(x.shape), x.shape, lies)
-            table.append(numbers_of(make()))
         elif isinstance(op, Reduce):
             launch = print_reduce(op, x.type, lies)
         elif isinstance(op, ArgMax):
@@ -412,7 +408,8 @@ class _Lowering:
         else:
             places = places.reshape(-1, *kernel, channels).transpose(0, 3, 1, 2)
         table = gather.filter(places, weight.dtype).ravel() - 1
-        launch, packed = print_pick(table.size, weight.dtype), InWorkspace(0)
+        ends = Pitched.dense(weight.type), Pitched.dense(TensorType(table.shape, weight.dtype))
+        launch, packed = Launch.of(move.lower(IndexMap((table,)), *ends, SCHEDULE)), InWorkspace(0)
         size = table.size * ITEMSIZE[weight.dtype]
         return (Task(node, launch, (weight, numbers_of(table), packed), (), size),), packed
 

@@ -15,7 +15,7 @@ import numpy as np
 from ...backends.codegen.dialect import ISPC
 from ...backends.codegen.kernel import KernelSource
 from ...graph.types import BYTES
-from ..index import differs, split
+from ..index import conjuncts, differs, split
 from ..ir import (
     LANE,
     TASK,
@@ -93,6 +93,9 @@ class _Ispc(Printer):
             elif isinstance(statement, Let):
                 self._own.append(statement)
                 self._varying.add(statement.name)
+            elif isinstance(statement, If) and (part := self._part(statement.condition)):
+                self._lanes(waiting)
+                self._lanes([*statement.body], *part)
             else:
                 waiting.append(statement)
         self._lanes(waiting)
@@ -105,7 +108,26 @@ class _Ispc(Printer):
             statement = replace(statement, body=())
         return any(differs(each, self._varying) for each in expressions((statement,)))
 
-    def _lanes(self, waiting: list[Statement]) -> None:
+    def _part(self, condition: Expr) -> tuple[str, str] | None:
+        """The first lane and the end of those for which a condition is true, if it says no more
+        than from where to where lanes are."""
+        ends: dict[str, Expr] = {}
+        for each in conjuncts(condition):
+            if each.op not in ("ge", "lt") or each.op in ends:
+                return None
+            shared, own = split(each.args[0], self._varying)
+            if own != LANE or differs(each.args[1], self._varying):
+                return None
+            ends[each.op] = each.args[1] - shared
+        first, end = self.code.fresh(), self.code.fresh()
+        for name, edge, least in ((first, ends.get("ge"), "0"), (end, ends.get("lt"), first)):
+            most = "count" if edge is None and name == end else least
+            if edge is not None:
+                most = f"max((uniform int64){least}, min((uniform int64)count, {self.text(edge)}))"
+            self.code.line(f"const uniform int {name} = (uniform int){most};")
+        return first, end
+
+    def _lanes(self, waiting: list[Statement], first: str = "0", end: str = "count") -> None:
         """Prints what differs from lane to lane, after the numbers that it needs."""
         if not waiting:
             return
@@ -115,7 +137,7 @@ class _Ispc(Printer):
             if let.name in needed:
                 needed.update(let.value.walk())
                 lets.insert(0, let)
-        with self.code.block(f"foreach ({LANE.value} = 0 ... count)"):
+        with self.code.block(f"foreach ({LANE.value} = {first} ... {end})"):
             self._in_lanes = True
             super().block([*lets, *waiting])
             self._in_lanes = False

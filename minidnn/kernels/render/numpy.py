@@ -63,11 +63,20 @@ def _inside(at: np.ndarray, array: np.ndarray) -> np.ndarray:
 def _value(expr: Expr, points: _Points, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """An expression at each point."""
     count = len(points[TASK.value])
+    if expr.op == "select":  # reads no more than what it chooses
+        chosen = _value(expr.args[0], points, arrays)
+        a, b = (
+            _value(each, _chosen(points, which), arrays)
+            for each, which in zip(expr.args[1:], (chosen, ~chosen), strict=True)
+        )
+        result = np.empty(count, a.dtype)
+        result[chosen], result[~chosen] = a, b
+        return result
     args = [_value(each, points, arrays) for each in expr.args]
     match expr.op:
         case "const" | "size":
             number = expr.value[1] if expr.op == "size" else expr.value
-            return np.full(count, number, expr.dtype)
+            return np.full(count, number, expr.dtype.replace("bits", "uint"))
         case "var":
             return points[expr.value]
         case "load":

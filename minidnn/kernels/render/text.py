@@ -66,6 +66,8 @@ class Printer(ABC):
         match expr.op:
             case "const" if expr.dtype == "float32":
                 return literal(expr.value)
+            case "const" if expr.dtype.startswith("bits"):
+                return f"({self.TYPES[expr.dtype]}){expr.value}ull"
             case "const":
                 wide = expr.dtype == "int64" and not -(1 << 31) <= expr.value < 1 << 31
                 return f"{expr.value}{'ll' if wide else _SUFFIX.get(expr.dtype, '')}"

@@ -33,5 +33,5 @@ class Shaped:
 def shaped(kernel: Kernel) -> Shaped:
     """The kernel as text, with its sizes, and as many tasks a call as are worth one."""
     grain = max(1, min(WORTH // max(kernel.work, 1), kernel.tasks // 8))
-    sizes = np.array([*kernel.sizes.values()], np.int64)
+    sizes = np.array([*kernel.sizes.values()] or [0], np.int64)
     return Shaped(render(kernel), sizes, kernel.tasks, grain, kernel.tables)
