@@ -92,9 +92,13 @@ class Expr:
     equals = _binary("eq")
 
     def cast(self, dtype: str) -> Expr:
+        """This number in another dtype.  A constant is folded where it is a whole number that both
+        have, which sizes and numbers of streams are."""
         if self.dtype == dtype:
             return self
-        return constant(self.value, dtype) if self.op == "const" else Expr("cast", dtype, (self,))
+        if self.op == "const" and {self.dtype, dtype} <= {"int64", "uint32"}:
+            return constant(self.value, dtype)
+        return Expr("cast", dtype, (self,))
 
     def walk(self) -> Iterator[Expr]:
         """This expression and all in it."""

@@ -61,7 +61,7 @@ from .one_image import one_image
 from .operators.adaptive import print_adaptive
 from .operators.broadcast import is_flat, print_broadcast, print_flat
 from .operators.byte_window import print_byte_window
-from .operators.indexing import (
+from .operators.copies import (
     copied,
     print_copy,
 )

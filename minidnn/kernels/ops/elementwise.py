@@ -45,17 +45,16 @@ def collapse(
     sizes: list[int] = []
     found: list[list[int]] = [[] for _ in strides]
     for axis, size in enumerate(shape):
-        steps = [operand[axis] for operand in strides]
         if size == 1:
             continue
-        if sizes and all(kept[-1] == step * size for kept, step in zip(found, steps, strict=True)):
-            sizes[-1] *= size
-            for kept, step in zip(found, steps, strict=True):
-                kept[-1] = step
-            continue
-        sizes.append(size)
-        for kept, step in zip(found, steps, strict=True):
-            kept.append(step)
+        walks = [(kept, operand[axis]) for kept, operand in zip(found, strides, strict=True)]
+        if not sizes or any(kept[-1] != step * size for kept, step in walks):
+            sizes.append(1)
+            for kept, _ in walks:
+                kept.append(0)
+        sizes[-1] *= size
+        for kept, step in walks:
+            kept[-1] = step
     return sizes or [1], found if sizes else [[0] for _ in strides]
 
 

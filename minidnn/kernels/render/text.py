@@ -32,9 +32,9 @@ class Printer(ABC):
         """A type of this language, as it is declared for a value."""
         return type
 
+    @abstractmethod
     def converted(self, value: Expr, dtype: str) -> str:
         """A number as one of another dtype."""
-        return f"({self.TYPES[dtype]}){self.operand(value)}"
 
     def functions(self) -> str:
         """What expressions of whole numbers need."""
