@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 
 from minidnn.kernels.index import split
-from minidnn.kernels.ir import LANE, TASK, Expr, Kernel, Param, Write, constant, select, variable
+from minidnn.kernels.ir import (
+    LANE,
+    TASK,
+    Expr,
+    Kernel,
+    Let,
+    Param,
+    Write,
+    constant,
+    select,
+    variable,
+)
 from minidnn.kernels.render.numpy import run
 from minidnn.kernels.schedule import AxisSchedule
 
@@ -67,6 +78,12 @@ def computed(index: Expr, value: Expr) -> None:
     run(Kernel("wrong", (X, Y), 4, None, (Write(Y, index, value),)), arrays)
 
 
+def named(value: Expr) -> None:
+    arrays = {"x": np.ones(4, np.float32), "y": np.zeros(4, np.float32)}
+    body = Let(variable("v", "float32"), value), Write(Y, TASK, variable("v", "float32"))
+    run(Kernel("named", (X, Y), 4, None, body), arrays)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -74,6 +91,7 @@ def computed(index: Expr, value: Expr) -> None:
         (lambda: computed(TASK, X[TASK - 1]), IndexError, "elements -1 to 2 of 4"),
         (lambda: computed(TASK % 2, X[TASK]), IndexError, "two points write one element of y"),
         (lambda: computed(TASK, X[(TASK - 3) // 4]), ZeroDivisionError, "negative number"),
+        (lambda: named(Y[TASK]), ValueError, "v reads what the kernel writes"),
     ],
 )
 def test_the_interpreter_refuses(
@@ -82,3 +100,4 @@ def test_the_interpreter_refuses(
     with pytest.raises(error, match=message):
         make()
     computed(TASK, X[TASK])
+    named(X[TASK])

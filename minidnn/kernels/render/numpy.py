@@ -1,7 +1,7 @@
 """Kernels by NumPy: what the texts are held to.
 
 All points run side by side.  What no kernel may do raises an error: reading or writing beside a
-param, dividing negative numbers, writing one element from two points.
+param, naming what it writes, dividing negative numbers, writing one element from two points.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def _run(body: tuple[Statement, ...], points: _Points, arrays: Mapping[str, np.n
     for statement in body:
         match statement:
             case Let(name, value):
+                if any(each.op == "load" and each.value.is_written for each in value.walk()):
+                    raise ValueError(f"{name.value} reads what the kernel writes")
                 points[name.value] = _value(value, points, arrays)
             case Write(param, index, value):
                 at = _value(index, points, arrays)
