@@ -196,6 +196,19 @@ def _all() -> Iterator[Made]:
     yield from _moves(random)
 
 
+def _halves(random: np.random.Generator) -> Iterator[Made]:
+    x = random.standard_normal((3, 4, 50)).astype(np.float16)
+    numbers = [np.array(number) for number in (5, -3)]
+    for channels in (False, True):
+        op = RandomDrop(0.25, 1, channels)
+        yield of_operator(f"halves-{channels}", op, (x, *numbers), wide=channels)
+    (lies, _) = lying(x, wide=False)
+    lower = partial(elementwise.lower, linearize(_A + _B), (lies, lies), lies, "float32")
+    yield Made("halves-sum", lower, (x, x), x + x)
+
+
 MADE = tuple(_all())
+#: What GPUs alone compute.
+HALVES = tuple(_halves(np.random.default_rng(1)))
 #: What is launched: an engine leaves out what has no elements.
 FULL = tuple(made for made in MADE if prod(made.expected.shape))
