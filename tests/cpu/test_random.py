@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
 import minidnn as md
 from minidnn.backends.cpu.isa import Isa
-from minidnn.backends.cpu.operators.random import print_random_drop
-from minidnn.graph.operators import RandomDrop
-from minidnn.graph.types import TensorType
 from minidnn.layers.build import to_graph
 from tests.cases.random import Drops
 
@@ -27,11 +22,3 @@ def test_bits_are_those_of_the_reference(channels: bool, shape: tuple[int, ...],
     for threads in (1, 2):
         exe = md.compile(graph, device="cpu", isa=isa.name, threads=threads)
         np.testing.assert_array_equal(exe(x), expected)
-
-
-@pytest.mark.parametrize("channels", [False, True])
-def test_functions_of_a_kernel_carry_its_name(channels: bool) -> None:
-    """Both kinds may be compiled in one unit."""
-    kernel = print_random_drop(RandomDrop(0.5, 0, channels), TensorType((2, 3, 4, 5))).source
-    defined = re.findall(r"^static .*?(\w+)\(", kernel.text, re.MULTILINE)
-    assert defined and all(name.startswith(kernel.name) for name in defined)

@@ -21,7 +21,7 @@ from minidnn.backends.cuda.reduction import (
     print_adaptive,
     print_plane_average,
 )
-from minidnn.backends.cuda.strided import print_broadcast, print_join, strided_of
+from minidnn.backends.cuda.strided import print_broadcast, strided_of
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, linearize
@@ -253,14 +253,6 @@ def test_operands_broadcast_and_lie_in_slices(tmp_path: Path) -> None:
     y = np.zeros((2, 3, 4), np.float32)
     run(print_broadcast(placed, node), [whole, other, y], tmp_path)
     np.testing.assert_array_equal(y, whole[:, 2:] - other)
-
-
-def test_joins_along_any_axis(tmp_path: Path) -> None:
-    part, whole = Value(TensorType((2, 3, 4)), "part"), Value(TensorType((2, 3, 9)), "whole")
-    x, y = numbers_of((2, 3, 4), "float32"), np.zeros((2, 3, 9), np.float32)
-    run(print_join(Annotations(), part, whole, 2, 5), [x, y], tmp_path)
-    np.testing.assert_array_equal(y[..., 5:], x)
-    assert not y[..., :5].any()
 
 
 def test_places_of_giant_images_are_whole() -> None:

@@ -39,17 +39,19 @@ ALLOWED: dict[str, set[str]] = {
     # Passes find the gradients of layers by the rules that made them.
     "passes": {"graph", "fusion", "memory", "gradients"},
     "runtime": {"graph", "fusion", "memory", "passes", "cache"},
+    # Kernels that are described once, and printed with what all backends print with.
+    "kernels": {"graph", "runtime", "backends.codegen"},
     # What a backend is, and the built-in ones, which do not know each other.
     "backends": set(),
     "backends.options": set(),
     "backends.codegen": {"graph", "cache"},
     "backends.reference": {"graph", "fusion", "memory", "runtime", "backends.options"},
     "backends.cpu": {
-        *("graph", "fusion", "memory", "runtime", "cache", "measure"),
+        *("graph", "fusion", "kernels", "memory", "runtime", "cache", "measure"),
         *("backends.options", "backends.codegen"),
     },
     "backends.cuda": {
-        *("graph", "fusion", "memory", "runtime", "cache", "cudnn", "gpu"),
+        *("graph", "fusion", "kernels", "memory", "runtime", "cache", "cudnn", "gpu"),
         *("backends.options", "backends.codegen"),
     },
     "backends.backend": {

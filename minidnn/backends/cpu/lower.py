@@ -16,7 +16,6 @@ from ...fusion.region import (
     FusedSums,
     window_alone,
 )
-from ...graph.index_map import Indexed
 from ...graph.ir import Constant, Graph, Node, Value
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed, is_whole_product
 from ...graph.operators import (
@@ -25,21 +24,19 @@ from ...graph.operators import (
     Concat,
     Conv2dInputGradient,
     Conv2dWeightGradient,
-    Gather,
     GroupNorm,
     LayerNorm,
     Linear,
     LogSoftmax,
     MatMul,
-    RandomDrop,
     Reduce,
     Reorder,
-    ScatterAdd,
     Softmax,
     SumOverRanks,
-    TakeChannels,
 )
 from ...graph.types import BYTES, ITEMSIZE, TensorType
+from ...kernels.ops import copy, lower
+from ...kernels.ops.pitched import Pitched
 from ...memory.annotations import ALIGNMENT, Annotations
 from ...runtime.arrays import to_bits
 from ...runtime.plan import Plan
@@ -62,17 +59,13 @@ from .execution.rank_sums import HostSum
 from .isa import Isa
 from .one_image import one_image
 from .operators.adaptive import print_adaptive
-from .operators.broadcast import Shaped, is_flat, print_broadcast, print_flat
+from .operators.broadcast import is_flat, print_broadcast, print_flat
 from .operators.byte_window import print_byte_window
-from .operators.indexing import (
+from .operators.copies import (
     copied,
     print_copy,
-    print_gather,
-    print_join,
-    print_move,
-    print_scatter_add,
-    print_take_channels,
 )
+from .operators.kernels import SCHEDULE, Shaped, shaped
 from .operators.layer_norm import print_channel_norm, print_layer_norm
 from .operators.matmul import (
     print_linear,
@@ -80,7 +73,6 @@ from .operators.matmul import (
     print_matmul_of_integers,
     reads_weight_as_it_lies,
 )
-from .operators.random import print_random_drop
 from .operators.reduce import print_argmax, print_reduce
 from .operators.softmax import print_softmax
 from .operators.staged import Staged
@@ -197,7 +189,7 @@ class _Lowering:
         if isinstance(op, (Conv2dInputGradient, Conv2dWeightGradient)):
             return _tasks(node, print_gradient(node, self.tensor, self.isa))
         if isinstance(op, Reshaping):
-            return (_shaped_task(node, print_join(node.output.type, node.output.type, 0, 0)),)
+            return (_shaped_task(node, _copied_run(node.output.type, node.output.type, 0, 0)),)
         if isinstance(op, Reorder):
             return (self._copy(node, node.inputs[0], node.output),)
         return (_shaped_task(node, _shaped(node)),)
@@ -352,7 +344,7 @@ class _Lowering:
     def _joined(self, node: Node, value: Value, axis: int, offset: int) -> Task:
         out = node.output
         if self.plan.layout(out).block == 1:
-            return _shaped_task(node, print_join(value.type, out.type, axis, offset), [value])
+            return _shaped_task(node, _copied_run(value.type, out.type, axis, offset), [value])
         return self._copy(node, value, out, offset)
 
     def _copy(self, node: Node, value: Value, out: Value, channel: int = 0) -> Task:
@@ -443,25 +435,23 @@ def _stages(
 def _shaped_task(node: Node, shaped: Shaped, inputs: Sequence[Value] | None = None) -> Task:
     """The task of a kernel without sizes on these inputs, by default all of the node's."""
     given = map(_pointer, node.inputs if inputs is None else inputs)
-    pointers = (*given, node.output, lambda: shaped.sizes)
+    pointers = (*given, *map(_array, shaped.tables), node.output, lambda: shaped.sizes)
     return Task(node, shaped.source, pointers, shaped.tasks, shaped.grain)
+
+
+def _copied_run(part: TensorType, whole: TensorType, axis: int, first: int) -> Shaped:
+    """The kernel that copies a dense value to positions ``first`` and on of an axis of another."""
+    return shaped(copy.lower(Pitched.dense(part), Pitched.dense(whole), axis, first, SCHEDULE))
 
 
 def _shaped(node: Node) -> Shaped:
     """The kernel without sizes of a node, and the sizes."""
     op, types = node.op, [value.type for value in node.inputs]
+    operands = [Pitched.dense(value.type) for value in (*node.inputs, *node.outputs)]
+    if (kernel := lower(op, operands, SCHEDULE)) is not None:
+        return shaped(kernel)
     if isinstance(op, Elementwise):
         return print_broadcast(node)
-    if isinstance(op, Indexed):
-        return print_move(op.index_map(types[0].shape), types[0].dtype)
-    if isinstance(op, TakeChannels):
-        return print_take_channels(op, types)
-    if isinstance(op, Gather):
-        return print_gather(op, types[0], types[1])
-    if isinstance(op, ScatterAdd):
-        return print_scatter_add(op, types[0], types[1])
-    if isinstance(op, RandomDrop):
-        return print_random_drop(op, types[0])
     assert isinstance(op, MatMul), op
     return print_matmul_of_integers(types[0], types[1], node.output.type)
 

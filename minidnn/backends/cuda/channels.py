@@ -1,9 +1,8 @@
 """Kernels that pick channels of one or several images.
 
-Where channels are planes, threads copy packs of pixels.  Where they lie side by side, a block
-gathers the channels of some pixels in shared memory, source after source, so that neighbouring
-threads read neighbouring channels, and writes them in packs.  Elements are moved as integers of
-their size.
+Where they lie side by side, a block gathers the channels of some pixels in shared memory, source
+after source, so that neighbouring threads read neighbouring channels, and writes them in packs.
+Elements are moved as integers of their size.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ from math import gcd
 import numpy as np
 
 from ...graph.operators import TakeChannels
-from ...graph.types import ITEMSIZE
+from ...graph.types import ITEMSIZE, TensorType
+from ...kernels.ops.pitched import Pitched
+from ...kernels.ops.take_channels import lower
 from ..codegen.code import Code
-from .indexing import RAW
-from .kernels import Launch
+from .kernels import SCHEDULE, Launch
 from .tensor import Tensor
 
 THREADS = 256
@@ -29,7 +29,9 @@ MOST_SIDE_BY_SIDE = 4096
 """Channels of a pixel of which shared memory holds one in any dtype."""
 
 _WIDEST = 16  # bytes of one access
-_WHOLE = 1 << 31  # what 32 bits count
+
+
+_RAW = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 
 
 def print_take_channels(
@@ -39,35 +41,15 @@ def print_take_channels(
 
     All lie in one layout.
     """
-    planar = all(tensor.is_planar for tensor in (*sources, target))
-    return (_planes if planar else _side_by_side)(op, batch, sources, target)
+    if not all(tensor.is_planar for tensor in (*sources, target)):
+        return _side_by_side(op, batch, sources, target)
+    kernel = lower(op, [_pitched(tensor, batch) for tensor in (*sources, target)], SCHEDULE)
+    return Launch.of(kernel), kernel.tables[0]
 
 
-def _planes(
-    op: TakeChannels, batch: int, sources: Sequence[Tensor], target: Tensor
-) -> tuple[Launch, np.ndarray]:
-    """The table: source and channel for each channel of the target."""
-    plane, channels = target.rows * target.columns, target.channels
-    size = ITEMSIZE[target.dtype]
-    begins = (place for t in (*sources, target) for place in (t.image, t.offset))
-    pack = gcd(_WIDEST // size, plane, *begins)
-    packs = plane // pack
-    count = batch * channels * packs
-    code = Code()
-    with code.block(_head(sources, target)):
-        code.lines(_thread(count))
-        code.line(f"if (t >= {count}) return;")
-        code.line(f"const int c = t / {packs} % {channels};")
-        code.line(f"const long long n = t / {packs * channels}, p = t % {packs} * {pack};")
-        code.line("const long long source = picks[2 * c], channel = picks[2 * c + 1];")
-        for k, x in enumerate(sources):
-            begin = f"x{k} + (n * {x.image} + {x.offset})"
-            code.line(f"if (source == {k}) x = {begin};" if k else f"const {_raw(x)} *x = {begin};")
-        code.line(f"x += channel * {plane} + p;")
-        code.line(f"y += n * {target.image} + c * {plane}ll + p + {target.offset};")
-        code.line(_copied("y", "x", pack, target))
-    table = np.array(op.picks, np.int64).ravel()
-    return Launch.named("channels", code, -(-count // THREADS), THREADS), table
+def _pitched(x: Tensor, batch: int) -> Pitched:
+    type = TensorType((batch, x.channels, x.rows, x.columns), x.dtype)
+    return Pitched(type, x.image, x.offset)
 
 
 def _side_by_side(
@@ -160,12 +142,6 @@ def _copied(to: str, source: str, pack: int, target: Tensor) -> str:
     return f"*(md_word<{size}>::type *)({to}) = *(const md_word<{size}>::type *)({source});"
 
 
-def _thread(count: int) -> Sequence[str]:
-    if count + THREADS < _WHOLE:
-        return [f"const unsigned int t = blockIdx.x * {THREADS} + threadIdx.x;"]
-    return [f"const long long t = blockIdx.x * {THREADS}ll + threadIdx.x;"]
-
-
 def _head(sources: Sequence[Tensor], target: Tensor) -> str:
     pointers = [f"const {_raw(x)} *__restrict__ x{k}" for k, x in enumerate(sources)]
     pointers += ["const long long *__restrict__ picks", f"{_raw(target)} *__restrict__ y"]
@@ -173,4 +149,4 @@ def _head(sources: Sequence[Tensor], target: Tensor) -> str:
 
 
 def _raw(tensor: Tensor) -> str:
-    return RAW[ITEMSIZE[tensor.dtype]]
+    return _RAW[ITEMSIZE[tensor.dtype]]

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...kernels.ir import Kernel
+from ...kernels.render.cuda import THREADS, render
+from ...kernels.schedule import AxisSchedule
 from ..codegen.code import Code
 from ..codegen.kernel import KernelSource
+
+#: What kernels that are described once for all engines are here.
+SCHEDULE = AxisSchedule(points=1 << 17, widest=16)
 
 
 @dataclass(frozen=True)
@@ -31,3 +37,8 @@ class Launch:
         """A launch of a kernel named after its text, in which ``@`` stands for the name."""
         source = KernelSource.named(kind, str(code))
         return cls(source, (blocks, 1, 1), (threads, 1, 1), shared_bytes)
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> Launch:
+        """A launch of a kernel that is described once for all engines."""
+        return cls(render(kernel), (-(-kernel.tasks // THREADS), 1, 1), (THREADS, 1, 1))

@@ -20,7 +20,7 @@ from ...fusion.region import (
     window_alone,
 )
 from ...fusion.rows import FusedRows
-from ...graph.index_map import Indexed
+from ...graph.index_map import IndexMap
 from ...graph.ir import Constant, Node, Value
 from ...graph.layout import CHANNELS_LAST
 from ...graph.operator import Contraction as ContractionOperator
@@ -32,20 +32,19 @@ from ...graph.operators import (
     Concat,
     Conv2dInputGradient,
     Conv2dWeightGradient,
-    Gather,
     GroupNorm,
     LayerNorm,
     LogSoftmax,
-    RandomDrop,
     Reduce,
     Reorder,
-    ScatterAdd,
     Softmax,
     SumOverRanks,
     TakeChannels,
     Variance,
 )
-from ...graph.types import ITEMSIZE
+from ...graph.types import ITEMSIZE, TensorType
+from ...kernels.ops import copy, lower, move
+from ...kernels.ops.pitched import Pitched
 from ...memory.liveness import awaited
 from ...runtime.plan import Plan
 from .any_size import (
@@ -70,19 +69,18 @@ from .contraction.problem import (
 )
 from .copy import print_copy
 from .elements import print_elements
-from .indexing import print_gather, print_move, print_pick, print_scatter_add
+from .kernels import SCHEDULE, Launch
 from .library.lower import Lowering, Reserve
 from .machine import Machine
 from .normalize import print_layer_norm, print_softmax
 from .prelude import TYPES
 from .product.lower import BATCHED, tasks_of_batches
-from .random import print_random_drop
 from .rank_sums import RankSum
 from .reduce import print_argmax, print_reduce
 from .reduction import averages_planes, print_adaptive, print_plane_average
 from .row_tasks import tasks_of_row_alone, tasks_of_rows
 from .sequence import are_apart, print_region, print_variants, print_vectors
-from .strided import print_broadcast, print_join, strided_of
+from .strided import pitched, print_broadcast, strided_of
 from .sums import print_sums
 from .task import InWorkspace, Pointer, Task, data_of, numbers_of, placed_at, pointer_to
 from .tensor import Tensor, tensor_of
@@ -220,21 +218,17 @@ class _Lowering:
     def _other(self, node: Node) -> Task:
         """What works on values in NCHW order of any rank."""
         op, x = node.op, node.inputs[0]
-        lies = strided_of(self.plan.annotations, x)
+        annotations = self.plan.annotations
+        lies = strided_of(annotations, x)
         table: list[Pointer] = []
-        if isinstance(op, Indexed):
-            launch, make = print_move(op.index_map(x.shape), x.shape, lies)
-            table.append(numbers_of(make()))
-        elif isinstance(op, Gather):
-            launch = print_gather(op, x.type, lies, node.inputs[1].type)
-        elif isinstance(op, ScatterAdd):
-            launch = print_scatter_add(op, x.type, lies, node.inputs[1].type)
+        operands = [pitched(annotations, value) for value in (*node.inputs, *node.outputs)]
+        if (kernel := lower(op, operands, SCHEDULE)) is not None:
+            launch = Launch.of(kernel)
+            table += map(numbers_of, kernel.tables)
         elif isinstance(op, Reduce):
             launch = print_reduce(op, x.type, lies)
         elif isinstance(op, ArgMax):
             launch = print_argmax(op, x.type, lies)
-        elif isinstance(op, RandomDrop):
-            launch = print_random_drop(op, x.type, lies)
         else:
             assert isinstance(op, (LayerNorm, GroupNorm)), f"no kernel for {op}"
             launch = print_layer_norm(op, x.type, lies, len(node.inputs) - 1)
@@ -414,7 +408,8 @@ class _Lowering:
         else:
             places = places.reshape(-1, *kernel, channels).transpose(0, 3, 1, 2)
         table = gather.filter(places, weight.dtype).ravel() - 1
-        launch, packed = print_pick(table.size, weight.dtype), InWorkspace(0)
+        ends = Pitched.dense(weight.type), Pitched.dense(TensorType(table.shape, weight.dtype))
+        launch, packed = Launch.of(move.lower(IndexMap((table,)), *ends, SCHEDULE)), InWorkspace(0)
         size = table.size * ITEMSIZE[weight.dtype]
         return (Task(node, launch, (weight, numbers_of(table), packed), (), size),), packed
 
@@ -449,8 +444,9 @@ class _Lowering:
             layout = self.plan.layout(out)
             part = tensor_of(value.type, layout, base.buffer.type, base.channel + first)
             return self._copy(node, value, part)
-        launch = print_join(self.plan.annotations, value, out, axis, first)
-        return Task(node, launch, (pointer_to(value), out))
+        given, made = (pitched(self.plan.annotations, each) for each in (value, out))
+        kernel = copy.lower(given, made, axis, first, SCHEDULE)
+        return Task(node, Launch.of(kernel), (pointer_to(value), out))
 
     def _copy(self, node: Node, value: Value, target: Tensor) -> Task:
         batch, source = value.type.plane[0], self.tensor(value)

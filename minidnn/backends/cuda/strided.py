@@ -1,5 +1,5 @@
-"""Kernels over values of any rank that lie as NCHW, or in a slice of a join: element-wise
-operators that broadcast, and joins along other axes than channels.
+"""Kernels of element-wise operators that broadcast, over values of any rank that lie as NCHW, or in
+a slice of a join.
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ...graph.expression import Instruction, argument, linearize
+from ...graph.expression import linearize
 from ...graph.ir import Node, Value
 from ...graph.operator import Elementwise
+from ...graph.types import HALVES
+from ...kernels.ops import elementwise
+from ...kernels.ops.pitched import Pitched
 from ...memory.annotations import Annotations
-from ..codegen.code import Code
-from ..codegen.dialect import CUDA
-from .kernels import Launch
-from .narrow import print_as
-from .whole import HELPERS, STORED, is_whole, read, stored
+from .kernels import SCHEDULE, Launch
+from .narrow import narrowed
+from .whole import is_whole
 
 THREADS = 256
 
@@ -37,67 +38,27 @@ def strided_of(annotations: Annotations, value: Value) -> Strided:
     return Strided(value.dtype, _dense(place.buffer.shape), offset)
 
 
+def pitched(annotations: Annotations, value: Value) -> Pitched:
+    """How a value lies whose layout is NCHW, as kernels that are described once have it."""
+    lies = strided_of(annotations, value)
+    return Pitched(value.type, lies.strides[0] if lies.strides else 1, lies.offset)
+
+
 def print_broadcast(annotations: Annotations, node: Node) -> Launch:
     """The kernel of an element-wise node; its pointers are the operands, then the output."""
-    op, out = node.op, node.output.shape
+    op, out = node.op, node.output
     assert isinstance(op, Elementwise)
     tensors = len(node.inputs) - op.channel_count
-    operands = []
-    for i, value in enumerate(node.inputs):
-        if i >= tensors:  # a vector over channels, which are axis 1
-            strides = (0, 1, *(0 for _ in out[2:]))
-            operands.append(Strided(value.dtype, strides))
-            continue
-        own = strided_of(annotations, value)
-        steps = zip(value.shape, own.strides, strict=True)
-        known = tuple(0 if size == 1 else step for size, step in steps)
-        missing = (0,) * (len(out) - len(known))
-        operands.append(Strided(own.dtype, (*missing, *known), own.offset))
-    result = strided_of(annotations, node.output)
-    computed = op.computed_in([operand.dtype for operand in operands])
-    return _print(out, operands, result, linearize(op.expression()), is_whole(computed))
-
-
-def print_join(
-    annotations: Annotations, part: Value, whole: Value, axis: int, first: int
-) -> Launch:
-    """The kernel that copies a value into a join, from ``first`` of ``axis`` on."""
-    target = strided_of(annotations, whole)
-    moved = Strided(target.dtype, target.strides, target.offset + first * target.strides[axis])
-    given = [strided_of(annotations, part)]
-    return _print(part.shape, given, moved, linearize(argument(0)), is_whole(part.dtype))
-
-
-def _print(
-    shape: Sequence[int],
-    operands: Sequence[Strided],
-    output: Strided,
-    expression: Sequence[Instruction],
-    whole: bool,
-) -> Launch:
-    """A thread computes one element; neighbours are neighbours along the last axis."""
-    count = prod(shape)
-    code = Code()
-    pointers = [f"const {STORED[o.dtype]} *x{i}" for i, o in enumerate(operands)]
-    pointers.append(f"{STORED[output.dtype]} *y")
-    if whole:
-        code.lines(HELPERS.splitlines())
-    with code.block(f'extern "C" __global__ void @({", ".join(pointers)})'):
-        code.line(f"const long long t = blockIdx.x * {THREADS}ll + threadIdx.x;")
-        code.line(f"if (t >= {count}) return;")
-        names = []
-        for i, operand in enumerate(operands):
-            names.append(code.fresh())
-            kind = "long long" if whole else "float"
-            value = read(f"x{i}[{_index(shape, operand)}]", operand.dtype, whole)
-            code.line(f"const {kind} {names[-1]} = {value};")
-        if whole:
-            lines, result = CUDA.print_code(expression, names, code.fresh, whole)
-        else:
-            lines, result = print_as(output.dtype, expression, names, code.fresh)
-        code.lines(lines)
-        code.line(f"y[{_index(shape, output)}] = {stored(result, output.dtype)};")
-    return Launch.named("strided", code, -(-count // THREADS), THREADS)
+    given = [pitched(annotations, value) for value in node.inputs[:tensors]]
+    over_channels = (value.type for value in node.inputs[tensors:])
+    ones = (1,) * (out.type.rank - 2)
+    given += [Pitched.dense(type.with_shape(type.shape + ones)) for type in over_channels]
+    whole = is_whole(op.computed_in([x.type.dtype for x in given]))
+    code = linearize(op.expression())
+    if out.dtype in HALVES and not whole:
+        code = narrowed(code)
+    made, number = pitched(annotations, out), "int64" if whole else "float32"
+    return Launch.of(elementwise.lower(code, given, made, number, SCHEDULE))
 
 
 def element_of(index: str, shape: Sequence[int], x: Strided) -> str:
@@ -110,15 +71,3 @@ def element_of(index: str, shape: Sequence[int], x: Strided) -> str:
 
 def _dense(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
-
-
-def _index(shape: Sequence[int], tensor: Strided) -> str:
-    """Where element ``t`` of the shape lies."""
-    terms = [str(tensor.offset)] if tensor.offset else []
-    for axis, (size, step) in enumerate(zip(shape, tensor.strides, strict=True)):
-        if size > 1 and step:
-            inner = prod(shape[axis + 1 :])
-            place = "t" if inner == 1 else f"t / {inner}"
-            wrapped = place if prod(shape[:axis]) == 1 else f"{place} % {size}"
-            terms.append(wrapped if step == 1 else f"{wrapped} * {step}")
-    return " + ".join(terms) or "0"

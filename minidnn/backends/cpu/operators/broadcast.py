@@ -10,21 +10,16 @@ caches overflow.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
 
-import numpy as np
-
-from ....graph.expression import Expression, Instruction, argument, linearize
+from ....graph.expression import Expression, argument, linearize
 from ....graph.ir import Graph, Node, Value
 from ....graph.operator import Elementwise
 from ....graph.substitution import substituted
 from ....graph.types import BYTES, TensorType
-from ...codegen.code import Code
-from ...codegen.dialect import ISPC
-from ...codegen.functions import WHOLE_FUNCTIONS
-from ...codegen.kernel import KernelSource
+from ....kernels.ops import elementwise
+from ....kernels.ops.pitched import Pitched
 from ..element import ELEMENTS
+from .kernels import SCHEDULE, Shaped, shaped
 
 MOST_BYTES = 256 << 10
 """Of a region's output: with more, sequences write past the caches."""
@@ -80,27 +75,9 @@ STORED = {"float32": "float", "int32": "int32", "int64": "int64", "bool": "unsig
 STORED |= {"uint8": "unsigned int8", "int8": "int8"}
 STORED |= {"bfloat16": ELEMENTS["bfloat16"].type}
 
-#: Elements of a row that one task computes, and elements that are worth a call.
-CHUNK = 1 << 13
-WORTH = 1 << 12
-
-
-@dataclass(frozen=True)
-class Shaped:
-    """A kernel without sizes, the sizes for it (its last operand, int64), and its tasks."""
-
-    source: KernelSource
-    sizes: np.ndarray
-    tasks: int
-    grain: int = 1
-
 
 def print_broadcast(node: Node) -> Shaped:
-    """The kernel of an element-wise node over NCHW values.
-
-    Its pointers are the operands, the output, and the sizes: length, chunks a row, then the outer
-    sizes, and for each operand its strides over them.  A task is a chunk of a row.
-    """
+    """The kernel of an element-wise node over NCHW values."""
     assert isinstance(node.op, Elementwise)
     operands = [_aligned(node, i) for i in range(len(node.inputs))]
     computed = node.op.computed_in([x.dtype for x in operands])
@@ -110,101 +87,10 @@ def print_broadcast(node: Node) -> Shaped:
 def print_elementwise(
     expression: Expression, operands: Sequence[TensorType], out: TensorType, computed: str | None
 ) -> Shaped:
-    """The kernel of an expression over dense operands that broadcast; see
-    :func:`print_broadcast`."""
-    sizes, strides = collapse(out.shape, [_strides(x.shape, out.rank) for x in operands])
-    *outer, length = sizes or [1]
-    strides = [operand or [0] for operand in strides]
-    stored, inner = [x.dtype for x in operands], [operand[-1] for operand in strides]
-    text = _print(
-        linearize(expression), stored, out.dtype, computed or "float32", len(outer), inner
-    )
-    chunks = -(-length // CHUNK)
-    given = [length, chunks, *outer, *(s for operand in strides for s in operand[:-1])]
-    tasks = prod(outer) * chunks
-    grain = max(1, min(WORTH // max(length, 1), tasks // 8))
-    source = KernelSource.named("broadcast", text)
-    return Shaped(source, np.array(given, np.int64), tasks, grain)
-
-
-def _print(
-    expression: Sequence[Instruction],
-    dtypes: Sequence[str],
-    made: str,
-    computed: str,
-    rank: int,
-    inner: Sequence[int],
-) -> str:
-    stored, result = [STORED[dtype] for dtype in dtypes], STORED[made]
-    whole = computed.startswith("int")
-    kind = "int64" if whole else "float"
-    code = Code()
-    count = len(stored)
-    with (
-        code.block("MD_KERNEL(@)"),
-        code.block("for (uniform int64 t = md_begin; t < md_end; t++)"),
-    ):
-        code.line(f"const uniform int64 * uniform n = MD_IN(int64, {count + 1});")
-        code.line("uniform int64 row = t / n[1];")
-        code.line(f"const uniform int64 first = (t % n[1]) * {CHUNK};")
-        code.line(f"const uniform int64 left = n[0] - first, most = {CHUNK};")
-        code.line("const uniform int count = (uniform int)(left < most ? left : most);")
-        code.line(f"uniform {result} * uniform y = MD_OUT({result}, {count}) + row * n[0] + first;")
-        for i in range(count):
-            start = " + first" if inner[i] else ""
-            code.line(f"const uniform {stored[i]} * uniform x{i} = MD_IN({stored[i]}, {i}){start};")
-        for axis in reversed(range(rank)):
-            code.line(f"const uniform int64 i{axis} = row % n[{2 + axis}]; row /= n[{2 + axis}];")
-            for i in range(count):
-                code.line(f"x{i} += i{axis} * n[{2 + rank + i * rank + axis}];")
-        with code.block("foreach (i = 0 ... count)"):
-            for i in range(count):
-                read = f"x{i}[{'i' if inner[i] else '0'}]"
-                if (element := ELEMENTS.get(dtypes[i])) is not None:
-                    read = element.load(read)
-                code.line(f"const {kind} a{i} = ({kind}){read};")
-            names = [f"a{i}" for i in range(count)]
-            lines, value = ISPC.print_code(expression, names, code.fresh, whole)
-            code.lines(lines)
-            if made == "bfloat16":
-                code.line(ELEMENTS[made].store("y[i]", value))
-            else:
-                code.line(f"y[i] = {converted(value, made)};")
-    return (ISPC.fill(WHOLE_FUNCTIONS) if whole else "") + str(code)
-
-
-def converted(value: str, dtype: str) -> str:
-    """A float or an int64 as it is stored; see :class:`.graph.operators.Formula`."""
-    if dtype == "bool":
-        value = f"({value} != 0) ? 1 : 0"
-    if dtype in BYTES:
-        bounds = np.iinfo(dtype)
-        # The comparison is false of NaN, which becomes the least.
-        low = f"({value} > {bounds.min} ? {value} : {bounds.min})"
-        value = f"(int)({low} < {bounds.max} ? {low} : {bounds.max})"
-    return f"({STORED[dtype]})({value})"
-
-
-def collapse(
-    shape: Sequence[int], strides: Sequence[Sequence[int]]
-) -> tuple[list[int], list[list[int]]]:
-    """The same walk with as few axes as possible: those of size 1 dropped, neighbours joined that
-    every operand passes in one go."""
-    sizes: list[int] = []
-    found: list[list[int]] = [[] for _ in strides]
-    for axis, size in enumerate(shape):
-        if size == 1:
-            continue
-        steps = [operand[axis] for operand in strides]
-        if sizes and all(kept[-1] == step * size for kept, step in zip(found, steps, strict=True)):
-            sizes[-1] *= size
-            for kept, step in zip(found, steps, strict=True):
-                kept[-1] = step
-            continue
-        sizes.append(size)
-        for kept, step in zip(found, steps, strict=True):
-            kept.append(step)
-    return sizes, found
+    """The kernel of an expression over dense operands that broadcast."""
+    number = "int64" if (computed or "").startswith("int") else "float32"
+    given, made = list(map(Pitched.dense, operands)), Pitched.dense(out)
+    return shaped(elementwise.lower(linearize(expression), given, made, number, SCHEDULE))
 
 
 def _aligned(node: Node, index: int) -> TensorType:
@@ -214,9 +100,3 @@ def _aligned(node: Node, index: int) -> TensorType:
     if index < len(node.inputs) - node.op.channel_count:
         return type
     return type.with_shape(type.shape + (1,) * (node.output.type.rank - 2))
-
-
-def _strides(shape: Sequence[int], rank: int) -> list[int]:
-    """From one element to the next on each axis of the output, 0 where the operand repeats."""
-    padded = (1,) * (rank - len(shape)) + tuple(shape)
-    return [0 if size == 1 else prod(padded[axis + 1 :]) for axis, size in enumerate(padded)]

@@ -22,6 +22,8 @@ from ....fusion.contraction import Parts
 from ....graph.ir import Constant, Node
 from ....graph.operators import Linear, Transpose
 from ....graph.types import TensorType
+from ....kernels.ops.move import lower
+from ....kernels.ops.pitched import Pitched
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
 from ..contraction import choose_by_price, question_of
@@ -29,8 +31,8 @@ from ..contraction.scheme import Scheme
 from ..contraction.stage import Pointer, Stage, Workspace
 from ..isa import Isa
 from ..tensor import Tensor
-from .broadcast import STORED, Shaped
-from .indexing import print_move
+from .broadcast import STORED
+from .kernels import SCHEDULE, Shaped, shaped
 from .staged import Staged
 
 FEW_ROWS = 64
@@ -75,8 +77,10 @@ def _parts(node: Node, rows: int, isa: Isa) -> tuple[int, int]:
 
 
 def _turn(shape: tuple[int, int], source: Pointer, result: Pointer) -> Stage:
-    move = print_move(Transpose((1, 0)).index_map(shape), "float32")
-    return Stage(move.source, (source, result, lambda: move.sizes), move.tasks, move.grain)
+    given, turned = (Pitched.dense(TensorType(each)) for each in (shape, shape[::-1]))
+    move = shaped(lower(Transpose((1, 0)).index_map(shape), given, turned, SCHEDULE))
+    pointers = (source, lambda: move.tables[0], result, lambda: move.sizes)
+    return Stage(move.source, pointers, move.tasks, move.grain)
 
 
 _ROWS = 6

@@ -23,7 +23,8 @@ from ....graph.operators import (
     SumOverRanks,
 )
 from ....graph.types import TensorType
-from .broadcast import Shaped, print_elementwise
+from .broadcast import print_elementwise
+from .kernels import Shaped
 
 _KINDS = (
     *(ArgMax, GroupNorm, LayerNorm, LogSoftmax, MatMul),

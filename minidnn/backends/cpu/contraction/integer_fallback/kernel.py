@@ -16,7 +16,7 @@ from ....codegen.code import Code
 from ....codegen.dialect import ISPC
 from ...execution.packing import data_of
 from ...isa import Isa
-from ...operators.broadcast import STORED, converted
+from ...operators.broadcast import STORED
 from ..stage import Pointer, Workspace
 
 MOST_EXACT = ((1 << 24) - 1) // (255 * 128)
@@ -122,7 +122,19 @@ class IntegerKernel:
             lines, names[operation.output] = ISPC.print_code(operation.code, given, code.fresh)
             code.lines(lines)
         result = self.parts.result
-        code.line(f"ys[{at}] = {converted(names[result], result.dtype)};")
+        code.line(f"ys[{at}] = {_converted(names[result], result.dtype)};")
+
+
+def _converted(value: str, dtype: str) -> str:
+    """A float or an int64 as it is stored; see :class:`.graph.operators.Formula`."""
+    if dtype == "bool":
+        value = f"({value} != 0) ? 1 : 0"
+    if dtype in BYTES:
+        bounds = np.iinfo(dtype)
+        # The comparison is false of NaN, which becomes the least.
+        low = f"({value} > {bounds.min} ? {value} : {bounds.min})"
+        value = f"(int)({low} < {bounds.max} ? {low} : {bounds.max})"
+    return f"({STORED[dtype]})({value})"
 
 
 def word_weights(weight: Value, inputs: int, unit: int) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""Kernels that are described once and printed for each engine: the level between plan and text."""

@@ -1,0 +1,224 @@
+"""The description of a kernel: parallel points, statements over them, and expressions.
+
+A kernel runs its body once for each point, in any order.  A point is a task :data:`TASK` and one
+of the task's lanes :data:`LANE`; where a kernel has no lanes, each task is one point.  Statements
+between them name numbers, store elements, repeat, and choose; nothing else has an effect.
+
+Sizes are symbols where kernels of other sizes shall be the same text, and constants elsewhere.
+Arithmetic folds what is known when it is written, so a lowering says ``row * size + at`` whether
+``size`` is a symbol, a constant, or one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ..graph.expression import Instruction
+
+#: For each operation its text in languages like C, and what computes it of numbers and arrays.
+#: Operands of divisions are not negative: languages differ in what they give of others.
+OPERATIONS: Mapping[str, tuple[str, Callable[..., Any]]] = MappingProxyType(
+    {
+        "add": ("{} + {}", operator.add),
+        "sub": ("{} - {}", operator.sub),
+        "mul": ("{} * {}", operator.mul),
+        "div": ("{} / {}", operator.floordiv),
+        "mod": ("{} % {}", operator.mod),
+        "xor": ("{} ^ {}", operator.xor),
+        "shr": ("{} >> {}", operator.rshift),
+        "and": ("{} && {}", operator.and_),
+        "eq": ("{} == {}", operator.eq),
+        "lt": ("{} < {}", operator.lt),
+        "ge": ("{} >= {}", operator.ge),
+        "select": ("{} ? {} : {}", np.where),
+    }
+)
+_TRUTHS = {"and", "eq", "lt", "ge"}
+#: Operations that give their first operand if the second is this number.
+_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
+
+
+@dataclass(frozen=True)
+class Param:
+    """An array in memory, which a kernel gets a pointer to.
+
+    Attributes:
+        dtype: of its elements; ``bits8`` to ``bits128`` are elements that are moved as they are.
+    """
+
+    name: str
+    dtype: str
+    is_written: bool = False
+
+    def __getitem__(self, index: Expr) -> Expr:
+        return Expr("load", self.dtype, (index,), self)
+
+
+def _binary(op: str) -> Callable[[Expr, Expr | float], Expr]:
+    return lambda self, other: operation(op, self, other)
+
+
+@dataclass(frozen=True)
+class Expr:
+    """A number: a constant, a symbol, an element of a param, or an operation on others.
+
+    Attributes:
+        op: ``const``, ``var`` (of a statement), ``size`` (of this launch), ``load``, ``cast``, or
+            ``compute`` (a scalar expression), or one of :data:`OPERATIONS`.
+        value: a constant's number, a variable's name, a size's name and number, a param, or code.
+    """
+
+    op: str
+    dtype: str
+    args: tuple[Expr, ...] = ()
+    value: Any = None
+
+    __add__ = _binary("add")
+    __sub__ = _binary("sub")
+    __mul__ = _binary("mul")
+    __floordiv__ = _binary("div")
+    __mod__ = _binary("mod")
+    __xor__ = _binary("xor")
+    __rshift__ = _binary("shr")
+    __and__ = _binary("and")
+    __lt__ = _binary("lt")
+    __ge__ = _binary("ge")
+    equals = _binary("eq")
+
+    def cast(self, dtype: str) -> Expr:
+        """This number in another dtype.  A constant is folded where it is a whole number that both
+        have, which sizes and numbers of streams are."""
+        if self.dtype == dtype:
+            return self
+        if self.op == "const" and {self.dtype, dtype} <= {"int64", "uint32"}:
+            return constant(self.value, dtype)
+        return Expr("cast", dtype, (self,))
+
+    def walk(self) -> Iterator[Expr]:
+        """This expression and all in it."""
+        yield self
+        for each in self.args:
+            yield from each.walk()
+
+
+def constant(value: float, dtype: str = "int64") -> Expr:
+    return Expr("const", dtype, (), value)
+
+
+def variable(name: str, dtype: str = "int64") -> Expr:
+    return Expr("var", dtype, (), name)
+
+
+def operation(op: str, *operands: Expr | float) -> Expr:
+    """An operation, or what it comes to.  Numbers among operands take the others' dtype."""
+    dtype = next(x.dtype for x in reversed(operands) if isinstance(x, Expr))
+    args = tuple(x if isinstance(x, Expr) else constant(x, dtype) for x in operands)
+    assert {x.dtype for x in args} <= {dtype, "bool"}, f"{op} of {[x.dtype for x in args]}"
+    known = [x.value if x.op == "const" else None for x in args]
+    made = "bool" if op in _TRUTHS else dtype
+    if dtype == "int64" and None not in known:
+        return constant(int(OPERATIONS[op][1](*known)), made)
+    if op == "select" and known[0] is not None:
+        return args[1] if known[0] else args[2]
+    if dtype.startswith("float"):  # 1.0 * x has other bits than x, if that is a signalling NaN
+        return Expr(op, made, args)
+    if op in _NEUTRAL and known[1] == _NEUTRAL[op]:
+        return args[0]
+    if op in ("add", "mul") and known[0] == _NEUTRAL[op]:
+        return args[1]
+    if (op == "mul" and 0 in known) or (op == "mod" and known[1] == 1):
+        return constant(0, dtype)
+    return Expr(op, made, args)
+
+
+def select(condition: Expr, chosen: Expr | float, other: Expr | float) -> Expr:
+    return operation("select", condition, chosen, other)
+
+
+def compute(code: Sequence[Instruction], operands: Sequence[Expr], dtype: str) -> Expr:
+    """What a scalar expression gives, in float32 or int64; a :class:`Let` names it."""
+    return Expr("compute", dtype, tuple(operands), tuple(code))
+
+
+@dataclass(frozen=True)
+class Let:
+    """Names a number, which reads no param that the kernel writes: so it is the same wherever in
+    its block it is computed."""
+
+    name: Expr
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Write:
+    param: Param
+    index: Expr
+    value: Expr
+
+
+@dataclass(frozen=True)
+class For:
+    """Runs its body for each number from ``begin`` up to ``end``, in this order."""
+
+    name: Expr
+    begin: Expr
+    end: Expr
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class If:
+    condition: Expr
+    body: tuple[Statement, ...]
+
+
+Statement = Let | Write | For | If
+
+TASK = variable("t")
+LANE = variable("lane")
+
+
+def expressions(body: tuple[Statement, ...]) -> Iterator[Expr]:
+    """All expressions in statements, with those in them."""
+    for each in body:
+        match each:
+            case Let(_, value):
+                yield from value.walk()
+            case Write(_, index, value):
+                yield from (*index.walk(), *value.walk())
+            case For(_, begin, end, inner):
+                yield from (*begin.walk(), *end.walk(), *expressions(inner))
+            case If(condition, inner):
+                yield from (*condition.walk(), *expressions(inner))
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A kernel for one engine.
+
+    Attributes:
+        params: in the order of its pointers: operands, tables, the output.
+        lanes: how many lanes task :data:`TASK` has, or None.
+        work: about how many elements a task touches.
+        tables: numbers that go with the sizes of this launch.
+    """
+
+    kind: str
+    params: tuple[Param, ...]
+    tasks: int
+    lanes: Expr | None
+    body: tuple[Statement, ...]
+    work: int = 1
+    tables: tuple[np.ndarray, ...] = field(default=())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that are arguments, in the order of their first use."""
+        found = [*(self.lanes.walk() if self.lanes else ()), *expressions(self.body)]
+        return dict(each.value for each in found if each.op == "size")

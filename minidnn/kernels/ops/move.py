@@ -1,0 +1,117 @@
+"""Moving elements by an index map; the params are the value, the map's offsets along axes, and the
+output.
+
+Where the innermost axis is one run of neighbours it has no offsets, and only its ends may be
+outside.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from functools import reduce
+
+import numpy as np
+
+from ...graph.index_map import OUTSIDE, IndexMap
+from ...graph.types import ITEMSIZE
+from ...runtime.arrays import to_bits
+from ..ir import Expr, If, Kernel, Let, Param, Statement, Write, constant, select, variable
+from ..schedule import AxisSchedule
+from .pitched import Pitched
+
+#: Rows that take in the axis before them, if they are neighbours and if they are not, and what they
+#: become at most.
+_SHORT_RUN, _SHORT, _LONGEST = 16, 64, 4096
+
+
+def lower(index: IndexMap, given: Pitched, target: Pitched, schedule: AxisSchedule) -> Kernel:
+    small = index.collapsed()
+    offsets = small.offsets or (np.zeros(1, np.int64),)
+    if schedule.lanes:
+        offsets = _widened(offsets)
+    run, inner = _run(offsets[-1]), len(offsets[-1])
+    x, y = Param("x", given.bits()), Param("y", given.bits(), is_written=True)
+    table, tables = Param("offsets", "int64"), offsets[:-1] if run else offsets
+    moved: list[Statement]
+    nest = schedule.nest(**{f"i{axis}": len(each) for axis, each in enumerate(offsets)})
+    places = [*nest.axes.values()]
+
+    lead, length = run or (0, inner)
+    lets: list[Statement] = []
+    inside: list[Expr] = []
+    base, begin = small.base + (int(offsets[-1][lead]) if run and length else 0), 0
+    at = schedule.size("base", base)
+    for axis, each in enumerate(tables):
+        offset = variable(f"offset{axis}")
+        lets.append(Let(offset, table[places[axis] + schedule.size(f"begin{axis}", begin)]))
+        at, begin = at + offset, begin + len(each)
+        if (each == OUTSIDE).any():
+            inside.append(offset >= 0)
+    place, first = places[-1], schedule.size("lead", lead) if lead else constant(0)
+    at = at - first + place if run else at
+    value, fill = x[given.place(at)], _fill(small, given)
+    to, end = target.place(nest.flat), schedule.size("end", lead + length)
+    if not given.type.size or not (inside or length < inner):
+        moved = [Write(y, to, value if given.type.size else fill)]
+    elif run and schedule.lanes:  # each part is a loop over lanes of its own
+        stop = variable("stop")
+        lets.append(Let(stop, select(_all(inside), end, first) if inside else end))
+        moved = [If(place < first, (Write(y, to, fill),))] if lead else []
+        moved.append(If((place >= first) & (place < stop), (Write(y, to, value),)))
+        moved.append(If(place >= stop, (Write(y, to, fill),)))
+    else:
+        inside += [place >= first, place < end] if length < inner else []
+        moved = [Write(y, to, select(_all(inside), value, fill))]
+    body = (*nest.before, *lets, *moved)
+    numbers = np.concatenate(tables or [np.zeros(1, np.int64)]).astype(np.int64)
+    params = (x, table, y)
+    return Kernel("move", params, nest.tasks, nest.lanes, body, nest.width, (numbers,))
+
+
+def _all(conditions: Sequence[Expr]) -> Expr:
+    return reduce(operator.and_, conditions)
+
+
+def _fill(index: IndexMap, given: Pitched) -> Expr:
+    dtype = given.type.dtype
+    bits = to_bits(np.array([index.fill]), dtype).view(f"u{ITEMSIZE[dtype]}")
+    return constant(int(bits[0]), given.bits())
+
+
+def _widened(axes: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """The axes, of which the inner one has taken in the axis before it, or a part of that, while it
+    is so short that finding where a row begins takes longer than moving it."""
+    *outer, inner = axes
+    while outer and len(inner) < (_SHORT_RUN if _run(inner) else _SHORT):
+        size = len(outer[-1])
+        most = min(size, _LONGEST // len(inner))
+        shares = [n for n in range(2, most + 1) if size % n == 0]
+        share = next((n for n in reversed(shares) if _is_split(outer[-1], n)), 1)
+        if share == 1:
+            break
+        rows = outer.pop().reshape(-1, share)
+        near = np.where(rows[0] == OUTSIDE, OUTSIDE, rows[0] - (rows[0, 0] if len(rows) > 1 else 0))
+        outside = (near[:, None] == OUTSIDE) | (inner == OUTSIDE)
+        inner = np.where(outside, OUTSIDE, near[:, None] + inner).ravel()
+        outer += [rows[:, 0]] if len(rows) > 1 else []
+    return (*outer, inner)
+
+
+def _is_split(axis: np.ndarray, share: int) -> bool:
+    """Whether an axis is the same steps of that many elements, from several places on."""
+    if share == len(axis):
+        return True
+    rows = axis.reshape(-1, share)
+    return not (axis == OUTSIDE).any() and bool((rows - rows[:, :1] == rows[0] - rows[0, 0]).all())
+
+
+def _run(inner: np.ndarray) -> tuple[int, int] | None:
+    """Where neighbours begin and how many they are, if all else is outside; else None."""
+    (inside,) = np.nonzero(inner != OUTSIDE)
+    if not inside.size:
+        return (0, 0)
+    lead, length = int(inside[0]), int(inside[-1] - inside[0]) + 1
+    run = inner[lead : lead + length]
+    ordered = np.array_equal(run, run[0] + np.arange(length)) and length == inside.size
+    return (lead, length) if ordered else None

@@ -1,0 +1,43 @@
+"""What lowerings know of an operand: its type, and where its elements lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd, prod
+
+from ...graph.types import ITEMSIZE, TensorType
+from ..ir import Expr
+
+
+@dataclass(frozen=True)
+class Pitched:
+    """A value in NCHW order, whose samples may lie apart.
+
+    Attributes:
+        pitch: elements from one sample to the next.
+        offset: where the first begins.
+    """
+
+    type: TensorType
+    pitch: int
+    offset: int = 0
+
+    @classmethod
+    def dense(cls, type: TensorType) -> Pitched:
+        return cls(type, prod(type.shape[1:]))
+
+    def bits(self, pack: int = 1) -> str:
+        """The dtype of so many elements that are moved as they are."""
+        return f"bits{8 * ITEMSIZE[self.type.dtype] * pack}"
+
+    def pack(self, bytes: int) -> int:
+        """The most neighbours in so many bytes that begin at each multiple of as many elements."""
+        most = max(1, bytes // ITEMSIZE[self.type.dtype])
+        return gcd(most, prod(self.type.shape[1:]), self.pitch, self.offset)
+
+    def place(self, element: Expr, pack: int = 1) -> Expr:
+        """Where an element of the dense value lies, both counted in packs."""
+        sample, offset = prod(self.type.shape[1:]) // pack, self.offset // pack
+        if self.pitch == sample * pack or self.type.shape[0] == 1:
+            return element + offset
+        return element // sample * (self.pitch // pack) + element % sample + offset

@@ -1,0 +1,1 @@
+"""What kernels become: text for each engine, and numbers by NumPy."""

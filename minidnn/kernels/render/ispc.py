@@ -1,0 +1,169 @@
+"""Kernels as ISPC: a call computes tasks one after another, and a ``foreach`` their lanes.
+
+What all lanes share is computed once, outside: loops over numbers that lanes share stay around the
+loop over lanes, which has no more in it than the statements that differ from lane to lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from ...backends.codegen.dialect import ISPC
+from ...backends.codegen.kernel import KernelSource
+from ...graph.types import BYTES
+from ..index import conjuncts, differs, split
+from ..ir import (
+    LANE,
+    TASK,
+    Expr,
+    For,
+    If,
+    Kernel,
+    Let,
+    Param,
+    Statement,
+    Write,
+    constant,
+    expressions,
+)
+from .text import Printer
+
+
+class _Ispc(Printer):
+    TYPES: ClassVar = {
+        **{f"bits{n}": f"int{n}" for n in (8, 16, 32, 64)},
+        **{"int32": "int32", "int64": "int64", "float32": "float"},
+        **{"uint32": "unsigned int32", "uint64": "unsigned int64"},
+        **{"uint8": "unsigned int8", "int8": "int8", "bool": "unsigned int8"},
+        **{"bfloat16": "unsigned int16"},
+    }
+    DIALECT = ISPC
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self._varying = {LANE}
+        self._in_lanes = False
+        self._own: list[Let] = []
+
+    def declared(self, type: str, value: Expr) -> str:
+        return type if differs(value, self._varying) else f"uniform {type}"
+
+    def element(self, param: Param, index: Expr) -> str:
+        shared, own = split(index, self._varying)
+        if constant(0) in (shared, own):
+            return f"{param.name}[{self.text(shared + own)}]"
+        return f"({param.name} + {self.text(shared)})[{self.text(own)}]"
+
+    def statement(self, statement: Statement) -> None:
+        """A loop that does nothing but store a constant would become a call of ``memset``, which
+        takes longer than a short row, if the compiler saw that it stores one element after another.
+        """
+        match statement:
+            case Write(param, index, Expr("const") as value):
+                self.code.line(f"{param.name}[{self.text(index)}] = {self.text(value)};")
+            case _:
+                super().statement(statement)
+
+    def converted(self, value: Expr, dtype: str) -> str:
+        text, type = self.operand(value), self.TYPES[dtype]
+        if "bfloat16" in (dtype, value.dtype):
+            return f"md_{'narrow' if dtype == 'bfloat16' else 'wide'}({text})"
+        if dtype in BYTES:
+            bounds = np.iinfo(dtype)
+            # The comparison is false of NaN, which becomes the least.
+            low = f"({text} > {bounds.min} ? {text} : {bounds.min})"
+            return f"({type})(int)({low} < {bounds.max} ? {low} : {bounds.max})"
+        if dtype == "bool":
+            return f"({type})({text} != 0 ? 1 : 0)"
+        return f"({type}){'(int)' if value.dtype in BYTES else ''}{text}"
+
+    def block(self, body: Sequence[Statement]) -> None:
+        if self._in_lanes:
+            super().block(body)
+            return
+        known, waiting = len(self._own), list[Statement]()
+        for statement in body:
+            if not self._differs(statement):
+                self._lanes(waiting)
+                self.statement(statement)
+            elif isinstance(statement, Let):
+                self._own.append(statement)
+                self._varying.add(statement.name)
+            elif isinstance(statement, If) and (part := self._part(statement.condition)):
+                self._lanes(waiting)
+                self._lanes([*statement.body], *part)
+            else:
+                waiting.append(statement)
+        self._lanes(waiting)
+        self._varying -= {let.name for let in self._own[known:]}
+        del self._own[known:]
+
+    def _differs(self, statement: Statement) -> bool:
+        """Whether lanes do different things, beside what is in a loop or behind a condition."""
+        if isinstance(statement, For | If):
+            statement = replace(statement, body=())
+        return any(differs(each, self._varying) for each in expressions((statement,)))
+
+    def _part(self, condition: Expr) -> tuple[str, str] | None:
+        """The first lane and the end of those for which a condition is true, if it says no more
+        than from where to where lanes are."""
+        ends: dict[str, Expr] = {}
+        for each in conjuncts(condition):
+            if each.op not in ("ge", "lt") or each.op in ends:
+                return None
+            shared, own = split(each.args[0], self._varying)
+            if own != LANE or differs(each.args[1], self._varying):
+                return None
+            ends[each.op] = each.args[1] - shared
+        first, end = self.code.fresh(), self.code.fresh()
+        for name, edge, least in ((first, ends.get("ge"), "0"), (end, ends.get("lt"), first)):
+            most = "count" if edge is None and name == end else least
+            if edge is not None:
+                most = f"max((uniform int64){least}, min((uniform int64)count, {self.text(edge)}))"
+            self.code.line(f"const uniform int {name} = (uniform int){most};")
+        return first, end
+
+    def _lanes(self, waiting: list[Statement], first: str = "0", end: str = "count") -> None:
+        """Prints what differs from lane to lane, after the numbers that it needs."""
+        if not waiting:
+            return
+        needed = set(expressions(tuple(waiting)))
+        lets: list[Statement] = []
+        for let in reversed(self._own):
+            if let.name in needed:
+                needed.update(let.value.walk())
+                lets.insert(0, let)
+        with self.code.block(f"foreach ({LANE.value} = {first} ... {end})"):
+            self._in_lanes = True
+            super().block([*lets, *waiting])
+            self._in_lanes = False
+        waiting.clear()
+
+    def print(self) -> str:
+        line, sizes = self.code.line, self.kernel.sizes
+        lanes = self.kernel.lanes
+        assert lanes is not None, self.kernel.kind
+        with self.code.block("MD_KERNEL(@)"):
+            line(f"const uniform int64 * uniform n = MD_IN(int64, {len(self.kernel.params)});")
+            for i, name in enumerate(sizes):
+                line(f"const uniform int64 {name} = n[{i}];")
+            for i, param in enumerate(self.kernel.params):
+                const, way = ("", "MD_OUT") if param.is_written else ("const ", "MD_IN")
+                type = self.TYPES[param.dtype]
+                line(f"{const}uniform {type} * uniform {param.name} = {way}({type}, {i});")
+            task = TASK.value
+            with self.code.block(
+                f"for (uniform int64 {task} = md_begin; {task} < md_end; {task}++)"
+            ):
+                line(f"const uniform int count = (uniform int)({self.text(lanes)});")
+                self.block(self.kernel.body)
+        return self.functions() + str(self.code)
+
+
+def render(kernel: Kernel) -> KernelSource:
+    """The kernel, whose pointers are its params, then its sizes."""
+    return KernelSource.named(kernel.kind, _Ispc(kernel).print())

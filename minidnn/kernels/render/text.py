@@ -1,0 +1,93 @@
+"""What kernels look like in languages like C."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from ...backends.codegen.code import Code
+from ...backends.codegen.dialect import Dialect, literal
+from ...backends.codegen.functions import WHOLE_FUNCTIONS
+from ..ir import OPERATIONS, Expr, For, If, Kernel, Let, Param, Statement, Write, expressions
+
+_SUFFIX = {"uint32": "u", "uint64": "ull"}
+
+
+class Printer(ABC):
+    """Prints statements and expressions; a language has names of types, and ways to memory."""
+
+    TYPES: ClassVar[Mapping[str, str]]
+    DIALECT: ClassVar[Dialect]
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.code = Code()
+
+    @abstractmethod
+    def element(self, param: Param, index: Expr) -> str:
+        """An element of a param."""
+
+    def declared(self, type: str, value: Expr) -> str:
+        """A type of this language, as it is declared for a value."""
+        return type
+
+    @abstractmethod
+    def converted(self, value: Expr, dtype: str) -> str:
+        """A number as one of another dtype."""
+
+    def functions(self) -> str:
+        """What expressions of whole numbers need."""
+        found = expressions(self.kernel.body)
+        whole = any(each.op == "compute" and each.dtype == "int64" for each in found)
+        return self.DIALECT.fill(WHOLE_FUNCTIONS) if whole else ""
+
+    def block(self, body: Sequence[Statement]) -> None:
+        for statement in body:
+            self.statement(statement)
+
+    def statement(self, statement: Statement) -> None:
+        match statement:
+            case Let(name, value):
+                type = self.declared(self.TYPES[name.dtype], value)
+                self.code.line(f"const {type} {name.value} = {self.text(value)};")
+            case Write(param, index, value):
+                self.code.line(f"{self.element(param, index)} = {self.text(value)};")
+            case For(name, begin, end, inner):
+                counter = f"{self.declared(self.TYPES[name.dtype], begin)} {name.value}"
+                ends = f"{name.value} < {self.operand(end)}; {name.value}++"
+                with self.code.block(f"for ({counter} = {self.text(begin)}; {ends})"):
+                    self.block(inner)
+            case If(condition, inner):
+                with self.code.block(f"if ({self.text(condition)})"):
+                    self.block(inner)
+
+    def text(self, expr: Expr) -> str:
+        match expr.op:
+            case "const" if expr.dtype == "float32":
+                return literal(expr.value)
+            case "const" if expr.dtype.startswith("bits"):
+                return f"({self.TYPES[expr.dtype]}){expr.value}ull"
+            case "const":
+                wide = expr.dtype == "int64" and not -(1 << 31) <= expr.value < 1 << 31
+                return f"{expr.value}{'ll' if wide else _SUFFIX.get(expr.dtype, '')}"
+            case "var":
+                return str(expr.value)
+            case "size":
+                return str(expr.value[0])
+            case "load":
+                return self.element(expr.value, expr.args[0])
+            case "cast":
+                return self.converted(expr.args[0], expr.dtype)
+            case "compute":
+                given, whole = map(self.text, expr.args), expr.dtype == "int64"
+                lines, name = self.DIALECT.print_code(expr.value, [*given], self.code.fresh, whole)
+                self.code.lines(lines)
+                return name
+            case op:
+                return OPERATIONS[op][0].format(*map(self.operand, expr.args))
+
+    def operand(self, expr: Expr) -> str:
+        """An expression as it stands within others."""
+        text = self.text(expr)
+        return f"({text})" if expr.op in OPERATIONS or text.startswith("-") else text
