@@ -46,13 +46,13 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance, "cupy", lambda: SimpleNamespace(cuda=cuda))
 
 
-def instances(made: Made, size: int = 100, working: int = 100) -> LyingInstances:
+def instances(size: int = 100, working: int = 100) -> LyingInstances:
     """Of a kernel between an input and an intermediate value, and a library between this and the
     output, which has so many bytes; ``working`` is what lies between."""
     kernel = KernelRow(SimpleNamespace(), (Operand(1), Operand(0)))  # type: ignore[arg-type]
     library = LibraryRow(SimpleNamespace(), (Operand(0), Operand(2)))  # type: ignore[arg-type]
     block = Block(working, working + 200, (0,), (0,), {})
-    return LyingInstances(CudaTable(((kernel, library),), block, (100,), (size,), ()), made)
+    return LyingInstances(CudaTable(((kernel, library),), block, (100,), (size,), ()))
 
 
 def ends(first: int, second: int, kind: int = CUPY.written) -> list[Given]:
@@ -61,83 +61,86 @@ def ends(first: int, second: int, kind: int = CUPY.written) -> list[Given]:
 
 def test_one_is_made_for_addresses_of_libraries_that_come_again() -> None:
     made = Made()
-    found = instances(made)
+    found = instances()
     assert found.places == (1,)
-    assert found.of(ends(0x100, 0x200)) is None
-    first = found.of(ends(0x300, 0x200))
-    assert first is not None and found.of(ends(0x400, 0x200)) is first
+    assert found.of(ends(0x100, 0x200), made) is None
+    first = found.of(ends(0x300, 0x200), made)
+    assert first is not None and found.of(ends(0x400, 0x200), made) is first
     assert made.arguments == [([0x300, 0x200], (1,))]
     assert made.places == [found.bytes] == [100]
 
 
 @pytest.mark.parametrize("shares", [False, True])
 def test_one_of_small_ends_is_made_only_where_there_is_no_other_memory(shares: bool) -> None:
-    found = instances(Made(), size=50)
+    found = instances(size=50)
     if shares:
         found.share(0)
     for _ in range(3):
-        assert (found.of(ends(0x100, 0x200)) is not None) is shares
+        assert (found.of(ends(0x100, 0x200), Made()) is not None) is shares
 
 
 def test_programs_without_other_memory_share_that_of_the_largest() -> None:
     made = Made()
-    small, large, own = (instances(made, working=size) for size in (100, 700, 100))
-    instances(made, working=900).share(3, is_usual=False)
+    small, large, own = (instances(working=size) for size in (100, 700, 100))
+    instances(working=900).share(3, is_usual=False)
     for each, device in ((small, 3), (large, 3), (own, 4)):
         each.share(device)
         assert not each.bytes
     for each in (small, large, small, own):
-        assert each.of(ends(0x100, 0x200 * (1 + len(made.places)))) is not None
+        assert each.of(ends(0x100, 0x200 * (1 + len(made.places))), made) is not None
     assert made.places == [700, 700, 700, 100]
     assert (small.bytes, large.bytes, own.bytes) == (700, 700, 100)
 
 
 def test_ends_that_kernels_do_not_reach_have_memory_of_the_instances() -> None:
     made = Made()
-    found = instances(made)
+    found = instances()
     found.share(0)
-    assert found.of(ends(0x101, 0x200)) is not None
-    assert found.of(ends(0x100, 0x400, HOST_TO_DEVICE)) is not None
+    assert found.of(ends(0x101, 0x200), made) is not None
+    assert found.of(ends(0x100, 0x400, HOST_TO_DEVICE), made) is not None
     assert [lying for lying, _ in made.arguments] == [[None, 0x200], [None, 0x400]]
-    assert found.of(ends(0x100, 0x301)) is None  # a library takes it
+    assert found.of(ends(0x100, 0x301), made) is None  # a library takes it
 
 
 def test_addresses_in_no_order_have_few_and_those_that_come_often_get_one() -> None:
     made = Made()
-    found = instances(made)
+    found = instances()
     found.share(0)
     for at in range(0x1000, 0x9000, 0x100):
-        found.of(ends(0x100, at))
+        found.of(ends(0x100, at), made)
     assert len(made.arguments) == len(found.kept) == 3
-    often = [found.of(ends(0x100, 0x200)) for _ in range(200)]
+    often = [found.of(ends(0x100, 0x200), made) for _ in range(200)]
     assert often[0] is None and often[-1] is not None
     assert len(made.arguments) == 4 and len(found.kept) == 3
 
 
 def test_memory_that_is_given_to_work_in_is_no_program_s_own() -> None:
     made = Made()
-    found = instances(made)
+    found = instances()
     found.share(0)
-    first = found.of(ends(0x100, 0x200), within=0x8000)
+    first = found.of(ends(0x100, 0x200), made, within=0x8000)
     assert first is not None and found.bytes == 0
-    assert found.of(ends(0x300, 0x200), within=0x8000) is first
-    own, other = found.of(ends(0x100, 0x200)), found.of(ends(0x100, 0x200), within=0x9000)
+    assert found.of(ends(0x300, 0x200), made, within=0x8000) is first
+    own, other = (
+        found.of(ends(0x100, 0x200), made),
+        found.of(ends(0x100, 0x200), made, within=0x9000),
+    )
     assert len({id(each) for each in (first, own, other, None)}) == 4
     assert made.places == [0x8000, found.bytes, 0x9000]
 
 
 def test_where_there_is_no_room_all_are_copied() -> None:
     made = Made()
-    found = instances(made)
+    found = instances()
     found.share(0)
     made.is_full = True
-    assert found.of(ends(0x100, 0x200)) is None
+    assert found.of(ends(0x100, 0x200), made) is None
     made.is_full = False
-    assert found.of(ends(0x100, 0x200)) is None  # nor later: what there is suffices
+    assert found.of(ends(0x100, 0x200), made) is None  # nor later: what there is suffices
 
 
 def test_an_old_driver_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "driver", lambda: None)
-    found = instances(Made())
+    found = instances()
     found.share(0)
-    assert found.of(ends(0x100, 0x200)) is None
+    assert found.of(ends(0x100, 0x200), Made()) is None

@@ -173,6 +173,8 @@ ALLOWED: dict[str, set[str]] = {
         *("backends.backend", "backends.options", "backends.cpu", "backends.cuda"),
         # What it compiles apart, forwards and backwards, is in half precision at the same places.
         "passes",
+        # It has programs of two halves work in the memory of what one keeps for the other.
+        "runtime",
     },
     # It is given executables, and knows no files.
     "serving": {

@@ -88,7 +88,7 @@ class CapturedProgram:
         if instance is not None:
             self._instances[None] = instance
         self._repeated.clear()
-        self._lying = LyingInstances(table, self._lying_instance)
+        self._lying = LyingInstances(table)
 
     def lie_with_callers(self, within: Sequence[int] = ()) -> LaidWithin | None:
         """From now on keeps no memory for inputs and outputs, but works where callers' arrays lie
@@ -367,7 +367,7 @@ class CapturedProgram:
         if self._states is not None or self._limit is not None:
             return None
         with self._lock:
-            return self._lying.of((*given, *results), within)
+            return self._lying.of((*given, *results), self._lying_instance, within)
 
     def _lying_instance(
         self, lying: Sequence[int | None], fixed: Sequence[int], working: WorkingMemory

@@ -43,13 +43,12 @@ class LyingInstances:
         is_worth: whether less lies in one more instance than copies would move.
     """
 
-    def __init__(self, table: CudaTable, make: MakeLying) -> None:
+    def __init__(self, table: CudaTable) -> None:
         sizes = (*table.inputs, *table.outputs)
         self.places = tuple(p for p, size in enumerate(sizes) if size and not table.sites(1 + p))
         self.is_worth = sum(sizes[place] for place in self.places) > table.block.bytes // 2
         self.kept: OrderedDict[tuple[int, ...], Instance] = OrderedDict()
         self._met: OrderedDict[tuple[int, ...], int] = OrderedDict()
-        self._make = make
         self._makes = True
         self._bytes = table.block.bytes
         self._working: WorkingMemory | None = None
@@ -72,9 +71,10 @@ class LyingInstances:
         if is_usual:
             self._working.bytes = max(self._working.bytes, self._bytes)
 
-    def of(self, ends: Sequence[Given], within: int = 0) -> Instance | None:
+    def of(self, ends: Sequence[Given], make: MakeLying, within: int = 0) -> Instance | None:
         """The instance of these arrays, inputs first; None where there is none.
 
+        make: makes one.  (Who kept it would keep the program alive that keeps this.)
         within: the address of a caller's memory in which it works; 0 for memory of its own.
         """
         if not (self._at_once or self.is_worth):
@@ -94,7 +94,7 @@ class LyingInstances:
         try:
             with told():
                 working = WorkingMemory(address=within) if within else self._own()
-                made = self.kept[addresses] = self._make(lying, self.places, working)
+                made = self.kept[addresses] = make(lying, self.places, working)
         except OutOfMemoryError:
             self._makes = False  # copies take less memory
             return None

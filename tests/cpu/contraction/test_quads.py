@@ -168,7 +168,7 @@ def test_sums(problem: Problem, kind: str, warm_cache: Path) -> None:
 
 def test_rows_of_a_batch_share_weights() -> None:
     """No cache keeps those of large linear layers: they are read once."""
-    assert scheme_of(Problem(9216, 64, None, batch=16), PLANAR, 2).blocks == 1
+    assert scheme_of(Problem(25088, 64, None, batch=16), PLANAR, 2).blocks == 1
 
 
 def test_no_thread_waits_for_images() -> None:
