@@ -176,6 +176,11 @@ _MOVED: tuple[tuple[Operator, Shape], ...] = (
     (Pad((3,), (9000,)), (0,)),
     (Take((None, (-1, 0, -1, 1, -1)), 2.0), (3, 2)),
     (Take((None, (2, 0, 2), None)), (2, 3, 35)),
+    # Rows of the value that are columns of the output, some by some.
+    (Transpose((1, 0)), (150, 71)),
+    (Transpose((2, 1, 0)), (1024, 3, 9)),
+    (Transpose((1, 2, 3, 0)), (40, 2, 3, 66)),
+    (Take((tuple(range(19, -1, -1)), None)), (20, 70)),
 )
 
 

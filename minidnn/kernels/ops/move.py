@@ -9,16 +9,26 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
+from math import gcd
 
 import numpy as np
 
 from ...graph.index_map import OUTSIDE, IndexMap
 from ...graph.types import ITEMSIZE
 from ...runtime.arrays import to_bits
-from ..ir import Expr, If, Kernel, Let, Param, Statement, Write, constant, select, variable
+from ..ir import Expr, For, If, Kernel, Let, Param, Statement, Write, constant, select, variable
 from ..schedule import AxisSchedule
 from .pitched import Pitched
+
+#: Where neighbours of the value lie on another axis than the output's, a task makes so many of them
+#: for so many of the output's, between these bounds: what it reads stays in the first-level cache
+#: until all of it is used.
+_TURNED_ROWS, _FEWEST_TURNED, _MOST_TURNED = 64, 16, 128
+_LEAST_TURNED = 8
+#: Bytes of the addresses that share no set of that cache, and lines of a set that count on staying.
+_SETS_BYTES, _WAYS = 4096, 8
 
 #: Rows that take in the axis before them, if they are neighbours and if they are not, and what they
 #: become at most.
@@ -30,6 +40,8 @@ def lower(index: IndexMap, given: Pitched, target: Pitched, schedule: AxisSchedu
     offsets = small.offsets or (np.zeros(1, np.int64),)
     if schedule.lanes:
         offsets = _widened(offsets)
+        if (near := _nearest(offsets)) is not None:
+            return _turned(small.base, offsets, near, given, target, schedule)
     run, inner = _run(offsets[-1]), len(offsets[-1])
     x, y = Param("x", given.bits()), Param("y", given.bits(), is_written=True)
     table, tables = Param("offsets", "int64"), offsets[:-1] if run else offsets
@@ -67,6 +79,57 @@ def lower(index: IndexMap, given: Pitched, target: Pitched, schedule: AxisSchedu
     numbers = np.concatenate(tables or [np.zeros(1, np.int64)]).astype(np.int64)
     params = (x, table, y)
     return Kernel("move", params, nest.tasks, nest.lanes, body, nest.width, (numbers,))
+
+
+def _nearest(offsets: Sequence[np.ndarray]) -> int | None:
+    """The axis along which the value's neighbours are the output's, if the innermost is none."""
+    inner = offsets[-1]
+    if _run(inner) is not None or len(inner) < _LEAST_TURNED:
+        return None
+    if any((each == OUTSIDE).any() or not each.size for each in offsets):
+        return None
+    lengths = enumerate(map(len, offsets[:-1]))
+    found = [axis for axis, n in lengths if n >= _LEAST_TURNED and _run(offsets[axis]) == (0, n)]
+    return found[-1] if found else None
+
+
+def _turned(
+    base: int,
+    offsets: Sequence[np.ndarray],
+    near: int,
+    given: Pitched,
+    target: Pitched,
+    schedule: AxisSchedule,
+) -> Kernel:
+    """The kernel where a task makes several of the value's neighbours."""
+    x, y = Param("x", given.bits()), Param("y", given.bits(), is_written=True)
+    table = Param("offsets", "int64")
+    length, lengths = len(offsets[near]), [len(each) for each in offsets]
+    lengths[near] = -(-length // _TURNED_ROWS)
+    step = ITEMSIZE[given.type.dtype] * int(offsets[-1][1] - offsets[-1][0])
+    lanes = _WAYS * _SETS_BYTES // gcd(step, _SETS_BYTES)
+    few = replace(schedule, chunk=min(max(lanes, _FEWEST_TURNED), _MOST_TURNED))
+    nest = few.nest(**{f"i{axis}": count for axis, count in enumerate(lengths)})
+    places, rows, row = [*nest.axes.values()], schedule.size("rows", length), variable("r")
+    first = places[near] * _TURNED_ROWS
+    places[near] = first + row
+    at = schedule.size("base", base + int(offsets[near][0])) + places[near]
+    flat, begin = constant(0), 0
+    lets: list[Statement] = []
+    for axis, (place, each) in enumerate(zip(places, offsets, strict=True)):
+        flat = flat * (rows if axis == near else nest.sizes[f"i{axis}"]) + place
+        if axis == near:
+            continue
+        offset = variable(f"offset{axis}")
+        lets.append(Let(offset, table[place + schedule.size(f"begin{axis}", begin)]))
+        at, begin = at + offset, begin + len(each)
+    left = rows - first
+    end = select(left < _TURNED_ROWS, left, _TURNED_ROWS)
+    write = Write(y, target.place(flat), x[given.place(at)])
+    body = (*nest.before, *lets, For(row, constant(0), end, (write,)))
+    numbers = np.concatenate([each for axis, each in enumerate(offsets) if axis != near])
+    work = nest.width * min(length, _TURNED_ROWS)
+    return Kernel("move", (x, table, y), nest.tasks, nest.lanes, body, work, (numbers,))
 
 
 def _all(conditions: Sequence[Expr]) -> Expr:
