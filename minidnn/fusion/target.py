@@ -44,6 +44,11 @@ class Target:
         return False
 
     @property
+    def multiplies_pairs(self) -> bool:
+        """Whether linear layers in bfloat16 are faster than products of matrices."""
+        return False
+
+    @property
     def contracts_matrices(self) -> bool:
         """Whether gradients of 1x1 convolutions are faster than products of matrices."""
         return False

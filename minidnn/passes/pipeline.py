@@ -25,6 +25,7 @@ from minidnn.passes.layout import LAYOUT
 from minidnn.passes.mix_precision import MIX_PRECISION
 from minidnn.passes.move_pools import AVERAGE_PLANES, POOL_FIRST, POOL_LAST
 from minidnn.passes.multiply_bytes import MULTIPLY_BYTES
+from minidnn.passes.multiply_pairs import MULTIPLY_PAIRS
 from minidnn.passes.place import PLACE_CONCAT, PLACE_PARTS, PLACE_SUMS, PLACE_UPDATES
 from minidnn.passes.recompute import RECOMPUTE
 from minidnn.passes.rederive import REDERIVE
@@ -66,6 +67,7 @@ PIPELINE: tuple[Pass, ...] = (
     POOL_LAST,
     REDUCE_PRECISION,
     MIX_PRECISION,
+    MULTIPLY_PAIRS,
     ATTEND,
     TURN_PRODUCTS,
     REDERIVE,

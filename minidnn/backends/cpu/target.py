@@ -64,6 +64,10 @@ class CpuTarget(Target):
     def multiplies_bytes(self) -> bool:
         return self.precision == "float32"
 
+    @property
+    def multiplies_pairs(self) -> bool:
+        return self.precision == "bfloat16"
+
     def layouts(self, node: Node) -> tuple[Layout, ...]:
         lanes = blocked(self.lanes)
         if any(value.dtype not in ELEMENTS for value in (*node.inputs, *node.outputs)):
