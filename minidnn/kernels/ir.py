@@ -2,7 +2,8 @@
 
 A kernel runs its body once for each point, in any order.  A point is a task :data:`TASK` and one
 of the task's lanes :data:`LANE`; where a kernel has no lanes, each task is one point.  Statements
-between them name numbers, store elements, repeat, and choose; nothing else has an effect.
+between them name numbers, join many, store elements, repeat, and choose; nothing else has an
+effect.
 
 Sizes are symbols where kernels of other sizes shall be the same text, and constants elsewhere.
 Arithmetic folds what is known when it is written, so a lowering says ``row * size + at`` whether
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..graph.expression import Instruction
+from ..graph.window import Join
 
 #: For each operation its text in languages like C, and what computes it of numbers and arrays.
 #: Operands of divisions are not negative: languages differ in what they give of others.
@@ -178,7 +180,34 @@ class If:
     body: tuple[Statement, ...]
 
 
-Statement = Let | Write | For | If
+@dataclass(frozen=True)
+class Fold:
+    """Names what a value comes to, of which there is one for each :attr:`index` from 0 up to
+    ``count``, when these are joined in the order of ``graph.window_values.join_taps``.
+
+    Attributes:
+        condition: where it is false there is no value; None: it is true everywhere.
+        body: what the value needs.
+    """
+
+    name: Expr
+    join: Join
+    count: Expr
+    condition: Expr | None
+    body: tuple[Statement, ...]
+    value: Expr
+
+    @property
+    def index(self) -> Expr:
+        return index_of(self.name)
+
+
+def index_of(name: Expr) -> Expr:
+    """The index of the :class:`Fold` that has this name."""
+    return variable(f"{name.value}_k")
+
+
+Statement = Let | Write | For | If | Fold
 
 TASK = variable("t")
 LANE = variable("lane")
@@ -196,6 +225,9 @@ def expressions(body: tuple[Statement, ...]) -> Iterator[Expr]:
                 yield from (*begin.walk(), *end.walk(), *expressions(inner))
             case If(condition, inner):
                 yield from (*condition.walk(), *expressions(inner))
+            case Fold(_, _, count, where, inner, value):
+                yield from (*count.walk(), *(where.walk() if where else ()))
+                yield from (*expressions(inner), *value.walk())
 
 
 @dataclass(frozen=True, eq=False)

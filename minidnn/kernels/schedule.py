@@ -20,6 +20,7 @@ class AxisSchedule:
         points: work that is one after another is split where there are fewer points.
         widest: bytes that are moved at once.
         keeps_sizes: sizes are symbols, but for one, which leaves no arithmetic.
+        keeps_ones: that is a symbol, too.
     """
 
     lanes: int = 0
@@ -27,9 +28,10 @@ class AxisSchedule:
     points: int = 1
     widest: int = 1
     keeps_sizes: bool = False
+    keeps_ones: bool = False
 
     def size(self, name: str, number: int) -> Expr:
-        if self.keeps_sizes and number != 1:
+        if self.keeps_sizes and (self.keeps_ones or number != 1):
             return Expr("size", "int64", (), (f"n_{name}", number))
         return constant(number)
 

@@ -35,12 +35,11 @@ from ...graph.operators import (
     SumOverRanks,
 )
 from ...graph.types import BYTES, ITEMSIZE, TensorType
-from ...kernels.ops import copy, lower
+from ...kernels.ops import copy, lower, region
 from ...kernels.ops.pitched import Pitched
 from ...memory.annotations import ALIGNMENT, Annotations
 from ...runtime.arrays import to_bits
 from ...runtime.plan import Plan
-from ..codegen.any_size import why_of_one_size
 from .contraction import (
     Choose,
     PrintedContraction,
@@ -267,7 +266,7 @@ class _Lowering:
     def _sequence(self, node: Node, op: FusedSequence) -> Sequence[Task]:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
-        if self.any_size and not op.summed and why_of_one_size(op.body.nodes, ELEMENTS) is None:
+        if self.any_size and not op.summed and region.why_not(op.body.nodes, ELEMENTS) is None:
             return _packing([self._of_any_size(node, op.body, outer)], outer)
         kernel, binding = op.kernel
         inputs = [outer.get(slot.value, slot.value) for slot in binding.inputs]

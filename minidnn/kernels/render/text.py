@@ -9,7 +9,8 @@ from typing import ClassVar
 from ...backends.codegen.code import Code
 from ...backends.codegen.dialect import Dialect, literal
 from ...backends.codegen.functions import WHOLE_FUNCTIONS
-from ..ir import OPERATIONS, Expr, For, If, Kernel, Let, Param, Statement, Write, expressions
+from ...backends.codegen.taps import TapLoop
+from ..ir import OPERATIONS, Expr, Fold, For, If, Kernel, Let, Param, Statement, Write, expressions
 
 _SUFFIX = {"uint32": "u", "uint64": "ull"}
 
@@ -19,6 +20,8 @@ class Printer(ABC):
 
     TYPES: ClassVar[Mapping[str, str]]
     DIALECT: ClassVar[Dialect]
+    #: The type of a fold's index.
+    INDEX: ClassVar[str]
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -61,6 +64,27 @@ class Printer(ABC):
             case If(condition, inner):
                 with self.code.block(f"if ({self.text(condition)})"):
                     self.block(inner)
+            case Fold():
+                self.fold(statement)
+
+    def fold(self, fold: Fold) -> None:
+        """Prints a fold over a number of values that is known."""
+
+        def value(index: str) -> str:
+            assert index == fold.index.value
+            if fold.condition is not None:
+                self.code.line(f"if (!({self.text(fold.condition)})) continue;")
+            self.block(fold.body)
+            return self.text(fold.value)
+
+        def assign(name: str, text: str) -> None:
+            self.code.line(f"{name} = {text};")
+
+        def declare(name: str, text: str) -> None:
+            assign(f"float {name}", text)
+
+        loop = TapLoop(self.code, self.INDEX, declare, assign, str, self.DIALECT, fold.join)
+        loop.print(fold.name.value, fold.count.value, value)
 
     def text(self, expr: Expr) -> str:
         match expr.op:

@@ -46,7 +46,7 @@ class AnySizeKernel:
 def print_for_any_size(
     body: Graph, tensors: Callable[[Value], Tensor], isa: Isa, channel: int = 0
 ) -> AnySizeKernel:
-    """The kernel of a region of which :func:`codegen.any_size.why_of_one_size` says nothing.
+    """The kernel of a region of which :func:`kernels.ops.region.why_not` says nothing.
 
     Args:
         tensors: how the values that it reads and its outputs lie.
