@@ -48,7 +48,7 @@ class AxisSchedule:
         narrow = not self.lanes and points < 1 << 31
         task = replace(TASK, dtype="uint32") if narrow else TASK
         if not self.lanes:
-            lets, axes = _decoded(task, "r", outer, sizes)
+            lets, axes = decoded(task, "r", outer, sizes)
             return Nest(axes, sizes, task.cast("int64"), points, None, 1, lets)
         chunks = -(-length // self.chunk)
         count = self.size("chunks", chunks)
@@ -57,9 +57,9 @@ class AxisSchedule:
         before = [Let(first, TASK % count * self.chunk)] if chunks > 1 else []
         row = variable("row")
         before.append(Let(row, TASK // count))
-        lets, axes = _decoded(row, "r", outer, sizes)
+        lets, axes = decoded(row, "r", outer, sizes)
         element = first + LANE
-        own, lanes = _decoded(element, "e", inner, sizes)
+        own, lanes = decoded(element, "e", inner, sizes)
         left = whole - TASK % count * self.chunk
         return Nest(
             axes | lanes,
@@ -93,7 +93,7 @@ class Nest:
     before: tuple[Statement, ...]
 
 
-def _decoded(
+def decoded(
     flat: Expr, prefix: str, names: Sequence[str], sizes: dict[str, Expr]
 ) -> tuple[tuple[Let, ...], dict[str, Expr]]:
     """The positions along axes of a number that counts them all, and what makes them."""

@@ -13,7 +13,7 @@ from ...fusion.operations import Operation
 from ...graph.ir import Node, Value
 from ...graph.operator import Elementwise, Windowed
 from ...graph.window import Window, WindowAxis
-from ..ir import Expr, Kernel, Let, Param, Statement, Write, compute, variable
+from ..ir import Expr, Kernel, Let, Param, Statement, Write, compute, constant, variable
 from ..schedule import AxisSchedule
 from . import window
 from .planes import Grid, Planes
@@ -75,12 +75,21 @@ class _Lowering:
         self.operations = operations
         self.params = {v: Param(f"x{i}", v.dtype) for i, v in enumerate(operands)}
         self.results = {v: Param(f"y{i}", v.dtype, True) for i, v in enumerate(outputs)}
-        batch, channels, *_ = operations[0].output.type.plane
-        self.lie = {v: Planes(v.dtype, channels, 1, 1, 0, 1, 0, 0) for v in operands} | {**lie}
-        for value, lies in lie.items():
-            if value.type.plane[0] == 1 < batch:
-                self.lie[value] = replace(lies, image=0)
-        self.grid = Grid(batch, lie[outputs[0]], schedule)
+        batch = operations[0].output.type.plane[0]
+        over_channels = {v: Planes(v.dtype, v.type.size, 1, 1, 0, 1, 0, 0) for v in operands}
+        self.lie = over_channels | {**lie}
+        made = lie[outputs[0]]
+        plane = made.rows, made.columns
+        flat = all(o.window is None for o in operations) and all(
+            (lies.rows, lies.columns) in (plane, (1, 1)) for lies in self.lie.values()
+        )
+        for value, lies in self.lie.items():
+            image = 0 if value.type.plane[0] == 1 < batch else lies.image
+            self.lie[value] = replace(lies.flat if flat else lies, image=image)
+        block = max(lies.block for lies in lie.values())
+        if any(o.window and o.window.whole[1].stride > 1 for o in operations):
+            block = max(block, schedule.lanes)  # neighbours read no neighbours
+        self.grid = Grid(batch, self.lie[outputs[0]], schedule, flat, block)
         self.numbers: dict[Value, Expr] = {}
         self.body: list[Statement] = []
 
@@ -96,11 +105,20 @@ class _Lowering:
                 result = self._named(f"r{i}", compute(operation.code, given, "float32"))
             made = operation.output
             if (y := self.results.get(made)) is not None:
-                stored.append(Write(y, self.grid.place(y, self.lie[made]), result.cast(y.dtype)))
+                stored.append(self._stored(y, made, result))
             rounded = result.cast(made.dtype).cast("float32")
             self.numbers[made] = result if rounded == result else self._named(f"n{i}", rounded)
         params = (*self.params.values(), *self.results.values())
-        return self.grid.kernel("any_size", params, (*self.body, *stored))
+        zero = constant(0.0, "float32")
+        zeros = [
+            (self.lie[value].padding, self._stored(param, value, zero))
+            for value, param in self.results.items()
+            if self.lie[value].block > 1
+        ]
+        return self.grid.kernel("any_size", params, (*self.body, *stored), zeros)
+
+    def _stored(self, param: Param, value: Value, result: Expr) -> Write:
+        return Write(param, self.grid.place(param, self.lie[value]), result.cast(param.dtype))
 
     def _named(self, name: str, value: Expr) -> Expr:
         self.body.append(Let(variable(name, value.dtype), value))

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ...backends.codegen.dialect import ISPC
+from ...backends.codegen.dialect import ISPC, literal
 from ...backends.codegen.kernel import KernelSource
 from ...graph.types import BYTES
 from ..index import conjuncts, differs, split
@@ -20,6 +20,7 @@ from ..ir import (
     LANE,
     TASK,
     Expr,
+    Fold,
     For,
     If,
     Kernel,
@@ -42,12 +43,13 @@ class _Ispc(Printer):
         **{"bfloat16": "unsigned int16"},
     }
     DIALECT = ISPC
+    INDEX = "uniform int"
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
         self._varying = {LANE}
         self._in_lanes = False
-        self._own: list[Let] = []
+        self._own: list[Let | Fold] = []
 
     def declared(self, type: str, value: Expr) -> str:
         return type if differs(value, self._varying) else f"uniform {type}"
@@ -65,8 +67,38 @@ class _Ispc(Printer):
         match statement:
             case Write(param, index, Expr("const") as value):
                 self.code.line(f"{param.name}[{self.text(index)}] = {self.text(value)};")
+            case Let(name) | Fold(name) if self._differs(statement):
+                self._varying.add(name)
+                super().statement(statement)
             case _:
                 super().statement(statement)
+
+    def folded(self, fold: Fold) -> str:
+        """Lanes that have no value take what changes nothing: so a compiler sees no loop that each
+        lane leaves by itself."""
+        if fold.condition is None or not differs(fold.condition, self._varying):
+            return super().folded(fold)
+        value = self.code.fresh()
+        self.code.line(f"float {value} = {literal(fold.join.identity)};")
+        with self.code.block(f"if ({self.text(fold.condition)})"):
+            self.code.line(f"{value} = {super().folded(replace(fold, condition=None))};")
+        return value
+
+    def text(self, expr: Expr) -> str:
+        """A comparison of a lane's number, which takes 32 bits, with one that lanes share."""
+        if expr.op in ("ge", "lt") and self._in_lanes:
+            shared, own = split(expr.args[0], self._varying)
+            steps = own.args[1:] if own.op == "mul" and own.args[0] == LANE else ()
+            if own == LANE or (steps and steps[0].op == "const"):
+                edge = self.text(expr.args[1] - shared)
+                name = self.code.fresh()
+                bounds = np.iinfo(np.int32)
+                low = f"max((uniform int64)({edge}), {bounds.min}ll)"
+                self.code.line(
+                    f"const uniform int {name} = (uniform int)min({low}, {bounds.max}ll);"
+                )
+                return f"{self.operand(own)} {'>=' if expr.op == 'ge' else '<'} {name}"
+        return super().text(expr)
 
     def converted(self, value: Expr, dtype: str) -> str:
         text, type = self.operand(value), self.TYPES[dtype]
@@ -90,7 +122,7 @@ class _Ispc(Printer):
             if not self._differs(statement):
                 self._lanes(waiting)
                 self.statement(statement)
-            elif isinstance(statement, Let):
+            elif isinstance(statement, Let | Fold):
                 self._own.append(statement)
                 self._varying.add(statement.name)
             elif isinstance(statement, If) and (part := self._part(statement.condition)):
@@ -106,7 +138,9 @@ class _Ispc(Printer):
         """Whether lanes do different things, beside what is in a loop or behind a condition."""
         if isinstance(statement, For | If):
             statement = replace(statement, body=())
-        return any(differs(each, self._varying) for each in expressions((statement,)))
+        return isinstance(statement, Fold) or any(
+            differs(each, self._varying) for each in expressions((statement,))
+        )
 
     def _part(self, condition: Expr) -> tuple[str, str] | None:
         """The first lane and the end of those for which a condition is true, if it says no more
@@ -132,10 +166,10 @@ class _Ispc(Printer):
         if not waiting:
             return
         needed = set(expressions(tuple(waiting)))
-        lets: list[Statement] = []
+        lets: list[Let | Fold] = []
         for let in reversed(self._own):
             if let.name in needed:
-                needed.update(let.value.walk())
+                needed.update(expressions((let,)))
                 lets.insert(0, let)
         with self.code.block(f"foreach ({LANE.value} = {first} ... {end})"):
             self._in_lanes = True

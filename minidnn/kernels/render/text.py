@@ -72,10 +72,7 @@ class Printer(ABC):
 
         def value(index: str) -> str:
             assert index == fold.index.value
-            if fold.condition is not None:
-                self.code.line(f"if (!({self.text(fold.condition)})) continue;")
-            self.block(fold.body)
-            return self.text(fold.value)
+            return self.folded(fold)
 
         def assign(name: str, text: str) -> None:
             self.code.line(f"{name} = {text};")
@@ -85,6 +82,13 @@ class Printer(ABC):
 
         loop = TapLoop(self.code, self.INDEX, declare, assign, str, self.DIALECT, fold.join)
         loop.print(fold.name.value, fold.count.value, value)
+
+    def folded(self, fold: Fold) -> str:
+        """Prints one value of a fold, or goes on with the next where there is none."""
+        if fold.condition is not None:
+            self.code.line(f"if (!({self.text(fold.condition)})) continue;")
+        self.block(fold.body)
+        return self.operand(fold.value)
 
     def text(self, expr: Expr) -> str:
         match expr.op:
