@@ -32,7 +32,7 @@ class AxisSchedule:
 
     def size(self, name: str, number: int) -> Expr:
         if self.keeps_sizes and (self.keeps_ones or number != 1):
-            return Expr("size", "int64", (), (f"n_{name}", number))
+            return Expr("size", "int64", (), f"n_{name}", number)
         return constant(number)
 
     def nest(self, apart: int = 0, **extents: int) -> Nest:

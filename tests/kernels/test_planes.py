@@ -91,8 +91,11 @@ def lowered(
     if isinstance(op, ops.AdaptiveAvgPool2d):
         ends = given(values[0].type), made(node.output.type)
         return adaptive.lower(shapes[0][0], *ends, schedule)
-    lie = {value: given(value.type) for value in values} | {node.output: made(node.output.type)}
-    return region.lower([operation_of(node, 0)], values, [node.output], lie, schedule)
+
+    def lie(value: Value) -> Planes:
+        return (made if value is node.output else given)(value.type)
+
+    return region.lower([operation_of(node, 0)], [node.output], lie, schedule)[0]
 
 
 def check(op: Operator, schedule: AxisSchedule, given: Lie, made: Lie, *inputs: np.ndarray) -> None:

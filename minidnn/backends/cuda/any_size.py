@@ -14,6 +14,7 @@ from ...fusion.stacks import is_tensor_operand
 from ...graph.ir import Node, Value
 from ...graph.types import HALVES, TensorType
 from ...kernels.ops import region
+from ...kernels.ops.planes import Planes
 from .kernels import ANY_SIZE, Launch
 from .narrow import narrowed
 from .pointwise import PointStep
@@ -43,11 +44,8 @@ def print_for_any_size(
         tensors: how the values that they read and the outputs lie.
     """
     operations = [_narrowed(operation_of(node, 0)) for node in nodes]
-    operands, vectors = region.operands_of(operations)
-    lie = {value: tensors(value) for value in (*operands, *outputs)}
-    given = (*operands, *vectors)
-    kernel = region.lower(operations, given, outputs, lie, ANY_SIZE)
-    return Launch.of(kernel), (*given, *outputs)
+    kernel, values = region.lower(operations, outputs, tensors, ANY_SIZE)
+    return Launch.of(kernel), values
 
 
 def print_chain_for_any_size(
@@ -74,9 +72,10 @@ def print_chain_for_any_size(
         chain = made if i == len(steps) else passed
         code = narrowed(step.code) if output.dtype in HALVES else step.code
         operations.append(Operation(chain, operands, code=code))
-    lie = dict(zip((*tensors, made), (*inputs, output), strict=True))
-    kernel = region.lower(operations, (*tensors, *weights), (made,), lie, ANY_SIZE)
-    return Launch.of(kernel)
+    lie: dict[Value, Planes] = dict(zip((*tensors, made), (*inputs, output), strict=True))
+    lie |= {each: Planes.over_channels(each.dtype, output.channels) for each in weights}
+    operands = *tensors, *weights
+    return Launch.of(region.lower(operations, (made,), lie.__getitem__, ANY_SIZE, operands)[0])
 
 
 def _narrowed(operation: Operation) -> Operation:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from ...graph.expression import linearize
 from ...graph.window import JOINS, MEAN
-from ..ir import Fold, Kernel, Let, Param, Statement, Write, compute, index_of, variable
+from ..ir import FoldRange, Kernel, Let, Param, Statement, Write, compute, index_of, variable
 from ..schedule import AxisSchedule
-from .planes import Grid, Planes
+from .planes import PlaneGrid, Planes
 
 
 def lower(batch: int, given: Planes, made: Planes, schedule: AxisSchedule) -> Kernel:
-    grid = Grid(batch, made, schedule)
+    grid = PlaneGrid(batch, made, schedule)
     x, y = Param("x", given.dtype), Param("y", made.dtype, is_written=True)
     top, left, high, wide = map(variable, ("top", "left", "high", "wide"))
     total, line, result = (variable(name, "float32") for name in ("total", "line", "result"))
@@ -27,10 +27,10 @@ def lower(batch: int, given: Planes, made: Planes, schedule: AxisSchedule) -> Ke
         body.append(Let(first, at * size // parts))
         body.append(Let(count, ((at + 1) * size + (parts - 1)) // parts - first))
     place = grid.place(x, given, top + index_of(total), left + index_of(line))
-    row = Fold(line, JOINS["sum"], wide, None, (), x[place].cast("float32"))
+    row = FoldRange(line, JOINS["sum"], wide, None, (), x[place].cast("float32"))
     count = (high * wide).cast("float32")
     body += [
-        Fold(total, JOINS["sum"], high, None, (row,), line),
+        FoldRange(total, JOINS["sum"], high, None, (row,), line),
         Let(result, compute(linearize(MEAN), (total, count), "float32")),
         Write(y, grid.place(y, made), result.cast(made.dtype)),
     ]

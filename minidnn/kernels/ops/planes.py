@@ -50,13 +50,18 @@ class Planes:
     first: int = 0
     padding: int = 0
 
+    @classmethod
+    def over_channels(cls, dtype: str, channels: int) -> Planes:
+        """Of numbers for each channel, which are the same everywhere in a plane."""
+        return cls(dtype, channels, 1, 1, 0, 1, 0, 0)
+
     @property
     def flat(self) -> Planes:
         """The same as one row."""
         return replace(self, rows=1, columns=self.rows * self.columns)
 
 
-class Grid:
+class PlaneGrid:
     """A point for each element of planes, which is at image ``n``, channel ``c``, row ``y`` and
     column ``x``.
 

@@ -6,7 +6,7 @@ Windows read no results of others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ...fusion.operations import Operation
@@ -16,7 +16,7 @@ from ...graph.window import Window, WindowAxis
 from ..ir import Expr, Kernel, Let, Param, Statement, Write, compute, constant, variable
 from ..schedule import AxisSchedule
 from . import window
-from .planes import Grid, Planes
+from .planes import PlaneGrid, Planes
 
 
 def why_not(nodes: Sequence[Node], dtypes: Collection[str]) -> str | None:
@@ -39,57 +39,52 @@ def why_not(nodes: Sequence[Node], dtypes: Collection[str]) -> str | None:
     return None
 
 
-def operands_of(operations: Sequence[Operation]) -> tuple[list[Value], list[Value]]:
-    """The values from outside that operations read, and the vectors over channels."""
-    made = {operation.output for operation in operations}
-    read = dict.fromkeys(v for o in operations for v in o.operands if v not in made)
-    return [*read], [*dict.fromkeys(v.value for o in operations for v in o.vectors)]
-
-
 def lower(
     operations: Sequence[Operation],
-    operands: Sequence[Value],
     outputs: Sequence[Value],
-    lie: Mapping[Value, Planes],
+    lie: Callable[[Value], Planes],
     schedule: AxisSchedule,
-) -> Kernel:
-    """The kernel of operations.
+    operands: Sequence[Value] = (),
+) -> tuple[Kernel, tuple[Value, ...]]:
+    """The kernel of operations, and the values that its params are.
 
     Args:
-        operands: what they read from outside.
         outputs: what is stored of what they compute.
-        lie: how operands, but for vectors, and outputs lie.
+        lie: how outputs and what operations read from outside lie, but for vectors.
+        operands: what they read from outside, in the order of the params; by default all of it.
     """
-    return _Lowering(operations, operands, outputs, lie, schedule).kernel()
+    made = {operation.output for operation in operations}
+    planes = dict.fromkeys(v for o in operations for v in o.operands if v not in made)
+    vectors = dict.fromkeys(v.value for o in operations for v in o.vectors)
+    values = (*(operands or (*planes, *vectors)), *outputs)
+    lies = {value: lie(value) for value in values if value not in vectors}
+    lies |= {value: Planes.over_channels(value.dtype, value.type.size) for value in vectors}
+    params = {v: Param(f"x{i}", v.dtype, v in outputs) for i, v in enumerate(values)}
+    return _Lowering(operations, params, lies, schedule).kernel(), values
 
 
 class _Lowering:
     def __init__(
         self,
         operations: Sequence[Operation],
-        operands: Sequence[Value],
-        outputs: Sequence[Value],
-        lie: Mapping[Value, Planes],
+        params: Mapping[Value, Param],
+        lies: dict[Value, Planes],
         schedule: AxisSchedule,
     ) -> None:
-        self.operations = operations
-        self.params = {v: Param(f"x{i}", v.dtype) for i, v in enumerate(operands)}
-        self.results = {v: Param(f"y{i}", v.dtype, True) for i, v in enumerate(outputs)}
-        batch = operations[0].output.type.plane[0]
-        over_channels = {v: Planes(v.dtype, v.type.size, 1, 1, 0, 1, 0, 0) for v in operands}
-        self.lie = over_channels | {**lie}
-        made = lie[outputs[0]]
-        plane = made.rows, made.columns
+        self.operations, self.params, self.lies = operations, params, lies
+        first = operations[0].output.type
+        batch, plane = first.plane[0], first.plane[2:]
         flat = all(o.window is None for o in operations) and all(
-            (lies.rows, lies.columns) in (plane, (1, 1)) for lies in self.lie.values()
+            (each.rows, each.columns) in (plane, (1, 1)) for each in lies.values()
         )
-        for value, lies in self.lie.items():
-            image = 0 if value.type.plane[0] == 1 < batch else lies.image
-            self.lie[value] = replace(lies.flat if flat else lies, image=image)
-        block = max(lies.block for lies in lie.values())
+        for value, each in lies.items():
+            image = 0 if value.type.plane[0] == 1 < batch else each.image
+            lies[value] = replace(each.flat if flat else each, image=image)
+        block = max(each.block for each in lies.values())
         if any(o.window and o.window.whole[1].stride > 1 for o in operations):
-            block = max(block, schedule.lanes)  # neighbours read no neighbours
-        self.grid = Grid(batch, self.lie[outputs[0]], schedule, flat, block)
+            block = max(block, schedule.lanes)  # what lanes along a row read are no neighbours
+        made = next(lies[value] for value, param in params.items() if param.is_written)
+        self.grid = PlaneGrid(batch, made, schedule, flat, block)
         self.numbers: dict[Value, Expr] = {}
         self.body: list[Statement] = []
 
@@ -104,21 +99,21 @@ class _Lowering:
             else:
                 result = self._named(f"r{i}", compute(operation.code, given, "float32"))
             made = operation.output
-            if (y := self.results.get(made)) is not None:
-                stored.append(self._stored(y, made, result))
+            if made in self.params:
+                stored.append(self._stored(made, result))
             rounded = result.cast(made.dtype).cast("float32")
             self.numbers[made] = result if rounded == result else self._named(f"n{i}", rounded)
-        params = (*self.params.values(), *self.results.values())
-        zero = constant(0.0, "float32")
         zeros = [
-            (self.lie[value].padding, self._stored(param, value, zero))
-            for value, param in self.results.items()
-            if self.lie[value].block > 1
+            (self.lies[value].padding, self._stored(value, constant(0.0, "float32")))
+            for value, param in self.params.items()
+            if param.is_written and self.lies[value].block > 1
         ]
-        return self.grid.kernel("any_size", params, (*self.body, *stored), zeros)
+        params, body = [*self.params.values()], (*self.body, *stored)
+        return self.grid.kernel("any_size", params, body, zeros)
 
-    def _stored(self, param: Param, value: Value, result: Expr) -> Write:
-        return Write(param, self.grid.place(param, self.lie[value]), result.cast(param.dtype))
+    def _stored(self, value: Value, result: Expr) -> Write:
+        param = self.params[value]
+        return Write(param, self.grid.place(param, self.lies[value]), result.cast(param.dtype))
 
     def _named(self, name: str, value: Expr) -> Expr:
         self.body.append(Let(variable(name, value.dtype), value))
@@ -132,13 +127,13 @@ class _Lowering:
 
     def _read(self, value: Value, y: Expr | None = None, x: Expr | None = None) -> Expr:
         param = self.params[value]
-        return param[self.grid.place(param, self.lie[value], y, x)].cast("float32")
+        return param[self.grid.place(param, self.lies[value], y, x)].cast("float32")
 
     def _windowed(
         self, how: Window, operands: Sequence[Value], own: Sequence[Expr], name: str
     ) -> Expr:
         under, grid = operands[: how.under], self.grid
-        first, lies = self.params[under[0]].name, self.lie[under[0]]
+        first, lies = self.params[under[0]].name, self.lies[under[0]]
         extent = grid.size(f"{first}_rows", lies.rows), grid.size(f"{first}_columns", lies.columns)
 
         def read(y: Expr, x: Expr) -> list[Expr]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ...graph.expression import linearize
 from ...graph.window import Window, WindowAxis
-from ..ir import Expr, Fold, Let, Statement, compute, constant, index_of, select, variable
+from ..ir import Expr, FoldRange, Let, Statement, compute, constant, index_of, select, variable
 
 
 def joined(
@@ -35,16 +35,14 @@ def joined(
     value = compute(linearize(window.tap), values, "float32")
     lets = tuple(map(Let, under, read(*places)))
     counts = [constant(axis.kernel) for axis in window.axes]
-    inner = Fold(line, window.joins, counts[1], inside[1], lets, value)
-    body: list[Statement] = [Fold(total, window.joins, counts[0], inside[0], (inner,), line)]
+    inner = FoldRange(line, window.joins, counts[1], inside[1], lets, value)
+    body: list[Statement] = [FoldRange(total, window.joins, counts[0], inside[0], (inner,), line)]
     if window.is_finished:
         return body, total
     rows, columns = map(_counted, [window] * 2, window.whole, at, extent)
     count = rows * columns if window.divisor is None else constant(window.divisor)
-    finish = compute(
-        linearize(window.finish), (total, count.cast("int32").cast("float32")), "float32"
-    )
-    return [*body, Let(result, finish)], result
+    given = total, count.cast("int32").cast("float32")
+    return [*body, Let(result, compute(linearize(window.finish), given, "float32"))], result
 
 
 def _tap(axis: WindowAxis, at: Expr, tap: Expr, size: Expr) -> tuple[Expr, Expr | None]:
@@ -65,10 +63,8 @@ def _counted(window: Window, axis: WindowAxis, at: Expr, size: Expr) -> Expr:
         most = select(steps < axis.kernel, steps, axis.kernel)
         return select(left < 1, 0, most)
 
-    if not window.count_padding:
-        return (
-            before(size) - before(constant(0))
-            if axis.ceil_mode or any(axis.padding)
-            else constant(axis.kernel)
-        )
-    return before(size + axis.padding[1]) if axis.ceil_mode else constant(axis.kernel)
+    if not (axis.ceil_mode or (any(axis.padding) and not window.count_padding)):
+        return constant(axis.kernel)
+    if window.count_padding:
+        return before(size + axis.padding[1])
+    return before(size) - before(constant(0))

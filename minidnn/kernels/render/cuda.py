@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import lru_cache
+from typing import Any, ClassVar
 
 from ...backends.codegen.dialect import CUDA
 from ...backends.codegen.kernel import KernelSource
 from ...graph.types import BYTES, HALVES
-from ..ir import TASK, Expr, Fold, Kernel, Param
-from .text import Printer
+from ..ir import TASK, Expr, FoldRange, Kernel, Param
+from .text import KEPT, Printer
 
 THREADS = 256
+#: So many tasks are counted in 64 bits.
+_WIDE = 1 << 31
 _NARROW = (*HALVES, *BYTES)
 
 SUM = """\
@@ -72,7 +75,7 @@ class _Cuda(Printer):
         text = f"md_value({self.text(value)})" if value.dtype in _NARROW else self.operand(value)
         return f"({self.TYPES[dtype]}){text}"
 
-    def fold(self, fold: Fold) -> None:
+    def fold(self, fold: FoldRange) -> None:
         if fold.count.op == "const":
             super().fold(fold)
             return
@@ -95,7 +98,7 @@ class _Cuda(Printer):
         if kernel.sizes:
             arguments += [f"const long long {name}" for name in (*kernel.sizes, "tasks")]
         with self.code.block(f'extern "C" __global__ void @({", ".join(arguments)})'):
-            type = "unsigned int" if kernel.tasks < 1 << 31 else "long long"
+            type = "unsigned int" if kernel.tasks < _WIDE else "long long"
             count = f"{THREADS}ll" if type == "long long" else THREADS
             self.code.line(f"const {type} {TASK.value} = blockIdx.x * {count} + threadIdx.x;")
             end = f"({type})tasks" if kernel.sizes else kernel.tasks
@@ -108,4 +111,10 @@ class _Cuda(Printer):
 def render(kernel: Kernel) -> KernelSource:
     """The kernel, for blocks of :data:`THREADS` threads; behind its params are its sizes and tasks,
     where it has sizes."""
-    return KernelSource.named(kernel.kind, _Cuda(kernel).print())
+    tasks = kernel.tasks // _WIDE * _WIDE if kernel.sizes else kernel.tasks
+    return _rendered(kernel.kind, kernel.params, tasks, kernel.lanes, kernel.body)
+
+
+@lru_cache(KEPT)
+def _rendered(kind: str, *kernel: Any) -> KernelSource:
+    return KernelSource.named(kind, _Cuda(Kernel(kind, *kernel)).print())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..ir import (
     LANE,
     TASK,
     Expr,
-    Fold,
+    FoldRange,
     For,
     If,
     Kernel,
@@ -31,7 +32,7 @@ from ..ir import (
     constant,
     expressions,
 )
-from .text import Printer
+from .text import KEPT, Printer
 
 
 class _Ispc(Printer):
@@ -49,7 +50,7 @@ class _Ispc(Printer):
         super().__init__(kernel)
         self._varying = {LANE}
         self._in_lanes = False
-        self._own: list[Let | Fold] = []
+        self._own: list[Let | FoldRange] = []
 
     def declared(self, type: str, value: Expr) -> str:
         return type if differs(value, self._varying) else f"uniform {type}"
@@ -67,13 +68,13 @@ class _Ispc(Printer):
         match statement:
             case Write(param, index, Expr("const") as value):
                 self.code.line(f"{param.name}[{self.text(index)}] = {self.text(value)};")
-            case Let(name) | Fold(name) if self._differs(statement):
+            case Let(name) | FoldRange(name) if self._differs(statement):
                 self._varying.add(name)
                 super().statement(statement)
             case _:
                 super().statement(statement)
 
-    def folded(self, fold: Fold) -> str:
+    def folded(self, fold: FoldRange) -> str:
         """Lanes that have no value take what changes nothing: so a compiler sees no loop that each
         lane leaves by itself."""
         if fold.condition is None or not differs(fold.condition, self._varying):
@@ -89,7 +90,8 @@ class _Ispc(Printer):
         if expr.op in ("ge", "lt") and self._in_lanes:
             shared, own = split(expr.args[0], self._varying)
             steps = own.args[1:] if own.op == "mul" and own.args[0] == LANE else ()
-            if own == LANE or (steps and steps[0].op == "const"):
+            steady = own == LANE or (steps and steps[0].op == "const")
+            if steady and not differs(expr.args[1], self._varying):
                 edge = self.text(expr.args[1] - shared)
                 name = self.code.fresh()
                 bounds = np.iinfo(np.int32)
@@ -122,7 +124,7 @@ class _Ispc(Printer):
             if not self._differs(statement):
                 self._lanes(waiting)
                 self.statement(statement)
-            elif isinstance(statement, Let | Fold):
+            elif isinstance(statement, Let | FoldRange):
                 self._own.append(statement)
                 self._varying.add(statement.name)
             elif isinstance(statement, If) and (part := self._part(statement.condition)):
@@ -138,7 +140,7 @@ class _Ispc(Printer):
         """Whether lanes do different things, beside what is in a loop or behind a condition."""
         if isinstance(statement, For | If):
             statement = replace(statement, body=())
-        return isinstance(statement, Fold) or any(
+        return isinstance(statement, FoldRange) or any(
             differs(each, self._varying) for each in expressions((statement,))
         )
 
@@ -165,16 +167,16 @@ class _Ispc(Printer):
         """Prints what differs from lane to lane, after the numbers that it needs."""
         if not waiting:
             return
-        needed = set(expressions(tuple(waiting)))
-        lets: list[Let | Fold] = []
+        needed = _variables(*waiting)
+        lets: list[Let | FoldRange] = []
         for let in reversed(self._own):
             if let.name in needed:
-                needed.update(expressions((let,)))
+                needed |= _variables(let)
                 lets.insert(0, let)
         with self.code.block(f"foreach ({LANE.value} = {first} ... {end})"):
-            self._in_lanes = True
+            self._in_lanes, known = True, set(self._varying)
             super().block([*lets, *waiting])
-            self._in_lanes = False
+            self._in_lanes, self._varying = False, known
         waiting.clear()
 
     def print(self) -> str:
@@ -198,6 +200,18 @@ class _Ispc(Printer):
         return self.functions() + str(self.code)
 
 
+def _variables(*statements: Statement) -> set[Expr]:
+    return {each for each in expressions(statements) if each.op == "var"}
+
+
 def render(kernel: Kernel) -> KernelSource:
     """The kernel, whose pointers are its params, then its sizes."""
-    return KernelSource.named(kernel.kind, _Ispc(kernel).print())
+    return _rendered(kernel.kind, kernel.params, kernel.lanes, kernel.body)
+
+
+@lru_cache(KEPT)
+def _rendered(
+    kind: str, params: tuple[Param, ...], lanes: Expr | None, body: tuple[Statement, ...]
+) -> KernelSource:
+    """The text, which neither the number of tasks nor sizes change."""
+    return KernelSource.named(kind, _Ispc(Kernel(kind, params, 0, lanes, body)).print())

@@ -13,7 +13,7 @@ import numpy as np
 from ...graph.expression import run as run_code
 from ...graph.types import BYTES
 from ...graph.window_values import join_taps
-from ..ir import LANE, OPERATIONS, TASK, Expr, Fold, For, If, Kernel, Let, Statement, Write
+from ..ir import LANE, OPERATIONS, TASK, Expr, FoldRange, For, If, Kernel, Let, Statement, Write
 
 _Points = dict[str, np.ndarray]
 
@@ -52,12 +52,12 @@ def _run(body: tuple[Statement, ...], points: _Points, arrays: Mapping[str, np.n
                     _run(inner, chosen, arrays)
             case If(condition, inner):
                 _run(inner, _chosen(points, _value(condition, points, arrays)), arrays)
-            case Fold():
+            case FoldRange():
                 points[statement.name.value] = _folded(statement, points, arrays)
     return points
 
 
-def _folded(fold: Fold, points: _Points, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+def _folded(fold: FoldRange, points: _Points, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     counts = _value(fold.count, points, arrays)
     result = np.empty(len(counts), np.float32)
     for count in np.unique(counts):
@@ -99,7 +99,7 @@ def _value(expr: Expr, points: _Points, arrays: Mapping[str, np.ndarray]) -> np.
     args = [_value(each, points, arrays) for each in expr.args]
     match expr.op:
         case "const" | "size":
-            number = expr.value[1] if expr.op == "size" else expr.value
+            number = expr.number if expr.op == "size" else expr.value
             return np.full(count, number, expr.dtype.replace("bits", "uint"))
         case "var":
             return points[expr.value]

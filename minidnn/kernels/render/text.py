@@ -10,8 +10,22 @@ from ...backends.codegen.code import Code
 from ...backends.codegen.dialect import Dialect, literal
 from ...backends.codegen.functions import WHOLE_FUNCTIONS
 from ...backends.codegen.taps import TapLoop
-from ..ir import OPERATIONS, Expr, Fold, For, If, Kernel, Let, Param, Statement, Write, expressions
+from ..ir import (
+    OPERATIONS,
+    Expr,
+    FoldRange,
+    For,
+    If,
+    Kernel,
+    Let,
+    Param,
+    Statement,
+    Write,
+    expressions,
+)
 
+#: Texts that are remembered: kernels of other sizes are mostly printed for the second time.
+KEPT = 1024
 _SUFFIX = {"uint32": "u", "uint64": "ull"}
 
 
@@ -64,10 +78,10 @@ class Printer(ABC):
             case If(condition, inner):
                 with self.code.block(f"if ({self.text(condition)})"):
                     self.block(inner)
-            case Fold():
+            case FoldRange():
                 self.fold(statement)
 
-    def fold(self, fold: Fold) -> None:
+    def fold(self, fold: FoldRange) -> None:
         """Prints a fold over a number of values that is known."""
 
         def value(index: str) -> str:
@@ -83,7 +97,7 @@ class Printer(ABC):
         loop = TapLoop(self.code, self.INDEX, declare, assign, str, self.DIALECT, fold.join)
         loop.print(fold.name.value, fold.count.value, value)
 
-    def folded(self, fold: Fold) -> str:
+    def folded(self, fold: FoldRange) -> str:
         """Prints one value of a fold, or goes on with the next where there is none."""
         if fold.condition is not None:
             self.code.line(f"if (!({self.text(fold.condition)})) continue;")
@@ -99,10 +113,8 @@ class Printer(ABC):
             case "const":
                 wide = expr.dtype == "int64" and not -(1 << 31) <= expr.value < 1 << 31
                 return f"{expr.value}{'ll' if wide else _SUFFIX.get(expr.dtype, '')}"
-            case "var":
+            case "var" | "size":
                 return str(expr.value)
-            case "size":
-                return str(expr.value[0])
             case "load":
                 return self.element(expr.value, expr.args[0])
             case "cast":

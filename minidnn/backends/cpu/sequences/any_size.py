@@ -28,14 +28,16 @@ def print_for_any_size(
         lanes: of a vector register.
         channel: where the channels of its outputs begin in these.
     """
-    operations = [operation_of(node, 0) for node in body.nodes]
-    operands, vectors = region.operands_of(operations)
-    lie = {value: _planes(tensors(value)) for value in operands}
-    lie |= {v: _part(_planes(tensors(v)), channel, v.type.plane[1]) for v in body.outputs}
     schedule = replace(SCHEDULE, lanes=lanes, keeps_ones=True)
-    given = (*operands, *vectors)
-    kernel = region.lower(operations, given, body.outputs, lie, schedule)
-    return shaped(kernel), (*given, *body.outputs)
+
+    def lie(value: Value) -> Planes:
+        planes = _planes(tensors(value))
+        made = value in body.outputs
+        return _part(planes, channel, value.type.plane[1]) if made else planes
+
+    operations = [operation_of(node, 0) for node in body.nodes]
+    kernel, values = region.lower(operations, body.outputs, lie, schedule)
+    return shaped(kernel), values
 
 
 def _planes(x: Tensor) -> Planes:

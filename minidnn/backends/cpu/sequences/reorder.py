@@ -18,7 +18,7 @@ POSITIONS = 256
 
 
 @dataclass(frozen=True)
-class Reorder:
+class ReorderKernel:
     """A printed move; its pointers are the source, the result, and the sizes."""
 
     source: KernelSource
@@ -35,7 +35,7 @@ def is_reorder(source: Tensor, result: Tensor, lanes: int, channel: int) -> bool
 
 def print_reorder(
     type: TensorType, source: Tensor, result: Tensor, lanes: int, channel: int
-) -> Reorder:
+) -> ReorderKernel:
     """The kernel that moves a value to where it lies otherwise, from ``channel`` on."""
     batch, channels, *plane = type.plane
     blocks, parts = -(-channels // lanes), -(-plane[0] * plane[1] // POSITIONS)
@@ -95,4 +95,4 @@ def print_reorder(
     kernel = KernelSource.named("reorder", str(code), "$", shared=(move.text(lanes),))
     scratch = 4 * lanes * (1 + POSITIONS)
     sizes = np.array([*numbers.values()], np.int64)
-    return Reorder(kernel, batch * blocks * parts, scratch, sizes)
+    return ReorderKernel(kernel, batch * blocks * parts, scratch, sizes)

@@ -25,7 +25,7 @@ from ....cudnn.graph.spec import ALIGNMENT
 from ....graph.operators import Conv2d
 from ....graph.types import BYTES, ITEMSIZE
 from ....kernels.ir import Param, Write, select
-from ....kernels.ops.planes import Grid
+from ....kernels.ops.planes import PlaneGrid
 from ...codegen.code import Code
 from ..kernels import ANY_SIZE, Launch
 from ..prelude import TYPES
@@ -126,7 +126,7 @@ def print_gather(batch: int, x: Tensor, made: Tensor, how: Gathering) -> Launch:
 
 def print_gather_for_any_size(batch: int, x: Tensor, made: Tensor, how: Gathering) -> Launch:
     """The same, of images of any size; a thread makes one number."""
-    grid = Grid(batch, made, ANY_SIZE)
+    grid = PlaneGrid(batch, made, ANY_SIZE)
     given, result = Param("x", x.dtype), Param("y", made.dtype, is_written=True)
     wide = x.channels * how.columns
     rest = grid.c % wide
