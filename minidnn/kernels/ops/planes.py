@@ -10,6 +10,7 @@ from ..ir import (
     LANE,
     TASK,
     Expr,
+    FoldRange,
     For,
     If,
     Kernel,
@@ -18,6 +19,7 @@ from ..ir import (
     Statement,
     Write,
     constant,
+    expressions,
     select,
     variable,
 )
@@ -184,8 +186,9 @@ class PlaneGrid:
             zeros: what is written behind the last channel, and for how many.
         """
         whole, left, lane = self._looped(body), self._left, LANE
+        if self.block > 1:  # a condition on lanes has them run loops, and not loops run lanes
+            whole = (If(lane >= 0 if left is None else lane < left, whole),)
         if left is not None:
-            whole = (If(lane < left, whole),)
             for count, zero in zeros:
                 end = left + self.size(f"{zero.param.name}_padding", count)
                 whole += (If((lane >= left) & (lane < end), self._looped((zero,))),)
@@ -193,7 +196,18 @@ class PlaneGrid:
         return Kernel(kind, tuple(params), tasks, lanes, (*self._before, *whole), work)
 
     def _looped(self, body: Sequence[Statement]) -> tuple[Statement, ...]:
-        """What is done at each point, for all points that a lane has."""
+        """What is done at each point, for all points that a lane has; what these share comes first,
+        which compilers leave where it is as they cannot tell that writes do not change it."""
+        moving = {name for name, *_ in self._loops}
+        shared: list[Statement] = []
+        rest: list[Statement] = []
+        for each in body:
+            if isinstance(each, Let) and moving.isdisjoint(expressions((each,))):
+                shared.append(each)
+                continue
+            rest.append(each)
+            if isinstance(each, Let | FoldRange):
+                moving.add(each.name)
         for name, begin, end in reversed(self._loops):
-            body = (For(name, begin, end, tuple(body)),)
-        return tuple(body)
+            rest = [For(name, begin, end, tuple(rest))]
+        return (*shared, *rest)
