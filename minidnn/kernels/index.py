@@ -10,7 +10,9 @@ from .ir import Expr, constant
 def differs(expr: Expr, varying: Container[Expr]) -> bool:
     """Whether an expression differs from lane to lane, as variables in ``varying`` do; what is
     computed is computed for each."""
-    return any(each in varying or each.op == "compute" for each in expr.walk())
+    return any(
+        each.op == "compute" or (each.op == "var" and each in varying) for each in expr.walk()
+    )
 
 
 def split(index: Expr, varying: Container[Expr]) -> tuple[Expr, Expr]:

@@ -2,7 +2,8 @@
 
 A kernel runs its body once for each point, in any order.  A point is a task :data:`TASK` and one
 of the task's lanes :data:`LANE`; where a kernel has no lanes, each task is one point.  Statements
-between them name numbers, store elements, repeat, and choose; nothing else has an effect.
+between them name numbers, join many, store elements, repeat, and choose; nothing else has an
+effect.
 
 Sizes are symbols where kernels of other sizes shall be the same text, and constants elsewhere.
 Arithmetic folds what is known when it is written, so a lowering says ``row * size + at`` whether
@@ -11,15 +12,18 @@ Arithmetic folds what is known when it is written, so a lowering says ``row * si
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from .._cached_property import cached_property
 from ..graph.expression import Instruction
+from ..graph.window import Join
 
 #: For each operation its text in languages like C, and what computes it of numbers and arrays.
 #: Operands of divisions are not negative: languages differ in what they give of others.
@@ -71,13 +75,15 @@ class Expr:
     Attributes:
         op: ``const``, ``var`` (of a statement), ``size`` (of this launch), ``load``, ``cast``, or
             ``compute`` (a scalar expression), or one of :data:`OPERATIONS`.
-        value: a constant's number, a variable's name, a size's name and number, a param, or code.
+        value: a constant's number, a variable's or size's name, a param, or code.
+        number: a size's in this launch; expressions that differ in no more are equal, and one text.
     """
 
     op: str
     dtype: str
     args: tuple[Expr, ...] = ()
     value: Any = None
+    number: int = field(default=0, compare=False)
 
     __add__ = _binary("add")
     __sub__ = _binary("sub")
@@ -100,14 +106,18 @@ class Expr:
             return constant(self.value, dtype)
         return Expr("cast", dtype, (self,))
 
-    def walk(self) -> Iterator[Expr]:
+    def walk(self) -> list[Expr]:
         """This expression and all in it."""
-        yield self
-        for each in self.args:
-            yield from each.walk()
+        found = [self]
+        for each in found:
+            found += each.args
+        return found
 
 
 def constant(value: float, dtype: str = "int64") -> Expr:
+    """A number, but no -0.0: that equals 0.0, and kernels that are equal are one text."""
+    if value == 0 and math.copysign(1, value) < 0:
+        raise ValueError("a constant is -0.0, which equals 0.0")
     return Expr("const", dtype, (), value)
 
 
@@ -117,9 +127,9 @@ def variable(name: str, dtype: str = "int64") -> Expr:
 
 def operation(op: str, *operands: Expr | float) -> Expr:
     """An operation, or what it comes to.  Numbers among operands take the others' dtype."""
-    dtype = next(x.dtype for x in reversed(operands) if isinstance(x, Expr))
-    args = tuple(x if isinstance(x, Expr) else constant(x, dtype) for x in operands)
-    assert {x.dtype for x in args} <= {dtype, "bool"}, f"{op} of {[x.dtype for x in args]}"
+    dtype = [x.dtype for x in operands if isinstance(x, Expr)][-1]
+    args = tuple([x if isinstance(x, Expr) else constant(x, dtype) for x in operands])
+    assert all([x.dtype in (dtype, "bool") for x in args]), f"{op} of {[x.dtype for x in args]}"
     known = [x.value if x.op == "const" else None for x in args]
     made = "bool" if op in _TRUTHS else dtype
     if dtype == "int64" and None not in known:
@@ -178,24 +188,56 @@ class If:
     body: tuple[Statement, ...]
 
 
-Statement = Let | Write | For | If
+@dataclass(frozen=True)
+class FoldRange:
+    """Names what a value comes to, of which there is one for each :attr:`index` from 0 up to
+    ``count``, when these are joined in the order of ``graph.window_values.join_taps``.
+
+    Attributes:
+        condition: where it is false there is no value; None: it is true everywhere.
+        body: what the value needs.
+    """
+
+    name: Expr
+    join: Join
+    count: Expr
+    condition: Expr | None
+    body: tuple[Statement, ...]
+    value: Expr
+
+    @property
+    def index(self) -> Expr:
+        return index_of(self.name)
+
+
+def index_of(name: Expr) -> Expr:
+    """The index of the :class:`FoldRange` that has this name."""
+    return variable(f"{name.value}_k")
+
+
+Statement = Let | Write | For | If | FoldRange
 
 TASK = variable("t")
 LANE = variable("lane")
 
 
-def expressions(body: tuple[Statement, ...]) -> Iterator[Expr]:
+def expressions(body: tuple[Statement, ...]) -> list[Expr]:
     """All expressions in statements, with those in them."""
+    found: list[Expr] = []
     for each in body:
         match each:
             case Let(_, value):
-                yield from value.walk()
+                found += value.walk()
             case Write(_, index, value):
-                yield from (*index.walk(), *value.walk())
+                found += index.walk() + value.walk()
             case For(_, begin, end, inner):
-                yield from (*begin.walk(), *end.walk(), *expressions(inner))
+                found += begin.walk() + end.walk() + expressions(inner)
             case If(condition, inner):
-                yield from (*condition.walk(), *expressions(inner))
+                found += condition.walk() + expressions(inner)
+            case FoldRange(_, _, count, where, inner, value):
+                found += count.walk() + (where.walk() if where else [])
+                found += expressions(inner) + value.walk()
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,8 +259,8 @@ class Kernel:
     work: int = 1
     tables: tuple[np.ndarray, ...] = field(default=())
 
-    @property
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """The sizes that are arguments, in the order of their first use."""
-        found = [*(self.lanes.walk() if self.lanes else ()), *expressions(self.body)]
-        return dict(each.value for each in found if each.op == "size")
+        found = (self.lanes.walk() if self.lanes else []) + expressions(self.body)
+        return {each.value: each.number for each in found if each.op == "size"}

@@ -20,6 +20,7 @@ class AxisSchedule:
         points: work that is one after another is split where there are fewer points.
         widest: bytes that are moved at once.
         keeps_sizes: sizes are symbols, but for one, which leaves no arithmetic.
+        keeps_ones: that is a symbol, too.
     """
 
     lanes: int = 0
@@ -27,10 +28,11 @@ class AxisSchedule:
     points: int = 1
     widest: int = 1
     keeps_sizes: bool = False
+    keeps_ones: bool = False
 
     def size(self, name: str, number: int) -> Expr:
-        if self.keeps_sizes and number != 1:
-            return Expr("size", "int64", (), (f"n_{name}", number))
+        if self.keeps_sizes and (self.keeps_ones or number != 1):
+            return Expr("size", "int64", (), f"n_{name}", number)
         return constant(number)
 
     def nest(self, apart: int = 0, **extents: int) -> Nest:
@@ -46,7 +48,7 @@ class AxisSchedule:
         narrow = not self.lanes and points < 1 << 31
         task = replace(TASK, dtype="uint32") if narrow else TASK
         if not self.lanes:
-            lets, axes = _decoded(task, "r", outer, sizes)
+            lets, axes = decoded(task, "r", outer, sizes)
             return Nest(axes, sizes, task.cast("int64"), points, None, 1, lets)
         chunks = -(-length // self.chunk)
         count = self.size("chunks", chunks)
@@ -55,9 +57,9 @@ class AxisSchedule:
         before = [Let(first, TASK % count * self.chunk)] if chunks > 1 else []
         row = variable("row")
         before.append(Let(row, TASK // count))
-        lets, axes = _decoded(row, "r", outer, sizes)
+        lets, axes = decoded(row, "r", outer, sizes)
         element = first + LANE
-        own, lanes = _decoded(element, "e", inner, sizes)
+        own, lanes = decoded(element, "e", inner, sizes)
         left = whole - TASK % count * self.chunk
         return Nest(
             axes | lanes,
@@ -91,7 +93,7 @@ class Nest:
     before: tuple[Statement, ...]
 
 
-def _decoded(
+def decoded(
     flat: Expr, prefix: str, names: Sequence[str], sizes: dict[str, Expr]
 ) -> tuple[tuple[Let, ...], dict[str, Expr]]:
     """The positions along axes of a number that counts them all, and what makes them."""

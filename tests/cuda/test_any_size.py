@@ -14,8 +14,11 @@ import pytest
 import minidnn as md
 import models
 from minidnn import layers as L
-from minidnn.backends.cuda.any_size import print_gather_for_any_size
-from minidnn.backends.cuda.contraction.gather import Gathering, print_gather
+from minidnn.backends.cuda.contraction.gather import (
+    Gathering,
+    print_gather,
+    print_gather_for_any_size,
+)
 from minidnn.backends.cuda.contraction.recipe import FIXED, Form, finish_of
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan

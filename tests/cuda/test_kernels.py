@@ -12,15 +12,11 @@ import pytest
 
 from minidnn.backends.cuda import copy
 from minidnn.backends.cuda.contraction.gather import Gathering, print_gather
-from minidnn.backends.cuda.kernels import Launch
+from minidnn.backends.cuda.kernels import SCHEDULE, Launch
 from minidnn.backends.cuda.normalize import print_softmax
 from minidnn.backends.cuda.pointwise import CHAIN, Argument, PointStep, print_pointwise
 from minidnn.backends.cuda.product.lower import print_product
-from minidnn.backends.cuda.reduction import (
-    averages_planes,
-    print_adaptive,
-    print_plane_average,
-)
+from minidnn.backends.cuda.reduction import averages_planes, print_plane_average
 from minidnn.backends.cuda.strided import print_broadcast, strided_of
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
 from minidnn.graph import operators as ops
@@ -28,6 +24,7 @@ from minidnn.graph.expression import argument, linearize
 from minidnn.graph.ir import Node, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.types import TensorType, rounded_to
+from minidnn.kernels.ops import adaptive
 from minidnn.memory.annotations import Annotations, Placement
 from tests.cuda.cards import H200
 from tests.sampling import mixed
@@ -205,7 +202,8 @@ def test_adaptive_pooling(layout: Layout, tmp_path: Path) -> None:
     source = slices(x.shape, "float32", layout)[1]
     target = slices(expected.shape, "float32", layout)[1]
     memory = memory_of(target, None, 2)
-    run(print_adaptive(2, source, target), [memory_of(source, x, 2), memory], tmp_path)
+    launch = Launch.of(adaptive.lower(2, source, target, SCHEDULE))
+    run(launch, [memory_of(source, x, 2), memory], tmp_path)
     np.testing.assert_array_equal(read(memory, target, 2), expected)
 
 

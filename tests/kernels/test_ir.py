@@ -58,6 +58,16 @@ def test_numbers_of_floats_are_not_folded() -> None:
     assert (value * 1.0).op == "mul"
 
 
+def test_constants_that_are_equal_are_the_same() -> None:
+    with pytest.raises(ValueError, match=r"a constant is -0\.0, which equals 0\.0"):
+        constant(-0.0, "float32")
+
+
+def test_sizes_do_not_tell_expressions_apart() -> None:
+    made, other = (A * each for each in (SIZE, AxisSchedule(keeps_sizes=True).size("axis", 8)))
+    assert made == other and hash(made) == hash(other) and made != A * 7
+
+
 @pytest.mark.parametrize(
     ("index", "shared", "own"),
     [

@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "passes": {"graph", "fusion", "memory", "gradients"},
     "runtime": {"graph", "fusion", "memory", "passes", "cache"},
     # Kernels that are described once, and printed with what all backends print with.
-    "kernels": {"graph", "runtime", "backends.codegen"},
+    "kernels": {"graph", "fusion", "runtime", "backends.codegen"},
     # What a backend is, and the built-in ones, which do not know each other.
     "backends": set(),
     "backends.options": set(),

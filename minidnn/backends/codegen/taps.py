@@ -115,8 +115,7 @@ class TapLoop:
 
 @dataclass(frozen=True)
 class TapPrinter:
-    """Prints a window of one output, with ``loop``, over planes of ``extent``, whose sizes may be
-    names of variables.
+    """Prints a window of one output, with ``loop``, over planes of ``extent``.
 
     ``begin`` prints what each row of taps begins with, and ``tap`` computes a tap, of its number,
     where ``sy`` and ``sx`` are its position; it gives the result's name.
@@ -124,7 +123,7 @@ class TapPrinter:
 
     loop: TapLoop
     window: Window
-    extent: tuple[int | str, int | str]
+    extent: tuple[int, int]
     begin: Callable[[], None]
     tap: Callable[[str], str]
 
@@ -145,7 +144,7 @@ class TapPrinter:
         self.loop.print("part", across.kernel, tap)
         return "part"
 
-    def _place(self, name: str, axis: Axis, output: str, k: str, size: int | str) -> str:
+    def _place(self, name: str, axis: Axis, output: str, k: str, size: int) -> str:
         """Declares the position of a tap along an axis, and goes on with the next if there is
         none; its number."""
         declared, number, outside = tap_place(name, axis, output, k, size)
@@ -157,9 +156,9 @@ class TapPrinter:
 
 
 def tap_place(
-    name: str, axis: Axis, output: str, k: str, size: int | str
+    name: str, axis: Axis, output: str, k: str, size: int
 ) -> tuple[dict[str, str], str, list[str]]:
-    """Where tap ``k`` of an output lies along an axis of that size, or of the name of one.
+    """Where tap ``k`` of an output lies along an axis of that size.
 
     Returns:
         What is declared, first ``s`` and the name, the position; the tap's number; and the
@@ -168,11 +167,8 @@ def tap_place(
     at, number = f"s{name}", f"t{name}"
     if isinstance(axis, WindowAxis):
         place = f"({output}) * {axis.stride} - {axis.padding[0]} + {k} * {axis.dilation}"
-        if isinstance(size, str):
-            reaches_out = axis.ceil_mode or any(axis.padding)
-        else:
-            last = axis.tap(axis.output_size(size) - 1, axis.kernel - 1)
-            reaches_out = axis.first(0) < 0 or last >= size
+        last = axis.tap(axis.output_size(size) - 1, axis.kernel - 1)
+        reaches_out = axis.first(0) < 0 or last >= size
         return {at: place}, k, [f"{at} < 0", f"{at} >= {size}"] if reaches_out else []
     of, before = axis.of, axis.of.padding[0]
     # So many windows further on, numbers that are divided are not negative.
@@ -188,17 +184,13 @@ def tap_place(
     return declared, f"{number} / {of.dilation}" if of.dilation > 1 else number, outside
 
 
-def print_count(window: Window, axis: WindowAxis, at: str, size: int | str) -> str:
-    """How many taps count at a position of an axis of that size, or of the name of one."""
+def print_count(window: Window, axis: WindowAxis, at: str, size: int) -> str:
+    """How many taps count at a position of an axis of that size."""
     before, after = axis.padding if window.count_padding else (0, 0)
     start = f"(({at}) * {axis.stride} - {axis.padding[0]})"
-
-    def behind(more: int) -> str:
-        return str(size + more) if isinstance(size, int) else f"{size} + {more}"
-
     if axis.dilation > 1:
         step = axis.dilation  # taps from the first that counts to the last
-        end = f"({behind(after + step - 1)} - {start}) / {step}"
+        end = f"({size + after + step - 1} - {start}) / {step}"
         begin = f"({step - 1 - before} - {start}) / {step}"
         return f"max(0, min({axis.kernel}, {end}) - max(0, {begin}))"
-    return f"(min({start} + {axis.kernel}, {behind(after)}) - max({start}, {-before}))"
+    return f"(min({start} + {axis.kernel}, {size + after}) - max({start}, {-before}))"

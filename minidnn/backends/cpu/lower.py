@@ -35,12 +35,11 @@ from ...graph.operators import (
     SumOverRanks,
 )
 from ...graph.types import BYTES, ITEMSIZE, TensorType
-from ...kernels.ops import copy, lower
+from ...kernels.ops import copy, lower, region
 from ...kernels.ops.pitched import Pitched
 from ...memory.annotations import ALIGNMENT, Annotations
 from ...runtime.arrays import to_bits
 from ...runtime.plan import Plan
-from ..codegen.any_size import why_of_one_size
 from .contraction import (
     Choose,
     PrintedContraction,
@@ -79,6 +78,7 @@ from .operators.staged import Staged
 from .operators.sums import print_sums
 from .operators.widened import needs_copies, print_conversion, widened
 from .sequences.any_size import print_for_any_size
+from .sequences.reorder import is_reorder, print_reorder
 from .sequences.sequence import print_sequence
 from .task import Pointer, Task
 from .tensor import Tensor, tensor_of
@@ -259,16 +259,16 @@ class _Lowering:
         def of(value: Value) -> Value:
             return outer.get(value, value)
 
-        printed = print_for_any_size(body, lambda v: self.tensor(of(v)), self.isa, channel)
-        values = [_pointer(of(value)) for value in (*printed.operands, *body.outputs)]
-        pointers = (*values, *printed.more)
-        return Task(node, printed.source, pointers, printed.tasks, 1, printed.scratch_bytes)
+        lanes = self.isa.lanes
+        made, values = print_for_any_size(body, lambda v: self.tensor(of(v)), lanes, channel)
+        pointers = (*(_pointer(of(value)) for value in values), lambda: made.sizes)
+        return Task(node, made.source, pointers, made.tasks, made.grain)
 
     def _sequence(self, node: Node, op: FusedSequence) -> Sequence[Task]:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
-        if self.any_size and not op.summed and why_of_one_size(op.body.nodes, ELEMENTS) is None:
-            return _packing([self._of_any_size(node, op.body, outer)], outer)
+        if self.any_size and not op.summed and region.why_not(op.body.nodes, ELEMENTS) is None:
+            return (self._of_any_size(node, op.body, outer),)
         kernel, binding = op.kernel
         inputs = [outer.get(slot.value, slot.value) for slot in binding.inputs]
         outputs = [outer[slot.value] for slot in binding.outputs]
@@ -348,12 +348,15 @@ class _Lowering:
         return self._copy(node, value, out, offset)
 
     def _copy(self, node: Node, value: Value, out: Value, channel: int = 0) -> Task:
-        if self.any_size and value.dtype in ELEMENTS:
-            body = copied(value.type)
-            return self._of_any_size(
-                node, body, {body.inputs[0]: value, body.outputs[0]: out}, channel
-            )
         ends = self.tensor(value), self.tensor(out)
+        if self.any_size and value.dtype in ELEMENTS:
+            if is_reorder(*ends, self.isa.lanes, channel):
+                moved = print_reorder(value.type, *ends, self.isa.lanes, channel)
+                given = _pointer(value), out, lambda: moved.sizes
+                return Task(node, moved.source, given, moved.tasks, 1, moved.scratch_bytes)
+            body = copied(value.type)
+            outer = {body.inputs[0]: value, body.outputs[0]: out}
+            return self._of_any_size(node, body, outer, channel)
         printed = print_copy(value.type, *ends, self.isa, channel)
         tasks = value.type.plane[0] * printed.tasks_per_image
         pointers = (_pointer(value), out)

@@ -12,6 +12,8 @@ from ..codegen.kernel import KernelSource
 
 #: What kernels that are described once for all engines are here.
 SCHEDULE = AxisSchedule(points=1 << 17, widest=16)
+#: The same where a new size must compile nothing.
+ANY_SIZE = AxisSchedule(keeps_sizes=True, keeps_ones=True)
 
 
 @dataclass(frozen=True)
@@ -41,4 +43,6 @@ class Launch:
     @classmethod
     def of(cls, kernel: Kernel) -> Launch:
         """A launch of a kernel that is described once for all engines."""
-        return cls(render(kernel), (-(-kernel.tasks // THREADS), 1, 1), (THREADS, 1, 1))
+        grid = -(-kernel.tasks // THREADS), 1, 1
+        numbers = (*kernel.sizes.values(), kernel.tasks) if kernel.sizes else ()
+        return cls(render(kernel), grid, (THREADS, 1, 1), 0, numbers)

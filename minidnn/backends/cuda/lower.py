@@ -43,16 +43,12 @@ from ...graph.operators import (
     Variance,
 )
 from ...graph.types import ITEMSIZE, TensorType
-from ...kernels.ops import copy, lower, move
+from ...kernels.ops import adaptive, copy, lower, move
 from ...kernels.ops.pitched import Pitched
+from ...kernels.schedule import AxisSchedule
 from ...memory.liveness import awaited
 from ...runtime.plan import Plan
-from .any_size import (
-    has_any_size,
-    print_adaptive_for_any_size,
-    print_chain_for_any_size,
-    print_for_any_size,
-)
+from .any_size import has_any_size, print_chain_for_any_size, print_for_any_size
 from .channels import print_take_channels
 from .constants import Data
 from .contraction.behind import recorded
@@ -69,7 +65,7 @@ from .contraction.problem import (
 )
 from .copy import print_copy
 from .elements import print_elements
-from .kernels import SCHEDULE, Launch
+from .kernels import ANY_SIZE, SCHEDULE, Launch
 from .library.lower import Lowering, Reserve
 from .machine import Machine
 from .normalize import print_layer_norm, print_softmax
@@ -77,7 +73,7 @@ from .prelude import TYPES
 from .product.lower import BATCHED, tasks_of_batches
 from .rank_sums import RankSum
 from .reduce import print_argmax, print_reduce
-from .reduction import averages_planes, print_adaptive, print_plane_average
+from .reduction import averages_planes, print_plane_average
 from .row_tasks import tasks_of_row_alone, tasks_of_rows
 from .sequence import are_apart, print_region, print_variants, print_vectors
 from .strided import pitched, print_broadcast, strided_of
@@ -182,7 +178,7 @@ class _Lowering:
             whole = node.output.shape[2:] == (1, 1) and not isinstance(x, Constant)
             if whole and averages_planes(x.shape[0], self.tensor(x)):
                 return (self._plane_average(node),)
-            launch = print_adaptive(x.shape[0], self.tensor(x), self.tensor(node.output))
+            launch = self._adaptive(node, SCHEDULE)
         elif isinstance(op, Elementwise):
             launch = print_broadcast(annotations, node)
         elif isinstance(op, (Reorder, Reshaping)):
@@ -195,9 +191,8 @@ class _Lowering:
         """A node whose kernel knows no size of a plane; None if there is no such kernel."""
         op = node.op
         if isinstance(op, AdaptiveAvgPool2d):
-            x, y = node.inputs[0], node.output
-            launch = print_adaptive_for_any_size(x.shape[0], self.tensor(x), self.tensor(y))
-            return (Task(node, launch, (pointer_to(x), y)),)
+            pointers = pointer_to(node.inputs[0]), node.output
+            return (Task(node, self._adaptive(node, ANY_SIZE), pointers),)
         nodes: Sequence[Node] = (node,)
         outputs, outer = node.outputs, dict[Value, Value]()
         if isinstance(op, FusedSequence):
@@ -210,10 +205,12 @@ class _Lowering:
             return None
         if not has_any_size(nodes):
             return None
-        printed = print_for_any_size(nodes, outputs, lambda v: self.tensor(outer.get(v, v)))
-        values = (*printed.operands, *printed.vectors, *outputs)
-        pointers = tuple(pointer_to(outer.get(value, value)) for value in values)
-        return (Task(node, printed.launch, pointers),)
+        launch, values = print_for_any_size(nodes, outputs, lambda v: self.tensor(outer.get(v, v)))
+        return (Task(node, launch, tuple(pointer_to(outer.get(v, v)) for v in values)),)
+
+    def _adaptive(self, node: Node, schedule: AxisSchedule) -> Launch:
+        x, y = node.inputs[0], node.output
+        return Launch.of(adaptive.lower(x.shape[0], self.tensor(x), self.tensor(y), schedule))
 
     def _other(self, node: Node) -> Task:
         """What works on values in NCHW order of any rank."""

@@ -1,7 +1,5 @@
-"""Kernels of averages: adaptive pooling whose windows are not regular, and of whole planes.
-
-Both add as the reference does, each row, then the rows (see ``graph.window.sum_taps``).
-"""
+"""Kernels of averages of whole planes, which add each row, then the rows, as the reference does
+(see ``graph.window_values.sum_taps``)."""
 
 from __future__ import annotations
 
@@ -17,83 +15,10 @@ from .machine import Machine
 from .prelude import TYPES
 from .tensor import Tensor
 
-THREADS = 128
 _ACCESS = 16  # bytes
 _PLANE_THREADS = 256
 _PLANE_PACKS = 8
 _MOST_SHARED = 48 << 10
-
-
-SUM = """\
-// The sum of so many taps, of any number, as graph.window.sum_taps adds them.
-template <class Tap> MD_FUNCTION float @_sum(int count, Tap tap) {
-  float total = 0.0f;
-  if (count <= 16) {
-    for (int i = 0; i < count; i++) total += tap(i);
-    return total;
-  }
-  float levels[6] = {};
-  int blocks = 0;
-  for (int b = 0; b < count; b += 256) {
-    const int end = b + 256 < count ? b + 256 : count;
-    float waiting[4], sum = 0.0f;
-    for (int i = 0; i < 16; i++) {
-      const int first = ((i & 1) << 3) | ((i & 2) << 1) | ((i & 4) >> 1) | ((i & 8) >> 3);
-      sum = 0.0f;
-      for (int k = b + first; k < end; k += 16) sum += tap(k);
-      int bit = 0;
-      for (; i >> bit & 1; bit++) sum = waiting[bit] + sum;
-      if (bit < 4) waiting[bit] = sum;
-    }
-    levels[0] += sum;
-    blocks++;
-    for (int l = 0, k = blocks; k % 16 == 0; l++, k /= 16) {
-      levels[l + 1] += levels[l];
-      levels[l] = 0.0f;
-    }
-  }
-  for (int l = 0; l < 5; l++) levels[l + 1] += levels[l];
-  return levels[5];
-}
-"""
-
-
-def print_adaptive(batch: int, x: Tensor, y: Tensor) -> Launch:
-    """The kernel that averages windows so that the result has the size of ``y``.
-
-    A thread computes one element; neighbours are channels where those lie side by side, else
-    pixels.
-    """
-    count = batch * y.channels * y.rows * y.columns
-    code = Code()
-    with code.block(
-        f'extern "C" __global__ void @(const {TYPES[x.dtype]} *x, {TYPES[y.dtype]} *y)'
-    ):
-        code.line(f"const long long t = blockIdx.x * {THREADS}ll + threadIdx.x;")
-        code.line(f"if (t >= {count}) return;")
-        sizes = {"c": y.channels, "i": y.rows, "j": y.columns}
-        order = "cji" if y.channel == 1 and not y.is_planar else "jic"
-        rest = "t"
-        for axis in order:
-            code.line(f"const int {axis} = {rest} % {sizes[axis]};")
-            rest += f" / {sizes[axis]}"
-        code.line(f"const long long n = {rest};")
-        for low, high, index, given, made in (
-            ("top", "bottom", "i", x.rows, y.rows),
-            ("left", "right", "j", x.columns, y.columns),
-        ):
-            code.line(f"const int {low} = {index} * {given} / {made};")
-            code.line(f"const int {high} = (({index} + 1) * {given} + {made - 1}) / {made};")
-        code.line(f"x += n * {x.image} + c * {x.channel}ll + {x.offset};")
-        one = f"md_value(x[(top + h) * {x.row}ll + (left + w) * {x.pixel}ll])"
-        code.line(f"const auto pixel = [&](int h, int w) {{ return {one}; }};")
-        code.line("const int high = bottom - top, wide = right - left;")
-        row = "[&](int h) { return @_sum(wide, [&](int w) { return pixel(h, w); }); }"
-        code.line(f"const float total = @_sum(high, {row}) / (float)(high * wide);")
-        place = f"n * {y.image} + c * {y.channel}ll + i * {y.row} + j * {y.pixel} + {y.offset}"
-        code.line(f"y[{place}] = md_as<{TYPES[y.dtype]}>(total);")
-    source = KernelSource.named("adaptive", SUM + str(code))
-    return Launch(source, (-(-count // THREADS), 1, 1), (THREADS, 1, 1))
 
 
 def averages_planes(batch: int, x: Tensor) -> bool:

@@ -6,26 +6,12 @@ from dataclasses import dataclass
 
 from ...graph.layout import Layout
 from ...graph.types import ITEMSIZE, TensorType
+from ...kernels.ops.planes import Planes
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
-    """Strides of a value, in elements.
-
-    Element (n, c, y, x) lies at ``offset + n * image + c * channel + y * row + x * pixel`` of
-    what the kernel's pointer points to, which is aligned to 16 bytes.
-    """
-
-    #: "float32", "float16" or "bfloat16".
-    dtype: str
-    channels: int
-    rows: int
-    columns: int
-    image: int
-    channel: int
-    row: int
-    pixel: int
-    offset: int = 0
+class Tensor(Planes):
+    """Planes of floats or bytes; what a kernel's pointer points to is aligned to 16 bytes."""
 
     @property
     def is_planar(self) -> bool:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
 
-from ...backends.codegen.dialect import ISPC
+from ...backends.codegen.dialect import ISPC, literal
 from ...backends.codegen.kernel import KernelSource
 from ...graph.types import BYTES
 from ..index import conjuncts, differs, split
@@ -20,6 +21,7 @@ from ..ir import (
     LANE,
     TASK,
     Expr,
+    FoldRange,
     For,
     If,
     Kernel,
@@ -30,7 +32,7 @@ from ..ir import (
     constant,
     expressions,
 )
-from .text import Printer
+from .text import KEPT, Printer
 
 
 class _Ispc(Printer):
@@ -42,12 +44,13 @@ class _Ispc(Printer):
         **{"bfloat16": "unsigned int16"},
     }
     DIALECT = ISPC
+    INDEX = "uniform int"
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
         self._varying = {LANE}
         self._in_lanes = False
-        self._own: list[Let] = []
+        self._own: list[Let | FoldRange] = []
 
     def declared(self, type: str, value: Expr) -> str:
         return type if differs(value, self._varying) else f"uniform {type}"
@@ -65,8 +68,39 @@ class _Ispc(Printer):
         match statement:
             case Write(param, index, Expr("const") as value):
                 self.code.line(f"{param.name}[{self.text(index)}] = {self.text(value)};")
+            case Let(name) | FoldRange(name) if self._differs(statement):
+                self._varying.add(name)
+                super().statement(statement)
             case _:
                 super().statement(statement)
+
+    def folded(self, fold: FoldRange) -> str:
+        """Lanes that have no value take what changes nothing: so a compiler sees no loop that each
+        lane leaves by itself."""
+        if fold.condition is None or not differs(fold.condition, self._varying):
+            return super().folded(fold)
+        value = self.code.fresh()
+        self.code.line(f"float {value} = {literal(fold.join.identity)};")
+        with self.code.block(f"if ({self.text(fold.condition)})"):
+            self.code.line(f"{value} = {super().folded(replace(fold, condition=None))};")
+        return value
+
+    def text(self, expr: Expr) -> str:
+        """A comparison of a lane's number, which takes 32 bits, with one that lanes share."""
+        if expr.op in ("ge", "lt") and self._in_lanes:
+            shared, own = split(expr.args[0], self._varying)
+            steps = own.args[1:] if own.op == "mul" and own.args[0] == LANE else ()
+            steady = own == LANE or (steps and steps[0].op == "const")
+            if steady and not differs(expr.args[1], self._varying):
+                edge = self.text(expr.args[1] - shared)
+                name = self.code.fresh()
+                bounds = np.iinfo(np.int32)
+                low = f"max((uniform int64)({edge}), {bounds.min}ll)"
+                self.code.line(
+                    f"const uniform int {name} = (uniform int)min({low}, {bounds.max}ll);"
+                )
+                return f"{self.operand(own)} {'>=' if expr.op == 'ge' else '<'} {name}"
+        return super().text(expr)
 
     def converted(self, value: Expr, dtype: str) -> str:
         text, type = self.operand(value), self.TYPES[dtype]
@@ -90,7 +124,7 @@ class _Ispc(Printer):
             if not self._differs(statement):
                 self._lanes(waiting)
                 self.statement(statement)
-            elif isinstance(statement, Let):
+            elif isinstance(statement, Let | FoldRange):
                 self._own.append(statement)
                 self._varying.add(statement.name)
             elif isinstance(statement, If) and (part := self._part(statement.condition)):
@@ -106,7 +140,9 @@ class _Ispc(Printer):
         """Whether lanes do different things, beside what is in a loop or behind a condition."""
         if isinstance(statement, For | If):
             statement = replace(statement, body=())
-        return any(differs(each, self._varying) for each in expressions((statement,)))
+        return isinstance(statement, FoldRange) or any(
+            differs(each, self._varying) for each in expressions((statement,))
+        )
 
     def _part(self, condition: Expr) -> tuple[str, str] | None:
         """The first lane and the end of those for which a condition is true, if it says no more
@@ -131,16 +167,16 @@ class _Ispc(Printer):
         """Prints what differs from lane to lane, after the numbers that it needs."""
         if not waiting:
             return
-        needed = set(expressions(tuple(waiting)))
-        lets: list[Statement] = []
+        needed = _variables(*waiting)
+        lets: list[Let | FoldRange] = []
         for let in reversed(self._own):
             if let.name in needed:
-                needed.update(let.value.walk())
+                needed |= _variables(let)
                 lets.insert(0, let)
         with self.code.block(f"foreach ({LANE.value} = {first} ... {end})"):
-            self._in_lanes = True
+            self._in_lanes, known = True, set(self._varying)
             super().block([*lets, *waiting])
-            self._in_lanes = False
+            self._in_lanes, self._varying = False, known
         waiting.clear()
 
     def print(self) -> str:
@@ -164,6 +200,18 @@ class _Ispc(Printer):
         return self.functions() + str(self.code)
 
 
+def _variables(*statements: Statement) -> set[Expr]:
+    return {each for each in expressions(statements) if each.op == "var"}
+
+
 def render(kernel: Kernel) -> KernelSource:
     """The kernel, whose pointers are its params, then its sizes."""
-    return KernelSource.named(kernel.kind, _Ispc(kernel).print())
+    return _rendered(kernel.kind, kernel.params, kernel.lanes, kernel.body)
+
+
+@lru_cache(KEPT)
+def _rendered(
+    kind: str, params: tuple[Param, ...], lanes: Expr | None, body: tuple[Statement, ...]
+) -> KernelSource:
+    """The text, which neither the number of tasks nor sizes change."""
+    return KernelSource.named(kind, _Ispc(Kernel(kind, params, 0, lanes, body)).print())

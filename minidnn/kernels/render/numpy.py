@@ -12,7 +12,8 @@ import numpy as np
 
 from ...graph.expression import run as run_code
 from ...graph.types import BYTES
-from ..ir import LANE, OPERATIONS, TASK, Expr, For, If, Kernel, Let, Statement, Write
+from ...graph.window_values import join_taps
+from ..ir import LANE, OPERATIONS, TASK, Expr, FoldRange, For, If, Kernel, Let, Statement, Write
 
 _Points = dict[str, np.ndarray]
 
@@ -29,7 +30,8 @@ def run(kernel: Kernel, arrays: Mapping[str, np.ndarray]) -> None:
     _run(kernel.body, {TASK.value: np.repeat(tasks, counts), LANE.value: lanes}, arrays)
 
 
-def _run(body: tuple[Statement, ...], points: _Points, arrays: Mapping[str, np.ndarray]) -> None:
+def _run(body: tuple[Statement, ...], points: _Points, arrays: Mapping[str, np.ndarray]) -> _Points:
+    """Runs statements; the numbers that there are then."""
     points = dict(points)
     for statement in body:
         match statement:
@@ -50,6 +52,26 @@ def _run(body: tuple[Statement, ...], points: _Points, arrays: Mapping[str, np.n
                     _run(inner, chosen, arrays)
             case If(condition, inner):
                 _run(inner, _chosen(points, _value(condition, points, arrays)), arrays)
+            case FoldRange():
+                points[statement.name.value] = _folded(statement, points, arrays)
+    return points
+
+
+def _folded(fold: FoldRange, points: _Points, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    counts = _value(fold.count, points, arrays)
+    result = np.empty(len(counts), np.float32)
+    for count in np.unique(counts):
+        alike = _chosen(points, counts == count)
+        values = np.full((len(alike[TASK.value]), count), fold.join.identity, np.float32)
+        for i, each in enumerate(values.T):
+            alike[fold.index.value] = np.full(len(each), i)
+            there = np.full(len(each), True)
+            if fold.condition is not None:
+                there = _value(fold.condition, alike, arrays)
+            chosen = _run(fold.body, _chosen(alike, there), arrays)
+            each[there] = _value(fold.value, chosen, arrays)
+        result[counts == count] = join_taps(fold.join, values)
+    return result
 
 
 def _chosen(points: _Points, which: np.ndarray) -> _Points:
@@ -77,7 +99,7 @@ def _value(expr: Expr, points: _Points, arrays: Mapping[str, np.ndarray]) -> np.
     args = [_value(each, points, arrays) for each in expr.args]
     match expr.op:
         case "const" | "size":
-            number = expr.value[1] if expr.op == "size" else expr.value
+            number = expr.number if expr.op == "size" else expr.value
             return np.full(count, number, expr.dtype.replace("bits", "uint"))
         case "var":
             return points[expr.value]

@@ -9,8 +9,23 @@ from typing import ClassVar
 from ...backends.codegen.code import Code
 from ...backends.codegen.dialect import Dialect, literal
 from ...backends.codegen.functions import WHOLE_FUNCTIONS
-from ..ir import OPERATIONS, Expr, For, If, Kernel, Let, Param, Statement, Write, expressions
+from ...backends.codegen.taps import TapLoop
+from ..ir import (
+    OPERATIONS,
+    Expr,
+    FoldRange,
+    For,
+    If,
+    Kernel,
+    Let,
+    Param,
+    Statement,
+    Write,
+    expressions,
+)
 
+#: Texts that are remembered: kernels of other sizes are mostly printed for the second time.
+KEPT = 1024
 _SUFFIX = {"uint32": "u", "uint64": "ull"}
 
 
@@ -19,6 +34,8 @@ class Printer(ABC):
 
     TYPES: ClassVar[Mapping[str, str]]
     DIALECT: ClassVar[Dialect]
+    #: The type of a fold's index.
+    INDEX: ClassVar[str]
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -61,6 +78,31 @@ class Printer(ABC):
             case If(condition, inner):
                 with self.code.block(f"if ({self.text(condition)})"):
                     self.block(inner)
+            case FoldRange():
+                self.fold(statement)
+
+    def fold(self, fold: FoldRange) -> None:
+        """Prints a fold over a number of values that is known."""
+
+        def value(index: str) -> str:
+            assert index == fold.index.value
+            return self.folded(fold)
+
+        def assign(name: str, text: str) -> None:
+            self.code.line(f"{name} = {text};")
+
+        def declare(name: str, text: str) -> None:
+            assign(f"float {name}", text)
+
+        loop = TapLoop(self.code, self.INDEX, declare, assign, str, self.DIALECT, fold.join)
+        loop.print(fold.name.value, fold.count.value, value)
+
+    def folded(self, fold: FoldRange) -> str:
+        """Prints one value of a fold, or goes on with the next where there is none."""
+        if fold.condition is not None:
+            self.code.line(f"if (!({self.text(fold.condition)})) continue;")
+        self.block(fold.body)
+        return self.operand(fold.value)
 
     def text(self, expr: Expr) -> str:
         match expr.op:
@@ -71,10 +113,8 @@ class Printer(ABC):
             case "const":
                 wide = expr.dtype == "int64" and not -(1 << 31) <= expr.value < 1 << 31
                 return f"{expr.value}{'ll' if wide else _SUFFIX.get(expr.dtype, '')}"
-            case "var":
+            case "var" | "size":
                 return str(expr.value)
-            case "size":
-                return str(expr.value[0])
             case "load":
                 return self.element(expr.value, expr.args[0])
             case "cast":

@@ -24,8 +24,10 @@ import numpy as np
 from ....cudnn.graph.spec import ALIGNMENT
 from ....graph.operators import Conv2d
 from ....graph.types import BYTES, ITEMSIZE
+from ....kernels.ir import Param, Write, select
+from ....kernels.ops.planes import PlaneGrid
 from ...codegen.code import Code
-from ..kernels import Launch
+from ..kernels import ANY_SIZE, Launch
 from ..prelude import TYPES
 from ..tensor import Tensor
 
@@ -120,6 +122,22 @@ def print_gather(batch: int, x: Tensor, made: Tensor, how: Gathering) -> Launch:
             code.line(f"r[i] = inside ? md_value(x[{place}]) : {how.fill}.0f;")
         code.line(f"md_store<{lanes}>(y + (long long)t * {lanes}, r);")
     return Launch.named("gather", code, -(-count // _THREADS), _THREADS)
+
+
+def print_gather_for_any_size(batch: int, x: Tensor, made: Tensor, how: Gathering) -> Launch:
+    """The same, of images of any size; a thread makes one number."""
+    grid = PlaneGrid(batch, made, ANY_SIZE)
+    given, result = Param("x", x.dtype), Param("y", made.dtype, is_written=True)
+    wide = x.channels * how.columns
+    rest = grid.c % wide
+    row = grid.y * how.stride[0] + (grid.c // wide - how.padding[0])
+    column = grid.x * how.stride[1] + (rest // x.channels - how.padding[1])
+    inside = (grid.c < how.stride[0] * wide) & (row >= 0) & (row < grid.size("rows", x.rows))
+    inside = inside & (column >= 0) & (column < grid.size("columns", x.columns))
+    place = grid.place(given, x, row, column, rest % x.channels)
+    number = select(inside, given[place].cast("float32"), float(how.fill)).cast(made.dtype)
+    written = Write(result, grid.place(result, made), number)
+    return Launch.of(grid.kernel("gather", (given, result), (written,)))
 
 
 def wants_gather(op: Conv2d, weight: Sequence[int], precision: str) -> bool:

@@ -9,7 +9,7 @@ from ....cudnn.graph.plan import Plan
 from ....cudnn.graph.spec import TensorSpec
 from ....graph.types import ITEMSIZE
 from ....runtime.operand import KernelArgument
-from ..any_size import print_chain_for_any_size, print_gather_for_any_size
+from ..any_size import print_chain_for_any_size
 from ..functions import Loaded, Run
 from ..kernels import Launch
 from ..machine import Machine
@@ -20,7 +20,7 @@ from ..tensor import Tensor
 from .byte_graphs import operands_of
 from .bytes import header_bytes, number_at
 from .fixed import FixedConvolution, algorithms_of, fixed_convolution
-from .gather import print_gather
+from .gather import print_gather, print_gather_for_any_size
 from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
 from .in_front import launch_of, order_of
 from .kernel import ContractionKernel
