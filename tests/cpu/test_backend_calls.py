@@ -15,7 +15,9 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.backends.cpu import backend
 from minidnn.backends.cpu.backend import CpuProgram
+from minidnn.backends.cpu.execution.buffers import AlignedMemory, Guard
 from minidnn.errors import DeviceError, GraphError, OutOfMemoryError, UnsupportedError
 
 from .conftest import run_python
@@ -253,6 +255,22 @@ def test_what_no_kernel_computes() -> None:
     ):
         np.testing.assert_array_equal(result, expected)
         assert not np.may_share_memory(result, given)
+
+
+def test_guards_are_behind_and_before_buffers_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    guards: list[set[Guard]] = []
+
+    def made(size: int, guard: Guard) -> AlignedMemory:
+        guards[-1].add(guard)
+        return AlignedMemory(size, guard)
+
+    exe = md.compile(L.ReLU(), (1, 3, 5, 5), device="cpu", guarded=True, threads=1)
+    monkeypatch.setattr(backend, "AlignedMemory", made)
+    x = np.random.default_rng(0).standard_normal((1, 3, 5, 5), np.float32)
+    for _ in range(3):
+        guards.append(set())
+        np.testing.assert_array_equal(exe(x), np.maximum(x, 0))
+    assert guards == [{Guard.END}, {Guard.START}, {Guard.END}]
 
 
 @pytest.mark.together(2)

@@ -72,6 +72,7 @@ def check(example: Drawn, seed: int, isa: Isa) -> None:
         threads=2,
         guarded=True,
     )
+    exe(*inputs)  # with pages behind all buffers, and then with pages before them
     results = exe(*inputs)
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)

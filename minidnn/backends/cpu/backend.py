@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 from minidnn._cached_property import cached_property
@@ -220,8 +221,9 @@ class CpuProgram(TableProgram):
     The constants are packed when it is made; it has no further use for those of the graph.
 
     When ``guarded`` (the debug mode) every run has fresh buffers between guard pages, those of
-    inputs and outputs included: an access behind a buffer ends the process, what was never written
-    is NaN, and GraphError names a buffer beside which something was written, or an input that was.
+    inputs and outputs included: an access behind a buffer ends the process, in every other run one
+    before it, what was never written is NaN, and GraphError names a buffer beside which something
+    was written, or an input that was.
 
     A program may take constants of another one for the same plan, as far as they are packed by the
     same functions.
@@ -251,6 +253,8 @@ class CpuProgram(TableProgram):
         table, self._names = bind(plan, tasks, kernels, self.constants, guarded)
         self.constants.finish()
         super().__init__(table, threads, guarded=guarded)
+        #: Where buffers of a guarded run touch memory that cannot be accessed.
+        self._guards = cycle((Guard.END, Guard.START))
 
     def attach(self, store: Store) -> None:
         self.use_states(list(store.hold(self.plan.graph.states).values()), store.lock)
@@ -359,13 +363,14 @@ class CpuProgram(TableProgram):
         run: Callable[[list[int]], Any],
     ) -> None:
         outside = (*inputs, *outputs, *self._states)
-        given = [AlignedMemory(array.nbytes, Guard.END) for array in outside]
+        guard = next(self._guards)
+        given = [AlignedMemory(array.nbytes, guard) for array in outside]
         arrays = [b.array(a.dtype, a.shape) for b, a in zip(given, outside, strict=True)]
         written = range(len(inputs), len(inputs) + len(outputs))
         for i, (own, array) in enumerate(zip(arrays, outside, strict=True)):
             if i not in written:
                 own[...] = array
-        buffers = [AlignedMemory(size, Guard.END) for size in self._sizes] + given
+        buffers = [AlignedMemory(size, guard) for size in self._sizes] + given
         run([*(buffer.address for buffer in buffers), self._constants_at])
         buffers += [constant.memory for constant in self.constants.all]
         names = self._names + ["the constants"] * (len(buffers) - len(self._names))
