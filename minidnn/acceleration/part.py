@@ -18,7 +18,7 @@ from minidnn.executable import Executable
 from minidnn.frontends.torch.convert import Part
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.types import TensorType
-from minidnn.runtime.program import LaidWithin
+from minidnn.runtime.program import DonatedLayout
 
 #: What lies in memory as it seems to; other classes may look at a tensor in their own way.
 PLAIN = frozenset({torch.Tensor, nn.Parameter})
@@ -135,21 +135,21 @@ class CompiledPart(nn.Module):
         # The device is told: PyTorch's default may be another, whose memory is not for the program.
         return torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
 
-    def lie_with_callers(self, within: Sequence[int] = ()) -> LaidWithin | None:
-        """Has its program keep no memory for what it is given and gives, where that is the
-        device's; how memory is laid out in which these inputs lie and the program may work."""
+    def use_external_buffers(self, donated: Sequence[int] = ()) -> DonatedLayout | None:
+        """Has its program keep no memory for inputs and outputs, where the device can; how a buffer
+        is laid out in which these inputs lie, and which may be donated."""
         program = self.executable.on_streams
-        return None if program is None else program.lie_with_callers(within)
+        return None if program is None else program.use_external_buffers(donated)
 
-    def compute(self, inputs: Sequence[int], outputs: Sequence[int], within: int = 0) -> None:
+    def compute(self, inputs: Sequence[int], outputs: Sequence[int], donated: int = 0) -> None:
         """Computes the results of what lies at these addresses, as :meth:`takes` says.
 
-        within: where memory begins that is laid out as :meth:`lie_with_callers` said, and holds
-            nothing of use afterwards; 0 if there is none.
+        donated: the address of a buffer that is laid out as :meth:`use_external_buffers` said, and
+            holds nothing of use afterwards; 0 if there is none.
         """
         program = self._program
         if not self._on_cores:
-            program.run_on(self.stream, inputs, outputs, within)
+            program.run_on(self.stream, inputs, outputs, donated)
             return
         if not self.shares_threads:
             rest()

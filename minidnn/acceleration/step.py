@@ -195,7 +195,7 @@ class Pair:
         self._dtypes: list[str] = []
         self._last: set[int] = set()
         self.forward = self._compiled(self._forward())
-        self.forward.lie_with_callers()
+        self.forward.use_external_buffers()
         #: By streams, memory of calls before for what the part writes, until it is copied there.
         self._copied: defaultdict[int, list[list[torch.Tensor]]] = defaultdict(list)
         self.backwards: dict[tuple[int, ...], tuple[BackwardHalf, CompiledPart]] = {}
@@ -208,12 +208,12 @@ class Pair:
         #: Results by which there are no gradients.
         self.others = [p for p in range(self.results) if p not in self.halves.floating]
         self._lock = ForkLock()
-        #: Whether the program of all gradients works in the block, and what is kept is gone then.
-        self._works_in_block = False
+        #: Whether the block is donated to the program of all gradients: what is kept is gone then.
+        self._donates_block = False
         self._block = self._laid_block()
 
     def _laid_block(self) -> KeptBlock:
-        """How what is kept lies: as the program backwards wants it that can work there."""
+        """How what is kept lies: as the program backwards wants it to which it is donated."""
         kept = self.forward.part.graph.outputs[self.outputs :]
         if len(self.halves.floating) != 1 or not self.halves.backward.differentiated:
             return KeptBlock(kept, self._device)
@@ -223,10 +223,10 @@ class Pair:
             for number, place in enumerate(found.kept, len(found.given))
             if place >= self.outputs
         }
-        laid = program.lie_with_callers(list(inputs.values()))
+        laid = program.use_external_buffers(list(inputs.values()))
         if laid is None:
             return KeptBlock(kept, self._device)
-        self._works_in_block = True
+        self._donates_block = True
         places = dict(zip(inputs, laid.offsets, strict=True))
         return KeptBlock(kept, self._device, places, laid.bytes)
 
@@ -293,19 +293,19 @@ class Pair:
                 ]
                 addresses = [*map(_ADDRESS, first), *read, *map(_ADDRESS, last)]
                 results = program.empty_gradients()
-                within = self._working_memory(block, present)
-                program.compute(addresses, list(map(_ADDRESS, results)), within)
+                donated = self._donated(block, present)
+                program.compute(addresses, list(map(_ADDRESS, results)), donated)
                 return dict(zip(backward.differentiated, results, strict=True))
             kept = {**kept, **dict(enumerate(self._block.tensors(block), self.outputs))}
         tensors = [*first, *(kept[place] for place in backward.kept), *last]
         results = list(_all(program(*map(_plain, tensors))))
         return dict(zip(backward.differentiated, results, strict=True))
 
-    def _working_memory(self, block: torch.Tensor, present: tuple[int, ...]) -> int:
-        """Where gradients by these results are computed among what was kept; 0 if elsewhere, as
-        where PyTorch keeps it for another time."""
-        works = self._works_in_block and present == self.halves.floating
-        return _ADDRESS(block) if works and not keeps_graph() else 0
+    def _donated(self, block: torch.Tensor, present: tuple[int, ...]) -> int:
+        """The address of the block, if it is donated to the gradients by these results; 0 if not,
+        as where PyTorch keeps it for another backward pass."""
+        donates = self._donates_block and present == self.halves.floating
+        return _ADDRESS(block) if donates and not keeps_graph() else 0
 
     def run_twice(
         self,
@@ -340,7 +340,7 @@ class Pair:
         """What is computed backwards where there are gradients by these results."""
         with self._lock:
             if present not in self.backwards:
-                self._add_backward(present).lie_with_callers()
+                self._add_backward(present).use_external_buffers()
             return self.backwards[present]
 
     def _add_backward(self, present: tuple[int, ...]) -> CompiledPart:

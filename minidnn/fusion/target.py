@@ -44,7 +44,7 @@ class Target:
         return False
 
     @property
-    def multiplies_pairs(self) -> bool:
+    def prefers_linear(self) -> bool:
         """Whether linear layers in bfloat16 are faster than products of matrices."""
         return False
 

@@ -22,10 +22,10 @@ from minidnn.passes.fuse_rows import FUSE_ROWS
 from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
 from minidnn.passes.keep_layers import KEEP_LAYERS
 from minidnn.passes.layout import LAYOUT
+from minidnn.passes.matmul_to_linear import MATMUL_TO_LINEAR
 from minidnn.passes.mix_precision import MIX_PRECISION
 from minidnn.passes.move_pools import AVERAGE_PLANES, POOL_FIRST, POOL_LAST
 from minidnn.passes.multiply_bytes import MULTIPLY_BYTES
-from minidnn.passes.multiply_pairs import MULTIPLY_PAIRS
 from minidnn.passes.place import PLACE_CONCAT, PLACE_PARTS, PLACE_SUMS, PLACE_UPDATES
 from minidnn.passes.recompute import RECOMPUTE
 from minidnn.passes.rederive import REDERIVE
@@ -67,7 +67,7 @@ PIPELINE: tuple[Pass, ...] = (
     POOL_LAST,
     REDUCE_PRECISION,
     MIX_PRECISION,
-    MULTIPLY_PAIRS,
+    MATMUL_TO_LINEAR,
     ATTEND,
     TURN_PRODUCTS,
     REDERIVE,

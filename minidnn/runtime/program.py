@@ -87,8 +87,8 @@ class DeviceProgram(Program, Protocol):
 
 
 @dataclass(frozen=True)
-class LaidWithin:
-    """Memory in which inputs of a program lie, and the program works.
+class DonatedLayout:
+    """A buffer that callers donate: inputs of a program lie in it, and the program works in it.
 
     Attributes:
         bytes: of all of it.
@@ -104,14 +104,14 @@ class StreamProgram(DeviceProgram, Protocol):
     """A device's program that computes on its memory by address, on streams of a caller's."""
 
     def run_on(
-        self, stream: int, inputs: Sequence[int], outputs: Sequence[int], within: int = 0
+        self, stream: int, inputs: Sequence[int], outputs: Sequence[int], donated: int = 0
     ) -> None:
         """Computes the outputs, without waiting; all are addresses of contiguous arrays of the
-        right types, which nobody checks; ``within`` is that of memory to work in, or 0."""
+        right types, which nobody checks; ``donated`` is that of a buffer to work in, or 0."""
 
-    def lie_with_callers(self, within: Sequence[int] = ()) -> LaidWithin | None:
+    def use_external_buffers(self, donated: Sequence[int] = ()) -> DonatedLayout | None:
         """From now on keeps no memory for inputs and outputs where it need not; how callers lay out
-        memory that they give it to work in, where these inputs lie."""
+        a buffer that they donate, in which these inputs lie."""
 
 
 @runtime_checkable

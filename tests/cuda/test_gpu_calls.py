@@ -350,8 +350,8 @@ def test_ends_that_libraries_take_are_not_copied_where_addresses_come_again() ->
     exe = compiled()
     program = exe.program
     given = [torch.from_numpy(x(seed)).cuda() for seed in range(6)]
-    lying = program._lying
-    lying.places, lying.is_worth = (0, 1), True  # of small arrays it would not be worth it
+    external = program._external
+    external.places, external.is_worth = (0, 1), True  # of small arrays it would not be worth it
     stream = torch.cuda.current_stream().cuda_stream
     results = [torch.empty(expected(x()).shape, device="cuda") for _ in given]
 
@@ -364,30 +364,30 @@ def test_ends_that_libraries_take_are_not_copied_where_addresses_come_again() ->
         results[place].fill_(np.nan)
 
     run(0)
-    assert not lying.kept
+    assert not external.kept
     for _ in range(3):
         run(0)
-    assert len(lying.kept) == 1
-    (fixed,) = lying.kept.values()
+    assert len(external.kept) == 1
+    (fixed,) = external.kept.values()
     assert fixed.takes == [None] and fixed.gives == [None]
     for _ in range(3):  # more than are kept: the others are copied
         for place in range(len(given)):
             run(place)
-    assert 1 < len(lying.kept) <= 3
+    assert 1 < len(external.kept) <= 3
 
 
 @pytest.mark.parametrize("places", [(), (0,), (1,), (0, 1)])
-def test_a_program_that_lies_with_callers_has_no_memory_for_its_ends(
+def test_a_program_on_external_buffers_has_no_memory_for_inputs_and_outputs(
     places: tuple[int, ...],
 ) -> None:
     """Whichever of them libraries take, and even if an array is none that kernels reach."""
     exe = compiled()
     program = exe.program
     before = program.bytes
-    program.lie_with_callers()
+    program.use_external_buffers()
     assert program.bytes < before
-    lying = program._lying
-    lying.places = tuple(sorted({*lying.places, *places}))
+    external = program._external
+    external.places = tuple(sorted({*external.places, *places}))
     shape = expected(x()).shape
     memory = torch.empty(x().size + 1, device="cuda")
     unaligned = memory[1:].view(SHAPE)
@@ -401,7 +401,7 @@ def test_a_program_that_lies_with_callers_has_no_memory_for_its_ends(
         program.run_on(stream, [given.data_ptr()], [result.data_ptr()])
         error = np.abs(result.cpu().numpy() - expected(x(seed))).max()
         assert error < 1e-4, seed
-    assert lying.kept and lying.bytes >= program.table.block.bytes
+    assert external.kept and external.bytes >= program.table.block.bytes
     np.testing.assert_allclose(exe(x(3)), expected(x(3)), atol=1e-4)
 
 

@@ -295,7 +295,7 @@ def test_what_is_copied_around_the_graph_is_the_kernels_own(cuda: FakeCuda, by_h
         assert cuda.memory[OUT] == "copied'''" and cuda.memory[0x4000] == "as it was"
 
 
-def test_what_lies_with_callers_has_memory_once_something_is_copied(
+def test_an_external_buffer_has_memory_once_something_is_copied(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A caller's arrays, at which it was made, stay as they are."""

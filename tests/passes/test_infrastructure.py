@@ -75,7 +75,7 @@ def test_the_pipelines_own_order_is_legal() -> None:
         "pool_last",
         "reduce_precision",
         "mix_precision",
-        "multiply_pairs",
+        "matmul_to_linear",
         "attend",
         "turn_products",
         "rederive",

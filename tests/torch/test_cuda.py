@@ -86,9 +86,9 @@ def test_parts_and_pytorch_work_in_the_same_memory(
     seen: list[list[int]] = []
 
     def following(inner: Any) -> Any:
-        def run_on(stream: int, inputs: list[int], outputs: list[int], within: int = 0) -> None:
+        def run_on(stream: int, inputs: list[int], outputs: list[int], donated: int = 0) -> None:
             seen.extend([list(inputs), list(outputs)])
-            inner(stream, inputs, outputs, within)
+            inner(stream, inputs, outputs, donated)
 
         return run_on
 

@@ -159,10 +159,10 @@ def test_gradients_are_computed_in_the_memory_of_what_was_kept() -> None:
     (trained,) = trained_programs(fast)
     for pair in (pair for part in trained.parts for pair in part.pairs.values()):
         ((_, backward),) = pair.backwards.values()
-        assert pair._works_in_block
+        assert pair._donates_block
         for half in (pair.forward, backward):
-            assert half._program._lying.kept and not half._program._instances
-        places = [within for within, *_ in backward._program._lying.kept]
+            assert half._program._external.kept and not half._program._instances
+        places = [donated for donated, *_ in backward._program._external.kept]
         assert sum(not place for place in places) == 1  # where the graph was kept
         assert pair._block.bytes < pair.kept_bytes + backward._program.table.block.bytes
 

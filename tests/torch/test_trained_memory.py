@@ -14,7 +14,7 @@ from torch import nn
 
 import minidnn as md
 from minidnn.acceleration.part import ALIGNMENT, CompiledPart, EmptyVectors
-from minidnn.runtime.program import LaidWithin
+from minidnn.runtime.program import DonatedLayout
 from tests.torch.test_trained import examples, network, program
 
 MOST_BYTES = 1 << 20
@@ -76,27 +76,27 @@ def test_gradients_are_computed_among_what_was_kept_where_nothing_needs_it_again
 ) -> None:
     """On a device whose programs can; the CPU's show what they are told."""
     blocks: list[int] = []
-    laid: list[LaidWithin] = []
+    laid: list[DonatedLayout] = []
 
-    def lie(part: CompiledPart, within: Sequence[int] = ()) -> LaidWithin | None:
-        if not within:
+    def lie(part: CompiledPart, donated: Sequence[int] = ()) -> DonatedLayout | None:
+        if not donated:
             return None
-        bytes = sum(part.part.graph.inputs[place].type.bytes for place in within)
+        bytes = sum(part.part.graph.inputs[place].type.bytes for place in donated)
         step = ALIGNMENT * (1 + bytes // ALIGNMENT)
-        offsets = tuple(ALIGNMENT + step * number for number, _ in enumerate(within))
-        laid.append(LaidWithin(offsets[-1] + bytes, offsets))
+        offsets = tuple(ALIGNMENT + step * number for number, _ in enumerate(donated))
+        laid.append(DonatedLayout(offsets[-1] + bytes, offsets))
         return laid[-1]
 
     def compute(
-        part: CompiledPart, inputs: Sequence[int], outputs: Sequence[int], within: int = 0
+        part: CompiledPart, inputs: Sequence[int], outputs: Sequence[int], donated: int = 0
     ) -> None:
-        blocks.append(within)
-        if within:
-            assert set(inputs) >= {within + offset for offset in laid[0].offsets}
+        blocks.append(donated)
+        if donated:
+            assert set(inputs) >= {donated + offset for offset in laid[0].offsets}
         inner(part, inputs, outputs)
 
     inner = CompiledPart.compute
-    monkeypatch.setattr(CompiledPart, "lie_with_callers", lie)
+    monkeypatch.setattr(CompiledPart, "use_external_buffers", lie)
     monkeypatch.setattr(CompiledPart, "compute", compute)
     own = network().train()
     fast = md.optimize(copy.deepcopy(own), device="cpu").train()
@@ -107,7 +107,7 @@ def test_gradients_are_computed_among_what_was_kept_where_nothing_needs_it_again
         for retain_graph in keeps:
             one.backward(retain_graph=retain_graph)
             other.backward(retain_graph=retain_graph)
-        assert [bool(within) for within in blocks] == [not each for each in keeps]
+        assert [bool(donated) for donated in blocks] == [not each for each in keeps]
     for first, second in zip(fast.parameters(), own.parameters(), strict=True):
         torch.testing.assert_close(first.grad, second.grad, rtol=1e-4, atol=1e-4)
     assert len(laid) == 1

@@ -65,7 +65,7 @@ class CpuTarget(Target):
         return self.precision == "float32"
 
     @property
-    def multiplies_pairs(self) -> bool:
+    def prefers_linear(self) -> bool:
         return self.precision == "bfloat16"
 
     def layouts(self, node: Node) -> tuple[Layout, ...]:

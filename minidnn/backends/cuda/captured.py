@@ -14,7 +14,7 @@ import numpy as np
 from ...errors import GraphError, OutOfMemoryError
 from ...gpu.cupy import cupy
 from ...runtime.arrays import from_bits
-from ...runtime.program import LaidWithin
+from ...runtime.program import DonatedLayout
 from .arrays import (
     CUPY,
     NUMPY,
@@ -29,8 +29,8 @@ from .arrays import (
     read,
 )
 from .constants import Constants, LaidDown
-from .instance import Instance, WorkingMemory
-from .lying import LyingInstances
+from .external import ExternalInstances
+from .instance import Instance, SharedArena
 from .memory import Limit, release_unused, told
 from .repeated import Repeated, bytes_beside
 from .states import StatesInTurn
@@ -88,31 +88,33 @@ class CapturedProgram:
         if instance is not None:
             self._instances[None] = instance
         self._repeated.clear()
-        self._lying = LyingInstances(table)
+        self._external = ExternalInstances(table)
 
-    def lie_with_callers(self, within: Sequence[int] = ()) -> LaidWithin | None:
-        """From now on keeps no memory for inputs and outputs, but works where callers' arrays lie
-        from their first call on.  That takes as little memory as it can where they come by
+    def use_external_buffers(self, donated: Sequence[int] = ()) -> DonatedLayout | None:
+        """From now on keeps no memory for inputs and outputs, but works in callers' buffers from
+        their first call on.  That takes as little memory as it can where they come by
         :meth:`run_on`, and again at the same addresses, as what is kept for a backward pass.
 
         Args:
-            within: the numbers of inputs that lie in one piece of memory, which callers may give
-                with a run for the program to work in: where nobody needs such an input any more,
-                other values take its place.
+            donated: the numbers of inputs that lie in one buffer, which callers may donate with a
+                run for the program to work in: where nobody needs such an input any more, other
+                values take its place.
 
         Returns:
-            How that memory is laid out; None if there is nothing to lie in it, or if the program
-            has to work in memory of its own.
+            How that buffer is laid out; None if no input is named, or if the program has to work
+            in memory of its own.
         """
         if self._states is not None or self._limit is not None:
             return None
+        if not self._instances:  # no run has loaded yet what an instance captures
+            return None
         with on_device(self.device), self._lock:
-            self._lying.share(self.device, is_usual=not within)
+            self._external.share(self.device, reserves=not donated)
             self._instances.clear()
             release_unused()  # nobody else has use for what CuPy keeps
-        return self._laid_within(within) if within else None
+        return self._donated_layout(donated) if donated else None
 
-    def _laid_within(self, inputs: Sequence[int]) -> LaidWithin | None:
+    def _donated_layout(self, inputs: Sequence[int]) -> DonatedLayout | None:
         return None
 
     # Calls
@@ -161,19 +163,19 @@ class CapturedProgram:
         return instance, () if out is not None else self._finished(results)
 
     def run_on(
-        self, stream: int, inputs: Sequence[int], outputs: Sequence[int], within: int = 0
+        self, stream: int, inputs: Sequence[int], outputs: Sequence[int], donated: int = 0
     ) -> None:
         """Computes the outputs on a stream; all are addresses on the device of contiguous arrays
         of the right types, no output overlapping any other, which nobody checks.
 
-        within: where the memory begins in which inputs lie as :meth:`lie_with_callers` said, and
-            which holds nothing of use afterwards; 0 if it stays as it is.
+        donated: the address of a buffer in which inputs lie as :meth:`use_external_buffers` said,
+            and which holds nothing of use afterwards; 0 if there is none.
         """
         if self._runtime.getDevice() != self.device:
             with on_device(self.device):
-                return self.run_on(stream, inputs, outputs, within)
+                return self.run_on(stream, inputs, outputs, donated)
         given, results = list(map(_lying_at, inputs)), list(map(_lying_at, outputs))
-        self._enqueue(given, results, stream, True, within)
+        self._enqueue(given, results, stream, True, donated)
 
     def _enqueue(
         self,
@@ -181,9 +183,9 @@ class CapturedProgram:
         results: Sequence[Given],
         stream: int,
         apart: bool,
-        within: int = 0,
+        donated: int = 0,
     ) -> Instance:
-        instance = self._at_addresses(given, results, within) if apart else None
+        instance = self._at_addresses(given, results, donated) if apart else None
         instance = self._take(_key(stream)) if instance is None else instance
         if self._states is None:
             self._start(instance, given, results, stream, apart)
@@ -358,7 +360,7 @@ class CapturedProgram:
             return found
 
     def _at_addresses(
-        self, given: Sequence[Given], results: Sequence[Given], within: int
+        self, given: Sequence[Given], results: Sequence[Given], donated: int
     ) -> Instance | None:
         """The instance whose ends that libraries take lie where these arrays do, of which it then
         copies none.  It is made when such addresses come a second time, as they do where an
@@ -367,13 +369,13 @@ class CapturedProgram:
         if self._states is not None or self._limit is not None:
             return None
         with self._lock:
-            return self._lying.of((*given, *results), self._lying_instance, within)
+            return self._external.of((*given, *results), self._external_instance, donated)
 
-    def _lying_instance(
-        self, lying: Sequence[int | None], fixed: Sequence[int], working: WorkingMemory
+    def _external_instance(
+        self, external: Sequence[int | None], fixed: Sequence[int], arena: SharedArena
     ) -> Instance:
         made = Instance(
-            self.table, (), self._constants.address, lying=lying, fixed=fixed, working=working
+            self.table, (), self._constants.address, external=external, fixed=fixed, arena=arena
         )
         self._instances.clear()  # they are larger: all ends lie in memory of theirs
         return made
@@ -400,7 +402,7 @@ class CapturedProgram:
         """Device memory that the program holds now."""
         distinct = {id(instance) for instance in self._instances.values()}
         states = self._states.bytes if self._states else 0
-        more = self._lying.bytes + sum(repeated.bytes for repeated in self._repeated.values())
+        more = self._external.bytes + sum(repeated.bytes for repeated in self._repeated.values())
         own = len(distinct) * self.table.block.own_bytes
         return states + self._constants.bytes + own + more
 

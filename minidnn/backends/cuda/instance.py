@@ -18,8 +18,8 @@ from .replay import Aim, End, KernelNode, Replay
 from .table import CudaTable, Site
 
 
-class WorkingMemory:
-    """Memory for what lies between inputs and outputs, in which instances take turns.
+class SharedArena:
+    """Memory for values and workspaces, in which instances take turns.
 
     Args:
         bytes: how many are allocated at once, at least.
@@ -54,17 +54,17 @@ class WorkingMemory:
 
 class Instance:
     """One set of buffers, on which a whole table is captured as a CUDA graph.  It is run once here,
-    on zeros, which changes the states that are updated, unless it lies with callers.
+    on zeros, which changes the states that are updated, unless its buffers are external.
 
     Args:
         states: where each lies.
         constants: where they begin.
         inputs, outputs: the caller's, at these addresses, for good; by default memory of its own.
-        lying: of all inputs, then outputs, a caller's addresses, where kernels work as long as they
-            are told of no others; None for one that is copied from or to memory that is allocated
-            for that.
+        external: the addresses of callers' buffers for all inputs, then outputs, where kernels work
+            until they are told of others; None for one that is copied from or to memory that is
+            allocated for that.
         fixed: the numbers of those that stay at that address.
-        working: what it shares its memory with, if it lies with callers.
+        arena: where it works with others, if its buffers are external; by default one of its own.
     """
 
     def __init__(
@@ -74,28 +74,28 @@ class Instance:
         constants: int,
         inputs: Sequence[int] | None = None,
         outputs: Sequence[int] | None = None,
-        lying: Sequence[int | None] | None = None,
+        external: Sequence[int | None] | None = None,
         fixed: Collection[int] = (),
-        working: WorkingMemory | None = None,
+        arena: SharedArena | None = None,
     ) -> None:
         cuda = cupy().cuda
         block, sizes = table.block, (*table.inputs, *table.outputs)
         own = inputs is None or outputs is None
-        if working is None:
-            working = WorkingMemory(block.own_bytes if own else block.bytes)
-        begin, self._memory = working.memory(block.bytes)
+        if arena is None:
+            arena = SharedArena(block.own_bytes if own else block.bytes)
+        begin, self._memory = arena.memory(block.bytes)
         #: Where the memory of values begins.
         self.begin = begin
         count = len(block.inputs)
-        if lying is None:
+        if external is None:
             ends = [begin + offset for offset in (*block.inputs, *block.outputs)]
         else:
-            ends = [begin if address is None else address for address in lying]
+            ends = [begin if address is None else address for address in external]
         self.inputs = tuple(inputs or ends[:count])
         self.outputs = tuple(outputs or ends[count:])
         bases = (begin, *self.inputs, *self.outputs, *states, constants)
         self._runtime = cuda.runtime
-        self.lock, self.done = working.lock, working.done
+        self.lock, self.done = arena.lock, arena.done
         self.stream = cuda.Stream(non_blocking=True)
         #: Of each task, in order.
         self.runs = [[row.bind(bases) for row in rows] for rows in table.tasks]
@@ -110,7 +110,7 @@ class Instance:
             made = [
                 None
                 if place in fixed
-                else End(address, size, takes=place < count, own=lying is None)
+                else End(address, size, takes=place < count, own=external is None)
                 for place, (address, size) in enumerate(zip(ends, sizes, strict=True))
             ]
             self.takes, self.gives = made[:count], made[count:]
@@ -118,10 +118,10 @@ class Instance:
                 () if place in fixed else table.sites(1 + place) for place in range(len(ends))
             ]
         with self.stream:
-            if inputs is None and lying is None:  # what nobody has written yet is zeros
+            if inputs is None and external is None:  # what nobody has written yet is zeros
                 for address, size in zip(self.inputs, table.inputs, strict=True):
                     cuda.runtime.memsetAsync(address, 0, size, self.stream.ptr)
-            if lying is None:  # else another instance did, and what lies there is in use
+            if external is None:  # else another instance did, and what lies there is in use
                 self._enqueue()  # loads what is loaded late, and shows failures
                 self.stream.synchronize()
             takes, gives = ([end for end in some if end] for some in (self.takes, self.gives))

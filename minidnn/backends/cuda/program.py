@@ -12,7 +12,7 @@ from ...gpu.cupy import cupy
 from ...graph.ir import Node
 from ...runtime.agreement import WHY_NO_TIMES, sums_over_ranks
 from ...runtime.plan import Plan
-from ...runtime.program import WHY_NO_STATES, LaidWithin, StoredProgram
+from ...runtime.program import WHY_NO_STATES, DonatedLayout, StoredProgram
 from ...runtime.store import Store
 from .arrays import ArraySlot
 from .block import lay_out
@@ -83,9 +83,9 @@ class CudaProgram(CapturedProgram):
             self._limit, self.prepared, instance = make_within(limit, make)
         self.use(self.prepared.table, self.prepared.constants, instance)
 
-    def _laid_within(self, inputs: Sequence[int]) -> LaidWithin:
+    def _donated_layout(self, inputs: Sequence[int]) -> DonatedLayout:
         block = lay_out(self.plan, self.prepared.workspaces, frozenset(inputs))
-        return LaidWithin(block.own_bytes, tuple(block.inputs[place] for place in inputs))
+        return DonatedLayout(block.own_bytes, tuple(block.inputs[place] for place in inputs))
 
     def of_size(self, plan: Plan) -> CudaProgram:
         """The program of the same plan for other sizes, by the same kernels and constants as far as

@@ -25,8 +25,8 @@ from .pitched import Pitched
 #: Where neighbours of the value lie on another axis than the output's, a task makes so many of them
 #: for so many of the output's, between these bounds: what it reads stays in the first-level cache
 #: until all of it is used.
-_TURNED_ROWS, _FEWEST_TURNED, _MOST_TURNED = 64, 16, 128
-_LEAST_TURNED = 8
+_TILE_ROWS, _FEWEST_LANES, _MOST_LANES = 64, 16, 128
+_LEAST_TRANSPOSED = 8
 #: Bytes of the addresses that share no set of that cache, and lines of a set that count on staying.
 _SETS_BYTES, _WAYS = 4096, 8
 
@@ -40,8 +40,8 @@ def lower(index: IndexMap, given: Pitched, target: Pitched, schedule: AxisSchedu
     offsets = small.offsets or (np.zeros(1, np.int64),)
     if schedule.lanes:
         offsets = _widened(offsets)
-        if (near := _nearest(offsets)) is not None:
-            return _turned(small.base, offsets, near, given, target, schedule)
+        if (contiguous := _contiguous_axis(offsets)) is not None:
+            return _transposed(small.base, offsets, contiguous, given, target, schedule)
     run, inner = _run(offsets[-1]), len(offsets[-1])
     x, y = Param("x", given.bits()), Param("y", given.bits(), is_written=True)
     table, tables = Param("offsets", "int64"), offsets[:-1] if run else offsets
@@ -81,22 +81,24 @@ def lower(index: IndexMap, given: Pitched, target: Pitched, schedule: AxisSchedu
     return Kernel("move", params, nest.tasks, nest.lanes, body, nest.width, (numbers,))
 
 
-def _nearest(offsets: Sequence[np.ndarray]) -> int | None:
+def _contiguous_axis(offsets: Sequence[np.ndarray]) -> int | None:
     """The axis along which the value's neighbours are the output's, if the innermost is none."""
     inner = offsets[-1]
-    if _run(inner) is not None or len(inner) < _LEAST_TURNED:
-        return None
+    if _run(inner) is not None or len(inner) < _LEAST_TRANSPOSED or inner[0] == inner[1]:
+        return None  # what is repeated along it stays near
     if any((each == OUTSIDE).any() or not each.size for each in offsets):
         return None
     lengths = enumerate(map(len, offsets[:-1]))
-    found = [axis for axis, n in lengths if n >= _LEAST_TURNED and _run(offsets[axis]) == (0, n)]
+    found = [
+        axis for axis, n in lengths if n >= _LEAST_TRANSPOSED and _run(offsets[axis]) == (0, n)
+    ]
     return found[-1] if found else None
 
 
-def _turned(
+def _transposed(
     base: int,
     offsets: Sequence[np.ndarray],
-    near: int,
+    contiguous: int,
     given: Pitched,
     target: Pitched,
     schedule: AxisSchedule,
@@ -104,31 +106,31 @@ def _turned(
     """The kernel where a task makes several of the value's neighbours."""
     x, y = Param("x", given.bits()), Param("y", given.bits(), is_written=True)
     table = Param("offsets", "int64")
-    length, lengths = len(offsets[near]), [len(each) for each in offsets]
-    lengths[near] = -(-length // _TURNED_ROWS)
+    length, lengths = len(offsets[contiguous]), [len(each) for each in offsets]
+    lengths[contiguous] = -(-length // _TILE_ROWS)
     step = ITEMSIZE[given.type.dtype] * int(offsets[-1][1] - offsets[-1][0])
     lanes = _WAYS * _SETS_BYTES // gcd(step, _SETS_BYTES)
-    few = replace(schedule, chunk=min(max(lanes, _FEWEST_TURNED), _MOST_TURNED))
+    few = replace(schedule, chunk=min(max(lanes, _FEWEST_LANES), _MOST_LANES))
     nest = few.nest(**{f"i{axis}": count for axis, count in enumerate(lengths)})
     places, rows, row = [*nest.axes.values()], schedule.size("rows", length), variable("r")
-    first = places[near] * _TURNED_ROWS
-    places[near] = first + row
-    at = schedule.size("base", base + int(offsets[near][0])) + places[near]
+    first = places[contiguous] * _TILE_ROWS
+    places[contiguous] = first + row
+    at = schedule.size("base", base + int(offsets[contiguous][0])) + places[contiguous]
     flat, begin = constant(0), 0
     lets: list[Statement] = []
     for axis, (place, each) in enumerate(zip(places, offsets, strict=True)):
-        flat = flat * (rows if axis == near else nest.sizes[f"i{axis}"]) + place
-        if axis == near:
+        flat = flat * (rows if axis == contiguous else nest.sizes[f"i{axis}"]) + place
+        if axis == contiguous:
             continue
         offset = variable(f"offset{axis}")
         lets.append(Let(offset, table[place + schedule.size(f"begin{axis}", begin)]))
         at, begin = at + offset, begin + len(each)
     left = rows - first
-    end = select(left < _TURNED_ROWS, left, _TURNED_ROWS)
+    end = select(left < _TILE_ROWS, left, _TILE_ROWS)
     write = Write(y, target.place(flat), x[given.place(at)])
     body = (*nest.before, *lets, For(row, constant(0), end, (write,)))
-    numbers = np.concatenate([each for axis, each in enumerate(offsets) if axis != near])
-    work = nest.width * min(length, _TURNED_ROWS)
+    numbers = np.concatenate([each for axis, each in enumerate(offsets) if axis != contiguous])
+    work = nest.width * min(length, _TILE_ROWS)
     return Kernel("move", (x, table, y), nest.tasks, nest.lanes, body, work, (numbers,))
 
 
@@ -154,9 +156,11 @@ def _widened(axes: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         if share == 1:
             break
         rows = outer.pop().reshape(-1, share)
-        near = np.where(rows[0] == OUTSIDE, OUTSIDE, rows[0] - (rows[0, 0] if len(rows) > 1 else 0))
-        outside = (near[:, None] == OUTSIDE) | (inner == OUTSIDE)
-        inner = np.where(outside, OUTSIDE, near[:, None] + inner).ravel()
+        contiguous = np.where(
+            rows[0] == OUTSIDE, OUTSIDE, rows[0] - (rows[0, 0] if len(rows) > 1 else 0)
+        )
+        outside = (contiguous[:, None] == OUTSIDE) | (inner == OUTSIDE)
+        inner = np.where(outside, OUTSIDE, contiguous[:, None] + inner).ravel()
         outer += [rows[:, 0]] if len(rows) > 1 else []
     return (*outer, inner)
 

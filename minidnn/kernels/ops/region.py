@@ -42,7 +42,7 @@ def why_not(nodes: Sequence[Node], dtypes: Collection[str]) -> str | None:
 def lower(
     operations: Sequence[Operation],
     outputs: Sequence[Value],
-    lie: Callable[[Value], Planes],
+    layout_of: Callable[[Value], Planes],
     schedule: AxisSchedule,
     operands: Sequence[Value] = (),
 ) -> tuple[Kernel, tuple[Value, ...]]:
@@ -50,17 +50,17 @@ def lower(
 
     Args:
         outputs: what is stored of what they compute.
-        lie: how outputs and what operations read from outside lie, but for vectors.
+        layout_of: how outputs and what operations read from outside lie, but for vectors.
         operands: what they read from outside, in the order of the params; by default all of it.
     """
     made = {operation.output for operation in operations}
     planes = dict.fromkeys(v for o in operations for v in o.operands if v not in made)
     vectors = dict.fromkeys(v.value for o in operations for v in o.vectors)
     values = (*(operands or (*planes, *vectors)), *outputs)
-    lies = {value: lie(value) for value in values if value not in vectors}
-    lies |= {value: Planes.over_channels(value.dtype, value.type.size) for value in vectors}
+    layouts = {value: layout_of(value) for value in values if value not in vectors}
+    layouts |= {value: Planes.over_channels(value.dtype, value.type.size) for value in vectors}
     params = {v: Param(f"x{i}", v.dtype, v in outputs) for i, v in enumerate(values)}
-    return _Lowering(operations, params, lies, schedule).kernel(), values
+    return _Lowering(operations, params, layouts, schedule).kernel(), values
 
 
 class _Lowering:
@@ -68,22 +68,22 @@ class _Lowering:
         self,
         operations: Sequence[Operation],
         params: Mapping[Value, Param],
-        lies: dict[Value, Planes],
+        layouts: dict[Value, Planes],
         schedule: AxisSchedule,
     ) -> None:
-        self.operations, self.params, self.lies = operations, params, lies
+        self.operations, self.params, self.layouts = operations, params, layouts
         first = operations[0].output.type
         batch, plane = first.plane[0], first.plane[2:]
         flat = all(o.window is None for o in operations) and all(
-            (each.rows, each.columns) in (plane, (1, 1)) for each in lies.values()
+            (each.rows, each.columns) in (plane, (1, 1)) for each in layouts.values()
         )
-        for value, each in lies.items():
+        for value, each in layouts.items():
             image = 0 if value.type.plane[0] == 1 < batch else each.image
-            lies[value] = replace(each.flat if flat else each, image=image)
-        block = max(each.block for each in lies.values())
+            layouts[value] = replace(each.flat if flat else each, image=image)
+        block = max(each.block for each in layouts.values())
         if any(o.window and o.window.whole[1].stride > 1 for o in operations):
             block = max(block, schedule.lanes)  # what lanes along a row read are no neighbours
-        made = next(lies[value] for value, param in params.items() if param.is_written)
+        made = next(layouts[value] for value, param in params.items() if param.is_written)
         self.grid = PlaneGrid(batch, made, schedule, flat, block)
         self.numbers: dict[Value, Expr] = {}
         self.body: list[Statement] = []
@@ -104,16 +104,16 @@ class _Lowering:
             rounded = result.cast(made.dtype).cast("float32")
             self.numbers[made] = result if rounded == result else self._named(f"n{i}", rounded)
         zeros = [
-            (self.lies[value].padding, self._stored(value, constant(0.0, "float32")))
+            (self.layouts[value].padding, self._stored(value, constant(0.0, "float32")))
             for value, param in self.params.items()
-            if param.is_written and self.lies[value].block > 1
+            if param.is_written and self.layouts[value].block > 1
         ]
         params, body = [*self.params.values()], (*self.body, *stored)
         return self.grid.kernel("any_size", params, body, zeros)
 
     def _stored(self, value: Value, result: Expr) -> Write:
         param = self.params[value]
-        return Write(param, self.grid.place(param, self.lies[value]), result.cast(param.dtype))
+        return Write(param, self.grid.place(param, self.layouts[value]), result.cast(param.dtype))
 
     def _named(self, name: str, value: Expr) -> Expr:
         self.body.append(Let(variable(name, value.dtype), value))
@@ -127,14 +127,17 @@ class _Lowering:
 
     def _read(self, value: Value, y: Expr | None = None, x: Expr | None = None) -> Expr:
         param = self.params[value]
-        return param[self.grid.place(param, self.lies[value], y, x)].cast("float32")
+        return param[self.grid.place(param, self.layouts[value], y, x)].cast("float32")
 
     def _windowed(
         self, how: Window, operands: Sequence[Value], own: Sequence[Expr], name: str
     ) -> Expr:
         under, grid = operands[: how.under], self.grid
-        first, lies = self.params[under[0]].name, self.lies[under[0]]
-        extent = grid.size(f"{first}_rows", lies.rows), grid.size(f"{first}_columns", lies.columns)
+        first, layout = self.params[under[0]].name, self.layouts[under[0]]
+        extent = (
+            grid.size(f"{first}_rows", layout.rows),
+            grid.size(f"{first}_columns", layout.columns),
+        )
 
         def read(y: Expr, x: Expr) -> list[Expr]:
             return [self._read(value, y, x) for value in under]

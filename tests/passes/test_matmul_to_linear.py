@@ -1,4 +1,4 @@
-"""multiply_pairs: products of matrices in bfloat16 as linear layers."""
+"""matmul_to_linear: products of matrices in bfloat16 as linear layers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node
 from minidnn.graph.trace import apply
 from minidnn.passes.infrastructure import Context
+from minidnn.passes.matmul_to_linear import LEAST_ROWS, MATMUL_TO_LINEAR
 from minidnn.passes.mix_precision import MIX_PRECISION
-from minidnn.passes.multiply_pairs import LEAST_ROWS, MULTIPLY_PAIRS
 from minidnn.training.losses import MSE
 from minidnn.training.optim import SGD
 from minidnn.training.step import Objective, step_graph
@@ -25,17 +25,17 @@ TURN = ops.Transpose((1, 0))
 ROWS = LEAST_ROWS
 
 
-class Multiplying(Target):
-    multiplies_pairs = True
+class PrefersLinear(Target):
+    prefers_linear = True
     storage = "bfloat16"
 
 
-CONTEXT = Context(Multiplying())
+CONTEXT = Context(PrefersLinear())
 
 
 def after(build: Callable[..., Any], *shapes: tuple[int, ...], dtype: str = "bfloat16") -> Graph:
     before = graph_of(build, *shapes, dtype=dtype)
-    result = run(before, MIX_PRECISION, MULTIPLY_PAIRS, context=CONTEXT)
+    result = run(before, MIX_PRECISION, MATMUL_TO_LINEAR, context=CONTEXT)
     assert_same(before, result, 1e-2)
     return result
 
@@ -73,14 +73,16 @@ def test_other_products_stay(shapes: tuple[tuple[int, ...], ...], dtype: str) ->
 
 def test_other_targets_keep_products() -> None:
     graph = graph_of(lambda t, a, b: a @ b, (ROWS, 5), (5, 7), dtype="bfloat16")
-    assert run(graph, MIX_PRECISION, MULTIPLY_PAIRS) is graph
+    assert run(graph, MIX_PRECISION, MATMUL_TO_LINEAR) is graph
 
 
-def test_a_linear_layers_gradients_multiply_pairs() -> None:
+def test_a_linear_layers_gradients_matmul_to_linear() -> None:
     net = md.Sequential(L.Linear(16, 32), L.GELU(), L.Linear(32, 16)).initialize(0)
     objective = Objective(MSE(), {})
     graph = step_graph(net, ((2, 3, 4, 16),), objective, SGD(0.1, momentum=0.9))
-    result = run(graph, MIX_PRECISION, MULTIPLY_PAIRS, context=Context(Multiplying(), stored=True))
+    result = run(
+        graph, MIX_PRECISION, MATMUL_TO_LINEAR, context=Context(PrefersLinear(), stored=True)
+    )
 
     def products(of: Graph, kind: type) -> list[Node]:
         return [node for node in of.nodes if isinstance(node.op, kind)]

@@ -1,9 +1,9 @@
-"""multiply_pairs: products of matrices in bfloat16 become linear layers.
+"""matmul_to_linear: products of matrices in bfloat16 become linear layers.
 
-The two gradients of a linear layer are products of matrices.  A device that multiplies pairs of
-halves does so in its kernels of linear layers, which pack their weight in every run.
-Handles: products with one matrix on the right, in bfloat16, where the target multiplies pairs.  The
-matrix becomes a weight by a transpose, or by leaving one out.
+The two gradients of a linear layer are products of matrices.  A CPU's bfloat16 dot products are in
+its kernels of linear layers, which pack their weight in every run.
+Handles: products with one matrix on the right, in bfloat16, where the target prefers linear layers.
+The matrix becomes a weight by a transpose, or by leaving one out.
 Refuses: products of batches of matrices, other dtypes, and few rows, for which moving the matrix
 takes longer than the product.
 """
@@ -17,12 +17,12 @@ from minidnn.graph.ir import Graph, Node, Rewriter, Value, drop_unread
 from minidnn.passes.infrastructure import Context, Pass
 
 LEAST_ROWS = 16
-_TURNED = ops.Transpose((1, 0))
+_TRANSPOSE = ops.Transpose((1, 0))
 
 
-def multiply_pairs(graph: Graph, context: Context) -> Graph:
+def matmul_to_linear(graph: Graph, context: Context) -> Graph:
     """See the module."""
-    if not context.target.multiplies_pairs:
+    if not context.target.prefers_linear:
         return graph
     rewriter = Rewriter(graph)
     for node in graph.nodes:
@@ -48,10 +48,10 @@ def _is_product(node: Node) -> bool:
 
 def _weight(rewriter: Rewriter, node: Node, matrix: Value) -> Value:
     made = matrix.producer
-    if made is not None and made.op == _TURNED:
+    if made is not None and made.op == _TRANSPOSE:
         return made.inputs[0]
     name = rewriter.fresh(f"{node.name}.weight")
-    return rewriter.add(_TURNED, (matrix,), name, node.source).output
+    return rewriter.add(_TRANSPOSE, (matrix,), name, node.source).output
 
 
-MULTIPLY_PAIRS = Pass("multiply_pairs", multiply_pairs, requires=("mix_precision",))
+MATMUL_TO_LINEAR = Pass("matmul_to_linear", matmul_to_linear, requires=("mix_precision",))

@@ -1,4 +1,4 @@
-"""Which instances that lie with callers there are, without a GPU."""
+"""Which instances on external buffers there are, without a GPU."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from minidnn.backends.cuda import instance
 from minidnn.backends.cuda.arrays import CUPY, HOST_TO_DEVICE, Given
 from minidnn.backends.cuda.block import Block
-from minidnn.backends.cuda.instance import WorkingMemory
-from minidnn.backends.cuda.lying import LyingInstances
+from minidnn.backends.cuda.external import ExternalInstances
+from minidnn.backends.cuda.instance import SharedArena
 from minidnn.backends.cuda.table import CudaTable, KernelRow, LibraryRow
 from minidnn.cudnn import driver
 from minidnn.errors import OutOfMemoryError
@@ -28,12 +28,12 @@ class Made:
         self.is_full = False
 
     def __call__(
-        self, lying: Sequence[int | None], fixed: Sequence[int], working: WorkingMemory
+        self, external: Sequence[int | None], fixed: Sequence[int], arena: SharedArena
     ) -> Any:
         if self.is_full:
             raise OutOfMemoryError("full")
-        self.arguments.append((list(lying), fixed))
-        self.places.append(working.memory(100)[0])
+        self.arguments.append((list(external), fixed))
+        self.places.append(arena.memory(100)[0])
         return SimpleNamespace()
 
 
@@ -46,13 +46,13 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance, "cupy", lambda: SimpleNamespace(cuda=cuda))
 
 
-def instances(size: int = 100, working: int = 100) -> LyingInstances:
+def instances(size: int = 100, arena: int = 100) -> ExternalInstances:
     """Of a kernel between an input and an intermediate value, and a library between this and the
-    output, which has so many bytes; ``working`` is what lies between."""
+    output, which has so many bytes; ``arena`` is what lies between."""
     kernel = KernelRow(SimpleNamespace(), (Operand(1), Operand(0)))  # type: ignore[arg-type]
     library = LibraryRow(SimpleNamespace(), (Operand(0), Operand(2)))  # type: ignore[arg-type]
-    block = Block(working, working + 200, (0,), (0,), {})
-    return LyingInstances(CudaTable(((kernel, library),), block, (100,), (size,), ()))
+    block = Block(arena, arena + 200, (0,), (0,), {})
+    return ExternalInstances(CudaTable(((kernel, library),), block, (100,), (size,), ()))
 
 
 def ends(first: int, second: int, kind: int = CUPY.written) -> list[Given]:
@@ -81,8 +81,8 @@ def test_one_of_small_ends_is_made_only_where_there_is_no_other_memory(shares: b
 
 def test_programs_without_other_memory_share_that_of_the_largest() -> None:
     made = Made()
-    small, large, own = (instances(working=size) for size in (100, 700, 100))
-    instances(working=900).share(3, is_usual=False)
+    small, large, own = (instances(arena=size) for size in (100, 700, 100))
+    instances(arena=900).share(3, reserves=False)
     for each, device in ((small, 3), (large, 3), (own, 4)):
         each.share(device)
         assert not each.bytes
@@ -98,7 +98,7 @@ def test_ends_that_kernels_do_not_reach_have_memory_of_the_instances() -> None:
     found.share(0)
     assert found.of(ends(0x101, 0x200), made) is not None
     assert found.of(ends(0x100, 0x400, HOST_TO_DEVICE), made) is not None
-    assert [lying for lying, _ in made.arguments] == [[None, 0x200], [None, 0x400]]
+    assert [external for external, _ in made.arguments] == [[None, 0x200], [None, 0x400]]
     assert found.of(ends(0x100, 0x301), made) is None  # a library takes it
 
 
@@ -118,12 +118,12 @@ def test_memory_that_is_given_to_work_in_is_no_program_s_own() -> None:
     made = Made()
     found = instances()
     found.share(0)
-    first = found.of(ends(0x100, 0x200), made, within=0x8000)
+    first = found.of(ends(0x100, 0x200), made, donated=0x8000)
     assert first is not None and found.bytes == 0
-    assert found.of(ends(0x300, 0x200), made, within=0x8000) is first
+    assert found.of(ends(0x300, 0x200), made, donated=0x8000) is first
     own, other = (
         found.of(ends(0x100, 0x200), made),
-        found.of(ends(0x100, 0x200), made, within=0x9000),
+        found.of(ends(0x100, 0x200), made, donated=0x9000),
     )
     assert len({id(each) for each in (first, own, other, None)}) == 4
     assert made.places == [0x8000, found.bytes, 0x9000]

@@ -1,9 +1,9 @@
-"""Instances that work where callers' arrays lie, for addresses that come again.
+"""Instances whose inputs and outputs are callers' buffers, for addresses that come again.
 
-Kernels are told at each launch where arrays lie.  Libraries are not: an instance that lies with
-callers serves the addresses of those ends at which it was made, and another one serves others.  All
-of a program share the memory between inputs and outputs, and so do all programs of a device that
-have no other.
+Kernels are told at each launch where buffers are.  Libraries are not: an instance on external
+buffers serves the addresses of those that libraries take at which it was made, and another instance
+serves others.  All of a program share an arena, and so do all programs of a device that have no
+memory for inputs and outputs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...cudnn import driver
 from ...cudnn.graph.spec import ALIGNMENT
 from ...errors import OutOfMemoryError
 from .arrays import DEVICE_TO_DEVICE, Given
-from .instance import Instance, WorkingMemory
+from .instance import Instance, SharedArena
 from .memory import told
 from .table import CudaTable
 
@@ -28,13 +28,13 @@ one is made for addresses that came so often."""
 
 #: Makes an instance of the addresses of its ends, the numbers of those that stay there, and what it
 #: shares its memory with.
-MakeLying = Callable[[Sequence[int | None], Sequence[int], WorkingMemory], Instance]
+MakeExternal = Callable[[Sequence[int | None], Sequence[int], SharedArena], Instance]
 
 #: Of each device, as long as a program works in it.
-_SHARED: WeakValueDictionary[int, WorkingMemory] = WeakValueDictionary()
+_SHARED: WeakValueDictionary[int, SharedArena] = WeakValueDictionary()
 
 
-class LyingInstances:
+class ExternalInstances:
     """Those of one table, by the addresses of the ends that libraries take.
 
     Attributes:
@@ -51,58 +51,59 @@ class LyingInstances:
         self._met: OrderedDict[tuple[int, ...], int] = OrderedDict()
         self._makes = True
         self._bytes = table.block.bytes
-        self._working: WorkingMemory | None = None
+        self._arena: SharedArena | None = None
         self._at_once = False
 
     @property
     def bytes(self) -> int:
         """Device memory that they hold now, which other programs may share."""
-        is_own = any(not within for within, *_ in self.kept)
-        return self._working.bytes if self._working is not None and is_own else 0
+        is_own = any(not donated for donated, *_ in self.kept)
+        return self._arena.bytes if self._arena is not None and is_own else 0
 
-    def share(self, device: int, is_usual: bool = True) -> None:
-        """From now on one is made when addresses come for the first time, in memory that it shares
-        with other programs of the device.
+    def share(self, device: int, reserves: bool = True) -> None:
+        """From now on one is made when addresses come for the first time, in the arena of the
+        device's programs that do so.
 
-        is_usual: whether most are: else callers give them memory to work in.
+        reserves: whether the arena is made large enough for this table at once: else callers mostly
+            donate a buffer to work in.
         """
         self._at_once = True
-        self._working = _SHARED.setdefault(device, WorkingMemory())
-        if is_usual:
-            self._working.bytes = max(self._working.bytes, self._bytes)
+        self._arena = _SHARED.setdefault(device, SharedArena())
+        if reserves:
+            self._arena.bytes = max(self._arena.bytes, self._bytes)
 
-    def of(self, ends: Sequence[Given], make: MakeLying, within: int = 0) -> Instance | None:
+    def of(self, ends: Sequence[Given], make: MakeExternal, donated: int = 0) -> Instance | None:
         """The instance of these arrays, inputs first; None where there is none.
 
         make: makes one.  (Who kept it would keep the program alive that keeps this.)
-        within: the address of a caller's memory in which it works; 0 for memory of its own.
+        donated: the address of a caller's buffer in which it works; 0 for the arena.
         """
         if not (self._at_once or self.is_worth):
             return None
-        addresses = (within, *(ends[place].pointer for place in self.places))
+        addresses = (donated, *(ends[place].pointer for place in self.places))
         found = self.kept.get(addresses)
         if found is not None:
             self.kept.move_to_end(addresses)
             return found
         if not (self._makes and self._came_often(addresses)):
             return None
-        lying = [one.pointer if _is_reached(one) else None for one in ends]
-        if any(lying[place] is None for place in self.places) or driver.driver() is None:
+        external = [one.pointer if _is_reached(one) else None for one in ends]
+        if any(external[place] is None for place in self.places) or driver.driver() is None:
             return None
         if len(self.kept) >= _MOST_KEPT:
             self.kept.popitem(last=False)
         try:
             with told():
-                working = WorkingMemory(address=within) if within else self._own()
-                made = self.kept[addresses] = make(lying, self.places, working)
+                arena = SharedArena(address=donated) if donated else self._own()
+                made = self.kept[addresses] = make(external, self.places, arena)
         except OutOfMemoryError:
             self._makes = False  # copies take less memory
             return None
         return made
 
-    def _own(self) -> WorkingMemory:
-        self._working = self._working or WorkingMemory()
-        return self._working
+    def _own(self) -> SharedArena:
+        self._arena = self._arena or SharedArena()
+        return self._arena
 
     def _came_often(self, addresses: tuple[int, ...]) -> bool:
         """Whether addresses, which have no instance, came as often as one is worth."""
