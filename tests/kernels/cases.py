@@ -180,6 +180,7 @@ _MOVED: tuple[tuple[Operator, Shape], ...] = (
     (Transpose((1, 0)), (150, 71)),
     (Transpose((2, 1, 0)), (1024, 3, 9)),
     (Transpose((1, 2, 3, 0)), (40, 2, 3, 66)),
+    (Pad((2, 1), (0, 3), value=7.0), (3, 5)),
     (Take((tuple(range(19, -1, -1)), None)), (20, 70)),
 )
 

@@ -54,7 +54,7 @@ template <class Tap> MD_FUNCTION float @_sum(int count, Tap tap) {
 class _Cuda(Printer):
     TYPES: ClassVar = {
         **{"bits8": "unsigned char", "bits16": "unsigned short", "bits32": "unsigned int"},
-        **{"bits64": "md_word<8>::type", "bits128": "md_word<16>::type"},
+        **{"bits64": "unsigned long long", "bits128": "md_word<16>::type"},
         **{"int32": "int", "int64": "long long", "float32": "float"},
         **{"uint32": "unsigned int", "uint64": "unsigned long long"},
         **{"float16": "md_half", "bfloat16": "md_bf16"},
