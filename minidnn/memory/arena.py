@@ -70,19 +70,41 @@ def _smallest(found: Sequence[Lifetime]) -> Arena:
 
 def _place(order: Sequence[Lifetime]) -> dict[Value, int]:
     """Offsets, one after another, each in the tightest gap that is large enough."""
-    offsets: dict[Value, int] = {}
-    # Of what is placed, by where it begins: its begin and end, first and last node.
-    placed = np.zeros((4, len(order)), np.int64)
-    for count, life in enumerate(order):
-        begins, ends, first, last = placed[:, :count]
+    placed = Placed(len(order))
+    return {life.value: placed.place(life) for life in order}
+
+
+class Placed:
+    """Storage that has its place in one block.
+
+    Args:
+        most: of how many values, at most.
+        alignment: what offsets of those that are placed here are multiples of, in bytes.
+    """
+
+    def __init__(self, most: int, alignment: int = 1) -> None:
+        # In the order of where it begins: its begin and end, first and last node.
+        self._placed = np.zeros((4, most), np.int64)
+        self._count, self._alignment = 0, alignment
+
+    def place(self, life: Lifetime) -> int:
+        """Finds one more its place, in the tightest gap beside what lives at the same time, else
+        behind that: its offset."""
+        begins, ends, first, last = self._placed[:, : self._count]
         beside = np.flatnonzero((first <= life.last) & (last >= life.first))
         reach = np.zeros(len(beside) + 1, np.int64)
         np.maximum.accumulate(ends[beside], out=reach[1:])
         gaps = begins[beside] - reach[:-1]
         wide = np.flatnonzero(gaps >= life.bytes)
         offset = int(reach[wide[gaps[wide].argmin()]] if len(wide) else reach[-1])
-        offsets[life.value] = offset
-        at = int(np.searchsorted(begins, offset))
+        self.add(life, offset)
+        return offset
+
+    def add(self, life: Lifetime, offset: int) -> None:
+        """Takes one that lies at an offset."""
+        placed, count = self._placed, self._count
+        at = int(np.searchsorted(placed[0, :count], offset))
         placed[:, at + 1 : count + 1] = placed[:, at:count].copy()
-        placed[:, at] = offset, offset + life.bytes, life.first, life.last
-    return offsets
+        end = -(-(offset + life.bytes) // self._alignment) * self._alignment
+        placed[:, at] = offset, end, life.first, life.last
+        self._count += 1

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from ...graph.ir import Node, Stored, Value
 from ...graph.types import FLOATS
+from ...memory.arena import Placed
 from ...memory.liveness import Lifetime, lifetimes
 from ...runtime.plan import Plan
-from .memory import aligned
+from .memory import ALIGNMENT, aligned
 
 
 @dataclass(frozen=True)
@@ -42,28 +43,34 @@ def lay_out(
         ends: the numbers of the inputs, then outputs, that lie in it beside values and workspaces,
             where those that do not begin at 0; by default all of them.
     """
-    graph = plan.graph
+    graph, arena = plan.graph, plan.arena.offsets
     index = {node: i for i, node in enumerate(graph.nodes)}
-    arena = plan.arena.offsets
-    placed = [(arena[life.value], life) for life in lifetimes(graph, plan.annotations)]
-    wanted = [(size, node) for node, size in workspaces.items() if size]
-    offsets: dict[Node, int] = {}
-    for size, node in sorted(wanted, key=lambda pair: (-pair[0], index[pair[1]])):
-        life = Lifetime(node.outputs[0], size, index[node], index[node])
-        offsets[node] = _free(placed, life)
-        placed.append((offsets[node], life))
-    total = max((offset + life.bytes for offset, life in placed), default=0)
+    found = [(life, arena[life.value]) for life in lifetimes(graph, plan.annotations)]
+    placed = Placed(len(found) + len(workspaces) + len(graph.inputs) + len(graph.outputs), ALIGNMENT)
+    for life, offset in found:
+        if life.bytes:
+            placed.add(life, offset)
+    total = max((offset + life.bytes for life, offset in found), default=0)
     total = max(total, plan.arena.bytes)
-    lives = [_input(plan, value) for value in graph.inputs]
-    lives += [_output(plan, value) for value in graph.outputs]
-    found = [0] * len(lives)
+
+    def place(life: Lifetime) -> int:
+        nonlocal total
+        offset = placed.place(life) if life.bytes else 0
+        total = max(total, offset + life.bytes)
+        return offset
+
+    wanted = [(node, size) for node, size in workspaces.items() if size]
+    offsets: dict[Node, int] = {}
+    for node, size in sorted(wanted, key=lambda pair: (-pair[1], index[pair[0]])):
+        offsets[node] = place(Lifetime(node.outputs[0], size, index[node], index[node]))
+    bytes = total
+    lives = _ends(plan)
     inside = [i for i in range(len(lives)) if ends is None or i in ends]
+    at = [0] * len(lives)
     for i in sorted(inside, key=lambda i: (-lives[i].bytes, i)):
-        found[i] = _free(placed, lives[i])
-        placed.append((found[i], lives[i]))
-    own = max((offset + life.bytes for offset, life in placed), default=0)
+        at[i] = place(lives[i])
     count = len(graph.inputs)
-    return Block(total, max(total, own), tuple(found[:count]), tuple(found[count:]), offsets)
+    return Block(bytes, total, tuple(at[:count]), tuple(at[count:]), offsets)
 
 
 def spare(plan: Plan, nodes: Iterable[Node]) -> dict[Node, int]:
@@ -86,49 +93,29 @@ def spare(plan: Plan, nodes: Iterable[Node]) -> dict[Node, int]:
     return found
 
 
-def _input(plan: Plan, value: Value) -> Lifetime:
-    """From the beginning to the last node that reads it.  One that is an output stays, and so do
-    whole numbers, which are indices: nodes may be timed again without new inputs."""
+def _ends(plan: Plan) -> list[Lifetime]:
+    """When inputs, then outputs, are in use.
+
+    An input is from the beginning to the last node that reads it.  One that is an output stays, and
+    so do whole numbers, which are indices: nodes may be timed again without new inputs.  An output
+    is from the first node that writes into its storage to the end, when it is copied.
+    """
     graph, roots = plan.graph, plan.roots
-    readers = [
-        i
-        for i, node in enumerate(graph.nodes)
-        if any(_root(roots, v) is value for v in (*node.inputs, *node.outputs))
-    ]
-    end = len(graph.nodes)
-    given = any(_root(roots, v) is value for v in graph.outputs)
-    stays = given or value.dtype not in FLOATS
-    return Lifetime(value, value.type.bytes, 0, end if stays else max(readers, default=0))
-
-
-def _output(plan: Plan, value: Value) -> Lifetime:
-    """From the first node that writes into its storage to the end, when it is copied."""
-    graph, roots = plan.graph, plan.roots
-    root = _root(roots, value)
-    writers = [
-        i
-        for i, node in enumerate(graph.nodes)
-        if any(_root(roots, v) is root for v in (*node.inputs, *node.outputs))
-    ]
-    size, end = value.type.bytes, len(graph.nodes)
-    if root in graph.inputs or isinstance(root, Stored):
-        writers = []
-    return Lifetime(value, size, min(writers, default=end), end)
-
-
-def _root(roots: Mapping[Value, Value], value: Value) -> Value:
-    return roots.get(value, value)
-
-
-def _free(placed: list[tuple[int, Lifetime]], life: Lifetime) -> int:
-    """The tightest gap beside those that live at the same time; else behind them."""
-    neighbours = sorted(
-        (offset, other.bytes) for offset, other in placed if other.overlaps(life) and other.bytes
-    )
-    best, tightest, end = -1, -1, 0
-    for offset, size in neighbours:
-        gap = offset - end
-        if gap >= life.bytes and (tightest < 0 or gap < tightest):
-            best, tightest = end, gap
-        end = max(end, aligned(offset + size))
-    return end if best < 0 else best
+    first: dict[Value, int] = {}
+    last: dict[Value, int] = {}
+    for i, node in enumerate(graph.nodes):
+        for value in (*node.inputs, *node.outputs):
+            root = roots.get(value, value)
+            first.setdefault(root, i)
+            last[root] = i
+    end, given = len(graph.nodes), {roots.get(value, value) for value in graph.outputs}
+    lives = []
+    for value in graph.inputs:
+        stays = value in given or value.dtype not in FLOATS
+        lives.append(Lifetime(value, value.type.bytes, 0, end if stays else last.get(value, 0)))
+    for value in graph.outputs:
+        root = roots.get(value, value)
+        copied = root in graph.inputs or isinstance(root, Stored)
+        begin = end if copied else first.get(root, end)
+        lives.append(Lifetime(value, value.type.bytes, begin, end))
+    return lives
