@@ -215,3 +215,16 @@ def test_a_process_that_finds_the_gpu_full_says_so(root: Path) -> None:
         command = [sys.executable, "-c", FRESH]
         found = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root)
     assert found.stdout.startswith("OutOfMemoryError: no room for "), found
+
+
+def test_a_collector_of_cycles_destroys_a_program() -> None:
+    """Objects in a cycle are finalized in any order: the event that a program waits for before its
+    memory is given to others may go before it does."""
+    x = cupy.ones((1, 64, 8, 8), cupy.float32)
+    for _ in range(3):
+        executable = md.compile(NETWORK, x.shape, device="cuda")
+        cupy.asnumpy(executable(x))
+        circle: list[Any] = [executable]
+        circle.append(circle)
+        del executable, circle
+        assert gc.collect()

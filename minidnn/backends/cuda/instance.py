@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Any
+from weakref import finalize
 
 from ...cudnn import driver
 from ...gpu.cupy import cupy
@@ -50,6 +51,11 @@ class SharedArena:
                 self._memory = allocated(self.bytes, "activations and workspace")
                 self._allocated = self.bytes
             return int(self._memory.ptr), self._memory
+
+
+def _wait(event: Any) -> None:
+    with suppress(Exception):  # an error of the device, which its next use reports
+        event.synchronize()
 
 
 class Instance:
@@ -96,6 +102,9 @@ class Instance:
         bases = (begin, *self.inputs, *self.outputs, *states, constants)
         self._runtime = cuda.runtime
         self.lock, self.done = arena.lock, arena.done
+        # What is freed may be given to others at once, so nothing may work there.  A collector of
+        # cycles destroys this and the event in any order: it must not be waited for in __del__.
+        finalize(self, _wait, arena.done).atexit = False
         self.stream = cuda.Stream(non_blocking=True)
         #: Of each task, in order.
         self.runs = [[row.bind(bases) for row in rows] for rows in table.tasks]
@@ -184,11 +193,6 @@ class Instance:
         runtime, stream = cupy().cuda.runtime, self.stream.ptr
         for to, source, size in self._copies:
             runtime.memcpyAsync(to, source, size, DEVICE_TO_DEVICE, stream)
-
-    def __del__(self) -> None:
-        """What is freed may be given to others at once, so nothing may work there."""
-        with suppress(Exception):  # it was not made, or the process ends
-            self.done.synchronize()
 
     def is_idle(self) -> bool:
         """Whether what was last started on it is done."""
