@@ -95,11 +95,12 @@ def test_choices_of_another_card_or_version_are_not_taken(
     with monkeypatch.context() as there:
         there.setattr(tune, name, other)
         right()
-    assert len(measured) == 1
+    races = len(measured)  # a second one if engines that compile may save much
+    assert races in (1, 2)
     right()
-    assert len(measured) == 2
+    assert len(measured) == 2 * races
     right()
-    assert len(measured) == 2
+    assert len(measured) == 2 * races
 
 
 def test_kernels_of_another_card_are_not_taken(

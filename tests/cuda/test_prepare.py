@@ -155,6 +155,8 @@ class _Book:
     def __init__(self) -> None:
         self.lines: list[tuple[str, ContractionProblem]] = []
         self.busy = 0
+        #: Milliseconds that cuDNN's engines that compile may save, and do.
+        self.gains: dict[ContractionProblem, float] = {}
         self._lock = threading.Lock()
 
     def builds(self, what: str, problem: ContractionProblem) -> None:
@@ -207,6 +209,14 @@ def book(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Book:
     def core_of(problem: ContractionProblem, recipe: Recipe, *rest: Any) -> Any:
         made.builds("core", problem)
 
+    def gain(problem: ContractionProblem, fastest: Built, tuning: Tuning) -> float:
+        return made.gains.get(problem, 0.0)
+
+    def with_compiled(problem: ContractionProblem, ranked: Any, tuning: Tuning) -> list[Built]:
+        made.builds("compiled", problem)
+        milliseconds = ranked[0].recipe.milliseconds - made.gains[problem]
+        return [built(problem, replace(best(problem), milliseconds=milliseconds)), *ranked]
+
     runtime = SimpleNamespace(getDevice=lambda: 0, setDevice=lambda index: None)
     for name, value in {
         "certain": certain,
@@ -214,6 +224,8 @@ def book(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Book:
         "own": own,
         "measured": measured,
         "core_of": core_of,
+        "gain": gain,
+        "with_compiled": with_compiled,
         "build": lambda problem, recipe, core, machine, load: built(problem, recipe),
         "turn": lambda device: nullcontext(),
         "cupy": lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)),
@@ -275,6 +287,28 @@ def test_what_is_remembered_is_not_measured_again(book: _Book) -> None:
     assert few < set(made.launches())
 
 
+def test_engines_that_compile_are_built_where_they_may_save_enough_of_all(book: _Book) -> None:
+    """All take half a millisecond; the third, which comes ten times, may save much in all."""
+    some = problems(4)
+    book.gains = {some[1]: 0.4, some[2]: 0.04, some[3]: 0.01}
+    plan = [*some, *[some[2]] * 9]
+    _, built = chosen(plan)
+    assert list(built) == some
+    assert set(book.of("compiled")) == set(some[1:3]) and book.of("measured")[4:] == some[1:3]
+    saved = [0.5 - (built[problem].recipe.milliseconds or 0.0) for problem in some]
+    assert saved == pytest.approx([0.0, 0.4, 0.04, 0.0])
+    book.lines.clear()
+    chosen(plan)
+    assert not book.of("compiled") and not book.of("measured")
+    # A smaller plan, of which what was left out is more than a part of what all take.
+    _, built = chosen([some[3], some[0]])
+    assert book.of("compiled") == [some[3]]
+    assert built[some[3]].recipe.milliseconds == pytest.approx(0.49)
+    book.lines.clear()
+    chosen([some[3]])
+    assert not book.of("compiled")
+
+
 def test_another_tuning_is_another_choice(book: _Book) -> None:
     some = problems(2)
     chosen(some)
@@ -293,7 +327,8 @@ def test_forms_are_built_ahead_unless_a_kernel_of_ours_may_make_them_needless(
     tuning = Tuning(H200, "quick", 1 << 30, lambda launches: [])
     asked: list[Form] = []
 
-    def candidates(problem: Any, form: Form, most: Any, tuning: Any) -> Iterator[Any]:
+    def candidates(p: Any, form: Form, most: Any, tuning: Any, compiles: bool) -> Iterator[Any]:
+        assert not compiles
         asked.append(form)
         yield Recipe(form, 3, (), 0, None), None
 
@@ -318,3 +353,38 @@ def test_forms_are_built_ahead_unless_a_kernel_of_ours_may_make_them_needless(
     found = tune.everything(plain, [ours], ahead, tuning)
     assert [one.recipe.form for one in found[1:]] == list(ahead)
     assert not asked  # nothing is built twice
+
+
+def test_engines_that_compile_are_built_first_only_where_nothing_else_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = L.Conv2d(64, 64, 3, padding=1, bias=False)
+    (problem,) = problems_of(L.Sequential(layer), (8, 64, 28, 28), "float16")
+    tuning = Tuning(H200, "quick", 1 << 30, lambda launches: [])
+    asked: list[bool] = []
+    ready = True
+
+    def candidates(p: Any, form: Form, most: Any, tuning: Any, compiles: bool) -> Iterator[Any]:
+        asked.append(compiles)
+        if ready or compiles:
+            yield Recipe(form, 7 if compiles else 3, (), 0, 1.0), None
+
+    monkeypatch.setattr(tune, "_candidates", candidates)
+    monkeypatch.setattr(
+        tune, "build", lambda problem, recipe, core, *rest: Built(problem, recipe, core, None, None)
+    )
+    ranked = tune.everything(problem, [], {}, tuning)
+    assert {one.recipe.engine for one in ranked} == {3} and not any(asked)
+    again = tune.with_compiled(problem, [*ranked * 4], tuning)
+    assert [one.recipe.engine for one in again] == [3, 3, 7]
+    ready = False
+    assert {one.recipe.engine for one in tune.everything(problem, [], {}, tuning)} == {7}
+    slow, fast = (
+        Built(problem, Recipe(Form(TILE.name, 0), 0, (), 0, ms), None, None, None)  # type: ignore[arg-type]
+        for ms in (1.0, 1e-6)
+    )
+    assert [one.recipe.engine for one in tune.everything(problem, [slow], {}, tuning)] == [0]
+    floor = min(least_milliseconds(problem, f, H200) for f in forms_of(problem, H200))
+    assert tune.gain(problem, slow, tuning) == pytest.approx(1.0 - floor)
+    assert tune.gain(problem, fast, tuning) == 0.0
+    assert tune.gain(problem, slow, replace(tuning, tune="exhaustive")) == 0.0

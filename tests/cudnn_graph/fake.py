@@ -120,9 +120,10 @@ class FakeLibrary:
         if name == A.CUDNN_ATTR_ENGINEHEUR_RESULTS:
             mode = HeuristicMode(record.values[A.CUDNN_ATTR_ENGINEHEUR_MODE][0])
             short = mode.name.removeprefix("CUDNN_HEUR_MODE_").replace("FALLBACK", "fallback")
-            self.asked.append(short)
             found = [i for i, engine in enumerate(self.engines) if short in engine.lists]
-            for slot, index in zip(array, found, strict=False):
+            if limit:
+                self.asked.append(short)
+            for slot, index in zip(array or (), found, strict=False):
                 self.alive[slot].values[A.CUDNN_ATTR_ENGINECFG_ENGINE] = [index]
             values: list[Any] = []
             count._obj.value = len(found)
@@ -132,10 +133,10 @@ class FakeLibrary:
             values, count._obj.value = [], 1
         elif name == A.CUDNN_ATTR_ENGINECFG_KNOB_CHOICES:
             knobs = self.engines[record.values[A.CUDNN_ATTR_ENGINECFG_ENGINE][0]].knobs
-            for slot, (knob, value) in zip(array, knobs, strict=False):
+            for slot, (knob, value) in zip(array or (), knobs, strict=False):
                 self.alive[slot].values[A.CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE] = [knob]
                 self.alive[slot].values[A.CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE] = [value]
-            values, count._obj.value = [], len(knobs)
+            values, count._obj.value = [], min(len(knobs), limit)
         elif name == A.CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION:
             text = _TEXT + str(self._index(record)).encode()
             if limit:

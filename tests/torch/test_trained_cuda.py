@@ -160,16 +160,16 @@ def test_gradients_are_computed_in_the_memory_of_what_was_kept() -> None:
     steps(4, 1)
     (trained,) = trained_programs(fast)
     pairs = [pair for part in trained.parts for pair in part.pairs.values()]
-    programs = [[*pair.backwards.values()][0][1]._program for pair in pairs]
+    programs = [next(iter(pair.backwards.values()))[1]._program for pair in pairs]
     for pair, backward in zip(pairs, programs, strict=True):
         assert pair._donates_block
-        for program in (pair.forward._program, backward):
-            assert program._external.kept and not program._instances
+        for half in (pair.forward._program, backward):
+            assert half._external.kept and not half._instances
         assert all(donated for donated, *_ in backward._external.kept)
         assert pair._block.bytes < pair.kept_bytes + backward.table.block.bytes
     steps(1, 2)  # PyTorch keeps the graph: the block is read twice
-    for program in programs:
-        assert sum(not donated for donated, *_ in program._external.kept) == 1
+    for backward in programs:
+        assert sum(not donated for donated, *_ in backward._external.kept) == 1
     same_gradients(net.cpu(), own.cpu())
 
 

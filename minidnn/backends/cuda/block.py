@@ -46,7 +46,9 @@ def lay_out(
     graph, arena = plan.graph, plan.arena.offsets
     index = {node: i for i, node in enumerate(graph.nodes)}
     found = [(life, arena[life.value]) for life in lifetimes(graph, plan.annotations)]
-    placed = Placed(len(found) + len(workspaces) + len(graph.inputs) + len(graph.outputs), ALIGNMENT)
+    placed = Placed(
+        len(found) + len(workspaces) + len(graph.inputs) + len(graph.outputs), ALIGNMENT
+    )
     for life, offset in found:
         if life.bytes:
             placed.add(life, offset)

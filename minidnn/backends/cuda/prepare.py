@@ -198,7 +198,7 @@ def prepare(
         if isinstance(value, Constant):
             outputs[value] = data_of(value)
     pointers = (*outputs.values(), *(p for task in tasks for p in task.pointers))
-    problems = dict.fromkeys(t.work for t in tasks if isinstance(t.work, ContractionProblem))
+    problems = [t.work for t in tasks if isinstance(t.work, ContractionProblem)]
     launches = [t.work for t in tasks if isinstance(t.work, Launch) and not t.others]
     load = LaunchLoader(machine.arch, None if other is None else other.load)
     fastest = Fastest(plan, tasks)
@@ -212,7 +212,7 @@ def prepare(
             workspace_limit = min(_power_of_two(left), MOST_WORKSPACE)
         taken = {} if other is None else _taken(tasks, other)
         tuning = Tuning(machine, tune, workspace_limit, load, _spare(plan, tasks), taken)
-        choice = Choice(list(problems), tuning, building)
+        choice = Choice(problems, tuning, building)
         load([*launches, *fastest.launches(), *choice.launches()])
         if not short:
             constants.lay_down()  # while cuDNN builds, before anything is measured
@@ -224,7 +224,7 @@ def prepare(
             # Each workspace is within the limit, but where one lies no input or output can; or an
             # image has to be gathered, whatever that takes.
             tuning = replace(tuning, workspace_limit=0, spare={})
-            choice = Choice(list(problems), tuning, building)
+            choice = Choice(problems, tuning, building)
             load(choice.launches())
             # A contraction may have no way without a workspace.
             with suppress(UnsupportedError, NoAlgorithmError):

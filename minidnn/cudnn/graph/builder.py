@@ -191,6 +191,7 @@ class Graph(Operations):
         defaults: bool = True,
         most: int | None = None,
         most_compiled: int | None = None,
+        compiles: bool | None = None,
         constraints: Constraints | None = None,
         **constraint: Any,
     ) -> list[Plan]:
@@ -198,8 +199,9 @@ class Graph(Operations):
         and with ``defaults`` every other engine with its default knobs.
 
         ``most``: no more than the first so many that may be used are tried, ``most_compiled``: of
-        those that compile their kernels, which takes up to seconds.  ``target`` is the current
-        device, or one that is only described (:func:`.described`).
+        those that compile their kernels, which takes up to seconds.  ``compiles``: of all these
+        only those that do, or that do not.  ``target`` is the current device, or one that is only
+        described (:func:`.described`).
         Raises as :meth:`build`, but an empty list is possible.
         """
         wanted = constraints_from(constraints, constraint)
@@ -212,6 +214,7 @@ class Graph(Operations):
             defaults=defaults,
             most=most,
             most_compiled=most_compiled,
+            compiles=compiles,
             scalars=scalars,
             names=names,
         )

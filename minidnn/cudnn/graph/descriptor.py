@@ -58,6 +58,10 @@ class Fraction(ctypes.Structure):
 
 _ELEMENT[AttributeType.CUDNN_TYPE_FRACTION] = Fraction
 
+_FEW = 16
+"""Descriptors that are made where it is not known how many there are: creating and destroying one
+takes longer than all else that is read of an engine."""
+
 
 class BackendDescriptor:
     """One backend descriptor of the given type.
@@ -130,10 +134,23 @@ class BackendDescriptor:
     def get_descriptors(
         self, name: Attribute, kind: DescriptorType, limit: int
     ) -> list[BackendDescriptor]:
-        """Up to ``limit`` descriptors that an attribute consists of, as new owned descriptors."""
-        made = [BackendDescriptor(kind) for _ in range(limit)]
-        array = (ctypes.c_void_p * limit)(*[item.pointer for item in made])
-        count = self._get(name, AttributeType.CUDNN_TYPE_BACKEND_DESCRIPTOR, limit, array)
+        """Up to ``limit`` descriptors that an attribute consists of, as new owned descriptors.
+
+        cuDNN fills descriptors that exist.  Of most attributes it does not say how many it will
+        fill: a few are made first, and as many as may be if it fills all of them.
+        """
+        element = AttributeType.CUDNN_TYPE_BACKEND_DESCRIPTOR
+        told = self._get(name, element, 0, None) if limit > 1 else limit
+        size = min(told or _FEW, limit)
+        while True:
+            made = [BackendDescriptor(kind) for _ in range(size)]
+            array = (ctypes.c_void_p * size)(*[item.pointer for item in made])
+            count = self._get(name, element, size, array)
+            if told or count < size or size == limit:
+                break
+            for item in made:
+                item.close()
+            size = limit
         for item in made[count:]:
             item.close()
         return made[:count]

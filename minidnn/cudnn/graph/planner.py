@@ -115,6 +115,7 @@ def all_plans(
     defaults: bool = True,
     most: int | None = None,
     most_compiled: int | None = None,
+    compiles: bool | None = None,
     scalars: Sequence[float] = (),
     names: Sequence[str] = (),
 ) -> list[Plan]:
@@ -122,14 +123,15 @@ def all_plans(
 
     Those that :func:`.is_last_resort` names are built only when there are no others.  With
     ``most`` only the first so many that may be used are tried, with ``most_compiled`` so many of
-    those whose engines compile.
+    those whose engines compile, and with ``compiles`` only those of them whose engines do, or do
+    not.
     """
     with _explained(spec, constraints):
         graph = lower.operation_graph(spec, target.handle)
         # Each list of proposals costs a heuristic's time: no more are asked for than are tried.
         proposed = engines.proposals(graph, target, defaults=defaults)
         allowed = _few_compiled(_allowed(spec, constraints, proposed), most_compiled)
-        tried = list(islice(allowed, most))
+        tried = [p for p in islice(allowed, most) if compiles in (None, p.compiles)]
 
     def make(proposal: Proposal) -> Plan | None:
         if target.index is not None:

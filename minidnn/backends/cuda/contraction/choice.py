@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
@@ -18,19 +19,23 @@ from ....gpu.cupy import cupy
 from ....runtime.cores import usable_cores
 from ..kernels import Launch
 from .problem import ContractionProblem
-from .recipe import Built, Core, Recipe, build, core_of
+from .recipe import Built, Core, build, core_of
 from .tune import (
     Ahead,
+    Ranking,
     Tuning,
     again,
     certain,
+    compiles,
     everything,
     first,
+    gain,
     launches_of,
     measured,
     own,
     recall,
     remember,
+    with_compiled,
 )
 
 log = logging.getLogger(__name__)
@@ -39,6 +44,13 @@ _AT_ONCE = 16
 """So many problems' candidates exist at once while they are built and measured."""
 _MOST_THREADS = 16
 """Each may have a handle of cuDNN's and scratch memory on the device."""
+_WORTH = 0.004
+"""Building one of cuDNN's engines that compile takes a second of a core.  It is built where it may
+save such a part of the time of all contractions: on EfficientNet-B0 a third of all may, and the
+others, which multiply a few numbers each, would save 0.7 % together."""
+_REMEMBERED = 2.0
+"""How many times as much it has to save where the choice was remembered without it: what the plan
+takes in all has become less since."""
 T = TypeVar("T")
 
 
@@ -63,19 +75,20 @@ class Choice:
     def __init__(
         self, problems: Sequence[ContractionProblem], tuning: Tuning, pool: Executor
     ) -> None:
-        self._problems = problems
+        self._counts = Counter(problems)
+        self._problems = list(self._counts)
         self._tuning = tuning
         self._pool = pool
-        self._known: dict[ContractionProblem, tuple[Recipe, ...]] = {}
+        self._known: dict[ContractionProblem, Ranking] = {}
         self._cores: dict[ContractionProblem, Future[Core]] = {}
         self._ahead: dict[ContractionProblem, Future[Ahead]] = {}
         if tuning.tune == "heuristic":
             return
-        for problem in problems:
-            ranked = recall(problem, tuning)
-            if ranked is not None:
-                self._known[problem] = ranked
-                if ranked[0].form.kernel is None:
+        for problem in self._problems:
+            ranking = recall(problem, tuning)
+            if ranking is not None:
+                self._known[problem] = ranking
+                if ranking.recipes[0].form.kernel is None:
                     self._cores[problem] = self._begin(self._core, problem)
         for problem in self._missing()[:_AT_ONCE]:
             self._ahead[problem] = self._begin(self._certain, problem)
@@ -85,8 +98,9 @@ class Choice:
         found: list[Launch] = []
         tuning = self._tuning
         for problem in self._problems:
-            ranked = self._known.get(problem, (tuning.taken.get(problem),))
-            found += launches_of(problem, tuning.machine, ranked[0])
+            known = self._known.get(problem)
+            recipe = tuning.taken.get(problem) if known is None else known.recipes[0]
+            found += launches_of(problem, tuning.machine, recipe)
         return found
 
     def made(self) -> dict[ContractionProblem, Built]:
@@ -101,15 +115,18 @@ class Choice:
             found = {problem: built for problem, built in asked if built is not None}
             others = [problem for problem in self._problems if problem not in found]
             return found | self._side_by_side(lambda problem: first(problem, tuning), others)
-        built = {problem: self._remembered(problem) for problem in self._known}
-        return built | self._measured(self._missing())
+        ranked: dict[ContractionProblem, list[Built]]
+        ranked = {problem: [self._remembered(problem)] for problem in self._known}
+        ranked |= self._measured(self._missing())
+        ranked |= self._compiled(ranked)
+        return {problem: few[0] for problem, few in ranked.items()}
 
     def _missing(self) -> list[ContractionProblem]:
         return [problem for problem in self._problems if problem not in self._known]
 
     def _core(self, problem: ContractionProblem) -> Core:
         tuning = self._tuning
-        recipe, limit = self._known[problem][0], tuning.limit(problem)
+        recipe, limit = self._known[problem].recipes[0], tuning.limit(problem)
         return core_of(problem, recipe, limit, tuning.machine, tuning.load)
 
     def _certain(self, problem: ContractionProblem) -> Ahead:
@@ -118,34 +135,60 @@ class Choice:
     def _remembered(self, problem: ContractionProblem) -> Built:
         waiting = self._cores.get(problem)
         core = self._core(problem) if waiting is None else waiting.result()
-        return build(
-            problem, self._known[problem][0], core, self._tuning.machine, self._tuning.load
-        )
+        recipe = self._known[problem].recipes[0]
+        return build(problem, recipe, core, self._tuning.machine, self._tuning.load)
 
-    def _measured(self, problems: Sequence[ContractionProblem]) -> dict[ContractionProblem, Built]:
+    def _measured(
+        self, problems: Sequence[ContractionProblem]
+    ) -> dict[ContractionProblem, list[Built]]:
+        """Our kernels among themselves, then the fastest beside cuDNN's: from fast to slow."""
         tuning = self._tuning
         ahead = {problem: waiting.result() for problem, waiting in self._ahead.items()}
         self._ahead.clear()
         ours = {problem: own(problem, tuning) for problem in problems}
-        chosen: dict[ContractionProblem, Built] = {}
+        return self._raced(
+            problems, lambda p: everything(p, ours[p], ahead.pop(p, {}), tuning), False
+        )
 
-        def candidates(problem: ContractionProblem) -> list[Built]:
-            return everything(problem, ours[problem], ahead.pop(problem, {}), tuning)
+    def _compiled(
+        self, ranked: Mapping[ContractionProblem, Sequence[Built]]
+    ) -> dict[ContractionProblem, list[Built]]:
+        """The fastest again, beside cuDNN's engines that compile: for those contractions where
+        these may save a part of the time of all that is worth their building."""
+        tuning = self._tuning
+        times = [n * (ranked[p][0].recipe.milliseconds or 0.0) for p, n in self._counts.items()]
+        least, worth = _WORTH * sum(times), []
+        for problem, count in self._counts.items():
+            known, fastest = self._known.get(problem), ranked[problem][0]
+            if compiles(fastest) or (known is not None and known.compiled):
+                continue
+            needed = least if known is None else _REMEMBERED * least
+            if count * gain(problem, fastest, tuning) > needed:
+                worth.append(problem)
+        return self._raced(worth, lambda p: with_compiled(p, ranked[p], tuning), True)
 
+    def _raced(
+        self,
+        problems: Sequence[ContractionProblem],
+        make: Callable[[ContractionProblem], list[Built]],
+        compiled: bool,
+    ) -> dict[ContractionProblem, list[Built]]:
+        """Builds what is made of each, some problems at a time, and measures it."""
+        ranked: dict[ContractionProblem, list[Built]] = {}
         for begin in range(0, len(problems), _AT_ONCE):
             some = problems[begin : begin + _AT_ONCE]
             # Building takes processor time, measuring the GPU alone.
             start = time.perf_counter()
-            found = self._side_by_side(candidates, some)
+            found = self._side_by_side(make, some)
             count = sum(map(len, found.values()))
             log.info("built %d candidates in %.2f s", count, time.perf_counter() - start)
             with turn(cupy().cuda.runtime.getDevice()):
                 for problem, built in found.items():
-                    ranked = measured(problem, built, tuning)
-                    chosen[problem] = ranked[0]
-                    remember(problem, tuning, ranked)
+                    ranked[problem] = measured(problem, built, self._tuning)
+                    tried = compiled or any(map(compiles, built))
+                    remember(problem, self._tuning, ranked[problem], tried)
             log.info("built and measured in %.2f s", time.perf_counter() - start)
-        return chosen
+        return ranked
 
     def _side_by_side(
         self, make: Callable[[ContractionProblem], T], problems: Sequence[ContractionProblem]

@@ -1,14 +1,16 @@
 """The fastest recipe for a contraction: measured once, remembered on disk.
 
 "heuristic" measures nothing and takes cuDNN's first proposal; "quick" measures our kernels, then
-cuDNN's first proposals for each form that may be faster than they are, by the bytes that it moves;
-"exhaustive" measures everything that cuDNN can build.
+cuDNN's first proposals for each form that may be faster than they are, by the bytes that it moves,
+and those whose engines compile only where they may save a part of the plan's time; "exhaustive"
+measures everything that cuDNN can build.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -48,14 +50,20 @@ from .recipe import (
 log = logging.getLogger(__name__)
 
 _KEPT = 6
-_OWN_KEPT = 2
-"""So many of our kernels race with cuDNN's, once they were timed among themselves."""
-_VERSION = 25
+_AGAIN = 2
+"""So many race again, with other ones, once they were timed among themselves."""
+_VERSION = 26
 _COMPILED = 1
 """So many of cuDNN's engines that compile are measured for a form: building one takes a second of a
 core, and on ResNet-50 and DenseNet-121 the first was within 1 % of the best of eight."""
+_PROPOSED = 4
+_PROPOSED_COMPILED = 8
+"""Of so many of cuDNN's proposals for a convolution those are measured whose engines are compiled
+already, and of so many those that compile: on ResNet-50 and EfficientNet-B0 the first four were
+within 0.2 % of the best of eight."""
 _TRIED = 3
-"""So many proposals for a form are built when nothing is measured, should the first not run."""
+"""So many proposals for a form are built when nothing is measured, should the first not run; and so
+many are measured of forms whose engines differ less."""
 _FOR_ALL_SIZES = (
     ConvolutionFwdAlgo.CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM,
     ConvolutionFwdAlgo.CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM,
@@ -65,6 +73,15 @@ _store = CacheStore("cuda_contraction", ".json", 64 << 20)
 
 Ahead = dict[Form, list[tuple[Recipe, Core]]]
 """What was built of forms before anything was measured."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What is remembered: recipes from fast to slow, and whether engines of cuDNN's that compile
+    were among those that raced."""
+
+    recipes: tuple[Recipe, ...]
+    compiled: bool
 
 
 @dataclass(frozen=True)
@@ -158,7 +175,8 @@ def _runs(built: Built) -> bool:
 def own(problem: ContractionProblem, tuning: Tuning) -> list[Built]:
     """Our kernels within the limit of the workspace, from fast to slow."""
     forms = [form for form in forms_of(problem, tuning.machine) if form.kernel is not None]
-    return _raced(problem, _built(problem, forms, tuning), tuning)
+    made = {form: _made(problem, form, tuning) for form in forms}
+    return _raced(problem, _built(problem, made, tuning), tuning)
 
 
 def certain(problem: ContractionProblem, tuning: Tuning) -> Ahead:
@@ -170,7 +188,7 @@ def certain(problem: ContractionProblem, tuning: Tuning) -> Ahead:
         forms = [
             form for form in forms if least_milliseconds(problem, form, tuning.machine) <= least
         ]
-    return {form: _made(problem, form, tuning) for form in forms}
+    return _by_cudnn(problem, forms, {}, not ours, tuning)
 
 
 def everything(
@@ -184,10 +202,55 @@ def everything(
         forms = [
             form for form in forms if least_milliseconds(problem, form, tuning.machine) < fastest
         ]
-    found = [*own[:_OWN_KEPT], *_built(problem, forms, tuning, ahead)]
-    found = found or _built(problem, last_resort(problem), tuning)
+    found = [
+        *own[:_AGAIN],
+        *_built(problem, _by_cudnn(problem, forms, ahead, not own, tuning), tuning),
+    ]
+    if not found:
+        others = _by_cudnn(problem, last_resort(problem), {}, True, tuning)
+        found = _built(problem, others, tuning)
     if not found:
         raise _nothing(problem, tuning)
+    return found
+
+
+def compiles(built: Built) -> bool:
+    """Whether cuDNN has compiled it."""
+    proposal = built.core.proposal if isinstance(built.core, Plan) else None
+    return proposal is not None and proposal.compiles
+
+
+def gain(problem: ContractionProblem, fastest: Built, tuning: Tuning) -> float:
+    """Milliseconds that cuDNN's engines that compile may save, by the bytes that their forms move;
+    0 where they have raced in any case."""
+    if tuning.tune != "quick" or problem.is_exact:
+        return 0.0
+    least = [least_milliseconds(problem, f, tuning.machine) for f in _others(problem, tuning)]
+    return max(0.0, (fastest.recipe.milliseconds or 0.0) - min(least, default=math.inf))
+
+
+def with_compiled(
+    problem: ContractionProblem, ranked: Sequence[Built], tuning: Tuning
+) -> list[Built]:
+    """What is to be measured in a second race: the fastest of the first, and cuDNN's engines that
+    compile, of forms that may be faster."""
+    fastest = ranked[0].recipe.milliseconds or 0.0
+    made = {
+        form: _made(problem, form, tuning, compiles=True)
+        for form in _others(problem, tuning)
+        if least_milliseconds(problem, form, tuning.machine) < fastest
+    }
+    return [*ranked[:_AGAIN], *_built(problem, made, tuning)]
+
+
+def _by_cudnn(
+    problem: ContractionProblem, forms: Sequence[Form], ahead: Ahead, needed: bool, tuning: Tuning
+) -> Ahead:
+    """Those of forms that were not built ahead, too; if they are needed, because there is nothing
+    else, even those whose engines compile."""
+    found = {form: ahead[form] if form in ahead else _made(problem, form, tuning) for form in forms}
+    if needed and not any(found.values()) and tuning.tune == "quick":
+        return {form: _made(problem, form, tuning, compiles=True) for form in forms}
     return found
 
 
@@ -195,19 +258,21 @@ def _others(problem: ContractionProblem, tuning: Tuning) -> list[Form]:
     return [form for form in forms_of(problem, tuning.machine) if form.kernel is None]
 
 
-def _built(
-    problem: ContractionProblem, forms: Sequence[Form], tuning: Tuning, ahead: Ahead | None = None
-) -> list[Built]:
-    there = ahead or {}
+def _built(problem: ContractionProblem, made: Ahead, tuning: Tuning) -> list[Built]:
     return [
         build(problem, recipe, core, tuning.machine, tuning.load)
-        for form in forms
-        for recipe, core in (there[form] if form in there else _made(problem, form, tuning))
+        for some in made.values()
+        for recipe, core in some
     ]
 
 
-def _made(problem: ContractionProblem, form: Form, tuning: Tuning) -> list[tuple[Recipe, Core]]:
-    return list(_candidates(problem, form, _most(problem, form, tuning.tune), tuning))
+def _made(
+    problem: ContractionProblem, form: Form, tuning: Tuning, compiles: bool = False
+) -> list[tuple[Recipe, Core]]:
+    """Those of a form that are measured; of cuDNN's, unless all are, those whose engines compile,
+    or the others."""
+    most = _PROPOSED_COMPILED if compiles else _most(problem, form, tuning.tune)
+    return list(_candidates(problem, form, most, tuning, compiles))
 
 
 def measured(problem: ContractionProblem, found: Sequence[Built], tuning: Tuning) -> list[Built]:
@@ -264,11 +329,15 @@ def _most(problem: ContractionProblem, form: Form, tune: str) -> int | None:
     gradient = form.core == FIXED and problem.direction != "forward"
     if tune == "exhaustive" or form.kernel is not None or gradient:
         return None
-    return 8 if form.core == CONVOLUTION and not form.packed else 3
+    return _PROPOSED if form.core == CONVOLUTION and not form.packed else _TRIED
 
 
 def _candidates(
-    problem: ContractionProblem, form: Form, most: int | None, tuning: Tuning
+    problem: ContractionProblem,
+    form: Form,
+    most: int | None,
+    tuning: Tuning,
+    compiles: bool | None = None,
 ) -> Iterator[tuple[Recipe, Core]]:
     workspace_limit = tuning.limit(problem)
     if form.core == FIXED:
@@ -292,7 +361,8 @@ def _candidates(
         plans = graph.plans(
             defaults=everything,
             most=None if everything else most,
-            most_compiled=_COMPILED if tuning.tune == "quick" and not everything else None,
+            most_compiled=_COMPILED if compiles is not None and not everything else None,
+            compiles=None if everything else compiles,
             constraints=constraints_of(problem, left),
         )
     except UnsupportedError as error:
@@ -337,38 +407,42 @@ def _key(problem: ContractionProblem, tuning: Tuning) -> str:
     )
 
 
-def recall(problem: ContractionProblem, tuning: Tuning) -> tuple[Recipe, ...] | None:
-    """What was remembered, from fast to slow, if anything."""
+def recall(problem: ContractionProblem, tuning: Tuning) -> Ranking | None:
+    """What was remembered, if anything."""
     return _decode(_store.read(_key(problem, tuning)))
 
 
-def remember(problem: ContractionProblem, tuning: Tuning, ranked: Sequence[Built]) -> None:
-    """Keeps what was measured on disk, and what was compiled for the fastest."""
+def remember(
+    problem: ContractionProblem, tuning: Tuning, ranked: Sequence[Built], compiled: bool
+) -> None:
+    """Keeps what was measured on disk, and what was compiled for the fastest.
+
+    compiled: whether engines of cuDNN's that compile were among those that raced.
+    """
     if isinstance(ranked[0].core, Plan):
         ranked[0].core.keep()
-    entry = {"problem": problem.describe(), "ranked": [asdict(one.recipe) for one in ranked]}
+    recipes = [asdict(one.recipe) for one in ranked]
+    entry = {"problem": problem.describe(), "ranked": recipes, "compiled": compiled}
     text = json.dumps(entry, indent=1).encode()
     _store.put(_key(problem, tuning), text, label="contraction")
 
 
-def _decode(data: bytes | None) -> tuple[Recipe, ...] | None:
+def _decode(data: bytes | None) -> Ranking | None:
     """None for what is missing or of another shape; the caller then measures."""
     if data is None:
         return None
     try:
-        rows = json.loads(data)["ranked"]
-        return (
-            tuple(
-                Recipe(
-                    Form(**row["form"]),
-                    int(row["engine"]),
-                    tuple((int(k), int(v)) for k, v in row["knobs"]),
-                    int(row["workspace"]),
-                    float(row["milliseconds"]),
-                )
-                for row in rows
+        entry = json.loads(data)
+        recipes = tuple(
+            Recipe(
+                Form(**row["form"]),
+                int(row["engine"]),
+                tuple((int(k), int(v)) for k, v in row["knobs"]),
+                int(row["workspace"]),
+                float(row["milliseconds"]),
             )
-            or None
+            for row in entry["ranked"]
         )
+        return Ranking(recipes, bool(entry["compiled"])) if recipes else None
     except (ValueError, KeyError, TypeError):
         return None
