@@ -112,12 +112,19 @@ class _Channels:
     def __init__(self) -> None:
         #: Of values that are moved.
         self.found: dict[Value, np.ndarray] = {}
+        #: Sources, and the number of the first channel of each; the first that is free behind them.
         self._sources: dict[Value, int] = {}
-        self._channels: list[tuple[Value, int]] = []
+        self._free = 0
 
     def picks(self, found: np.ndarray) -> Picks:
         """The sources and channels that these numbers are."""
-        return tuple(self._channels[number] for number in found.ravel())
+        sources, firsts = list(self._sources), list(self._sources.values())
+        numbers = found.ravel().tolist()
+        places = np.searchsorted(firsts, numbers, "right").tolist()
+        return tuple(
+            (sources[place - 1], number - firsts[place - 1])
+            for place, number in zip(places, numbers, strict=True)
+        )
 
     def moved(self, node: Node) -> np.ndarray | None:
         """Where the channels of a node's output come from; None unless it moves channels alone."""
@@ -158,8 +165,8 @@ class _Channels:
             return None
         count = value.shape[1]
         if value not in self._sources:
-            self._sources[value] = len(self._channels)
-            self._channels += [(value, channel) for channel in range(count)]
+            self._sources[value] = self._free
+            self._free += count
         return self._sources[value] + np.arange(count)
 
 
