@@ -24,7 +24,6 @@ from minidnn.errors import GraphError, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
 from minidnn.preparation import Preparation, check_takes, metadata_of
-from minidnn.report.explain import predicted
 from minidnn.runtime.interface import interface_of
 from minidnn.runtime.store import Store
 from minidnn.sizes.sized_graph import SizedGraph
@@ -32,9 +31,6 @@ from minidnn.sizes.sized_graph import SizedGraph
 __all__ = ["DynamicExecutable", "SizeCounts"]
 
 log = logging.getLogger(__name__)
-
-_CALL_SECONDS = 3e-5
-"""What a call takes beside what its program is predicted to."""
 
 _FEW_PARTS = 3
 """Of a batch of more, a program for larger parts is made in the background."""
@@ -436,8 +432,7 @@ class DynamicExecutable:
                 executable = self._executable_of_any_size(graph)
             else:
                 executable = self._source.compile(graph, tunes)
-        seconds = predicted(executable.plan) + _CALL_SECONDS
-        program = KeptProgram(executable, seconds, how, any_size)
+        program = KeptProgram(executable, how, any_size)
         taken = time.perf_counter() - start
         log.info("%s: compiled for sizes %s in %.2f s", self.name, key, taken)
         with self._lock:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from minidnn._cached_property import cached_property
 from minidnn.executable import Executable
+from minidnn.report.explain import predicted
 from minidnn.runtime.program import PackedProgram, SharingProgram
 
 
@@ -38,6 +40,8 @@ class SizeCounts:
 #: The sizes of all names, in their order.
 Key = tuple[int, ...]
 
+_CALL_SECONDS = 3e-5
+"""What a call takes beside what its program is predicted to."""
 _COUNTED = 1024
 """Sizes without a program whose calls are counted; of more, all counts are halved, and sizes that
 were asked for once are forgotten."""
@@ -48,7 +52,6 @@ class KeptProgram:
     """A program, and how much it is used.
 
     Attributes:
-        seconds: that it is predicted to take.
         how: how it came about.
         any_size: whether its kernels are those of any size: it does until its own program, which
             is faster, has been made.
@@ -58,13 +61,17 @@ class KeptProgram:
     """
 
     executable: Executable
-    seconds: float
     how: str
     any_size: bool = False
     calls: int = 0
     in_parts: int = 0
     score: float = 0.0
     _scored: float = 0.0
+
+    @cached_property
+    def seconds(self) -> float:
+        """That a call is predicted to take."""
+        return predicted(self.executable.plan) + _CALL_SECONDS
 
     @property
     def use(self) -> float:

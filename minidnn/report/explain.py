@@ -81,16 +81,23 @@ def _predicted(plan: Plan) -> list[str]:
 
 def kind_of(plan: Plan, node: Node) -> str:
     """What a node of an optimized graph is: the kind of region, or why it takes no kernel."""
-    if plan.annotations.is_view(node):
-        return "view"
+    if _is_free(plan, node):
+        return "view" if plan.annotations.is_view(node) else "in place"
     if node.op.name == "Concat":
         copies = sum(1 for _ in plan.annotations.copied(node))
-        return f"copy {copies}/{len(node.inputs)}" if copies else "in place"
+        return f"copy {copies}/{len(node.inputs)}"
     if isinstance(node.op, FusedSequence):
         return f"{len(node.op.kernel[0].steps)} step" + "s" * (len(node.op.kernel[0].steps) > 1)
     if isinstance(node.op, FusedContraction):
         return "contraction"
     return node.op.kind
+
+
+def _is_free(plan: Plan, node: Node) -> bool:
+    """Whether a node takes no kernel: a view, or a join of what was written in place."""
+    annotations = plan.annotations
+    joins = node.op.name == "Concat" and not any(True for _ in annotations.copied(node))
+    return joins or annotations.is_view(node)
 
 
 def work(node: Node) -> tuple[int, int]:
@@ -121,9 +128,7 @@ def _precision(node: Node) -> str:
 def predicted(plan: Plan) -> float:
     """The seconds that all of a plan's nodes are predicted to take."""
     return sum(
-        predicted_seconds(plan, node)
-        for node in plan.graph.nodes
-        if kind_of(plan, node) not in ("view", "in place")
+        predicted_seconds(plan, node) for node in plan.graph.nodes if not _is_free(plan, node)
     )
 
 

@@ -46,7 +46,7 @@ def program(rows: int) -> KeptProgram:
     x = Endpoint("x", TensorType((rows, 3)))
     y = Endpoint("y", TensorType((1, 2)))
     executable = Executable(Interface("net", (x, y), (x, y)), Doubling(rows), "ours", "float32")
-    return KeptProgram(executable, 1.0, "made")
+    return KeptProgram(executable, "made")
 
 
 @pytest.mark.parametrize("parts", [[(0, 4), (4, 1), (5, 1)], [(0, 4), (2, 4)], [(0, 6)]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ...cache import digest
 
@@ -44,6 +45,7 @@ class KernelSource:
         return cls(name, text.replace(mark, name), specific, beside, shared)
 
 
+@lru_cache(2048)
 def shared_function(kind: str, text: str, *constants: object) -> tuple[str, str]:
     """The name of a function that kernels share, and its text, in which ``<name>`` stands for it.
 
