@@ -41,7 +41,13 @@ MOST_OPERATIONS = 1e9
 MOST_ELEMENTS = 1 << 24
 
 
-def draw(random: np.random.Generator, kind: str, batch: int) -> tuple[L.Conv2d, tuple[int, ...]]:
+def draw(
+    random: np.random.Generator,
+    kind: str,
+    batch: int,
+    most_operations: float = MOST_OPERATIONS,
+    most_elements: int = MOST_ELEMENTS,
+) -> tuple[L.Conv2d, tuple[int, ...]]:
     """A convolution of a kind, and the shape of an image, within the bounds on work and memory."""
     while True:
         inputs, outputs = (8 * int(2 ** random.uniform(0, 7)) for _ in range(2))
@@ -56,7 +62,7 @@ def draw(random: np.random.Generator, kind: str, batch: int) -> tuple[L.Conv2d, 
             groups = max(2, inputs // width)
             inputs = outputs = groups * width
         operations = 2 * batch * (size / stride) ** 2 * inputs * outputs / groups * kernel**2
-        if operations <= MOST_OPERATIONS and batch * inputs * size**2 <= MOST_ELEMENTS:
+        if operations <= most_operations and batch * inputs * size**2 <= most_elements:
             padding = kernel // 2
             layer = L.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, groups=groups)
             return layer, (inputs, size, size)
