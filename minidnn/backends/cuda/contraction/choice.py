@@ -22,7 +22,7 @@ from .problem import ContractionProblem
 from .recipe import Built, Core, build, core_of
 from .tune import (
     Ahead,
-    Ranking,
+    RankedRecipes,
     Tuning,
     again,
     certain,
@@ -79,7 +79,7 @@ class Choice:
         self._problems = list(self._counts)
         self._tuning = tuning
         self._pool = pool
-        self._known: dict[ContractionProblem, Ranking] = {}
+        self._known: dict[ContractionProblem, RankedRecipes] = {}
         self._cores: dict[ContractionProblem, Future[Core]] = {}
         self._ahead: dict[ContractionProblem, Future[Ahead]] = {}
         if tuning.tune == "heuristic":

@@ -76,7 +76,7 @@ Ahead = dict[Form, list[tuple[Recipe, Core]]]
 
 
 @dataclass(frozen=True)
-class Ranking:
+class RankedRecipes:
     """What is remembered: recipes from fast to slow, and whether engines of cuDNN's that compile
     were among those that raced."""
 
@@ -407,7 +407,7 @@ def _key(problem: ContractionProblem, tuning: Tuning) -> str:
     )
 
 
-def recall(problem: ContractionProblem, tuning: Tuning) -> Ranking | None:
+def recall(problem: ContractionProblem, tuning: Tuning) -> RankedRecipes | None:
     """What was remembered, if anything."""
     return _decode(_store.read(_key(problem, tuning)))
 
@@ -427,7 +427,7 @@ def remember(
     _store.put(_key(problem, tuning), text, label="contraction")
 
 
-def _decode(data: bytes | None) -> Ranking | None:
+def _decode(data: bytes | None) -> RankedRecipes | None:
     """None for what is missing or of another shape; the caller then measures."""
     if data is None:
         return None
@@ -443,6 +443,6 @@ def _decode(data: bytes | None) -> Ranking | None:
             )
             for row in entry["ranked"]
         )
-        return Ranking(recipes, bool(entry["compiled"])) if recipes else None
+        return RankedRecipes(recipes, bool(entry["compiled"])) if recipes else None
     except (ValueError, KeyError, TypeError):
         return None
