@@ -105,7 +105,7 @@ FAULTS = (
     ),
     Fault(
         "buffers of a patch lie over each other while both are in use",
-        "minidnn/backends/cuda/sequence/places.py",
+        "minidnn/backends/cuda/sequence/mapping.py",
         "near = [p for other, p in found.items() if spans[other][1] >= begin]",
         "near = [p for other, p in found.items() if spans[other][1] > begin]",
         ("tests/cuda/test_kernels.py", "tests/cuda/test_sequence_random.py"),

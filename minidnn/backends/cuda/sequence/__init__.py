@@ -1,8 +1,7 @@
 """Kernel plans printed as CUDA."""
 
 from .printer import print_sequence
-from .suit import Suited, print_region
-from .variants import print_variants
+from .suit import Suited, print_region, print_variants
 from .vectors import SequenceKernel, are_apart, print_vectors
 
 __all__ = [
