@@ -15,8 +15,8 @@ from ...graph.ir import Node, Value
 from ...graph.types import HALVES, TensorType
 from ...kernels.ops import region
 from ...kernels.ops.planes import Planes
+from .expressions import narrowed
 from .kernels import ANY_SIZE, Launch
-from .narrow import narrowed
 from .pointwise import PointStep
 from .prelude import TYPES
 from .tensor import Tensor

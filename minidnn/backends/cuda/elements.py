@@ -15,10 +15,9 @@ from ...graph.operator import Elementwise
 from ...memory.annotations import Annotations
 from ..codegen.code import Code
 from ..codegen.dialect import CUDA
+from .expressions import HELPERS, STORED, is_whole, print_as, read, stored
 from .kernels import Launch
-from .narrow import print_as
 from .strided import Strided, element_of, strided_of
-from .whole import HELPERS, STORED, is_whole, read, stored
 
 _THREADS = 256
 

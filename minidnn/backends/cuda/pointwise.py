@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from ...graph.expression import Instruction
 from ..codegen.code import Code
+from .expressions import print_as
 from .kernels import Launch
-from .narrow import print_as
 from .prelude import TYPES
 from .tensor import Tensor
 

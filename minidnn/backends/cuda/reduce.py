@@ -12,9 +12,9 @@ from ...graph.types import TensorType
 from ...graph.window import LONG
 from ..codegen.code import Code
 from ..codegen.dialect import literal
+from .expressions import STORED, is_whole, read, stored
 from .kernels import Launch
 from .strided import Strided, element_of
-from .whole import STORED, is_whole, read, stored
 
 BLOCK = 128
 _FEW = 32

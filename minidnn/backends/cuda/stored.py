@@ -18,8 +18,7 @@ from .block import Block
 from .build import CompiledKernel
 from .captured import CapturedProgram, on_device
 from .constants import LaidDown
-from .contraction.fixed import FixedConvolution
-from .contraction.plan_call import PlanCall
+from .contraction.fixed import FixedConvolution, PlanCall
 from .functions import load_compiled
 from .kernels import Launch
 from .library.call import FunctionCall

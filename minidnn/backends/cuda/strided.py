@@ -15,9 +15,8 @@ from ...graph.types import HALVES
 from ...kernels.ops import elementwise
 from ...kernels.ops.pitched import Pitched
 from ...memory.annotations import Annotations
+from .expressions import is_whole, narrowed
 from .kernels import SCHEDULE, Launch
-from .narrow import narrowed
-from .whole import is_whole
 
 THREADS = 256
 

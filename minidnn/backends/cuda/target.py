@@ -33,7 +33,6 @@ from ...graph.operators import (
 from ...graph.types import BYTES
 from .attention.kernels import why_not_attention
 from .channels import MOST_SIDE_BY_SIDE
-from .contraction.chunks import LANES
 from .contraction.gather import gather_precision, wants_gather
 from .contraction.in_front import MOST_IN_FRONT
 from .contraction.problem import lies_one_way
@@ -41,6 +40,7 @@ from .library.support import PRODUCTS, layer_functions, product_gradient, takes_
 from .prelude import TYPES
 from .row_region import why_not_rows
 from .sequence.sums import choose_sums
+from .tensor import LANES
 
 _GRADIENTS = (Conv2dInputGradient, Conv2dWeightGradient)
 _BOTH = (CHANNELS_LAST, PLANAR)

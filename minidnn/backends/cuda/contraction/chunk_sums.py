@@ -10,8 +10,8 @@ from ....runtime.operand import KernelArgument
 from ...codegen.code import Code
 from ..prelude import TYPES
 from ..sums import print_values
+from ..tensor import is_aligned, is_regular, step_of
 from .behind import SumsBehind, region_of
-from .chunks import is_aligned, is_regular, step_of
 from .problem import Addresses, ContractionProblem
 from .text import fill, template
 

@@ -14,15 +14,14 @@ from ....runtime.operand import KernelArgument
 from ..kernels import Launch
 from ..machine import Machine
 from ..prelude import TYPES
+from ..tensor import LANES, is_aligned, is_regular, step_of
 from . import chunk_sums
 from .chunk_sums import registers_of
-from .chunks import LANES, is_aligned, is_regular, step_of
 from .halo_results import is_rounded, results_text
-from .hopper import ARCH, hopper_text
 from .kernel import ContractionKernel
 from .problem import Addresses, ContractionProblem
 from .sums_behind import join_of_parts, tile_parts
-from .text import join_of, parameters_of, source_of, template, vectors_of
+from .text import ARCH, hopper_text, join_of, parameters_of, source_of, template, vectors_of
 
 TILE = 64
 """Pixels that one ``wgmma`` makes."""

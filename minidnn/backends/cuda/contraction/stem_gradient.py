@@ -36,8 +36,8 @@ from ....runtime.operand import KernelArgument
 from ..kernels import Launch
 from ..machine import Machine
 from ..prelude import TYPES
-from .filter_parts import filter_part_bytes, print_filter_total, total_arguments
 from .kernel import ContractionKernel
+from .parts import filter_part_bytes, print_filter_total, total_arguments
 from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
 from .text import source_of
 

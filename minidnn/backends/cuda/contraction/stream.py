@@ -15,18 +15,19 @@ from ...codegen.code import Code
 from ..kernels import Launch
 from ..machine import Machine
 from ..prelude import TYPES
+from ..tensor import LANES, is_aligned, is_regular, step_of
 from . import chunk_sums, stream_front
 from .chunk_sums import registers_of
-from .chunks import LANES, is_aligned, is_regular, step_of
-from .hopper import ARCH, hopper_text
 from .kernel import ContractionKernel
 from .problem import Addresses, ContractionProblem
 from .stream_front import front_text, tensors_of
 from .stream_sums import sums_text
 from .sums_behind import join_of_parts, tile_parts
 from .text import (
+    ARCH,
     compute_stages,
     fill,
+    hopper_text,
     join_of,
     parameters_of,
     source_of,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from ....fusion.product_shape import BatchedProduct
 from ...codegen.kernel import KernelSource
+from ..expressions import STORED, read
 from ..kernels import Launch
 from ..prelude import TYPES
-from ..whole import STORED, read
 from .batches import unravel
 
 _TEXT = """\

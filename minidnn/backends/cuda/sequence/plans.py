@@ -11,7 +11,7 @@ from minidnn.graph.expression import Instruction
 
 from ....fusion.plan import KernelPlan, PlanOperation, PlanStep
 from ...codegen.taps import is_looped
-from ..warp import may_part
+from ..expressions import may_part
 from .grid import WARP
 
 
