@@ -64,19 +64,18 @@ from .contraction.problem import (
     lies_one_way,
 )
 from .copy import print_copy
-from .elements import print_elements
 from .kernels import ANY_SIZE, SCHEDULE, Launch
 from .library.lower import Lowering, Reserve
 from .machine import Machine
 from .normalize import print_layer_norm, print_softmax
 from .prelude import TYPES
-from .product.lower import BATCHED, tasks_of_batches
+from .product.matmul import BATCHED, tasks_of_batches
 from .rank_sums import RankSum
 from .reduce import print_argmax, print_reduce
 from .reduction import averages_planes, print_plane_average
 from .row_tasks import tasks_of_row_alone, tasks_of_rows
 from .sequence import are_apart, print_region, print_variants, print_vectors
-from .strided import pitched, print_broadcast, strided_of
+from .strided import pitched, print_broadcast, print_elements, strided_of
 from .sums import print_sums
 from .task import InWorkspace, Pointer, Task, data_of, numbers_of, placed_at, pointer_to
 from .tensor import Tensor, tensor_of

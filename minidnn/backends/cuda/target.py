@@ -31,13 +31,13 @@ from ...graph.operators import (
     Transpose,
 )
 from ...graph.types import BYTES
-from .attention.kernels import why_not_attention
 from .channels import MOST_SIDE_BY_SIDE
 from .contraction.gather import gather_precision, wants_gather
 from .contraction.in_front import MOST_IN_FRONT
 from .contraction.problem import lies_one_way
 from .library.support import PRODUCTS, layer_functions, product_gradient, takes_layouts
 from .prelude import TYPES
+from .product.attention import why_not_attention
 from .row_region import why_not_rows
 from .sequence.sums import choose_sums
 from .tensor import LANES

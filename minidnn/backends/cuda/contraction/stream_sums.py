@@ -5,8 +5,8 @@ from __future__ import annotations
 from ...codegen.code import Code
 from ..sum_parts import LARGEST
 from .behind import SumsBehind
-from .chunk_sums import lay_vectors, print_chunk, rows_at_once, totals_text
 from .problem import ContractionProblem
+from .sums_behind import lay_vectors, print_chunk, rows_at_once, totals_text
 from .text import fill, template
 
 _ALL = "(float *)(md_shared + (ring - begins))"
