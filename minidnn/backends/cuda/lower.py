@@ -48,7 +48,6 @@ from ...kernels.ops.pitched import Pitched
 from ...kernels.schedule import AxisSchedule
 from ...memory.liveness import awaited
 from ...runtime.plan import Plan
-from .any_size import has_any_size, print_chain_for_any_size, print_for_any_size
 from .channels import print_take_channels
 from .constants import Data
 from .contraction.behind import recorded
@@ -68,11 +67,11 @@ from .kernels import ANY_SIZE, SCHEDULE, Launch
 from .library.lower import Lowering, Reserve
 from .machine import Machine
 from .normalize import print_layer_norm, print_softmax
+from .pointwise import has_any_size, print_chain_for_any_size, print_for_any_size
 from .prelude import TYPES
 from .product.matmul import BATCHED, tasks_of_batches
 from .rank_sums import RankSum
-from .reduce import print_argmax, print_reduce
-from .reduction import averages_planes, print_plane_average
+from .reduce import averages_planes, print_argmax, print_plane_average, print_reduce
 from .row_tasks import tasks_of_row_alone, tasks_of_rows
 from .sequence import are_apart, print_region, print_variants, print_vectors
 from .strided import pitched, print_broadcast, print_elements, strided_of

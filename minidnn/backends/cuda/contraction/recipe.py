@@ -9,12 +9,11 @@ from ....cudnn.graph.plan import Plan
 from ....cudnn.graph.spec import TensorSpec
 from ....graph.types import ITEMSIZE
 from ....runtime.operand import KernelArgument
-from ..any_size import print_chain_for_any_size
 from ..functions import Loaded, Run
 from ..kernels import Launch
 from ..machine import Machine
 from ..memory import aligned
-from ..pointwise import Argument, PointStep, print_pointwise
+from ..pointwise import Argument, PointStep, print_chain_for_any_size, print_pointwise
 from ..table import KernelRow, LibraryRow, Row
 from ..tensor import Tensor
 from .bytes import header_bytes, number_at

@@ -20,8 +20,7 @@ from . import stream_front, sums_behind
 from .kernel import ContractionKernel
 from .problem import Addresses, ContractionProblem
 from .stream_front import front_text, tensors_of
-from .stream_sums import sums_text
-from .sums_behind import join_of_parts, registers_of, tile_parts
+from .sums_behind import join_of_parts, registers_of, sums_text, tile_parts
 from .text import (
     ARCH,
     compute_stages,

@@ -16,9 +16,8 @@ from ....fusion.functions import LEAST_RANK, LayerFunction
 from ....graph.ir import Constant, Node, Value
 from ..constants import Data
 from ..kernels import Launch
-from .call import ADD_TENSOR, FunctionCall
+from .call import ADD_TENSOR, FunctionCall, print_mask, reserve_bytes
 from .convolution import ORDERS, LayerConvolution
-from .dropout import print_mask, reserve_bytes
 from .support import (
     BIAS_GRADIENT,
     CONVOLUTION,

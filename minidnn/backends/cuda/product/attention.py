@@ -1,4 +1,7 @@
-"""Attention in one kernel, and its gradient in two, on tensor cores: no scores pass through memory."""
+"""Attention in one kernel, and its gradient in two, on tensor cores.
+
+No scores pass through memory.
+"""
 
 from __future__ import annotations
 
