@@ -140,7 +140,7 @@ FAULTS = (
     ),
     Fault(
         "taps of a sum are joined backwards",
-        "minidnn/backends/cuda/sequence/tap_join.py",
+        "minidnn/backends/cuda/sequence/taps.py",
         "for name in names[1:]:\n            fresh = self.pack.code.fresh()",
         "for name in reversed(names[1:]):\n            fresh = self.pack.code.fresh()",
         ("tests/cuda/test_kernels.py", "tests/cuda/test_tap_join.py"),

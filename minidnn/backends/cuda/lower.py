@@ -48,7 +48,6 @@ from ...kernels.ops.pitched import Pitched
 from ...kernels.schedule import AxisSchedule
 from ...memory.liveness import awaited
 from ...runtime.plan import Plan
-from .channels import print_take_channels
 from .constants import Data
 from .contraction.behind import recorded
 from .contraction.bytes import is_by_channel, packed_filter, why_not_bytes
@@ -62,7 +61,7 @@ from .contraction.problem import (
     gradient_of,
     lies_one_way,
 )
-from .copy import print_copy
+from .copy import print_copy, print_take_channels
 from .kernels import ANY_SIZE, SCHEDULE, Launch
 from .library.lower import Lowering, Reserve
 from .machine import Machine

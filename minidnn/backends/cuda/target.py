@@ -31,10 +31,10 @@ from ...graph.operators import (
     Transpose,
 )
 from ...graph.types import BYTES
-from .channels import MOST_SIDE_BY_SIDE
 from .contraction.gather import gather_precision, wants_gather
 from .contraction.in_front import MOST_IN_FRONT
 from .contraction.problem import lies_one_way
+from .copy import MOST_SIDE_BY_SIDE
 from .library.support import PRODUCTS, layer_functions, product_gradient, takes_layouts
 from .prelude import TYPES
 from .product.attention import why_not_attention
