@@ -10,7 +10,7 @@ import pytest
 
 from minidnn import layers as L
 from minidnn.backends.codegen.kernel import KernelSource
-from minidnn.backends.cuda.build import compile_kernels
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.sequence import print_sequence
 from minidnn.backends.cuda.sequence.plans import absorb_prologues

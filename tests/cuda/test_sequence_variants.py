@@ -15,9 +15,8 @@ import pytest
 
 from minidnn import layers as L
 from minidnn.backends.cuda import fastest
-from minidnn.backends.cuda.build import CompiledKernel, compile_kernels
 from minidnn.backends.cuda.fastest import Fastest
-from minidnn.backends.cuda.functions import Loaded
+from minidnn.backends.cuda.functions import CompiledKernel, Loaded, compile_kernels
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.machine import Machine

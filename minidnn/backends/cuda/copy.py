@@ -23,7 +23,7 @@ from ..codegen.kernel import KernelSource
 from .kernels import SCHEDULE, Launch
 from .pointwise import print_pointwise
 from .prelude import TYPES
-from .tensor import Tensor
+from .tensor import Tensor, has_whole_planes
 
 THREADS = 256
 TILES = (64, 32)
@@ -43,14 +43,10 @@ def print_copy(batch: int, source: Tensor, target: Tensor) -> Launch:
         source, target = (replace(t, dtype="float32") for t in (source, target))
     if source.rows * source.columns > 1 and source.channels > 1:
         ways = ((source, target), (target, source))
-        if any(_is_planar(one) and _is_last(other) for one, other in ways):
+        if any(has_whole_planes(one) and _is_last(other) for one, other in ways):
             few = source.channels <= FEW_CHANNELS or batch > _MOST_IN_Z
             return (_few if few else _tiled)(batch, source, target)
     return print_pointwise(batch, [source], target)
-
-
-def _is_planar(t: Tensor) -> bool:
-    return t.pixel == 1 and t.row == t.columns
 
 
 def _is_last(t: Tensor) -> bool:
@@ -80,7 +76,7 @@ def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
     alignment allows: enough bytes have to be on their way for memory to be busy.
     """
     plane, channels = source.rows * source.columns, source.channels
-    to_last = _is_planar(source)
+    to_last = has_whole_planes(source)
     # "inner" runs along the source's neighbours, "outer" along the target's.
     outer, inner = (channels, plane) if to_last else (plane, channels)
     from_outer, to_inner = (
@@ -88,7 +84,8 @@ def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
     )
     reads = _pack(source, inner, (source.image, from_outer, source.offset))
     writes = _pack(target, outer, (target.image, to_inner, target.offset))
-    tile = next(t for t in TILES if t == TILES[-1] or _blocks(batch, outer, inner, t) >= PLENTY)
+    most, least = TILES
+    tile = most if batch * -(-outer // most) * -(-inner // most) >= PLENTY else least
     element, pitch = TYPES[source.dtype], tile + 4 // source.itemsize
     code = Code()
     with code.block(f'extern "C" __global__ void @({_parameters(source, target)})'):
@@ -133,10 +130,6 @@ def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
             )
     grid = (tiles * -(-outer // tile), 1, batch)
     return _launch("transpose", code, grid, (THREADS, 1, 1), tile * pitch * source.itemsize)
-
-
-def _blocks(batch: int, outer: int, inner: int, tile: int) -> int:
-    return batch * -(-outer // tile) * -(-inner // tile)
 
 
 def _pack(tensor: Tensor, run: int, steps: Sequence[int]) -> int:

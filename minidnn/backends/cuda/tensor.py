@@ -69,3 +69,8 @@ def is_regular(t: Tensor) -> bool:
 def step_of(t: Tensor) -> int:
     """From one pixel to the next, through all images."""
     return t.image if t.rows * t.columns == 1 else t.pixel
+
+
+def has_whole_planes(t: Tensor) -> bool:
+    """Whether all pixels of a channel follow each other."""
+    return t.pixel == 1 and t.row == t.columns

@@ -18,6 +18,7 @@ from math import prod
 from ....runtime.operand import KernelArgument
 from ..kernels import Launch
 from ..machine import Machine
+from ..tensor import has_whole_planes
 from .kernel import ContractionKernel
 from .parts import (
     MOST_DOWN,
@@ -25,7 +26,6 @@ from .parts import (
     filled,
     filter_arguments,
     filter_part_bytes,
-    has_whole_planes,
     pixels_of,
     print_filter_total,
 )

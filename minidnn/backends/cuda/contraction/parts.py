@@ -16,7 +16,6 @@ from ...codegen.code import Code
 from ..kernels import Launch
 from ..memory import aligned
 from ..prelude import TYPES
-from ..tensor import Tensor
 from .problem import Addresses, ContractionProblem
 from .text import compute_stages, parameters_of, source_of
 
@@ -67,11 +66,6 @@ def filled(slabs: int, parts: int) -> int:
     """How many of so many parts have slabs: each is as deep as the first, so the last ones may
     begin behind the end."""
     return -(-slabs // -(-slabs // parts))
-
-
-def has_whole_planes(t: Tensor) -> bool:
-    """Whether pixels of a channel lie behind each other: then parts can become it."""
-    return t.pixel == 1 and t.row == t.columns
 
 
 def pixels_of(problem: ContractionProblem) -> int:

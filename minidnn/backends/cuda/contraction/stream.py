@@ -18,6 +18,7 @@ from ..prelude import TYPES
 from ..tensor import LANES, is_aligned, is_regular, step_of
 from . import stream_front, sums_behind
 from .kernel import ContractionKernel
+from .parts import pixels_of
 from .problem import Addresses, ContractionProblem
 from .stream_front import front_text, tensors_of
 from .sums_behind import join_of_parts, registers_of, sums_text, tile_parts
@@ -122,7 +123,7 @@ class StreamKernel(ContractionKernel):
             return "its pixels do not follow each other"
         if problem.before and not is_packed(problem):
             return "what comes before is not scale, shift and ReLU"
-        if problem.w.span >= 1 << 31 or _pixels(problem) >= 1 << 31:
+        if problem.w.span >= 1 << 31 or pixels_of(problem) >= 1 << 31:
             return "its sizes do not fit 32 bits"
         for reason in (sums_behind.why_not(problem), stream_front.why_not(problem)):
             if reason is not None:
@@ -134,7 +135,7 @@ class StreamKernel(ContractionKernel):
     def why_slow(self, problem: ContractionProblem) -> str | None:
         least = _LEAST_PIXELS_PASSING if _may_pass(problem) else _LEAST_PIXELS
         # Else there are too few to keep filters for, or for them to pass.
-        return None if _pixels(problem) >= least else f"it has fewer than {least} pixels"
+        return None if pixels_of(problem) >= least else f"it has fewer than {least} pixels"
 
     def price(self, problem: ContractionProblem) -> float:
         return 0.7
@@ -237,8 +238,8 @@ class StreamKernel(ContractionKernel):
             problem.w.shape[0],
             problem.w.shape[1] // LANES,
             _slabs(problem, stream, machine.shared_bytes),
-            -(-_pixels(problem) // stream.pixels),
-            _pixels(problem),
+            -(-pixels_of(problem) // stream.pixels),
+            pixels_of(problem),
             step_of(problem.x if problem.front is None else problem.front.tensors[0]),
             step_of(problem.y),
             *stream_front.steps(problem),
@@ -269,12 +270,8 @@ def _rounds(problem: ContractionProblem, stream: Stream) -> int:
 
 def _blocks(problem: ContractionProblem, stream: Stream, machine: Machine) -> int:
     """How many blocks share the pixels."""
-    tiles = -(-_pixels(problem) // stream.pixels)
+    tiles = -(-pixels_of(problem) // stream.pixels)
     return min(tiles, max(1, machine.multiprocessors // _rounds(problem, stream)))
-
-
-def _pixels(problem: ContractionProblem) -> int:
-    return problem.batch * problem.y.rows * problem.y.columns
 
 
 def _has_room(problem: ContractionProblem, stream: Stream) -> bool:
