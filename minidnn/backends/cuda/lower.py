@@ -72,7 +72,8 @@ from .product.matmul import BATCHED, tasks_of_batches
 from .rank_sums import RankSum
 from .reduce import averages_planes, print_argmax, print_plane_average, print_reduce
 from .row_tasks import tasks_of_row_alone, tasks_of_rows
-from .sequence import are_apart, print_region, print_variants, print_vectors
+from .sequence.suit import print_region, print_variants
+from .sequence.vectors import are_apart, print_vectors
 from .strided import pitched, print_broadcast, print_elements, strided_of
 from .sums import print_sums
 from .task import InWorkspace, Pointer, Task, data_of, numbers_of, placed_at, pointer_to

@@ -446,7 +446,7 @@ def _added(behind: SumsBehind, down: int) -> str:
     """What a thread computes of its chunks, adds up and stores."""
     vectors, body = Code(), Code()
     print_vectors(vectors, behind)
-    print_chunk(body, behind, "chunks[j + h]", "word{}[h]", "totals.of[{}][0]", False)
+    print_chunk(body, behind, "chunks[j + h]", "totals.of[{}][0]", False)
     return fill(
         _ADDED,
         {

@@ -129,21 +129,18 @@ def print_vectors(code: Code, behind: SumsBehind) -> None:
         code.line(f"md_load_floats(w{i}, given + {i} * FILTERS + n - n0);")
 
 
-def print_chunk(
-    code: Code, behind: SumsBehind, made: str, asked: str, total: str, reads_vectors: bool
-) -> None:
+def print_chunk(code: Code, behind: SumsBehind, made: str, total: str, reads_vectors: bool) -> None:
     """What a thread computes of a chunk of pixel ``m``, adds up and stores.
 
     Args:
-        made: the word that the contraction makes.
-        asked: those of the other tensors, by their numbers.
+        made: the word that the contraction makes; those of other tensors are ``word0[h]`` and on.
         total: what the numbers of the chunk are added to, by the sum's number.
         reads_vectors: whether the vectors have not been read yet.
     """
     op, tensors = region_of(behind), len(behind.tensors)
     first, *others = op.body.inputs
     names: dict[Value, str] = {first: "a0[k]"}
-    for i, word in enumerate((made, *(asked.format(i) for i in range(tensors)))):
+    for i, word in enumerate((made, *(f"word{i}[h]" for i in range(tensors)))):
         code.line(f"float a{i}[8];")
         with code.block(""):
             code.line("md_pack<8, T> pack;")
@@ -286,7 +283,7 @@ def _computed(behind: SumsBehind, down: int) -> str:
     for i, _ in enumerate(behind.tensors):
         declare.line(f"uint4 word{i}[{at_once}];")
         ask.line(f"word{i}[h] = *(const uint4 *)(t{i} + m * P_t{i} + n);")
-    print_chunk(body, behind, "chunks[i][j + h]", "word{}[h]", "totals.of[{}][i]", True)
+    print_chunk(body, behind, "chunks[i][j + h]", "totals.of[{}][i]", True)
     text = {
         "AT_ONCE": at_once,
         "DECLARE": str(declare).rstrip("\n"),
