@@ -315,7 +315,7 @@ def _turned(node: Node) -> tuple[Layout, Layout] | None:
 def _takes_layouts(node: Node) -> bool:
     """Whether a node's values may lie in another layout than NCHW, and in slices."""
     if isinstance(node.op, Concat):
-        return not _joins_elsewhere(node)
+        return node.op.axis % node.output.type.rank == 1
     if isinstance(node.op, (Contraction, FusedContraction)):
         return not _is_linear(node)
     if isinstance(node.op, LayerFunction):
@@ -362,7 +362,3 @@ def _is_linear(node: Node) -> bool:
 def _is_depthwise(node: Node) -> bool:
     inner = _contraction(node)
     return isinstance(inner.op, Conv2d) and inner.op.groups > 1 and inner.inputs[1].shape[1] == 1
-
-
-def _joins_elsewhere(node: Node) -> bool:
-    return isinstance(node.op, Concat) and node.op.axis % node.output.type.rank != 1
