@@ -139,7 +139,7 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
 
     import minidnn as md
     from minidnn import compiler
-    from minidnn.backends.cuda import backend, build, captured, constants, functions, program
+    from minidnn.backends.cuda import backend, captured, constants, functions, program
     from minidnn.backends.cuda.contraction import choice, tune
     from minidnn.cudnn import handle
     from minidnn.cudnn.graph import engines, plan, planner
@@ -160,7 +160,7 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
     watch.wrap(constants, "_bits", "weights: folding, rounding, turning")
     watch.wrap(constants.Constants, "lay_down", "weights: waiting, copying")
     watch.wrap(functions, "compile_kernels", "NVRTC")
-    watch.wrap(build, "load", "loading NVRTC")
+    watch.wrap(functions, "load", "loading NVRTC")
     watch.wrap(functions, "_module", "loading modules")
     watch.wrap(functions, "load_launches", "kernels")
     watch.wrap(choice.Choice, "launches", "texts of contractions")

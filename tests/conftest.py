@@ -189,12 +189,12 @@ def compilers(pytestconfig: pytest.Config) -> Iterator[None]:
         return
     from minidnn.backends.cpu import rates
     from minidnn.backends.cpu.compilers import compiler, kernels
-    from minidnn.backends.cuda import build
+    from minidnn.backends.cuda import functions
     from minidnn.runtime.cores import usable_cores
 
     cores = max(1, usable_cores() // shared["workercount"])
     with pytest.MonkeyPatch.context() as patch:
-        for module in (compiler, kernels, build):
+        for module in (compiler, kernels, functions):
             patch.setattr(module, "usable_cores", lambda: cores)
         # A machine's rates need not be right, and streaming as much as no cache holds takes long.
         patch.setattr(rates, "MOST_MEMORY_BYTES", 32 << 20)

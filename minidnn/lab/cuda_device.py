@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..backends.cuda.build import compile_kernels
+from ..backends.cuda.functions import compile_kernels
 from ..backends.cuda.machine import Machine, machine_of
 from ..backends.cuda.nvrtc import Resources
 from .ceilings import ceilings

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.cuda.build import compile_kernels
+from ..backends.cuda.functions import compile_kernels
 from ..backends.cuda.kernels import Launch
 from ..backends.cuda.machine import machine_of
 from ..cudnn.gpu_turn import turn

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from minidnn.backends.codegen.kernel import KernelSource
-from minidnn.backends.cuda.build import compile_kernels
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.machine import machine_of
 

@@ -9,15 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from minidnn.backends.cuda.machine import Machine
-from minidnn.backends.cuda.sequence import (
-    SequenceKernel,
-    are_apart,
-    print_region,
-    print_sequence,
-)
 from minidnn.backends.cuda.sequence.grid import Grid
 from minidnn.backends.cuda.sequence.mapping import Mapping
+from minidnn.backends.cuda.sequence.printer import print_sequence
 from minidnn.backends.cuda.sequence.rolling import Rolling
+from minidnn.backends.cuda.sequence.suit import print_region
+from minidnn.backends.cuda.sequence.vectors import SequenceKernel, are_apart
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
 from minidnn.fusion.plan import Binding
 from minidnn.fusion.region import FusedSequence

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidnn.backends.cuda.attention.kernels import print_attention, print_attention_gradient
+from minidnn.backends.cuda.product.attention import print_attention, print_attention_gradient
 from minidnn.fusion.attention import FusedAttention, FusedAttentionGradient
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph

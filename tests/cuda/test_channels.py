@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from minidnn import layers as L
-from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.channels import print_take_channels
+from minidnn.backends.cuda.copy import print_take_channels
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.tensor import Tensor, tensor_of

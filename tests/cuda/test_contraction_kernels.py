@@ -11,10 +11,10 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import halo, stream
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph

@@ -12,11 +12,11 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.constants import Data
 from minidnn.backends.cuda.contraction import depthwise
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import Address, ContractionProblem
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.task import Pointer
 from minidnn.graph.evaluate import evaluate

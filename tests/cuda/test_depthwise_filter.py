@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction.depthwise_filter import UNITS
 from minidnn.backends.cuda.contraction.problem import FILTER_GRADIENT
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.machine import Machine
 
 from .cards import A100, H200, on_each

@@ -9,7 +9,6 @@ import pytest
 
 from minidnn import layers as L
 from minidnn.backends.cuda import functions
-from minidnn.backends.cuda.build import CompiledKernel
 from minidnn.backends.cuda.contraction.fixed import FixedConvolution
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.kernel_registry import (
@@ -25,7 +24,7 @@ from minidnn.backends.cuda.contraction.recipe import (
     finish_of,
     prepare_of,
 )
-from minidnn.backends.cuda.functions import Loaded
+from minidnn.backends.cuda.functions import CompiledKernel, Loaded
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.nvrtc import Resources
 from minidnn.backends.cuda.prepare import ContractionWork, KernelWork

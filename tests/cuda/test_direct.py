@@ -11,9 +11,9 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import direct
 from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.machine import Machine
 from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph

@@ -9,7 +9,7 @@ import pytest
 
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cuda import functions
-from minidnn.backends.cuda.build import CompiledKernel
+from minidnn.backends.cuda.functions import CompiledKernel
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.nvrtc import Resources
 

@@ -16,9 +16,9 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda import functions
-from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import choice, tune
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.machine import machine_of
 from minidnn.errors import MiniDNNWarning
 

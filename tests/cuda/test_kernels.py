@@ -15,8 +15,8 @@ from minidnn.backends.cuda.contraction.gather import Gathering, print_gather
 from minidnn.backends.cuda.kernels import SCHEDULE, Launch
 from minidnn.backends.cuda.normalize import print_softmax
 from minidnn.backends.cuda.pointwise import CHAIN, Argument, PointStep, print_pointwise
-from minidnn.backends.cuda.product.lower import print_product
-from minidnn.backends.cuda.reduction import averages_planes, print_plane_average
+from minidnn.backends.cuda.product.matmul import print_product
+from minidnn.backends.cuda.reduce import averages_planes, print_plane_average
 from minidnn.backends.cuda.strided import print_broadcast, strided_of
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
 from minidnn.graph import operators as ops

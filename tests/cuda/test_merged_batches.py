@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minidnn.backends.cuda.sequence.merge_batch import SMALL, merge_batch
+from minidnn.backends.cuda.sequence.flat import SMALL, merge_batch
 from minidnn.fusion.region import FusedSequence
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Value

@@ -11,8 +11,8 @@ import pytest
 
 from minidnn.backends.codegen.code import Code
 from minidnn.backends.codegen.kernel import KernelSource
+from minidnn.backends.cuda.expressions import narrowed, print_as
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.narrow import narrowed, print_as
 from minidnn.backends.cuda.prelude import TYPES
 from minidnn.gradients.scalar import derivative
 from minidnn.graph import activation_formulas as formulas

@@ -13,7 +13,7 @@ import pytest
 from minidnn import cache
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cuda import nvrtc
-from minidnn.backends.cuda.build import compile_kernels, group
+from minidnn.backends.cuda.functions import compile_kernels, group
 from minidnn.backends.cuda.prelude import prelude
 from minidnn.errors import CompileError, DeviceError
 

@@ -10,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import filter_gradient
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.kernel import ContractionKernel
@@ -21,7 +20,7 @@ from minidnn.backends.cuda.contraction.problem import (
     Addresses,
     Direction,
 )
-from minidnn.backends.cuda.functions import Loaded
+from minidnn.backends.cuda.functions import Loaded, compile_kernels
 from minidnn.backends.cuda.machine import Machine
 from minidnn.runtime.arrays import from_bits, to_bits
 

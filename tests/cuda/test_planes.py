@@ -12,7 +12,6 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import planes, planes_filter
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS, LoadedContraction
@@ -22,7 +21,7 @@ from minidnn.backends.cuda.contraction.problem import (
     Addresses,
     Direction,
 )
-from minidnn.backends.cuda.functions import Loaded
+from minidnn.backends.cuda.functions import Loaded, compile_kernels
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.tensor import Tensor

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.product.lower import print_product
-from minidnn.backends.cuda.product.tensor_cores import TILES, candidates, print_on_tensor_cores
+from minidnn.backends.cuda.product.matmul import (
+    TILES,
+    candidates,
+    print_on_tensor_cores,
+    print_product,
+)
 from minidnn.fusion.product import FusedProduct
 from minidnn.fusion.product_shape import shape_of
 from minidnn.graph import operators as ops

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidnn.backends.cuda.build import compile_kernels
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.row_region import why_not_rows
 from minidnn.backends.cuda.row_tasks import tasks_of_rows

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem, EpilogueStep, spec_of
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.pointwise import CHAIN, Argument, PointStep
 from minidnn.backends.cuda.tensor import Tensor
 from minidnn.cudnn.graph.spec import TensorSpec

@@ -10,9 +10,9 @@ import pytest
 from minidnn import layers as L
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.sequence import print_sequence
 from minidnn.backends.cuda.sequence.grid import Grid, choose_grid
-from minidnn.backends.cuda.sequence.sign_analysis import positive_planes
+from minidnn.backends.cuda.sequence.plans import positive_planes
+from minidnn.backends.cuda.sequence.printer import print_sequence
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.backends.cuda.tensor import tensor_of
 from minidnn.errors import GraphError

@@ -10,10 +10,10 @@ import pytest
 
 from minidnn import layers as L
 from minidnn.backends.codegen.kernel import KernelSource
-from minidnn.backends.cuda.build import compile_kernels
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.machine import Machine
-from minidnn.backends.cuda.sequence import print_sequence
-from minidnn.backends.cuda.sequence.prologue import absorb_prologues
+from minidnn.backends.cuda.sequence.plans import absorb_prologues
+from minidnn.backends.cuda.sequence.printer import print_sequence
 from minidnn.backends.cuda.sequence.rolling import Rolling, choose_rolling, rollings
 from minidnn.backends.cuda.tensor import tensor_of
 from minidnn.fusion.region import FusedSequence

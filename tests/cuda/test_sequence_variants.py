@@ -15,14 +15,14 @@ import pytest
 
 from minidnn import layers as L
 from minidnn.backends.cuda import fastest
-from minidnn.backends.cuda.build import CompiledKernel, compile_kernels
 from minidnn.backends.cuda.fastest import Fastest
-from minidnn.backends.cuda.functions import Loaded
+from minidnn.backends.cuda.functions import CompiledKernel, Loaded, compile_kernels
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.nvrtc import Resources
-from minidnn.backends.cuda.sequence import SequenceKernel, print_region, print_variants
+from minidnn.backends.cuda.sequence.suit import print_region, print_variants
+from minidnn.backends.cuda.sequence.vectors import SequenceKernel
 from minidnn.backends.cuda.task import Task
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
 from minidnn.errors import MiniDNNWarning

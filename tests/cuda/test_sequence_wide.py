@@ -12,7 +12,7 @@ import pytest
 
 from minidnn import layers as L
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.sequence import print_sequence
+from minidnn.backends.cuda.sequence.printer import print_sequence
 from minidnn.backends.cuda.tensor import Tensor
 from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.stem_gradient import (
     MOST_CHANNELS,
@@ -17,6 +16,7 @@ from minidnn.backends.cuda.contraction.stem_gradient import (
     rows_of,
     shape_of,
 )
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.machine import Machine
 

@@ -14,10 +14,8 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda import stored
 from minidnn.backends.cuda.block import Block
-from minidnn.backends.cuda.build import CompiledKernel
-from minidnn.backends.cuda.contraction.fixed import FixedConvolution
-from minidnn.backends.cuda.contraction.plan_call import PlanCall
-from minidnn.backends.cuda.functions import Loaded
+from minidnn.backends.cuda.contraction.fixed import FixedConvolution, PlanCall
+from minidnn.backends.cuda.functions import CompiledKernel, Loaded
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.nvrtc import UNKNOWN
 from minidnn.backends.cuda.stored import store, why_not_here

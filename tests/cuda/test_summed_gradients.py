@@ -13,12 +13,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction.graphs import CONVOLUTION
 from minidnn.backends.cuda.contraction.kernel_registry import LoadedContraction
 from minidnn.backends.cuda.contraction.recipe import Built, Form, Recipe, prepare_of, sums_of
 from minidnn.backends.cuda.contraction.sums_behind import sweep_of
-from minidnn.backends.cuda.functions import Loaded
+from minidnn.backends.cuda.functions import Loaded, compile_kernels
 from minidnn.backends.cuda.memory import aligned
 from minidnn.backends.cuda.target import HALVES
 from minidnn.backends.cuda.task import Task

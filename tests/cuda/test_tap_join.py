@@ -11,7 +11,7 @@ import pytest
 
 from minidnn.backends.codegen.code import Code
 from minidnn.backends.cuda.sequence.pack import Pack
-from minidnn.backends.cuda.sequence.tap_join import Tap, TapJoin
+from minidnn.backends.cuda.sequence.taps import Tap, TapJoin
 from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
 from minidnn.gradients.rules.pooling import maximum_gradient, place_of_maximum

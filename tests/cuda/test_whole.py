@@ -12,19 +12,20 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.backend import CudaBackend
-from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.contraction.byte_graphs import (
+from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.graphs import (
+    CONVOLUTION,
+    graph_of,
     operands_of,
     why_no_engine,
     why_not_fused,
 )
-from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.graphs import CONVOLUTION, graph_of
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Form, target
 from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES
 from minidnn.backends.cuda.contraction.tune import launches_of
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.machine import Machine
 from minidnn.cudnn.graph.spec import Pointwise

@@ -9,9 +9,9 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import winograd
 from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.machine import Machine
 from tests.cuda.cards import A100, H200
 from tests.sampling import mixed, some

@@ -105,7 +105,7 @@ FAULTS = (
     ),
     Fault(
         "buffers of a patch lie over each other while both are in use",
-        "minidnn/backends/cuda/sequence/places.py",
+        "minidnn/backends/cuda/sequence/mapping.py",
         "near = [p for other, p in found.items() if spans[other][1] >= begin]",
         "near = [p for other, p in found.items() if spans[other][1] > begin]",
         ("tests/cuda/test_kernels.py", "tests/cuda/test_sequence_random.py"),
@@ -140,7 +140,7 @@ FAULTS = (
     ),
     Fault(
         "taps of a sum are joined backwards",
-        "minidnn/backends/cuda/sequence/tap_join.py",
+        "minidnn/backends/cuda/sequence/taps.py",
         "for name in names[1:]:\n            fresh = self.pack.code.fresh()",
         "for name in reversed(names[1:]):\n            fresh = self.pack.code.fresh()",
         ("tests/cuda/test_kernels.py", "tests/cuda/test_tap_join.py"),

@@ -12,7 +12,7 @@ from minidnn.backends.cpu.compilers.kernels import compile_kernels
 from minidnn.backends.cpu.compilers.library import NativeFunction
 from minidnn.backends.cpu.isa import Isa, usable_isas
 from minidnn.backends.cpu.operators.kernels import SCHEDULE, shaped
-from minidnn.backends.cuda.build import compile_kernels as compile_by_nvrtc
+from minidnn.backends.cuda.functions import compile_kernels as compile_by_nvrtc
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.graph.operators import Gather
 from minidnn.graph.types import TensorType

@@ -11,7 +11,7 @@ import pytest
 from minidnn import lab
 from minidnn import layers as L
 from minidnn.backends.cuda import nvrtc
-from minidnn.backends.cuda.build import compile_kernels
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.errors import UnsupportedError
 from minidnn.graph.evaluate import evaluate
 from minidnn.lab.api import H100

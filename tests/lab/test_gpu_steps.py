@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minidnn import lab
-from minidnn.backends.cuda.build import compile_kernels
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.machine import machine_of
 from minidnn.lab.cuda_device import job
 from minidnn.lab.cuda_step import CudaStep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minidnn.backends.cuda.build import compile_kernels
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.lab.api import H100
 from minidnn.lab.cuda_device import predict
 from minidnn.lab.ladders import ladder_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minidnn.backends.cuda.build import compile_kernels
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.errors import UnsupportedError
 from minidnn.lab.api import H100
 from minidnn.lab.product.ladder import PRODUCT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minidnn.backends.cuda.build import compile_kernels
+from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.lab.api import H100
 from minidnn.lab.cuda_device import predict
 from minidnn.lab.model import Prediction

@@ -31,12 +31,12 @@ from ..options import (
 )
 from .captured import on_device
 from .contraction.bytes import why_not_bytes
+from .expressions import STORED
 from .machine import machine_of
 from .memory import told
 from .nvrtc import why_unusable
 from .prelude import TYPES
 from .target import STORAGE, CudaTarget
-from .whole import STORED
 
 OLDEST = (8, 0)
 """The oldest compute capability that generated kernels are written for."""

@@ -48,8 +48,6 @@ from ...kernels.ops.pitched import Pitched
 from ...kernels.schedule import AxisSchedule
 from ...memory.liveness import awaited
 from ...runtime.plan import Plan
-from .any_size import has_any_size, print_chain_for_any_size, print_for_any_size
-from .channels import print_take_channels
 from .constants import Data
 from .contraction.behind import recorded
 from .contraction.bytes import is_by_channel, packed_filter, why_not_bytes
@@ -63,20 +61,20 @@ from .contraction.problem import (
     gradient_of,
     lies_one_way,
 )
-from .copy import print_copy
-from .elements import print_elements
+from .copy import print_copy, print_take_channels
 from .kernels import ANY_SIZE, SCHEDULE, Launch
 from .library.lower import Lowering, Reserve
 from .machine import Machine
 from .normalize import print_layer_norm, print_softmax
+from .pointwise import has_any_size, print_chain_for_any_size, print_for_any_size
 from .prelude import TYPES
-from .product.lower import BATCHED, tasks_of_batches
+from .product.matmul import BATCHED, tasks_of_batches
 from .rank_sums import RankSum
-from .reduce import print_argmax, print_reduce
-from .reduction import averages_planes, print_plane_average
+from .reduce import averages_planes, print_argmax, print_plane_average, print_reduce
 from .row_tasks import tasks_of_row_alone, tasks_of_rows
-from .sequence import are_apart, print_region, print_variants, print_vectors
-from .strided import pitched, print_broadcast, strided_of
+from .sequence.suit import print_region, print_variants
+from .sequence.vectors import are_apart, print_vectors
+from .strided import pitched, print_broadcast, print_elements, strided_of
 from .sums import print_sums
 from .task import InWorkspace, Pointer, Task, data_of, numbers_of, placed_at, pointer_to
 from .tensor import Tensor, tensor_of

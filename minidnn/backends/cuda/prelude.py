@@ -43,7 +43,7 @@ of a store of 16 bytes in functions that it inlines; halves are then converted t
 **Functions** beside CUDA's own are those of :mod:`..codegen.functions`: ``expf`` and the like
 differ from release to release, and some of them lose NaN or flush denormal numbers.  No header is
 included: parsing ``cuda_fp16.h`` takes longer than compiling most kernels.  ``md_narrow_...`` are
-for results of two bytes, of :mod:`.narrow`.
+for results of two bytes, of :mod:`.expressions`.
 
 The emulator of the tests compiles the same texts with the system's C++ compiler and defines
 itself what stands between ``#ifdef __CUDACC__`` and its ``#endif``.

@@ -15,12 +15,10 @@ from ...runtime.program import StoredProgram
 from ..codegen.kernel import KernelSource
 from .arrays import ArraySlot
 from .block import Block
-from .build import CompiledKernel
 from .captured import CapturedProgram, on_device
 from .constants import LaidDown
-from .contraction.fixed import FixedConvolution
-from .contraction.plan_call import PlanCall
-from .functions import load_compiled
+from .contraction.fixed import FixedConvolution, PlanCall
+from .functions import CompiledKernel, load_compiled
 from .kernels import Launch
 from .library.call import FunctionCall
 from .machine import Machine, machine_of

@@ -1,4 +1,11 @@
-"""What blocks leave of sums over all axes but channels, and the kernel that joins it."""
+"""Sums over all axes but channels: how blocks and threads share what a sweep adds up, what blocks
+leave of sums, and the kernel that joins it.
+
+The grid follows from shapes and layouts alone.  Of channels side by side a thread has one pack, at
+every ``step``-th pixel.  What float32 has here never changes, as its bits would; sums of halves
+take blocks of whole warps but for a few threads, of whatever numbers these consist: a warp of which
+a quarter has no channels computes no less.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +22,11 @@ from ..codegen.dialect import literal
 from .kernels import Launch
 from .prelude import TYPES
 
-_THREADS = 256
+THREADS = 256
+"""Most of a block."""
 _COLUMNS = 8
 """Channels side by side that a block joins the parts of: what one access to memory reads."""
-_ROWS = _THREADS // _COLUMNS
+_ROWS = THREADS // _COLUMNS
 _OWN = 32
 """So many parts of a variance a thread keeps in registers."""
 LARGEST = literal(float(np.finfo(np.float32).max))
@@ -165,7 +173,7 @@ def join_parts(parts: SumParts) -> Launch:
     code = Code()
     columns = -(-parts.channels // _COLUMNS)
     head = ", ".join(("const float *part", *parts.results))
-    with code.block(f'extern "C" __global__ void __launch_bounds__({_THREADS}) @({head})'):
+    with code.block(f'extern "C" __global__ void __launch_bounds__({THREADS}) @({head})'):
         code.line("MD_SHARED;")
         code.line("float *const shared = (float *)md_shared;")
         code.line(f"const int which = blockIdx.x / {columns};")
@@ -181,15 +189,15 @@ def join_parts(parts: SumParts) -> Launch:
                 else:
                     _join_moments(code, parts, each)
             first += each.kept
-    return Launch.named("sum_parts", code, len(parts.found) * columns, _THREADS, _THREADS * 4)
+    return Launch.named("sum_parts", code, len(parts.found) * columns, THREADS, THREADS * 4)
 
 
 def join_few(parts: SumParts) -> Launch:
     """The kernel that joins a few parts of many channels, each by a thread; of sums alone."""
     code = Code()
     head = ", ".join(("const float *part", *parts.results))
-    with code.block(f'extern "C" __global__ void __launch_bounds__({_THREADS}) @({head})'):
-        code.line(f"const int c = blockIdx.x * {_THREADS} + threadIdx.x;")
+    with code.block(f'extern "C" __global__ void __launch_bounds__({THREADS}) @({head})'):
+        code.line(f"const int c = blockIdx.x * {THREADS} + threadIdx.x;")
         code.line(f"if (c >= {parts.channels}) return;")
         for i, each in enumerate(parts.found):
             assert isinstance(each, Total), each
@@ -200,7 +208,7 @@ def join_few(parts: SumParts) -> Launch:
                 with code.block(f"for (int r = 0; r < {parts.count}; r++)"):
                     code.line(f"total += from[r * {parts.channels}ll];")
                 code.line(parts.total(each, "total"))
-    return Launch.named("sum_parts", code, -(-parts.channels // _THREADS), _THREADS)
+    return Launch.named("sum_parts", code, -(-parts.channels // THREADS), THREADS)
 
 
 def _join_moments(code: Code, parts: SumParts, each: MeanAndVariance) -> None:
@@ -260,3 +268,89 @@ def _add(code: Code, parts: SumParts, value: str, own: int | None = None) -> Non
         code.line(f"if (down < s) shared[threadIdx.x] += shared[threadIdx.x + s * {_COLUMNS}];")
         code.line("__syncthreads();")
     code.line(f"const float all = shared[threadIdx.x % {_COLUMNS}];")
+
+
+_BLOCKS = 512
+"""So many blocks keep every card busy, and run all at once where each has 64 registers a thread."""
+_LEAST, _MOST, _MOST_NARROW = 4, 64, 256
+"""Elements of a channel that a thread adds, in packs."""
+_WIDTHS = (1, 2, 4, 8, 16, 32)
+"""How many packs side by side a block adds."""
+_ROW = 64  # bytes
+"""Of shorter rows memory moves more than is read."""
+_BUSY = 0.75
+"""Where so many of the threads have a pack, a long row gains more than idle ones cost."""
+_AS_BUSY = 0.95
+"""Long rows are worth that, where threads are as many as the row needs."""
+_WARP = 32
+
+
+@dataclass(frozen=True)
+class SumsGrid:
+    """The threads of a block: ``wide`` packs side by side, and ``step`` of them below each other.
+
+    Attributes:
+        beside: so many blocks have the packs of a row.
+        narrow: whether it is chosen for halves.
+    """
+
+    wide: int
+    step: int
+    beside: int
+    narrow: bool
+
+    @property
+    def threads(self) -> int:
+        return self.wide * self.step
+
+    def part(self, count: int, groups: int) -> int:
+        """How many of ``count`` packs below each other a block adds, where so many groups have sums
+        of their own."""
+        blocks, step = groups * self.beside, self.step
+        most = _MOST_NARROW if self.narrow else _MOST
+        if groups > 1 and blocks * 2 >= _BLOCKS:
+            parts = -(-count // (step * most))
+            return step * -(-count // (step * parts))
+        packs = -(-count * blocks // (step * _BLOCKS))
+        if self.narrow:  # no more blocks than run at once
+            packs = -(-count // (step * max(1, _BLOCKS // blocks)))
+        return step * max(_LEAST, min(most, packs))
+
+
+def grid_of_columns(packs: int, pack_bytes: int, narrow: bool) -> SumsGrid:
+    """The grid of so many packs of channels side by side."""
+    if narrow:
+        return _busy_grid(packs, pack_bytes)
+    wide = _wide(packs, pack_bytes)
+    return SumsGrid(wide, THREADS // wide, -(-packs // wide), narrow)
+
+
+def grid_of_planes(channels: int, narrow: bool) -> SumsGrid:
+    """That of channels whose pixels lie side by side."""
+    return SumsGrid(1, THREADS, channels, narrow)
+
+
+def _wide(packs: int, pack_bytes: int) -> int:
+    """How many packs side by side a block adds: long rows, if few threads are without a pack; else
+    those that leave the fewest without one."""
+    enough = [wide for wide in _WIDTHS if wide >= packs or wide * pack_bytes >= _ROW]
+    taken = {wide: -(-packs // wide) * wide for wide in enough or _WIDTHS[-1:]}
+    full = [wide for wide, threads in taken.items() if threads * _BUSY <= packs]
+    return max(full) if full else min(taken, key=lambda wide: (taken[wide], -wide))
+
+
+def _busy_grid(packs: int, pack_bytes: int) -> SumsGrid:
+    """The longest rows among the grids that leave the fewest of their warps' threads idle."""
+    grids: list[SumsGrid] = []
+    for beside in range(-(-packs // THREADS), packs + 1):
+        wide = -(-packs // beside)
+        if wide * pack_bytes < _ROW and grids:
+            break
+        grids.append(SumsGrid(wide, THREADS // wide, -(-packs // wide), True))
+
+    def busy(grid: SumsGrid) -> float:
+        warps = -(-grid.threads // _WARP)
+        return packs * grid.step / (grid.beside * warps * _WARP)
+
+    most = max(map(busy, grids))
+    return max((grid for grid in grids if busy(grid) >= _AS_BUSY * most), key=lambda g: g.wide)

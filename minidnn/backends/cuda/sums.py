@@ -23,11 +23,19 @@ from ...graph.operators import Reduce, Variance
 from ...graph.types import ITEMSIZE
 from ..codegen.code import Code
 from ..codegen.dialect import literal
+from .expressions import print_as
 from .kernels import Launch
-from .narrow import print_as
 from .prelude import TYPES
-from .sum_parts import MeanAndVariance, SumParts, Total, join_few, join_parts
-from .sums_grid import SumsGrid, grid_of_columns, grid_of_planes
+from .sum_parts import (
+    MeanAndVariance,
+    SumParts,
+    SumsGrid,
+    Total,
+    grid_of_columns,
+    grid_of_planes,
+    join_few,
+    join_parts,
+)
 from .target import HALVES
 from .tensor import Tensor
 

@@ -31,16 +31,16 @@ from ...graph.operators import (
     Transpose,
 )
 from ...graph.types import BYTES
-from .attention.kernels import why_not_attention
-from .channels import MOST_SIDE_BY_SIDE
-from .contraction.chunks import LANES
 from .contraction.gather import gather_precision, wants_gather
 from .contraction.in_front import MOST_IN_FRONT
 from .contraction.problem import lies_one_way
+from .copy import MOST_SIDE_BY_SIDE
 from .library.support import PRODUCTS, layer_functions, product_gradient, takes_layouts
 from .prelude import TYPES
+from .product.attention import why_not_attention
 from .row_region import why_not_rows
 from .sequence.sums import choose_sums
+from .tensor import LANES
 
 _GRADIENTS = (Conv2dInputGradient, Conv2dWeightGradient)
 _BOTH = (CHANNELS_LAST, PLANAR)
@@ -315,7 +315,7 @@ def _turned(node: Node) -> tuple[Layout, Layout] | None:
 def _takes_layouts(node: Node) -> bool:
     """Whether a node's values may lie in another layout than NCHW, and in slices."""
     if isinstance(node.op, Concat):
-        return not _joins_elsewhere(node)
+        return node.op.axis % node.output.type.rank == 1
     if isinstance(node.op, (Contraction, FusedContraction)):
         return not _is_linear(node)
     if isinstance(node.op, LayerFunction):
@@ -362,7 +362,3 @@ def _is_linear(node: Node) -> bool:
 def _is_depthwise(node: Node) -> bool:
     inner = _contraction(node)
     return isinstance(inner.op, Conv2d) and inner.op.groups > 1 and inner.inputs[1].shape[1] == 1
-
-
-def _joins_elsewhere(node: Node) -> bool:
-    return isinstance(node.op, Concat) and node.op.axis % node.output.type.rank != 1

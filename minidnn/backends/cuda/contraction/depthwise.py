@@ -17,8 +17,7 @@ from ...codegen.code import Code
 from ..kernels import Launch
 from ..machine import Machine
 from ..prelude import TYPES
-from ..tensor import Tensor
-from .chunks import is_regular, step_of
+from ..tensor import Tensor, is_regular, step_of
 from .kernel import ContractionKernel
 from .problem import ContractionProblem
 from .text import compute_stages, parameters_of, source_of

@@ -19,8 +19,8 @@ from ..kernels import Launch
 from ..machine import Machine
 from ..prelude import TYPES
 from .depthwise import is_aligned
-from .filter_parts import filter_part_bytes, print_filter_total, total_arguments
 from .kernel import ContractionKernel
+from .parts import filter_part_bytes, print_filter_total, total_arguments
 from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
 from .text import source_of
 

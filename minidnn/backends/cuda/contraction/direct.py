@@ -17,13 +17,13 @@ from ...codegen.code import Code
 from ..kernels import Launch
 from ..machine import Machine
 from ..pointwise import print_chain
+from ..tensor import has_whole_planes
 from .kernel import ContractionKernel
 from .parts import (
     MOST_DOWN,
     RESULT,
     Divisions,
     filled,
-    has_whole_planes,
     part_bytes,
     pixels_of,
     place_names,

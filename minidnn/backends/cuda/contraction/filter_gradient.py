@@ -18,9 +18,17 @@ from math import prod
 from ....runtime.operand import KernelArgument
 from ..kernels import Launch
 from ..machine import Machine
-from .filter_parts import filter_arguments, filter_part_bytes, print_filter_total
+from ..tensor import has_whole_planes
 from .kernel import ContractionKernel
-from .parts import MOST_DOWN, Divisions, filled, has_whole_planes, pixels_of
+from .parts import (
+    MOST_DOWN,
+    Divisions,
+    filled,
+    filter_arguments,
+    filter_part_bytes,
+    pixels_of,
+    print_filter_total,
+)
 from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
 from .text import source_of, template
 

@@ -1,4 +1,4 @@
-"""cuDNN's fixed-function convolution and its gradients, on addresses.
+"""cuDNN's plans, and its fixed-function convolution and its gradients, on addresses.
 
 Sources: cuDNN, ``cudnnConvolutionForward``, ``cudnnConvolutionBiasActivationForward``,
 ``cudnnConvolutionBackwardData``, ``cudnnConvolutionBackwardFilter``.
@@ -26,6 +26,7 @@ from ....cudnn.enums import (
     is_coarse_winograd,
 )
 from ....cudnn.errors import CuDNNError, check
+from ....cudnn.graph.execution import Execution
 from ....cudnn.graph.spec import TensorSpec
 from ....cudnn.handle import current_handle
 from ....cudnn.scalars import ONE, ZERO
@@ -167,3 +168,20 @@ def _key(
         fused=fused,
         device=0,
     )
+
+
+@dataclass(frozen=True)
+class PlanCall:
+    """A plan; no work in flight writes the inputs in the places ``settled``, such as weights."""
+
+    plan: Execution
+    settled: tuple[int, ...] = ()
+
+    def bind(self, addresses: Sequence[int]) -> Callable[[], None]:
+        """Runs on CuPy's current stream.
+
+        Args:
+            addresses: of the inputs, the output and the workspace.
+        """
+        *tensors, workspace = addresses
+        return self.plan.bind_pointers(tensors, workspace, self.plan, self.settled)

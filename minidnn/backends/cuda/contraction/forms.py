@@ -7,8 +7,7 @@ from math import prod
 from ....graph.types import ITEMSIZE
 from ..machine import Machine
 from ..tensor import Tensor
-from .byte_graphs import why_no_engine
-from .graphs import can_be_product, fusable_stages
+from .graphs import can_be_product, fusable_stages, why_no_engine
 from .kernel_registry import KERNELS
 from .problem import ContractionProblem
 from .recipe import CONVOLUTION, FIXED, PRODUCT, Form, sums_of, used

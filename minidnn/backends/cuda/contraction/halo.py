@@ -11,18 +11,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....runtime.operand import KernelArgument
+from ...codegen.code import Code
 from ..kernels import Launch
 from ..machine import Machine
 from ..prelude import TYPES
-from . import chunk_sums
-from .chunk_sums import registers_of
-from .chunks import LANES, is_aligned, is_regular, step_of
-from .halo_results import is_rounded, results_text
-from .hopper import ARCH, hopper_text
+from ..tensor import LANES, is_aligned, is_regular, step_of
+from . import sums_behind
+from .behind import SumsBehind
 from .kernel import ContractionKernel
 from .problem import Addresses, ContractionProblem
-from .sums_behind import join_of_parts, tile_parts
-from .text import join_of, parameters_of, source_of, template, vectors_of
+from .sums_behind import (
+    join_of_parts,
+    lay_vectors,
+    print_chunk,
+    print_vectors,
+    registers_of,
+    rows_at_once,
+    tile_parts,
+    totals_text,
+)
+from .text import (
+    ARCH,
+    epilogue_of,
+    fill,
+    hopper_text,
+    join_of,
+    parameters_of,
+    source_of,
+    template,
+    vectors_of,
+)
 
 TILE = 64
 """Pixels that one ``wgmma`` makes."""
@@ -102,7 +120,7 @@ class HaloKernel(ContractionKernel):
             return "an odd number of chunks of 8 channels, dilated"
         if problem.behind is not None and (problem.behind.is_moments or not is_rounded(problem)):
             return "what is behind it is no sum of results as they are written"
-        if (reason := chunk_sums.why_not(problem)) is not None:
+        if (reason := sums_behind.why_not(problem)) is not None:
             return reason
         if not self.choices(problem, machine):
             return f"filters and rows do not fit the shared memory of {machine.arch}"
@@ -137,8 +155,8 @@ class HaloKernel(ContractionKernel):
         room = machine.shared_bytes // blocks - 1024 * (blocks - 1)
         slabs = _most_slabs(problem, halo, room)
         _, channels, rows, columns = problem.w.shape
-        names = (*_NAMES, *_STRIDES, *chunk_sums.names(problem))
-        results = chunk_sums.parameters(problem)
+        names = (*_NAMES, *_STRIDES, *sums_behind.names(problem))
+        results = sums_behind.parameters(problem)
         parts = {
             "T": TYPES[problem.x.dtype],
             "N": halo.filters,
@@ -172,7 +190,7 @@ class HaloKernel(ContractionKernel):
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
     ) -> list[list[KernelArgument]]:
         first = (at.x, at.w, *at.others, *at.vectors, at.y)
-        return chunk_sums.arguments(problem, first, at, self.numbers(problem, choice, machine))
+        return sums_behind.arguments(problem, first, at, self.numbers(problem, choice, machine))
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
         if problem.behind is None:
@@ -195,7 +213,7 @@ class HaloKernel(ContractionKernel):
             problem.batch,
             *(x.rows, x.columns, x.image, x.row, x.pixel),
             *(y.rows, y.columns, step_of(y)),
-            *chunk_sums.steps(problem),
+            *sums_behind.steps(problem),
             *map(step_of, problem.others),
         ]
 
@@ -272,7 +290,7 @@ def _shared(problem: ContractionProblem, halo: Halo, slabs: int) -> int:
     ring = chunks * ((slabs + 1) * TILE + 1) * 16 + _ALIGNED
     itemsize = problem.x.itemsize if is_rounded(problem) else 4
     turned = halo.groups * 4 * _ROWS * _turn(problem, halo) * itemsize
-    given = chunk_sums.shared_bytes(problem, halo.filters)
+    given = sums_behind.shared_bytes(problem, halo.filters)
     weights = rows * columns * chunks * halo.filters * 16 + _zeros(problem, halo)
     return weights + ring + turned + given + slabs * 16
 
@@ -323,3 +341,122 @@ def _split(problem: ContractionProblem, halo: Halo, machine: Machine) -> tuple[i
 def _panel(chunks: int) -> int:
     """Chunks of 16 bytes of a pixel that lie side by side: what one of the swizzles spreads."""
     return next((n for n in (8, 4, 2) if chunks % n == 0), 1)
+
+
+_ALL = "(float *)(md_shared + (ring - begins))"
+"""Where threads meet: pixels have all been read by then."""
+
+_COMPUTED = """\
+    turn<N, TURN>(turned, c, lane);
+    __syncwarp();
+    #pragma unroll
+    for (int k = 0; k < DOWN; k++) {
+      const long long m = pixel(k);
+      if (m >= 0) {
+        const int row = lane / LANES + k * ROWS;
+        float a0[8], r[8];
+        read_turned(a0, turned + row * TURN + lane % LANES * 8, row);
+$EPILOGUE$
+        md_store<8>(y + m * P_y + n, r);
+      }
+    }"""
+
+_ROUNDED = """\
+    turn_rounded<N>(turned, c, lane);
+    __syncwarp();
+    uint4 chunks[DOWN];
+    #pragma unroll
+    for (int j = 0; j < DOWN; j++) {
+      const int row = lane / LANES + j * ROWS & 15;
+      chunks[j] = *(const uint4 *)(turned + rounded_at<N>(row, lane % LANES));
+    }
+"""
+_WRITTEN = """\
+    #pragma unroll
+    for (int j = 0; j < DOWN; j++) {
+      const long long m = pixel(j);
+      if (m >= 0) md_write_word(y + m * P_y + n, chunks[j]);
+    }"""
+
+_ASK = """\
+$DECLARE$
+    auto ask = [&](int j) {
+      #pragma unroll
+      for (int h = 0; h < $AT_ONCE$; h++) {
+        const long long m = pixel(j + h);
+$ASK$
+      }
+    };
+    ask(0);"""
+_ADDED = """\
+$VECTORS$
+    #pragma unroll
+    for (int j = 0; j < DOWN; j += $AT_ONCE$) {
+$NEXT$
+      #pragma unroll
+      for (int h = 0; h < $AT_ONCE$; h++) {
+        const long long m = pixel(j + h);
+        if (m >= 0) {
+$BODY$
+        }
+      }
+    }"""
+
+
+def is_rounded(problem: ContractionProblem) -> bool:
+    """Whether results are rounded as the products leave them: nothing else is computed of more
+    digits."""
+    return not problem.stages and problem.y.dtype == problem.x.dtype
+
+
+def results_text(problem: ContractionProblem, down: int) -> dict[str, object]:
+    """The parts of ``halo.cu``; ``down``: rows that a thread writes."""
+    behind, rounded = problem.behind, is_rounded(problem)
+    text: dict[str, object] = dict.fromkeys(
+        ("SUMS", "SUMS_VECTORS", "SUMS_BEGIN", "SUMS_END", "ASK"), ""
+    )
+    text |= {"TURNED": "T" if rounded else "float", "GIVEN": 0}
+    if behind is None:
+        computed = fill(_COMPUTED, {"EPILOGUE": epilogue_of(problem)})
+        return text | {"RESULTS": _ROUNDED + _WRITTEN if rounded else computed}
+    assert rounded
+    return text | {
+        "SUMS": totals_text(behind),
+        "SUMS_VECTORS": lay_vectors(behind.vectors),
+        "SUMS_BEGIN": "  Totals totals;",
+        "SUMS_END": f"  leave(totals, {_ALL}, part, n0, filters);",
+        "ASK": _ask(behind, down),
+        "RESULTS": _ROUNDED + _added(behind, down),
+        "GIVEN": len(behind.vectors),
+    }
+
+
+def _ask(behind: SumsBehind, down: int) -> str:
+    """How a thread asks for some rows of other tensors, and for the first."""
+    at_once = rows_at_once(behind, down)
+    declare, ask = Code(), Code()
+    for i, _ in enumerate(behind.tensors):
+        declare.line(f"uint4 word{i}[{at_once}];")
+        ask.line(f"word{i}[h] = asked(t{i} + m * P_t{i} + n, m >= 0);")
+    text = {"AT_ONCE": at_once, "DECLARE": _text(declare), "ASK": _text(ask)}
+    return fill(_ASK, text) if behind.tensors else ""
+
+
+def _added(behind: SumsBehind, down: int) -> str:
+    """What a thread computes of its chunks, adds up and stores."""
+    vectors, body = Code(), Code()
+    print_vectors(vectors, behind)
+    print_chunk(body, behind, "chunks[j + h]", "totals.of[{}][0]", False)
+    return fill(
+        _ADDED,
+        {
+            "AT_ONCE": rows_at_once(behind, down),
+            "VECTORS": _text(vectors),
+            "NEXT": "      if (j) ask(j);" if behind.tensors else "",
+            "BODY": _text(body),
+        },
+    )
+
+
+def _text(code: Code) -> str:
+    return str(code).rstrip("\n")

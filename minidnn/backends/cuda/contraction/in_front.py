@@ -14,7 +14,7 @@ from ....graph.layout import CHANNELS_LAST
 from ....graph.types import TensorType
 from ..kernels import Launch
 from ..machine import Machine
-from ..sequence import print_region
+from ..sequence.suit import print_region
 from ..tensor import Tensor, tensor_of
 from .behind import Operators, numbered, rebuilt
 

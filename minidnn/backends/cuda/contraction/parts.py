@@ -1,19 +1,22 @@
 """Sums that are computed in parts, side by side into the workspace, and added up by a kernel.
 
-Parts are planar, one filter's pixels of all images behind each other; they are always added in the
-same order.
+Those of results are planar, one filter's pixels of all images behind each other; all are always
+added in the same order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Generic, TypeVar
 
+from ....runtime.operand import KernelArgument
 from ...codegen.code import Code
 from ..kernels import Launch
-from ..tensor import Tensor
-from .problem import ContractionProblem
+from ..memory import aligned
+from ..prelude import TYPES
+from .problem import Addresses, ContractionProblem
 from .text import compute_stages, parameters_of, source_of
 
 _THREADS = 128
@@ -63,11 +66,6 @@ def filled(slabs: int, parts: int) -> int:
     """How many of so many parts have slabs: each is as deep as the first, so the last ones may
     begin behind the end."""
     return -(-slabs // -(-slabs // parts))
-
-
-def has_whole_planes(t: Tensor) -> bool:
-    """Whether pixels of a channel lie behind each other: then parts can become it."""
-    return t.pixel == 1 and t.row == t.columns
 
 
 def pixels_of(problem: ContractionProblem) -> int:
@@ -154,3 +152,36 @@ def planar_epilogue_of(problem: ContractionProblem) -> str:
     code.line("  for (int j = 0; j < 4; j++)")
     code.line("    if (m + j < pixels) to[at_image[j] * P_image_y + at_pixel[j]] = r[j];")
     return str(code).rstrip("\n")
+
+
+_TOTAL_THREADS = 256
+_EACH = 32
+"""Numbers of a block, of which each warp adds up some of the parts."""
+
+
+def filter_part_bytes(problem: ContractionProblem, parts: int) -> int:
+    """Of all parts."""
+    return aligned(parts * prod(problem.w.shape) * 4)
+
+
+def print_filter_total(problem: ContractionProblem) -> Launch:
+    """Adds up the parts; it takes the arguments of :func:`total_arguments`."""
+    source = source_of("stem_total.cu", {"T": TYPES[problem.w.dtype]})
+    blocks = -(-prod(problem.w.shape) // _EACH)
+    return Launch(source, (blocks, 1, 1), (_TOTAL_THREADS, 1, 1), 4 * _TOTAL_THREADS)
+
+
+def total_arguments(problem: ContractionProblem, at: Addresses, parts: int) -> list[KernelArgument]:
+    """Parts and result, the size of a part, and how many there are."""
+    return [at.workspace, at.w, prod(problem.w.shape), parts]
+
+
+def filter_arguments(
+    problem: ContractionProblem, at: Addresses, parts: int, numbers: Sequence[int]
+) -> list[list[KernelArgument]]:
+    """Of a kernel that takes image, gradient, what it makes and its numbers: the result if there is
+    one part; else all parts, which the second kernel then takes."""
+    y = at.y + problem.y.offset * problem.y.itemsize
+    if parts == 1:
+        return [[at.x, y, at.w, *numbers]]
+    return [[at.x, y, at.workspace, *numbers], total_arguments(problem, at, parts)]

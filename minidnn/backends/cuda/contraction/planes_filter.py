@@ -14,9 +14,15 @@ from math import prod
 from ....runtime.operand import KernelArgument
 from ..kernels import Launch
 from ..machine import Machine
-from .filter_parts import filter_arguments, filter_part_bytes, print_filter_total
 from .kernel import ContractionKernel
-from .parts import MOST_DOWN, Divisions, filled
+from .parts import (
+    MOST_DOWN,
+    Divisions,
+    filled,
+    filter_arguments,
+    filter_part_bytes,
+    print_filter_total,
+)
 from .planes import patch_of, why_no_planes
 from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
 from .text import source_of

@@ -15,9 +15,8 @@ from ...codegen.code import Code
 from ..kernels import Launch
 from ..machine import Machine
 from ..prelude import TYPES
-from ..tensor import Tensor
+from ..tensor import Tensor, is_regular, step_of
 from .bytes import header_of, is_by_channel
-from .chunks import is_regular, step_of
 from .kernel import ContractionKernel
 from .parts import pixels_of
 from .problem import ContractionProblem

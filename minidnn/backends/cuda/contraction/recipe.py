@@ -9,23 +9,20 @@ from ....cudnn.graph.plan import Plan
 from ....cudnn.graph.spec import TensorSpec
 from ....graph.types import ITEMSIZE
 from ....runtime.operand import KernelArgument
-from ..any_size import print_chain_for_any_size
 from ..functions import Loaded, Run
 from ..kernels import Launch
 from ..machine import Machine
 from ..memory import aligned
-from ..pointwise import Argument, PointStep, print_pointwise
+from ..pointwise import Argument, PointStep, print_chain_for_any_size, print_pointwise
 from ..table import KernelRow, LibraryRow, Row
 from ..tensor import Tensor
-from .byte_graphs import operands_of
 from .bytes import header_bytes, number_at
-from .fixed import FixedConvolution, algorithms_of, fixed_convolution
+from .fixed import FixedConvolution, PlanCall, algorithms_of, fixed_convolution
 from .gather import print_gather, print_gather_for_any_size
-from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
+from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of, operands_of
 from .in_front import launch_of, order_of
 from .kernel import ContractionKernel
 from .kernel_registry import KERNELS, Load, LoadedContraction, load_contraction
-from .plan_call import PlanCall
 from .problem import IMAGE_GRADIENT, Addresses, ContractionProblem, spec_of
 from .sums_behind import sweep_of
 

@@ -36,8 +36,8 @@ from ....runtime.operand import KernelArgument
 from ..kernels import Launch
 from ..machine import Machine
 from ..prelude import TYPES
-from .filter_parts import filter_part_bytes, print_filter_total, total_arguments
 from .kernel import ContractionKernel
+from .parts import filter_part_bytes, print_filter_total, total_arguments
 from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
 from .text import source_of
 
@@ -247,7 +247,8 @@ class StemGradientKernel(ContractionKernel):
         shape = shape_of(problem, machine)
         if shape is None:
             return f"rows of its image do not fit the shared memory of {machine.arch}"
-        sizes = (_steps(problem, shape), prod(problem.w.shape), *_reaches(problem))
+        images = (t.rows * t.row + t.columns * t.pixel for t in (problem.x, problem.y))
+        sizes = (_steps(problem, shape), prod(problem.w.shape), *images)
         return "its images do not fit 32 bits" if max(sizes) >= 1 << 30 else None
 
     def price(self, problem: ContractionProblem) -> float:
@@ -308,11 +309,6 @@ def _segments(problem: ContractionProblem, shape: StemShape) -> int:
 
 def _steps(problem: ContractionProblem, shape: StemShape) -> int:
     return problem.batch * _segments(problem, shape) * -(-problem.y.rows // shape.down)
-
-
-def _reaches(problem: ContractionProblem) -> list[int]:
-    """What is counted in 32 bits: within an image."""
-    return [t.rows * t.row + t.columns * t.pixel for t in (problem.x, problem.y)]
 
 
 def _text(problem: ContractionProblem, shape: StemShape, machine: Machine) -> dict[str, object]:

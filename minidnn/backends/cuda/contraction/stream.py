@@ -15,18 +15,18 @@ from ...codegen.code import Code
 from ..kernels import Launch
 from ..machine import Machine
 from ..prelude import TYPES
-from . import chunk_sums, stream_front
-from .chunk_sums import registers_of
-from .chunks import LANES, is_aligned, is_regular, step_of
-from .hopper import ARCH, hopper_text
+from ..tensor import LANES, is_aligned, is_regular, step_of
+from . import stream_front, sums_behind
 from .kernel import ContractionKernel
+from .parts import pixels_of
 from .problem import Addresses, ContractionProblem
 from .stream_front import front_text, tensors_of
-from .stream_sums import sums_text
-from .sums_behind import join_of_parts, tile_parts
+from .sums_behind import join_of_parts, registers_of, sums_text, tile_parts
 from .text import (
+    ARCH,
     compute_stages,
     fill,
+    hopper_text,
     join_of,
     parameters_of,
     source_of,
@@ -123,9 +123,9 @@ class StreamKernel(ContractionKernel):
             return "its pixels do not follow each other"
         if problem.before and not is_packed(problem):
             return "what comes before is not scale, shift and ReLU"
-        if problem.w.span >= 1 << 31 or _pixels(problem) >= 1 << 31:
+        if problem.w.span >= 1 << 31 or pixels_of(problem) >= 1 << 31:
             return "its sizes do not fit 32 bits"
-        for reason in (chunk_sums.why_not(problem), stream_front.why_not(problem)):
+        for reason in (sums_behind.why_not(problem), stream_front.why_not(problem)):
             if reason is not None:
                 return reason
         if not self.choices(problem, machine):
@@ -135,7 +135,7 @@ class StreamKernel(ContractionKernel):
     def why_slow(self, problem: ContractionProblem) -> str | None:
         least = _LEAST_PIXELS_PASSING if _may_pass(problem) else _LEAST_PIXELS
         # Else there are too few to keep filters for, or for them to pass.
-        return None if _pixels(problem) >= least else f"it has fewer than {least} pixels"
+        return None if pixels_of(problem) >= least else f"it has fewer than {least} pixels"
 
     def price(self, problem: ContractionProblem) -> float:
         return 0.7
@@ -180,8 +180,8 @@ class StreamKernel(ContractionKernel):
             "HOPPER": hopper_text(problem.x.dtype, stream.columns),
             "PARAMETERS": parameters_of(
                 problem,
-                (*_NAMES, *stream_front.names(problem), *chunk_sums.names(problem)),
-                results=[*stream_front.parameters(problem), *chunk_sums.parameters(problem)],
+                (*_NAMES, *stream_front.names(problem), *sums_behind.names(problem)),
+                results=[*stream_front.parameters(problem), *sums_behind.parameters(problem)],
             ),
             **sums_text(problem, stream.lanes // 2),
             **front_text(problem),
@@ -223,7 +223,7 @@ class StreamKernel(ContractionKernel):
             lies = enumerate(front.tensors)
             first, *places = (at.front[i] + t.offset * t.itemsize for i, t in lies)
             reads = [first, *reads[1:], *places, *at.front[1 + len(places) :], at.x]
-        return chunk_sums.arguments(problem, reads, at, self.numbers(problem, choice, machine))
+        return sums_behind.arguments(problem, reads, at, self.numbers(problem, choice, machine))
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
         if problem.behind is None:
@@ -238,12 +238,12 @@ class StreamKernel(ContractionKernel):
             problem.w.shape[0],
             problem.w.shape[1] // LANES,
             _slabs(problem, stream, machine.shared_bytes),
-            -(-_pixels(problem) // stream.pixels),
-            _pixels(problem),
+            -(-pixels_of(problem) // stream.pixels),
+            pixels_of(problem),
             step_of(problem.x if problem.front is None else problem.front.tensors[0]),
             step_of(problem.y),
             *stream_front.steps(problem),
-            *chunk_sums.steps(problem),
+            *sums_behind.steps(problem),
             *map(step_of, problem.others),
         ]
 
@@ -270,12 +270,8 @@ def _rounds(problem: ContractionProblem, stream: Stream) -> int:
 
 def _blocks(problem: ContractionProblem, stream: Stream, machine: Machine) -> int:
     """How many blocks share the pixels."""
-    tiles = -(-_pixels(problem) // stream.pixels)
+    tiles = -(-pixels_of(problem) // stream.pixels)
     return min(tiles, max(1, machine.multiprocessors // _rounds(problem, stream)))
-
-
-def _pixels(problem: ContractionProblem) -> int:
-    return problem.batch * problem.y.rows * problem.y.columns
 
 
 def _has_room(problem: ContractionProblem, stream: Stream) -> bool:
@@ -310,7 +306,7 @@ def _fixed(problem: ContractionProblem, stream: Stream) -> int:
     before = steps * 64 if problem.before else 0
     before += stream_front.shared_bytes(problem, steps)
     after = len(problem.vectors) * stream.filters * 6
-    after += chunk_sums.shared_bytes(problem, stream.filters)
+    after += sums_behind.shared_bytes(problem, stream.filters)
     return 1024 + staying + joined + before + after
 
 

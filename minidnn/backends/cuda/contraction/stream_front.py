@@ -10,7 +10,7 @@ from __future__ import annotations
 from ...codegen.code import Code
 from ..prelude import TYPES
 from ..sums import print_values
-from .chunks import is_aligned, is_regular, step_of
+from ..tensor import is_aligned, is_regular, step_of
 from .in_front import InFront, region_of
 from .problem import ContractionProblem
 from .text import fill

@@ -1,4 +1,5 @@
-"""What the texts of our kernels of contractions share: parameters, filling in, vectors, stages."""
+"""What the texts of our kernels of contractions share: parameters, filling in, vectors, stages,
+and Hopper's instructions as functions."""
 
 from __future__ import annotations
 
@@ -8,10 +9,9 @@ from pathlib import Path
 
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
+from ..expressions import STORED, may_part
 from ..pointwise import print_chain
 from ..prelude import TYPES
-from ..warp import may_part
-from ..whole import STORED
 from .problem import ContractionProblem
 
 
@@ -102,3 +102,27 @@ def epilogue_of(problem: ContractionProblem, asked: str | None = None) -> str:
         code.line(f"for (int j = 0; j < 8; j++) a{1 + i}[j] = md_value(q{i}.items[j]);")
     compute_stages(code, problem)
     return str(code).rstrip("\n")
+
+
+ARCH = "sm_90"
+"""The one architecture that has ``wgmma``."""
+
+
+def hopper_text(dtype: str, width: int) -> str:
+    """The functions of ``hopper.cu`` for products of ``dtype`` by ``width`` columns at once."""
+    count = width // 2
+    parts = {
+        "N": width,
+        "PTX": "f16" if dtype == "float16" else "bf16",
+        "RESULTS": ", ".join(f"%{i}" for i in range(count)),
+        "OPERANDS": ", ".join(f'"+f"(c[{i}])' for i in range(count)),
+        "A": count,
+        "A1": count + 1,
+        "A2": count + 2,
+        "A3": count + 3,
+        "B": count + 1,
+        "B4": count + 4,
+        "ADD": count + 2,
+        "ADD4": count + 5,
+    }
+    return fill(template("hopper.cu"), parts)

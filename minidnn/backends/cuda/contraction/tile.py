@@ -21,8 +21,8 @@ from ..kernels import Launch
 from ..machine import Machine
 from ..pointwise import print_chain
 from ..prelude import TYPES
+from ..tensor import is_aligned, is_regular, step_of
 from .bytes import header_of
-from .chunks import is_aligned, is_regular, step_of
 from .kernel import ContractionKernel
 from .parts import pixels_of
 from .problem import ContractionProblem

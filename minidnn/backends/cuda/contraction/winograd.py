@@ -16,12 +16,12 @@ from ....runtime.operand import KernelArgument
 from ...codegen.code import Code
 from ..kernels import Launch
 from ..machine import Machine
+from ..tensor import has_whole_planes
 from .kernel import ContractionKernel
 from .parts import (
     MOST_DOWN,
     Divisions,
     filled,
-    has_whole_planes,
     part_bytes,
     print_total,
     total_numbers,

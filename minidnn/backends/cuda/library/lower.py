@@ -16,9 +16,8 @@ from ....fusion.functions import LEAST_RANK, LayerFunction
 from ....graph.ir import Constant, Node, Value
 from ..constants import Data
 from ..kernels import Launch
-from .call import ADD_TENSOR, FunctionCall
+from .call import ADD_TENSOR, FunctionCall, print_mask, reserve_bytes
 from .convolution import ORDERS, LayerConvolution
-from .dropout import print_mask, reserve_bytes
 from .support import (
     BIAS_GRADIENT,
     CONVOLUTION,
@@ -152,7 +151,7 @@ class Lowering:
         x, kept = node.inputs
         size = x.type.size
         pack = LibraryStep(print_mask(size), (_given(kept, True), Reserve()), reserve_bytes(size))
-        call = FunctionCall(DROPOUT, (_flat(x),), op.numbers)
+        call = FunctionCall(DROPOUT, (_key(x.dtype, (1, size, 1, 1)),), op.numbers)
         return pack, LibraryStep(
             call, (_given(x, True), node.output, Reserve()), reserve_bytes(size)
         )
@@ -189,7 +188,3 @@ def _along(value: Value, axis: int) -> TensorKey:
     """An axis as the channels."""
     shape = value.shape
     return _key(value.dtype, (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]), 1))
-
-
-def _flat(value: Value) -> TensorKey:
-    return _key(value.dtype, (1, value.type.size, 1, 1))

@@ -1,1 +1,1 @@
-"""Products of batches of matrices that are computed, read and written where they lie."""
+"""Products of batches of matrices, and attention: computed, read and written where they lie."""

@@ -1,8 +1,8 @@
-"""Kernels for tensor cores from files that name what they leave open in dollars."""
+"""Kernels of batches for tensor cores, from files that name what they leave open in dollars."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -10,8 +10,22 @@ from ...codegen.kernel import KernelSource
 from ..contraction.text import fill
 from ..prelude import TYPES
 
+
+def unravel(index: str, sizes: Sequence[int], pointers: Mapping[str, Sequence[int]]) -> str:
+    """Moves pointers, of each of which so many elements lie between neighbours along each axis of a
+    batch, to the matrices of a number."""
+    lines = [f"unsigned int rest = {index};"]
+    for axis in reversed(range(len(sizes))):
+        place = f"rest % {sizes[axis]}u" if axis else "rest"
+        for name, steps in pointers.items():
+            if steps[axis] != 0:
+                lines.append(f"{name} += ({place}) * {steps[axis]}ll;")
+        if axis:
+            lines.append(f"rest /= {sizes[axis]}u;")
+    return "\n  ".join(lines)
+
+
 _PTX = {"float16": "f16", "bfloat16": "bf16"}
-HALVES = tuple(_PTX)
 
 
 def kernel_of(file: Path, dtype: str, parts: Mapping[str, object]) -> KernelSource:

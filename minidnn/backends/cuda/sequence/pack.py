@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from minidnn.graph.expression import Instruction
 
 from ...codegen.code import Code
-from ..narrow import print_as
+from ..expressions import print_as
 from ..prelude import TYPES
 
 

@@ -18,18 +18,15 @@ from ...codegen.code import Code
 from ..machine import Machine
 from ..prelude import TYPES
 from ..tensor import Tensor
-from .barrier import barrier_of
 from .flat import Flat, choose_flat, print_flat
-from .functions import Function, Functions
 from .grid import Grid, choose_grid, sums_in_shared_memory
 from .mapping import Mapping, choose_mapping, reads_units, skips, unit_of
-from .prologue import absorb_prologues
+from .plans import absorb_prologues, barrier_of, positive_planes
 from .resident import print_resident
 from .rolling import Rolling, choose_rolling, print_rolling
-from .sign_analysis import positive_planes
 from .step import StepPrinter, StoreTarget
 from .vectors import SequenceKernel, kernel_of, vector_at
-from .view import Lanes, PlaneView, Span
+from .view import Function, Functions, Lanes, PlaneView, Span
 
 
 def print_sequence(

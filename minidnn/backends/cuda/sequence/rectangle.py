@@ -10,10 +10,10 @@ from minidnn.graph.window import JOINS, Window
 
 from ....fusion.plan import KernelPlan, PlanOperation
 from ..prelude import TYPES
-from .functions import Function
 from .grid import Grid, is_number, phases_of, reach_of, taps_along
 from .pack import Pack
-from .tap_join import Tap, TapJoin
+from .taps import Tap, TapJoin
+from .view import Function
 from .window import Finish, identity_text, join, shares
 
 Cells = dict[tuple[int, int], str]

@@ -27,13 +27,12 @@ from ...codegen.dialect import literal
 from ..machine import Machine
 from ..prelude import TYPES
 from ..tensor import Tensor
-from .barrier import barrier_of
-from .functions import Functions
 from .grid import Grid, assign_arrays, edges_of, is_number, planes_of
-from .plane_sums import PlaneSums
+from .plans import barrier_of, positive_planes
 from .rectangle import RectanglePrinter
-from .sign_analysis import positive_planes
+from .sums import PlaneSums
 from .vectors import SequenceKernel, are_apart, kernel_of, vector_at
+from .view import Functions
 
 _HALVES = frozenset(("float16", "bfloat16"))
 """Of which a word holds two.  Where rows of rectangles begin at odd places too, that saves a third

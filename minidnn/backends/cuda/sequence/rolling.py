@@ -19,9 +19,9 @@ from minidnn.graph.window import Window, WindowAxis
 
 from ....fusion.plan import Binding, KernelPlan
 from ...codegen.code import Code
+from ..expressions import may_part
 from ..prelude import TYPES
 from ..tensor import Tensor
-from ..warp import may_part
 from .mapping import ThreadTile, moves_by_one, pack_of
 from .pack import Pack, Pairs
 from .step import StepPrinter, StoreTarget

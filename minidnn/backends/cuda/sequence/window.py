@@ -4,7 +4,7 @@ Maxima are joined along rows first; two neighbouring outputs share the part that
 common.  The order of a maximum changes no bit.  Sums keep the order of the reference: the taps
 of a row from left to right, then the rows from top to bottom.
 
-Where no operand is negative (see :mod:`.facts`), floats are compared as integers: then a maximum
+Where no operand is negative (see :mod:`.plans`), floats are compared as integers: then a maximum
 of three is one instruction from sm_90 on, and NaN, whose sign bit is clear, is the largest.
 """
 

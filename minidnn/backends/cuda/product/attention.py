@@ -1,16 +1,27 @@
-"""Kernels of attention and of its gradient, on tensor cores."""
+"""Attention in one kernel, and its gradient in two, on tensor cores.
+
+No scores pass through memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import e, log2, prod
 from pathlib import Path
 
-from ....fusion.attention import AttentionGradientShape, AttentionShape, FeatureRows
+from ....fusion.attention import (
+    AttentionGradientShape,
+    AttentionShape,
+    FeatureRows,
+    FusedAttention,
+    FusedAttentionGradient,
+)
+from ....graph.ir import Node
+from ....graph.types import HALVES
 from ..kernels import Launch
-from ..product.batches import unravel
-from ..product.fragments import HALVES, kernel_of
+from ..task import InWorkspace, Pointer, Task, at_offset
+from .fragments import kernel_of, unravel
 
 _CHUNK = 8
 """Elements of 16 bytes, which are read and written at once."""
@@ -117,7 +128,7 @@ def _launch(
         "SIZE": shape.size,
         "SCALE": _number(shape.factor * log2(e)),
     }
-    shared = folder.with_name("shared.cu").read_text().rstrip("\n")
+    shared = folder.with_name("attention_shared.cu").read_text().rstrip("\n")
     source = kernel_of(folder.with_name(file), shape.dtype, {"SHARED": shared, **parts, **sizes})
     blocks = -(-rows // _BLOCK) * prod(shape.batch)
     return Launch(source, (blocks, 1, 1), (_THREADS, 1, 1), shared_bytes)
@@ -131,3 +142,23 @@ def _pitch(shape: AttentionShape) -> int:
 
 def _number(x: float) -> str:
     return repr(float(x))
+
+
+def attention_tasks(node: Node) -> Sequence[Task]:
+    """The kernels of attention, or of its gradient, and what they read and write."""
+    op = node.op
+    assert isinstance(op, (FusedAttention, FusedAttentionGradient))
+    given: list[Pointer] = [at_offset(node.inputs[i], view.offset) for i, view in op.given]
+    if isinstance(op, FusedAttention):
+        launch = print_attention(op.shape, keeps_logs=len(node.outputs) > 1)
+        place, view = op.written(op.node.outputs[0])
+        result = at_offset(node.outputs[place], view.offset)
+        return (Task(node, launch, (*given, result, node.outputs[-1])),)
+    of_queries, of_keys = print_attention_gradient(op.shape)
+    size, shares = shares_bytes(op.shape), InWorkspace(0)
+    q, k, v, y, logs, g = given
+    dq, dk, dv = (at_offset(node.outputs[i], view.offset) for i, view in op.results)
+    return (
+        Task(node, of_queries, (q, k, v, y, g, logs, shares, dq), (), size),
+        Task(node, of_keys, (q, k, v, g, logs, shares, dk, dv), (), size),
+    )

@@ -1,9 +1,11 @@
-"""Straight-line code whose result is rounded to float16 or bfloat16, with fewer instructions.
+"""Expressions as kernels compute them: of whole numbers, rounded to halves, and where threads of a
+warp part (see :mod:`.prelude`, *Warps*).
 
-Exact divisions and functions that err by about one unit in the last place of float32 are far
-finer than such a result, and their instructions, not memory, are what kernels would then wait for.
-So ``exp``, ``tanh``, ``erf`` and divisions become what the prelude calls ``md_narrow_...``.  NaN,
-infinities and limits stay what they are.
+Results of float16 and bfloat16 take fewer instructions (:func:`narrowed`).  Exact divisions and
+functions that err by about one unit in the last place of float32 are far finer than such a result,
+and their instructions, not memory, are what kernels would then wait for.  So ``exp``, ``tanh``,
+``erf`` and divisions become what the prelude calls ``md_narrow_...``.  NaN, infinities and limits
+stay what they are.
 
 What divides by ``c + exp(u)`` with a positive ``c``, as a sigmoid does, multiplies by the inverse,
 which several quotients share; a quotient whose divisor is above 2^126 is then 0.  Beside functions
@@ -20,8 +22,10 @@ from math import isfinite
 import numpy as np
 
 from ...graph.expression import Instruction
-from ...graph.types import HALVES
+from ...graph.types import HALVES, INTEGERS
 from ..codegen.dialect import CUDA
+from ..codegen.functions import BOUNDS, WHOLE_FUNCTIONS
+from .prelude import TYPES
 
 _FUNCTIONS = {"exp": "narrow_exp", "tanh": "narrow_tanh", "erf": "narrow_erf"}
 _LEAST_OFFSET = 2.0**-60
@@ -145,3 +149,37 @@ def _inverse_of(divisor: float) -> tuple[float, float] | None:
     if abs(float(high)) >= abs(exact):
         high = np.nextafter(high, np.float32(0.0))
     return float(high), float(np.float32(exact - float(high)))
+
+
+STORED = {**TYPES, "int32": "int", "int64": "long long", "bool": "unsigned char"}
+"""The element types of all values; a bool is a byte of 0 or 1."""
+
+HELPERS = "typedef long long int64;\n" + CUDA.fill(WHOLE_FUNCTIONS)
+"""What expressions of whole numbers need; ``@`` is the kernel's name."""
+
+
+def is_whole(dtype: str | None) -> bool:
+    """Whether a dtype is one of whole numbers, which are computed as 64 bits."""
+    return dtype in INTEGERS
+
+
+def read(element: str, dtype: str, whole: bool) -> str:
+    """An element as a float, or as 64 bits."""
+    value = f"md_value({element})" if dtype in TYPES else element
+    return f"({'long long' if whole else 'float'})({value})"
+
+
+def stored(value: str, dtype: str) -> str:
+    """A number as an element: fractions of whole numbers are cut off."""
+    if dtype in TYPES:
+        return f"md_as<{TYPES[dtype]}>((float)({value}))"
+    return f"({value}) != 0" if dtype == "bool" else f"({STORED[dtype]})({value})"
+
+
+_CALLED = frozenset(("div", "sqrt", *BOUNDS))
+"""Operations that call a function for some operands, a division for infinite ones for example."""
+
+
+def may_part(code: Sequence[Instruction]) -> bool:
+    """Whether threads of a warp may be apart behind it."""
+    return any(line.op in _CALLED for line in code)

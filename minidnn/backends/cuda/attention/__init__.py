@@ -1,1 +1,0 @@
-"""Attention in one kernel, and its gradient in two: no scores pass through memory."""
