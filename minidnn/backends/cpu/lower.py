@@ -35,7 +35,7 @@ from ...graph.operators import (
     SumOverRanks,
 )
 from ...graph.types import BYTES, ITEMSIZE, TensorType
-from ...kernels.ops import copy, lower, region
+from ...kernels.ops import lower, move, region
 from ...kernels.ops.pitched import Pitched
 from ...memory.annotations import ALIGNMENT, Annotations
 from ...runtime.arrays import to_bits
@@ -444,7 +444,7 @@ def _shaped_task(node: Node, shaped: Shaped, inputs: Sequence[Value] | None = No
 
 def _copied_run(part: TensorType, whole: TensorType, axis: int, first: int) -> Shaped:
     """The kernel that copies a dense value to positions ``first`` and on of an axis of another."""
-    return shaped(copy.lower(Pitched.dense(part), Pitched.dense(whole), axis, first, SCHEDULE))
+    return shaped(move.lower_copy(Pitched.dense(part), Pitched.dense(whole), axis, first, SCHEDULE))
 
 
 def _shaped(node: Node) -> Shaped:
