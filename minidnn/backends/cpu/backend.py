@@ -38,9 +38,9 @@ from .compilers.toolchain import why_unusable
 from .contraction import multiplies_bytes, refusals, why_unsupported
 from .execution.bind import bind
 from .execution.buffers import AlignedMemory, Array, Guard
-from .execution.constants import PackedConstant, PackedConstants
 from .execution.native import runner_kernel, why_not_there
-from .execution.rank_sums import HostSum
+from .execution.packing import PackedConstant, PackedConstants
+from .execution.program import HostSum
 from .execution.stored import store
 from .execution.table import TableProgram
 from .isa import (

@@ -54,7 +54,7 @@ from .contraction import (
 from .contraction.gradients import print_gradient
 from .element import ELEMENTS
 from .execution.packing import Packed, PackedVectors, data_of
-from .execution.rank_sums import HostSum
+from .execution.program import HostSum
 from .isa import Isa
 from .one_image import one_image
 from .operators.adaptive import print_adaptive

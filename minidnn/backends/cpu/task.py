@@ -10,7 +10,7 @@ import numpy as np
 from ...graph.ir import Node, Value
 from ..codegen.kernel import KernelSource
 from .contraction import Choice, Question, Workspace
-from .execution.rank_sums import HostSum
+from .execution.program import HostSum
 
 #: What a kernel's pointer points to: a value, the workspace that the kernels of a node share, or
 #: a constant that is packed for it.

@@ -19,10 +19,18 @@ from ....cache import CacheStore, building_allowed, digest, one_at_a_time, tempo
 from ....errors import CompileError, DeviceError
 from ....runtime.cores import usable_cores
 from ..isa import Isa
-from .identity import BUILD_LOCK, CompilerIdentity, ispc_banners, remember
 from .library import SharedObject, load
 from .process import Command, Finished, Watch, run_all, terminal_progress
-from .toolchain import CCompiler, Ispc, find_cc, find_ispc
+from .toolchain import (
+    BUILD_LOCK,
+    CCompiler,
+    CompilerIdentity,
+    Ispc,
+    find_cc,
+    find_ispc,
+    ispc_banners,
+    remember,
+)
 
 FLAGS = (
     "-O3",

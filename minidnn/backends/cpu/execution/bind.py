@@ -18,7 +18,7 @@ from ..compilers.library import NativeFunction
 from ..contraction import Workspace
 from ..task import Pointer, Task
 from .buffers import Array
-from .constants import PackedConstants
+from .packing import PackedConstants
 from .program import BoundKernel, Group
 from .table import Table
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ....cache import CacheStore, digest
-from ..compilers.identity import ispc_banners
+from ..compilers.toolchain import ispc_banners
 from ..contraction import Choice, Question
 from ..contraction.algorithms import usable_algorithms
 from ..machine import describe_machine
