@@ -18,6 +18,7 @@ from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu.backend import CpuBackend
 from minidnn.backends.cpu.contraction import printed
 from minidnn.backends.cpu.contraction.numbers import Numbers
+from minidnn.backends.cpu.execution.bind import Task
 from minidnn.backends.cpu.isa import (
     AVX512,
     BFLOAT16_ISAS,
@@ -28,7 +29,6 @@ from minidnn.backends.cpu.isa import (
     why_no_bfloat16,
 )
 from minidnn.backends.cpu.lower import lower_plan
-from minidnn.backends.cpu.task import Task
 from minidnn.errors import GraphError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph

@@ -36,7 +36,7 @@ from .compilers.kernels import compile_kernels
 from .compilers.library import NativeFunction
 from .compilers.toolchain import why_unusable
 from .contraction import multiplies_bytes, refusals, why_unsupported
-from .execution.bind import bind
+from .execution.bind import Task, bind
 from .execution.buffers import AlignedMemory, Array, Guard
 from .execution.native import runner_kernel, why_not_there
 from .execution.packing import PackedConstant, PackedConstants
@@ -57,7 +57,6 @@ from .machine import describe_machine
 from .rates import measured_rates
 from .sequences import sequence
 from .target import CpuTarget, device_for
-from .task import Task
 from .tuning import Build, tuned_tasks
 
 #: What computes in floats alone, and what takes every dtype of which values may be, with these.

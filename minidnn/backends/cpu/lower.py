@@ -42,8 +42,6 @@ from ...runtime.arrays import to_bits
 from ...runtime.plan import Plan
 from .contraction import (
     Choose,
-    PrintedContraction,
-    Workspace,
     choose_by_price,
     choose_for_any_size,
     print_choice,
@@ -52,19 +50,29 @@ from .contraction import (
     why_not_in_blocks,
 )
 from .contraction.gradients import print_gradient
-from .element import ELEMENTS
+from .execution.bind import Pointer, Task
 from .execution.packing import Packed, PackedVectors, data_of
 from .execution.program import HostSum
 from .isa import Isa
 from .one_image import one_image
 from .operators.adaptive import print_adaptive
-from .operators.broadcast import is_flat, print_broadcast, print_flat
 from .operators.byte_window import print_byte_window
 from .operators.copies import (
     copied,
+    needs_copies,
+    print_conversion,
     print_copy,
+    widened,
 )
-from .operators.kernels import SCHEDULE, Shaped, shaped
+from .operators.kernels import (
+    SCHEDULE,
+    Shaped,
+    is_flat,
+    print_broadcast,
+    print_flat,
+    print_for_any_size,
+    shaped,
+)
 from .operators.layer_norm import print_channel_norm, print_layer_norm
 from .operators.matmul import (
     print_linear,
@@ -74,14 +82,11 @@ from .operators.matmul import (
 )
 from .operators.reduce import print_argmax, print_reduce
 from .operators.softmax import print_softmax
-from .operators.staged import Staged
 from .operators.sums import print_sums
-from .operators.widened import needs_copies, print_conversion, widened
-from .sequences.any_size import print_for_any_size
-from .sequences.reorder import is_reorder, print_reorder
 from .sequences.sequence import print_sequence
-from .task import Pointer, Task
-from .tensor import Tensor, tensor_of
+from .sequences.transpose import is_reorder, print_reorder
+from .stage import PrintedContraction, Staged, Workspace
+from .tensor import ELEMENTS, Tensor, tensor_of
 
 _WINDOW_BYTES = 1 << 12
 """Bytes that a call of a kernel for windows over bytes reads."""

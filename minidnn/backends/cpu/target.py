@@ -35,10 +35,9 @@ from .contraction import NominalWork, why_not_behind, why_not_in_blocks, work_of
 from .contraction.blocking import nominal_speed
 from .contraction.gradients import why_not as why_no_gradient
 from .contraction.problem import FEW_CHANNELS
-from .element import ELEMENTS
 from .isa import ISAS, Isa, bfloat16_isa, with_bytes
 from .operators.matmul import reads_weight_as_it_lies
-from .tensor import tensor_of
+from .tensor import ELEMENTS, tensor_of
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 from ....fusion.contraction import Parts
 from ....graph.ir import Node
 from ..isa import Isa
+from ..stage import PrintedContraction
 from ..tensor import Tensor
 from .algorithm import Algorithm
 from .blocking import NOMINAL_THREADS, nominal_speed
@@ -23,7 +24,6 @@ from .direct import Direct
 from .dot_product.algorithm import DotProduct
 from .dot_product.scheme import choose_dots
 from .problem import Problem, problem_of
-from .stage import PrintedContraction
 from .vnni.kernel import Vnni, choose_quads
 from .winograd.algorithm import Winograd
 from .winograd.transform import F2, F4

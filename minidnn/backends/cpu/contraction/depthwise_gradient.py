@@ -12,11 +12,9 @@ from ....graph.operators import Conv2dInputGradient, Conv2dWeightGradient
 from ....graph.transposed import Pair
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
-from ..element import ELEMENTS, Element
 from ..isa import Isa
-from ..operators.staged import Staged, stage
-from ..tensor import Tensor
-from .stage import Workspace
+from ..stage import Staged, Workspace, stage
+from ..tensor import ELEMENTS, Element, Tensor
 
 _ENOUGH_TASKS = 32
 """So many tasks keep all threads busy."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ....graph.ir import Node, Value
 from ....graph.operators import Conv2dInputGradient, Conv2dWeightGradient
 from ..isa import Isa
-from ..operators.staged import Staged
+from ..stage import Staged
 from ..tensor import Tensor
 from .depthwise_gradient import print_depthwise_gradient, print_depthwise_input_gradient
 from .dot_product.weight_gradient import print_pixel_products

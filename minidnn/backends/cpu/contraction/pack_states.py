@@ -11,7 +11,7 @@ from functools import cache
 
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
-from ..element import ELEMENTS
+from ..tensor import ELEMENTS
 
 _SHAPE = (
     *("outputs", "inputs", "lanes", "vectors", "wide", "tile_groups", "step", "taps", "unit"),

@@ -16,10 +16,9 @@ from ....graph.operators import Conv2dWeightGradient
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
 from ..isa import Isa
-from ..operators.staged import Staged
+from ..stage import Stage, Staged, Workspace
 from ..tensor import Tensor
 from .numbers import PARAMETER, Numbers
-from .stage import Stage, Workspace
 
 CHUNK = 128
 """About so many pixels are summed up at once: their values stay in the first-level cache."""

@@ -13,7 +13,7 @@ import numpy as np
 from ....graph.operator import Windowed
 from ....graph.types import TensorType
 from ...codegen.kernel import KernelSource
-from .broadcast import STORED
+from ..tensor import STORED
 
 _MAXIMUM = """\
 MD_KERNEL(@) {{

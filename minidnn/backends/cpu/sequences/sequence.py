@@ -28,10 +28,9 @@ from ...codegen.code import Code
 from ...codegen.dialect import literal
 from ...codegen.kernel import KernelSource
 from ...codegen.taps import is_looped
-from ..element import ELEMENTS
 from ..execution.packing import PackedVectors
 from ..isa import Isa
-from ..tensor import Access, Tensor
+from ..tensor import ELEMENTS, Access, Tensor
 from .finite import input_bound
 from .patch import Storage, identity_columns, storages_of
 from .step import WORDS, StepPrinter

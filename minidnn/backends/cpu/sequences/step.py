@@ -16,7 +16,7 @@ from ....graph.window import Window
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC
 from ...codegen.taps import TapLoop, TapPrinter, is_looped
-from ..element import ELEMENTS, Element
+from ..tensor import ELEMENTS, Element
 from .step_function import CallerTensor, PlaneView, Ring, StepFunction
 from .transpose import Move
 from .window import WindowPrinter, print_divisor, print_identity

@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 
 from ...codegen.kernel import shared_function
-from ..element import ELEMENTS, Element
-from ..tensor import Access
+from ..tensor import ELEMENTS, Access, Element
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from ..compilers.process import terminal_progress
 from ..contraction import Choice, Question, choose_by_price
 from ..contraction.blocking import nominal_speed
 from ..contraction.candidates import candidates
+from ..execution.bind import Task
 from ..isa import Isa
 from ..lower import lower_plan
 from ..machine import describe_machine
-from ..task import Task
 from .choices import Choices
 
 # Two programs for one plan in turn, and what each contraction takes in them.

@@ -8,10 +8,10 @@ from minidnn.fusion.contraction import Parts
 
 from ....options import ACCURACIES
 from ...isa import Isa
+from ...stage import PrintedContraction
 from ..algorithm import Algorithm
 from ..blocking import Speed, overlapped
 from ..problem import Problem
-from ..stage import PrintedContraction
 from .kernel import print_dots
 from .scheme import DotScheme, choose_dots, dot_schemes, merge, packing_of_pairs
 

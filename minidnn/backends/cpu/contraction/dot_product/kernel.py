@@ -12,12 +12,12 @@ from minidnn.fusion.contraction import Parts
 
 from ....codegen.code import Code
 from ....codegen.kernel import KernelSource
-from ...element import ELEMENTS
 from ...execution.buffers import Array
+from ...stage import Pointer, PrintedContraction, Stage
+from ...tensor import ELEMENTS
 from ..epilogue import Epilogue
 from ..numbers import PARAMETER
 from ..printed import absorbed, printed_for_all_sizes
-from ..stage import Pointer, PrintedContraction, Stage
 from ..weights import packed_channels, packed_outputs
 from .numbers import DOT_NUMBERS, SchemeNumbers
 from .pack import DotPacker

@@ -10,7 +10,7 @@ from __future__ import annotations
 from minidnn.fusion.contraction import Parts
 
 from ....codegen.code import Code
-from ...element import ELEMENTS
+from ...tensor import ELEMENTS
 from ..numbers import PARAMETER
 from ..pack import Prologue
 from .numbers import SchemeNumbers

@@ -16,8 +16,8 @@ from ....codegen.code import Code
 from ....codegen.dialect import ISPC
 from ...execution.packing import data_of
 from ...isa import Isa
-from ...operators.broadcast import STORED
-from ..stage import Pointer, Workspace
+from ...stage import Pointer, Workspace
+from ...tensor import STORED
 
 MOST_EXACT = ((1 << 24) - 1) // (255 * 128)
 """Products of two bytes of which float32 has every sum."""

@@ -12,10 +12,9 @@ from minidnn.graph.operator import Contraction, is_whole_product
 from minidnn.graph.operators import Conv2d, Linear
 from minidnn.graph.types import BYTES
 
-from ...element import ELEMENTS
 from ...isa import Isa
-from ...operators.broadcast import STORED
-from ..stage import PrintedContraction
+from ...stage import PrintedContraction
+from ...tensor import ELEMENTS, STORED
 from .convolution import IntegerConvolution
 from .kernel import MOST_EXACT
 from .linear import IntegerLinear

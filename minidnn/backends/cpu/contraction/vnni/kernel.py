@@ -24,6 +24,7 @@ from ....codegen.code import Code
 from ...execution.buffers import Array
 from ...execution.packing import data_of, first_terms
 from ...isa import Isa
+from ...stage import PrintedContraction
 from ..dot_product.algorithm import DotProduct
 from ..dot_product.kernel import print_products
 from ..dot_product.numbers import DOT_NUMBERS, SchemeNumbers, Table
@@ -32,7 +33,6 @@ from ..dot_product.packed_element import LINE, QUADS, PackedElement
 from ..dot_product.scheme import DotScheme, Packing, cheapest, packing_of, schemes_of
 from ..dot_product.weights import packed_words
 from ..problem import Problem
-from ..stage import PrintedContraction
 
 
 @dataclass(frozen=True)
