@@ -16,7 +16,7 @@ from minidnn import compiler
 from minidnn import layers as L
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu.backend import CpuBackend
-from minidnn.backends.cpu.contraction import printed
+from minidnn.backends.cpu.contraction import numbers
 from minidnn.backends.cpu.contraction.numbers import Numbers
 from minidnn.backends.cpu.execution.bind import Task
 from minidnn.backends.cpu.isa import (
@@ -98,7 +98,7 @@ def test_what_was_printed_for_other_sizes_is_what_would_be(
     known = [lowered(network, size, isa, precision) for size in sizes]
     assert sum(len(names) > 0 and bool(names[-1]) for names in known[0]) >= 5
     for size, before in zip(sizes, known, strict=True):
-        monkeypatch.setattr(printed, "_texts", {})
+        monkeypatch.setattr(numbers, "_texts", {})
         assert lowered(network, size, isa, precision) == before, size
 
 

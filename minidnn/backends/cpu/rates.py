@@ -22,8 +22,7 @@ from ..codegen.kernel import KernelSource
 from .compilers.kernels import compile_kernels
 from .compilers.library import NativeFunction
 from .compilers.toolchain import ispc_banners
-from .contraction.dot_product.packed_element import LINE, PAIRS
-from .contraction.dot_product.products import Products
+from .contraction.dot_product.products import LINE, PAIRS, Products
 from .execution.buffers import AlignedMemory
 from .execution.program import BoundKernel, NativeProgram, Pool
 from .isa import BFLOAT16_ISAS, ISAS, Isa, is_usable

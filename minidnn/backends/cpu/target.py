@@ -32,7 +32,7 @@ from ...graph.operators import (
 )
 from ...graph.types import BYTES
 from .contraction import NominalWork, why_not_behind, why_not_in_blocks, work_of
-from .contraction.blocking import nominal_speed
+from .contraction.choose import nominal_speed
 from .contraction.gradients import why_not as why_no_gradient
 from .contraction.problem import FEW_CHANNELS
 from .isa import ISAS, Isa, bfloat16_isa, with_bytes

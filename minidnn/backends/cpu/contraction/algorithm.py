@@ -9,7 +9,7 @@ from typing import Any
 from ....fusion.contraction import Parts
 from ..isa import Isa
 from ..stage import PrintedContraction
-from .blocking import Speed
+from .choose import Speed
 from .problem import Problem
 
 

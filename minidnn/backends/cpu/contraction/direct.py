@@ -21,13 +21,11 @@ from ..isa import Isa
 from ..stage import Pointer, PrintedContraction, Stage
 from ..tensor import ELEMENTS
 from .algorithm import Algorithm
-from .blocking import Speed, grain_of, predict_seconds
-from .choose import choose_scheme, schemes_for
+from .choose import Speed, choose_scheme, grain_of, predict_seconds, schemes_for
 from .epilogue import Epilogue
-from .integer_fallback import MOST_EXACT
-from .numbers import PARAMETER, Numbers
+from .integer_fallback.kernel import MOST_EXACT
+from .numbers import PARAMETER, Numbers, absorbed, printed_once
 from .pack import Packer
-from .printed import absorbed, printed_once
 from .problem import BlockedView, Problem
 from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme
 from .tile import print_tile, tile_name

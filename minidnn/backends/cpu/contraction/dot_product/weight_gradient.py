@@ -22,8 +22,8 @@ from ...sequences.transpose import Move
 from ...stage import Stage, Staged, Workspace
 from ...tensor import ELEMENTS, Tensor
 from ..numbers import PARAMETER
-from .packed_element import PAIRS
 from .pixel_scheme import LANES, choose_pixels
+from .products import PAIRS
 
 _TRANSPOSE = Move("store", alike=False, full=True, element=ELEMENTS["float32"])
 _TURN = Move("store", alike=False, full=False, element=ELEMENTS["bfloat16"])

@@ -11,7 +11,7 @@ from ....options import ACCURACIES
 from ...isa import Isa
 from ...stage import PrintedContraction
 from ..algorithm import Algorithm
-from ..blocking import (
+from ..choose import (
     INPUT_BYTES,
     TASK_CYCLES,
     UNEVEN,

@@ -14,10 +14,9 @@ from ...execution.packing import Packed
 from ...stage import Pointer, PrintedContraction, Stage, Workspace
 from ..epilogue import Epilogue
 from ..numbers import PARAMETER, Numbers
-from ..pack_states import print_transforming
 from ..scheme import LINE_FLOATS
 from ..tile import print_tile, tile_name
-from ..weights import input_step, outputs_numbers, packed_outputs
+from ..weights import input_step, outputs_numbers, packed_outputs, print_transforming
 from .functions import (
     print_into,
     print_load,
