@@ -43,15 +43,7 @@ from .execution.packing import PackedConstant, PackedConstants
 from .execution.program import HostSum
 from .execution.stored import store
 from .execution.table import TableProgram
-from .isa import (
-    Isa,
-    best_isa,
-    bfloat16_isa,
-    isa_named,
-    usable_isa,
-    why_no_bfloat16,
-    with_bytes,
-)
+from .isa import Isa, best_isa, bfloat16_isa, isa_named, usable_isa, why_no_bfloat16, with_bytes
 from .lower import lower_plan
 from .machine import describe_machine
 from .rates import measured_rates

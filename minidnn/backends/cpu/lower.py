@@ -57,13 +57,7 @@ from .isa import Isa
 from .one_image import one_image
 from .operators.adaptive import print_adaptive
 from .operators.byte_window import print_byte_window
-from .operators.copies import (
-    copied,
-    needs_copies,
-    print_conversion,
-    print_copy,
-    widened,
-)
+from .operators.copies import copied, needs_copies, print_conversion, print_copy, widened
 from .operators.kernels import (
     SCHEDULE,
     Shaped,

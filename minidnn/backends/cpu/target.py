@@ -6,13 +6,7 @@ from dataclasses import dataclass
 
 from ...fusion.contraction import parts_of
 from ...fusion.device import Device
-from ...fusion.region import (
-    FusedContraction,
-    FusedNormalization,
-    FusedSequence,
-    FusedSums,
-    Region,
-)
+from ...fusion.region import FusedContraction, FusedNormalization, FusedSequence, FusedSums, Region
 from ...fusion.stacks import mixes_floats, reads_otherwise
 from ...fusion.target import Target
 from ...graph.expression import argument, linearize
@@ -105,7 +99,10 @@ class CpuTarget(Target):
 
     def _averages_any(self, node: Node) -> bool:
         """Whether a node is an average with a kernel for each layout."""
-        return _averages_long(node) or (self.any_size and isinstance(node.op, AdaptiveAvgPool2d))
+        op = node.op
+        return isinstance(op, AdaptiveAvgPool2d) and (
+            self.any_size or op.is_long(node.inputs[0].type)
+        )
 
     def _is_stem(self, node: Node) -> bool:
         if not isinstance(node.op, (Contraction, FusedContraction)):
@@ -246,10 +243,6 @@ def _weight(node: Node) -> Value | None:
     if isinstance(node.op, FusedContraction):
         weight = dict(zip(node.op.body.inputs, node.inputs, strict=True)).get(weight, weight)
     return None if isinstance(weight, Constant) else weight
-
-
-def _averages_long(node: Node) -> bool:
-    return isinstance(node.op, AdaptiveAvgPool2d) and node.op.is_long(node.inputs[0].type)
 
 
 def _is_cast(node: Node) -> bool:

@@ -300,13 +300,9 @@ def _pack(weight: Value, scheme: VnniScheme) -> Array:
     return packed_words(given, scheme)
 
 
-def packed_starts(parts: Parts, scheme: VnniScheme) -> partial[Array]:
+def _starts(values: Sequence[Value], zero: int, scheme: VnniScheme) -> Array:
     """The first terms of sums in int32, group by group filled up to whole vectors: the bias, less
     what the input's zero adds."""
-    return partial(_starts, parts.node.inputs[1:], packed_zero(parts), scheme.of_weights())
-
-
-def _starts(values: Sequence[Value], zero: int, scheme: VnniScheme) -> Array:
     packed = np.zeros((scheme.groups, scheme.slots), np.int32)
     packed[:, : scheme.outputs] = first_terms(values, zero).reshape(scheme.groups, scheme.outputs)
     return packed.reshape(-1)
@@ -339,13 +335,6 @@ QUAD_NUMBERS: Table = {
 }
 
 
-def print_quads(parts: Parts, scheme: VnniScheme, threads: int) -> PrintedContraction:
-    """The kernel that follows ``scheme``."""
-    given = (packed_quads(parts.node.inputs[1], scheme), packed_starts(parts, scheme))
-    numbers = SchemeNumbers(scheme, QUAD_NUMBERS, packed_zero(parts))
-    return print_products(parts, scheme, threads, VnniPacker(parts, scheme, numbers), given)
-
-
 class Vnni(DotProduct):
     """Products of four bytes, summed in int32 by instructions for them: exact."""
 
@@ -370,4 +359,9 @@ class Vnni(DotProduct):
 
     def print(self, parts: Parts, scheme: DotScheme, threads: int) -> PrintedContraction:
         assert isinstance(scheme, VnniScheme)
-        return print_quads(parts, scheme, threads)
+        weight, zero = parts.node.inputs[1], packed_zero(parts)
+        starts = partial(_starts, parts.node.inputs[1:], zero, scheme.of_weights())
+        packer = VnniPacker(parts, scheme, SchemeNumbers(scheme, QUAD_NUMBERS, zero))
+        return print_products(
+            parts, scheme, threads, packer, (packed_quads(weight, scheme), starts)
+        )

@@ -103,13 +103,15 @@ def print_flat(body: Graph) -> tuple[Shaped, list[Value]]:
 
 
 def _of_rank(type: TensorType, vector: bool, rank: int) -> TensorType:
+    """An operand's type, a vector over channels being along axis 1."""
     return type.with_shape(type.shape + (1,) * (rank - 2)) if vector else type
 
 
 def print_broadcast(node: Node) -> Shaped:
     """The kernel of an element-wise node over NCHW values."""
     assert isinstance(node.op, Elementwise)
-    operands = [_aligned(node, i) for i in range(len(node.inputs))]
+    rank, split = node.output.type.rank, len(node.inputs) - node.op.channel_count
+    operands = [_of_rank(v.type, i >= split, rank) for i, v in enumerate(node.inputs)]
     computed = node.op.computed_in([x.dtype for x in operands])
     return print_elementwise(node.op.expression(), operands, node.output.type, computed)
 
@@ -121,15 +123,6 @@ def print_elementwise(
     number = "int64" if (computed or "").startswith("int") else "float32"
     given, made = list(map(Pitched.dense, operands)), Pitched.dense(out)
     return shaped(elementwise.lower(linearize(expression), given, made, number, SCHEDULE))
-
-
-def _aligned(node: Node, index: int) -> TensorType:
-    """An operand's type, a vector over channels being along axis 1."""
-    assert isinstance(node.op, Elementwise)
-    type = node.inputs[index].type
-    if index < len(node.inputs) - node.op.channel_count:
-        return type
-    return type.with_shape(type.shape + (1,) * (node.output.type.rank - 2))
 
 
 def print_for_any_size(

@@ -176,10 +176,6 @@ def _neg(a: Interval) -> Interval:
     return Interval(-a.high, -a.low)
 
 
-def _abs(a: Interval) -> Interval:
-    return Interval(0.0, max(-a.low, a.high))
-
-
 def _monotone(function: Callable[[float], float]) -> Callable[[Interval], Interval]:
     def rule(a: Interval) -> Interval:
         return _bounded(float(function(a.low)), float(function(a.high)))
@@ -201,7 +197,7 @@ _RULES: dict[str, Callable[..., Interval]] = {
     "fma": lambda a, b, c: _add(_mul(a, b), c),
     "div": _div,
     "neg": _neg,
-    "abs": _abs,
+    "abs": lambda a: Interval(0.0, max(-a.low, a.high)),
     "maximum": lambda a, b: Interval(max(a.low, b.low), max(a.high, b.high)),
     "minimum": lambda a, b: Interval(min(a.low, b.low), min(a.high, b.high)),
     "floor": _monotone(np.floor),

@@ -29,15 +29,6 @@ from .products import LINE
 from .scheme import DotScheme, choose_dots, dot_schemes, merge, packing_of_pairs
 
 
-def print_dots(parts: Parts, scheme: DotScheme, threads: int) -> PrintedContraction:
-    """The kernel for products of pairs that follows ``scheme``."""
-    weight, *bias = parts.node.inputs[1:]
-    given = (packed_pairs(weight, scheme), packed_outputs(bias, scheme))
-    return print_products(
-        parts, scheme, threads, DotPacker(parts, scheme, SchemeNumbers(scheme, DOT_NUMBERS)), given
-    )
-
-
 def print_products(
     parts: Parts,
     scheme: DotScheme,
@@ -370,4 +361,7 @@ class DotProduct(Algorithm):
         return 0
 
     def print(self, parts: Parts, scheme: DotScheme, threads: int) -> PrintedContraction:
-        return print_dots(parts, scheme, threads)
+        weight, *bias = parts.node.inputs[1:]
+        given = (packed_pairs(weight, scheme), packed_outputs(bias, scheme))
+        packer = DotPacker(parts, scheme, SchemeNumbers(scheme, DOT_NUMBERS))
+        return print_products(parts, scheme, threads, packer, given)

@@ -17,12 +17,7 @@ from ..numbers import PARAMETER, Numbers
 from ..scheme import LINE_FLOATS
 from ..tile import print_tile, tile_name
 from ..weights import input_step, outputs_numbers, packed_outputs, print_transforming
-from .functions import (
-    print_into,
-    print_load,
-    print_out,
-    print_store,
-)
+from .functions import print_into, print_load, print_out, print_store
 from .scheme import WinogradScheme
 
 
