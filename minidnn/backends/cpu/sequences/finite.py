@@ -183,9 +183,9 @@ def _monotone(function: Callable[[float], float]) -> Callable[[Interval], Interv
     return rule
 
 
-def _domain(least: float, function: Callable[[float], float]) -> Callable[[Interval], Interval]:
+def _from_zero(function: Callable[[float], float]) -> Callable[[Interval], Interval]:
     def rule(a: Interval) -> Interval:
-        return _ANYTHING if a.low < least else _monotone(function)(a)
+        return _ANYTHING if a.low < 0.0 else _monotone(function)(a)
 
     return rule
 
@@ -209,7 +209,7 @@ _RULES: dict[str, Callable[..., Interval]] = {
     "sin": lambda a: _ANYTHING if a.infinite else Interval(-1.001, 1.001),
     "cos": lambda a: _ANYTHING if a.infinite else Interval(-1.001, 1.001),
     "atan": lambda a: Interval(-1.572, 1.572),
-    "sqrt": _domain(0.0, math.sqrt),
-    "log1p": _domain(0.0, np.log1p),
+    "sqrt": _from_zero(math.sqrt),
+    "log1p": _from_zero(np.log1p),
     **{op: lambda a, b: Interval(0.0, 1.0) for op in COMPARISONS},
 }

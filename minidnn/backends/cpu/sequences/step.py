@@ -17,7 +17,7 @@ from ...codegen.code import Code
 from ...codegen.dialect import ISPC
 from ...codegen.taps import TapLoop, TapPrinter, is_looped
 from ..tensor import ELEMENTS, Element
-from .step_function import CallerTensor, PlaneView, Ring, StepFunction
+from .patch import CallerTensor, PlaneView, Ring, StepFunction
 from .transpose import Move
 from .window import WindowPrinter, print_divisor, print_identity
 
