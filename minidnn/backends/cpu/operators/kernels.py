@@ -40,14 +40,15 @@ _WORTH = 1 << 12
 
 @dataclass(frozen=True)
 class Shaped:
-    """A kernel without sizes, the sizes for it (its last operand, int64), its tasks, and the
-    tables that it reads, which are operands before the output."""
+    """A kernel without sizes, the sizes for it (its last operand, whole numbers), its tasks, the
+    tables that it reads, which are operands before the output, and a thread's scratch memory."""
 
     source: KernelSource
     sizes: np.ndarray
     tasks: int
     grain: int = 1
     tables: tuple[np.ndarray, ...] = ()
+    scratch_bytes: int = 0
 
 
 def shaped(kernel: Kernel) -> Shaped:

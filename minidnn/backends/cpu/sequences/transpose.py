@@ -16,6 +16,7 @@ import numpy as np
 from ....graph.types import TensorType
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
+from ..operators.kernels import Shaped
 from ..tensor import Element, Tensor
 
 LINE = 16
@@ -238,16 +239,6 @@ _POSITIONS = 256
 """Of a task: rows of so many fit the first-level cache."""
 
 
-@dataclass(frozen=True)
-class ReorderKernel:
-    """A printed move; its pointers are the source, the result, and the sizes."""
-
-    source: KernelSource
-    tasks: int
-    scratch_bytes: int
-    sizes: np.ndarray
-
-
 def is_reorder(source: Tensor, result: Tensor, lanes: int, channel: int) -> bool:
     """Whether :func:`print_reorder` moves planes between these, from a channel of the result on."""
     ends = {source.block, result.block} == {1, lanes}
@@ -256,8 +247,9 @@ def is_reorder(source: Tensor, result: Tensor, lanes: int, channel: int) -> bool
 
 def print_reorder(
     type: TensorType, source: Tensor, result: Tensor, lanes: int, channel: int
-) -> ReorderKernel:
-    """The kernel that moves a value to where it lies otherwise, from ``channel`` on."""
+) -> Shaped:
+    """The kernel that moves a value to where it lies otherwise, from ``channel`` on; its pointers
+    are the source, the result, and the sizes."""
     batch, channels, *plane = type.plane
     blocks, parts = -(-channels // lanes), -(-plane[0] * plane[1] // _POSITIONS)
     full, end = channels % lanes == 0, channel + channels
@@ -316,4 +308,4 @@ def print_reorder(
     kernel = KernelSource.named("reorder", str(code), "$", shared=(move.text(lanes),))
     scratch = 4 * lanes * (1 + _POSITIONS)
     sizes = np.array([*numbers.values()], np.int64)
-    return ReorderKernel(kernel, batch * blocks * parts, scratch, sizes)
+    return Shaped(kernel, sizes, batch * blocks * parts, scratch_bytes=scratch)
