@@ -17,7 +17,7 @@ from .execution.buffers import Array
 
 @dataclass(frozen=True)
 class Workspace:
-    """Memory that the stages of one contraction share, ``offset`` bytes from its start."""
+    """Memory that the stages of one node share, ``offset`` bytes from its start."""
 
     offset: int
 
