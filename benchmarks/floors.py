@@ -32,11 +32,11 @@ from benchmarks.convolution import LEAST_QUIET, Peak, timed
 from benchmarks.linear import READ_BYTES, Read
 from minidnn import models
 from minidnn.backends.cpu.backend import CpuProgram
+from minidnn.backends.cpu.execution.bind import Task
 from minidnn.backends.cpu.execution.program import shared_pool
 from minidnn.backends.cpu.isa import best_isa, usable_isa
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.rates import measured_rates
-from minidnn.backends.cpu.task import Task
 from minidnn.bench.networks import case_of
 from minidnn.bench.results import commit
 from minidnn.fusion.region import Region

@@ -28,7 +28,7 @@ from benchmarks.choices import row_of
 from minidnn import layers as L
 from minidnn.backends.cpu.backend import CpuProgram, builder
 from minidnn.backends.cpu.contraction import Question, choose_by_price
-from minidnn.backends.cpu.contraction.blocking import nominal_speed
+from minidnn.backends.cpu.contraction.choose import nominal_speed
 from minidnn.backends.cpu.isa import best_isa
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.tuning import Tuning

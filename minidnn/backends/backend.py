@@ -131,7 +131,7 @@ def takes_float32(backend: Backend) -> bool:
 
 
 def _reference() -> Backend:
-    backend: Backend = import_module("minidnn.backends.reference.backend").ReferenceBackend()
+    backend: Backend = import_module("minidnn.backends.reference").ReferenceBackend()
     return backend
 
 

@@ -14,7 +14,7 @@ import pytest
 import minidnn
 from minidnn.backends.cpu.backend import CpuBackend
 from minidnn.backends.cuda.backend import CudaBackend
-from minidnn.backends.reference.backend import ReferenceBackend
+from minidnn.backends.reference import ReferenceBackend
 from minidnn.cli import doctor, main
 from minidnn.errors import MiniDNNError, MiniDNNWarning
 from minidnn.fusion.collapse import STRATEGIES

@@ -15,7 +15,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends import backend as backends
 from minidnn.backends.backend import get_backend, why_not_in
-from minidnn.backends.reference.backend import ReferenceBackend
+from minidnn.backends.reference import ReferenceBackend
 from minidnn.cli import main
 from minidnn.compiler import unsupported_nodes
 from minidnn.errors import GraphError, OutOfMemoryError, UnsupportedError

@@ -12,7 +12,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends import backend as backends
-from minidnn.backends.reference.backend import ReferenceBackend
+from minidnn.backends.reference import ReferenceBackend
 from minidnn.errors import DeviceError, GraphError, UnsupportedError
 from minidnn.fusion.collapse import EVERYWHERE
 from minidnn.graph import operators as ops

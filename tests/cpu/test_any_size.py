@@ -16,8 +16,9 @@ from minidnn import compiler
 from minidnn import layers as L
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu.backend import CpuBackend
-from minidnn.backends.cpu.contraction import printed
+from minidnn.backends.cpu.contraction import numbers
 from minidnn.backends.cpu.contraction.numbers import Numbers
+from minidnn.backends.cpu.execution.bind import Task
 from minidnn.backends.cpu.isa import (
     AVX512,
     BFLOAT16_ISAS,
@@ -28,7 +29,6 @@ from minidnn.backends.cpu.isa import (
     why_no_bfloat16,
 )
 from minidnn.backends.cpu.lower import lower_plan
-from minidnn.backends.cpu.task import Task
 from minidnn.errors import GraphError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
@@ -98,7 +98,7 @@ def test_what_was_printed_for_other_sizes_is_what_would_be(
     known = [lowered(network, size, isa, precision) for size in sizes]
     assert sum(len(names) > 0 and bool(names[-1]) for names in known[0]) >= 5
     for size, before in zip(sizes, known, strict=True):
-        monkeypatch.setattr(printed, "_texts", {})
+        monkeypatch.setattr(numbers, "_texts", {})
         assert lowered(network, size, isa, precision) == before, size
 
 

@@ -11,8 +11,8 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cpu.backend import CpuProgram
-from minidnn.backends.cpu.execution import constants
-from minidnn.backends.cpu.execution.constants import PackedConstants
+from minidnn.backends.cpu.execution import packing
+from minidnn.backends.cpu.execution.packing import PackedConstants
 
 
 def _net(seed: int = 0) -> L.Sequential:
@@ -54,14 +54,14 @@ def test_shared_weights_outlive_who_packed_them_and_go_with_the_last() -> None:
     np.testing.assert_allclose(second(x), want, rtol=1e-4, atol=1e-4)
     del second
     gc.collect()
-    assert not [each for each in constants._known.values() if each.bytes == 4 * 64 * 36 * 16]
+    assert not [each for each in packing._known.values() if each.bytes == 4 * 64 * 36 * 16]
 
 
 def test_arrays_that_a_sample_does_not_tell_apart_stay_apart() -> None:
     one = np.random.default_rng(2).standard_normal(1 << 16, np.float32)
     other = one.copy()
     other[1] += 1
-    assert constants._sample(one) == constants._sample(other)
+    assert packing._sample(one) == packing._sample(other)
     made = [PackedConstants(threads=1, guarded=False) for _ in range(3)]
     first, second, third = (
         each.add(partial(np.copy, array))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minidnn.backends.cpu.compilers.build_runner import FLAGS
-from minidnn.backends.cpu.compilers.runner_sources import SOURCES
+from minidnn.backends.cpu.compilers.library import SOURCES
 from minidnn.backends.cpu.compilers.toolchain import find_cc
 
 HARNESS = Path(__file__).parent / "runner_race.c"

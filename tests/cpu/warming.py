@@ -11,9 +11,9 @@ from minidnn.backends.cpu.backend import CpuBackend
 from minidnn.backends.cpu.compilers import kernels
 from minidnn.backends.cpu.compilers.library import NativeFunction
 from minidnn.backends.cpu.contraction import multiplies_bytes
+from minidnn.backends.cpu.execution.bind import Task
 from minidnn.backends.cpu.isa import Isa, bfloat16_isa, with_bytes
 from minidnn.backends.cpu.lower import lower_plan
-from minidnn.backends.cpu.task import Task
 from minidnn.fusion.collapse import check_strategy
 from minidnn.graph.ir import Graph
 from minidnn.passes.infrastructure import Context

@@ -24,7 +24,7 @@ from minidnn.graph.expression import argument, linearize
 from minidnn.graph.ir import Node, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.types import TensorType, rounded_to
-from minidnn.kernels.ops import adaptive
+from minidnn.kernels.ops import region
 from minidnn.memory.annotations import Annotations, Placement
 from tests.cuda.cards import H200
 from tests.sampling import mixed
@@ -202,7 +202,7 @@ def test_adaptive_pooling(layout: Layout, tmp_path: Path) -> None:
     source = slices(x.shape, "float32", layout)[1]
     target = slices(expected.shape, "float32", layout)[1]
     memory = memory_of(target, None, 2)
-    launch = Launch.of(adaptive.lower(2, source, target, SCHEDULE))
+    launch = Launch.of(region.lower_adaptive(2, source, target, SCHEDULE))
     run(launch, [memory_of(source, x, 2), memory], tmp_path)
     np.testing.assert_array_equal(read(memory, target, 2), expected)
 

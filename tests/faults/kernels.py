@@ -28,7 +28,7 @@ FAULTS = (
     ),
     Fault(
         "weights of groups that are computed as one are other groups', too",
-        "minidnn/backends/cpu/contraction/pack_states.py",
+        "minidnn/backends/cpu/contraction/weights.py",
         "output / own_outputs == i{i} / own_inputs",
         "output / own_outputs >= i{i} / own_inputs",
         ("tests/cpu/contraction/test_weights.py", "tests/cpu/test_bfloat16_training.py"),

@@ -22,7 +22,7 @@ from minidnn.graph.operators import (
     TakeChannels,
     Transpose,
 )
-from minidnn.kernels.ops import copy, elementwise
+from minidnn.kernels.ops import elementwise, move
 from minidnn.kernels.ops.pitched import Pitched
 
 from .made import Made, drawn, lying, of_operator, type_of
@@ -109,7 +109,7 @@ def _copies(random: np.random.Generator) -> Iterator[Made]:
         whole[(slice(None),) * axis + (slice(first, first + shape[axis]),) if shape else ...] = x
         lies, memory = lying(x, wide=i % 2 == 0)
         given = lies, Pitched.dense(type_of(whole)), axis, first
-        yield Made(f"copy-{i}", partial(copy.lower, *given), (memory,), whole)
+        yield Made(f"copy-{i}", partial(move.lower_copy, *given), (memory,), whole)
 
 
 #: A shape, how many are dropped, and whether channels are.

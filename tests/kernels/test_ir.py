@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from minidnn.kernels.index import split
 from minidnn.kernels.ir import (
     LANE,
     TASK,
@@ -20,6 +19,7 @@ from minidnn.kernels.ir import (
     select,
     variable,
 )
+from minidnn.kernels.render.ispc import split
 from minidnn.kernels.render.numpy import run
 from minidnn.kernels.schedule import AxisSchedule
 

@@ -15,7 +15,7 @@ from minidnn.graph.ir import Node, Value
 from minidnn.graph.operator import Operator
 from minidnn.graph.types import TensorType
 from minidnn.kernels.ir import Kernel
-from minidnn.kernels.ops import adaptive, region
+from minidnn.kernels.ops import region
 from minidnn.kernels.ops.planes import Planes
 from minidnn.kernels.render.numpy import run
 from minidnn.kernels.schedule import AxisSchedule
@@ -90,7 +90,7 @@ def lowered(
     node = Node(op, values, "node")
     if isinstance(op, ops.AdaptiveAvgPool2d):
         ends = given(values[0].type), made(node.output.type)
-        return adaptive.lower(shapes[0][0], *ends, schedule)
+        return region.lower_adaptive(shapes[0][0], *ends, schedule)
 
     def lie(value: Value) -> Planes:
         return (made if value is node.output else given)(value.type)

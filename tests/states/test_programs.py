@@ -9,7 +9,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.reference.backend import ReferenceBackend
+from minidnn.backends.reference import ReferenceBackend
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate

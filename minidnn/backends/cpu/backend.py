@@ -36,28 +36,19 @@ from .compilers.kernels import compile_kernels
 from .compilers.library import NativeFunction
 from .compilers.toolchain import why_unusable
 from .contraction import multiplies_bytes, refusals, why_unsupported
-from .execution.bind import bind
+from .execution.bind import Task, bind
 from .execution.buffers import AlignedMemory, Array, Guard
-from .execution.constants import PackedConstant, PackedConstants
 from .execution.native import runner_kernel, why_not_there
-from .execution.rank_sums import HostSum
+from .execution.packing import PackedConstant, PackedConstants
+from .execution.program import HostSum
 from .execution.stored import store
 from .execution.table import TableProgram
-from .isa import (
-    Isa,
-    best_isa,
-    bfloat16_isa,
-    isa_named,
-    usable_isa,
-    why_no_bfloat16,
-    with_bytes,
-)
+from .isa import Isa, best_isa, bfloat16_isa, isa_named, usable_isa, why_no_bfloat16, with_bytes
 from .lower import lower_plan
 from .machine import describe_machine
 from .rates import measured_rates
 from .sequences import sequence
 from .target import CpuTarget, device_for
-from .task import Task
 from .tuning import Build, tuned_tasks
 
 #: What computes in floats alone, and what takes every dtype of which values may be, with these.

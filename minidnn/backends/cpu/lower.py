@@ -35,15 +35,13 @@ from ...graph.operators import (
     SumOverRanks,
 )
 from ...graph.types import BYTES, ITEMSIZE, TensorType
-from ...kernels.ops import copy, lower, region
+from ...kernels.ops import lower, move, region
 from ...kernels.ops.pitched import Pitched
 from ...memory.annotations import ALIGNMENT, Annotations
 from ...runtime.arrays import to_bits
 from ...runtime.plan import Plan
 from .contraction import (
     Choose,
-    PrintedContraction,
-    Workspace,
     choose_by_price,
     choose_for_any_size,
     print_choice,
@@ -52,19 +50,23 @@ from .contraction import (
     why_not_in_blocks,
 )
 from .contraction.gradients import print_gradient
-from .element import ELEMENTS
+from .execution.bind import Pointer, Task
 from .execution.packing import Packed, PackedVectors, data_of
-from .execution.rank_sums import HostSum
+from .execution.program import HostSum
 from .isa import Isa
 from .one_image import one_image
 from .operators.adaptive import print_adaptive
-from .operators.broadcast import is_flat, print_broadcast, print_flat
 from .operators.byte_window import print_byte_window
-from .operators.copies import (
-    copied,
-    print_copy,
+from .operators.copies import copied, needs_copies, print_conversion, print_copy, widened
+from .operators.kernels import (
+    SCHEDULE,
+    Shaped,
+    is_flat,
+    print_broadcast,
+    print_flat,
+    print_for_any_size,
+    shaped,
 )
-from .operators.kernels import SCHEDULE, Shaped, shaped
 from .operators.layer_norm import print_channel_norm, print_layer_norm
 from .operators.matmul import (
     print_linear,
@@ -74,17 +76,11 @@ from .operators.matmul import (
 )
 from .operators.reduce import print_argmax, print_reduce
 from .operators.softmax import print_softmax
-from .operators.staged import Staged
 from .operators.sums import print_sums
-from .operators.widened import needs_copies, print_conversion, widened
-from .sequences.any_size import print_for_any_size
-from .sequences.reorder import is_reorder, print_reorder
 from .sequences.sequence import print_sequence
-from .task import Pointer, Task
-from .tensor import Tensor, tensor_of
-
-_WINDOW_BYTES = 1 << 12
-"""Bytes that a call of a kernel for windows over bytes reads."""
+from .sequences.transpose import is_reorder, print_reorder
+from .stage import PrintedContraction, Staged, Workspace
+from .tensor import ELEMENTS, Tensor, tensor_of
 
 
 def lower_plan(
@@ -160,7 +156,9 @@ class _Lowering:
             dense = all(map(self._is_dense, (*node.inputs, *node.outputs)))
             first = op.body.nodes[0]
             if dense and isinstance(first.op, Windowed) and first.output.dtype in BYTES:
-                return (self._byte_window(node, first.op),)
+                x, y = node.inputs[0], node.output
+                window = print_byte_window(first.op, x.type, y.type)
+                return (_shaped_task(node, window, (_pointer(x), y)),)
             flat = dense and is_flat(op.body, self.any_size)
             return (self._flat(node, op),) if flat else self._sequence(node, op)
         if isinstance(op, FusedSums):
@@ -216,9 +214,7 @@ class _Lowering:
             ]
             (given, source, read), (made, result, written) = ends if into else ends[::-1]
             if self._is_dense(value):
-                shaped = print_conversion(given, made)
-                pointers = (read, written, lambda: shaped.sizes)
-                return Task(node, shaped.source, pointers, shaped.tasks, shaped.grain)
+                return _shaped_task(node, print_conversion(given, made), (read, written))
             printed = print_copy(given, source, result, self.isa)
             tasks = given.plane[0] * printed.tasks_per_image
             scratch = printed.scratch_bytes
@@ -232,13 +228,6 @@ class _Lowering:
         after = [converted(value, False) for value in wide.copied(node.outputs)]
         return [replace(t, workspace_bytes=end) for t in (*before, *inner, *after)]
 
-    def _byte_window(self, node: Node, op: Windowed) -> Task:
-        x, y = node.inputs[0], node.output
-        window = print_byte_window(op, x.type, y.type)
-        grain = max(1, _WINDOW_BYTES // (x.shape[3] * op.window().rows.kernel))
-        pointers = (_pointer(x), y, lambda: window.sizes)
-        return Task(node, window.source, pointers, window.tasks, grain, window.scratch_bytes)
-
     def _is_dense(self, value: Value) -> bool:
         """Whether a value lies as NCHW, and by itself."""
         alone = self.plan.annotations.within(value).buffer is value
@@ -248,8 +237,7 @@ class _Lowering:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         shaped, values = print_flat(op.body)
         pointers = (_pointer(outer.get(value, value)) for value in values)
-        given = (*pointers, node.output, lambda: shaped.sizes)
-        return Task(node, shaped.source, given, shaped.tasks, shaped.grain)
+        return _shaped_task(node, shaped, (*pointers, node.output))
 
     def _of_any_size(
         self, node: Node, body: Graph, outer: Mapping[Value, Value], channel: int = 0
@@ -261,8 +249,7 @@ class _Lowering:
 
         lanes = self.isa.lanes
         made, values = print_for_any_size(body, lambda v: self.tensor(of(v)), lanes, channel)
-        pointers = (*(_pointer(of(value)) for value in values), lambda: made.sizes)
-        return Task(node, made.source, pointers, made.tasks, made.grain)
+        return _shaped_task(node, made, [_pointer(of(value)) for value in values])
 
     def _sequence(self, node: Node, op: FusedSequence) -> Sequence[Task]:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
@@ -344,7 +331,8 @@ class _Lowering:
     def _joined(self, node: Node, value: Value, axis: int, offset: int) -> Task:
         out = node.output
         if self.plan.layout(out).block == 1:
-            return _shaped_task(node, _copied_run(value.type, out.type, axis, offset), [value])
+            run = _copied_run(value.type, out.type, axis, offset)
+            return _shaped_task(node, run, (_pointer(value), out))
         return self._copy(node, value, out, offset)
 
     def _copy(self, node: Node, value: Value, out: Value, channel: int = 0) -> Task:
@@ -352,8 +340,7 @@ class _Lowering:
         if self.any_size and value.dtype in ELEMENTS:
             if is_reorder(*ends, self.isa.lanes, channel):
                 moved = print_reorder(value.type, *ends, self.isa.lanes, channel)
-                given = _pointer(value), out, lambda: moved.sizes
-                return Task(node, moved.source, given, moved.tasks, 1, moved.scratch_bytes)
+                return _shaped_task(node, moved, (_pointer(value), out))
             body = copied(value.type)
             outer = {body.inputs[0]: value, body.outputs[0]: out}
             return self._of_any_size(node, body, outer, channel)
@@ -435,16 +422,17 @@ def _stages(
     ]
 
 
-def _shaped_task(node: Node, shaped: Shaped, inputs: Sequence[Value] | None = None) -> Task:
-    """The task of a kernel without sizes on these inputs, by default all of the node's."""
-    given = map(_pointer, node.inputs if inputs is None else inputs)
-    pointers = (*given, *map(_array, shaped.tables), node.output, lambda: shaped.sizes)
-    return Task(node, shaped.source, pointers, shaped.tasks, shaped.grain)
+def _shaped_task(node: Node, shaped: Shaped, given: Sequence[Pointer] = ()) -> Task:
+    """The task of a kernel without sizes for the pointers ``given``, which by default are the
+    operands, the kernel's tables, and the output."""
+    given = given or (*map(_pointer, node.inputs), *map(_array, shaped.tables), node.output)
+    pointers, scratch = (*given, lambda: shaped.sizes), shaped.scratch_bytes
+    return Task(node, shaped.source, pointers, shaped.tasks, shaped.grain, scratch)
 
 
 def _copied_run(part: TensorType, whole: TensorType, axis: int, first: int) -> Shaped:
     """The kernel that copies a dense value to positions ``first`` and on of an axis of another."""
-    return shaped(copy.lower(Pitched.dense(part), Pitched.dense(whole), axis, first, SCHEDULE))
+    return shaped(move.lower_copy(Pitched.dense(part), Pitched.dense(whole), axis, first, SCHEDULE))
 
 
 def _shaped(node: Node) -> Shaped:

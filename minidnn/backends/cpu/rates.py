@@ -19,11 +19,10 @@ from ...errors import DeviceError
 from ...measure.load import timed
 from ...runtime.operand import Operand
 from ..codegen.kernel import KernelSource
-from .compilers.identity import ispc_banners
 from .compilers.kernels import compile_kernels
 from .compilers.library import NativeFunction
-from .contraction.dot_product.packed_element import LINE, PAIRS
-from .contraction.dot_product.products import Products
+from .compilers.toolchain import ispc_banners
+from .contraction.dot_product.products import LINE, PAIRS, Products
 from .execution.buffers import AlignedMemory
 from .execution.program import BoundKernel, NativeProgram, Pool
 from .isa import BFLOAT16_ISAS, ISAS, Isa, is_usable

@@ -6,13 +6,7 @@ from dataclasses import dataclass
 
 from ...fusion.contraction import parts_of
 from ...fusion.device import Device
-from ...fusion.region import (
-    FusedContraction,
-    FusedNormalization,
-    FusedSequence,
-    FusedSums,
-    Region,
-)
+from ...fusion.region import FusedContraction, FusedNormalization, FusedSequence, FusedSums, Region
 from ...fusion.stacks import mixes_floats, reads_otherwise
 from ...fusion.target import Target
 from ...graph.expression import argument, linearize
@@ -32,13 +26,12 @@ from ...graph.operators import (
 )
 from ...graph.types import BYTES
 from .contraction import NominalWork, why_not_behind, why_not_in_blocks, work_of
-from .contraction.blocking import nominal_speed
+from .contraction.choose import nominal_speed
 from .contraction.gradients import why_not as why_no_gradient
 from .contraction.problem import FEW_CHANNELS
-from .element import ELEMENTS
 from .isa import ISAS, Isa, bfloat16_isa, with_bytes
 from .operators.matmul import reads_weight_as_it_lies
-from .tensor import tensor_of
+from .tensor import ELEMENTS, tensor_of
 
 
 @dataclass(frozen=True)
@@ -106,7 +99,10 @@ class CpuTarget(Target):
 
     def _averages_any(self, node: Node) -> bool:
         """Whether a node is an average with a kernel for each layout."""
-        return _averages_long(node) or (self.any_size and isinstance(node.op, AdaptiveAvgPool2d))
+        op = node.op
+        return isinstance(op, AdaptiveAvgPool2d) and (
+            self.any_size or op.is_long(node.inputs[0].type)
+        )
 
     def _is_stem(self, node: Node) -> bool:
         if not isinstance(node.op, (Contraction, FusedContraction)):
@@ -247,10 +243,6 @@ def _weight(node: Node) -> Value | None:
     if isinstance(node.op, FusedContraction):
         weight = dict(zip(node.op.body.inputs, node.inputs, strict=True)).get(weight, weight)
     return None if isinstance(weight, Constant) else weight
-
-
-def _averages_long(node: Node) -> bool:
-    return isinstance(node.op, AdaptiveAvgPool2d) and node.op.is_long(node.inputs[0].type)
 
 
 def _is_cast(node: Node) -> bool:

@@ -16,8 +16,8 @@ import numpy as np
 
 from ...graph.operators import TakeChannels
 from ...graph.types import ITEMSIZE, TensorType
+from ...kernels.ops.indexing import lower_take_channels
 from ...kernels.ops.pitched import Pitched
-from ...kernels.ops.take_channels import lower
 from ..codegen.code import Code
 from ..codegen.kernel import KernelSource
 from .kernels import SCHEDULE, Launch
@@ -177,7 +177,9 @@ def print_take_channels(
     """
     if not all(tensor.is_planar for tensor in (*sources, target)):
         return _side_by_side(op, batch, sources, target)
-    kernel = lower(op, [_pitched(tensor, batch) for tensor in (*sources, target)], SCHEDULE)
+    kernel = lower_take_channels(
+        op, [_pitched(tensor, batch) for tensor in (*sources, target)], SCHEDULE
+    )
     return Launch.of(kernel), kernel.tables[0]
 
 

@@ -43,7 +43,7 @@ from ...graph.operators import (
     Variance,
 )
 from ...graph.types import ITEMSIZE, TensorType
-from ...kernels.ops import adaptive, copy, lower, move
+from ...kernels.ops import lower, move, region
 from ...kernels.ops.pitched import Pitched
 from ...kernels.schedule import AxisSchedule
 from ...memory.liveness import awaited
@@ -208,7 +208,9 @@ class _Lowering:
 
     def _adaptive(self, node: Node, schedule: AxisSchedule) -> Launch:
         x, y = node.inputs[0], node.output
-        return Launch.of(adaptive.lower(x.shape[0], self.tensor(x), self.tensor(y), schedule))
+        return Launch.of(
+            region.lower_adaptive(x.shape[0], self.tensor(x), self.tensor(y), schedule)
+        )
 
     def _other(self, node: Node) -> Task:
         """What works on values in NCHW order of any rank."""
@@ -440,7 +442,7 @@ class _Lowering:
             part = tensor_of(value.type, layout, base.buffer.type, base.channel + first)
             return self._copy(node, value, part)
         given, made = (pitched(self.plan.annotations, each) for each in (value, out))
-        kernel = copy.lower(given, made, axis, first, SCHEDULE)
+        kernel = move.lower_copy(given, made, axis, first, SCHEDULE)
         return Task(node, Launch.of(kernel), (pointer_to(value), out))
 
     def _copy(self, node: Node, value: Value, target: Tensor) -> Task:

@@ -1,4 +1,4 @@
-"""Operators as kernels, a file each."""
+"""Operators as kernels, an operator or a family of them a file."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from ...graph.operator import Operator
 from ...graph.operators import Gather, RandomDrop, ScatterAdd, TakeChannels
 from ..ir import Kernel
 from ..schedule import AxisSchedule
-from . import gather, move, random_drop, scatter_add, take_channels
+from . import move, random_drop
+from .indexing import lower_gather, lower_scatter_add, lower_take_channels
 from .pitched import Pitched
 
 #: What makes the kernel of an operator for its operands, then its result, on an engine.
 LOWERINGS: Mapping[type[Operator], Callable[[Any, Sequence[Pitched], AxisSchedule], Kernel]]
 LOWERINGS = MappingProxyType(
     {
-        Gather: gather.lower,
+        Gather: lower_gather,
         RandomDrop: random_drop.lower,
-        ScatterAdd: scatter_add.lower,
-        TakeChannels: take_channels.lower,
+        ScatterAdd: lower_scatter_add,
+        TakeChannels: lower_take_channels,
     }
 )
 

@@ -1,5 +1,6 @@
-"""Moving elements by an index map; the params are the value, the map's offsets along axes, and the
-output.
+"""Moving elements by an index map, and copying a value to a range of an axis of another one.
+
+The params are the value, the map's offsets along axes, and the output; of a copy the two values.
 
 Where the innermost axis is one run of neighbours it has no offsets, and only its ends may be
 outside.
@@ -11,7 +12,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from math import gcd
+from math import gcd, prod
 
 import numpy as np
 
@@ -182,3 +183,18 @@ def _run(inner: np.ndarray) -> tuple[int, int] | None:
     run = inner[lead : lead + length]
     ordered = np.array_equal(run, run[0] + np.arange(length)) and length == inside.size
     return (lead, length) if ordered else None
+
+
+def lower_copy(
+    part: Pitched, whole: Pitched, axis: int, first: int, schedule: AxisSchedule
+) -> Kernel:
+    """The kernel that copies a value to positions ``first`` and on of the axis."""
+    shape, begin = part.type.shape, first * prod(part.type.shape[axis + 1 :])
+    run, step = prod(shape[axis:]), prod(whole.type.shape[axis:])
+    pack = gcd(run, step, begin, *(each.pack(schedule.widest) for each in (part, whole)))
+    x, y = Param("x", part.bits(pack)), Param("y", part.bits(pack), is_written=True)
+    nest = schedule.nest(row=prod(shape[:axis]), run=run // pack)
+    to = nest.axes["row"] * schedule.size("step", step // pack) + nest.axes["run"]
+    to = to + schedule.size("begin", begin // pack)
+    moved = Write(y, whole.place(to, pack), x[part.place(nest.flat, pack)])
+    return Kernel("copy", (x, y), nest.tasks, nest.lanes, (*nest.before, moved), nest.width)

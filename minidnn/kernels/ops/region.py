@@ -1,7 +1,8 @@
 """Element-wise operators and windows over planes of one size; the params are the operands, vectors
 with a number for each channel, and the outputs.
 
-Windows read no results of others.
+Windows read no results of others.  Averages of windows so that the result has a given size are a
+kernel of their own.
 """
 
 from __future__ import annotations
@@ -10,12 +11,25 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ...fusion.operations import Operation
+from ...graph.expression import linearize
 from ...graph.ir import Node, Value
 from ...graph.operator import Elementwise, Windowed
-from ...graph.window import Window, WindowAxis
-from ..ir import Expr, Kernel, Let, Param, Statement, Write, compute, constant, variable
+from ...graph.window import JOINS, MEAN, Window, WindowAxis
+from ..ir import (
+    Expr,
+    FoldRange,
+    Kernel,
+    Let,
+    Param,
+    Statement,
+    Write,
+    compute,
+    constant,
+    index_of,
+    select,
+    variable,
+)
 from ..schedule import AxisSchedule
-from . import window
 from .planes import PlaneGrid, Planes
 
 
@@ -142,6 +156,95 @@ class _Lowering:
         def read(y: Expr, x: Expr) -> list[Expr]:
             return [self._read(value, y, x) for value in under]
 
-        body, result = window.joined(how, extent, (grid.y, grid.x), read, own, name)
+        body, result = _joined(how, extent, (grid.y, grid.x), read, own, name)
         self.body += body
         return result
+
+
+def _joined(
+    window: Window,
+    extent: tuple[Expr, Expr],
+    at: tuple[Expr, Expr],
+    read: Callable[[Expr, Expr], Sequence[Expr]],
+    own: Sequence[Expr],
+    name: str,
+) -> tuple[list[Statement], Expr]:
+    """What computes a window that moves by whole steps at one position of a plane, and the result.
+
+    Args:
+        extent: rows and columns of the planes under the window.
+        at: the row and column of the output.
+        read: the elements under the window at a row and a column, in float32.
+        own: those of its other operands at the output's position.
+        name: stands in the names of all that is named.
+    """
+    total, line, result = (variable(f"{name}_{x}", "float32") for x in ("total", "line", "result"))
+    taps = index_of(total), index_of(line)
+    places, inside = zip(*map(_tap, window.whole, at, taps, extent), strict=True)
+    number = taps[0] * window.columns.numbers + taps[1]
+    under = [variable(f"{name}_{i}", "float32") for i in range(window.under)]
+    values = (*under, *own, number.cast("int32").cast("float32"))
+    value = compute(linearize(window.tap), values, "float32")
+    lets = tuple(map(Let, under, read(*places)))
+    counts = [constant(axis.kernel) for axis in window.axes]
+    inner = FoldRange(line, window.joins, counts[1], inside[1], lets, value)
+    body: list[Statement] = [FoldRange(total, window.joins, counts[0], inside[0], (inner,), line)]
+    if window.is_finished:
+        return body, total
+    rows, columns = map(_counted, [window] * 2, window.whole, at, extent)
+    count = rows * columns if window.divisor is None else constant(window.divisor)
+    given = total, count.cast("int32").cast("float32")
+    return [*body, Let(result, compute(linearize(window.finish), given, "float32"))], result
+
+
+def _tap(axis: WindowAxis, at: Expr, tap: Expr, size: Expr) -> tuple[Expr, Expr | None]:
+    """Where a tap lies, and the condition that it is inside, unless all are."""
+    place = at * axis.stride + (tap * axis.dilation - axis.padding[0])
+    inside = axis.ceil_mode or any(axis.padding)
+    return place, (place >= 0) & (place < size) if inside else None
+
+
+def _counted(window: Window, axis: WindowAxis, at: Expr, size: Expr) -> Expr:
+    """How many taps count along an axis."""
+    first = at * axis.stride - axis.padding[0]
+
+    def before(end: Expr) -> Expr:
+        """Taps before a position."""
+        left = end - first
+        steps = (left + (axis.dilation - 1)) // axis.dilation
+        most = select(steps < axis.kernel, steps, axis.kernel)
+        return select(left < 1, 0, most)
+
+    if not (axis.ceil_mode or (any(axis.padding) and not window.count_padding)):
+        return constant(axis.kernel)
+    if window.count_padding:
+        return before(size + axis.padding[1])
+    return before(size) - before(constant(0))
+
+
+def lower_adaptive(batch: int, given: Planes, made: Planes, schedule: AxisSchedule) -> Kernel:
+    """The kernel of an adaptive average, whose params are the operand and the output.
+
+    Each row is added as the reference does it, then the rows.
+    """
+    grid = PlaneGrid(batch, made, schedule)
+    x, y = Param("x", given.dtype), Param("y", made.dtype, is_written=True)
+    top, left, high, wide = map(variable, ("top", "left", "high", "wide"))
+    total, line, result = (variable(name, "float32") for name in ("total", "line", "result"))
+    body: list[Statement] = []
+    for first, count, at, size, axis in (
+        (top, high, grid.y, grid.size("x_rows", given.rows), "row"),
+        (left, wide, grid.x, grid.size("x_columns", given.columns), "column"),
+    ):
+        parts = grid.sizes[axis]
+        body.append(Let(first, at * size // parts))
+        body.append(Let(count, ((at + 1) * size + (parts - 1)) // parts - first))
+    place = grid.place(x, given, top + index_of(total), left + index_of(line))
+    row = FoldRange(line, JOINS["sum"], wide, None, (), x[place].cast("float32"))
+    count = (high * wide).cast("float32")
+    body += [
+        FoldRange(total, JOINS["sum"], high, None, (row,), line),
+        Let(result, compute(linearize(MEAN), (total, count), "float32")),
+        Write(y, grid.place(y, made), result.cast(made.dtype)),
+    ]
+    return grid.kernel("adaptive", (x, y), body)

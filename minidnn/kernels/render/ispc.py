@@ -6,7 +6,7 @@ loop over lanes, which has no more in it than the statements that differ from la
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
@@ -16,7 +16,6 @@ import numpy as np
 from ...backends.codegen.dialect import ISPC, literal
 from ...backends.codegen.kernel import KernelSource
 from ...graph.types import BYTES
-from ..index import conjuncts, differs, split
 from ..ir import (
     LANE,
     TASK,
@@ -53,7 +52,7 @@ class _Ispc(Printer):
         self._own: list[Let | FoldRange] = []
 
     def declared(self, type: str, value: Expr) -> str:
-        return type if differs(value, self._varying) else f"uniform {type}"
+        return type if _differs(value, self._varying) else f"uniform {type}"
 
     def element(self, param: Param, index: Expr) -> str:
         shared, own = split(index, self._varying)
@@ -77,7 +76,7 @@ class _Ispc(Printer):
     def folded(self, fold: FoldRange) -> str:
         """Lanes that have no value take what changes nothing: so a compiler sees no loop that each
         lane leaves by itself."""
-        if fold.condition is None or not differs(fold.condition, self._varying):
+        if fold.condition is None or not _differs(fold.condition, self._varying):
             return super().folded(fold)
         value = self.code.fresh()
         self.code.line(f"float {value} = {literal(fold.join.identity)};")
@@ -91,7 +90,7 @@ class _Ispc(Printer):
             shared, own = split(expr.args[0], self._varying)
             steps = own.args[1:] if own.op == "mul" and own.args[0] == LANE else ()
             steady = own == LANE or (steps and steps[0].op == "const")
-            if steady and not differs(expr.args[1], self._varying):
+            if steady and not _differs(expr.args[1], self._varying):
                 edge = self.text(expr.args[1] - shared)
                 name = self.code.fresh()
                 bounds = np.iinfo(np.int32)
@@ -141,18 +140,18 @@ class _Ispc(Printer):
         if isinstance(statement, For | If):
             statement = replace(statement, body=())
         return isinstance(statement, FoldRange) or any(
-            differs(each, self._varying) for each in expressions((statement,))
+            _differs(each, self._varying) for each in expressions((statement,))
         )
 
     def _part(self, condition: Expr) -> tuple[str, str] | None:
         """The first lane and the end of those for which a condition is true, if it says no more
         than from where to where lanes are."""
         ends: dict[str, Expr] = {}
-        for each in conjuncts(condition):
+        for each in _conjuncts(condition):
             if each.op not in ("ge", "lt") or each.op in ends:
                 return None
             shared, own = split(each.args[0], self._varying)
-            if own != LANE or differs(each.args[1], self._varying):
+            if own != LANE or _differs(each.args[1], self._varying):
                 return None
             ends[each.op] = each.args[1] - shared
         first, end = self.code.fresh(), self.code.fresh()
@@ -215,3 +214,33 @@ def _rendered(
 ) -> KernelSource:
     """The text, which neither the number of tasks nor sizes change."""
     return KernelSource.named(kind, _Ispc(Kernel(kind, params, 0, lanes, body)).print())
+
+
+def _differs(expr: Expr, varying: Container[Expr]) -> bool:
+    """Whether an expression differs from lane to lane, as variables in ``varying`` do; what is
+    computed is computed for each."""
+    return any(
+        each.op == "compute" or (each.op == "var" and each in varying) for each in expr.walk()
+    )
+
+
+def split(index: Expr, varying: Container[Expr]) -> tuple[Expr, Expr]:
+    """An index as a sum of what all lanes share and what is a lane's own."""
+    if not _differs(index, varying):
+        return index, constant(0)
+    if index.op == "add":
+        (a, own_a), (b, own_b) = (split(term, varying) for term in index.args)
+        return a + b, own_a + own_b
+    if index.op == "mul" and not _differs(index.args[1], varying):
+        shared, own = split(index.args[0], varying)
+        return shared * index.args[1], own * index.args[1]
+    return constant(0), index
+
+
+def _conjuncts(condition: Expr) -> Iterator[Expr]:
+    """What a condition is the conjunction of."""
+    if condition.op == "and":
+        for each in condition.args:
+            yield from _conjuncts(each)
+    else:
+        yield condition

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from ...backends.cpu.compilers.kernels import compile_kernels
-from ...backends.cpu.contraction import PrintedContraction, Workspace, print_contraction
+from ...backends.cpu.contraction import print_contraction
 from ...backends.cpu.contraction.algorithm import Algorithm
 from ...backends.cpu.contraction.algorithms import ALGORITHMS, question_of
 from ...backends.cpu.execution.buffers import AlignedMemory
 from ...backends.cpu.execution.program import BoundKernel, NativeProgram, Operand, shared_pool
 from ...backends.cpu.isa import Isa, best_isa
+from ...backends.cpu.stage import PrintedContraction, Workspace
 from ...backends.cpu.tensor import Tensor, tensor_of
 from ...fusion.contraction import Parts
 from ...graph.ir import Constant, Node, Value

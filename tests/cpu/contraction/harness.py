@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from minidnn.backends.cpu.compilers.library import NativeFunction
-from minidnn.backends.cpu.contraction import PrintedContraction, Workspace, print_contraction
+from minidnn.backends.cpu.contraction import print_contraction
 from minidnn.backends.cpu.contraction.algorithm import Algorithm
 from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS
 from minidnn.backends.cpu.execution.buffers import AlignedMemory, Guard
 from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, shared_pool
 from minidnn.backends.cpu.isa import Isa
+from minidnn.backends.cpu.stage import PrintedContraction, Workspace
 from minidnn.backends.cpu.tensor import Tensor, tensor_of
 from minidnn.fusion.contraction import Parts
 from minidnn.fusion.operations import operation_of

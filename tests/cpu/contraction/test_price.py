@@ -6,8 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from minidnn.backends.cpu.contraction.blocking import Speed, memory_bytes, predict_seconds
-from minidnn.backends.cpu.contraction.choose import choose_scheme
+from minidnn.backends.cpu.contraction.choose import (
+    Speed,
+    choose_scheme,
+    memory_bytes,
+    predict_seconds,
+)
 from minidnn.backends.cpu.contraction.problem import problem_of
 from minidnn.backends.cpu.contraction.scheme import Scheme
 from minidnn.backends.cpu.isa import AVX2, AVX512, Isa

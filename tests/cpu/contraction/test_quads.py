@@ -15,7 +15,7 @@ import pytest
 import minidnn as md
 from minidnn.backends.cpu import isa
 from minidnn.backends.cpu.contraction.problem import problem_of
-from minidnn.backends.cpu.contraction.vnni.kernel import VnniScheme, choose_quads
+from minidnn.backends.cpu.contraction.vnni import VnniScheme, choose_quads
 from minidnn.backends.cpu.tensor import tensor_of
 from minidnn.fusion.contraction import parts_of
 from minidnn.fusion.region import FusedContraction

@@ -11,10 +11,10 @@ import pytest
 import minidnn as md
 from minidnn.backends.cpu.compilers.kernels import compile_kernels
 from minidnn.backends.cpu.contraction.dot_product.weight_gradient import print_pixel_products
-from minidnn.backends.cpu.contraction.stage import Workspace
 from minidnn.backends.cpu.execution.buffers import AlignedMemory, Guard
 from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, shared_pool
 from minidnn.backends.cpu.isa import AVX512, AVX512_BF16, Isa, why_no_bfloat16
+from minidnn.backends.cpu.stage import Workspace
 from minidnn.backends.cpu.tensor import Tensor
 from minidnn.graph import operators as ops
 from minidnn.graph.types import TensorType, rounded_to

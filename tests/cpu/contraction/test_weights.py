@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from minidnn.backends.cpu.compilers.kernels import compile_kernels
+from minidnn.backends.cpu.contraction.dot_product.pack import packed_pairs
 from minidnn.backends.cpu.contraction.dot_product.scheme import choose_dots
-from minidnn.backends.cpu.contraction.dot_product.weights import packed_pairs
 from minidnn.backends.cpu.contraction.problem import BlockedView, Problem
 from minidnn.backends.cpu.contraction.scheme import Scheme
 from minidnn.backends.cpu.contraction.tiling import Tile, split_vectors

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from minidnn.backends.cpu.contraction import Question, choose_by_price, print_choice, question_of
-from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS
-from minidnn.backends.cpu.contraction.candidates import candidates, kind_of
+from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS, candidates, kind_of
 from minidnn.backends.cpu.isa import AVX2, AVX512, ISAS, Isa
 from minidnn.backends.options import ACCURACIES
 from minidnn.graph.operators import Add, Linear, ReLU, ScaleShift

@@ -13,10 +13,10 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.backends.cpu import tuning
 from minidnn.backends.cpu.backend import CpuProgram
 from minidnn.backends.cpu.contraction import Choice, Question, choose_by_price
-from minidnn.backends.cpu.tuning import choices, tune
-from minidnn.backends.cpu.tuning.tune import race
+from minidnn.backends.cpu.tuning import race
 from minidnn.cache import CacheStore, digest, forbid_builds
 from minidnn.errors import GraphError, MiniDNNWarning
 from minidnn.executable import Executable
@@ -48,9 +48,9 @@ def made(executable: Executable) -> list[tuple[str, dict[str, int]]]:
 @pytest.fixture(autouse=True)
 def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No choices of other tests, but their compiled kernels; few candidates, much time."""
-    monkeypatch.setattr(choices, "VERSION", str(tmp_path))
-    monkeypatch.setattr(tune, "BUDGET_SECONDS", 1e9)
-    monkeypatch.setattr(tune, "MOST_CANDIDATES", {"quick": 4, "exhaustive": 4})
+    monkeypatch.setattr(tuning, "VERSION", str(tmp_path))
+    monkeypatch.setattr(tuning, "BUDGET_SECONDS", 1e9)
+    monkeypatch.setattr(tuning, "MOST_CANDIDATES", {"quick": 4, "exhaustive": 4})
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tell: Clock, count: list[int]) -> Non
         count.append(len(programs))
         return [tell(program) for program in programs]
 
-    monkeypatch.setattr(tune, "race", fake)
+    monkeypatch.setattr(tuning, "race", fake)
 
 
 def seconds_of(choice: Choice, question: Question) -> float:
@@ -129,7 +129,7 @@ def test_what_does_not_hold_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
         return [first, dict.fromkeys(first, seconds)]
 
     confirmed: list[int] = []
-    monkeypatch.setattr(tune, "race", fickle)
+    monkeypatch.setattr(tuning, "race", fickle)
     assert made(compiled(tune=True)) == made(compiled())
     assert confirmed
 
@@ -161,7 +161,7 @@ def test_other_circumstances_are_measured(races: list[int], options: dict[str, A
 def test_other_kernels_are_measured(races: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     compiled(tune=True)
     measured = len(races)
-    monkeypatch.setattr(choices, "_kernels", lambda: "other")
+    monkeypatch.setattr(tuning, "_kernels", lambda: "other")
     compiled(tune=True)
     assert len(races) > measured
 
@@ -212,7 +212,7 @@ def test_an_interrupt_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(tune, "race", interrupted)
+        patch.setattr(tuning, "race", interrupted)
         with pytest.raises(KeyboardInterrupt):
             compiled(tune=True)
     assert entries() == before
@@ -223,7 +223,7 @@ def test_an_interrupt_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_budget_is_kept_and_the_rest_is_told(
     races: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tune, "BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr(tuning, "BUDGET_SECONDS", 0.0)
     with caplog.at_level(logging.WARNING):
         compiled(tune=True)
     assert "tuning ends after its 0 seconds" in caplog.text
@@ -244,8 +244,8 @@ def test_races_tell_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(program, CpuProgram)
     first = next(task for task in program.tasks if task.question)
     made_tasks = [first, replace(first, question=None), first]
-    monkeypatch.setattr(tune, "SHORT_SECONDS", 0.0)
-    monkeypatch.setattr(tune, "MOST_ROUNDS", 5)
+    monkeypatch.setattr(tuning, "SHORT_SECONDS", 0.0)
+    monkeypatch.setattr(tuning, "MOST_ROUNDS", 5)
     fakes = [Fake([9.0, 1.0, 2.0, 3.0, 4.0]), Fake([0.75] * 5)]
     assert race(fakes, [], [], 60) == [{first.question: 1.25}, {first.question: 1.0}]
 

@@ -16,11 +16,9 @@ from ....cache import (
     why_not_used,
 )
 from ....errors import CompileError
-from .identity import BUILD_LOCK, CompilerIdentity, known_compilers, remember
-from .library import SharedObject, load
+from .library import SOURCES, SharedObject, load
 from .process import Command, run
-from .runner_sources import SOURCES
-from .toolchain import CCompiler, find_cc
+from .toolchain import BUILD_LOCK, CCompiler, CompilerIdentity, find_cc, known_compilers, remember
 
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 BUILD_SECONDS = 60.0

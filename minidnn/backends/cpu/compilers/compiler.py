@@ -19,10 +19,18 @@ from ....cache import CacheStore, building_allowed, digest, one_at_a_time, tempo
 from ....errors import CompileError, DeviceError
 from ....runtime.cores import usable_cores
 from ..isa import Isa
-from .identity import BUILD_LOCK, CompilerIdentity, ispc_banners, remember
 from .library import SharedObject, load
 from .process import Command, Finished, Watch, run_all, terminal_progress
-from .toolchain import CCompiler, Ispc, find_cc, find_ispc
+from .toolchain import (
+    BUILD_LOCK,
+    CCompiler,
+    CompilerIdentity,
+    Ispc,
+    find_cc,
+    find_ispc,
+    ispc_banners,
+    remember,
+)
 
 FLAGS = (
     "-O3",
@@ -98,7 +106,9 @@ def compile_units(
     limit = compile_seconds() if timeout is None else timeout
     ready = _cached(units)
     if len(ready) < len(set(units)):
-        _require_building([unit for unit in set(units) if unit not in ready])
+        left = {unit for unit in units if unit not in ready}
+        names = ", ".join(sorted(unit.name for unit in left))
+        building_allowed(f"{len(left)} ISPC file{'s' * (len(left) > 1)} ({names})")
         with one_at_a_time(BUILD_LOCK, "compiles", limit):
             # Another process may have built the same while this one waited for its turn.
             ready |= _cached([unit for unit in units if unit not in ready])
@@ -136,11 +146,6 @@ def _cached(units: Sequence[Unit]) -> dict[Unit, SharedObject]:
             if unit not in ready and (found := store.use(unit.key(banner), load)) is not None:
                 ready[unit] = found
     return ready
-
-
-def _require_building(units: Sequence[Unit]) -> None:
-    names = ", ".join(sorted(unit.name for unit in units))
-    building_allowed(f"{len(units)} ISPC file{'s' * (len(units) > 1)} ({names})")
 
 
 def _build(

@@ -33,9 +33,8 @@ from ...codegen.functions import FUNCTIONS
 from ...codegen.kernel import KernelSource, by_name, in_groups
 from ..isa import Isa
 from .compiler import FLAGS, Unit, compile_units, unit_store
-from .identity import ispc_banners
 from .library import NativeFunction, SharedObject, load
-from .toolchain import find_ispc
+from .toolchain import find_ispc, ispc_banners
 
 _PRELUDE = """\
 static inline float md_fma(float a, float b, float c) {{

@@ -1,4 +1,4 @@
-"""Shared objects with compiled kernels, loaded into this process."""
+"""Shared objects with compiled kernels or the native runner, loaded into this process."""
 
 from __future__ import annotations
 
@@ -170,3 +170,14 @@ def _from_temporary(data: bytes | memoryview, name: str) -> ctypes.CDLL:
         copy = folder / name
         copy.write_bytes(data)
         return ctypes.CDLL(str(copy))
+
+
+SOURCES = Path(__file__).parent.parent / "runner"
+
+
+def sources_digest() -> str:
+    """A digest of the native runner's sources: runners of one can stand for each other."""
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.glob("*.[ch]")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

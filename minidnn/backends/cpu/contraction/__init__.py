@@ -15,16 +15,12 @@ from .algorithms import (
 )
 from .integer_fallback import multiplies_bytes, print_integer, why_not_behind, why_not_in_blocks
 from .problem import why_unsupported
-from .stage import PrintedContraction, Stage, Workspace
 
 __all__ = [
     "Choice",
     "Choose",
     "NominalWork",
-    "PrintedContraction",
     "Question",
-    "Stage",
-    "Workspace",
     "choose_by_price",
     "choose_for_any_size",
     "multiplies_bytes",

@@ -8,9 +8,9 @@ from typing import Any
 
 from ....fusion.contraction import Parts
 from ..isa import Isa
-from .blocking import Speed
+from ..stage import PrintedContraction
+from .choose import Speed
 from .problem import Problem
-from .stage import PrintedContraction
 
 
 class Algorithm(ABC):

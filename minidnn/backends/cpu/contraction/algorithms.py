@@ -1,4 +1,4 @@
-"""The algorithms for contractions, and choosing one by its predicted time.
+"""The algorithms for contractions, choosing one by its predicted time, and what is worth measuring.
 
 An algorithm is a file and an entry in :data:`ALGORITHMS`.  The choice by price follows from shapes,
 the ISA and the accuracy that is asked for: not from threads, from what is absorbed, or from what a
@@ -7,7 +7,8 @@ value is a slice of.  So none of these changes a bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -15,16 +16,15 @@ from typing import Any
 from ....fusion.contraction import Parts
 from ....graph.ir import Node
 from ..isa import Isa
+from ..stage import PrintedContraction
 from ..tensor import Tensor
 from .algorithm import Algorithm
-from .blocking import NOMINAL_THREADS, nominal_speed
-from .choose import scheme_for_any_size
+from .choose import NOMINAL_THREADS, nominal_speed, scheme_for_any_size
 from .direct import Direct
-from .dot_product.algorithm import DotProduct
+from .dot_product.kernel import DotProduct
 from .dot_product.scheme import choose_dots
 from .problem import Problem, problem_of
-from .stage import PrintedContraction
-from .vnni.kernel import Vnni, choose_quads
+from .vnni import Vnni, choose_quads
 from .winograd.algorithm import Winograd
 from .winograd.transform import F2, F4
 
@@ -218,3 +218,61 @@ def print_contraction(
         scheme = algorithm.scheme(question.problem, question.has_prologue, isa, threads)
         choice = Choice(algorithm, scheme)
     return print_choice(parts, choice, threads)
+
+
+ALGORITHM_MARGIN = 2.5
+"""Algorithms whose price is so many times the least one are left out."""
+
+SCHEME_MARGIN = 1.5
+"""Schemes whose price is so many times that of their algorithm's best are left out."""
+
+Priced = tuple[float, Choice]
+
+
+def candidates(question: Question, most: int) -> list[Choice]:
+    """At most so many choices: first that by price, then the best of each algorithm, then the best
+    for each number of vectors in a register tile, then others that differ enough, by price."""
+    speed = nominal_speed(question.isa, question.threads)
+    problem, isa = question.problem, question.isa
+    by_algorithm: list[list[Priced]] = []
+    for algorithm in usable_algorithms(problem, question.has_prologue, isa, question.accuracy):
+        schemes = algorithm.schemes(problem, question.has_prologue, isa, question.threads)
+        choices = [Choice(algorithm, scheme) for scheme in schemes]
+        priced = [(algorithm.seconds(choice.scheme, speed), choice) for choice in choices]
+        by_algorithm.append(sorted(priced, key=lambda pair: pair[0]))
+    least = min(priced[0][0] for priced in by_algorithm)
+    by_algorithm = [p for p in by_algorithm if p[0][0] <= ALGORITHM_MARGIN * least]
+    rest = [
+        (seconds, choice)
+        for priced in by_algorithm
+        for seconds, choice in priced
+        if seconds <= SCHEME_MARGIN * priced[0][0]
+    ]
+    order = [priced[0] for priced in by_algorithm]
+    order += _first_of_each(sorted(rest, key=lambda pair: pair[0]))
+    found = {kind_of(choice): choice for choice in [choose_by_price(question)]}
+    for _, choice in [*order, *sorted(rest, key=lambda pair: pair[0])]:
+        found.setdefault(kind_of(choice), choice)
+    return list(found.values())[:most]
+
+
+def _first_of_each(priced: Iterable[Priced]) -> list[Priced]:
+    """The first with each number of vectors."""
+    found: dict[tuple[str, int], Priced] = {}
+    for seconds, choice in priced:
+        vectors = choice.algorithm.describe(choice.scheme)["vectors"]
+        found.setdefault((choice.algorithm.name, vectors), (seconds, choice))
+    return list(found.values())
+
+
+def kind_of(choice: Choice) -> tuple[object, ...]:
+    """Equal for choices between which measuring finds no difference: sizes of blocks and chunks
+    count by factors of about 1.4."""
+    described = choice.algorithm.describe(choice.scheme)
+    return (
+        choice.algorithm.name,
+        *(
+            round(2 * math.log2(value)) if name in ("block", "chunk") else value
+            for name, value in described.items()
+        ),
+    )

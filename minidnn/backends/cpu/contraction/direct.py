@@ -17,19 +17,17 @@ from ....graph.operators import Conv2d, Linear
 from ....graph.types import BYTES, TensorType
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
-from ..element import ELEMENTS
 from ..isa import Isa
+from ..stage import Pointer, PrintedContraction, Stage
+from ..tensor import ELEMENTS
 from .algorithm import Algorithm
-from .blocking import Speed, grain_of, predict_seconds
-from .choose import choose_scheme, schemes_for
+from .choose import Speed, choose_scheme, grain_of, predict_seconds, schemes_for
 from .epilogue import Epilogue
-from .integer_fallback import MOST_EXACT
-from .numbers import PARAMETER, Numbers
+from .integer_fallback.kernel import MOST_EXACT
+from .numbers import PARAMETER, Numbers, absorbed, printed_once
 from .pack import Packer
-from .printed import absorbed, printed_once
 from .problem import BlockedView, Problem
 from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme
-from .stage import Pointer, PrintedContraction, Stage
 from .tile import print_tile, tile_name
 from .tiling import Tile
 from .weights import packed_inputs, packed_outputs, packed_weights

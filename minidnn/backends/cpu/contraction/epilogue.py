@@ -13,7 +13,7 @@ from ....graph.quantization import before_rounding
 from ....graph.types import BYTES
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC
-from ..element import ELEMENTS
+from ..tensor import ELEMENTS
 from .numbers import Numbers
 from .problem import BlockedView
 from .scheme import LINE_BYTES, ResultScheme

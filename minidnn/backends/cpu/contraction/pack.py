@@ -11,7 +11,7 @@ from ....graph.ir import Value
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC
 from ...codegen.kernel import shared_function
-from ..element import ELEMENTS
+from ..tensor import ELEMENTS
 from .numbers import PARAMETER, Numbers
 from .problem import BlockedView
 from .scheme import Scheme

@@ -14,8 +14,7 @@ from ....graph.ir import Value
 from ....graph.operator import is_whole_product
 from ....graph.operators import Conv2d, Linear
 from ....graph.types import FLOATS, TensorType
-from ..element import ELEMENTS, Element
-from ..tensor import Tensor
+from ..tensor import ELEMENTS, Element, Tensor
 from .integer_fallback import why_not_integer
 
 Pair = tuple[int, int]

@@ -23,7 +23,7 @@ LINE_BYTES = 4 * LINE_FLOATS
 AHEAD_CYCLES = 2000
 INPUT_GROUPS = 8
 STREAMED_BYTES = 16 << 20
-"""ResultScheme of this size do not stay in a last cache until they are read."""
+"""Results of this size do not stay in a last cache until they are read."""
 
 OFTEN = 2
 """Channels after which tiles ask for weights again that are used by few tiles."""

@@ -16,10 +16,9 @@ from ....graph.operators import Conv2dWeightGradient
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
 from ..isa import Isa
-from ..operators.staged import Staged
+from ..stage import Stage, Staged, Workspace
 from ..tensor import Tensor
 from .numbers import PARAMETER, Numbers
-from .stage import Stage, Workspace
 
 CHUNK = 128
 """About so many pixels are summed up at once: their values stay in the first-level cache."""
@@ -241,9 +240,8 @@ class _Sums:
 
     def _tile(self, vectors: int) -> None:
         """A function that sums up a chunk of pixels for one tap, and adds that to ``s``."""
-        scheme, code, number, x, lanes = (
-            *(self.scheme, self.code, self.numbers, self.x, self.scheme.lanes),
-        )
+        scheme, code, number = self.scheme, self.code, self.numbers
+        x, lanes = self.x, scheme.lanes
         names = [(k, v) for k in range(scheme.channels) for v in range(vectors)]
         head = (
             f"static noinline unmasked void @_tile_{vectors}({PARAMETER}, const uniform float * "
@@ -296,9 +294,8 @@ class _Sums:
 
     def _chunks(self, vectors: int) -> None:
         """All chunks of a task; ``first`` is its first vector of output channels in its group."""
-        scheme, code, number, x, g = (
-            *(self.scheme, self.code, self.numbers, self.x, self.gradient),
-        )
+        scheme, code, number = self.scheme, self.code, self.numbers
+        x, g = self.x, self.gradient
         across, own = number("across", scheme.across), number("own", scheme.own)
         inputs, channels = number("inputs", scheme.inputs), scheme.channels
         vectors_of_group = number("vectors_of_group", -(-scheme.outputs // scheme.lanes))

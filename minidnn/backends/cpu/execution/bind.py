@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -14,13 +14,38 @@ from ....graph.types import ITEMSIZE
 from ....runtime.operand import Operand
 from ....runtime.plan import Plan
 from ....runtime.slots import Slots
+from ...codegen.kernel import KernelSource
 from ..compilers.library import NativeFunction
-from ..contraction import Workspace
-from ..task import Pointer, Task
+from ..contraction import Choice, Question
+from ..stage import Workspace
 from .buffers import Array
-from .constants import PackedConstants
-from .program import BoundKernel, Group
+from .packing import PackedConstants
+from .program import BoundKernel, Group, HostSum
 from .table import Table
+
+#: What a kernel's pointer points to: a value, the workspace that the kernels of a node share, or
+#: a constant that is packed for it.
+Pointer = Value | Workspace | Callable[[], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kernel over its tasks, for a node."""
+
+    node: Node
+    #: Its text, the name of a function of the runner, or what calls back into Python.
+    source: KernelSource | str | HostSum
+    pointers: tuple[Pointer, ...]
+    tasks: int
+    grain: int = 1
+    scratch_bytes: int = 0
+    workspace_bytes: int = 0
+    #: The group of nodes to which it belongs, if that is computed image after image: ``tasks`` are
+    #: those of one image then, and pointers are those of the first.
+    group: tuple[Node, ...] | None = None
+    #: Of a contraction: what was chosen for what.
+    question: Question | None = None
+    choice: Choice | None = None
 
 
 def bind(

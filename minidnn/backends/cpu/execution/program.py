@@ -1,4 +1,7 @@
-"""A compiled network as a table of regions, and running it with one native call."""
+"""A compiled network as a table of regions, and running it with one native call.
+
+A region may call back into Python: sums over ranks do.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,22 @@ import collections
 import ctypes
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ...._forks import ForkLock
 from ....errors import OutOfMemoryError
+from ....graph.meeting import meeting_of
+from ....graph.operators import SumOverRanks
+from ....graph.types import TensorType, numpy_dtype
 from ....runtime.cores import usable_cores
 from ....runtime.operand import Operand
 from ..compilers.library import NativeFunction
 from .native import MAX_OPERANDS, OperandStruct, ProgramStruct, RegionStruct, runner
-from .rank_sums import HostFunction
 
 SPIN_MICROSECONDS = 100.0
 """How long a thread without work polls before it sleeps (waking it costs about 30)."""
@@ -285,3 +293,57 @@ def _row(region: BoundKernel, what: str, operands: list[OperandStruct], slots: i
 def _check(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(f"NativeProgram: {message}")
+
+
+_KERNEL = ctypes.CFUNCTYPE(
+    None, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, ctypes.c_int, ctypes.c_void_p
+)
+
+
+@dataclass(frozen=True, eq=False)
+class HostFunction(NativeFunction):
+    """A Python function as a kernel; what it raises is raised once the run has ended."""
+
+    kept: Any = field(default=None, repr=False)
+    raised: list[BaseException] = field(default_factory=list, repr=False)
+
+
+@dataclass(frozen=True)
+class HostSum:
+    """The kernel of a node, whose pointers are all operands, then all results."""
+
+    op: SumOverRanks
+    types: tuple[TensorType, ...]
+
+    def function(self) -> HostFunction:
+        """It as the runner calls it."""
+        raised: list[BaseException] = []
+
+        def kernel(pointers: Any, begin: int, end: int, scratch: Any) -> None:
+            try:
+                self._add(pointers)
+            except BaseException as error:  # C cannot hand it on
+                raised.append(error)
+
+        called = _KERNEL(kernel)
+        address = ctypes.cast(called, ctypes.c_void_p).value or 0
+        return HostFunction(self.op.name, address, Path(), called, raised)
+
+    def _add(self, pointers: Any) -> None:
+        count = len(self.types)
+        sums = []
+        for i, type in enumerate(self.types):
+            found = _array(pointers[count + i], type)
+            found[...] = _array(pointers[i], type)
+            sums.append(found)
+        if self.op.ranks > 1:
+            meeting_of(self.op.ranks).add(sums)
+
+
+def _array(address: int, type: TensorType) -> np.ndarray:
+    dtype = numpy_dtype(type.dtype)
+    size = prod(type.shape) * dtype.itemsize
+    if not size:
+        return np.empty(type.shape, dtype)
+    held: Any = (ctypes.c_char * size).from_address(address)
+    return np.frombuffer(held, dtype).reshape(type.shape)

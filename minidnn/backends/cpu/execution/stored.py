@@ -12,8 +12,7 @@ from ....errors import CompileError, DeviceError, GraphError
 from ....runtime.cores import usable_cores
 from ....runtime.operand import Operand
 from ....runtime.program import StoredProgram, offsets_of
-from ..compilers.library import SharedObject, load_bytes, loaded_from
-from ..compilers.runner_sources import sources_digest
+from ..compilers.library import SharedObject, load_bytes, loaded_from, sources_digest
 from ..isa import any_isa_named, is_usable, processor_flags
 from .buffers import Array
 from .native import runner_library, use_runner

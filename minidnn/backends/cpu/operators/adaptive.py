@@ -14,11 +14,9 @@ from dataclasses import replace
 from ....graph.operators import AdaptiveAvgPool2d
 from ....graph.types import TensorType
 from ...codegen.kernel import KernelSource
-from ..contraction.stage import Stage, Workspace
-from ..element import ELEMENTS, Element
 from ..isa import Isa
-from ..tensor import Tensor
-from .staged import PART, Staged, stage
+from ..stage import PART, Stage, Staged, Workspace, stage
+from ..tensor import ELEMENTS, Element, Tensor
 
 _SEGMENT = 4096
 """Pixels of a row that are added by one task: sixteen blocks of 256."""

@@ -6,14 +6,13 @@ columns.  Sizes are operands, so that one kernel serves all windows of a dtype.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ....graph.operator import Windowed
 from ....graph.types import TensorType
 from ...codegen.kernel import KernelSource
-from .broadcast import STORED
+from ..tensor import STORED
+from .kernels import Shaped
 
 _MAXIMUM = """\
 MD_KERNEL(@) {{
@@ -71,17 +70,11 @@ MD_KERNEL(@) {{
 """
 
 
-@dataclass(frozen=True)
-class ByteWindow:
-    """A kernel, what it reads behind input and output, its tasks, and a thread's scratch memory."""
-
-    source: KernelSource
-    sizes: np.ndarray
-    tasks: int
-    scratch_bytes: int
+_CALL_BYTES = 1 << 12
+"""Bytes that a call reads."""
 
 
-def print_byte_window(op: Windowed, x: TensorType, y: TensorType) -> ByteWindow:
+def print_byte_window(op: Windowed, x: TensorType, y: TensorType) -> Shaped:
     """The kernel of a maximum window over bytes; its pointers are input, output and sizes."""
     window = op.window()
     text = _MAXIMUM.format(type=STORED[x.dtype], least=np.iinfo(x.dtype).min)
@@ -90,4 +83,6 @@ def print_byte_window(op: Windowed, x: TensorType, y: TensorType) -> ByteWindow:
         sizes += [axis.kernel, axis.stride, axis.dilation, axis.padding[0]]
     tasks = y.shape[0] * y.shape[1] * y.shape[2]
     source = KernelSource.named("byte_window", text)
-    return ByteWindow(source, np.array(sizes, np.int32), tasks, x.shape[3] + 1)
+    grain = max(1, _CALL_BYTES // (x.shape[3] * window.rows.kernel))
+    scratch = x.shape[3] + 1
+    return Shaped(source, np.array(sizes, np.int32), tasks, grain, scratch_bytes=scratch)

@@ -1,18 +1,37 @@
-"""Copies of values from layout to layout."""
+"""Copies of values: in another layout, and in another dtype for nodes whose kernels know float32
+alone.
+
+Of values in bfloat16, sums, statistics and powers are computed in float32; where these nodes stand,
+values are small beside those of contractions.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from ....fusion.planning import build_plan
 from ....fusion.sequence import Schedule
 from ....graph.expression import argument
-from ....graph.ir import Graph, Node, Value
-from ....graph.operators import Formula, Identity
+from ....graph.ir import Constant, Graph, Node, Value
+from ....graph.operators import (
+    ArgMax,
+    Formula,
+    GroupNorm,
+    Identity,
+    LayerNorm,
+    LogSoftmax,
+    MatMul,
+    RandomDrop,
+    Reduce,
+    Softmax,
+    SumOverRanks,
+)
 from ....graph.types import BYTES, TensorType
 from ..isa import Isa
 from ..sequences.sequence import SequenceKernel, print_sequence
 from ..tensor import Tensor
+from .kernels import Shaped, print_elementwise
 
 
 def copied(type: TensorType) -> Graph:
@@ -33,3 +52,53 @@ def print_copy(
     slots = tuple(replace(slot, channel=slot.channel - channel) for slot in binding.outputs)
     binding = replace(binding, outputs=slots)
     return print_sequence(plan, binding, [source], [result], isa)
+
+
+_KINDS = (
+    *(ArgMax, GroupNorm, LayerNorm, LogSoftmax, MatMul),
+    *(RandomDrop, Reduce, Softmax, SumOverRanks),
+)
+
+
+def needs_copies(node: Node) -> bool:
+    """Whether a node is computed on copies in float32."""
+    values = (*node.inputs, *node.outputs)
+    return isinstance(node.op, _KINDS) and any(value.dtype == "bfloat16" for value in values)
+
+
+@dataclass(frozen=True)
+class Widened:
+    """A node over float32 values, alone in a graph, and what stands in it for each value of the
+    given one's that is computed: the value itself, or a copy of another dtype."""
+
+    graph: Graph
+    twins: Mapping[Value, Value]
+
+    def copied(self, values: tuple[Value, ...]) -> list[Value]:
+        """Those that have copies, each once."""
+        given = dict.fromkeys(values)
+        return [v for v in given if v in self.twins and self.twins[v].dtype != v.dtype]
+
+
+def widened(node: Node) -> Widened:
+    """The node over float32 values."""
+    twins = {value: _in_float32(value) for value in node.inputs}
+    twin = Node(node.op, [twins[value] for value in node.inputs], node.name, node.source)
+    twins |= zip(node.outputs, twin.outputs, strict=True)
+    inputs = dict.fromkeys(v for v in twin.inputs if not isinstance(v, Constant))
+    known = {old: new for old, new in twins.items() if not isinstance(old, Constant)}
+    return Widened(Graph(inputs, twin.outputs, [twin], node.name), known)
+
+
+def print_conversion(source: TensorType, result: TensorType) -> Shaped:
+    """The kernel that copies a dense value to another dtype."""
+    return print_elementwise(argument(0), [source], result, "float32")
+
+
+def _in_float32(value: Value) -> Value:
+    if value.dtype != "bfloat16":
+        return value
+    type = replace(value.type, dtype="float32")
+    if isinstance(value, Constant):
+        return Constant(type, value.name, lambda: value.data)
+    return Value(type, value.name)

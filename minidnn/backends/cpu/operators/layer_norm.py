@@ -17,9 +17,8 @@ from ....fusion.region import FusedNormalization
 from ....graph.operators import GroupNorm, LayerNorm
 from ....graph.types import TensorType
 from ...codegen.kernel import KernelSource
-from ..contraction.stage import Workspace
+from ..stage import Staged, Workspace, parts_of, stage
 from ..tensor import Tensor
-from .staged import Staged, parts_of, stage
 
 _TASK_FLOATS = 1 << 13
 """About so many elements are worth a task."""

@@ -28,12 +28,10 @@ from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
 from ..contraction import choose_by_price, question_of
 from ..contraction.scheme import Scheme
-from ..contraction.stage import Pointer, Stage, Workspace
 from ..isa import Isa
-from ..tensor import Tensor
-from .broadcast import STORED
+from ..stage import Pointer, Stage, Staged, Workspace
+from ..tensor import STORED, Tensor
 from .kernels import SCHEDULE, Shaped, shaped
-from .staged import Staged
 
 FEW_ROWS = 64
 """With more rows, packing the weight is a small part of the time."""

@@ -17,9 +17,8 @@ from math import prod
 from ....graph.operators import ArgMax, Reduce
 from ....graph.types import INTEGERS, TensorType
 from ...codegen.kernel import KernelSource
-from ..contraction.stage import Stage, Workspace
-from .broadcast import STORED
-from .staged import CASCADE, LEVELS, Staged, parts_of, stage
+from ..stage import CASCADE, LEVELS, Stage, Staged, Workspace, parts_of, stage
+from ..tensor import STORED
 
 _CHUNK = 64
 

@@ -12,8 +12,7 @@ from math import prod
 from ....graph.operators import LogSoftmax, Softmax
 from ....graph.types import TensorType
 from ...codegen.kernel import KernelSource
-from ..contraction.stage import Stage, Workspace
-from .staged import CASCADE, LEVELS, Staged, parts_of, stage
+from ..stage import CASCADE, LEVELS, Stage, Staged, Workspace, parts_of, stage
 
 _WIDTH = 512
 """Columns that a task computes."""

@@ -19,11 +19,9 @@ from ....graph.operators import Reduce
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC
 from ...codegen.kernel import KernelSource
-from ..contraction.stage import Workspace
-from ..element import ELEMENTS
 from ..isa import Isa
-from ..tensor import Tensor
-from .staged import CASCADE, LEVELS, Staged, stage
+from ..stage import CASCADE, LEVELS, Staged, Workspace, stage
+from ..tensor import ELEMENTS, Tensor
 
 _LEAST = 256
 """Pixels of a part, at least."""

@@ -176,10 +176,6 @@ def _neg(a: Interval) -> Interval:
     return Interval(-a.high, -a.low)
 
 
-def _abs(a: Interval) -> Interval:
-    return Interval(0.0, max(-a.low, a.high))
-
-
 def _monotone(function: Callable[[float], float]) -> Callable[[Interval], Interval]:
     def rule(a: Interval) -> Interval:
         return _bounded(float(function(a.low)), float(function(a.high)))
@@ -187,9 +183,9 @@ def _monotone(function: Callable[[float], float]) -> Callable[[Interval], Interv
     return rule
 
 
-def _domain(least: float, function: Callable[[float], float]) -> Callable[[Interval], Interval]:
+def _from_zero(function: Callable[[float], float]) -> Callable[[Interval], Interval]:
     def rule(a: Interval) -> Interval:
-        return _ANYTHING if a.low < least else _monotone(function)(a)
+        return _ANYTHING if a.low < 0.0 else _monotone(function)(a)
 
     return rule
 
@@ -201,7 +197,7 @@ _RULES: dict[str, Callable[..., Interval]] = {
     "fma": lambda a, b, c: _add(_mul(a, b), c),
     "div": _div,
     "neg": _neg,
-    "abs": _abs,
+    "abs": lambda a: Interval(0.0, max(-a.low, a.high)),
     "maximum": lambda a, b: Interval(max(a.low, b.low), max(a.high, b.high)),
     "minimum": lambda a, b: Interval(min(a.low, b.low), min(a.high, b.high)),
     "floor": _monotone(np.floor),
@@ -213,7 +209,7 @@ _RULES: dict[str, Callable[..., Interval]] = {
     "sin": lambda a: _ANYTHING if a.infinite else Interval(-1.001, 1.001),
     "cos": lambda a: _ANYTHING if a.infinite else Interval(-1.001, 1.001),
     "atan": lambda a: Interval(-1.572, 1.572),
-    "sqrt": _domain(0.0, math.sqrt),
-    "log1p": _domain(0.0, np.log1p),
+    "sqrt": _from_zero(math.sqrt),
+    "log1p": _from_zero(np.log1p),
     **{op: lambda a, b: Interval(0.0, 1.0) for op in COMPARISONS},
 }

@@ -28,14 +28,20 @@ from ...codegen.code import Code
 from ...codegen.dialect import literal
 from ...codegen.kernel import KernelSource
 from ...codegen.taps import is_looped
-from ..element import ELEMENTS
 from ..execution.packing import PackedVectors
 from ..isa import Isa
-from ..tensor import Access, Tensor
+from ..tensor import ELEMENTS, Access, Tensor
 from .finite import input_bound
-from .patch import Storage, identity_columns, storages_of
+from .patch import (
+    CallerTensor,
+    PlaneView,
+    Ring,
+    StepFunctions,
+    Storage,
+    identity_columns,
+    storages_of,
+)
 from .step import WORDS, StepPrinter
-from .step_function import CallerTensor, PlaneView, Ring, StepFunctions
 from .transpose import Move
 from .window import print_identity
 
@@ -327,10 +333,7 @@ class _Printer:
 
     def _origin(self, i: int) -> str:
         """The plane's column that a storage's rows begin with."""
-        storage = self.storages[i]
-        if self.across == 1:
-            return str(storage.span(self.plan)[0])
-        return f"xs{i}"
+        return str(self.storages[i].span(self.plan)[0]) if self.across == 1 else f"xs{i}"
 
     def _edges(self, code: Code, i: int, storage: Storage) -> None:
         """Fills the columns beside a storage's rows with the identity of their readers."""

@@ -16,8 +16,8 @@ from ....graph.window import Window
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC
 from ...codegen.taps import TapLoop, TapPrinter, is_looped
-from ..element import ELEMENTS, Element
-from .step_function import CallerTensor, PlaneView, Ring, StepFunction
+from ..tensor import ELEMENTS, Element
+from .patch import CallerTensor, PlaneView, Ring, StepFunction
 from .transpose import Move
 from .window import WindowPrinter, print_divisor, print_identity
 
@@ -291,15 +291,10 @@ class StepPrinter:
         axis = self.window.columns
         first = f"({self.columns[0]} * {axis.stride} - {axis.padding[0]} + {view.ring.origin})"
         at = self._ring_row(number, view.ring, row, first)
-        identity = self._argument(
-            "uniform float * uniform", "identity", self._identity_row(self.window)
-        )
+        # The row that is read where a window's row is padding.
+        identity = f"md_identity_{self.window.join}"
+        identity = self._argument("uniform float * uniform", "identity", identity)
         return f"({row} >= 0 && {row} < {view.extent[0]}) ? {at} : {identity}"
-
-    @staticmethod
-    def _identity_row(window: Window) -> str:
-        """The row that is read where a window's row is padding."""
-        return f"md_identity_{window.join}"
 
     def _load_tap(self, row: int, column: int) -> str:
         assert self.window is not None

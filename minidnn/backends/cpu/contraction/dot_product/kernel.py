@@ -1,8 +1,8 @@
-"""Prints the kernel around products of words."""
+"""Prints the kernel around products of words; those of pairs are an algorithm."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -12,27 +12,21 @@ from minidnn.fusion.contraction import Parts
 
 from ....codegen.code import Code
 from ....codegen.kernel import KernelSource
-from ...element import ELEMENTS
+from ....options import ACCURACIES
 from ...execution.buffers import Array
+from ...isa import Isa
+from ...stage import Pointer, PrintedContraction, Stage
+from ...tensor import ELEMENTS
+from ..algorithm import Algorithm
+from ..choose import Speed, overlapped
 from ..epilogue import Epilogue
-from ..numbers import PARAMETER
-from ..printed import absorbed, printed_for_all_sizes
-from ..stage import Pointer, PrintedContraction, Stage
+from ..numbers import PARAMETER, absorbed, printed_for_all_sizes
+from ..problem import Problem
 from ..weights import packed_channels, packed_outputs
 from .numbers import DOT_NUMBERS, SchemeNumbers
-from .pack import DotPacker
-from .packed_element import LINE
-from .scheme import DotScheme
-from .weights import packed_pairs
-
-
-def print_dots(parts: Parts, scheme: DotScheme, threads: int) -> PrintedContraction:
-    """The kernel for products of pairs that follows ``scheme``."""
-    weight, *bias = parts.node.inputs[1:]
-    given = (packed_pairs(weight, scheme), packed_outputs(bias, scheme))
-    return print_products(
-        parts, scheme, threads, DotPacker(parts, scheme, SchemeNumbers(scheme, DOT_NUMBERS)), given
-    )
+from .pack import DotPacker, packed_pairs
+from .products import LINE
+from .scheme import DotScheme, choose_dots, dot_schemes, merge, packing_of_pairs
 
 
 def print_products(
@@ -44,7 +38,7 @@ def print_products(
 ) -> PrintedContraction:
     """The kernel around what ``packer`` packs.
 
-    ``given``: weights as :func:`.weights.packed_words` packs them, and the first terms of sums.
+    ``given``: weights as :func:`.pack.packed_words` packs them, and the first terms of sums.
     """
     word, numbers = scheme.word, packer.numbers
     epilogue = Epilogue(parts, scheme, numbers, sums=word.sums)
@@ -320,3 +314,54 @@ class DotKernel:
         given += ["special", "exact"] if self.exact else []
         with code.block(f"for (uniform int i = 0; i < {images}; i++)"):
             code.line(f"@_pixels{vectors}({', '.join(given)});")
+
+
+class DotProduct(Algorithm):
+    """Products of pairs of values in bfloat16, summed in float32 by instructions for them."""
+
+    name = "products of pairs"
+    error = 1.0
+    accuracies = ACCURACIES
+    factors: tuple[str, ...] = ("bfloat16",)
+
+    def why_not(self, problem: Problem, has_prologue: bool, isa: Isa) -> str | None:
+        if not isa.products:
+            return f"{isa.name} has no instructions for it"
+        if packing_of_pairs(merge(problem, isa.lanes), isa.lanes) is None:
+            return "its input has few channels a group, or does not lie in blocks of channels"
+        return None
+
+    def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> DotScheme:
+        return choose_dots(problem, isa, threads)
+
+    def schemes(
+        self, problem: Problem, has_prologue: bool, isa: Isa, threads: int
+    ) -> Iterable[DotScheme]:
+        return dot_schemes(problem, isa)
+
+    def describe(self, scheme: DotScheme) -> dict[str, int]:
+        return {"pixels": scheme.pixels, "vectors": scheme.tile.vectors, "block": scheme.block} | (
+            {"images": scheme.images} if scheme.images > 1 else {}
+        )
+
+    def seconds(self, scheme: DotScheme, speed: Speed) -> float:
+        clock = speed.flops / speed.threads / (4 * scheme.lanes)
+        moved = scheme.weight_bytes
+        if scheme.moved_bytes > speed.cache // 2:
+            moved += scheme.moved_bytes
+        return overlapped(scheme.cycles / clock / speed.threads, moved / speed.bandwidth)
+
+    def operations(self, scheme: DotScheme) -> int:
+        return scheme.problem.operations // scheme.merged
+
+    def weight_bytes(self, scheme: DotScheme) -> int:
+        return scheme.weight_bytes
+
+    def workspace_bytes(self, scheme: DotScheme) -> int:
+        return 0
+
+    def print(self, parts: Parts, scheme: DotScheme, threads: int) -> PrintedContraction:
+        weight, *bias = parts.node.inputs[1:]
+        given = (packed_pairs(weight, scheme), packed_outputs(bias, scheme))
+        packer = DotPacker(parts, scheme, SchemeNumbers(scheme, DOT_NUMBERS))
+        return print_products(parts, scheme, threads, packer, given)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..numbers import Number, Numbers
 from ..problem import BlockedView
-from .packed_element import LINE
+from .products import LINE
 
 #: What a name stands for, as it follows from a scheme.
 Table = Mapping[str, Callable[[Any], int]]

@@ -13,8 +13,7 @@ from minidnn.graph.operators import Conv2dWeightGradient
 
 from ...isa import Isa
 from ...tensor import Tensor
-from .packed_element import LINE, PAIRS
-from .products import Products
+from .products import LINE, PAIRS, Products
 
 LANES = 16
 _ENOUGH_TASKS = 32

@@ -18,8 +18,7 @@ from minidnn.graph.types import ITEMSIZE
 from ...isa import Isa
 from ..problem import Problem
 from ..tiling import Tile, split_vectors
-from .packed_element import LINE, PAIRS, PackedElement
-from .products import Products
+from .products import LINE, PAIRS, PackedElement, Products
 
 Packing = Literal["blocks", "features", "rows", "unrolled"]
 

@@ -17,15 +17,13 @@ from __future__ import annotations
 from minidnn.graph.operators import Conv2dWeightGradient
 
 from ....codegen.kernel import KernelSource
-from ...element import ELEMENTS
 from ...isa import Isa
-from ...operators.staged import Staged
 from ...sequences.transpose import Move
-from ...tensor import Tensor
+from ...stage import Stage, Staged, Workspace
+from ...tensor import ELEMENTS, Tensor
 from ..numbers import PARAMETER
-from ..stage import Stage, Workspace
-from .packed_element import PAIRS
 from .pixel_scheme import LANES, choose_pixels
+from .products import PAIRS
 
 _TRANSPOSE = Move("store", alike=False, full=True, element=ELEMENTS["float32"])
 _TURN = Move("store", alike=False, full=False, element=ELEMENTS["bfloat16"])

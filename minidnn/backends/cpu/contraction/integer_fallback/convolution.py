@@ -17,8 +17,8 @@ from ....codegen.code import Code
 from ....codegen.kernel import KernelSource
 from ...execution.packing import first_terms
 from ...isa import Isa
-from ...operators.broadcast import STORED
-from ..stage import PrintedContraction, Stage, Workspace
+from ...stage import PrintedContraction, Stage, Workspace
+from ...tensor import STORED
 from .kernel import PACKED_WORDS, IntegerKernel, word_weights
 
 _CHUNK = 960

@@ -9,8 +9,9 @@ from functools import lru_cache
 from .....fusion.contraction import Parts
 from ....options import ACCURACIES
 from ...isa import Isa
+from ...stage import PrintedContraction
 from ..algorithm import Algorithm
-from ..blocking import (
+from ..choose import (
     INPUT_BYTES,
     TASK_CYCLES,
     UNEVEN,
@@ -20,7 +21,6 @@ from ..blocking import (
     overlapped,
 )
 from ..problem import Problem
-from ..stage import PrintedContraction
 from ..tiling import Tile, split_vectors, step_cycles
 from .kernel import print_winograd
 from .scheme import WinogradScheme

@@ -11,19 +11,13 @@ from .....graph.ir import Value
 from ....codegen.code import Code
 from ....codegen.kernel import KernelSource
 from ...execution.packing import Packed
+from ...stage import Pointer, PrintedContraction, Stage, Workspace
 from ..epilogue import Epilogue
 from ..numbers import PARAMETER, Numbers
-from ..pack_states import print_transforming
 from ..scheme import LINE_FLOATS
-from ..stage import Pointer, PrintedContraction, Stage, Workspace
 from ..tile import print_tile, tile_name
-from ..weights import input_step, outputs_numbers, packed_outputs
-from .functions import (
-    print_into,
-    print_load,
-    print_out,
-    print_store,
-)
+from ..weights import input_step, outputs_numbers, packed_outputs, print_transforming
+from .functions import print_into, print_load, print_out, print_store
 from .scheme import WinogradScheme
 
 

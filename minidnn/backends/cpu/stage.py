@@ -1,23 +1,74 @@
 """Kernels that run one after another for a node, and how rows of partial results are added.
 
-A long row is cut into parts whose length follows from the shape alone: so threads share a row,
-and the bits are the same whatever their number.
+A long row is cut into parts whose length follows from the shape alone: so threads share a row, and
+the bits are the same whatever their number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from ...codegen.kernel import KernelSource
-from ..contraction.stage import Stage, Workspace
+from ..codegen.kernel import KernelSource
+from .execution.buffers import Array
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Memory that the stages of one node share, ``offset`` bytes from its start."""
+
+    offset: int
+
+
+#: What a kernel's pointer points to: a tensor by its number (the source, the further tensors, the
+#: result), workspace, or a constant: packed weights, vectors or numbers (float32, one-dimensional).
+#: Constants are functions, called when the program is built, since packing takes time.
+Pointer = int | Workspace | Callable[[], Array]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One kernel over its tasks.
+
+    Attributes:
+        tasks: how many tasks a run has; ``grain`` of them in one call are best.
+        scratch_bytes: memory of a thread.
+    """
+
+    source: KernelSource
+    pointers: tuple[Pointer, ...]
+    tasks: int
+    grain: int = 1
+    scratch_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PrintedContraction:
+    """A printed contraction.
+
+    Attributes:
+        algorithm: its name, "direct" or "F(4x4, 3x3)".
+        workspace_bytes: memory that the stages share.
+    """
+
+    algorithm: str
+    stages: tuple[Stage, ...]
+    workspace_bytes: int = 0
+
+    @property
+    def constants(self) -> tuple[Callable[[], Array], ...]:
+        """The constants of all stages."""
+        pointers = (p for stage in self.stages for p in stage.pointers)
+        return tuple(p for p in pointers if callable(p))
+
 
 PART = 1 << 14
 """Elements that are worth a task of their own."""
-ENOUGH_TASKS = 64
+_ENOUGH_TASKS = 64
 """So many tasks keep all threads busy: then nothing is cut."""
-MOST_PARTS = 256
+_MOST_PARTS = 256
 """Joining the parts of a row takes little then."""
 
 
@@ -52,9 +103,9 @@ def parts_of(length: int, width: int, tasks: int, multiple: int = 1) -> int:
         tasks: how many tasks there are if nothing is cut.
         multiple: what parts are multiples of.
     """
-    if tasks >= ENOUGH_TASKS or length * width < 2 * PART:
+    if tasks >= _ENOUGH_TASKS or length * width < 2 * PART:
         return max(length, 1)
-    part = max(PART // width, -(-length // MOST_PARTS), 16)
+    part = max(PART // width, -(-length // _MOST_PARTS), 16)
     return -(-part // multiple) * multiple
 
 

@@ -1,9 +1,12 @@
-"""Prints the kernel around products of quads, and the function that packs a block of inputs for it.
+"""Contractions of bytes by sums of products of four, in int32: the kernel around products of quads,
+and the function that packs a block of inputs for it.
+
+Values lie in blocks of channels as those of float32 do.
 
 What stands for zero is put where the convolution pads.  Channels that fill up a block have no
 weight, and bytes are finite whatever they are: nothing is put there.
 
-Packed inputs, tiles and blocks of pixels are those of :mod:`..dot_product.scheme`.
+Packed inputs, tiles and blocks of pixels are those of :mod:`.dot_product.scheme`.
 """
 
 from __future__ import annotations
@@ -20,19 +23,17 @@ from minidnn.graph.ir import Value
 from minidnn.graph.operators import Conv2d, Linear
 from minidnn.graph.types import BYTES
 
-from ....codegen.code import Code
-from ...execution.buffers import Array
-from ...execution.packing import data_of, first_terms
-from ...isa import Isa
-from ..dot_product.algorithm import DotProduct
-from ..dot_product.kernel import print_products
-from ..dot_product.numbers import DOT_NUMBERS, SchemeNumbers, Table
-from ..dot_product.pack import DotPacker
-from ..dot_product.packed_element import LINE, QUADS, PackedElement
-from ..dot_product.scheme import DotScheme, Packing, cheapest, packing_of, schemes_of
-from ..dot_product.weights import packed_words
-from ..problem import Problem
+from ...codegen.code import Code
+from ..execution.buffers import Array
+from ..execution.packing import data_of, first_terms
+from ..isa import Isa
 from ..stage import PrintedContraction
+from .dot_product.kernel import DotProduct, print_products
+from .dot_product.numbers import DOT_NUMBERS, SchemeNumbers, Table
+from .dot_product.pack import DotPacker, packed_words
+from .dot_product.products import LINE, QUADS, PackedElement
+from .dot_product.scheme import DotScheme, Packing, cheapest, packing_of, schemes_of
+from .problem import Problem
 
 
 @dataclass(frozen=True)
@@ -280,7 +281,7 @@ def packed_zero(parts: Parts) -> int:
 
 def packed_quads(weight: Value, scheme: VnniScheme) -> partial[Array]:
     """Weights (O, I, KH, KW) or (O, I) in int8, as
-    :func:`..dot_product.weights.packed_words` lays them.
+    :func:`.dot_product.pack.packed_words` lays them.
 
     Where a pixel's taps are packed as channels, they are channels here, the last of them input
     channels.
@@ -299,13 +300,9 @@ def _pack(weight: Value, scheme: VnniScheme) -> Array:
     return packed_words(given, scheme)
 
 
-def packed_starts(parts: Parts, scheme: VnniScheme) -> partial[Array]:
+def _starts(values: Sequence[Value], zero: int, scheme: VnniScheme) -> Array:
     """The first terms of sums in int32, group by group filled up to whole vectors: the bias, less
     what the input's zero adds."""
-    return partial(_starts, parts.node.inputs[1:], packed_zero(parts), scheme.of_weights())
-
-
-def _starts(values: Sequence[Value], zero: int, scheme: VnniScheme) -> Array:
     packed = np.zeros((scheme.groups, scheme.slots), np.int32)
     packed[:, : scheme.outputs] = first_terms(values, zero).reshape(scheme.groups, scheme.outputs)
     return packed.reshape(-1)
@@ -338,13 +335,6 @@ QUAD_NUMBERS: Table = {
 }
 
 
-def print_quads(parts: Parts, scheme: VnniScheme, threads: int) -> PrintedContraction:
-    """The kernel that follows ``scheme``."""
-    given = (packed_quads(parts.node.inputs[1], scheme), packed_starts(parts, scheme))
-    numbers = SchemeNumbers(scheme, QUAD_NUMBERS, packed_zero(parts))
-    return print_products(parts, scheme, threads, VnniPacker(parts, scheme, numbers), given)
-
-
 class Vnni(DotProduct):
     """Products of four bytes, summed in int32 by instructions for them: exact."""
 
@@ -369,4 +359,9 @@ class Vnni(DotProduct):
 
     def print(self, parts: Parts, scheme: DotScheme, threads: int) -> PrintedContraction:
         assert isinstance(scheme, VnniScheme)
-        return print_quads(parts, scheme, threads)
+        weight, zero = parts.node.inputs[1], packed_zero(parts)
+        starts = partial(_starts, parts.node.inputs[1:], zero, scheme.of_weights())
+        packer = VnniPacker(parts, scheme, SchemeNumbers(scheme, QUAD_NUMBERS, zero))
+        return print_products(
+            parts, scheme, threads, packer, (packed_quads(weight, scheme), starts)
+        )

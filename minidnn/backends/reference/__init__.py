@@ -1,1 +1,0 @@
-"""The reference backend: NumPy, slow and right.  The oracle of all others."""
