@@ -10,7 +10,7 @@ from ..backends.cuda.machine import Machine, machine_of
 from ..backends.cuda.nvrtc import Resources
 from .ceilings import ceilings
 from .counters import count
-from .cuda_step import KernelCall
+from .cuda.step import KernelCall
 from .measure import Job, measure
 from .model import Prediction, PredictionOfSeveral
 from .occupancy import why_no_block

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import cuda_device
-from .cpu.ceilings import ceilings
-from .cpu.machine import CpuMachine
+from .cpu.machine import CpuMachine, CpuPrediction
 from .cpu.machine import this_cpu as machine
-from .cpu.measure import job, measure
-from .cpu.model import CpuPrediction
+from .cpu.measure import ceilings, job, measure
 from .step import Point
 
 

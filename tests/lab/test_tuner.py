@@ -13,12 +13,12 @@ import pytest
 from minidnn.errors import UnsupportedError
 from minidnn.lab import cuda_device
 from minidnn.lab.api import H100
+from minidnn.lab.cuda.product import PRODUCT
 from minidnn.lab.devices import DEVICES, LabDevice
 from minidnn.lab.isolated_jobs import Failure
 from minidnn.lab.measure import Job
 from minidnn.lab.operands import first_wrong
-from minidnn.lab.product.ladder import PRODUCT
-from minidnn.lab.product.shape import ProductShape
+from minidnn.lab.shapes import ProductShape
 from minidnn.lab.tuner import StepTuning, default_choices, tune_step
 from tests.cuda.emulator.run import Emulated, guarded
 
