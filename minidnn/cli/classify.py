@@ -130,8 +130,8 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
     sizes or labels do not fit the network.
     """
     from minidnn.cli import preparing
-    from minidnn.cli.labels import IMAGENET
     from minidnn.cli.networks import shape_of
+    from minidnn.cli.preparing import IMAGENET
     from minidnn.cli.weights import DEFAULT, known_of, load, source_of
     from minidnn.compiled_file import is_compiled
     from minidnn.frontends.zoo import is_path

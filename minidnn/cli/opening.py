@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from minidnn.preparation import Preparation
     from minidnn.runtime.interface import Interface
 
-
 Say = Callable[[str], None]
 
 
@@ -62,7 +61,7 @@ def open_network(options: argparse.Namespace, say: Say) -> OpenedNetwork:
     does not fit.
     """
     from minidnn.cli import preparing
-    from minidnn.cli.ranges import any_graph_of
+    from minidnn.cli.networks import any_graph_of
     from minidnn.dynamic.dim import written
     from minidnn.preparation import check_takes
     from minidnn.sizes.sized_graph import input_templates

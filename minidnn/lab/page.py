@@ -34,6 +34,15 @@ from .step import Ladder
 from .table import best_cells, model_error
 from .tuner import StepTuning
 
+_ACROSS = 3
+_TWICE = 2.0
+"""Pixels for a unit of the picture, in PNG."""
+_PROBE = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">'
+    f'<text y="15" font-family="{SHEET_FONTS}">{{}}</text></svg>'
+)
+"""A letter, which is not drawn where there is no font for it."""
+
 
 def listing_page(ladders: Iterable[Ladder]) -> str:
     """All ladders with their steps, and the metrics."""
@@ -331,16 +340,6 @@ def _steps(study: Mapping[str, Any], ladder: Ladder) -> Iterator[str]:
             parts.append(details(f"Difference to {before.name}", [difference(found)]))
         parts.append(code(step.text))
         yield details(f"{step.name}: {step.title}", parts)
-
-
-_ACROSS = 3
-_TWICE = 2.0
-"""Pixels for a unit of the picture, in PNG."""
-_PROBE = (
-    '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">'
-    f'<text y="15" font-family="{SHEET_FONTS}">{{}}</text></svg>'
-)
-"""A letter, which is not drawn where there is no font for it."""
 
 
 def save_plot(path: str | os.PathLike[str], study: Mapping[str, Any], ladder: Ladder) -> None:

@@ -18,6 +18,9 @@ from . import packs
 from .machine import CHAINS, CpuMachine, CpuWork
 from .step import IspcStep
 
+PIECE = 1 << 14
+"""Floats of a task."""
+
 
 def _planes(shape: ConvolutionShape, parameters: Parameters, lanes: int) -> int:
     return shape.batch * shape.filters
@@ -122,10 +125,6 @@ CONVOLUTION_CPU = Ladder(
     convolve,
     {name: _on_one(shape) for name, shape in CONVOLUTION.shapes.items()},
 )
-
-
-PIECE = 1 << 14
-"""Floats of a task."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,15 @@ from ...backends.cpu.machine import describe_machine
 from ...backends.cpu.rates import measured_rates
 from ..model import Roofline
 
+_READS = 1.0
+"""Vectors that are read in the time of a multiply-add."""
+_INSTRUCTIONS = 3.0
+"""Instructions that are issued in that time."""
+CHAINS = 8
+"""Sums that go on at once so that none waits for its last product."""
+_START = 3e-6
+"""Seconds until all threads have begun, and ended."""
+
 
 @dataclass(frozen=True)
 class CpuMachine:
@@ -67,16 +76,6 @@ def this_cpu() -> CpuMachine:
         l2_bytes=caches.l2,
         l3_bytes=caches.l3,
     )
-
-
-_READS = 1.0
-"""Vectors that are read in the time of a multiply-add."""
-_INSTRUCTIONS = 3.0
-"""Instructions that are issued in that time."""
-CHAINS = 8
-"""Sums that go on at once so that none waits for its last product."""
-_START = 3e-6
-"""Seconds until all threads have begun, and ended."""
 
 
 @dataclass(frozen=True)

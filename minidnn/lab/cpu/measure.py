@@ -38,6 +38,8 @@ _SAMPLES, _LEAST_QUIET = 30, 8
 _SAMPLE_SECONDS = 3e-4
 """Short, so that others seldom strike one."""
 _BUDGET_SECONDS = 2.0
+_FEW = 4
+"""Images of so few channels are read as they lie."""
 
 
 @dataclass(frozen=True)
@@ -170,10 +172,6 @@ def times(run: Callable[[], object], threads: int) -> dict[str, Any]:
 
 def _quiet(taken: list[tuple[float, bool]]) -> int:
     return sum(quiet for _, quiet in taken)
-
-
-_FEW = 4
-"""Images of so few channels are read as they lie."""
 
 
 def ceilings(job: CeilingJob) -> list[dict[str, Any]]:

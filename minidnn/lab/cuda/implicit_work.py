@@ -9,7 +9,7 @@ from ..access import L2_CYCLES, SHARED_CYCLES, WARP, Access, Work, lanes, sample
 from ..shapes import ConvolutionShape
 from ..step import Block, Parameters
 from .product_work import (
-    COPY_INSTRUCTIONS,
+    VECTOR_COPIED,
     cycles_alone,
     fragments,
     tensor_products,
@@ -206,7 +206,7 @@ def tensor(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Wor
 
     reads = fragments(("w", "x"), block, deep, blocks * steps)
     products = tensor_products(block, deep, blocks * steps)
-    fetched = len(taken) * 8 / width * COPY_INSTRUCTIONS
+    fetched = len(taken) * 8 / width * VECTOR_COPIED
     fetched += len(number) * 2 * pairs * GATHER_INSTRUCTIONS
     return Work(
         (w, to_w, x, to_x, *reads, _tensor_stores(shape, chosen * columns, block, share)),

@@ -23,7 +23,13 @@ from ..step import Block, Parameters
 
 _BLOCKS, _DEPTH = 4, 8
 """Blocks down and across, and products of an element, that are looked at."""
-_PRODUCT_INSTRUCTIONS, _COPY_INSTRUCTIONS = 5, 10
+_PRODUCT_INSTRUCTIONS, _NUMBER_COPIED = 5, 10
+VECTOR_COPIED = 6
+"""Of one vector fetched and kept: its address, its comparisons, read and store."""
+_ACROSS, _DOWN, _DEEP = 32, 64, 16
+"""Sums of a warp, and products of an instruction."""
+_PRODUCT_CYCLES = 33
+"""From an instruction of tensor cores to what needs its result."""
 
 
 def direct(
@@ -121,7 +127,7 @@ def tiles(
     return Work(
         (a, b, to_a, to_b, of_a, of_b, y),
         products,
-        products + reads + blocks * steps * copies * _COPY_INSTRUCTIONS,
+        products + reads + blocks * steps * copies * _NUMBER_COPIED,
         steps * (L2_CYCLES + 2 * SHARED_CYCLES + deep * max(FMA_CYCLES, down * across)),
         ("b",),
         repeats=steps,
@@ -159,14 +165,6 @@ def corners(shape: ProductShape, tile: tuple[int, int]) -> tuple[np.ndarray, np.
 def _reads(at: np.ndarray, number: np.ndarray) -> np.ndarray:
     """Of the threads that there are, as one block's instructions."""
     return np.where(number >= 0, at, -1).reshape(1, -1, 32)
-
-
-COPY_INSTRUCTIONS = 6
-"""Of one vector fetched and kept: its address, its comparisons, read and store."""
-_ACROSS, _DOWN, _DEEP = 32, 64, 16
-"""Sums of a warp, and products of an instruction."""
-_PRODUCT_CYCLES = 33
-"""From an instruction of tensor cores to what needs its result."""
 
 
 def tensor(shape: ProductShape, block: Block, parameters: Parameters) -> Work:
@@ -211,7 +209,7 @@ def tensor(shape: ProductShape, block: Block, parameters: Parameters) -> Work:
     return Work(
         (a, b, to_a, to_b, *reads, y),
         0.0,
-        products + sum(one.requests for one in reads) + blocks * steps * copies * COPY_INSTRUCTIONS,
+        products + sum(one.requests for one in reads) + blocks * steps * copies * VECTOR_COPIED,
         cycles_alone(steps, deep),
         ("b",),
         products,
