@@ -119,8 +119,8 @@ def _network(prepared: Prepared, function: str) -> dict[str, Any]:
     return {"network": f"minidnn.bench.networks:{function}", "options": made}
 
 
-_PEERS, _MOBILE = "minidnn.bench.peers", "minidnn.bench.mobile"
-_TO_INT8, _INT8 = "minidnn.bench.quantized:convert_to_int8", "int8.onnx"
+_PEERS = "minidnn.bench.peers"
+_TO_INT8, _INT8 = f"{_PEERS}:convert_to_int8", "int8.onnx"
 _OPENVINO = (f"{_PEERS}:openvino", "onnx", ("openvino",), ("openvino",))
 _TORCHVISION = ("minidnn.bench.torchvision_models",)
 _TORCH = (f"{_PEERS}:torch", "module", ("torch", "torchvision"), _TORCHVISION)
@@ -165,15 +165,15 @@ KINDS: Mapping[str, Kind] = {
         Kind("torch-channels-last", *_TORCH, {"mode": "channels_last"}, limited=True),
         Kind("torch-compile", *_TORCH, {"mode": "compile"}, limited=True),
         Kind(
-            "mnn", f"{_MOBILE}:mnn", "file", ("MNN",), ("MNN",), convert=f"{_MOBILE}:convert_to_mnn"
+            "mnn", f"{_PEERS}:mnn", "file", ("MNN",), ("MNN",), convert=f"{_PEERS}:convert_to_mnn"
         ),
         Kind(
             "ncnn",
-            f"{_MOBILE}:ncnn",
+            f"{_PEERS}:ncnn",
             "file",
             ("ncnn", "pnnx"),
             ("ncnn",),
-            convert=f"{_MOBILE}:convert_to_ncnn",
+            convert=f"{_PEERS}:convert_to_ncnn",
         ),
     )
 }

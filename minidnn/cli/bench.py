@@ -17,8 +17,7 @@ from minidnn.cli.arguments import add_tune, count, positive, size
 from minidnn.errors import DeviceError, MiniDNNError, UnsupportedError
 
 if TYPE_CHECKING:
-    from minidnn.bench.cpu import Cpu
-    from minidnn.bench.gpu.measure import Gpu
+    from minidnn.bench.devices import Cpu, Gpu
     from minidnn.bench.measure import Earlier, Step
     from minidnn.bench.networks import Case
     from minidnn.bench.results import Record, Results
@@ -160,9 +159,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _bench(options: argparse.Namespace) -> Cpu | Gpu:
     """What measures on the device that was asked for; both have the same methods."""
-    from minidnn.bench.cpu import cpu_bench
-    from minidnn.bench.gpu.measure import gpu_bench
-    from minidnn.bench.trained import trained_bench
+    from minidnn.bench.devices import cpu_bench, gpu_bench, trained_bench
 
     if options.train and options.isa is not None:
         raise UnsupportedError(f"--isa {options.isa}: it does not limit --train")
@@ -181,8 +178,8 @@ def _bench(options: argparse.Namespace) -> Cpu | Gpu:
 
 def _cases(options: argparse.Namespace) -> list[Case]:
     from minidnn.backends.cpu.isa import usable_isa
+    from minidnn.bench.devices import PRECISIONS
     from minidnn.bench.files import file_case
-    from minidnn.bench.gpu.measure import PRECISIONS
     from minidnn.bench.networks import case_of
     from minidnn.cli.networks import in_options, is_onnx
     from minidnn.runtime.cores import usable_cores
