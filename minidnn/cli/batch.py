@@ -170,7 +170,7 @@ def _graph(options: argparse.Namespace, batch: int) -> Any:
 
 def _of_compiled(options: argparse.Namespace, common: dict[str, Any]) -> Predictor:
     from minidnn.batch import Predictor
-    from minidnn.batch.batches import interface_of
+    from minidnn.batch.predictor import interface_of
     from minidnn.cli.opening import prepared_for
 
     opened = partial(_load, options.network, common["device"], common["threads"])
