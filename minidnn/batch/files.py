@@ -1,5 +1,5 @@
-"""Where pictures lie, in folders or behind URLs that pyarrow's file systems know; and which of them a
-pattern means, in an order that is the same every time."""
+"""Where pictures lie, in folders or behind URLs that pyarrow's file systems know; and which of them
+a pattern means, in an order that is the same every time."""
 
 from __future__ import annotations
 

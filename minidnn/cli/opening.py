@@ -132,7 +132,7 @@ def _size(options: argparse.Namespace, known: Preparation | None) -> tuple[int, 
     from minidnn.cli import preparing
     from minidnn.cli.networks import is_onnx, onnx_sizes
     from minidnn.frontends.onnx.model import read_model
-    from minidnn.frontends.onnx.ranges import named_shapes
+    from minidnn.frontends.onnx.shapes import named_shapes
     from minidnn.frontends.zoo import is_path
 
     size: tuple[int, int] | None = options.size

@@ -144,7 +144,7 @@ def _onnx(path: str, options: argparse.Namespace, own: dict[str, Any]) -> Opened
     from minidnn.cli import preparing
     from minidnn.cli.networks import batch_of, onnx_graph, onnx_sizes
     from minidnn.frontends.onnx.model import read_model
-    from minidnn.frontends.onnx.ranges import named_shapes
+    from minidnn.frontends.onnx.shapes import named_shapes
     from minidnn.prepared_files import preparation_of_model
     from minidnn.serving.model import Opened
 

@@ -1,4 +1,4 @@
-"""A study, the ladders and their metrics, and what tuning a step found: HTML pages, and pictures."""
+"""A study, the ladders and their metrics, and what tuning found: HTML pages, and pictures."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ MODULES = {
     "distributed/agreed": "distributed/consensus",
     "distributed/place": "distributed/rank",
     "dynamic/alike": "dynamic/resized",
-    "frontends/torch/hidden": "frontends/torch/undeclared_aliases",
+    "frontends/torch/hidden": "frontends/torch/memory",
     "frontends/torch/quiet_writes": "frontends/torch/untaped_writes",
     "frontends/torch/untouched": "frontends/torch/opaque",
     "frontends/torch/whole": "frontends/torch/module_graph",

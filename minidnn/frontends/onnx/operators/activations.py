@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from minidnn.frontends.onnx.build import Body, is_whole
-from minidnn.frontends.onnx.call import OnnxCall
-from minidnn.frontends.onnx.operators.registry import Convert, Family
+from minidnn.frontends.onnx.call import Convert, Family, OnnxCall
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import (
     atan,

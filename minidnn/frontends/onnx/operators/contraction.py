@@ -9,8 +9,7 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Builder, broadcasts_to, is_whole
-from minidnn.frontends.onnx.call import NotConverted, OnnxCall
-from minidnn.frontends.onnx.operators.registry import Family
+from minidnn.frontends.onnx.call import Family, NotConverted, OnnxCall
 from minidnn.frontends.onnx.operators.windows import SpatialAxes, spatial_axes
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Value
