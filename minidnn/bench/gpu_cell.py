@@ -25,7 +25,7 @@ from minidnn._torch_internals import deferred
 from minidnn.bench.engines import OWN
 from minidnn.bench.gpu_timing import Run, calls_in, deviations, exact, interleaved, timed
 from minidnn.bench.networks import BEYOND
-from minidnn.bench.precisions import allow, dtype_of
+from minidnn.bench.torchvision_models import allow, dtype_of
 from minidnn.bench.torchvision_models import models as torchvision
 from minidnn.bench.worker import LoadedEngine
 from minidnn.cudnn import machine

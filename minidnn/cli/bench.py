@@ -279,8 +279,7 @@ def _conclude(
 ) -> int:
     """Table and picture of what was asked for, or of all that was merged; the exit code."""
     from minidnn.bench.engines import OWN
-    from minidnn.bench.plot import to_svg
-    from minidnn.bench.results import failed, markdown
+    from minidnn.bench.results import failed, markdown, to_svg
 
     shown = {case.name: results.records(*where, case) for case in cases}
     if not cases:

@@ -15,9 +15,8 @@ from minidnn.backends.cpu.isa import best_isa
 from minidnn.errors import UnsupportedError
 from minidnn.lab.ceilings import CeilingJob
 from minidnn.lab.cpu.ladders import CONVOLUTION_CPU, MEMORY_CPU, CopyShape
-from minidnn.lab.cpu.machine import CpuMachine
+from minidnn.lab.cpu.machine import CpuMachine, predict
 from minidnn.lab.cpu.measure import ceilings, checked, job
-from minidnn.lab.devices import predict
 from minidnn.lab.explain import explain
 from minidnn.lab.operands import OperandFolder, WrongResultError
 from minidnn.lab.shapes import ConvolutionShape

@@ -53,7 +53,7 @@ MODULES = {
     "frontends/torch/hidden": "frontends/torch/memory",
     "frontends/torch/quiet_writes": "frontends/torch/untaped_writes",
     "frontends/torch/untouched": "frontends/torch/opaque",
-    "frontends/torch/whole": "frontends/torch/module_graph",
+    "frontends/torch/whole": "frontends/torch/capture",
     "lab/apart": "lab/isolated_jobs",
     "layers/whose_code": "layers/code_origin",
     "measure/turns": "measure/statistics",

@@ -13,8 +13,7 @@ from ...errors import UnsupportedError
 from ..cuda.convolution import CONVOLUTION
 from ..shapes import ConvolutionShape, convolve
 from ..step import KERNELS, Ladder, Parameters
-from . import convolution_work as work
-from . import packs
+from . import convolution
 from .machine import CHAINS, CpuMachine, CpuWork
 from .step import IspcStep
 
@@ -56,7 +55,7 @@ def _no_tile(shape: ConvolutionShape, parameters: Parameters, lanes: int) -> str
 
 def _even(shape: ConvolutionShape, lanes: int) -> dict[str, int]:
     """Of tiles of 2 x 2 outputs."""
-    down, across = (-(-size // 2) for size in packs.sizes_of(shape))
+    down, across = (-(-size // 2) for size in convolution.sizes_of(shape))
     sizes = {"EVEN_HEIGHT": 2 * down + 2, "EVEN_WIDTH": 2 * across + 2}
     return _numbers(shape, lanes) | {"TILES_DOWN": down, "TILES_ACROSS": across} | sizes
 
@@ -87,11 +86,11 @@ def _step(name: str, **given: Any) -> IspcStep:
 
 
 _MOST_STACK = 1 << 20
-_BLOCKED = {"x": packs.image, "y": packs.result}
-_PACKED = _BLOCKED | {"w": packs.weights}
+_BLOCKED = {"x": convolution.image, "y": convolution.result}
+_PACKED = _BLOCKED | {"w": convolution.weights}
 _TILE = {"POSITIONS": 7, "VECTORS": 2}
 _blocked = partial(_step, tasks=_rows, numbers=_numbers, packs=_BLOCKED)
-_tiled = partial(_blocked, packs=_PACKED, work=work.tile, refusal=_no_tile)
+_tiled = partial(_blocked, packs=_PACKED, work=convolution.tile, refusal=_no_tile)
 
 
 def _on_one(shape: ConvolutionShape) -> ConvolutionShape:
@@ -103,10 +102,10 @@ CONVOLUTION_CPU = Ladder(
     "convolution, forward, float32, on a CPU",
     ConvolutionShape(batch=1, channels=64, height=56, width=56, filters=64, padding=1),
     (
-        _step("scalar", tasks=_planes, work=work.scalar),
-        _step("plane", tasks=_planes, work=work.plane, helps=("empty lanes",)),
-        _blocked("blocked", work=partial(work.blocks, gathered=True)),
-        _blocked("packed", packs=_PACKED, work=work.blocks, helps=("gathers", "load units")),
+        _step("scalar", tasks=_planes, work=convolution.scalar),
+        _step("plane", tasks=_planes, work=convolution.plane, helps=("empty lanes",)),
+        _blocked("blocked", work=partial(convolution.blocks, gathered=True)),
+        _blocked("packed", packs=_PACKED, work=convolution.blocks, helps=("gathers", "load units")),
         _tiled("positions", parameters={"POSITIONS": 14}, helps=("latency",)),
         _tiled("tile", parameters=_TILE, helps=("load units", "issue")),
         _tiled("chunks", tasks=_groups, parameters=_TILE | {"CHUNK": 32}, helps=("L2", "memory")),
@@ -114,13 +113,15 @@ CONVOLUTION_CPU = Ladder(
             "winograd",
             tasks=_lines,
             numbers=_even,
-            packs=_BLOCKED | {"x": packs.even_image, "w": packs.transformed_weights},
-            work=work.winograd,
+            packs=_BLOCKED | {"x": convolution.even_image, "w": convolution.transformed_weights},
+            work=convolution.winograd,
             refusal=_no_winograd,
             parameters={"TILES": 7, "VECTORS": 2},
             helps=("arithmetic",),
         ),
-        _tiled("fused", packs=_PACKED | {"bias": packs.bias}, parameters=_TILE, helps=("memory",)),
+        _tiled(
+            "fused", packs=_PACKED | {"bias": convolution.bias}, parameters=_TILE, helps=("memory",)
+        ),
     ),
     convolve,
     {name: _on_one(shape) for name, shape in CONVOLUTION.shapes.items()},

@@ -1,8 +1,13 @@
-"""A CPU as studies describe it: measured rates and the sizes of its caches."""
+"""A CPU as studies describe it, and what a kernel should cost on it, and what should limit it.
+
+Each part of the machine is given its work, and the part that is busy longest sets the time.  Peak
+and bandwidths are the machine's, as they are measured; how many reads, instructions and waiting
+sums go with a multiply-add are round figures of x86 since Haswell, not fitted to any kernel.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,6 +16,7 @@ from ...backends.cpu.isa import Isa, best_isa, isa_named
 from ...backends.cpu.machine import describe_machine
 from ...backends.cpu.rates import measured_rates
 from ..model import Roofline
+from ..step import Point
 
 _READS = 1.0
 """Vectors that are read in the time of a multiply-add."""
@@ -169,3 +175,19 @@ class CpuPrediction:
             "predicted_limit": self.limit,
             "predicted_seconds": self.seconds,
         }
+
+
+def predict(points: Sequence[Point], shape: Any, machine: CpuMachine) -> list[CpuPrediction | str]:
+    """The model's view of each point, or why it cannot run."""
+    return [point.why_not(shape, machine) or _predicted(point, shape, machine) for point in points]
+
+
+def _predicted(point: Point, shape: Any, machine: CpuMachine) -> CpuPrediction:
+    step = point.step
+    return CpuPrediction(
+        machine,
+        step.work_of(shape, point.parameters, machine),
+        shape.operations,
+        {name: shape.operands[name] for name in step.operands(shape)},
+        step.tasks(shape, point.parameters, machine.lanes),
+    )

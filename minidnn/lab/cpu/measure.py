@@ -31,8 +31,8 @@ from ..ceilings import CeilingJob
 from ..operands import RESULT, Operands, WrongResultError, first_wrong
 from ..shapes import ConvolutionShape
 from ..step import Point
+from .convolution import image, result
 from .machine import CpuMachine
-from .packs import image, result
 
 _SAMPLES, _LEAST_QUIET = 30, 8
 _SAMPLE_SECONDS = 3e-4
