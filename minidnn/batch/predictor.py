@@ -148,7 +148,7 @@ class Predictor:
         executable = self.executable
         size = most_rows(executable, self.batch)
         batches = [files[first : first + size] for first in range(0, len(files), size)]
-        with ThreadPoolExecutor(self.threads or _usable_cores()) as readers:
+        with ThreadPoolExecutor(self.threads or len(os.sched_getaffinity(0))) as readers:
             ahead: list[Future[np.ndarray | str]] = []
             for place, batch in enumerate(batches):
                 pending = ahead or [readers.submit(self._read, file) for file in batch]
@@ -259,10 +259,6 @@ def _only(result: Any) -> np.ndarray:
 def _fetched(url: str) -> bytes:
     """A file's content; OSError, which says nothing of the file, if its store is out of reach."""
     return remote_files(split_url(url)[0]).read(url)
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _may_pass(error: BaseException | None) -> bool:

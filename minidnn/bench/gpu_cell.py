@@ -259,7 +259,9 @@ class Engines:
             "compile_seconds": time.perf_counter() - begin,
             "memory_bytes": max(0, free - _free()),
             "version": md.__version__ if ours else torch.__version__,
-            "library": machine.library_name() if ours else _torchs_cudnn(),
+            "library": machine.library_name()
+            if ours
+            else f"cuDNN {torch.backends.cudnn.version()}",
             "precision": self._cell.precision,
         }
 
@@ -328,7 +330,3 @@ def _free() -> int:
     torch.cuda.empty_cache()
     cupy.get_default_memory_pool().free_all_blocks()
     return int(torch.cuda.mem_get_info()[0])
-
-
-def _torchs_cudnn() -> str:
-    return f"cuDNN {torch.backends.cudnn.version()}"

@@ -93,10 +93,6 @@ _blocked = partial(_step, tasks=_rows, numbers=_numbers, packs=_BLOCKED)
 _tiled = partial(_blocked, packs=_PACKED, work=convolution.tile, refusal=_no_tile)
 
 
-def _on_one(shape: ConvolutionShape) -> ConvolutionShape:
-    return replace(shape, batch=1)
-
-
 CONVOLUTION_CPU = Ladder(
     "conv-cpu",
     "convolution, forward, float32, on a CPU",
@@ -124,7 +120,7 @@ CONVOLUTION_CPU = Ladder(
         ),
     ),
     convolve,
-    {name: _on_one(shape) for name, shape in CONVOLUTION.shapes.items()},
+    {name: replace(shape, batch=1) for name, shape in CONVOLUTION.shapes.items()},
 )
 
 

@@ -195,7 +195,9 @@ def to_sized_onnx(graph: SizedGraph, opset: int) -> Any:
     for name, entries in comparison.initializers().items():
         readers = [node for node in model.graph.node if name in node.input]
         open_places = [i for i, each in enumerate(entries) if not isinstance(each, int)]
-        if len(open_places) == 1 and all(_is_shape_of_reshape(node, name) for node in readers):
+        if len(open_places) == 1 and all(
+            node.op_type == "Reshape" and list(node.input).index(name) == 1 for node in readers
+        ):
             fixed = [-1 if i in open_places else entry for i, entry in enumerate(entries)]
             _replace(model, name, sizes.initializer(name, fixed))
         else:
@@ -210,10 +212,6 @@ def to_sized_onnx(graph: SizedGraph, opset: int) -> Any:
     model.graph.initializer.extend(sizes.initializers)
     model.metadata_props.add(key=SIZES_KEY, value=json.dumps(dims_to_json(graph.dims)))
     return model
-
-
-def _is_shape_of_reshape(node: Any, name: str) -> bool:
-    return node.op_type == "Reshape" and list(node.input).index(name) == 1
 
 
 def _replace(model: Any, name: str, new: Any) -> None:

@@ -230,10 +230,6 @@ def _scaled(build: Builder, x: Value | None, factor: float) -> Value | None:
 
 def _as_bias(c: Value | None, features: int) -> np.ndarray | None:
     """A known addend as one number per feature, if it is the same for all rows."""
-    if not isinstance(c, Constant) or prod(_leading(c.shape)) != 1:
+    if not isinstance(c, Constant) or prod(c.shape[:-1]) != 1:
         return None
     return np.array(np.broadcast_to(c.data.reshape(c.shape[-1:]), (features,)))
-
-
-def _leading(shape: Sequence[int]) -> Sequence[int]:
-    return shape[:-1]
