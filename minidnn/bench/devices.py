@@ -111,13 +111,13 @@ class Cpu:
         return [kind for kind in self.kinds if kind.name in names]
 
 
-def cpu_bench(against: Sequence[str] | None, argument: str) -> Cpu:
+def cpu_bench(against: Sequence[str] | None) -> Cpu:
     """Cases with the peers of these names; without names, all that are installed.
 
     Raises:
         UnsupportedError: a name is unknown, or what an engine needs is not installed.
     """
-    return Cpu((KINDS[OWN], *chosen(against, argument)), against is not None)
+    return Cpu((KINDS[OWN], *chosen(against)), against is not None)
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class Gpu:
         return {"CUDA_VISIBLE_DEVICES": seen.split(",")[self.index] if seen else str(self.index)}
 
 
-def gpu_bench(device: str, against: Sequence[str] | None, argument: str) -> Gpu:
+def gpu_bench(device: str, against: Sequence[str] | None) -> Gpu:
     """Cells on that device with the peers of these names; without names, the usual ones.
 
     Raises:
@@ -217,7 +217,7 @@ def gpu_bench(device: str, against: Sequence[str] | None, argument: str) -> Gpu:
     """
     for name in against or ():
         if name not in PEERS:
-            raise UnsupportedError(f"{argument} {name!r}: valid on a GPU are {', '.join(PEERS)}")
+            raise UnsupportedError(f"--against {name!r}: valid on a GPU are {', '.join(PEERS)}")
     get_backend(device)
     _check_torch(f"--device {device!r}")
     return Gpu(device, (OWN, *dict.fromkeys(USUAL if against is None else against)))
@@ -257,7 +257,7 @@ class Trained(Gpu):
         return {} if self.device == "cpu" else super()._environment()
 
 
-def trained_bench(device: str, against: Sequence[str] | None, argument: str) -> Trained:
+def trained_bench(device: str, against: Sequence[str] | None) -> Trained:
     """Steps on that device beside the peers of these names; without names, beside all.
 
     Raises:
@@ -268,7 +268,7 @@ def trained_bench(device: str, against: Sequence[str] | None, argument: str) -> 
     for name in peers:
         if name not in _TRAINED:
             raise UnsupportedError(
-                f"{argument} {name!r}: valid with --train are {', '.join(_TRAINED)}"
+                f"--against {name!r}: valid with --train are {', '.join(_TRAINED)}"
             )
     get_backend(device)
     _check_torch("--train")

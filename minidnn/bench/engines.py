@@ -183,7 +183,7 @@ NAMES = (*KINDS, "torch-max-autotune", "torch-calls")
 """Names of all engines, on GPUs too, in the order of tables."""
 
 
-def chosen(names: Sequence[str] | None, argument: str) -> list[Kind]:
+def chosen(names: Sequence[str] | None) -> list[Kind]:
     """The kinds with these names; without names, all peers that are installed.
 
     Raises:
@@ -193,10 +193,10 @@ def chosen(names: Sequence[str] | None, argument: str) -> list[Kind]:
         return [KINDS[name] for name in PEERS if not KINDS[name].missing()]
     for name in names:
         if name not in PEERS:
-            raise UnsupportedError(f"{argument} {name!r}: valid are {', '.join(PEERS)}")
+            raise UnsupportedError(f"--against {name!r}: valid are {', '.join(PEERS)}")
         if missing := KINDS[name].missing():
             raise UnsupportedError(
-                f"{argument} {name!r} needs {' and '.join(missing)}, which "
+                f"--against {name!r} needs {' and '.join(missing)}, which "
                 f"{'is' if len(missing) == 1 else 'are'} not installed: {INSTALL}"
             )
     return [KINDS[name] for name in dict.fromkeys(names)]

@@ -254,14 +254,12 @@ class Engines:
             self.runs.pop(name, None)
             self._outputs.pop(name, None)
             return {"error": f"{type(error).__name__}: {error}"}
-        ours = name.startswith(OWN)
+        ours, theirs = name.startswith(OWN), f"cuDNN {torch.backends.cudnn.version()}"
         return {
             "compile_seconds": time.perf_counter() - begin,
             "memory_bytes": max(0, free - _free()),
             "version": md.__version__ if ours else torch.__version__,
-            "library": machine.library_name()
-            if ours
-            else f"cuDNN {torch.backends.cudnn.version()}",
+            "library": machine.library_name() if ours else theirs,
             "precision": self._cell.precision,
         }
 

@@ -165,15 +165,15 @@ def _bench(options: argparse.Namespace) -> Cpu | Gpu:
         raise UnsupportedError(f"--isa {options.isa}: it does not limit --train")
     if options.device == "cpu":
         if options.train:
-            return trained_bench("cpu", options.against, "--against")
-        return cpu_bench(options.against, "--against")
+            return trained_bench("cpu", options.against)
+        return cpu_bench(options.against)
     if not options.device.startswith("cuda"):
         raise DeviceError(f"--device {options.device!r}: valid are cpu, cuda and cuda:1")
     for option, value in (("--threads", options.threads), ("--isa", options.isa)):
         if value is not None:
             raise UnsupportedError(f"{option} {value}: it is of the CPU, not of {options.device!r}")
     make = trained_bench if options.train else gpu_bench
-    return make(options.device, options.against, "--against")
+    return make(options.device, options.against)
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:

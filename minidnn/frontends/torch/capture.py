@@ -102,15 +102,12 @@ def _unheard() -> Iterator[None]:
         log.setLevel(level)
 
 
-_REASON = "it is a TorchScript module, whose code is not Python's"
-
-
 def check_scripted(module: nn.Module) -> None:
     """UnsupportedError if a module as a whole is scripted or traced."""
     if isinstance(module, torch.jit.ScriptModule):
         raise UnsupportedError(
-            f"{type(module).__name__} cannot be captured: {_REASON}; valid is the module that it "
-            "was made of"
+            f"{type(module).__name__} cannot be captured: it is a TorchScript module, whose "
+            "code is not Python's; valid is the module that it was made of"
         )
 
 
