@@ -193,7 +193,7 @@ def measured_study(
     counters: bool = False,
     tell: Tell = lambda line: None,
 ) -> dict[str, Any]:
-    """What :func:`.study.study` says of this machine's device, and what was measured: in each cell,
+    """What :func:`study` says of this machine's device, and what was measured: in each cell,
     and in ``libraries`` for each shape.  What failed has the reason in ``failed``.  ``limit``:
     seconds that a cell may take; ``counters``: whether hardware counters are read; ``tell`` is
     called with a line about what is going on.

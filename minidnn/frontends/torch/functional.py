@@ -291,7 +291,7 @@ def _prepared(piece: GraphModule) -> GraphModule:
     Blocks under autocast are entered also where a graph is made of them: PyTorch only notes them
     there, and then takes results for such of other dtypes.  Blocks that are to be computed again
     for their gradients are computed as they are: parts choose themselves what they keep.  What
-    gives an operand's memory without saying so does say so, see :mod:`.hidden`.
+    gives an operand's memory without saying so does say so, see :mod:`.memory`.
     """
     special = (enter_autocast, exit_autocast)
     writes = may_write(piece)
