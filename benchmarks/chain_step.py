@@ -129,7 +129,7 @@ class Comparison:
 
     def _timed(self, steps: dict[str, Step]) -> dict[str, list[float]]:
         if self.on_gpu:
-            from minidnn.bench.gpu import timing
+            from minidnn.bench import gpu_timing as timing
 
             return timing.interleaved(steps, self.given.rounds)
 

@@ -211,7 +211,7 @@ def chain(variant: str, blocks: int, shape: tuple[int, ...]) -> dict[str, Any]:
     import torch
     import torch._inductor.config
 
-    from minidnn.bench.gpu.timing import interleaved
+    from minidnn.bench.gpu_timing import interleaved
 
     torch._inductor.config.freezing = True
     torch._dynamo.reset()
@@ -262,7 +262,7 @@ def strategy_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
 def strategies(blocks: int) -> dict[str, Any]:
     import torch
 
-    from minidnn.bench.gpu.timing import interleaved
+    from minidnn.bench.gpu_timing import interleaved
 
     x = torch.randn(PAPER, device="cuda")
     exes = {s: _bound("paper", blocks, x, s) for s in STRATEGIES}

@@ -28,8 +28,8 @@ import torch
 import minidnn as md
 from minidnn import models
 from minidnn.backends.cuda.contraction import tune
-from minidnn.bench.gpu.modes import module_of, moved
-from minidnn.bench.gpu.timing import deviations, exact
+from minidnn.bench.gpu_cell import module_of, moved
+from minidnn.bench.gpu_timing import deviations, exact
 from minidnn.cudnn.graph.timing import race
 
 LOAD = """

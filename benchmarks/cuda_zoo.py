@@ -50,8 +50,8 @@ from typing import Any, NoReturn
 
 from benchmarks.cuda_zoo_queue import Cell, Pool, Setting
 from minidnn import models
+from minidnn.bench.devices import PEERS, PRECISIONS
 from minidnn.bench.engines import OWN
-from minidnn.bench.gpu.measure import PEERS, PRECISIONS
 from minidnn.bench.networks import BEYOND
 from minidnn.measure.figures import line_of
 

@@ -23,9 +23,8 @@ import torch
 import torchvision
 
 from benchmarks.cuda_zoo import UNUSABLE, summed
-from minidnn.bench.gpu.cell import Engines, cell_of
-from minidnn.bench.gpu.modes import Own
-from minidnn.bench.gpu.timing import interleaved
+from minidnn.bench.gpu_cell import Engines, Own, cell_of
+from minidnn.bench.gpu_timing import interleaved
 from minidnn.cudnn import machine
 from minidnn.cudnn.gpu_turn import turn
 from minidnn.measure.statistics import Estimate, median

@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep the prepared networks here")
     parser.add_argument("--json", type=Path, help="add the figures to this file")
     options = parser.parse_args()
-    kinds = [KINDS[OWN], *chosen(options.against.split(","), "--against")]
+    kinds = [KINDS[OWN], *chosen(options.against.split(","))]
     with tempfile.TemporaryDirectory() as temporary:
         results = Results(options.json or Path(temporary) / "figures.json")
         print(f"{results.machine}; {options.threads} threads; seconds\n")

@@ -10,8 +10,7 @@ from typing import Any
 from benchmarks.cuda_zoo_report import Cell, last_cells, ratio
 from benchmarks.report import RESULTS, figures
 from minidnn.bench.engines import NAMES, OWN
-from minidnn.bench.plot import to_svg
-from minidnn.bench.results import failed, interval
+from minidnn.bench.results import failed, interval, to_svg
 
 Record = Mapping[str, Any]
 Rows = Iterable[Sequence[object]]

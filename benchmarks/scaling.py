@@ -105,7 +105,7 @@ def measure(options: argparse.Namespace, results: Results, folder: Path) -> None
     cores = physical_cores(list(os.sched_getaffinity(0)))[: max(options.threads)]
     if len(cores) < max(options.threads):
         raise SystemExit(f"--threads {max(options.threads)}: there are {len(cores)} cores")
-    peers = chosen(options.against, "--against")
+    peers = chosen(options.against)
     counts = sorted(options.threads, reverse=True)
 
     def case(network: str, threads: int) -> Case:

@@ -36,7 +36,7 @@ from minidnn.runtime.program import (
 if TYPE_CHECKING:
     from minidnn.graph.ir import Graph
     from minidnn.preparation import Preparation
-    from minidnn.report.precision import AutomaticPrecision
+    from minidnn.report.explain import AutomaticPrecision
     from minidnn.report.profile import Profile
     from minidnn.runtime.plan import Plan
     from minidnn.runtime.store import Store

@@ -92,7 +92,7 @@ def save_onnx(
             f"save_onnx: path={os.fspath(path)!r:.80}; valid is a name that ends in .onnx, by "
             "which compile knows such files"
         )
-    from minidnn.frontends.onnx.export.sized import DEFAULT_OPSET, write_onnx
+    from minidnn.frontends.onnx.export.model import DEFAULT_OPSET, write_onnx
 
     graph, metadata = _checked("save_onnx", network, shape, preparation)
     write_onnx(graph, path, DEFAULT_OPSET if opset is None else opset, metadata)

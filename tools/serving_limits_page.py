@@ -15,13 +15,13 @@ from minidnn.serving.connections import (
     MOST_URL_BYTES,
 )
 from minidnn.serving.connections import MOST_HEAD_BYTES as MOST_HEAD
-from minidnn.serving.encoded import MOST_PIXELS
 from minidnn.serving.grpc_service import GRACE_SECONDS
 from minidnn.serving.json_numbers import MOST_HEAD_BYTES, PIECE_BYTES
 from minidnn.serving.messages import MOST_FIELDS
 from minidnn.serving.repository import INLINE_BYTES
 from minidnn.serving.server import MOST_CONNECTIONS
 from minidnn.serving.settings import MEBIBYTE, Settings
+from minidnn.serving.tensors import MOST_PIXELS
 
 _DEFAULT = Settings()
 

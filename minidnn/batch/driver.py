@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minidnn.batch.inputs import FilePart, Found, parts_of, write_list
+from minidnn.batch.files import FilePart, Found, parts_of, write_list
 from minidnn.batch.manifest import LOCK, NAME, BatchError, FolderLock, Manifest
 from minidnn.batch.parts import (
     ATTEMPTS,

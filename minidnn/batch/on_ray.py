@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
-from minidnn.batch.inputs import FilePart
+from minidnn.batch.files import FilePart
 from minidnn.batch.manifest import BatchError
 from minidnn.batch.parts import Entry, Worker
 from minidnn.errors import DeviceError

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from minidnn.batch.inputs import FilePart, files_of
+from minidnn.batch.files import FilePart, files_of
 from minidnn.batch.predictor import PicturePrediction, Predictor
 from minidnn.errors import MiniDNNError, UnsupportedError
 

@@ -16,20 +16,22 @@ import numpy as np
 
 import minidnn
 from minidnn.backends.backend import check_not_automatic, default_device
-from minidnn.batch.batches import AnyExecutable, interface_of, most_rows, ranked, rows_for
 from minidnn.batch.files import is_remote, remote_files, split_url
 from minidnn.dynamic.executable import DynamicExecutable
+from minidnn.dynamic.loaded import BatchExecutable
 from minidnn.errors import GraphError
+from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
 from minidnn.pictures import PictureError, cut_centre, decode, normalized
 from minidnn.preparation import Preparation
+from minidnn.runtime.interface import Interface
 from minidnn.sizes.sized_graph import SizedGraph
-
-__all__ = ["PicturePrediction", "Predictor"]
 
 #: What a file system that others share may answer once, and not the next time.
 _PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EHOSTDOWN})
 _ATTEMPTS = 3
+#: What computes batches of one size, or of all in a range.
+AnyExecutable = Executable | DynamicExecutable | BatchExecutable
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class Predictor:
         executable = self.executable
         size = most_rows(executable, self.batch)
         batches = [files[first : first + size] for first in range(0, len(files), size)]
-        with ThreadPoolExecutor(self.threads or _usable_cores()) as readers:
+        with ThreadPoolExecutor(self.threads or len(os.sched_getaffinity(0))) as readers:
             ahead: list[Future[np.ndarray | str]] = []
             for place, batch in enumerate(batches):
                 pending = ahead or [readers.submit(self._read, file) for file in batch]
@@ -259,10 +261,6 @@ def _fetched(url: str) -> bytes:
     return remote_files(split_url(url)[0]).read(url)
 
 
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
 def _may_pass(error: BaseException | None) -> bool:
     """Whether a file system said what it may not say again, rather than a decoder."""
     while error is not None:
@@ -270,3 +268,36 @@ def _may_pass(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def interface_of(executable: AnyExecutable) -> Interface:
+    """What it takes and gives: for a range that for the smallest batch."""
+    if isinstance(executable, Executable):
+        return executable.interface
+    return executable.at(**{dim.name: dim.least for dim in executable.dims}).interface
+
+
+def most_rows(executable: AnyExecutable, wanted: int) -> int:
+    """How many pictures it computes at once, of which ``wanted`` are enough."""
+    if isinstance(executable, Executable):
+        return executable.interface.inputs[0].shape[0]
+    return executable.dims[0].up_to(wanted)
+
+
+def rows_for(executable: AnyExecutable, pictures: int) -> int:
+    """The rows of a batch for so many pictures: as many, if it computes so few and any number."""
+    if isinstance(executable, Executable):
+        return executable.interface.inputs[0].shape[0]
+    batch = executable.dims[0]
+    return max(batch.least, -(-pictures // batch.multiple) * batch.multiple)
+
+
+def ranked(scores: np.ndarray, top: int, are_probabilities: bool) -> tuple[list[int], list[float]]:
+    """The classes with the ``top`` highest scores, highest first and of equal ones the first, and
+    their probabilities: the softmax of scores that are none."""
+    shares = scores
+    if not are_probabilities:
+        shares = np.exp(scores - scores.max())
+        shares /= shares.sum()
+    order = np.argsort(-scores, kind="stable")[:top]
+    return [int(index) for index in order], [float(shares[index]) for index in order]

@@ -119,8 +119,8 @@ def _network(prepared: Prepared, function: str) -> dict[str, Any]:
     return {"network": f"minidnn.bench.networks:{function}", "options": made}
 
 
-_PEERS, _MOBILE = "minidnn.bench.peers", "minidnn.bench.mobile"
-_TO_INT8, _INT8 = "minidnn.bench.quantized:convert_to_int8", "int8.onnx"
+_PEERS = "minidnn.bench.peers"
+_TO_INT8, _INT8 = f"{_PEERS}:convert_to_int8", "int8.onnx"
 _OPENVINO = (f"{_PEERS}:openvino", "onnx", ("openvino",), ("openvino",))
 _TORCHVISION = ("minidnn.bench.torchvision_models",)
 _TORCH = (f"{_PEERS}:torch", "module", ("torch", "torchvision"), _TORCHVISION)
@@ -165,15 +165,15 @@ KINDS: Mapping[str, Kind] = {
         Kind("torch-channels-last", *_TORCH, {"mode": "channels_last"}, limited=True),
         Kind("torch-compile", *_TORCH, {"mode": "compile"}, limited=True),
         Kind(
-            "mnn", f"{_MOBILE}:mnn", "file", ("MNN",), ("MNN",), convert=f"{_MOBILE}:convert_to_mnn"
+            "mnn", f"{_PEERS}:mnn", "file", ("MNN",), ("MNN",), convert=f"{_PEERS}:convert_to_mnn"
         ),
         Kind(
             "ncnn",
-            f"{_MOBILE}:ncnn",
+            f"{_PEERS}:ncnn",
             "file",
             ("ncnn", "pnnx"),
             ("ncnn",),
-            convert=f"{_MOBILE}:convert_to_ncnn",
+            convert=f"{_PEERS}:convert_to_ncnn",
         ),
     )
 }
@@ -183,7 +183,7 @@ NAMES = (*KINDS, "torch-max-autotune", "torch-calls")
 """Names of all engines, on GPUs too, in the order of tables."""
 
 
-def chosen(names: Sequence[str] | None, argument: str) -> list[Kind]:
+def chosen(names: Sequence[str] | None) -> list[Kind]:
     """The kinds with these names; without names, all peers that are installed.
 
     Raises:
@@ -193,10 +193,10 @@ def chosen(names: Sequence[str] | None, argument: str) -> list[Kind]:
         return [KINDS[name] for name in PEERS if not KINDS[name].missing()]
     for name in names:
         if name not in PEERS:
-            raise UnsupportedError(f"{argument} {name!r}: valid are {', '.join(PEERS)}")
+            raise UnsupportedError(f"--against {name!r}: valid are {', '.join(PEERS)}")
         if missing := KINDS[name].missing():
             raise UnsupportedError(
-                f"{argument} {name!r} needs {' and '.join(missing)}, which "
+                f"--against {name!r} needs {' and '.join(missing)}, which "
                 f"{'is' if len(missing) == 1 else 'are'} not installed: {INSTALL}"
             )
     return [KINDS[name] for name in dict.fromkeys(names)]

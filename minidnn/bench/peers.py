@@ -3,14 +3,21 @@
 Each function is a target of :class:`minidnn.bench.process.EngineProcess`.  ``inputs`` names an
 ``.npz`` file with the arrays in the order of the network's inputs.  Where an engine can write into
 memory that is there already, it does: outputs are not allocated again for every run.
+
+Files in formats of an engine's own, and in int8, are written by the ``convert`` functions, in
+processes apart, so that neither their time nor their memory counts.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
+import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +184,132 @@ def _compiled(module: Any, tensors: list[Any], about: dict[str, Any]) -> Any:
         compiled(*tensors)
     about["kernels"] = deferred("torch._inductor.metrics").generated_kernel_count or None
     return compiled
+
+
+def convert_to_int8(onnx: str, target: str, inputs: str, **_: Any) -> LoadedEngine:
+    """Quantizes an ONNX file, with the inputs of the case for its ranges; the engine does nothing.
+
+    Inputs of layers are uint8 from their least number to the largest, weights int8 with a scale for
+    each output.
+    """
+    import onnxruntime as ort
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    from minidnn.bench.networks import write_whole
+
+    session = ort.InferenceSession(onnx, providers=["CPUExecutionProvider"])
+    names = [slot.name for slot in session.get_inputs()]
+    given: Iterator[Any] = iter([dict(zip(names, load_inputs(inputs), strict=True))])
+
+    class Case(CalibrationDataReader):
+        def get_next(self) -> Any:
+            return next(given, None)
+
+    def write(path: Path) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            before = Path(folder) / "before.onnx"
+            quant_pre_process(onnx, before)  # folds normalizations
+            types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+            quantize_static(before, path, Case(), per_channel=True, **types)
+
+    write_whole(Path(target), write)
+    return LoadedEngine(lambda: None, about={"version": ort.__version__})
+
+
+def mnn(model: str, inputs: str, threads: int) -> LoadedEngine:
+    """MNN on a file that :func:`convert_to_mnn` wrote."""
+    import MNN
+
+    network = MNN.Interpreter(model)
+    session = network.createSession({"backend": "CPU", "numThread": threads, "precision": "high"})
+    (array,) = load_inputs(inputs)
+    kind, layout = MNN.Halide_Type_Float, MNN.Tensor_DimensionType_Caffe
+    given = MNN.Tensor(array.shape, kind, array, layout)
+    entry, result = network.getSessionInput(session), network.getSessionOutput(session)
+    shape = result.getShape()
+    out = MNN.Tensor(shape, kind, np.zeros(shape, np.float32), layout)
+
+    def run() -> Any:
+        entry.copyFrom(given)
+        network.runSession(session)
+        result.copyToHostTensor(out)
+        return out
+
+    def outputs(tensor: Any) -> list[np.ndarray]:
+        return [np.array(tensor.getNumpyData(), np.float32).reshape(shape)]
+
+    return LoadedEngine(run, outputs, {"version": MNN.version(), "precision": "f32"})
+
+
+def convert_to_mnn(onnx: str, target: str, **_: Any) -> LoadedEngine:
+    """Converts an ONNX file; the engine does nothing.
+
+    By the extension module: the command ``mnnconvert`` around it installs packages and reports
+    its use over the network.
+    """
+    code = "import sys, _tools; _tools.mnnconvert(sys.argv)"
+    arguments = ["-f", "ONNX", "--modelFile", onnx, "--MNNModel", target, "--bizCode", "MNN"]
+    _convert([sys.executable, "-c", code, *arguments], Path(target))
+    return LoadedEngine(lambda: None)
+
+
+def ncnn(model: str, inputs: str, threads: int) -> LoadedEngine:
+    """ncnn on files that :func:`convert_to_ncnn` wrote, image by image: it has no batches."""
+    import ncnn as library
+
+    network = library.Net()
+    option = network.opt
+    option.num_threads, option.use_packing_layout = threads, True
+    for reduced in ("fp16_packed", "fp16_storage", "fp16_arithmetic", "bf16_storage"):
+        setattr(option, f"use_{reduced}", False)
+    for file, load in ((model, network.load_param), (_beside(model), network.load_model)):
+        if load(file) != 0:
+            raise RuntimeError(f"ncnn cannot read {file}")
+    (array,) = load_inputs(inputs)
+    entry, result = network.input_names()[0], network.output_names()[0]
+    images = [library.Mat(image).clone() for image in array]  # in ncnn's own alignment
+
+    def run() -> Any:
+        found = []
+        for image in images:
+            extractor = network.create_extractor()
+            extractor.input(entry, image)
+            found.append(np.array(extractor.extract(result)[1]))
+        return [np.stack(found)]
+
+    about = {"version": version("ncnn"), "precision": "f32"}
+    return LoadedEngine(run, lambda arrays: arrays, about)
+
+
+def convert_to_ncnn(
+    network: str, options: Mapping[str, Any], shape: Sequence[int], target: str, **_: Any
+) -> LoadedEngine:
+    """Traces PyTorch's module and has pnnx convert it; the engine does nothing."""
+    import torch
+
+    spec = find_spec("pnnx")
+    assert spec is not None and spec.origin is not None
+    module = made_by(network, options).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        traced = Path(folder) / "network.pt"
+        with torch.no_grad():
+            torch.jit.trace(module, torch.zeros(1, *shape[1:])).save(str(traced))
+        sizes = ",".join(map(str, (1, *shape[1:])))
+        command = [str(Path(spec.origin).parent / "pnnx"), str(traced)]
+        command += [f"inputshape=[{sizes}]", "fp16=0"]
+        command += [f"ncnnparam={target}", f"ncnnbin={_beside(target)}"]
+        _convert(command, Path(target), Path(folder))
+    return LoadedEngine(lambda: None)
+
+
+def _beside(model: str) -> str:
+    """The file with the weights of an ncnn network."""
+    return f"{model}.bin"
+
+
+def _convert(command: list[str], target: Path, folder: Path | None = None) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode != 0 or not target.exists():
+        said = (done.stdout + done.stderr).strip()[-1500:]
+        raise RuntimeError(f"converting to {target.name} failed:\n{said}")

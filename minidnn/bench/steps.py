@@ -19,7 +19,7 @@ import torch
 import minidnn as md
 from minidnn import models
 from minidnn.bench.engines import OWN
-from minidnn.bench.precisions import allow, dtype_of
+from minidnn.bench.torchvision_models import allow, dtype_of
 from minidnn.bench.torchvision_models import models as torchs
 from minidnn.bench.worker import LoadedEngine
 from minidnn.measure.statistics import orders

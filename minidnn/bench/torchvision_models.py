@@ -2,12 +2,16 @@
 
 from minidnn.bench.torchvision_models import models
 net = models.resnet50(weights=None)
+
+And what PyTorch computes with at each precision.
 """
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from typing import Any
+
+import torch
 
 from minidnn.frontends.torch.torchvision import make_importable
 
@@ -29,9 +33,19 @@ def unfilled(name: str, **options: Any) -> Any:
 
     A RegNet has memory: it computes with tensors how many channels it has.
     """
-    import torch
-
     if name == "inception_v3":
         options = {"aux_logits": False, "init_weights": False} | options
     with torch.device("cpu" if name.startswith("regnet") else "meta"):
         return getattr(models, name)(weights=None, **options).eval()
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """The type of what is computed on."""
+    return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(precision, torch.float32)
+
+
+def allow(precision: str) -> None:
+    """PyTorch measures its algorithms, and uses TF32 just where the precision is that."""
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"

@@ -157,7 +157,7 @@ def predictor_of(options: argparse.Namespace, device: str | None, threads: int) 
 
 def _graph(options: argparse.Namespace, batch: int) -> Any:
     from minidnn.cli.classify import make_classifier
-    from minidnn.cli.ranges import batches_of_file
+    from minidnn.cli.networks import batches_of_file
     from minidnn.frontends.zoo import is_path
 
     classifier = make_classifier(options)
@@ -170,7 +170,7 @@ def _graph(options: argparse.Namespace, batch: int) -> Any:
 
 def _of_compiled(options: argparse.Namespace, common: dict[str, Any]) -> Predictor:
     from minidnn.batch import Predictor
-    from minidnn.batch.batches import interface_of
+    from minidnn.batch.predictor import interface_of
     from minidnn.cli.opening import prepared_for
 
     opened = partial(_load, options.network, common["device"], common["threads"])

@@ -17,8 +17,7 @@ from minidnn.cli.arguments import add_tune, count, positive, size
 from minidnn.errors import DeviceError, MiniDNNError, UnsupportedError
 
 if TYPE_CHECKING:
-    from minidnn.bench.cpu import Cpu
-    from minidnn.bench.gpu.measure import Gpu
+    from minidnn.bench.devices import Cpu, Gpu
     from minidnn.bench.measure import Earlier, Step
     from minidnn.bench.networks import Case
     from minidnn.bench.results import Record, Results
@@ -160,29 +159,27 @@ def run(options: argparse.Namespace) -> int:
 
 def _bench(options: argparse.Namespace) -> Cpu | Gpu:
     """What measures on the device that was asked for; both have the same methods."""
-    from minidnn.bench.cpu import cpu_bench
-    from minidnn.bench.gpu.measure import gpu_bench
-    from minidnn.bench.trained import trained_bench
+    from minidnn.bench.devices import cpu_bench, gpu_bench, trained_bench
 
     if options.train and options.isa is not None:
         raise UnsupportedError(f"--isa {options.isa}: it does not limit --train")
     if options.device == "cpu":
         if options.train:
-            return trained_bench("cpu", options.against, "--against")
-        return cpu_bench(options.against, "--against")
+            return trained_bench("cpu", options.against)
+        return cpu_bench(options.against)
     if not options.device.startswith("cuda"):
         raise DeviceError(f"--device {options.device!r}: valid are cpu, cuda and cuda:1")
     for option, value in (("--threads", options.threads), ("--isa", options.isa)):
         if value is not None:
             raise UnsupportedError(f"{option} {value}: it is of the CPU, not of {options.device!r}")
     make = trained_bench if options.train else gpu_bench
-    return make(options.device, options.against, "--against")
+    return make(options.device, options.against)
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:
     from minidnn.backends.cpu.isa import usable_isa
+    from minidnn.bench.devices import PRECISIONS
     from minidnn.bench.files import file_case
-    from minidnn.bench.gpu.measure import PRECISIONS
     from minidnn.bench.networks import case_of
     from minidnn.cli.networks import in_options, is_onnx
     from minidnn.runtime.cores import usable_cores
@@ -282,8 +279,7 @@ def _conclude(
 ) -> int:
     """Table and picture of what was asked for, or of all that was merged; the exit code."""
     from minidnn.bench.engines import OWN
-    from minidnn.bench.plot import to_svg
-    from minidnn.bench.results import failed, markdown
+    from minidnn.bench.results import failed, markdown, to_svg
 
     shown = {case.name: results.records(*where, case) for case in cases}
     if not cases:

@@ -10,7 +10,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from minidnn.cli.bundled_data import DIGITS, FASHION, bundled, is_bundled, normalize, prepare
+from minidnn.cli.datasets import DIGITS, FASHION, bundled, is_bundled, normalize, prepare
 from minidnn.errors import MiniDNNError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from minidnn.errors import GraphError, MiniDNNError
 if TYPE_CHECKING:
     import numpy as np
 
-    from minidnn.batch.batches import AnyExecutable
+    from minidnn.batch.predictor import AnyExecutable
     from minidnn.graph.ir import Graph
     from minidnn.preparation import Preparation
 
@@ -90,7 +90,7 @@ class Result:
 
 def run(options: argparse.Namespace) -> int:
     import minidnn
-    from minidnn.batch.batches import AnyExecutable
+    from minidnn.batch.predictor import AnyExecutable
 
     files = list(expand(options.images))
     if not any(map(os.path.exists, files)):  # before weights are fetched for nothing
@@ -130,8 +130,8 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
     sizes or labels do not fit the network.
     """
     from minidnn.cli import preparing
-    from minidnn.cli.labels import IMAGENET
     from minidnn.cli.networks import shape_of
+    from minidnn.cli.preparing import IMAGENET
     from minidnn.cli.weights import DEFAULT, known_of, load, source_of
     from minidnn.compiled_file import is_compiled
     from minidnn.frontends.zoo import is_path
@@ -227,7 +227,7 @@ def _of_file(options: argparse.Namespace) -> Classifier:
 def _of_compiled(options: argparse.Namespace) -> Classifier:
     """The network of a file that ``minidnn export`` compiled."""
     import minidnn
-    from minidnn.batch.batches import interface_of
+    from minidnn.batch.predictor import interface_of
     from minidnn.cli.opening import prepared_for
 
     if options.weights != "default":
@@ -295,7 +295,7 @@ def _classify(
 ) -> Iterator[Result]:
     """Results in the order of the files."""
     from minidnn.backends.cpu.compilers.process import terminal_progress
-    from minidnn.batch.batches import most_rows
+    from minidnn.batch.predictor import most_rows
 
     batch = most_rows(executable, options.batch)
     # What is printed shows how far it is; else a bar does, if there is a terminal.
@@ -311,7 +311,7 @@ def _batch(
 ) -> list[Result]:
     import numpy as np
 
-    from minidnn.batch.batches import interface_of, rows_for
+    from minidnn.batch.predictor import interface_of, rows_for
     from minidnn.pictures import PictureError, read_picture
 
     # Pictures that cannot be read, and those missing in a batch of one size, stay zero.
@@ -334,7 +334,7 @@ def _batch(
 def _judge(scores: np.ndarray, result: Result, classifier: Classifier, top: int) -> None:
     import numpy as np
 
-    from minidnn.batch.batches import ranked
+    from minidnn.batch.predictor import ranked
 
     if not np.isfinite(scores).all():
         wrong = int((~np.isfinite(scores)).sum())

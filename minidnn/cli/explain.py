@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import (
     add_device,
@@ -15,11 +18,12 @@ from minidnn.cli.arguments import (
     precision_of,
     tune_of,
 )
-from minidnn.cli.explained import Trail, add_times, document_of
 from minidnn.errors import MiniDNNError
 
 if TYPE_CHECKING:
+    from minidnn.executable import Executable
     from minidnn.graph.ir import Graph, Node
+    from minidnn.passes.infrastructure import Pass
     from minidnn.report.profile import Profile
     from minidnn.runtime.plan import Plan
 
@@ -28,6 +32,8 @@ DESCRIPTION = """\
 Compiles a network and prints its regions (what each kernel computes), the stacks that were found,
 and every rewrite that the passes made. Times are predictions of the cost model, or with --measure
 those of this machine, on random inputs."""
+_SHOWN = 4
+"""Parts of a label; how many more there are is counted."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -133,3 +139,142 @@ def _stacks(stacks: list[list[Node]]) -> str:
         names = ", ".join(f"{node.name} ({node.op.name})" for node in nodes)
         lines.append(f"  {number}. {names}")
     return "\n".join(lines)
+
+
+@dataclass
+class Trail:
+    """What passes did, written down while they run."""
+
+    steps: list[tuple[str, Graph, Graph]] = field(default_factory=list)
+    stacks: list[list[Node]] = field(default_factory=list)
+
+    def observe(self, step: Pass, before: Graph, after: Graph) -> None:
+        from minidnn.fusion.stacks import find_stacks
+
+        self.steps.append((step.name, before, after))
+        if step.name == "depth_first":
+            self.stacks = find_stacks(before)
+
+
+def document_of(executable: Executable, trail: Trail, passes: bool) -> dict[str, Any]:
+    """Regions, memory, stacks, rewrites and notes; with ``passes`` all graphs, too."""
+    from minidnn.memory.liveness import lifetimes
+    from minidnn.report.explain import kind_of, predicted_seconds, weight_bytes, work
+
+    plan = executable.plan
+    found = plan.annotations
+    regions = []
+    for node, label in zip(plan.graph.nodes, labels(plan.graph.nodes), strict=True):
+        kind = kind_of(plan, node)
+        free = kind in ("view", "in place")
+        operations, moved = (0, 0) if free else work(node)
+        body = getattr(node.op, "body", None)
+        regions.append(
+            {
+                "name": node.name,
+                "label": label,
+                "kind": kind,
+                "outputs": [str(value.type) for value in node.outputs],
+                "layers": node.source.split(", "),
+                "operators": [n.op.name for n in (body.nodes if body is not None else (node,))],
+                "operations": operations,
+                "bytes": moved,
+                "weight_bytes": 0 if free else weight_bytes(node),
+                "predicted_seconds": 0.0 if free else predicted_seconds(plan, node),
+            }
+        )
+    storage = lifetimes(plan.graph, found)
+    document = {
+        "graph": plan.graph.name,
+        "inputs": [str(value.type) for value in plan.graph.inputs],
+        "device": executable.device,
+        "precision": executable.precision,
+        "priced_for": plan.target.device.name,
+        "regions": regions,
+        "arena": {"bytes": plan.arena.bytes, "lower_bound": plan.arena.lower_bound},
+        "memory": [
+            sum(one.bytes for one in storage if one.first <= at <= one.last)
+            for at in range(len(plan.graph.nodes))
+        ],
+        "by_image": [[node.name for node in group] for group in found.groups],
+        "notes": plan.notes,
+        "stacks": [[node.name for node in nodes] for nodes in trail.stacks],
+        "rewrites": [
+            {"number": r.number, "pass": r.pass_name, "description": r.description}
+            for r in plan.rewrites
+        ],
+    }
+    if executable.automatic_precision is not None:
+        document["automatic_precision"] = str(executable.automatic_precision).splitlines()
+    if passes:
+        document["passes"] = [
+            {"name": name, "before": str(before), "after": str(after)}
+            for name, before, after in trail.steps
+        ]
+        document["layouts"] = {value.name: str(layout) for value, layout in found.layouts.items()}
+        document["placements"] = {
+            value.name: {"buffer": place.buffer.name, "channel": place.channel}
+            for value, place in found.placements.items()
+        }
+    return document
+
+
+def add_times(document: dict[str, Any], profile: Profile) -> None:
+    """Adds what was measured to each region that takes a kernel."""
+    times = {region.name: region for region in profile.regions}
+    said = dict(zip(times, profile.descriptions, strict=True))
+    for region in document["regions"]:
+        if region["name"] in times:
+            measured = times[region["name"]]
+            region["seconds"] = measured.seconds
+            region["roofline"] = measured.roofline
+            region["executed"] = measured.executed
+            region["arithmetic_seconds"] = measured.arithmetic_seconds
+            region["memory_seconds"] = measured.memory_seconds
+            region["causes"] = measured.causes
+            region["description"] = said[region["name"]]
+    document["refusals"] = {name: dict(found) for name, found in profile.refusals.items()}
+
+
+def labels(nodes: Iterable[Node]) -> list[str]:
+    """A label for each node of an optimized graph, all different.
+
+    A label is the path of the first layer, then what is fused to it: ``layer1.0.conv1 + relu``.  A
+    layer whose own name is a number, or that has none, is called by its operator as well:
+    ``features.0 (Conv2d) + ReLU``.  A layer that computes twice has ``#2`` behind the second label.
+    What only moves a value to another layout is called after the value.
+    """
+    from minidnn.graph.operators.movement import Reorder
+    from minidnn.report.explain import inner_nodes
+
+    seen: Counter[str] = Counter()
+    found: dict[Node, str] = {}
+    for node in nodes:
+        if isinstance(node.op, Reorder):  # no layer of the user's: what it moves is
+            value = node.inputs[0]
+            moved = value.name if value.producer is None else found[value.producer]
+            label = f"{moved}, moved to {node.op.layout}"
+        else:
+            label = _label([(inner.source, inner.op.name) for inner in inner_nodes(node)])
+        seen[label] += 1
+        found[node] = label if seen[label] == 1 else f"{label} #{seen[label]}"
+    return list(found.values())
+
+
+def _label(parts: Sequence[tuple[str, str]]) -> str:
+    (first, operator), *rest = dict.fromkeys(parts)
+    own = first.rpartition(".")[2]
+    head = f"{first} ({operator})".lstrip() if not own or own.isdigit() else first
+    told = [head, *(_fused(path, operator, first) for path, operator in rest)]
+    more = len(told) - _SHOWN
+    return " + ".join(told[:_SHOWN]) + (f" + {more} more" if more > 0 else "")
+
+
+def _fused(path: str, operator: str, first: str) -> str:
+    """What a layer is called behind the first: by its own name if both are of one block."""
+    block, _, own = path.rpartition(".")
+    if not path or f"{first}.".startswith(f"{path}."):
+        return operator  # of the block itself, such as the addition of a residual block
+    if block != first.rpartition(".")[0]:
+        return path
+    return operator if own.isdigit() else own

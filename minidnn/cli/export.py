@@ -62,7 +62,7 @@ def write(
 ) -> str:
     """Writes FILE, and returns what is printed of it."""
     import minidnn
-    from minidnn.cli.ranges import described
+    from minidnn.cli.networks import described
     from minidnn.executable import Executable
 
     kind, precision, chosen = _kind(options), "", ""

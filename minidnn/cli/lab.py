@@ -138,7 +138,7 @@ def run(options: argparse.Namespace) -> int:
     actions |= {"tune": _tune, "replay": _replay, "demo": _replay}
     document, text = actions[options.action](options)
     if getattr(options, "save", None):
-        from minidnn.lab.recorded import save_study
+        from minidnn.lab.studies import save_study
 
         save_study(options.save, document)
     if options.html:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from minidnn.preparation import Preparation
     from minidnn.runtime.interface import Interface
 
-
 Say = Callable[[str], None]
 
 
@@ -62,7 +61,7 @@ def open_network(options: argparse.Namespace, say: Say) -> OpenedNetwork:
     does not fit.
     """
     from minidnn.cli import preparing
-    from minidnn.cli.ranges import any_graph_of
+    from minidnn.cli.networks import any_graph_of
     from minidnn.dynamic.dim import written
     from minidnn.preparation import check_takes
     from minidnn.sizes.sized_graph import input_templates
@@ -133,7 +132,7 @@ def _size(options: argparse.Namespace, known: Preparation | None) -> tuple[int, 
     from minidnn.cli import preparing
     from minidnn.cli.networks import is_onnx, onnx_sizes
     from minidnn.frontends.onnx.model import read_model
-    from minidnn.frontends.onnx.ranges import named_shapes
+    from minidnn.frontends.onnx.shapes import named_shapes
     from minidnn.frontends.zoo import is_path
 
     size: tuple[int, int] | None = options.size

@@ -7,11 +7,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from minidnn.cli.arguments import add_network, count, count_from_0
-from minidnn.cli.bundled_data import BUNDLED_HELP, is_bundled
+from minidnn.cli.datasets import BUNDLED_HELP, is_bundled, split_folder
 from minidnn.cli.export import add_file, add_written, check_written, write
 from minidnn.cli.opening import add_weights, open_network
 from minidnn.cli.preparing import add_preparation
-from minidnn.cli.training_data import split_folder
 
 if TYPE_CHECKING:
     from minidnn.cli.calibration_data import CalibrationData
@@ -67,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     import minidnn
     from minidnn.cli.calibration_data import calibration_data
-    from minidnn.cli.ranges import at_one_size
+    from minidnn.cli.networks import at_one_size
 
     check_written(options, for_all=("device",))
     opened = open_network(options, _say)

@@ -15,7 +15,7 @@ from minidnn.cli.arguments import (
     precision_of,
     tune_of,
 )
-from minidnn.cli.explained import Trail, add_times, document_of
+from minidnn.cli.explain import Trail, add_times, document_of
 from minidnn.errors import UnsupportedError
 
 HELP = "write what explain tells of a network as an HTML page"

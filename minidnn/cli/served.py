@@ -119,8 +119,7 @@ def _saved(path: str, options: argparse.Namespace, own: dict[str, Any]) -> Opene
     """A graph, for one size or for ranges of them."""
     import minidnn
     from minidnn.cli import preparing
-    from minidnn.cli.networks import sized_at
-    from minidnn.cli.ranges import batch_of
+    from minidnn.cli.networks import batch_of, sized_at
     from minidnn.serving.model import Opened
     from minidnn.sizes.sized_graph import SizedGraph
 
@@ -143,10 +142,9 @@ def _onnx(path: str, options: argparse.Namespace, own: dict[str, Any]) -> Opened
     """An ONNX file, which is read once for all sizes of a batch."""
     import minidnn
     from minidnn.cli import preparing
-    from minidnn.cli.networks import onnx_graph, onnx_sizes
-    from minidnn.cli.ranges import batch_of
+    from minidnn.cli.networks import batch_of, onnx_graph, onnx_sizes
     from minidnn.frontends.onnx.model import read_model
-    from minidnn.frontends.onnx.ranges import named_shapes
+    from minidnn.frontends.onnx.shapes import named_shapes
     from minidnn.prepared_files import preparation_of_model
     from minidnn.serving.model import Opened
 

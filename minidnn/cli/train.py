@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import add_device, count, count_from_0, positive
-from minidnn.cli.training_data import AUGMENTATIONS, DATA_HELP, held_out_and_train
+from minidnn.cli.datasets import AUGMENTATIONS, DATA_HELP, held_out_and_train
 from minidnn.cli.weights import DEFAULT, RANDOM, WEIGHTS_HELP
 from minidnn.errors import MiniDNNError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.comparison.original import Original
+from minidnn.comparison.report import Original
 from minidnn.errors import DeviceError, GraphError
 from minidnn.frontends.onnx.convert import load_model
 from minidnn.frontends.onnx.library import import_onnx

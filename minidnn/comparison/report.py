@@ -1,11 +1,13 @@
-"""What a comparison found."""
+"""What a comparison needs of a model's own engine, and what it found."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from minidnn.graph.ir import Graph, Value
 
 #: Layers that a report shows before and after the first that differs.
 AROUND = 3
@@ -108,3 +110,24 @@ def compared(name: str, kind: str, original: np.ndarray, ours: np.ndarray) -> Co
     return ComparedValue(
         name, kind, one.shape, worst, place, float(one[place]), float(other[place])
     )
+
+
+@dataclass(frozen=True)
+class Original:
+    """A model as its own engine runs it.
+
+    Attributes:
+        engine: its name and version.
+        graph: minidnn's graph of the model.
+        layers: name, kind and value of each layer, in order.
+        outputs: the graph's outputs, by name.
+        inputs: for the graph.
+        results: what the engine computes, by name.
+    """
+
+    engine: str
+    graph: Graph
+    layers: Sequence[tuple[str, str, Value]]
+    outputs: Sequence[str]
+    inputs: Sequence[np.ndarray]
+    results: Mapping[str, np.ndarray]

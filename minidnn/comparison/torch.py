@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.comparison.original import Original
+from minidnn.comparison.report import Original
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.torch.library import require_torch
 from minidnn.frontends.torch.modes import check_mode

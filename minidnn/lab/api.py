@@ -14,8 +14,8 @@ from ..errors import UnsupportedError
 from .devices import DEVICES
 from .isolated_jobs import LIMIT_SECONDS, IsolatedJobs
 from .ladders import ladder_of
-from .measured import measured_study, study
 from .step import Block, Choices, Ladder
+from .studies import measured_study, study
 from .tuner import StepTuning, tune_step
 
 A100 = Machine("NVIDIA A100", (8, 0), 108, 1.35e12, 163 << 10, 40 << 20, 1.41e9)

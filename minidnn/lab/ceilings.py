@@ -36,12 +36,10 @@ from ..graph.ir import Node, Value
 from ..graph.layout import CHANNELS_LAST, PLANAR, Layout
 from ..graph.operators import Conv2d
 from ..graph.types import TensorType
-from .convolution.shape import ConvolutionShape
-from .input_gradient.ladder import InputGradientShape
+from .cuda.gradients import InputGradientShape, WeightGradientShape
 from .measure import arrays, times
 from .operands import RESULT, Operands, WrongResultError
-from .product.shape import ProductShape
-from .weight_gradient.ladder import WeightGradientShape
+from .shapes import ConvolutionShape, ProductShape
 
 _LAYOUTS = {"float32": PLANAR, "float16": CHANNELS_LAST}
 """In which kernels of a precision read images."""

@@ -6,29 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import cuda_device
-from .cpu.ceilings import ceilings
-from .cpu.machine import CpuMachine
-from .cpu.machine import this_cpu as machine
-from .cpu.measure import job, measure
-from .cpu.model import CpuPrediction
+from ..backends.cuda.functions import compile_kernels
+from ..backends.cuda.machine import Machine, machine_of
+from ..backends.cuda.nvrtc import Resources
+from .ceilings import ceilings
+from .counters import count
+from .cpu import machine as cpu_machine
+from .cpu import measure as cpu_measure
+from .cuda.step import KernelCall
+from .measure import Job, measure
+from .model import Prediction, PredictionOfSeveral
+from .occupancy import why_no_block
+from .operands import RESULT, Operands
 from .step import Point
-
-
-def predict(points: Sequence[Point], shape: Any, machine: CpuMachine) -> list[CpuPrediction | str]:
-    """The model's view of each point, or why it cannot run."""
-    return [point.why_not(shape, machine) or _predicted(point, shape, machine) for point in points]
-
-
-def _predicted(point: Point, shape: Any, machine: CpuMachine) -> CpuPrediction:
-    step = point.step
-    return CpuPrediction(
-        machine,
-        step.work_of(shape, point.parameters, machine),
-        shape.operations,
-        {name: shape.operands[name] for name in step.operands(shape)},
-        step.tasks(shape, point.parameters, machine.lanes),
-    )
 
 
 @dataclass(frozen=True)
@@ -53,20 +43,74 @@ class LabDevice:
     count: Callable[[Sequence[Any], float], list[dict[str, float]]] | None = None
 
 
+def machine() -> Machine:
+    """This computer's first GPU; DeviceError if there is none."""
+    return machine_of(0)
+
+
+def predict(
+    points: Sequence[Point], shape: Any, machine: Machine
+) -> list[Prediction | PredictionOfSeveral | str]:
+    """The model's view of each point, or why it cannot be launched; kernels are compiled together,
+    for the registers that they take.
+
+    Raises:
+        DeviceError: there is no NVRTC, or the limits of the machine are not known.
+    """
+    reasons = [point.why_not(shape, machine) for point in points]
+    calls: list[list[KernelCall]] = [
+        [] if reason else point.step.calls(shape, point.block, point.parameters)
+        for point, reason in zip(points, reasons, strict=True)
+    ]
+    sources = [call.launch.source for own in calls for call in own]
+    kernels = iter(compile_kernels(sources, machine.arch) if sources else [])
+    return [
+        reason or _predicted(point, shape, machine, own, [next(kernels).resources for _ in own])
+        for point, reason, own in zip(points, reasons, calls, strict=True)
+    ]
+
+
+def _predicted(
+    point: Point,
+    shape: Any,
+    machine: Machine,
+    calls: Sequence[KernelCall],
+    resources: Sequence[Resources],
+) -> Prediction | PredictionOfSeveral | str:
+    step, where = point.step, (shape, point.block, point.parameters)
+    sizes = {**shape.operands, **step.scratch(*where)}
+    found = []
+    for call, taken, work in zip(calls, resources, step.works(*where), strict=True):
+        x, y, z = call.launch.block
+        shared_bytes = call.launch.shared_bytes + taken.shared_bytes
+        reason = why_no_block(machine.capability, x * y * z, taken.registers, shared_bytes)
+        if reason is not None:
+            return reason
+        found.append(Prediction(call.launch, machine, taken, work, shape.operations, sizes))
+    return found[0] if len(found) == 1 else PredictionOfSeveral(tuple(found))
+
+
+def job(point: Point, shape: Any, machine: Machine, operands: Operands) -> Job:
+    """What is to be measured of a point."""
+    step, where = point.step, (shape, point.block, point.parameters)
+    calls = step.calls(*where)
+    return Job(
+        tuple(calls),
+        step.symbols(calls[-1].launch),
+        shape.operands[RESULT],
+        operands,
+        "float16" if RESULT in step.halves else "float32",
+        step.scratch(*where),
+    )
+
+
 DEVICES = {
-    "cuda": LabDevice(
-        cuda_device.machine,
-        cuda_device.predict,
-        cuda_device.job,
-        cuda_device.measure,
-        cuda_device.ceilings,
-        cuda_device.count,
-    ),
+    "cuda": LabDevice(machine, predict, job, measure, ceilings, count),
     "cpu": LabDevice(
-        machine,
-        predict,
-        job,
-        measure,
-        ceilings,
+        cpu_machine.this_cpu,
+        cpu_machine.predict,
+        cpu_measure.job,
+        cpu_measure.measure,
+        cpu_measure.ceilings,
     ),
 }

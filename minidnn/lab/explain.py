@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
-from .cpu.model import CHAINS
+from .cpu.machine import CHAINS
 from .step import Ladder
 
 BUSY = 0.6

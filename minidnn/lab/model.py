@@ -19,7 +19,6 @@ from ..backends.cuda.machine import Machine
 from ..backends.cuda.nvrtc import Resources
 from .access import PAIR, WARP, Access, Work
 from .occupancy import Occupancy, occupancy
-from .roofline import roofline_of
 
 _SCHEDULERS = 4
 """Warp instructions that a multiprocessor issues in a cycle."""
@@ -322,3 +321,27 @@ class PredictionOfSeveral:
 
 def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(one[name] for one in parts) for name in parts[0]}
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The two roofs of a device: operations a second, and bytes a second."""
+
+    operations: float
+    bandwidth: float
+
+    @property
+    def ridge(self) -> float:
+        """Operations a byte above which computing limits, and below which memory does."""
+        return self.operations / self.bandwidth
+
+    def attainable(self, intensity: float) -> float:
+        """Operations a second at so many operations a byte."""
+        return min(self.operations, intensity * self.bandwidth)
+
+
+def roofline_of(machine: Machine, tensor_cores: bool = False) -> Roofline:
+    """A GPU's in float32, or of its tensor cores in float16, with the bandwidth that copies
+    reach."""
+    peak = machine.tensor_operations if tensor_cores else machine.peak_operations
+    return Roofline(peak, machine.bandwidth)

@@ -13,6 +13,8 @@ import numpy as np
 
 from ..errors import UnsupportedError
 
+KERNELS = Path(__file__).parent / "kernels"
+"""The texts of the steps that come with minidnn, in a folder for each ladder."""
 Block = tuple[int, int]
 """Threads of a block, across and down."""
 Parameters = Mapping[str, int]

@@ -9,7 +9,7 @@ from math import ceil, floor, isfinite, log10
 from textwrap import shorten
 from zlib import crc32
 
-from .glossary import explained
+from .page import explained
 
 PALETTE = ("#2b7bba", "#d55e00", "#1b9e77", "#a6599b", "#8c6d1f", "#6b7787")
 """Colours that are told apart on light and dark paper, also by who sees less of them."""

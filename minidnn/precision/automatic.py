@@ -24,7 +24,7 @@ from minidnn.measure.statistics import median, ratio
 from minidnn.passes.infrastructure import Observer
 from minidnn.precision.examples import Call, calls_of
 from minidnn.precision.measured import relative_errors, results_of, times_of
-from minidnn.report.precision import AutomaticPrecision, PrecisionTrial
+from minidnn.report.explain import AutomaticPrecision, PrecisionTrial
 from minidnn.runtime.interface import interface_of
 
 TOLERANCE = 0.01

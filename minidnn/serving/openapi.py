@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 import minidnn
-from minidnn.serving.encoded import ENCODED
 from minidnn.serving.faults import Refusal
 from minidnn.serving.model import ServedModel
 from minidnn.serving.protocol import REFUSED_PARAMETERS
 from minidnn.serving.repository import ServedVersion
 from minidnn.serving.rest_infer import LENGTH
-from minidnn.serving.tensors import DATATYPES, Spec
+from minidnn.serving.tensors import DATATYPES, ENCODED, Spec
 
 _TEXT = {"type": "string"}
 _FREE = {"type": "object", "additionalProperties": True}

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 import minidnn
-from minidnn.serving.encoded import are_encoded, with_pictures
 from minidnn.serving.faults import Fault, Refusal, invalid
 from minidnn.serving.model import ServedModel
 from minidnn.serving.repository import Repository
-from minidnn.serving.tensors import RequestTensor, Spec, arrays_of
+from minidnn.serving.tensors import RequestTensor, Spec, are_encoded, arrays_of, with_pictures
 
 EXTENSIONS = ("binary_tensor_data", "model_repository")
 #: Parameters that change what a result means, and are not known here.

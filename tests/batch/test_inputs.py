@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidnn.batch.inputs import FilePart, Found, files_of, parts_of, write_list
+from minidnn.batch.files import FilePart, Found, files_of, parts_of, write_list
 from minidnn.errors import GraphError
 
 

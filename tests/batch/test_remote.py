@@ -18,8 +18,7 @@ import boto3
 from moto.server import ThreadedMotoServer
 
 from minidnn.batch import predictor
-from minidnn.batch.files import RemoteFiles, remote_files
-from minidnn.batch.inputs import Found
+from minidnn.batch.files import Found, RemoteFiles, remote_files
 from minidnn.cli import main
 from minidnn.errors import GraphError
 from minidnn.pictures import PictureError

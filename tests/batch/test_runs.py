@@ -22,7 +22,7 @@ import pytest
 
 from minidnn.batch import BatchError, Predictor
 from minidnn.batch.driver import Run, Summary
-from minidnn.batch.inputs import FilePart, parts_of, write_list
+from minidnn.batch.files import FilePart, parts_of, write_list
 from minidnn.batch.manifest import FolderLock, Manifest
 from minidnn.batch.parts import Entry, Worker
 from minidnn.batch.predictor import PicturePrediction

@@ -86,7 +86,7 @@ def test_engines_in_int8(folder: Path, tmp_path: Path, engine: str) -> None:
     network = torch.nn.Sequential(torch.nn.Conv2d(16, 32, 3), torch.nn.ReLU()).eval()
     target, inputs = str(tmp_path / "network.int8.onnx"), str(tmp_path / "inputs.npz")
     given = {"onnx": onnx_file(tmp_path, network), "target": target, "inputs": inputs}
-    EngineProcess("int8", "minidnn.bench.quantized:convert_to_int8", given, timeout=120).close()
+    EngineProcess("int8", "minidnn.bench.peers:convert_to_int8", given, timeout=120).close()
     kinds = {node.op_type for node in onnx.load(target).graph.node}
     assert {"QuantizeLinear", "DequantizeLinear"} <= kinds
     options = {"model": target, "inputs": inputs, "threads": THREADS, "precision": "int8"}

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from minidnn.bench import cpu, engines, networks
+from minidnn.bench import devices, engines, networks
 from minidnn.bench.engines import KINDS, OWN, Kind
 from minidnn.bench.networks import Case, Prepared
 from minidnn.cli import main
@@ -310,7 +310,7 @@ def test_without_other_engines_minidnn_runs_alone_and_says_so(
     if (reason := why_unusable()) is not None:
         pytest.skip(reason)
     monkeypatch.setattr(engines, "NEEDED", ("no_such_package",))
-    monkeypatch.setattr(cpu, "NEEDED", ("no_such_package",))
+    monkeypatch.setattr(devices, "NEEDED", ("no_such_package",))
     hidden = {name: tmp_path / "hidden" / name for name in ("torch", "torchvision", "onnxruntime")}
     for folder in hidden.values():  # what engines' processes find before what is installed
         folder.mkdir(parents=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from minidnn.backends.backend import get_backend
+from minidnn.bench import devices
 from minidnn.bench.engines import NAMES, OWN
-from minidnn.bench.gpu import measure
 from minidnn.errors import DeviceError
 from tests.cli.benching import bench, entries
 
@@ -21,10 +21,10 @@ LITTLE = ("--rounds", "6", "--burst", "0.004", "--against", ",".join(PEERS))
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process has engines that count, on a GPU that is not there."""
-    monkeypatch.setattr(measure, "TARGET", "tests.bench.engines:cell")
-    monkeypatch.setattr(measure, "NEEDED", ())
-    monkeypatch.setattr(measure, "get_backend", lambda device: None)
-    monkeypatch.setattr(measure.Gpu, "machine", lambda self: "a GPU, a driver")
+    monkeypatch.setattr(devices, "TARGET", "tests.bench.engines:cell")
+    monkeypatch.setattr(devices, "TORCH", ())
+    monkeypatch.setattr(devices, "get_backend", lambda device: None)
+    monkeypatch.setattr(devices.Gpu, "machine", lambda self: "a GPU, a driver")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -35,7 +35,7 @@ def on_cuda(
 
 
 def test_tables_know_all_engines() -> None:
-    assert set(measure.PEERS) < set(NAMES)
+    assert set(devices.PEERS) < set(NAMES)
 
 
 def test_every_precision_and_batch_is_a_cell(
@@ -149,7 +149,7 @@ def test_wrong_arguments_are_named(
 def test_without_a_gpu_nothing_is_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "NEEDED", ())
+    monkeypatch.setattr(devices, "TORCH", ())
     try:
         get_backend("cuda")
     except DeviceError as error:

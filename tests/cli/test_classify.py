@@ -418,7 +418,7 @@ def test_labels_that_are_none(
     error: str,
     tmp_path: Path,
 ) -> None:
-    from minidnn.cli.labels import load_labels
+    from minidnn.cli.preparing import load_labels
     from minidnn.errors import MiniDNNError
 
     path = tmp_path / name
@@ -429,7 +429,7 @@ def test_labels_that_are_none(
 
 
 def test_labels_from_text(tmp_path: Path) -> None:
-    from minidnn.cli.labels import load_labels
+    from minidnn.cli.preparing import load_labels
 
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffcat, domestic\r\n dog \r\nöre\r\n\r\n".encode())

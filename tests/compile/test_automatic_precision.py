@@ -27,7 +27,7 @@ from minidnn.layers.build import to_graph
 from minidnn.passes.pipeline import PIPELINE
 from minidnn.precision import automatic
 from minidnn.precision.measured import relative_errors, times_of
-from minidnn.report.precision import PrecisionTrial
+from minidnn.report.explain import PrecisionTrial
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.program import Program
 from tests.compile.several import Several

@@ -16,9 +16,9 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.batch import Predictor
 from minidnn.batch.driver import Run, Summary
-from minidnn.batch.inputs import FilePart
+from minidnn.batch.files import FilePart
 from minidnn.batch.parts import Entry, Worker
-from minidnn.cli.labels import load_labels
+from minidnn.cli.preparing import load_labels
 from minidnn.pictures import Preparation
 from tests.damage.format import Format
 from tests.damage.mutations import mutated, mutated_document

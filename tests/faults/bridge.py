@@ -74,14 +74,14 @@ FAULTS = (
     ),
     Fault(
         "a conversion that gives its operand gives a copy",
-        f"{_FRONTEND}/undeclared_aliases.py",
+        f"{_FRONTEND}/memory.py",
         "    return operand if made and given and _lying(made[0]) == _lying(given[0]) else None\n",
         "    return None\n",
         (_PROGRAMS, "tests/torch/test_memory.py", "tests/torch/test_written_elsewhere.py"),
     ),
     Fault(
         "einsum that only permutes gives a copy",
-        f"{_FRONTEND}/undeclared_aliases.py",
+        f"{_FRONTEND}/memory.py",
         "    return found if any(each is not None for each in found) else []\n",
         "    return []\n",
         (_PROGRAMS, "tests/torch/test_memory.py", "tests/torch/test_written_elsewhere.py"),

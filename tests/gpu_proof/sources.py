@@ -20,9 +20,7 @@ APART = (
     "minidnn/backends/cpu",
     "minidnn/batch",
     "minidnn/data",
-    "minidnn/lab/convolution_cpu",
     "minidnn/lab/cpu",
-    "minidnn/lab/memory_cpu",
     "minidnn/pages",
     "minidnn/serving",
 )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.lab.cuda_step import CudaStep, KernelCall, Texture
+from minidnn.lab.cuda.step import CudaStep, KernelCall, Texture
 from minidnn.lab.operands import draw, tolerance
 from minidnn.lab.step import Block, Ladder, Parameters
 from tests.cuda.emulator.run import Emulated, guarded

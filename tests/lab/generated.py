@@ -9,12 +9,11 @@ import numpy as np
 
 from minidnn.errors import UnsupportedError
 from minidnn.lab.api import H100
-from minidnn.lab.cuda_step import CudaStep
+from minidnn.lab.cuda.arrays import TransposeShape, WordsShape
+from minidnn.lab.cuda.step import CudaStep
 from minidnn.lab.ladders import LADDERS
-from minidnn.lab.memory.ladder import WordsShape
-from minidnn.lab.product.shape import ProductShape
+from minidnn.lab.shapes import ProductShape
 from minidnn.lab.step import Block, Ladder
-from minidnn.lab.transpose.ladder import TransposeShape
 
 from .emulated import Case
 

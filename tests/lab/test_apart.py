@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from minidnn.lab.api import H100
-from minidnn.lab.convolution.shape import ConvolutionShape
-from minidnn.lab.cuda_step import CudaStep
+from minidnn.lab.cuda.product import PRODUCT
+from minidnn.lab.cuda.step import CudaStep
 from minidnn.lab.devices import DEVICES
 from minidnn.lab.isolated_jobs import Failure, FaultError, IsolatedJobs
 from minidnn.lab.operands import OperandFolder, Operands, draw, first_wrong, tolerance
-from minidnn.lab.product.ladder import PRODUCT
-from minidnn.lab.product.shape import ProductShape
+from minidnn.lab.shapes import ConvolutionShape, ProductShape
 from minidnn.lab.step import Point
 
 

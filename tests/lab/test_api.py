@@ -10,7 +10,7 @@ import pytest
 
 from minidnn import lab
 from minidnn.errors import UnsupportedError
-from minidnn.lab.product.ladder import PRODUCT
+from minidnn.lab.cuda.product import PRODUCT
 
 from .emulated import Case, check
 

@@ -15,9 +15,9 @@ from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.errors import UnsupportedError
 from minidnn.graph.evaluate import evaluate
 from minidnn.lab.api import H100
-from minidnn.lab.convolution.ladder import CHANGES, CONVOLUTION, planes, worked, worked_examples
-from minidnn.lab.convolution.shape import ConvolutionShape, convolve
+from minidnn.lab.cuda.convolution import CHANGES, CONVOLUTION, planes, worked, worked_examples
 from minidnn.lab.operands import draw
+from minidnn.lab.shapes import ConvolutionShape, convolve
 from minidnn.layers.build import to_graph
 from tests.sampling import IS_FULL, only
 

@@ -81,7 +81,7 @@ def test_no_ncu_and_one_that_may_not_count(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_study_goes_on_without_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device whose counting is refused: times are there, and the reason is told."""
-    from minidnn.lab import measured
+    from minidnn.lab import studies
     from minidnn.lab.api import H100
     from minidnn.lab.devices import DEVICES, LabDevice
 
@@ -105,7 +105,7 @@ def test_a_study_goes_on_without_counters(monkeypatch: pytest.MonkeyPatch) -> No
         lambda: H100, device.predict, device.job, device.measure, device.ceilings, refused
     )
     monkeypatch.setitem(DEVICES, "cuda", fake)
-    monkeypatch.setattr(measured, "IsolatedJobs", Timed)
+    monkeypatch.setattr(studies, "IsolatedJobs", Timed)
     shape = {"height": 32, "width": 32}
     study = lab.run("transpose", ["rows"], shapes=[shape], counters=True)
     assert study["counters"] == {"why_not": "the driver forbids counters"}

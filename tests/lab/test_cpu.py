@@ -14,15 +14,12 @@ from minidnn.backends.cpu.execution.program import shared_pool
 from minidnn.backends.cpu.isa import best_isa
 from minidnn.errors import UnsupportedError
 from minidnn.lab.ceilings import CeilingJob
-from minidnn.lab.convolution.shape import ConvolutionShape
-from minidnn.lab.convolution_cpu.ladder import CONVOLUTION_CPU
-from minidnn.lab.cpu.ceilings import ceilings
-from minidnn.lab.cpu.machine import CpuMachine
-from minidnn.lab.cpu.measure import checked, job
-from minidnn.lab.devices import predict
+from minidnn.lab.cpu.ladders import CONVOLUTION_CPU, MEMORY_CPU, CopyShape
+from minidnn.lab.cpu.machine import CpuMachine, predict
+from minidnn.lab.cpu.measure import ceilings, checked, job
 from minidnn.lab.explain import explain
-from minidnn.lab.memory_cpu.ladder import MEMORY_CPU, CopyShape
 from minidnn.lab.operands import OperandFolder, WrongResultError
+from minidnn.lab.shapes import ConvolutionShape
 from minidnn.lab.step import Ladder, Point, points_of
 
 # In a nanosecond 100 vector multiply-adds, and as many bytes.

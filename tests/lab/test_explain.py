@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minidnn.lab.api import H100
-from minidnn.lab.convolution.ladder import CONVOLUTION
+from minidnn.lab.cuda.convolution import CONVOLUTION
 from minidnn.lab.explain import ADVICE, explain
 from minidnn.lab.ladders import LADDERS
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minidnn.lab.cuda_step import CudaStep
+from minidnn.lab.cuda.step import CudaStep
 from minidnn.lab.step import Ladder
 
 from .emulated import check

@@ -12,9 +12,8 @@ from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.nvrtc import Resources
-from minidnn.lab.convolution.shape import ConvolutionShape
 from minidnn.lab.model import Prediction
-from minidnn.lab.product.shape import ProductShape
+from minidnn.lab.shapes import ConvolutionShape, ProductShape
 from minidnn.lab.table import model_error
 
 #: Constants of the model were fitted to cells of other shapes; the model was what it is before

@@ -6,9 +6,9 @@ import pytest
 
 from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.lab.api import H100
-from minidnn.lab.cuda_device import predict
+from minidnn.lab.cuda.arrays import WordsShape
+from minidnn.lab.devices import predict
 from minidnn.lab.ladders import ladder_of
-from minidnn.lab.memory.ladder import WordsShape
 from minidnn.lab.model import Prediction
 from minidnn.lab.step import points_of
 

@@ -10,14 +10,13 @@ import pytest
 
 from minidnn.lab.access import Access, Work
 from minidnn.lab.api import A100, H100, RTX_4090
-from minidnn.lab.convolution.ladder import CONVOLUTION
-from minidnn.lab.convolution.shape import ConvolutionShape
-from minidnn.lab.cuda_device import predict
-from minidnn.lab.measured import study
+from minidnn.lab.cuda.convolution import CONVOLUTION
+from minidnn.lab.cuda.product import PRODUCT
+from minidnn.lab.devices import predict
 from minidnn.lab.model import Prediction
-from minidnn.lab.product.ladder import PRODUCT
-from minidnn.lab.product.shape import ProductShape
+from minidnn.lab.shapes import ConvolutionShape, ProductShape
 from minidnn.lab.step import Block, points_of
+from minidnn.lab.studies import study
 from tests.sampling import only
 
 LANES = np.arange(32)

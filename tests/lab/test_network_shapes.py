@@ -10,8 +10,7 @@ from minidnn import lab
 from minidnn import layers as L
 from minidnn.cli import main
 from minidnn.errors import UnsupportedError
-from minidnn.lab.convolution.shape import ConvolutionShape
-from minidnn.lab.product.shape import ProductShape
+from minidnn.lab.shapes import ConvolutionShape, ProductShape
 from minidnn.layers.build import to_graph
 
 NET = L.Sequential(

@@ -10,11 +10,11 @@ import pytest
 
 from minidnn.backends.cuda.machine import Machine
 from minidnn.lab.api import A100, H100
-from minidnn.lab.cuda_device import predict
-from minidnn.lab.cuda_step import CudaStep
+from minidnn.lab.cuda.product_work import tiles
+from minidnn.lab.cuda.step import CudaStep
+from minidnn.lab.devices import predict
 from minidnn.lab.explain import explain
 from minidnn.lab.ladders import ladder_of
-from minidnn.lab.product.work import tiles
 from minidnn.lab.step import Block, Point
 
 Change = Callable[[CudaStep], CudaStep]

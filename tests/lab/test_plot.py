@@ -13,7 +13,7 @@ import pytest
 from minidnn import lab
 from minidnn.cli import main
 from minidnn.errors import UnsupportedError
-from minidnn.lab.plot import study_plot
+from minidnn.lab.page import study_plot
 
 
 def picture_of(ladder: str) -> tuple[str, int]:

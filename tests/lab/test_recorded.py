@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minidnn.cli import main
-from minidnn.lab.recorded import StudyError, load_study, recorded_studies, save_study
+from minidnn.lab.studies import StudyError, load_study, recorded_studies, save_study
 
 
 @pytest.fixture(scope="module")

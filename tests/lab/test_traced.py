@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidnn.lab.convolution.ladder import CONVOLUTION
-from minidnn.lab.cuda_step import CudaStep, KernelCall
-from minidnn.lab.input_gradient.ladder import INPUT_GRADIENT
+from minidnn.lab.cuda.convolution import CONVOLUTION
+from minidnn.lab.cuda.gradients import INPUT_GRADIENT, WEIGHT_GRADIENT
+from minidnn.lab.cuda.product import PRODUCT
+from minidnn.lab.cuda.step import CudaStep, KernelCall
 from minidnn.lab.operands import draw
-from minidnn.lab.product.ladder import PRODUCT
-from minidnn.lab.product.shape import ProductShape
+from minidnn.lab.shapes import ProductShape
 from minidnn.lab.step import Ladder
-from minidnn.lab.weight_gradient.ladder import WEIGHT_GRADIENT
 from tests.cuda.emulator.run import Emulated
 
 from .emulated import Case, launch_all, plain

@@ -12,7 +12,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.errors import GraphError, UnsupportedError
-from minidnn.frontends.onnx.export.sized import write_onnx
+from minidnn.frontends.onnx.export.model import write_onnx
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.types import TensorType

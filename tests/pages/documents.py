@@ -6,7 +6,7 @@ from typing import Any
 
 import minidnn as md
 from minidnn import lab, models
-from minidnn.cli.explained import Trail, add_times, document_of
+from minidnn.cli.explain import Trail, add_times, document_of
 from minidnn.report.explain import describe, inner_nodes, kind_of, work
 from minidnn.report.profile import Profile, RegionTime
 

@@ -8,8 +8,7 @@ from itertools import pairwise
 import pytest
 
 from minidnn.pages.charts import Bar, Chart, Dot, Scale, bars, chart_figure, chart_picture, strip
-from minidnn.pages.glossary import GLOSSARY, explained, terms_of
-from minidnn.pages.page import guide, page, table
+from minidnn.pages.page import GLOSSARY, explained, guide, page, table, terms_of
 from minidnn.report.network_page import network_page
 from tests.pages.documents import measured_report, one_shape
 

@@ -7,7 +7,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn import models
-from minidnn.cli.explained import labels
+from minidnn.cli.explain import labels
 from minidnn.graph.ir import Node
 from minidnn.graph.layout import PLANAR
 from minidnn.graph.operators.movement import Reorder

@@ -15,7 +15,7 @@ from minidnn import layers as L
 from minidnn.cli import main
 from minidnn.cli.served import sources_of
 from minidnn.frontends.onnx.model import read_model
-from minidnn.frontends.onnx.ranges import named_shapes
+from minidnn.frontends.onnx.shapes import named_shapes
 from minidnn.pictures import read_picture
 from minidnn.serving.model import load
 

@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 import minidnn as md
 from minidnn import layers as L
 from minidnn.pictures import read_picture
-from minidnn.serving import encoded
+from minidnn.serving import tensors
 from minidnn.serving.model import Opened, Source, load
 
 from .conftest import Running, linear, running, weights
@@ -129,22 +129,22 @@ def test_models_that_say_nothing_take_numbers_alone(server: Running, files: list
     ],
 )
 def test_lengths_that_lie(data: bytes, text: str) -> None:
-    given = encoded.RequestTensor("input", "BYTES", (1,), data)
-    spec = encoded.Spec("input", np.dtype(np.float32), (3, 8, 8), True)
-    with pytest.raises(encoded.Fault) as error:
-        encoded.with_pictures(SAYS, [spec], [given], FOUR)
+    given = tensors.RequestTensor("input", "BYTES", (1,), data)
+    spec = tensors.Spec("input", np.dtype(np.float32), (3, 8, 8), True)
+    with pytest.raises(tensors.Fault) as error:
+        tensors.with_pictures(SAYS, [spec], [given], FOUR)
     assert text in str(error.value)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1, 1), (5,)])
 def test_shapes_that_are_none(shape: tuple[int, ...]) -> None:
-    given = encoded.RequestTensor("input", "BYTES", shape, b"")
-    spec = encoded.Spec("input", np.dtype(np.float32), (3, 8, 8), True)
-    with pytest.raises(encoded.Fault, match=r"valid is \[N\] with N from 1 to 4"):
-        encoded.with_pictures(SAYS, [spec], [given], FOUR)
-    in_json = encoded.RequestTensor("input", "BYTES", (1,), ["text"])
-    with pytest.raises(encoded.Fault, match="valid are binary tensors"):
-        encoded.with_pictures(SAYS, [spec], [in_json], FOUR)
+    given = tensors.RequestTensor("input", "BYTES", shape, b"")
+    spec = tensors.Spec("input", np.dtype(np.float32), (3, 8, 8), True)
+    with pytest.raises(tensors.Fault, match=r"valid is \[N\] with N from 1 to 4"):
+        tensors.with_pictures(SAYS, [spec], [given], FOUR)
+    in_json = tensors.RequestTensor("input", "BYTES", (1,), ["text"])
+    with pytest.raises(tensors.Fault, match="valid are binary tensors"):
+        tensors.with_pictures(SAYS, [spec], [in_json], FOUR)
 
 
 def test_a_preparation_for_another_network_is_refused() -> None:

@@ -11,8 +11,7 @@ from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.onnx.build import Builder
 from minidnn.frontends.onnx.limits import Budget
 from minidnn.frontends.onnx.model import Declared, OnnxModel, read_model
-from minidnn.frontends.onnx.nodes import Nodes
-from minidnn.frontends.onnx.scope import Scope
+from minidnn.frontends.onnx.nodes import Nodes, Scope
 from minidnn.frontends.onnx.shapes import bind_shapes, check_output
 from minidnn.frontends.onnx.tensors import DTYPES
 from minidnn.graph.ir import Graph, Value

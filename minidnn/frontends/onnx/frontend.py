@@ -21,12 +21,12 @@ class OnnxFrontEnd:
         return network if isinstance(network, OnnxModel) else read_model(network)
 
     def looks_at_sizes(self, network: Any) -> bool:
-        from minidnn.frontends.onnx.ranges import looks_at_sizes
+        from minidnn.frontends.onnx.shapes import looks_at_sizes
 
         return looks_at_sizes(self.open(network))
 
     def own_sizes(self, network: Any) -> tuple[Any, Any]:
-        from minidnn.frontends.onnx.ranges import named_shapes
+        from minidnn.frontends.onnx.shapes import named_shapes
 
         model = self.open(network)
         return model, named_shapes(model)

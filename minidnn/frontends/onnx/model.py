@@ -13,10 +13,11 @@ import numpy as np
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.onnx.library import OLDEST_OPSET, import_onnx, newest_opset
 from minidnn.frontends.onnx.limits import MOST_NODES
-from minidnn.frontends.onnx.scope import Key, key_of
 from minidnn.frontends.onnx.tensors import dtype_of, read_tensor
 from minidnn.weights.load import other_format
 
+#: The name and domain of a function, and which of several of that name it is.
+Key = tuple[str, str, str]
 #: The names of ONNX's own domain.
 OWN_DOMAIN = ("", "ai.onnx")
 
@@ -202,3 +203,10 @@ def _declared(value: Any, title: str, refused: dict[str, str]) -> Declared:
                 )
             sizes[-1] = int(dim.dim_value)
     return Declared(value.name, dtype, tuple(sizes))
+
+
+def key_of(proto: Any) -> Key:
+    """What a node calls, or what a function is, as a function of the model."""
+    name = proto.name if hasattr(proto, "attribute_proto") else proto.op_type
+    domain = "" if proto.domain == "ai.onnx" else str(proto.domain)
+    return (domain, str(name), str(getattr(proto, "overload", "")))

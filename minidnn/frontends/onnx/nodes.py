@@ -1,4 +1,5 @@
-"""Converting nodes one after another: operators, functions of the model, and branches.
+"""Converting nodes one after another: operators, functions of the model, and branches; and where a
+node stands: the names that it sees, and the function or branch that it is part of.
 
 ONNX says how many inputs an operator takes, and of which types.
 """
@@ -6,8 +7,8 @@ ONNX says how many inputs an operator takes, and of which types.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -16,16 +17,108 @@ from minidnn.frontends.onnx.build import Builder
 from minidnn.frontends.onnx.call import NotConverted, OnnxCall
 from minidnn.frontends.onnx.library import OLDEST_OPSET, import_onnx, newest_opset
 from minidnn.frontends.onnx.limits import DEEPEST, MOST_NODES, MOST_OUTPUTS
-from minidnn.frontends.onnx.model import OWN_DOMAIN, OnnxModel
+from minidnn.frontends.onnx.model import OWN_DOMAIN, Key, OnnxModel, key_of
 from minidnn.frontends.onnx.operators import CONVERTERS, OTHER_DOMAINS
 from minidnn.frontends.onnx.operators.quantization import CONVERTERS as QUANTIZED
-from minidnn.frontends.onnx.scope import Scope, attributes_of, bound, counted, key_of
 from minidnn.frontends.onnx.tensors import DTYPES, read_tensor
 from minidnn.graph.ir import Value
 from minidnn.graph.trace import Trace
 from minidnn.graph.types import BYTES
 
 _TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The names of a graph, of a branch, or of a function's body."""
+
+    #: What its own names stand for; None for what could not be converted.
+    values: MutableMapping[str, Value | None]
+    opset: int
+    #: The names around a branch.
+    around: Mapping[str, Value | None] = field(default_factory=dict)
+    #: Inputs of a function that its caller left out.
+    absent: frozenset[str] = frozenset()
+    #: What the names of its nodes begin with, and the functions whose bodies these stand in.
+    prefix: str = ""
+    functions: tuple[Key, ...] = ()
+    #: How many branches it stands in.
+    depth: int = 0
+
+    def knows(self, name: str) -> bool:
+        return name in self.values or name in self.around or name in self.absent
+
+    def value(self, name: str) -> Value | None:
+        return self.values[name] if name in self.values else self.around.get(name)
+
+
+def _counted(nodes: Sequence[Any], functions: Mapping[Key, Any]) -> int:
+    """How many nodes there are once functions stand wherever they are called, one that calls
+    itself but once; and those of all branches.
+
+    UnsupportedError if functions call each other too deeply.
+    """
+    sizes: dict[Key, int] = {}
+
+    def size(nodes: Sequence[Any], within: tuple[Key, ...]) -> int:
+        if len(within) > DEEPEST:
+            raise UnsupportedError(f"functions call each other more than {DEEPEST} deep")
+        total = len(nodes)
+        for node in nodes:
+            key = key_of(node)
+            if key in functions and key not in within:
+                if key not in sizes:
+                    sizes[key] = size(functions[key].node, (*within, key))
+                total += sizes[key]
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    total += size(attribute.g.node, within)
+        return total
+
+    return size(nodes, ())
+
+
+def _attributes_of(function: Any, node: Any) -> dict[str, Any]:
+    """The attributes of a function's call by their names: those given, and defaults of others."""
+    found = {attribute.name: attribute for attribute in function.attribute_proto}
+    valid = {*found, *function.attribute}
+    for attribute in node.attribute:
+        if attribute.name not in valid:
+            raise GraphError(
+                f"attribute {attribute.name!r:.50} is none of the function's; valid are "
+                f"{', '.join(sorted(valid)) or 'none':.200}"
+            )
+        found[attribute.name] = attribute
+    return found
+
+
+def _bound(nodes: Sequence[Any], given: Mapping[str, Any]) -> list[Any]:
+    """Copies of a function's nodes in which attributes that refer to the function's are these;
+    those that refer to one that is not given are left out."""
+    return [_bound_node(node, given) for node in nodes]
+
+
+def _bound_node(node: Any, given: Mapping[str, Any]) -> Any:
+    copy = type(node)()
+    copy.CopyFrom(node)
+    del copy.attribute[:]
+    for attribute in node.attribute:
+        name = attribute.ref_attr_name
+        if name and name not in given:
+            continue
+        own = copy.attribute.add()
+        own.CopyFrom(given[name] if name else attribute)
+        own.name = attribute.name
+        if name and attribute.type and own.type != attribute.type:
+            raise GraphError(
+                f"attribute {attribute.name!r:.50} is {name!r:.50} of the function, which is of "
+                "another type"
+            )
+        if own.HasField("g"):
+            inner = _bound(own.g.node, given)
+            del own.g.node[:]
+            own.g.node.extend(inner)
+    return copy
 
 
 @dataclass(frozen=True)
@@ -114,7 +207,7 @@ class Nodes:
         self.refused: list[str] = []
         #: The graph inputs that would have to be known.
         self.open_inputs: set[str] = set()
-        count = counted(model.nodes, model.functions)
+        count = _counted(model.nodes, model.functions)
         if count > MOST_NODES:
             raise GraphError(
                 f"{model.title} has {count} nodes, those of functions counted wherever they are "
@@ -239,7 +332,7 @@ class Nodes:
             functions=(*scope.functions, key),
             depth=scope.depth,
         )
-        self.convert(bound(function.node, attributes_of(function, proto)), inner)
+        self.convert(_bound(function.node, _attributes_of(function, proto)), inner)
         return self._results(function.output[: len(proto.output)], inner)
 
     def _opset_of(self, function: Any, scope: Scope) -> int:

@@ -26,7 +26,7 @@ class TorchFrontEnd:
         """The graph of what the module computes for float32 inputs of these shapes; the weights
         are read when the graph is compiled."""
         require_torch()
-        from minidnn.frontends.torch.module_graph import graph_of_module
+        from minidnn.frontends.torch.capture import graph_of_module
 
         check_mode(network)
         return graph_of_module(network, *_arguments(shape))

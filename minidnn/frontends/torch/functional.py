@@ -37,9 +37,14 @@ from minidnn._torch_internals import (
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.captured import CAPTURING, Captured, Held
 from minidnn.frontends.torch.constants import constants, made_of_nothing
-from minidnn.frontends.torch.memory import share_results
+from minidnn.frontends.torch.memory import (
+    as_views,
+    may_write,
+    returned_operand,
+    share_results,
+    viewed,
+)
 from minidnn.frontends.torch.opaque import put_back, standing_for
-from minidnn.frontends.torch.undeclared_aliases import as_views, may_write, returned_operand, viewed
 from minidnn.frontends.torch.untaped_writes import check_untaped_writes
 
 #: Operations that check what the key of a program says already.
@@ -286,7 +291,7 @@ def _prepared(piece: GraphModule) -> GraphModule:
     Blocks under autocast are entered also where a graph is made of them: PyTorch only notes them
     there, and then takes results for such of other dtypes.  Blocks that are to be computed again
     for their gradients are computed as they are: parts choose themselves what they keep.  What
-    gives an operand's memory without saying so does say so, see :mod:`.hidden`.
+    gives an operand's memory without saying so does say so, see :mod:`.memory`.
     """
     special = (enter_autocast, exit_autocast)
     writes = may_write(piece)

@@ -12,8 +12,7 @@ import numpy as np
 from ...backends.codegen.kernel import KernelSource
 from ...errors import UnsupportedError
 from ..step import Block, LadderStep, Parameters
-from .machine import CpuMachine
-from .model import CpuWork, least_work
+from .machine import CpuMachine, CpuWork, least_work
 
 Pack = Callable[[Any, np.ndarray, int], np.ndarray]
 """An operand as it lies, of the shape, the operand as it was, and the lanes of a vector."""

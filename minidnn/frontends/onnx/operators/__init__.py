@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from minidnn.frontends.onnx.call import Converter
 from minidnn.frontends.onnx.operators import (
     activations,
     constants,
     contraction,
-    control,
     elementwise,
     microsoft,
     movement,
@@ -15,17 +15,15 @@ from minidnn.frontends.onnx.operators import (
     quantization,
     reduction,
     resize,
-    slicing,
 )
-from minidnn.frontends.onnx.operators.registry import Converter
 
 #: Converters by ONNX's operator names, in order.
 CONVERTERS: dict[str, Converter] = dict(
     sorted(
         (name, converter)
         for family in (
-            *(activations, constants, contraction, control, elementwise, movement),
-            *(normalization, pooling, quantization, reduction, resize, slicing),
+            *(activations, constants, contraction, elementwise, movement),
+            *(normalization, pooling, quantization, reduction, resize),
         )
         for name, converter in family.CONVERTERS.items()
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from minidnn.frontends.onnx.build import Body, is_whole
-from minidnn.frontends.onnx.call import OnnxCall
-from minidnn.frontends.onnx.operators.registry import Convert, Family
+from minidnn.frontends.onnx.call import Convert, Family, OnnxCall
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import (
     atan,
@@ -219,16 +218,13 @@ def _dropout(call: OnnxCall) -> tuple[Value, ...]:
     if call.opset < 7:
         call.integer("is_test", 0)
     training, ratio = call.maybe_known(2, "training_mode"), call.optional(1)
-    if training is not None and training.any() and _may_drop(call, ratio):
+    trains = training is not None and training.any()
+    if trains and (ratio is None or call.data(ratio, "ratio").any()):
         raise call.refuse("training_mode is set; dropout is known at inference alone")
     if not call.wants(1):
         return (x,)
     # Before opset 10 the mask has the dtype of what it masks.
     return (x, call.build.filled(x.shape, True, "bool" if call.opset >= 10 else x.dtype))
-
-
-def _may_drop(call: OnnxCall, ratio: Value | None) -> bool:
-    return ratio is None or bool(call.data(ratio, "ratio").any())
 
 
 @_family("IsNaN")

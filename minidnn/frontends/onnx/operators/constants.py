@@ -1,17 +1,16 @@
-"""Values that are known: constants, shapes, ranges."""
+"""Values that are known: constants, shapes, ranges; and branches that a known one chooses."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.frontends.onnx.call import OnnxCall
+from minidnn.frontends.onnx.call import Family, OnnxCall
 from minidnn.frontends.onnx.limits import check_shape
-from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.graph.ir import Value
 
 _family = Family("constants and shapes")
-CONVERTERS = _family.converters
+_control = Family("control flow")
 
 
 @_family("Constant")
@@ -77,3 +76,16 @@ def _range(call: OnnxCall) -> Value:
     check_shape("the range", (count,))
     call.build.filled((count,), 0, str(start.dtype))
     return call.build.constant((first + np.arange(count) * step).astype(start.dtype))
+
+
+@_control("If")
+def _if(call: OnnxCall) -> tuple[Value, ...]:
+    """With a condition that is known: the other branch is not looked at."""
+    condition = call.known(0, "condition")
+    if condition.size != 1:
+        raise GraphError(f"its condition has shape {condition.shape}; valid is one bool")
+    branches = {name: call.subgraph(f"{name}_branch") for name in ("then", "else")}
+    return call.inline(branches["then" if condition.reshape(-1)[0] else "else"])
+
+
+CONVERTERS = _family.converters | _control.converters

@@ -9,8 +9,7 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Builder, broadcasts_to, is_whole
-from minidnn.frontends.onnx.call import NotConverted, OnnxCall
-from minidnn.frontends.onnx.operators.registry import Family
+from minidnn.frontends.onnx.call import Family, NotConverted, OnnxCall
 from minidnn.frontends.onnx.operators.windows import SpatialAxes, spatial_axes
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Value
@@ -231,10 +230,6 @@ def _scaled(build: Builder, x: Value | None, factor: float) -> Value | None:
 
 def _as_bias(c: Value | None, features: int) -> np.ndarray | None:
     """A known addend as one number per feature, if it is the same for all rows."""
-    if not isinstance(c, Constant) or prod(_leading(c.shape)) != 1:
+    if not isinstance(c, Constant) or prod(c.shape[:-1]) != 1:
         return None
     return np.array(np.broadcast_to(c.data.reshape(c.shape[-1:]), (features,)))
-
-
-def _leading(shape: Sequence[int]) -> Sequence[int]:
-    return shape[:-1]

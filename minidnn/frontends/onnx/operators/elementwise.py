@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Body
-from minidnn.frontends.onnx.call import OnnxCall
-from minidnn.frontends.onnx.operators.registry import Family
+from minidnn.frontends.onnx.call import Family, OnnxCall
 from minidnn.frontends.onnx.tensors import dtype_of
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import (

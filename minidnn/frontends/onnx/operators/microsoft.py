@@ -8,10 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.frontends.onnx.call import OnnxCall
+from minidnn.frontends.onnx.call import Family, OnnxCall
 from minidnn.frontends.onnx.operators.pooling import average_pool, global_average_pool
 from minidnn.frontends.onnx.operators.quantization import product, requantized
-from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import Expression, exp, where
 from minidnn.graph.ir import Constant, Value

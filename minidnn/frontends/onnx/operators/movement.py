@@ -1,15 +1,16 @@
-"""Operators that place elements."""
+"""Operators that place elements, or take parts of values: slices, splits, picking, padding."""
 
 from __future__ import annotations
 
 from math import prod
 
+import numpy as np
+
 from minidnn.errors import GraphError
-from minidnn.frontends.onnx.call import OnnxCall
+from minidnn.frontends.onnx.call import Family, OnnxCall
 from minidnn.frontends.onnx.limits import LONGEST_TABLE, check_shape
-from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.graph import operators as ops
-from minidnn.graph.ir import Value
+from minidnn.graph.ir import Constant, Value
 
 _family = Family("movement")
 CONVERTERS = _family.converters
@@ -158,3 +159,124 @@ def _blocks(call: OnnxCall) -> tuple[Value, int]:
     if x.type.rank != 4 or block < 1:
         raise GraphError(f"blocksize={block} of an input {x.shape}; valid is rank 4")
     return x, block
+
+
+@_family("Slice")
+def _slice(call: OnnxCall) -> Value:
+    x = call.operand(0)
+    if call.opset < 10:
+        starts, ends, axes = (call.ints(name) for name in ("starts", "ends", "axes"))
+        steps = None
+    else:
+        starts, ends = call.known_ints(1, "starts"), call.known_ints(2, "ends")
+        axes, steps = call.known_ints(3, "axes"), call.known_ints(4, "steps")
+    if starts is None or ends is None:
+        raise GraphError("its starts or ends are missing")
+    axes = list(range(len(starts))) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
+        raise GraphError(f"starts={starts}, ends={ends}, axes={axes}, steps={steps} do not fit")
+    first, sizes, strides = [0] * x.type.rank, list(x.shape), [1] * x.type.rank
+    each = zip(call.axes(axes, x.type.rank), starts, ends, steps, strict=True)
+    for axis, start, end, step in each:
+        chosen = range(x.shape[axis])[_as_slice(start, end, step, x.shape[axis])]
+        sizes[axis], strides[axis] = len(chosen), step
+        first[axis] = chosen[0] if len(chosen) else 0
+    if not prod(sizes):
+        return call.build.filled(sizes, 0, x.dtype)
+    # A step beyond the axis takes one element, as a step of 1 does.
+    strides = [step if size > 1 else 1 for step, size in zip(strides, sizes, strict=True)]
+    if tuple(sizes) == x.shape and all(step == 1 for step in strides):
+        return x
+    return call.build.apply(ops.Slice(tuple(first), tuple(sizes), tuple(strides)), x)
+
+
+def _as_slice(start: int, end: int, step: int, size: int) -> slice:
+    """The same in Python, where an end before the first element has no number, and where going
+    back from before the first element takes nothing.  ONNX begins at the first one then: a start
+    "is clamped [...] into the range [0, dims[axes[i]]-1] for negative stepping"."""
+    if step > 0:
+        return slice(start, end, step)
+    return slice(max(start, -size), None if end < -size else end, step)
+
+
+@_family("Split")
+def _split(call: OnnxCall) -> tuple[Value, ...]:
+    x = call.operand(0)
+    axis = call.axis(call.integer("axis", 0), x.type.rank)
+    sizes = call.ints("split") if call.opset < 13 else call.known_ints(1, "split")
+    count = len(call.output_names)
+    if call.opset >= 18 and sizes is not None and call.has("num_outputs"):
+        raise GraphError("it has split and num_outputs; valid is one of them")
+    if call.opset >= 18 and call.integer("num_outputs", count) != count:
+        raise GraphError(f"num_outputs={call.integer('num_outputs', 0)}, but it has {count}")
+    if sizes is None:
+        if call.opset < 18 and x.shape[axis] % count:
+            raise GraphError(f"axis {axis} of an input {x.shape} has no {count} equal parts")
+        each = -(-x.shape[axis] // count)
+        sizes = [min(each, max(0, x.shape[axis] - i * each)) for i in range(count)]
+    if min(sizes, default=0) < 0 or sum(sizes) != x.shape[axis] or len(sizes) != count:
+        raise GraphError(f"split={sizes} of axis {axis} of an input {x.shape}")
+    found, begin = [], 0
+    for size in sizes:
+        found.append(call.build.slice(x, axis, begin if size else 0, size))
+        begin += size
+    return tuple(found)
+
+
+@_family("Gather")
+def _gather(call: OnnxCall) -> Value:
+    """Indices beyond the axis, which ONNX does not allow, are moved inside if they are computed
+    at run time."""
+    x, indices = call.operand(0), call.operand(1)
+    axis = call.axis(call.integer("axis", 0), x.type.rank)
+    build = call.build
+    if not isinstance(indices, Constant):
+        return build.apply(ops.Gather(axis), x, indices)
+    places, size = indices.data.astype(np.int64), x.shape[axis]
+    if places.size and not -size <= int(places.min()) <= int(places.max()) < size:
+        raise GraphError(f"indices from {places.min()} to {places.max()} of an axis of size {size}")
+    flat = tuple(int(place) % size for place in places.reshape(-1))
+    shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    check_shape("its output", shape)
+    if not prod(shape):
+        return build.filled(shape, 0, x.dtype)
+    if len(flat) == 1:
+        return build.view(build.slice(x, axis, flat[0], 1), shape)
+    chosen: list[tuple[int, ...] | None] = [None] * x.type.rank
+    chosen[axis] = flat
+    return build.view(build.apply(ops.Take(tuple(chosen)), x), shape)
+
+
+@_family("Pad")
+def _pad(call: OnnxCall) -> Value:
+    x, build = call.operand(0), call.build
+    rank = x.type.rank
+    mode = call.choice("mode", "constant", "constant", "edge", "reflect", "wrap")
+    if call.opset < 11:
+        pads, value = call.ints("pads"), call.number("value", 0.0)
+        axes = list(range(rank))
+    else:
+        pads, given = call.known_ints(1, "pads"), call.maybe_known(2, "constant_value")
+        value = 0.0 if given is None or not given.size else given.reshape(-1)[0].item()
+        value = int(value) if isinstance(value, bool) else value
+        listed = call.known_ints(3, "axes")
+        axes = list(range(rank)) if listed is None else call.axes(listed, rank)
+    if pads is None or len(pads) != 2 * len(axes):
+        raise GraphError(f"pads={pads}; valid are {2 * len(axes)}")
+    before, after = [0] * rank, [0] * rank
+    for axis, first, last in zip(axes, pads, pads[len(axes) :], strict=False):
+        before[axis], after[axis] = first, last
+    for axis in range(rank):  # below zero, they cut off
+        cut = (max(0, -before[axis]), max(0, -after[axis]))
+        left = x.shape[axis] - sum(cut)
+        if left < 0:
+            raise GraphError(f"pads={pads} cut off more than an input {x.shape} has")
+        x = build.slice(x, axis, cut[0] if left else 0, left)
+    before, after = [max(0, v) for v in before], [max(0, v) for v in after]
+    if not any((*before, *after)):
+        return x
+    op = ops.Pad(tuple(before), tuple(after), mode, value)
+    if not x.type.size:
+        return build.filled(op.shape_of(x.shape), value, x.dtype)
+    return build.apply(op, x)

@@ -9,8 +9,7 @@ from math import inf, prod
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.frontends.onnx.call import OnnxCall
-from minidnn.frontends.onnx.operators.registry import Family
+from minidnn.frontends.onnx.call import Family, OnnxCall
 from minidnn.frontends.onnx.operators.windows import steps, strides_within, window_pads
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import maximum

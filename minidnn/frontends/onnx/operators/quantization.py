@@ -9,7 +9,7 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Builder
-from minidnn.frontends.onnx.call import OnnxCall
+from minidnn.frontends.onnx.call import Family, OnnxCall
 from minidnn.frontends.onnx.operators.contraction import (
     convolution,
     matmul,
@@ -17,7 +17,6 @@ from minidnn.frontends.onnx.operators.contraction import (
     spatial_rank,
     wide,
 )
-from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.frontends.onnx.operators.windows import spatial_axes
 from minidnn.frontends.onnx.tensors import dtype_of
 from minidnn.graph import operators as ops

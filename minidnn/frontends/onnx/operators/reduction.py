@@ -10,8 +10,7 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Body
-from minidnn.frontends.onnx.call import OnnxCall
-from minidnn.frontends.onnx.operators.registry import Family
+from minidnn.frontends.onnx.call import Family, OnnxCall
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import exp, log, where
 from minidnn.graph.ir import Value

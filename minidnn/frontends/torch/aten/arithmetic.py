@@ -1,22 +1,37 @@
-"""Arithmetic of two operands, of which one may be a number."""
+"""Arithmetic of two operands, of which one may be a number; values between bounds; elementary
+functions, powers and rounding."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from minidnn._torch_internals import VERSION
+from minidnn.frontends.torch.aten.activations import formula, sqrt
 from minidnn.frontends.torch.aten.call import AtenCall, Refused, takes
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
-from minidnn.graph.expression import argument, constant
+from minidnn.graph.expression import Expression, argument, constant, equal, where
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.operator import Elementwise
+from minidnn.graph.scalar_functions import at_least, at_most
 from minidnn.graph.trace import apply, current_trace
 from minidnn.graph.types import FLOATS, TensorType, numpy_dtype, rounded_to
 
 Arithmetic = Callable[[Any, Any], Any]
+#: Limits an expression by another one.
+Limit = Callable[[Expression, Expression], Expression]
+
+#: PyTorch 2.14 changed whose the gradient is where a value is a bound: before it is the value's;
+#: since then it is nobody's where the bound is a number, and half of it is the value's and half the
+#: bound's where the bound is a tensor.  The installed version's rule is followed.
+IS_SHARED = VERSION >= (2, 14)
+#: Extrema are cheaper where there are no gradients.
+_EXTREMA: dict[str, Limit] = {"min": scalar.maximum, "max": scalar.minimum}
+_THE_VALUES: dict[str, Limit] = {"min": at_least, "max": at_most}
 
 
 def _binary(call: AtenCall, op: Elementwise, compute: Arithmetic, alpha: float = 1.0) -> Any:
@@ -142,5 +157,147 @@ def lerp(call: AtenCall) -> Any:
     else:
         weight, names = constant(float(call.number("weight"))), ["self", "end"]
     apart = end - start
-    body = scalar.where(abs(weight) < 0.5, start + weight * apart, end - apart * (1.0 - weight))
+    body = where(abs(weight) < 0.5, start + weight * apart, end - apart * (1.0 - weight))
     return apply(ops.Formula(body, tensors=len(names), title="Lerp"), *operands(call, *names))
+
+
+@takes("clamp.default", "clamp_min.default", "clamp_max.default", when="the bounds are numbers")
+def clamp(call: AtenCall) -> Any:
+    limits = _EXTREMA
+    if call.trained:
+        limits = {"min": _above, "max": _below} if IS_SHARED else _THE_VALUES
+    body = argument(0)
+    for name, limited in limits.items():
+        if name in call.names and call[name] is not None:
+            body = limited(body, constant(float(call.number(name))))
+    return apply(ops.Formula(body, title="Clamp"), call.tensor("self"))
+
+
+@takes("clamp.Tensor")
+def clamp_between(call: AtenCall) -> Any:
+    """The upper bound counts where it is below the lower one."""
+    names = [name for name in _EXTREMA if call.is_tensor(name)]
+    limits = _THE_VALUES if call.trained and not IS_SHARED else _EXTREMA
+    body = argument(0)
+    if call.trained and IS_SHARED and len(names) == 2:
+        body = _between(argument(0), argument(1), argument(2))
+    else:
+        for place, name in enumerate(names, 1):
+            body = limits[name](body, argument(place))
+    tensors = 1 + len(names)
+    return apply(ops.Formula(body, tensors=tensors, title="Clamp"), *operands(call, "self", *names))
+
+
+def _above(x: Expression, low: Expression) -> Expression:
+    """The larger one of ``x`` and a number, without a gradient where both are equal or NaN."""
+    return where(x > low, x, where(x <= low, low, 0.0 * (x + low)))
+
+
+def _below(x: Expression, high: Expression) -> Expression:
+    """The smaller one of ``x`` and a number, as :func:`_above` has the larger one."""
+    return where(x < high, x, where(x >= high, high, 0.0 * (x + high)))
+
+
+def _between(x: Expression, low: Expression, high: Expression) -> Expression:
+    """``x`` between two tensors: where it is one of them, and they differ, half of the gradient is
+    that bound's.  Of bounds that are NaN, or the wrong way round, each has what PyTorch gives it.
+    """
+    of_low = where(low <= high, low, 0.0 * (x + high))  # NaN, of which nobody has a gradient
+    of_high = where(low <= high, high, 0.0 * (x + low))
+    at_a_bound = where(
+        equal(x, low),
+        0.5 * x + 0.5 * low,
+        where(equal(x, high), 0.5 * x + 0.5 * high, x),
+    )
+    one = where(equal(low, high), x, x + 0.0 * (low + high))
+    inside = where(low < high, at_a_bound, one)
+    apart = where(x < low, of_low, where(x > high, of_high, inside))
+    return where(low > high, where(equal(x, x), high, x + high), apart)
+
+
+@takes("pow.Tensor_Scalar")
+def power(call: AtenCall) -> Any:
+    """Whole exponents to 4 are products, as in PyTorch those to 3 are, of inverses if they are
+    negative: the inverse of a product has no derivative where the product is 0 or infinite."""
+    exponent = float(call.number("exponent"))
+    if exponent == 0.5:
+        return sqrt(call)
+    if exponent.is_integer() and 1 <= abs(exponent) <= 4:
+        base = argument(0) if exponent > 0 else 1.0 / argument(0)
+        return formula(call, "Pow", math.prod([base] * abs(int(exponent)), start=constant(1.0)))
+    if exponent == -0.5:
+        return formula(call, "Pow", 1.0 / scalar.sqrt(argument(0)))
+    return formula(call, "Pow", scalar.apply("pow", argument(0), exponent))
+
+
+@takes("pow.Tensor_Tensor")
+def power_of_tensors(call: AtenCall) -> Any:
+    body = scalar.apply("pow", argument(0), argument(1))
+    return apply(ops.Formula(body, tensors=2, title="Pow"), *operands(call, "self", "exponent"))
+
+
+@takes("pow.Scalar")
+def power_of_number(call: AtenCall) -> Any:
+    body = scalar.apply("pow", constant(float(call.number("self"))), argument(0))
+    return apply(ops.Formula(body, title="Pow"), *operands(call, "exponent"))
+
+
+@takes("exp2.default")
+def exp2(call: AtenCall) -> Any:
+    return formula(call, "Exp2", scalar.apply("pow", constant(2.0), argument(0)))
+
+
+@takes("log2.default")
+def log2(call: AtenCall) -> Any:
+    return formula(call, "Log2", scalar.log(argument(0)) * (1 / math.log(2)))
+
+
+@takes("log10.default")
+def log10(call: AtenCall) -> Any:
+    return formula(call, "Log10", scalar.log(argument(0)) * (1 / math.log(10)))
+
+
+@takes("sin.default")
+def sin(call: AtenCall) -> Any:
+    return formula(call, "Sin", scalar.sin(argument(0)))
+
+
+@takes("cos.default")
+def cos(call: AtenCall) -> Any:
+    return formula(call, "Cos", scalar.cos(argument(0)))
+
+
+@takes("atan.default")
+def atan(call: AtenCall) -> Any:
+    return formula(call, "Atan", scalar.atan(argument(0)))
+
+
+@takes("floor.default")
+def floor(call: AtenCall) -> Any:
+    return formula(call, "Floor", scalar.floor(argument(0)))
+
+
+@takes("ceil.default")
+def ceil(call: AtenCall) -> Any:
+    return formula(call, "Ceil", -scalar.floor(-argument(0)))
+
+
+@takes("round.default")
+def rounded(call: AtenCall) -> Any:
+    return formula(call, "Round", scalar.rint(argument(0)))
+
+
+@takes("trunc.default")
+def trunc(call: AtenCall) -> Any:
+    return formula(call, "Trunc", _towards_zero(argument(0)))
+
+
+def _towards_zero(x: Expression) -> Expression:
+    return where(x < 0.0, -scalar.floor(-x), scalar.floor(x))
+
+
+@takes("sign.default")
+def sign(call: AtenCall) -> Any:
+    """Of NaN it is 0, as in PyTorch."""
+    x = argument(0)
+    return formula(call, "Sign", where(x > 0.0, constant(1.0), where(x < 0.0, -1.0, 0.0)))

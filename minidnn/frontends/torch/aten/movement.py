@@ -1,4 +1,4 @@
-"""Operations that only move elements, or do nothing."""
+"""Operations that only move elements, rows of tables among them, or do nothing."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from minidnn.frontends.torch.aten.call import AtenCall, Refused, key_of, takes
+from minidnn.frontends.torch.aten.call import TRAINING, AtenCall, Refused, key_of, takes
 from minidnn.graph import operators as ops
 from minidnn.graph import rearranged
+from minidnn.graph.embedded import rows_of
 from minidnn.graph.expression import argument, where
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.trace import apply
@@ -375,3 +376,16 @@ def _taken(x: Value, places: Mapping[int, Sequence[int]]) -> Value:
 @takes("channel_shuffle.default")
 def channel_shuffle(call: AtenCall) -> Any:
     return rearranged.channel_shuffle(call.tensor("self"), call["groups"])
+
+
+@takes("embedding.default", when="not training, and the table is known")
+def embedding(call: AtenCall) -> Any:
+    """PyTorch refuses numbers beyond the table; here they give NaN, unless they are known."""
+    if call.trained:
+        raise Refused(f"{TRAINING}, and PyTorch refuses numbers beyond the table")
+    table, numbers = call.constant("weight"), call.tensor("indices")
+    if isinstance(numbers, Constant):
+        known = numbers.data
+        if known.size and not 0 <= known.min() <= known.max() < table.shape[0]:
+            raise Refused(f"it takes numbers beyond the {table.shape[0]} rows of the table")
+    return rows_of(table, numbers)

@@ -1,0 +1,275 @@
+"""Cases as ``minidnn bench`` measures them: on the processor, on a GPU, and training steps.
+
+Nothing here needs PyTorch, or a GPU but to ask for its name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from minidnn.backends.backend import get_backend
+from minidnn.backends.cpu.machine import describe_machine
+from minidnn.bench import files, measure, networks
+from minidnn.bench.engines import INSTALL, KINDS, NEEDED, OWN, Kind, chosen
+from minidnn.bench.measure import Earlier, Effort, Step, now, times_of
+from minidnn.bench.networks import Case, Prepared
+from minidnn.bench.process import EngineError, EngineProcess
+from minidnn.bench.results import Record
+from minidnn.errors import UnsupportedError
+
+#: PyTorch's modes; the first three are peers unless others are asked for.
+PEERS = ("torch", "torch-channels-last", "torch-compile", "torch-max-autotune", "torch-calls")
+USUAL = PEERS[:3]
+PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
+#: Those that train, all of them peers unless others are asked for.
+_TRAINED = ("torch", "torch-channels-last", "torch-compile", "torch-reduce-overhead")
+TORCH = ("torch", "torchvision")
+#: Of the process that has a cell's engines; "max-autotune" compiles for a quarter of an hour.
+TARGET = "minidnn.bench.gpu_cell:cell"
+_TIMEOUT = 3600.0
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """Cases on the processor, each engine in its own process.
+
+    Attributes:
+        kinds: minidnn and the peers.
+        asked: whether peers were asked for by name.
+    """
+
+    kinds: tuple[Kind, ...]
+    asked: bool
+
+    @property
+    def notice(self) -> str:
+        """What is said before anything is measured: that there is nothing to compare with."""
+        if len(self.kinds) > 1:
+            return ""
+        missing = [name for name in NEEDED if find_spec(name) is None]
+        why = f"{' and '.join(missing)} not installed" if missing else "no other engine installed"
+        return (
+            f"minidnn runs alone ({why}; {INSTALL} brings other engines), and is compared with its "
+            "reference"
+        )
+
+    #: A case may be left between two rounds, and gone on with later.
+    in_pieces = True
+
+    def machine(self) -> str:
+        """What results are filed under."""
+        return describe_machine().line()
+
+    def suited(self, case: Case) -> list[str]:
+        """The names of the engines that can have the case: an ONNX file is no module of PyTorch.
+
+        Raises:
+            UnsupportedError: one that was asked for cannot.
+        """
+        unsuited = [kind.name for kind in self.kinds if case.file and kind.needs_module]
+        if unsuited and self.asked:
+            raise UnsupportedError(
+                f"--against {unsuited[0]!r}: it takes modules of PyTorch, and {case.network} is an "
+                "ONNX file"
+            )
+        return [kind.name for kind in self.kinds if kind.name not in unsuited]
+
+    def prepare(self, case: Case, names: Sequence[str], folder: Path) -> None:
+        """Prepares files and minidnn's kernels.
+
+        Raises:
+            EngineError: an engine cannot have the network.
+        """
+        prepared = self._prepared(case, folder)
+        for kind in self._named(names):
+            kind.prepare(prepared)
+
+    def measure(
+        self,
+        case: Case,
+        names: Sequence[str],
+        folder: Path,
+        effort: Effort,
+        step: Step,
+        earlier: Earlier | None = None,
+    ) -> dict[str, Record]:
+        """A record for each engine, see :func:`minidnn.bench.measure.measure`."""
+        prepared = self._prepared(case, folder)
+        return measure.measure(prepared, self._named(names), effort, step, earlier)
+
+    def _prepared(self, case: Case, folder: Path) -> Prepared:
+        if len(self.suited(case)) > 1:
+            return (files.prepare_file if case.file else networks.prepare)(case, folder)
+        return (files.prepare_file_alone if case.file else networks.prepare_alone)(case, folder)
+
+    def _named(self, names: Sequence[str]) -> list[Kind]:
+        return [kind for kind in self.kinds if kind.name in names]
+
+
+def cpu_bench(against: Sequence[str] | None) -> Cpu:
+    """Cases with the peers of these names; without names, all that are installed.
+
+    Raises:
+        UnsupportedError: a name is unknown, or what an engine needs is not installed.
+    """
+    return Cpu((KINDS[OWN], *chosen(against)), against is not None)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Cells on one GPU: minidnn and PyTorch's modes in one process, called in turn.
+
+    Attributes:
+        device: "cuda", or "cuda:1" for the second GPU.
+        engines: minidnn and the peers.
+    """
+
+    device: str
+    engines: tuple[str, ...]
+    #: What has begun is measured to its end: making the engines takes longer than all rounds.
+    in_pieces = False
+    #: What is said before anything is measured.
+    notice = ""
+
+    @property
+    def index(self) -> int:
+        return int(self.device.partition(":")[2] or 0)
+
+    def machine(self) -> str:
+        """What results are filed under: the GPU, its driver, minidnn's cuDNN."""
+        from minidnn.cudnn import machine
+
+        return f"{machine.device_name(self.index)}, {machine.library_name()}"
+
+    def suited(self, case: Case) -> list[str]:
+        """The names of the engines that are measured."""
+        return list(self.engines)
+
+    def prepare(self, case: Case, names: Sequence[str], folder: Path) -> None:
+        """Compiles minidnn's kernels and measures their choices, for the cache.
+
+        Raises:
+            EngineError: minidnn failed.
+        """
+        with self._process(case, [OWN], 0.0) as process:
+            _require_own(process)
+
+    def measure(
+        self,
+        case: Case,
+        names: Sequence[str],
+        folder: Path,
+        effort: Effort,
+        step: Step,
+        earlier: Earlier | None = None,
+    ) -> dict[str, Record]:
+        """A record for each engine; ``earlier``: rounds of all of these, which count too.
+
+        All rounds are run, even if they end later than ``effort`` says.  An engine that cannot be
+        made has a record with its error, and does not stop the others.
+
+        Raises:
+            EngineError: minidnn itself failed, or the process ended.
+        """
+        begun = earlier.begun if earlier else now()
+        done = len(earlier.rounds[OWN]) if earlier else 0
+        with self._process(case, names, effort.burst) as process:
+            _require_own(process)
+            records = {
+                name: {**about, "measured": now()}
+                for name, about in process.about["engines"].items()
+            }
+            there = [name for name, record in records.items() if "error" not in record]
+            rounds: list[list[float]] = []
+            for number in range(done, effort.rounds):
+                step("running all", 1 + number, 1 + effort.rounds)
+                (seconds,) = process.outputs()
+                rounds.append(seconds.tolist())
+        times = dict(zip(there, map(list, zip(*rounds, strict=True)), strict=True))
+        if earlier:
+            times = {name: [*earlier.rounds[name], *found] for name, found in times.items()}
+        for name, found in times.items():
+            records[name] |= {"begun": begun, **times_of(found, times[OWN], name)}
+        return records
+
+    def _process(self, case: Case, names: Sequence[str], burst: float) -> EngineProcess:
+        options: dict[str, Any] = {"network": case.network, "shape": case.shape}
+        options |= {"precision": case.dtype, "engines": list(names), "burst": burst}
+        return EngineProcess(OWN, TARGET, options, self._environment(), _TIMEOUT)
+
+    def _environment(self) -> dict[str, str]:
+        """The process sees this GPU alone, and calls it its first."""
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return {"CUDA_VISIBLE_DEVICES": seen.split(",")[self.index] if seen else str(self.index)}
+
+
+def gpu_bench(device: str, against: Sequence[str] | None) -> Gpu:
+    """Cells on that device with the peers of these names; without names, the usual ones.
+
+    Raises:
+        DeviceError: there is no such device, or it cannot be used.
+        UnsupportedError: a name is unknown, or PyTorch is not installed.
+    """
+    for name in against or ():
+        if name not in PEERS:
+            raise UnsupportedError(f"--against {name!r}: valid on a GPU are {', '.join(PEERS)}")
+    get_backend(device)
+    _check_torch(f"--device {device!r}")
+    return Gpu(device, (OWN, *dict.fromkeys(USUAL if against is None else against)))
+
+
+def _check_torch(option: str) -> None:
+    missing = [name for name in TORCH if find_spec(name) is None]
+    if missing:
+        raise UnsupportedError(
+            f"{option}: needs {' and '.join(missing)}, which "
+            f"{'is' if len(missing) == 1 else 'are'} not installed: {INSTALL}"
+        )
+
+
+def _require_own(process: EngineProcess) -> None:
+    if (error := process.about["engines"][OWN].get("error")) is not None:
+        raise EngineError(f"engine {OWN!r}: could not make: {error}", OWN)
+
+
+@dataclass(frozen=True)
+class Trained(Gpu):
+    """Steps of minidnn and of PyTorch's modes in one process, in turn, on ``device``: "cpu" or a
+    GPU."""
+
+    def machine(self) -> str:
+        """What results are filed under."""
+        return describe_machine().line() if self.device == "cpu" else super().machine()
+
+    def _process(self, case: Case, names: Sequence[str], burst: float) -> EngineProcess:
+        options: dict[str, Any] = {"network": case.network, "shape": case.shape}
+        options |= {"precision": case.dtype, "device": case.device, "threads": case.threads}
+        options |= {"engines": list(names), "burst": burst}
+        target = "minidnn.bench.steps:steps"
+        return EngineProcess(OWN, target, options, self._environment(), _TIMEOUT)
+
+    def _environment(self) -> dict[str, str]:
+        return {} if self.device == "cpu" else super()._environment()
+
+
+def trained_bench(device: str, against: Sequence[str] | None) -> Trained:
+    """Steps on that device beside the peers of these names; without names, beside all.
+
+    Raises:
+        DeviceError: there is no such device, or it cannot be used.
+        UnsupportedError: a name is unknown, or PyTorch is not installed.
+    """
+    peers = _TRAINED if against is None else tuple(dict.fromkeys(against))
+    for name in peers:
+        if name not in _TRAINED:
+            raise UnsupportedError(
+                f"--against {name!r}: valid with --train are {', '.join(_TRAINED)}"
+            )
+    get_backend(device)
+    _check_torch("--train")
+    return Trained(device, (OWN, *peers))

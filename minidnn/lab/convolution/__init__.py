@@ -1,1 +1,0 @@
-"""The ladder of convolutions, forward, in float32."""

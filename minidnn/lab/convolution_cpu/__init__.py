@@ -1,1 +1,0 @@
-"""The ladder of convolutions on a CPU."""

@@ -1,0 +1,1 @@
+"""Steps and ladders in CUDA."""

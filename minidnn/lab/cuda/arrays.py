@@ -1,0 +1,388 @@
+"""The steps of the ladders of arrays that are copied, reversed and transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...errors import UnsupportedError
+from ..access import L2_CYCLES, SHARED_CYCLES, Access, Work, lanes, sample
+from ..step import KERNELS, Block, Ladder, Parameters
+from .step import CudaStep, Sizes
+
+SIZES = {"L2": 1 << 22, "DRAM": 1 << 26}
+"""Words that lie in L2 together with their copies, and words that do not."""
+_BLOCKS, _TILES = 16, 8
+"""Blocks, and tiles of a matrix, that are looked at along each axis of the grid."""
+
+
+@dataclass(frozen=True)
+class WordsShape:
+    """Words of four bytes."""
+
+    count: int = SIZES["DRAM"]
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UnsupportedError(f"count={self.count}; valid are 1 and more")
+
+    @property
+    def operands(self) -> dict[str, int]:
+        return {"x": self.count, "y": self.count}
+
+    @property
+    def operations(self) -> int:
+        """None."""
+        return 0
+
+    @property
+    def terms(self) -> int:
+        """Nothing is rounded."""
+        return 0
+
+
+def copied(shape: WordsShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The words as they are."""
+    return operands["x"].astype(np.float64)
+
+
+Places = Callable[[np.ndarray, np.ndarray, np.ndarray, int, Parameters, int], np.ndarray]
+"""The first words that threads copy: of the thread's number, the block's along x and along y, the
+threads of a block, the parameters and the count of all words; one more axis for instructions."""
+
+
+def _strided(
+    thread: np.ndarray, block: np.ndarray, layer: np.ndarray, threads: int, own: Parameters, n: int
+) -> np.ndarray:
+    return (block * threads + thread) * own["STRIDE"] + layer
+
+
+def _structures(
+    thread: np.ndarray, block: np.ndarray, layer: np.ndarray, threads: int, own: Parameters, n: int
+) -> np.ndarray:
+    field = np.arange(own["FIELDS"]).reshape(-1, 1, 1)
+    return (block * threads + thread) * own["FIELDS"] + field
+
+
+def _fields(
+    thread: np.ndarray, block: np.ndarray, layer: np.ndarray, threads: int, own: Parameters, n: int
+) -> np.ndarray:
+    length = -(-n // own["FIELDS"])
+    number = block * threads + thread
+    field = np.arange(own["FIELDS"]).reshape(-1, 1, 1)
+    return np.where(number < length, field * length + number, -1)
+
+
+def _rows(
+    thread: np.ndarray,
+    block: np.ndarray,
+    layer: np.ndarray,
+    threads: int,
+    own: Parameters,
+    n: int,
+    *,
+    pitched: bool = False,
+) -> np.ndarray:
+    width = _row(own, pitched)
+    column = thread + np.arange(0, width, threads).reshape(-1, 1, 1)
+    return np.where(column < width, block * width + column, -1)
+
+
+def _shifted(
+    thread: np.ndarray, block: np.ndarray, layer: np.ndarray, threads: int, own: Parameters, n: int
+) -> np.ndarray:
+    return block * threads + thread - -own["SHIFT"] % 32
+
+
+def _words(
+    thread: np.ndarray,
+    block: np.ndarray,
+    layer: np.ndarray,
+    threads: int,
+    own: Parameters,
+    n: int,
+    *,
+    width: int = 1,
+) -> np.ndarray:
+    return (block * threads + thread) * width
+
+
+def _row(own: Parameters, pitched: bool) -> int:
+    return -(-own["WIDTH"] // 32) * 32 if pitched else own["WIDTH"]
+
+
+def _copy_work(
+    shape: WordsShape,
+    block: Block,
+    parameters: Parameters,
+    *,
+    places: Places,
+    sizes: Callable[[WordsShape, Block, Parameters], Sizes],
+    width: int = 1,
+) -> Work:
+    """Of a step that copies each word once."""
+    (across, down, _), _, _ = sizes(shape, block, parameters)
+    threads = block[0] * block[1]
+    blocks, layers = sample(across, _BLOCKS), sample(down, _BLOCKS)
+    number = lanes(threads)
+    at = places(
+        number,
+        blocks.reshape(-1, 1, 1, 1, 1),
+        layers.reshape(-1, 1, 1, 1),
+        threads,
+        parameters,
+        shape.count,
+    )
+    at = np.where((number >= 0) & (at >= 0) & (at < shape.count), at, -1)
+    at = at.reshape(len(blocks) * len(layers), -1, 32)
+    share = across * down / len(at)
+    x = Access("x", "global", at, share, width=width)
+    y = Access("y", "global", at, share, store=True, width=width)
+    return Work((x, y), 0.0, 12 * x.requests, L2_CYCLES, ("x", "y") if down > 1 else ())
+
+
+def _copy_sizes(
+    shape: WordsShape, block: Block, parameters: Parameters, *, words: int = 1, more: int = 0
+) -> Sizes:
+    """So many words a thread; ``more`` words before the first."""
+    return (-(-(shape.count + more) // (words * block[0] * block[1])), 1, 1), (*block, 1), 0
+
+
+def _sizes_of_strides(shape: WordsShape, block: Block, parameters: Parameters) -> Sizes:
+    across, down = -(-shape.count // parameters["STRIDE"]), parameters["STRIDE"]
+    return (-(-across // (block[0] * block[1])), down, 1), (*block, 1), 0
+
+
+def _sizes_of_structures(shape: WordsShape, block: Block, parameters: Parameters) -> Sizes:
+    return _copy_sizes(shape, block, parameters, words=parameters["FIELDS"])
+
+
+def _sizes_of_rows(
+    shape: WordsShape, block: Block, parameters: Parameters, *, pitched: bool = False
+) -> Sizes:
+    return (-(-shape.count // _row(parameters, pitched)), 1, 1), (*block, 1), 0
+
+
+def _sizes_of_shifts(shape: WordsShape, block: Block, parameters: Parameters) -> Sizes:
+    return _copy_sizes(shape, block, parameters, more=-parameters["SHIFT"] % 32)
+
+
+def _whole(shape: WordsShape, block: Block, parameters: Parameters, *, words: int) -> str | None:
+    if shape.count % words == 0:
+        return None
+    return f"{shape.count} words; this step wants a multiple of {words}"
+
+
+def _copy_step(name: str, sizes: Any, places: Places, width: int = 1, **given: Any) -> CudaStep:
+    work = partial(_copy_work, places=places, sizes=sizes, width=width)
+    source = KERNELS / "memory" / f"{name}.cu"
+    return CudaStep(name=name, source=source, sizes=sizes, work=work, **given)
+
+
+def _vectors(name: str, words: int) -> CudaStep:
+    return _copy_step(
+        name,
+        partial(_copy_sizes, words=words),
+        partial(_words, width=words),
+        words,
+        refusal=partial(_whole, words=words),
+        helps=("memory", "latency", "issue"),
+    )
+
+
+MEMORY = Ladder(
+    "memory",
+    "words copied on a GPU, float32",
+    WordsShape(),
+    (
+        _copy_step("strided", _sizes_of_strides, _strided, parameters={"STRIDE": 32}),
+        _copy_step(
+            "structures",
+            _sizes_of_structures,
+            _structures,
+            parameters={"FIELDS": 5},
+            helps=("L2", "uncoalesced accesses"),
+        ),
+        _copy_step(
+            "fields",
+            _sizes_of_structures,
+            _fields,
+            parameters={"FIELDS": 5},
+            helps=("uncoalesced accesses", "load units"),
+        ),
+        _copy_step("rows", _sizes_of_rows, _rows, parameters={"WIDTH": 1001}),
+        _copy_step(
+            "pitched",
+            partial(_sizes_of_rows, pitched=True),
+            partial(_rows, pitched=True),
+            parameters={"WIDTH": 1001},
+            helps=("uncoalesced accesses",),
+        ),
+        _copy_step("shifted", _sizes_of_shifts, _shifted, parameters={"SHIFT": 1}),
+        _copy_step("words", _copy_sizes, _words, helps=("uncoalesced accesses",)),
+        _vectors("pairs", 2),
+        _vectors("vectors", 4),
+    ),
+    copied,
+    {name: WordsShape(count) for name, count in SIZES.items()},
+)
+
+
+def reversed_words(shape: WordsShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The last word first."""
+    return operands["x"][::-1].astype(np.float64)
+
+
+def _reverse_sizes(
+    shape: WordsShape, block: Block, parameters: Parameters, *, sized: bool = False
+) -> Sizes:
+    threads = block[0] * block[1]
+    return (-(-shape.count // threads), 1, 1), (*block, 1), 4 * threads * sized
+
+
+def _reverse_work(shape: WordsShape, block: Block, parameters: Parameters, *, kept: bool) -> Work:
+    """``kept``: in shared memory, and written in the order of lanes."""
+    threads = block[0] * block[1]
+    blocks = -(-shape.count // threads)
+    chosen, number = sample(blocks, _BLOCKS).reshape(-1, 1, 1), lanes(threads)
+    first, share = chosen * threads, blocks / chosen.size
+    read = first + number
+    there = (number >= 0) & (read < shape.count)
+    x = Access("x", "global", np.where(there, read, -1), share)
+    last = np.minimum(threads, shape.count - first) - 1
+    written = shape.count - 1 - (first + (last - number if kept else number))
+    y = Access("y", "global", np.where(there, written, -1), share, store=True)
+    if not kept:
+        return Work((x, y), 0.0, 12 * x.requests, L2_CYCLES)
+    inside = np.where(there, number, -1)
+    to_shared = Access("x", "shared", inside, share, store=True)
+    of_shared = Access("x", "shared", np.where(there, last - number, -1), share)
+    accesses = (x, to_shared, of_shared, y)
+    return Work(accesses, 0.0, 20 * x.requests, L2_CYCLES + 2 * SHARED_CYCLES)
+
+
+def _reverse_step(name: str, kept: bool, **given: Any) -> CudaStep:
+    source = KERNELS / "reverse" / f"{name}.cu"
+    return CudaStep(name=name, source=source, work=partial(_reverse_work, kept=kept), **given)
+
+
+REVERSE = Ladder(
+    "reverse",
+    "an array reversed, float32",
+    WordsShape(),
+    (
+        _reverse_step("direct", False, sizes=_reverse_sizes),
+        _reverse_step("fixed", True, sizes=_reverse_sizes, helps=("uncoalesced accesses",)),
+        _reverse_step("sized", True, sizes=partial(_reverse_sizes, sized=True)),
+    ),
+    reversed_words,
+    {name: WordsShape(count) for name, count in SIZES.items()},
+)
+
+
+@dataclass(frozen=True)
+class TransposeShape:
+    """Rows and columns of what is transposed."""
+
+    height: int = 8192
+    width: int = 8192
+
+    def __post_init__(self) -> None:
+        for name, number in vars(self).items():
+            if number < 1:
+                raise UnsupportedError(f"{name}={number}; valid are 1 and more")
+
+    @property
+    def operands(self) -> dict[str, int]:
+        return {"x": self.height * self.width, "y": self.height * self.width}
+
+    @property
+    def operations(self) -> int:
+        """None."""
+        return 0
+
+    @property
+    def terms(self) -> int:
+        """Nothing is rounded."""
+        return 0
+
+
+def transposed(shape: TransposeShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The result in float64."""
+    return operands["x"].reshape(shape.height, shape.width).T.astype(np.float64)
+
+
+def _by_block(shape: TransposeShape, block: Block, parameters: Parameters) -> Sizes:
+    return (-(-shape.width // block[0]), -(-shape.height // block[1]), 1), (*block, 1), 0
+
+
+def _by_tile(shape: TransposeShape, block: Block, parameters: Parameters) -> Sizes:
+    side = block[0]
+    return (-(-shape.width // side), -(-shape.height // side), 1), (*block, 1), 0
+
+
+def _transpose_work(
+    shape: TransposeShape, block: Block, parameters: Parameters, *, row: int | None = None
+) -> Work:
+    """``row``: numbers of shared memory behind each row of a tile; None without a tile."""
+    side = block[0] if row is not None else block[1]
+    down, across = -(-shape.height // side), -(-shape.width // block[0])
+    tops, lefts = sample(down, _TILES), sample(across, _TILES)
+    share = down * across / (len(tops) * len(lefts))
+    top, left = (part.reshape(-1, 1, 1, 1) for part in np.meshgrid(tops * side, lefts * block[0]))
+    number = lanes(block[0] * block[1])
+    turn = np.arange(-(-side // block[1])).reshape(1, -1, 1, 1)
+    i, j = turn * block[1] + number // block[0], number % block[0]
+    there = (number >= 0) & (i < side)
+
+    def places(at: np.ndarray, inside: np.ndarray) -> np.ndarray:
+        return np.where(inside, at, -1).reshape(len(top), -1, 32)
+
+    r, c = top + i, left + j
+    inside = there & (r < shape.height) & (c < shape.width)
+    x = Access("x", "global", places(r * shape.width + c, inside), share)
+    if row is None:
+        y = Access("y", "global", places(c * shape.height + r, inside), share, store=True)
+        return Work((x, y), 0.0, 14 * x.requests, L2_CYCLES)
+    r, c = left + i, top + j
+    inside = there & (r < shape.width) & (c < shape.height)
+    y = Access("y", "global", places(r * shape.height + c, inside), share, store=True)
+    length, blocks = side + row, down * across
+    kept = np.where(there, i * length + j, -1).reshape(1, -1, 32)
+    read = np.where(there, j * length + i, -1).reshape(1, -1, 32)
+    to_tile = Access("x", "shared", kept, blocks, store=True)
+    of_tile = Access("x", "shared", read, blocks)
+    wait = L2_CYCLES + 2 * SHARED_CYCLES
+    return Work((x, to_tile, of_tile, y), 0.0, 20 * x.requests, wait)
+
+
+def _transpose_step(name: str, **given: Any) -> CudaStep:
+    return CudaStep(name=name, source=KERNELS / "transpose" / f"{name}.cu", **given)
+
+
+TRANSPOSE = Ladder(
+    "transpose",
+    "a matrix transposed, float32",
+    TransposeShape(),
+    (
+        _transpose_step("rows", sizes=_by_block, work=_transpose_work),
+        _transpose_step(
+            "shared",
+            sizes=_by_tile,
+            work=partial(_transpose_work, row=0),
+            helps=("uncoalesced accesses",),
+        ),
+        _transpose_step(
+            "padded",
+            sizes=_by_tile,
+            work=partial(_transpose_work, row=1),
+            helps=("bank conflicts",),
+        ),
+    ),
+    transposed,
+    {str(size): TransposeShape(size, size) for size in (1024, 8192)},
+)

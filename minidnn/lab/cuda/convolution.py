@@ -1,0 +1,340 @@
+"""The steps of the ladder of convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..shapes import ConvolutionShape, convolve
+from ..step import KERNELS, Block, Ladder, Parameters
+from . import fft_work
+from .convolution_work import direct, halo, halves
+from .implicit_work import implicit, tensor, unfold
+from .step import MOST_STATIC, CudaStep, KernelBefore, Sizes
+
+SHAPE = ConvolutionShape(1, 4, 4, 4, 1, 2, 2)
+"""Four channels of 4 x 4, and a filter of 2 x 2 for each."""
+IMAGE = """1 2 0 1; 0 1 3 2; 1 2 1 0; 2 1 0 1 | 1 0 1 2; 2 1 0 1; 0 1 2 1; 1 0 1 0
+    | 0 1 2 1; 1 2 0 1; 1 1 0 2; 2 0 1 0 | 1 2 1 0; 2 0 1 1; 0 1 2 2; 1 0 1 1"""
+FILTER = "1 0; 0 1 | 0 1; 1 0 | 1 0; 0 1 | 0 1; 1 0"
+CHANGES: tuple[Mapping[str, int], ...] = (
+    {},
+    {"padding": 1},
+    {"stride": 2},
+    {"dilation": 2},
+    {"stride": 2, "padding": 1, "dilation": 2},
+)
+
+
+def planes(text: str) -> np.ndarray:
+    """The numbers of planes between bars, with rows between semicolons."""
+    return np.array([row.split() for row in text.replace("|", ";").split(";")], np.float32).ravel()
+
+
+def worked(changes: Mapping[str, int]) -> np.ndarray:
+    """The result with this padding, stride and dilation."""
+    shape = replace(SHAPE, **changes)
+    return convolve(shape, {"x": planes(IMAGE), "w": planes(FILTER)})[0, 0]
+
+
+def worked_examples() -> str:
+    """Image, filter, and the results, as text."""
+    image, filters = (
+        planes(text).reshape(4, size, size) for text, size in ((IMAGE, 4), (FILTER, 2))
+    )
+    lines = ["image, channel after channel", *_beside(image), "", "filter", *_beside(filters)]
+    for changes in CHANGES:
+        told = ", ".join(f"{name} {number}" for name, number in changes.items())
+        lines += ["", told or "stride 1, padding 0, dilation 1", *_beside([worked(changes)])]
+    lines += [
+        "",
+        "The first number of the first result: 1*1 + 1*1 of the first channel, 0*1 + 2*1 of the",
+        "second, 0*1 + 2*1 of the third, 2*1 + 2*1 of the fourth.",
+    ]
+    return "\n".join(lines)
+
+
+def _beside(every: np.ndarray | list[np.ndarray]) -> list[str]:
+    rows = zip(*every, strict=True)
+    return ["   " + "     ".join(" ".join(f"{n:2.0f}" for n in row) for row in one) for one in rows]
+
+
+_CONSTANT_FLOATS = 16384
+
+
+def _plane(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Sizes:
+    """Tiles of the plane, and a filter for each layer of blocks."""
+    across, down = shape.tiles(block)
+    return (across, down, shape.filters), (*block, 1), 0
+
+
+def _in_order(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Sizes:
+    """Positions in their order, whatever the block's form; then filters, then images."""
+    threads = block[0] * block[1]
+    blocks = -(-shape.out_height * shape.out_width // threads)
+    return (blocks, shape.filters, shape.batch), (threads, 1, 1), 0
+
+
+def _halo(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Sizes:
+    """Tiles of the plane in their order, groups of filters, images; a tile with its halo and, of
+    several filters, their weights in shared memory."""
+    outputs = (block[0] * parameters.get("POSITIONS", 1), block[1])
+    across, down = shape.tiles(outputs)
+    group = parameters.get("GROUP", 1)
+    width, height = shape.halo(outputs)
+    floats = width * height + (group * shape.taps if "GROUP" in parameters else 0)
+    grid = (across * down, -(-shape.filters // group), shape.batch)
+    return grid, (*block, 1), 4 * floats
+
+
+def _implicit(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Sizes:
+    """Tiles of positions of all images, and of filters: eight by eight a thread."""
+    positions = shape.batch * shape.out_height * shape.out_width
+    grid = (-(-positions // (8 * block[0])), -(-shape.filters // (8 * block[1])), 1)
+    return grid, (*block, 1), 0
+
+
+def _unfold(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Sizes:
+    """Positions of all images, and what is summed."""
+    positions, threads = shape.batch * shape.out_height * shape.out_width, block[0] * block[1]
+    return (-(-positions // threads), shape.terms, 1), (threads, 1, 1), 0
+
+
+def _matrix(shape: ConvolutionShape, block: Block, parameters: Parameters) -> dict[str, int]:
+    """The images unfolded."""
+    return {"matrix": shape.terms * shape.batch * shape.out_height * shape.out_width}
+
+
+def _no_patches(block: Block) -> str | None:
+    if block[0] % 4 or block[1] % 8:
+        return f"a block of {block[0]} x {block[1]} threads; this step wants patches of 4 x 8"
+    return None
+
+
+def _unfit_tensor(shape: ConvolutionShape, block: Block, parameters: Parameters) -> str | None:
+    deep, down = parameters["TILE_DEPTH"], block[1] // 8
+    if (reason := _no_patches(block)) is not None:
+        return reason
+    if deep % 16 or deep // 2 % down:
+        return f"TILE_DEPTH={deep}; this step wants a multiple of 16 and of {2 * down}"
+    words = 8 * block[1] * (deep // 2 + 4) + deep // 2 * (8 * block[0] + 8)
+    if (asked := 8 * words) > MOST_STATIC:
+        return f"{asked} bytes of static shared memory; there may be {MOST_STATIC}"
+    return None
+
+
+def _unfit_patches(shape: ConvolutionShape, block: Block, parameters: Parameters) -> str | None:
+    deep, stages = parameters["TILE_DEPTH"], parameters.get("STAGES", 2)
+    if (reason := _no_patches(block)) is not None:
+        return reason
+    if stages < 2:
+        return f"STAGES={stages}; this step wants 2 or more"
+    if deep % (block[1] // 8):
+        return f"TILE_DEPTH={deep}; this step wants a multiple of {block[1] // 8} with this block"
+    if block[0] * block[1] % deep:
+        return f"TILE_DEPTH={deep}; this step wants a divisor of {block[0] * block[1]} threads"
+    if (asked := 4 * stages * deep * (8 * block[0] + 8 * block[1] + 4)) > MOST_STATIC:
+        return f"{asked} bytes of static shared memory; there may be {MOST_STATIC}"
+    return None
+
+
+def _plain_only(shape: ConvolutionShape, block: Block, parameters: Parameters) -> str | None:
+    if (shape.stride, shape.padding, shape.dilation) == (1, 0, 1):
+        return None
+    return (
+        f"stride {shape.stride}, padding {shape.padding}, dilation {shape.dilation}; this step "
+        "knows stride 1, padding 0, dilation 1"
+    )
+
+
+def _fits_constant_memory(
+    shape: ConvolutionShape, block: Block, parameters: Parameters
+) -> str | None:
+    if (count := shape.operands["w"]) <= _CONSTANT_FLOATS:
+        return None
+    return f"{count} weights; constant memory holds {_CONSTANT_FLOATS}"
+
+
+def _whole_vectors(shape: ConvolutionShape, block: Block, parameters: Parameters) -> str | None:
+    if parameters["GROUP"] % 4 == 0:
+        return None
+    return f"GROUP={parameters['GROUP']}; this step wants a multiple of 4"
+
+
+def _step(name: str, **given: Any) -> CudaStep:
+    return CudaStep(name=name, source=KERNELS / "convolution" / f"{name}.cu", **given)
+
+
+_POSITIONS = {"GROUP": 8, "POSITIONS": 4}
+
+
+def _layer(channels: int, filters: int, size: int, window: int, stride: int) -> ConvolutionShape:
+    """A layer of a network, padded by half its window, on 32 images."""
+    square = {"height": size, "width": size, "window_height": window, "window_width": window}
+    padding = window // 2
+    return ConvolutionShape(32, channels, filters=filters, stride=stride, padding=padding, **square)
+
+
+_LAYERS = (
+    (3, 64, 224, 7, 2),
+    (64, 64, 56, 3, 1),
+    (128, 128, 28, 3, 1),
+    (256, 256, 14, 3, 1),
+    (512, 512, 7, 3, 1),
+    (64, 256, 56, 1, 1),
+    (256, 512, 56, 1, 2),
+    (48, 192, 35, 5, 1),
+)
+"""Channels, filters, size of the image, window, stride."""
+
+CONVOLUTION = Ladder(
+    "conv",
+    "convolution, forward, float32, NCHW",
+    ConvolutionShape(batch=32, channels=32, height=58, width=58, filters=32),
+    (
+        _step(
+            "naive",
+            sizes=_plane,
+            work=partial(direct, instructions=(10, 22, 20), images_in_turn=True),
+            refusal=_plain_only,
+        ),
+        _step(
+            "general",
+            sizes=_plane,
+            work=partial(direct, instructions=(16, 22, 20), images_in_turn=True),
+        ),
+        _step(
+            "coalesced",
+            sizes=_in_order,
+            work=partial(direct, instructions=(16, 22, 20), in_order=True),
+            helps=("uncoalesced accesses", "too few blocks", "tail"),
+        ),
+        _step(
+            "readonly",
+            sizes=_in_order,
+            work=partial(direct, instructions=(16, 22, 20), in_order=True),
+        ),
+        _step(
+            "texture",
+            sizes=_in_order,
+            work=partial(direct, instructions=(16, 22, 20), in_order=True, padded=True),
+        ),
+        _step(
+            "constant",
+            sizes=_in_order,
+            work=partial(direct, instructions=(15, 22, 20), in_order=True, constant=True),
+            refusal=_fits_constant_memory,
+            constants={"weights": "w"},
+            helps=("load units",),
+        ),
+        _step(
+            "tiled",
+            sizes=_halo,
+            work=partial(halo, instructions=(12, 12, 11)),
+            helps=("load units", "L2", "uncoalesced accesses"),
+        ),
+        _step("unrolled", sizes=_halo, work=halo, helps=("issue",)),
+        _step(
+            "registers",
+            sizes=_halo,
+            work=halo,
+            parameters={"GROUP": 8},
+            helps=("shared memory", "L2", "latency"),
+        ),
+        _step(
+            "positions",
+            sizes=_halo,
+            work=halo,
+            parameters=_POSITIONS,
+            helps=("shared memory", "L2", "latency"),
+        ),
+        _step(
+            "vectors",
+            sizes=_halo,
+            work=partial(halo, width=4),
+            parameters=_POSITIONS,
+            refusal=_whole_vectors,
+            helps=("shared memory", "issue"),
+        ),
+        _step(
+            "bounds",
+            sizes=_halo,
+            work=partial(halo, width=4),
+            parameters={**_POSITIONS, "RESIDENT": 2},
+            refusal=_whole_vectors,
+            helps=("occupancy", "latency"),
+        ),
+        _step(
+            "fused",
+            sizes=_halo,
+            work=partial(halo, width=4),
+            parameters=_POSITIONS,
+            refusal=_whole_vectors,
+            helps=("memory",),
+        ),
+        _step(
+            "halves",
+            sizes=_halo,
+            work=halves,
+            parameters=_POSITIONS,
+            refusal=_whole_vectors,
+            helps=("memory", "L2"),
+        ),
+        _step(
+            "columns",
+            sizes=_implicit,
+            work=partial(implicit, unfolded=True),
+            parameters={"TILE_DEPTH": 8, "RESIDENT": 2},
+            refusal=_unfit_patches,
+            before=(KernelBefore(name="unfold", sizes=_unfold, work=unfold),),
+            scratch=_matrix,
+            helps=("shared memory", "issue", "latency", "load units"),
+        ),
+        _step(
+            "implicit",
+            sizes=_implicit,
+            work=implicit,
+            parameters={"TILE_DEPTH": 8, "RESIDENT": 2},
+            refusal=_unfit_patches,
+            helps=("shared memory", "issue", "latency", "load units", "memory"),
+        ),
+        _step(
+            "async",
+            sizes=_implicit,
+            work=implicit,
+            parameters={"TILE_DEPTH": 8, "STAGES": 3, "RESIDENT": 2},
+            refusal=_unfit_patches,
+            helps=("latency", "occupancy"),
+        ),
+        _step(
+            "fft",
+            sizes=fft_work.sizes,
+            work=fft_work.work,
+            parameters={"SIZE": 16, "TILE_DEPTH": 8},
+            refusal=fft_work.unfit,
+            before=fft_work.BEFORE,
+            scratch=fft_work.scratch,
+            helps=("arithmetic",),
+        ),
+        _step(
+            "tensor",
+            sizes=_implicit,
+            work=tensor,
+            parameters={"TILE_DEPTH": 32, "RESIDENT": 2},
+            refusal=_unfit_tensor,
+            helps=("arithmetic", "shared memory", "memory", "L2"),
+        ),
+    ),
+    convolve,
+    {
+        f"{channels}-{filters}@{size},{window}/{stride}": _layer(
+            channels, filters, size, window, stride
+        )
+        for channels, filters, size, window, stride in _LAYERS
+    },
+    worked_examples,
+)

@@ -1,0 +1,236 @@
+"""The steps of the ladders of gradients, by the input and by the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..access import FMA_CYCLES, L1_CYCLES, WARP, Access, Work, lanes, sample
+from ..shapes import ConvolutionShape
+from ..step import KERNELS, Block, Ladder, Parameters
+from .convolution import CONVOLUTION
+from .step import CudaStep, Sizes
+
+_BLOCKS, _FILTERS, _POSITIONS = 36, 4, 64
+"""Blocks, filters, and positions of each thread, that are looked at."""
+_INSTRUCTIONS = 22
+"""Of a product of the gradient by the weights: reads, addresses, comparisons, the loop."""
+
+
+@dataclass(frozen=True)
+class InputGradientShape(ConvolutionShape):
+    """The convolution whose gradient is computed: "g" is that of its result."""
+
+    @property
+    def terms(self) -> int:
+        return self.filters * self.taps
+
+    @property
+    def operands(self) -> dict[str, int]:
+        forward = super().operands
+        return {"g": forward["y"], "w": forward["w"], "y": forward["x"]}
+
+    @property
+    def operations(self) -> int:
+        """Those of the convolution."""
+        return 2 * self.operands["g"] * self.channels * self.taps
+
+
+def by_input(shape: InputGradientShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The gradient in float64."""
+    plane = (shape.out_height, shape.out_width)
+    g = operands["g"].reshape(shape.batch, shape.filters, -1).astype(np.float64)
+    window = (shape.window_height, shape.window_width)
+    w = operands["w"].reshape(shape.filters, shape.channels, *window).astype(np.float64)
+    edge, step = shape.padding, shape.stride
+    # What the last window covers may end beyond the padding.
+    reach = [size + 2 * edge + step for size in (shape.height, shape.width)]
+    y = np.zeros((shape.batch, shape.channels, *reach))
+    for i, j in np.ndindex(*window):
+        top, left = i * shape.dilation, j * shape.dilation
+        seen = y[:, :, top : top + step * plane[0] : step, left : left + step * plane[1] : step]
+        seen[:, :, : plane[0], : plane[1]] += (w[:, :, i, j].T @ g).reshape(
+            shape.batch, shape.channels, *plane
+        )
+    return y[:, :, edge : edge + shape.height, edge : edge + shape.width]
+
+
+def _input_sizes(shape: InputGradientShape, block: Block, parameters: Parameters) -> Sizes:
+    """Numbers of an image in their order, groups of channels, images."""
+    threads, group = block[0] * block[1], parameters.get("GROUP", 1)
+    across = -(-shape.height * shape.width // threads)
+    return (across, -(-shape.channels // group), shape.batch), (threads, 1, 1), 0
+
+
+def _input_work(
+    shape: InputGradientShape, block: Block, parameters: Parameters, *, look: int
+) -> Work:
+    """``look``: instructions to find a position and its gradient."""
+    group, threads = parameters.get("GROUP", 1), block[0] * block[1]
+    groups = -(-shape.channels // group)
+    across = -(-shape.height * shape.width // threads)
+    chosen, some = sample(across, _BLOCKS), sample(shape.filters, _FILTERS)
+    number = lanes(threads)
+    place = chosen.reshape(-1, 1, 1, 1, 1) * threads + number
+    i, j = np.divmod(np.arange(shape.taps).reshape(-1, 1, 1), shape.window_width)
+    row = place // shape.width + shape.padding - i * shape.dilation
+    column = place % shape.width + shape.padding - j * shape.dilation
+    there = (number >= 0) & (place < shape.height * shape.width) & (row >= 0) & (column >= 0)
+    there = there & (row % shape.stride == 0) & (column % shape.stride == 0)
+    row, column = row // shape.stride, column // shape.stride
+    there = there & (row < shape.out_height) & (column < shape.out_width)
+    filter = some.reshape(1, -1, 1, 1, 1)
+    at = (filter * shape.out_height + row) * shape.out_width + column
+    there = np.broadcast_to(there, np.broadcast_shapes(at.shape, there.shape))
+    times = across / len(chosen) * shape.filters / len(some) * shape.batch * groups
+    g = Access("g", "global", np.where(there, at, -1).reshape(len(chosen), -1, 32), times)
+    own = np.arange(min(group, shape.channels)).reshape(1, 1, 1, -1, 1, 1)
+    at = (filter[..., None, :, :] * shape.channels + own) * shape.taps
+    at = at + np.arange(shape.taps).reshape(1, 1, -1, 1, 1, 1)
+    at = np.where(there[:, :, :, None], at, -1).reshape(len(chosen), -1, 32)
+    # The last group may be a part of one; all are looked at as if they were the first.
+    w = Access("w", "global", at, times * shape.channels / (groups * own.size))
+    place = place.reshape(len(chosen), -1, 32)
+    place = np.where((number >= 0) & (place < shape.height * shape.width), place, -1)
+    stored = across / len(chosen) * shape.batch * shape.channels
+    y = Access("y", "global", place, stored, store=True)
+    looks = shape.terms * len(number) * across * shape.batch * groups
+    chain = shape.terms * (L1_CYCLES + FMA_CYCLES)
+    return Work((g, w, y), w.requests, looks * look + 2 * w.requests + g.requests, chain)
+
+
+def _input_step(name: str, **given: Any) -> CudaStep:
+    return CudaStep(name=name, source=KERNELS / "input_gradient" / f"{name}.cu", **given)
+
+
+INPUT_GRADIENT = Ladder(
+    "input-gradient",
+    "the gradient of a convolution by its input, float32, NCHW",
+    InputGradientShape(**vars(CONVOLUTION.shape)),
+    (
+        _input_step("naive", sizes=_input_sizes, work=partial(_input_work, look=24)),
+        _input_step(
+            "registers",
+            sizes=_input_sizes,
+            work=partial(_input_work, look=10),
+            parameters={"GROUP": 8},
+            helps=("load units", "L2", "latency", "issue"),
+        ),
+    ),
+    by_input,
+    {name: InputGradientShape(**vars(shape)) for name, shape in CONVOLUTION.shapes.items()},
+)
+
+
+@dataclass(frozen=True)
+class WeightGradientShape(ConvolutionShape):
+    """The convolution whose gradient is computed: "g" is that of its result."""
+
+    @property
+    def positions(self) -> int:
+        """Of all images."""
+        return self.batch * self.out_height * self.out_width
+
+    @property
+    def terms(self) -> int:
+        return self.positions
+
+    @property
+    def operands(self) -> dict[str, int]:
+        forward = super().operands
+        return {"x": forward["x"], "g": forward["y"], "y": forward["w"]}
+
+    @property
+    def operations(self) -> int:
+        """Those of the convolution."""
+        return 2 * self.operands["y"] * self.positions
+
+
+def by_weights(shape: WeightGradientShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The gradient in float64."""
+    images = (shape.batch, shape.channels, shape.height, shape.width)
+    edge = (shape.padding, shape.padding)
+    x = np.pad(operands["x"].reshape(images).astype(np.float64), [(0, 0), (0, 0), edge, edge])
+    plane = (shape.out_height, shape.out_width)
+    g = operands["g"].reshape(shape.batch, shape.filters, *plane).astype(np.float64)
+    y = np.zeros((shape.filters, shape.channels, shape.window_height, shape.window_width))
+    step, past = shape.stride, shape.stride * np.array(plane)
+    for i, j in np.ndindex(shape.window_height, shape.window_width):
+        top, left = i * shape.dilation, j * shape.dilation
+        seen = x[:, :, top : top + past[0] : step, left : left + past[1] : step]
+        y[:, :, i, j] = np.tensordot(g, seen, ((0, 2, 3), (0, 2, 3)))
+    return y
+
+
+def _weight_sizes(
+    shape: WeightGradientShape, block: Block, parameters: Parameters, *, each: int = 1
+) -> Sizes:
+    """``each``: threads of a weight."""
+    threads = block[0] * block[1]
+    return (-(-each * shape.operands["y"] // threads), 1, 1), (threads, 1, 1), 0
+
+
+def _whole_warps(shape: WeightGradientShape, block: Block, parameters: Parameters) -> str | None:
+    if (threads := block[0] * block[1]) % WARP == 0:
+        return None
+    return f"{threads} threads a block; this step wants whole warps of {WARP}"
+
+
+def _weight_work(
+    shape: WeightGradientShape, block: Block, parameters: Parameters, *, each: int = 1
+) -> Work:
+    """``each``: threads of a weight, which take positions in turns."""
+    threads, weights = block[0] * block[1], shape.operands["y"]
+    blocks, turns = -(-each * weights // threads), -(-shape.positions // each)
+    chosen, some = sample(blocks, _BLOCKS), sample(turns, _POSITIONS)
+    number = lanes(threads)
+    thread = chosen.reshape(-1, 1, 1, 1) * threads + number
+    weight, lane = thread // each, thread % each
+    position = some.reshape(1, -1, 1, 1) * each + lane
+    there = (number >= 0) & (weight < weights) & (position < shape.positions)
+    filter, inner = np.divmod(weight, shape.channels * shape.taps)
+    channel, tap = np.divmod(inner, shape.taps)
+    plane = shape.out_height * shape.out_width
+    image, at = np.divmod(position, plane)
+    row = at // shape.out_width * shape.stride - shape.padding
+    column = at % shape.out_width * shape.stride - shape.padding
+    row = row + tap // shape.window_width * shape.dilation
+    column = column + tap % shape.window_width * shape.dilation
+    there = there & (row >= 0) & (row < shape.height) & (column >= 0) & (column < shape.width)
+    share, flat = blocks / len(chosen), (len(chosen), -1, WARP)
+    from_x = ((image * shape.channels + channel) * shape.height + row) * shape.width + column
+    from_g = (image * shape.filters + filter) * plane + at
+    times = share * turns / len(some)
+    x = Access("x", "global", np.where(there, from_x, -1).reshape(flat), times)
+    g = Access("g", "global", np.where(there, from_g, -1).reshape(flat), times)
+    writes = (number >= 0) & (weight < weights) & (lane == 0)
+    y = Access("y", "global", np.where(writes, weight, -1).reshape(flat), share, store=True)
+    chain = turns * (L1_CYCLES + FMA_CYCLES)
+    return Work((x, g, y), x.requests, x.requests * _INSTRUCTIONS, chain, ("x", "g"))
+
+
+def _weight_step(name: str, **given: Any) -> CudaStep:
+    return CudaStep(name=name, source=KERNELS / "weight_gradient" / f"{name}.cu", **given)
+
+
+WEIGHT_GRADIENT = Ladder(
+    "weight-gradient",
+    "the gradient of a convolution by its weights, float32, NCHW",
+    WeightGradientShape(**vars(CONVOLUTION.shape)),
+    (
+        _weight_step("naive", sizes=_weight_sizes, work=_weight_work),
+        _weight_step(
+            "lanes",
+            sizes=partial(_weight_sizes, each=WARP),
+            work=partial(_weight_work, each=WARP),
+            refusal=_whole_warps,
+            helps=("uncoalesced accesses", "latency", "too few blocks", "tail", "load units"),
+        ),
+    ),
+    by_weights,
+    {name: WeightGradientShape(**vars(shape)) for name, shape in CONVOLUTION.shapes.items()},
+)

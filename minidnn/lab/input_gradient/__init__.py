@@ -1,1 +1,0 @@
-"""The ladder of gradients of a convolution by its input."""

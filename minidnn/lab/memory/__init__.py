@@ -1,1 +1,0 @@
-"""The ladder of accesses to memory, on a GPU."""

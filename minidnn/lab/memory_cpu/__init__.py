@@ -1,1 +1,0 @@
-"""The ladder of copies on a CPU."""

@@ -1,0 +1,264 @@
+"""Studies: what the model says, what was measured of steps in another process, and their files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ..errors import MiniDNNError
+from ..measure.figures import write_figures
+from .ceilings import CeilingJob
+from .counters import CountersError
+from .devices import DEVICES, LabDevice
+from .isolated_jobs import LIMIT_SECONDS, Failure, IsolatedJobs
+from .operands import OperandFolder
+from .step import Block, Choices, Ladder, Point, points_of
+
+_FOLDER = Path(__file__).parent / "recorded"
+_PARTS: dict[str, type] = {"ladder": str, "machine": dict, "shapes": list, "cells": list}
+_CELL: dict[str, type] = {"step": str, "shape": int, "block": list, "parameters": dict}
+_FIGURES = ("operations", "operational_intensity", "predicted_seconds")
+_CUDA = (
+    *("registers", "spill_bytes", "shared_bytes", "occupancy", "waves"),
+    *("coalescing", "bank_conflicts"),
+)
+_CPU = ("tasks", "chains", "gathered", "lanes")
+
+
+class StudyError(MiniDNNError, ValueError):
+    """A file is no study that can be read.
+
+    >>> from minidnn import lab
+    >>> try:
+    ...     lab.load_study("net.safetensors")
+    >>> except lab.StudyError as error:
+    ...     print(error)
+    """
+
+
+def save_study(path: str | os.PathLike[str], study: dict[str, Any]) -> None:
+    """Writes a study to a file, whole or not at all.
+
+    >>> from minidnn import lab
+    >>> lab.save_study("product.json", lab.model("product", ["tiled"]))
+
+    Args:
+        path: of the file, which is JSON.
+        study: what :func:`model` or :func:`run` gave.
+
+    Raises:
+        StudyError: the file cannot be written.
+    """
+    try:
+        write_figures(Path(path), study)
+    except OSError as error:
+        raise StudyError(f"{os.fspath(path)} cannot be written: {error.strerror}") from error
+
+
+def load_study(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The study in a file.
+
+    >>> from minidnn import lab
+    >>> study = lab.load_study(lab.recorded_studies()["conv"])
+    >>> study["machine"]["multiprocessors"]
+    132
+
+    Args:
+        path: of a file that :func:`save_study` wrote.
+
+    Returns:
+        A study, as :func:`minidnn.lab.model` gives it.
+
+    Raises:
+        StudyError: there is no such file, it is damaged, no study, or of a later version.
+    """
+    name = os.fspath(path)
+    try:
+        document = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise StudyError(f"{name} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise StudyError(f"{name} is damaged, or no study: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise StudyError(f"{name} is no study: it does not say {FORMAT!r} as its format")
+    version = document.get("version")
+    if version != VERSION:
+        raise StudyError(f"{name} is a study of version {version!r}; this minidnn reads {VERSION}")
+    if (damage := _damage(document)) is not None:
+        raise StudyError(f"{name} is damaged: {damage}")
+    return document
+
+
+def recorded_studies() -> dict[str, Path]:
+    """The files of the studies that come with minidnn, by ladder.
+
+    Returns:
+        Paths, by the names of the ladders that they are of.
+
+    >>> from minidnn import lab
+    >>> sorted(lab.recorded_studies())
+    """
+    return {path.stem.rpartition("-")[0]: path for path in sorted(_FOLDER.glob("*.json"))}
+
+
+def _damage(document: dict[str, Any]) -> str | None:
+    """What is missing, or of another kind than it should be."""
+    for name, kind in _PARTS.items():
+        if not isinstance(document.get(name), kind):
+            return f"{name!r} is missing"
+    count = len(document["shapes"])
+    libraries = document.get("libraries", [None] * count)
+    if not isinstance(libraries, list) or len(libraries) != count:
+        return f"'libraries' does not have an entry for each of {count} shapes"
+    for number, cell in enumerate(document["cells"]):
+        if not isinstance(cell, dict):
+            return f"cell {number} is {type(cell).__name__}"
+        for name, kind in _CELL.items():
+            if not isinstance(cell.get(name), kind):
+                return f"cell {number} has no {name!r}"
+        if not 0 <= cell["shape"] < count:
+            return f"cell {number} is of shape {cell['shape']}; there are {count}"
+        if "why_not" in cell:
+            continue
+        wanted = _FIGURES + (_CPU if "isa" in document["machine"] else _CUDA)
+        wanted += () if "failed" in cell else ("measured_seconds",) * _runs(document)
+        for name in wanted:
+            if not isinstance(cell.get(name), int | float):
+                return f"cell {number} has no {name!r}"
+    return None
+
+
+def _runs(document: dict[str, Any]) -> bool:
+    """Whether a study was measured."""
+    return "libraries" in document
+
+
+FORMAT, VERSION = "minidnn lab study", 1
+
+
+def study(
+    ladder: Ladder,
+    steps: Sequence[Any],
+    blocks: Sequence[Block],
+    shapes: Sequence[Any],
+    machine: Any,
+    parameters: Choices | None = None,
+) -> dict[str, Any]:
+    """What the model says of each step with each block on each shape, or why it cannot be launched.
+
+    ``parameters`` are those that are not as the steps have them; each step takes its own.
+
+    Raises:
+        DeviceError: there is no compiler, or the limits of the machine are not known.
+    """
+    device = DEVICES[ladder.device]
+    points = points_of(steps, blocks, parameters)
+    cells = []
+    for number, shape in enumerate(shapes):
+        for point, found in zip(points, device.predict(points, shape, machine), strict=True):
+            head = {
+                "step": point.step.name,
+                "shape": number,
+                "block": list(point.block),
+                "parameters": point.parameters,
+            }
+            told = {"why_not": found} if isinstance(found, str) else found.record()
+            cells.append({**head, **told})
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "ladder": ladder.name,
+        "machine": asdict(machine),
+        "shapes": [asdict(shape) for shape in shapes],
+        "cells": cells,
+    }
+
+
+Tell = Callable[[str], None]
+
+
+def measured_study(
+    ladder: Ladder,
+    steps: Sequence[Any],
+    blocks: Sequence[Block],
+    shapes: Sequence[Any],
+    parameters: Choices | None = None,
+    *,
+    limit: float = LIMIT_SECONDS,
+    counters: bool = False,
+    tell: Tell = lambda line: None,
+) -> dict[str, Any]:
+    """What :func:`study` says of this machine's device, and what was measured: in each cell,
+    and in ``libraries`` for each shape.  What failed has the reason in ``failed``.  ``limit``:
+    seconds that a cell may take; ``counters``: whether hardware counters are read; ``tell`` is
+    called with a line about what is going on.
+
+    Raises:
+        DeviceError: there is no such device, or no compiler for it.
+    """
+    device = DEVICES[ladder.device]
+    machine = device.machine()
+    document = study(ladder, steps, blocks, shapes, machine, parameters)
+    with OperandFolder(ladder) as folder:
+        order = sorted(
+            (cell for cell in document["cells"] if "why_not" not in cell),
+            key=lambda cell: (cell["shape"], _place(steps, cell)),
+        )
+        jobs: list[Any] = []
+
+        def made() -> Iterator[Any]:
+            """The job of each cell, when the one before is done."""
+            for (number, name), group in groupby(order, lambda one: (one["shape"], one["step"])):
+                cells, step, shape = list(group), ladder.step(name), shapes[number]
+                tell(f"shape {number}, {name}: {len(cells)} to be measured")
+                operands = folder.of(step.operands(shape), shape, step.halves)
+                for cell in cells:
+                    point = Point(step, tuple(cell["block"]), cell["parameters"])
+                    jobs.append(device.job(point, shape, machine, operands))
+                    yield jobs[-1]
+
+        found = IsolatedJobs(device.measure, limit).run(made())
+        for cell, one in zip(order, found, strict=True):
+            cell |= {"failed": one.text} if isinstance(one, Failure) else one
+        counted = [pair for pair in zip(order, jobs, strict=True) if "failed" not in pair[0]]
+        if counters:
+            tell(f"counters: {len(counted)} launches")
+            document["counters"] = _count(device, counted, limit)
+        tell("libraries")
+        document["libraries"] = _libraries(ladder, shapes, folder, limit)
+    return document
+
+
+def _count(
+    device: LabDevice, counted: Sequence[tuple[dict[str, Any], Any]], limit: float
+) -> dict[str, str]:
+    """Adds what was counted to cells, and tells by what; or why nothing was."""
+    assert device.count is not None
+    try:
+        found = device.count([job for _, job in counted], limit * max(1, len(counted)))
+    except CountersError as error:
+        return {"why_not": str(error)}
+    for (cell, _), metrics in zip(counted, found, strict=True):
+        cell["counters"] = metrics
+    return {"tool": "ncu"}
+
+
+def _place(steps: Sequence[Any], cell: dict[str, Any]) -> int:
+    return [step.name for step in steps].index(cell["step"])
+
+
+def _libraries(
+    ladder: Ladder, shapes: Sequence[Any], folder: OperandFolder, limit: float
+) -> list[Any]:
+    """For each shape the ceilings of the device, or why there are none."""
+    names = ladder.steps[0].operands(ladder.shape)
+    jobs = [CeilingJob(shape, folder.of(names, shape)) for shape in shapes]
+    found = IsolatedJobs(DEVICES[ladder.device].ceilings, limit).run(jobs)
+    return [
+        {"failed": one.text} if isinstance(one, Failure) else {"algorithms": one} for one in found
+    ]
