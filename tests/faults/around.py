@@ -163,7 +163,7 @@ FAULTS = (
     ),
     Fault(
         "a sum over ranks has no gradient of its own",
-        "minidnn/gradients/rules/ranks.py",
+        "minidnn/gradients/rules/reduction.py",
         "return [None if each is None else next(sums) for each in call.gradients]",
         "return list(call.gradients)",
         ("tests/distributed/test_trainer.py",),

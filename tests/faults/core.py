@@ -162,7 +162,7 @@ FAULTS = (
     ),
     Fault(
         "gradients of slices that overlap are joined",
-        "minidnn/gradients/slices.py",
+        "minidnn/gradients/reverse.py",
         "if start != end or size == 0:",
         "if size == 0:",
         ("tests/gradients/test_slices.py",),
