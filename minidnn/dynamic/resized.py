@@ -13,10 +13,9 @@ from minidnn.dynamic.kept import Key
 from minidnn.errors import MiniDNNError, OutOfMemoryError, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
-from minidnn.runtime.alike import Described, described, described_plan
 from minidnn.runtime.interface import interface_of
+from minidnn.runtime.plan import Described, described, described_plan, resized
 from minidnn.runtime.program import ResizableProgram
-from minidnn.runtime.resize import resized
 
 log = logging.getLogger(__name__)
 
