@@ -1,4 +1,8 @@
-"""The plan: an optimized graph with a place in memory for every value."""
+"""The plan: an optimized graph with a place in memory for every value.
+
+The plan for inputs of other sizes has the same operators in the same order and layouts: no pass
+runs again.  Whether two plans compute the same but for sizes is told by what describes them.
+"""
 
 from __future__ import annotations
 

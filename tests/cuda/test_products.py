@@ -8,8 +8,7 @@ import pytest
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.product.lower import print_product
 from minidnn.backends.cuda.product.tensor_cores import TILES, candidates, print_on_tensor_cores
-from minidnn.fusion.product import FusedProduct
-from minidnn.fusion.product_shape import shape_of
+from minidnn.fusion.product import FusedProduct, shape_of
 from minidnn.graph import operators as ops
 from minidnn.runtime.arrays import from_bits, to_bits
 from tests.cuda.cards import A100, H200

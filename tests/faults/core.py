@@ -21,7 +21,7 @@ FAULTS = (
     ),
     Fault(
         "rows of a buffer are freed while a reader needs them",
-        "minidnn/fusion/buffer_rows.py",
+        "minidnn/fusion/planning.py",
         "self.held[storage] = max(self.held[storage], last - first)",
         "self.held[storage] = max(self.held[storage], last - first - 1)",
         ("tests/fusion/test_plan.py", "tests/fusion/test_random_plans.py"),

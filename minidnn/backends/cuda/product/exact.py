@@ -6,7 +6,7 @@ A block makes 64 x 64 elements, a thread 4 x 4 of them, from slabs of 16 in shar
 
 from __future__ import annotations
 
-from ....fusion.product_shape import BatchedProduct
+from ....fusion.product import BatchedProduct
 from ...codegen.kernel import KernelSource
 from ..kernels import Launch
 from ..prelude import TYPES

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ....fusion.attention import FusedAttention, FusedAttentionGradient
-from ....fusion.product import FusedProduct
-from ....fusion.product_shape import shape_of
+from ....fusion.product import FusedProduct, shape_of
 from ....graph.ir import Node, Value
 from ....graph.operators import MatMul
 from ..attention.lower import attention_tasks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ....fusion.product_shape import BatchedProduct
+from ....fusion.product import BatchedProduct
 from ..kernels import Launch
 from ..machine import Machine
 from .batches import unravel

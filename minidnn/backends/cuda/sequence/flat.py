@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, gcd
 
-from ....fusion.plan import Binding, KernelPlan
-from ....fusion.rounding import roundings
+from ....fusion.plan import Binding, KernelPlan, roundings
 from ...codegen.code import Code
 from ..prelude import TYPES
 from ..tensor import Tensor
