@@ -1,4 +1,4 @@
-"""The files of the cache: names, listing, writing in one step, removing, and what all take together."""
+"""The files of the cache: names, listing, writing in one step, removing, and what all of them take."""
 
 from __future__ import annotations
 

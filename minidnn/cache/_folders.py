@@ -1,5 +1,5 @@
-"""Where the cache is, what replaces it when it cannot be written, and where programs and libraries are
-made before they get their place in it.
+"""Where the cache is, what replaces it when it cannot be written, and where programs and libraries
+are made before they get their place in it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A region of a product of batches of matrices and of the orders in which its matrices lie, and what
-a kernel of such a product must know.
+"""A region of a product of batches of matrices and of the orders in which its matrices lie, and
+what a kernel of such a product must know.
 """
 
 from __future__ import annotations
