@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from minidnn.dynamic.dim import Dim
-from minidnn.dynamic.parts import BatchPart, parts_of
+from minidnn.dynamic.split import BatchPart, parts_of
 from minidnn.errors import UnsupportedError
 from minidnn.executable import Executable
 from minidnn.measure.statistics import interleaved
