@@ -10,8 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from minidnn.distributed.consensus import ConsensusCheck
-from minidnn.distributed.rank import DistributedError, RankInfo, find_rank
+from minidnn.distributed.rank import ConsensusCheck, DistributedError, RankInfo, find_rank
 from minidnn.distributed.watch import RankWatch
 from minidnn.graph.meeting import meet_in
 from minidnn.runtime.store import Store

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.distributed.consensus import ConsensusCheck
-from minidnn.distributed.rank import DistributedError, RankInfo
+from minidnn.distributed.rank import ConsensusCheck, DistributedError, RankInfo
 from minidnn.distributed.watch import RankWatch
 from minidnn.runtime.store import Store
 

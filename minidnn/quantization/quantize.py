@@ -21,8 +21,15 @@ from minidnn.passes.fold import FOLD_BATCH_NORM
 from minidnn.passes.infrastructure import Context, run_passes
 from minidnn.passes.simplify import FREEZE, SIMPLIFY
 from minidnn.quantization.calibration import Calibration, Twins, batches_of
-from minidnn.quantization.measure import MOST_LOST, MeasuredValue, losses, measure
-from minidnn.quantization.ranges import RANGES, Choose, steps_of
+from minidnn.quantization.ranges import (
+    MOST_LOST,
+    RANGES,
+    Choose,
+    MeasuredValue,
+    losses,
+    measure,
+    steps_of,
+)
 from minidnn.sizes.sized_graph import SizedGraph
 
 

@@ -24,12 +24,19 @@ from minidnn.runtime.store import Store
 from minidnn.training import checkpoint
 from minidnn.training.arguments import check_number, check_whole
 from minidnn.training.callbacks.callback import Callback
-from minidnn.training.callbacks.writing import CheckpointWriter
+from minidnn.training.callbacks.checkpoint import CheckpointWriter
 from minidnn.training.carried import as_layer
-from minidnn.training.epochs import FitArguments, Record, run
+from minidnn.training.epochs import (
+    FitArguments,
+    Record,
+    SetMeasures,
+    over_ranks,
+    public,
+    run,
+    totalled,
+)
 from minidnn.training.feeding import Feeding, joined
 from minidnn.training.launches import Progress, add, repeat
-from minidnn.training.measuring import SetMeasures, over_ranks, public, totalled
 from minidnn.training.metrics.metric import Metric
 from minidnn.training.objective import Targets, objective_of
 from minidnn.training.optim.optimizer import Optimizer
