@@ -1,4 +1,6 @@
-"""The files of the cache: names, listing, writing in one step, removing, and what all of them take."""
+"""The files of the cache: names, listing, writing in one step, removing, and what all of them take
+together.
+"""
 
 from __future__ import annotations
 

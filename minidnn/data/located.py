@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minidnn.data.datasets import Arrays, DataError, Step, named
-from minidnn.data.draws import Draws
+from minidnn.data.datasets import Arrays, DataError, Draws, Step, named
 from minidnn.data.moves import moved
 
 __all__ = ["Boxes", "Masks"]

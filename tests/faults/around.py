@@ -58,7 +58,7 @@ FAULTS = (
     ),
     Fault(
         "the last part of a batch begins behind its end",
-        "minidnn/dynamic/parts.py",
+        "minidnn/dynamic/split.py",
         "found.append(BatchPart(min(begin, total - rows), rows))",
         "found.append(BatchPart(begin, rows))",
         ("tests/dynamic/test_parts.py",),
@@ -114,7 +114,7 @@ FAULTS = (
     ),
     Fault(
         "two calls draw the same numbers",
-        "minidnn/data/draws.py",
+        "minidnn/data/datasets.py",
         "        self._calls += 1\n",
         "",
         ("tests/data/test_draws.py",),
