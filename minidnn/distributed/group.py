@@ -12,7 +12,7 @@ import numpy as np
 
 from minidnn.distributed.rank import ConsensusCheck, DistributedError, RankInfo, find_rank
 from minidnn.distributed.watch import RankWatch
-from minidnn.graph.meeting import meet_in
+from minidnn.graph.operators.ranks import meet_in
 from minidnn.runtime.store import Store
 
 #: Arrays are sent together up to so many bytes.
@@ -40,7 +40,7 @@ class RankGroup(Protocol):
         """The sums over all ranks, of numbers of the host; it waits for all ranks."""
 
     def add(self, arrays: Sequence[np.ndarray]) -> None:
-        """See :class:`minidnn.graph.meeting.Meeting`."""
+        """See :class:`minidnn.graph.operators.ranks.Meeting`."""
 
     def agree(self, text: str) -> None:
         """DistributedError unless all ranks say the same; a text is asked about once."""
@@ -102,7 +102,7 @@ class GlooGroup(ConsensusCheck):
         self.watch.enter()
 
     def add(self, arrays: Sequence[np.ndarray]) -> None:
-        """See :class:`minidnn.graph.meeting.Meeting`."""
+        """See :class:`minidnn.graph.operators.ranks.Meeting`."""
         for some in _buckets(arrays):
             flat = np.concatenate([array.reshape(-1) for array in some])
             self._together(self._dist.all_reduce, flat)

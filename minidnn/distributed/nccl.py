@@ -98,7 +98,7 @@ class NcclGroup(ConsensusCheck):
         done.record(self._stream)
 
     def add(self, arrays: Sequence[np.ndarray]) -> None:
-        """See :class:`minidnn.graph.meeting.Meeting`."""
+        """See :class:`minidnn.graph.operators.ranks.Meeting`."""
         with self._device, self._stream:
             for array in arrays:
                 held = self._cupy.asarray(array)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ....graph.meeting import meeting_of
 from ....graph.operators import SumOverRanks
+from ....graph.operators.ranks import meeting_of
 from ....graph.types import TensorType, numpy_dtype
 from ..compilers.library import NativeFunction
 

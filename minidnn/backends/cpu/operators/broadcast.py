@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ....graph.expression import Expression, argument, linearize
 from ....graph.ir import Graph, Node, Value
 from ....graph.operator import Elementwise
-from ....graph.substitution import substituted
+from ....graph.scalar_functions import substituted
 from ....graph.types import BYTES, TensorType
 from ....kernels.ops import elementwise
 from ....kernels.ops.pitched import Pitched
