@@ -7,10 +7,9 @@ from typing import Any, NamedTuple, Self
 
 from minidnn.cudnn.arrays import MAX_DIMENSIONS, Shape, element_strides, layouts
 from minidnn.cudnn.descriptor import Descriptor
-from minidnn.cudnn.dtypes import data_type
+from minidnn.cudnn.dtypes import data_type, ints
 from minidnn.cudnn.enums import DataType, TensorFormat
 from minidnn.cudnn.errors import ArgumentError
-from minidnn.cudnn.scalars import ints
 
 
 class FilterInfo(NamedTuple):

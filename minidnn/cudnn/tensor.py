@@ -12,12 +12,10 @@ from minidnn.cudnn.arrays import (
     element_strides,
     settled_strides,
 )
-from minidnn.cudnn.descriptor import Descriptor
-from minidnn.cudnn.dtypes import data_type
+from minidnn.cudnn.descriptor import Descriptor, Memo
+from minidnn.cudnn.dtypes import data_type, ints
 from minidnn.cudnn.enums import DataType, TensorFormat
 from minidnn.cudnn.errors import ArgumentError
-from minidnn.cudnn.memo import Memo
-from minidnn.cudnn.scalars import ints
 
 
 class TensorInfo(NamedTuple):

@@ -10,6 +10,7 @@ from ....cudnn import library
 from ....cudnn.activation import ActivationDescriptor
 from ....cudnn.batch_norm import SPATIAL, derived_descriptor
 from ....cudnn.convolution.key import TensorKey
+from ....cudnn.dtypes import ONE, ZERO
 from ....cudnn.enums import (
     ActivationMode,
     DataType,
@@ -22,7 +23,6 @@ from ....cudnn.errors import check
 from ....cudnn.handle import current_handle
 from ....cudnn.op_tensor import OpTensorDescriptor
 from ....cudnn.pooling import PoolingDescriptor
-from ....cudnn.scalars import ONE, ZERO
 from ....cudnn.tensor import TensorDescriptor
 from ....gpu.cupy import cupy
 from ..arrays import DEVICE_TO_DEVICE
