@@ -44,7 +44,7 @@ from minidnn.passes.infrastructure import Context, Observer
 from minidnn.passes.multiply_bytes import precision_of
 from minidnn.passes.pipeline import optimize
 from minidnn.passes.reduce_precision import in_dtype
-from minidnn.precision.automatic import check_asked, fastest
+from minidnn.precision import check_asked, fastest
 from minidnn.runtime.interface import interface_of
 from minidnn.runtime.plan import Plan, make_plan
 from minidnn.runtime.program import PackedProgram, StatefulProgram

@@ -19,9 +19,7 @@ from minidnn.fusion.target import Target
 from minidnn.graph.ir import Graph, Node, State, Stored, Value
 from minidnn.graph.layout import Layout
 from minidnn.graph.types import TensorType
-from minidnn.memory.annotations import Annotations, Placement
-from minidnn.memory.arena import Arena, plan_groups, plan_memory
-from minidnn.memory.liveness import storage_roots
+from minidnn.memory import Annotations, Arena, Placement, plan_groups, plan_memory, storage_roots
 from minidnn.passes.infrastructure import Context, Rewrite
 from minidnn.passes.recompute import stored_bytes
 

@@ -35,7 +35,7 @@ FAULTS = (
     ),
     Fault(
         "storage is free a node too early",
-        "minidnn/memory/liveness.py",
+        "minidnn/memory.py",
         "return self.first <= other.last and other.first <= self.last",
         "return self.first < other.last and other.first < self.last",
         ("tests/runtime/test_memory.py",),

@@ -12,7 +12,7 @@ from ...fusion.region import FusedElements
 from ...graph.expression import linearize
 from ...graph.ir import Node, Value
 from ...graph.operator import Elementwise
-from ...memory.annotations import Annotations
+from ...memory import Annotations
 from ..codegen.code import Code
 from ..codegen.dialect import CUDA
 from .kernels import Launch

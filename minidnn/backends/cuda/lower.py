@@ -46,7 +46,7 @@ from ...graph.types import ITEMSIZE, TensorType
 from ...kernels.ops import adaptive, copy, lower, move
 from ...kernels.ops.pitched import Pitched
 from ...kernels.schedule import AxisSchedule
-from ...memory.liveness import awaited
+from ...memory import awaited
 from ...runtime.plan import Plan
 from .any_size import has_any_size, print_chain_for_any_size, print_for_any_size
 from .channels import print_take_channels

@@ -1,5 +1,5 @@
 """Kernels of averages of whole planes, which add each row, then the rows, as the reference does
-(see ``graph.window_values.sum_taps``)."""
+(see ``graph.window.sum_taps``)."""
 
 from __future__ import annotations
 

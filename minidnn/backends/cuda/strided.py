@@ -14,7 +14,7 @@ from ...graph.operator import Elementwise
 from ...graph.types import HALVES
 from ...kernels.ops import elementwise
 from ...kernels.ops.pitched import Pitched
-from ...memory.annotations import Annotations
+from ...memory import Annotations
 from .kernels import SCHEDULE, Launch
 from .narrow import narrowed
 from .whole import is_whole
