@@ -99,9 +99,9 @@ def place_updates(graph: Graph, context: Context) -> Graph:
 
     Handles: every update that is not computed straight over its state, as
     ``memory.updates_in_place`` has them, by a copy behind the last node that reads the state, so
-    that what is copied does not lie in memory for long.  A state that is an output, or that another one becomes, is read by a copy first, so
-    that two states may become each other; such copies are behind all other nodes.  It is no
-    optimization, and takes no fuel.
+    that what is copied does not lie in memory for long.  A state that is an output, or that another
+    one becomes, is read by a copy first, so that two states may become each other; such copies are
+    behind all other nodes.  It is no optimization, and takes no fuel.
     Refuses: nothing.
     """
     if not graph.updates:
