@@ -13,9 +13,8 @@ from minidnn.cudnn.descriptor import Descriptor
 from minidnn.cudnn.dtypes import ints, is_double, scalar
 from minidnn.cudnn.enums import FoldingDirection, TensorFormat
 from minidnn.cudnn.errors import ArgumentError
-from minidnn.cudnn.filter import FilterDescriptor
 from minidnn.cudnn.handle import call
-from minidnn.cudnn.tensor import TensorDescriptor, operand
+from minidnn.cudnn.tensor import FilterDescriptor, TensorDescriptor, operand
 
 FOLD = FoldingDirection.CUDNN_TRANSFORM_FOLD
 

@@ -20,9 +20,8 @@ from minidnn.cudnn.enums import (
     MathType,
 )
 from minidnn.cudnn.errors import CuDNNError, NoAlgorithmError, check, status_name
-from minidnn.cudnn.filter import FilterDescriptor
 from minidnn.cudnn.handle import current_handle
-from minidnn.cudnn.tensor import TensorDescriptor
+from minidnn.cudnn.tensor import FilterDescriptor, TensorDescriptor
 from minidnn.cudnn.workspace import acquire
 from minidnn.errors import MiniDNNWarning, OutOfMemoryError
 
