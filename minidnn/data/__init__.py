@@ -31,8 +31,7 @@ from minidnn.data.bundled import (
 from minidnn.data.datasets import Arrays, DataError, Dataset, Draws, Samples, Subset
 from minidnn.data.folder import Folder
 from minidnn.data.loader import Batches, Loader, WeightedSampler
-from minidnn.data.located import Boxes, Masks
-from minidnn.data.moves import BatchMove, moved
+from minidnn.data.moves import BatchMove, Boxes, Masks, moved
 from minidnn.data.policies import RandAugment, RandomErasing, TrivialAugment
 
 __all__ = [
