@@ -20,12 +20,14 @@ from minidnn.networks import any_graph_of, graph_of, with_own_sizes
 from minidnn.passes.fold import FOLD_BATCH_NORM
 from minidnn.passes.infrastructure import Context, run_passes
 from minidnn.passes.simplify import FREEZE, SIMPLIFY
-from minidnn.quantization.calibration import Calibration, Twins, batches_of
-from minidnn.quantization.ranges import (
+from minidnn.quantization.calibration import (
     MOST_LOST,
     RANGES,
+    Calibration,
     Choose,
     MeasuredValue,
+    Twins,
+    batches_of,
     losses,
     measure,
     steps_of,

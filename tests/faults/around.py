@@ -72,7 +72,7 @@ FAULTS = (
     ),
     Fault(
         "the zero of uint8 is one off",
-        "minidnn/quantization/ranges.py",
+        "minidnn/quantization/calibration.py",
         "zero = int(np.clip(np.rint(-low / rounded), 0, LEVELS - 1))",
         "zero = int(np.clip(np.rint(-low / rounded) + 1, 0, LEVELS - 1))",
         ("tests/quantization/test_ranges.py",),
