@@ -28,7 +28,7 @@ from minidnn.bench.gpu.modes import Own
 from minidnn.bench.gpu.timing import interleaved
 from minidnn.cudnn import machine
 from minidnn.cudnn.gpu_turn import turn
-from minidnn.measure.statistics import Estimate, median
+from minidnn.measure import Estimate, median
 from minidnn.report.explain import contracts
 
 MOST_TEXT = 300

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from minidnn.measure.figures import write_figures
+from minidnn.measure import write_figures
 
 
 def microseconds(call: Callable[[], object], wait: Callable[[], object]) -> float:

@@ -22,7 +22,7 @@ from minidnn.errors import GraphError, OutOfMemoryError, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
 from minidnn.graph.types import BYTES, FLOATS, numpy_dtype
-from minidnn.measure.statistics import interleaved, median, ratio
+from minidnn.measure import interleaved, median, ratio
 from minidnn.passes.infrastructure import Observer
 from minidnn.report.precision import AutomaticPrecision, PrecisionTrial
 from minidnn.runtime.arrays import checked, random_array, to_numpy

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MiniDNNError
-from ..measure.figures import write_figures
+from ..measure import write_figures
 from .measured import FORMAT, VERSION
 
 _FOLDER = Path(__file__).parent / "recorded"

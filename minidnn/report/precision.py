@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from minidnn.measure.statistics import Estimate
+from minidnn.measure import Estimate
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ MODULES = {
     "frontends/torch/whole": "frontends/torch/module_graph",
     "lab/apart": "lab/isolated_jobs",
     "layers/whose_code": "layers/functional",
-    "measure/turns": "measure/statistics",
+    "measure/turns": "measure",
     "serving/places": "serving/grpc_service",
 }
 

@@ -19,7 +19,7 @@ from minidnn.bench.precisions import allow, dtype_of
 from minidnn.bench.worker import LoadedEngine
 from minidnn.cudnn import machine
 from minidnn.cudnn.gpu_turn import turn
-from minidnn.measure.statistics import orders
+from minidnn.measure import orders
 
 NCHW, LAST = "torch", "torch-channels-last"
 _COMPILED = ("torch-compile", "torch-max-autotune")

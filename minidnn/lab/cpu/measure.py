@@ -16,8 +16,7 @@ from ...backends.cpu.compilers.kernels import compile_kernels
 from ...backends.cpu.execution.buffers import AlignedMemory, Guard
 from ...backends.cpu.execution.program import BoundKernel, NativeProgram, Operand, Pool
 from ...backends.cpu.isa import usable_isa
-from ...measure.load import timed
-from ...measure.statistics import median
+from ...measure import median, timed
 from ..operands import RESULT, Operands, WrongResultError, first_wrong
 from ..step import Point
 from .machine import CpuMachine
