@@ -36,8 +36,8 @@ from minidnn.graph.ir import Constant, Graph
 from minidnn.graph.operators import Reorder
 from minidnn.graph.plain import plain
 from minidnn.graph.types import FLOATS
+from minidnn.layers.arguments import Shapes
 from minidnn.layers.functional import has_user_code
-from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
 from minidnn.networks import check_has_no_size, checked_graph, graph_of, with_own_sizes
 from minidnn.passes.infrastructure import Context, Observer

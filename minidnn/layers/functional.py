@@ -15,7 +15,7 @@ from typing import Any
 
 from minidnn.errors import GraphError
 from minidnn.graph.ir import Value
-from minidnn.layers.inputs import Declared
+from minidnn.layers.arguments import Declared
 from minidnn.layers.layer import Layer, called_with
 from minidnn.layers.symbol import Call, Symbol, present, results_of
 

@@ -14,7 +14,7 @@ from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operators import Conv2d, Linear
 from minidnn.graph.quantization import PER_CHANNEL, Steps
 from minidnn.graph.types import BYTES, TensorType
-from minidnn.layers.inputs import Shapes
+from minidnn.layers.arguments import Shapes
 from minidnn.layers.layer import Layer
 from minidnn.networks import any_graph_of, graph_of, with_own_sizes
 from minidnn.passes.fold import FOLD_BATCH_NORM

@@ -17,8 +17,8 @@ from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
 from minidnn.graph.plain import plain
 from minidnn.graph.types import TensorType, numpy_dtype
+from minidnn.layers.arguments import Shapes
 from minidnn.layers.build import to_graph
-from minidnn.layers.inputs import Shapes
 from minidnn.preparation import Preparation
 from minidnn.runtime.store import Store
 from minidnn.training import checkpoint
