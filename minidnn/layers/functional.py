@@ -19,7 +19,7 @@ from minidnn.layers.arguments import Declared
 from minidnn.layers.layer import Layer, called_with
 from minidnn.layers.symbol import Call, Symbol, present, results_of
 
-__all__ = ["Model", "has_user_code"]
+__all__ = ["Model"]
 
 
 class Model(Layer):
