@@ -27,7 +27,7 @@ from minidnn.bench.networks import BEYOND
 from minidnn.bench.peers import TORCH_MODES, load_inputs
 from minidnn.bench.process import EngineError, EngineProcess
 from minidnn.bench.worker import LoadedEngine
-from minidnn.measure.statistics import compared
+from minidnn.measure import compared
 from minidnn.runtime.cores import usable_cores
 
 OWN = "optimize"

@@ -35,7 +35,7 @@ import minidnn as md
 from minidnn import models
 from minidnn.bench.torchvision_models import models as torchs
 from minidnn.compiler import compile
-from minidnn.measure.statistics import interleaved
+from minidnn.measure import interleaved
 from minidnn.runtime.store import Store
 from minidnn.training.step import Objective
 

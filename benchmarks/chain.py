@@ -36,7 +36,7 @@ from benchmarks.chain_report import OWN, tables
 from benchmarks.figures import Results
 from minidnn.bench.measure import alternate
 from minidnn.bench.process import EngineError, EngineProcess
-from minidnn.measure.statistics import compared, interleaved, median
+from minidnn.measure import compared, interleaved, median
 
 ROUNDS = 9
 SLOW_ROUNDS = STRATEGY_ROUNDS = 7

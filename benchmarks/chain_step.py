@@ -28,7 +28,7 @@ from minidnn.errors import MiniDNNError
 from minidnn.gradients.reverse import pullback
 from minidnn.graph.ir import Graph
 from minidnn.layers.build import to_graph
-from minidnn.measure.statistics import interleaved
+from minidnn.measure import interleaved
 
 OWN = "minidnn"
 STATISTICS = ("frozen", "batch")

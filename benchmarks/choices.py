@@ -26,7 +26,7 @@ from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.tuning import Measured, Tuning
 from minidnn.bench.networks import case_of
 from minidnn.bench.results import commit
-from minidnn.measure.figures import write_figures
+from minidnn.measure import write_figures
 from minidnn.runtime.cores import usable_cores
 
 KEPT = 3

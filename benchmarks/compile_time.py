@@ -26,7 +26,7 @@ from benchmarks.figures import Results
 from minidnn import models
 from minidnn.backends.cpu.compilers.toolchain import ISPC_VARIABLE, find_ispc
 from minidnn.cache import forbid_builds
-from minidnn.measure.statistics import median
+from minidnn.measure import median
 
 
 def compile_seconds(name: str, batch: int, cold: bool) -> float:

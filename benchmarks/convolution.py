@@ -38,9 +38,8 @@ from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.layout import PLANAR, blocked
 from minidnn.graph.operators import Add, Conv2d, ReLU
 from minidnn.graph.types import TensorType
-from minidnn.measure import load
-from minidnn.measure.figures import write_figures
-from minidnn.measure.statistics import median, ratio
+from minidnn.measure import median, ratio, write_figures
+from minidnn.measure import timed as clocked
 from minidnn.runtime.operand import Operand
 
 PEAK_STEPS = 400_000
@@ -204,7 +203,7 @@ class Sample:
 
 def timed(program: NativeProgram, bases: list[int], threads: int) -> tuple[float, bool]:
     """Seconds of a run, and whether its threads had their cores all the time."""
-    return load.timed(lambda: program.run(bases), threads)
+    return clocked(lambda: program.run(bases), threads)
 
 
 def take(one: Ready, loop: Peak, threads: int, cold: Array | None) -> Sample:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minidnn.bench.results import commit
-from minidnn.measure.figures import line_of
+from minidnn.measure import line_of
 
 COPY = 4.0e12
 """Bytes a second, in and out together."""

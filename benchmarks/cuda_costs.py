@@ -34,7 +34,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from minidnn.measure.figures import write_figures
+from minidnn.measure import write_figures
 
 HERE = Path(__file__).resolve()
 BATCH = 128

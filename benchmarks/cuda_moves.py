@@ -25,7 +25,7 @@ from minidnn.cudnn.graph.spec import TensorSpec
 from minidnn.cudnn.graph.timing import Contestant, race
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.types import TensorType
-from minidnn.measure.figures import write_figures
+from minidnn.measure import write_figures
 
 SHAPES = (
     *((128, 256, 6, 6), (128, 512, 7, 7), (1, 512, 7, 7)),  # AlexNet, VGGs

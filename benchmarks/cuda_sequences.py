@@ -25,8 +25,7 @@ from typing import Any
 
 from benchmarks.chain_cases import with_minidnn, with_torch
 from benchmarks.line_plot import Panel, line_plot
-from minidnn.measure.figures import write_figures
-from minidnn.measure.statistics import median
+from minidnn.measure import median, write_figures
 
 STRATEGIES = ("layers", "one", "five", "unrestricted", "model")
 BLOCKS = (1, 2, 4, 6, 8, 10, 15, 20, 25, 30, 35, 40)

@@ -53,7 +53,7 @@ from minidnn import models
 from minidnn.bench.devices import PEERS, PRECISIONS
 from minidnn.bench.engines import OWN
 from minidnn.bench.networks import BEYOND
-from minidnn.measure.figures import line_of
+from minidnn.measure import line_of
 
 USUAL = (OWN, *PEERS[:3])
 ENGINES = (OWN, *PEERS, f"{OWN}-contractions", f"{OWN}-layers")

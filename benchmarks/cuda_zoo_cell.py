@@ -27,7 +27,7 @@ from minidnn.bench.gpu_cell import Engines, Own, cell_of
 from minidnn.bench.gpu_timing import interleaved
 from minidnn.cudnn import machine
 from minidnn.cudnn.gpu_turn import turn
-from minidnn.measure.statistics import Estimate, median
+from minidnn.measure import Estimate, median
 from minidnn.report.explain import contracts
 
 MOST_TEXT = 300

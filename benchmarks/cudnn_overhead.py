@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from minidnn.measure.figures import write_figures
+from minidnn.measure import write_figures
 
 
 def microseconds(call: Callable[[], object], wait: Callable[[], object]) -> float:
@@ -38,11 +38,11 @@ def cases() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
 
     from minidnn.cudnn import activation, compat, convolution, library, pooling
     from minidnn.cudnn.activation import activation_descriptor
+    from minidnn.cudnn.dtypes import ONE, ZERO
     from minidnn.cudnn.enums import ActivationMode, NanPropagation, PoolingMode
     from minidnn.cudnn.graph import Graph
     from minidnn.cudnn.handle import current_handle
     from minidnn.cudnn.pooling import PoolingDescriptor
-    from minidnn.cudnn.scalars import ONE, ZERO
     from minidnn.cudnn.tensor import TensorDescriptor
     from minidnn.cudnn.workspace import acquire
 

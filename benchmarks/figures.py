@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minidnn.backends.cpu.machine import describe_machine
-from minidnn.measure.figures import write_figures
+from minidnn.measure import write_figures
 
 
 class Results:

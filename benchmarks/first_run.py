@@ -20,7 +20,7 @@ from benchmarks.figures import Results
 from minidnn.bench.engines import KINDS, OWN, Kind, chosen
 from minidnn.bench.networks import Prepared, case_of, prepare
 from minidnn.bench.results import commit, interval
-from minidnn.measure.statistics import interleaved, median
+from minidnn.measure import interleaved, median
 from minidnn.runtime.cores import usable_cores
 
 

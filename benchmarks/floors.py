@@ -42,9 +42,8 @@ from minidnn.bench.results import commit
 from minidnn.fusion.region import Region
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.types import ITEMSIZE
-from minidnn.measure import load
-from minidnn.measure.figures import write_figures
-from minidnn.measure.statistics import median, ratio
+from minidnn.measure import median, ratio, write_figures
+from minidnn.measure import timed as clocked
 from minidnn.report.explain import contracts, describe, work
 from minidnn.runtime.cores import usable_cores
 
@@ -112,7 +111,7 @@ def measure(name: str, batch: int, isa: str, threads: int, runs: int) -> dict[st
         def run(times: dict[Node, float] = times) -> None:
             times |= program.seconds_of_nodes(inputs, outputs)
 
-        _, let_alone = load.timed(run, threads, QUIET_SHARE)
+        _, let_alone = clocked(run, threads, QUIET_SHARE)
         after, still = timed(peak.program, peak.bases, threads)
         rounds.append((calm and let_alone and still, peak.operations / min(before, after), times))
         if sum(quiet for quiet, *_ in rounds) == runs:

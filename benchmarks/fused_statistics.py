@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from minidnn.bench.results import commit
-from minidnn.measure.figures import line_of
+from minidnn.measure import line_of
 
 
 def main() -> None:

@@ -44,9 +44,7 @@ from minidnn.fusion.collapse import check_strategy
 from minidnn.fusion.region import FusedContraction, FusedSequence
 from minidnn.graph.operator import Contraction
 from minidnn.layers.build import to_graph
-from minidnn.measure.figures import write_figures
-from minidnn.measure.load import undisturbed
-from minidnn.measure.statistics import compared, orders
+from minidnn.measure import compared, orders, undisturbed, write_figures
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.report.explain import kind_of

@@ -25,7 +25,7 @@ from benchmarks.figures import Results
 from minidnn import models
 from minidnn.backends.cpu.backend import CpuProgram
 from minidnn.bench.results import commit, interval
-from minidnn.measure.statistics import median, ratio
+from minidnn.measure import median, ratio
 from minidnn.report.explain import contracts
 from minidnn.runtime.cores import usable_cores
 

@@ -43,8 +43,7 @@ from minidnn import models
 from minidnn.bench.process import EngineError, EngineProcess
 from minidnn.bench.results import commit
 from minidnn.bench.worker import LoadedEngine
-from minidnn.measure.figures import line_of
-from minidnn.measure.statistics import compared, interleaved
+from minidnn.measure import compared, interleaved, line_of
 from minidnn.report.explain import contracts
 from minidnn.runtime.program import TimedProgram
 

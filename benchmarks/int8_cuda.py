@@ -25,7 +25,7 @@ import minidnn as md
 from minidnn import models
 from minidnn.bench.networks import noise
 from minidnn.layers.calibration import calibrate_on_noise
-from minidnn.measure.statistics import interleaved
+from minidnn.measure import interleaved
 
 NETWORKS = ("resnet18", "resnet50", "vgg16_bn", "densenet121", "squeezenet1_1")
 BURST_SECONDS = 0.05

@@ -30,8 +30,7 @@ from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.layout import PLANAR
 from minidnn.graph.operators import Linear
 from minidnn.graph.types import TensorType
-from minidnn.measure.figures import write_figures
-from minidnn.measure.statistics import median, ratio
+from minidnn.measure import median, ratio, write_figures
 from minidnn.runtime.operand import Operand
 
 LAYERS = ((25088, 4096), (9216, 4096), (4096, 4096), (4096, 1000), (2048, 1000))

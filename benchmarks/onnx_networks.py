@@ -40,7 +40,7 @@ from minidnn.bench.networks import noise, write_whole
 from minidnn.bench.results import commit
 from minidnn.cache import root
 from minidnn.layers.calibration import calibrate_on_noise
-from minidnn.measure.statistics import orders
+from minidnn.measure import orders
 
 ZOO = (
     *("alexnet", "densenet121", "inception_v3", "resnet18", "resnet50", "squeezenet1_1"),

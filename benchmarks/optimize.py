@@ -44,8 +44,7 @@ from benchmarks.figures import Results
 from benchmarks.optimize_report import row, table
 from minidnn import models
 from minidnn.bench.torchvision_models import models as torchvision
-from minidnn.measure.load import undisturbed
-from minidnn.measure.statistics import compared, interleaved, median, ratio
+from minidnn.measure import compared, interleaved, median, ratio, undisturbed
 
 NETWORKS = models.CLASSIC
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -33,7 +33,7 @@ from minidnn.backends.cpu.isa import best_isa
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.tuning import Tuning
 from minidnn.bench.results import commit
-from minidnn.measure.figures import write_figures
+from minidnn.measure import write_figures
 from minidnn.runtime.cores import usable_cores
 
 KINDS = ("1x1", "3x3", "larger", "grouped", "depthwise")

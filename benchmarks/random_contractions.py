@@ -29,7 +29,7 @@ from minidnn import layers as L
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.tune import Tuning
 from minidnn.bench.results import commit
-from minidnn.measure.figures import write_figures
+from minidnn.measure import write_figures
 
 BATCHES = (1, 16, 128)
 MOST_OPERATIONS = 4e11

@@ -22,8 +22,7 @@ from minidnn.backends.cpu.compilers.kernels import compile_kernels
 from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, shared_pool
 from minidnn.backends.cpu.isa import best_isa
 from minidnn.backends.cpu.machine import describe_machine
-from minidnn.measure.figures import write_figures
-from minidnn.measure.statistics import Estimate, median
+from minidnn.measure import Estimate, median, write_figures
 
 MANY, FEW = 2000, 1000
 

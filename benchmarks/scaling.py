@@ -33,8 +33,7 @@ from minidnn.bench.measure import deviation
 from minidnn.bench.networks import Case, Prepared, case_of, prepare
 from minidnn.bench.process import EngineProcess
 from minidnn.bench.results import commit
-from minidnn.measure.load import LoadWatch
-from minidnn.measure.statistics import median, ratio
+from minidnn.measure import LoadWatch, median, ratio
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
 

@@ -29,7 +29,7 @@ import numpy as np
 import minidnn as md
 from minidnn import models
 from minidnn.dynamic.executable import DynamicExecutable
-from minidnn.measure.statistics import interleaved
+from minidnn.measure import interleaved
 
 
 class Arrays:

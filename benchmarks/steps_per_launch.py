@@ -25,7 +25,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn import models
 from minidnn.bench.results import commit
-from minidnn.measure.statistics import interleaved
+from minidnn.measure import interleaved
 
 
 class Block(L.Layer):

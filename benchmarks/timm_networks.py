@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.figures import Results
 from minidnn.bench.process import EngineError, EngineProcess
 from minidnn.bench.worker import LoadedEngine
-from minidnn.measure.statistics import compared, interleaved
+from minidnn.measure import compared, interleaved
 
 #: One network of each family, which is a module of timm's.
 NETWORKS = {

@@ -19,7 +19,7 @@ import numpy as np
 
 import minidnn as md
 from minidnn import models
-from minidnn.measure.statistics import interleaved
+from minidnn.measure import interleaved
 
 
 def batch_of(given: argparse.Namespace) -> tuple[Any, Any]:

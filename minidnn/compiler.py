@@ -36,15 +36,15 @@ from minidnn.graph.ir import Constant, Graph
 from minidnn.graph.operators import Reorder
 from minidnn.graph.plain import plain
 from minidnn.graph.types import FLOATS
-from minidnn.layers.code_origin import has_user_code
-from minidnn.layers.inputs import Shapes
+from minidnn.layers.arguments import Shapes
+from minidnn.layers.functional import has_user_code
 from minidnn.layers.layer import Layer
 from minidnn.networks import check_has_no_size, checked_graph, graph_of, with_own_sizes
 from minidnn.passes.infrastructure import Context, Observer
 from minidnn.passes.multiply_bytes import precision_of
 from minidnn.passes.pipeline import optimize
 from minidnn.passes.reduce_precision import in_dtype
-from minidnn.precision.automatic import check_asked, fastest
+from minidnn.precision import check_asked, fastest
 from minidnn.runtime.interface import interface_of
 from minidnn.runtime.plan import Plan, make_plan
 from minidnn.runtime.program import PackedProgram, StatefulProgram

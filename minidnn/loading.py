@@ -11,7 +11,7 @@ import numpy as np
 from minidnn.compiled_file import CONSTANTS, CompiledFile
 from minidnn.dynamic.dim import Dim
 from minidnn.dynamic.loaded import BatchExecutable
-from minidnn.dynamic.parts import RowWise
+from minidnn.dynamic.split import RowWise
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.graph.types import TensorType

@@ -14,8 +14,8 @@ from minidnn.frontends.zoo import advice
 from minidnn.graph.checker import check, check_own_shape
 from minidnn.graph.ir import Graph
 from minidnn.graph.plain import plain
+from minidnn.layers.arguments import Shapes
 from minidnn.layers.build import to_graph
-from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
 from minidnn.sizes.sized_graph import SizedGraph
 

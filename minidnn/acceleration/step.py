@@ -31,9 +31,9 @@ from minidnn.graph.attention_patterns import compose_attention
 from minidnn.graph.ir import Graph, Value, drop_unread
 from minidnn.passes.fold import fold_batch_norm
 from minidnn.passes.infrastructure import Context
+from minidnn.passes.linear import rows_turned
 from minidnn.passes.mix_precision import mixed
-from minidnn.passes.share_joins import share_joins
-from minidnn.passes.turn_rows import rows_turned
+from minidnn.passes.simplify import share_joins
 
 #: For so many choices of what requires a gradient programs are kept.
 _CHOICES = 4

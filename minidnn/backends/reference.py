@@ -25,8 +25,7 @@ from minidnn.fusion.target import Target
 from minidnn.graph.evaluate import no_memory_for
 from minidnn.graph.ir import Constant, Node, State, Value
 from minidnn.graph.types import ITEMSIZE, numpy_dtype, rounded_to
-from minidnn.memory.annotations import channel_axis
-from minidnn.memory.liveness import lifetimes
+from minidnn.memory import channel_axis, lifetimes
 from minidnn.runtime.agreement import agree_on_sums
 from minidnn.runtime.cores import usable_memory
 from minidnn.runtime.plan import Plan

@@ -30,7 +30,7 @@ from minidnn.bench.torchvision_models import models as torchvision
 from minidnn.bench.worker import LoadedEngine
 from minidnn.cudnn import machine
 from minidnn.cudnn.gpu_turn import turn
-from minidnn.measure.statistics import orders
+from minidnn.measure import orders
 
 NCHW, LAST = "torch", "torch-channels-last"
 _COMPILED = ("torch-compile", "torch-max-autotune")

@@ -21,8 +21,7 @@ from minidnn.bench.engines import OWN, Kind
 from minidnn.bench.networks import Prepared
 from minidnn.bench.process import EngineError, EngineProcess
 from minidnn.bench.results import Record
-from minidnn.measure import load
-from minidnn.measure.statistics import Estimate, median, orders, ratio
+from minidnn.measure import DISTURBED, Estimate, median, orders, ratio, undisturbed
 
 log = logging.getLogger("minidnn.bench")
 
@@ -74,14 +73,14 @@ def alternate(
 
 def _burst(engine: EngineProcess, count: int) -> float:
     """The median of ``count`` runs."""
-    share, seconds = load.undisturbed(
+    share, seconds = undisturbed(
         lambda: statistics.median(engine.run(count + 1)[1:]),
         engine.pid,
         TRIES,
         pause=PAUSE_SECONDS,
         seconds=MOST_SECONDS,
     )
-    if share >= load.DISTURBED:
+    if share >= DISTURBED:
         log.warning("engine %r: other processes had %.0f %% of the cores", engine.name, 100 * share)
     return seconds
 

@@ -26,7 +26,7 @@ import minidnn
 from minidnn.bench.engines import NAMES, OWN
 from minidnn.bench.networks import Case
 from minidnn.errors import MiniDNNError
-from minidnn.measure.figures import write_figures
+from minidnn.measure import write_figures
 
 TITLES = ("engine", "ms", "ratio", "deviation", "compile s", "memory MB", "precision", "version")
 LEFT, TOP, ROW, WIDTH, GAP = 310.0, 66.0, 15.0, 560.0, 10.0

@@ -22,7 +22,7 @@ from minidnn.bench.engines import OWN
 from minidnn.bench.torchvision_models import allow, dtype_of
 from minidnn.bench.torchvision_models import models as torchs
 from minidnn.bench.worker import LoadedEngine
-from minidnn.measure.statistics import orders
+from minidnn.measure import orders
 
 Take = Callable[[], Any]
 """Takes a step; its loss, which need not have been computed yet."""

@@ -17,15 +17,12 @@ Environment: ``MINIDNN_CACHE`` is the folder; ``MINIDNN_NO_COMPILE=1`` makes
 Standard library only.
 """
 
-from ._files import Entry
-from ._folders import root, why_not_used
-from ._keys import digest
+from ._files import Entry, Usage, clear, entries, usage
+from ._folders import root, temporary_folder, why_not_used
 from ._locks import LockFile, one_at_a_time
-from ._store import CacheStore
+from ._store import CacheStore, digest
 from ._switch import building_allowed, building_forbidden, forbid_builds
 from ._trust import UntrustedError, open_folder, why_any_untrusted, why_unsafe
-from ._whole import Usage, clear, entries, usage
-from ._workplace import temporary_folder
 
 __all__ = [
     "CacheStore",

@@ -1,4 +1,6 @@
-"""The files of the cache: names, listing, writing in one step, removing."""
+"""The files of the cache: names, listing, writing in one step, removing, and what all of them take
+together.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from ._folders import log
+from ._folders import log, root
 from ._trust import UntrustedError, open_folder, why_untrusted
 
 KIND = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -146,3 +148,65 @@ def unfinished_files(folders: Iterable[Path]) -> Iterator[tuple[Path, int, float
                 with contextlib.suppress(FileNotFoundError):
                     stat = item.stat(follow_symlinks=False)
                     yield folder / item.name, stat.st_size, time.time() - stat.st_mtime
+
+
+_BUSY_SECONDS = 2.0
+"""An unfinished file that was written to so shortly ago is still being written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """How many entries one kind has, and their size and that of unfinished files in bytes."""
+
+    entries: int
+    size: int
+    unfinished: int
+
+
+def kinds_of() -> list[str]:
+    return [item.name for item in listing(root()) if KIND.fullmatch(item.name)]
+
+
+def entries() -> Iterator[Entry]:
+    """The entries of every kind in the cache folder, by kind and key."""
+    for kind in kinds_of():
+        yield from scan(root(), kind)
+
+
+def usage() -> dict[str, Usage]:
+    """What each kind takes; kinds without files are left out."""
+    result = {}
+    for kind in kinds_of():
+        sizes = [entry.size for entry in scan(root(), kind)]
+        folders = [root() / kind, *shards_of(root(), kind)]
+        unfinished = [size for _, size, _ in unfinished_files(folders)]
+        if sizes or unfinished:
+            result[kind] = Usage(len(sizes), sum(sizes), sum(unfinished))
+    return result
+
+
+def clear(kind: str | None = None) -> int:
+    """Removes the entries of a kind, or all, and says how many bytes that freed.
+
+    Unfinished files go too, but for those written to in the last :data:`_BUSY_SECONDS`.  Only
+    files that have the name of an entry or of an unfinished one are touched, so a wrong
+    ``MINIDNN_CACHE`` costs nothing.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    kinds = kinds_of()
+    if kind is not None and kind not in kinds:
+        known = ", ".join(kinds) or "none: the cache is empty"
+        raise ValueError(f"clear: kind {kind!r} is not in the cache {root()}; valid: {known}")
+    freed = 0
+    for name in kinds if kind is None else [kind]:
+        folders = [*shards_of(root(), name), root() / name]
+        files = [(e.path, e.size) for e in scan(root(), name)]
+        unfinished = unfinished_files(folders)
+        files += [(path, size) for path, size, age in unfinished if age > _BUSY_SECONDS]
+        freed += sum(size for path, size in files if unlink(path))
+        for folder in folders:
+            with contextlib.suppress(OSError):  # not empty: another process has just written
+                folder.rmdir()
+    return freed

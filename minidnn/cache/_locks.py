@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ._folders import root
-from ._held import release, try_lock
+from ._temporary import release, try_lock
 from ._trust import open_folder
 
 log = logging.getLogger("minidnn.cache")

@@ -158,7 +158,7 @@ class Trail:
 
 def document_of(executable: Executable, trail: Trail, passes: bool) -> dict[str, Any]:
     """Regions, memory, stacks, rewrites and notes; with ``passes`` all graphs, too."""
-    from minidnn.memory.liveness import lifetimes
+    from minidnn.memory import lifetimes
     from minidnn.report.explain import kind_of, predicted_seconds, weight_bytes, work
 
     plan = executable.plan

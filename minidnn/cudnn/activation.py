@@ -13,11 +13,10 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 from minidnn.cudnn.arrays import check_inputs, output, scalars
-from minidnn.cudnn.descriptor import Descriptor
+from minidnn.cudnn.descriptor import Descriptor, Memo
 from minidnn.cudnn.enums import ActivationMode, NanPropagation
 from minidnn.cudnn.errors import ArgumentError
 from minidnn.cudnn.handle import call
-from minidnn.cudnn.memo import Memo
 from minidnn.cudnn.tensor import operand
 
 PROPAGATE = NanPropagation.CUDNN_PROPAGATE_NAN

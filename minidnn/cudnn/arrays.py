@@ -12,10 +12,9 @@ from math import prod
 from operator import index
 from typing import Any
 
-from minidnn.cudnn.dtypes import data_type, is_double
+from minidnn.cudnn.dtypes import data_type, is_double, scalar
 from minidnn.cudnn.enums import TensorFormat
 from minidnn.cudnn.errors import ArgumentError, DTypeError
-from minidnn.cudnn.scalars import scalar
 from minidnn.gpu.cupy import cupy
 
 MAX_DIMENSIONS = 8  # CUDNN_DIM_MAX

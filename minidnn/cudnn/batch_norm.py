@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from minidnn.cudnn.activation import ActivationDescriptor
 from minidnn.cudnn.arrays import check_array, check_inputs, output, scalars, size
+from minidnn.cudnn.descriptor import Memo
 from minidnn.cudnn.dtypes import data_type, is_double
 from minidnn.cudnn.enums import BatchNormMode, BatchNormOps
 from minidnn.cudnn.errors import ArgumentError, DTypeError
 from minidnn.cudnn.handle import call, query_size
-from minidnn.cudnn.memo import Memo
 from minidnn.cudnn.tensor import TensorDescriptor, descriptor_of, operand
 from minidnn.cudnn.workspace import acquire
 from minidnn.gpu.cupy import cupy

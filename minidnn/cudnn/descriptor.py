@@ -1,4 +1,6 @@
-"""The base of all descriptors: each owns one cuDNN object and frees it exactly once."""
+"""The base of all descriptors: each owns one cuDNN object and frees it exactly once; and a bounded
+memory for what owns descriptors.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ import ctypes
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
-from typing import ClassVar, Self
+from collections.abc import Callable, Hashable
+from typing import ClassVar, Generic, Self, TypeVar
 
 from minidnn.cudnn import library
 from minidnn.cudnn.errors import ArgumentError, check
@@ -119,3 +121,46 @@ def created_descriptors() -> dict[str, int]:
     """Return how many descriptors of each kind this process has created."""
     with _lock:
         return dict(sorted(_created.items()))
+
+
+Value = TypeVar("Value")
+
+
+class Memo(Generic[Value]):
+    """A dictionary of limited size that forgets by generations.
+
+    When ``limit`` new entries have come, those not used meanwhile are dropped.  So what was
+    just looked up stays alive for at least ``limit`` more entries, and a call that has taken the
+    address of a descriptor can rely on it.
+    """
+
+    __slots__ = ("_limit", "_older", "_recent")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._recent: dict[Hashable, Value] = {}
+        self._older: dict[Hashable, Value] = {}
+
+    def get(self, key: Hashable) -> Value | None:
+        """Return what was put under ``key``, or None."""
+        found = self._recent.get(key)
+        if found is None and self._older:
+            found = self._older.get(key)
+            if found is not None:
+                self.put(key, found)
+        return found
+
+    def put(self, key: Hashable, value: Value) -> Value:
+        """Remember ``value`` and return it."""
+        if len(self._recent) >= self._limit:
+            self._older = self._recent
+            self._recent = {}
+        self._recent[key] = value
+        return value
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._recent, self._older = {}, {}
+
+    def __len__(self) -> int:
+        return len({**self._older, **self._recent})

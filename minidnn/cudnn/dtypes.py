@@ -1,7 +1,10 @@
-"""dtypes of arrays and cuDNN's data types."""
+"""dtypes of arrays and cuDNN's data types, and numbers on the host that it reads through a pointer:
+alpha, beta and fill values.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from minidnn.cudnn.enums import DataType
@@ -61,3 +64,33 @@ def compute_type(data: DataType) -> DataType:
 def is_double(data: DataType) -> bool:
     """Return whether alpha and beta are doubles on the host for this data type, else floats."""
     return data == DataType.CUDNN_DATA_DOUBLE
+
+
+_cache: dict[tuple[float, bool], Any] = {}
+_LIMIT = 1024
+
+
+def scalar(value: float, double: bool) -> Any:
+    """Return a pointer argument to ``value`` as a C double or float.
+
+    The pointer keeps its number alive, and equal numbers share one.
+    """
+    key = (value, double)
+    made = _cache.get(key)
+    if made is None:
+        if len(_cache) >= _LIMIT:
+            _cache.clear()
+        made = ctypes.byref(ctypes.c_double(value) if double else ctypes.c_float(value))
+        _cache[key] = made
+    return made
+
+
+ONE = scalar(1.0, False)
+ZERO = scalar(0.0, False)
+DOUBLE_ONE = scalar(1.0, True)
+DOUBLE_ZERO = scalar(0.0, True)
+
+
+def ints(values: Any) -> Any:
+    """Return a C array of 32-bit integers."""
+    return (ctypes.c_int * len(values))(*values)

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple, Self
 
 from minidnn.cudnn.arrays import check_array, check_same_dtype, check_writable, output, scalars
 from minidnn.cudnn.descriptor import Descriptor
-from minidnn.cudnn.dtypes import compute_type, data_type, is_double
+from minidnn.cudnn.dtypes import compute_type, data_type, is_double, scalar
 from minidnn.cudnn.enums import DataType, NanPropagation, OpTensorOp
 from minidnn.cudnn.errors import ArgumentError
 from minidnn.cudnn.handle import call
-from minidnn.cudnn.scalars import scalar
 from minidnn.cudnn.tensor import operand
 
 PROPAGATE = NanPropagation.CUDNN_PROPAGATE_NAN

@@ -24,12 +24,11 @@ from minidnn.cudnn.arrays import (
     per_axis,
     scalars,
 )
-from minidnn.cudnn.descriptor import Descriptor
+from minidnn.cudnn.descriptor import Descriptor, Memo
+from minidnn.cudnn.dtypes import ints
 from minidnn.cudnn.enums import NanPropagation, PoolingMode
 from minidnn.cudnn.errors import ArgumentError
 from minidnn.cudnn.handle import call
-from minidnn.cudnn.memo import Memo
-from minidnn.cudnn.scalars import ints
 from minidnn.cudnn.tensor import TensorDescriptor, operand
 
 PROPAGATE = NanPropagation.CUDNN_PROPAGATE_NAN

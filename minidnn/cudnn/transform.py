@@ -10,13 +10,11 @@ from typing import Any, NamedTuple, Self
 
 from minidnn.cudnn.arrays import Shape, check_array, check_same_shape, check_writable, scalars
 from minidnn.cudnn.descriptor import Descriptor
-from minidnn.cudnn.dtypes import is_double
+from minidnn.cudnn.dtypes import ints, is_double, scalar
 from minidnn.cudnn.enums import FoldingDirection, TensorFormat
 from minidnn.cudnn.errors import ArgumentError
-from minidnn.cudnn.filter import FilterDescriptor
 from minidnn.cudnn.handle import call
-from minidnn.cudnn.scalars import ints, scalar
-from minidnn.cudnn.tensor import TensorDescriptor, operand
+from minidnn.cudnn.tensor import FilterDescriptor, TensorDescriptor, operand
 
 FOLD = FoldingDirection.CUDNN_TRANSFORM_FOLD
 

@@ -8,7 +8,6 @@ for x, target in train:  # one epoch: float32 (N, C, H, W), int64 (N,)
     ...
 """
 
-from minidnn.data.adapter import Batches
 from minidnn.data.augment import (
     Affine,
     ColorJitter,
@@ -20,14 +19,19 @@ from minidnn.data.augment import (
     Rotation,
     VerticalFlip,
 )
-from minidnn.data.bundled import FASHION_CLASSES, digits, fashion_mnist, read_idx
-from minidnn.data.cifar import CIFAR10_CLASSES, cifar10, cifar100
-from minidnn.data.datasets import Arrays, DataError, Dataset, Samples, Subset
-from minidnn.data.draws import Draws
+from minidnn.data.bundled import (
+    CIFAR10_CLASSES,
+    FASHION_CLASSES,
+    cifar10,
+    cifar100,
+    digits,
+    fashion_mnist,
+    read_idx,
+)
+from minidnn.data.datasets import Arrays, DataError, Dataset, Draws, Samples, Subset
 from minidnn.data.folder import Folder
-from minidnn.data.loader import Loader, WeightedSampler
-from minidnn.data.located import Boxes, Masks
-from minidnn.data.moves import BatchMove, moved
+from minidnn.data.loader import Batches, Loader, WeightedSampler
+from minidnn.data.moves import BatchMove, Boxes, Masks, moved
 from minidnn.data.policies import RandAugment, RandomErasing, TrivialAugment
 
 __all__ = [

@@ -1,7 +1,7 @@
 """What is done to a batch before a network sees it.
 
 A step is a function of a batch (float32, (N, C, H, W), its own to write to) and its
-:class:`~minidnn.data.draws.Draws`, which returns a batch.  A user's own function is a step like
+:class:`~minidnn.data.datasets.Draws`, which returns a batch.  A user's own function is a step like
 those here.  Colours go from 0 to 1 until they are normalized.
 """
 
@@ -14,10 +14,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from minidnn.data.datasets import DataError
-from minidnn.data.draws import Draws
-from minidnn.data.moves import BatchMove, Cropped, Flipped, Matrices, Resized
-from minidnn.data.warp import inverse_matrix
+from minidnn.data.datasets import DataError, Draws
+from minidnn.data.moves import BatchMove, Cropped, Flipped, Matrices, Resized, inverse_matrix
 from minidnn.pictures import IMAGENET_MEAN, IMAGENET_STD
 
 __all__ = [
@@ -158,7 +156,7 @@ class Affine:
         return self.move(x.shape, draws).pictures(x)
 
     def matrices(self, amounts: np.ndarray, height: int, width: int) -> np.ndarray:
-        """Where pixels come from, by :mod:`minidnn.data.warp`."""
+        """Where pixels come from, by :mod:`minidnn.data.moves`."""
         a = amounts[:, :, 0, 0]
         angle, shear = np.radians(self.degrees) * a[0], self.shear * a[1]
         across, down = 1 + self.scale * a[2], 1 + self.scale * a[3]

@@ -1,20 +1,33 @@
-"""Known datasets that cost no download: scikit-learn's digits, and Fashion-MNIST in a folder."""
+"""Known datasets that cost no download: scikit-learn's digits, and Fashion-MNIST, CIFAR-10 and
+CIFAR-100 in a folder, the latter in the form for Python or the binary one.
+"""
 
 from __future__ import annotations
 
 import gzip
 import os
+import pickle
 import struct
 import zlib
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from minidnn.data.datasets import Arrays, DataError, Step
 from minidnn.errors import UnsupportedError
 
-__all__ = ["FASHION_CLASSES", "digits", "fashion_mnist", "read_idx"]
+__all__ = [
+    "CIFAR10_CLASSES",
+    "FASHION_CLASSES",
+    "cifar10",
+    "cifar100",
+    "digits",
+    "fashion_mnist",
+    "read_idx",
+]
+
 
 #: The last so many of scikit-learn's 1,797 digits are held out.
 HELD_OUT = 360
@@ -131,3 +144,174 @@ def _find(folder: str | os.PathLike[str], name: str) -> str:
         if os.path.exists(path):
             return path
     raise DataError(f"there is neither {tried[0]} nor {os.path.basename(tried[1])}")
+
+
+CIFAR10_CLASSES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+
+#: Numbers of a picture: red, green and blue, 32 rows of 32 each.
+_PIXELS = 3 * 32 * 32
+
+
+def cifar10(folder: str | os.PathLike[str], train: bool, augment: Sequence[Step] = ()) -> Arrays:
+    """CIFAR-10, (N, 3, 32, 32) from 0 to 1.
+
+    Args:
+        folder: where ``cifar-10-batches-py`` or ``cifar-10-batches-bin`` lies, as the archives
+            have them, or one of these itself.
+        train: the 50,000 to train on, or else the other 10,000.
+        augment: as of a :class:`Dataset`.
+
+    Returns:
+        The samples, with the names of the ten classes.
+
+    Raises:
+        DataError: a file is missing or damaged.
+
+    Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
+
+    >>> train = md.data.cifar10("cifar", train=True)
+    """
+    names = [f"data_batch_{i}" for i in range(1, 6)] if train else ["test_batch"]
+    base, binary = _base(folder, "cifar-10-batches", names[0])
+    parts = [_read(os.path.join(base, name), binary, (b"labels",), 10) for name in names]
+    x, y = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return Arrays(x, y, augment, CIFAR10_CLASSES)
+
+
+def cifar100(
+    folder: str | os.PathLike[str],
+    train: bool,
+    augment: Sequence[Step] = (),
+    *,
+    coarse: bool = False,
+) -> Arrays:
+    """CIFAR-100, (N, 3, 32, 32) from 0 to 1.
+
+    Args:
+        folder: where ``cifar-100-python`` or ``cifar-100-binary`` lies, as the archives have them,
+            or one of these itself.
+        train: the 50,000 to train on, or else the other 10,000.
+        augment: as of a :class:`Dataset`.
+        coarse: whether targets are the 20 groups of classes, and not the 100 classes.
+
+    Returns:
+        The samples, with the names of the classes, which the folder has, too.
+
+    Raises:
+        DataError: a file is missing or damaged.
+
+    Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
+
+    >>> train = md.data.cifar100("cifar", train=True)
+    """
+    name, kind = "train" if train else "test", "coarse" if coarse else "fine"
+    base, binary = _base(folder, "cifar-100", name)
+    # The binary form has the group first, then the class.
+    keys = (b"coarse_labels", b"fine_labels")
+    x, y = _read(os.path.join(base, name), binary, keys, 20 if coarse else 100, int(not coarse))
+    return Arrays(x, y, augment, _names(base, binary, kind, 20 if coarse else 100))
+
+
+def _base(folder: str | os.PathLike[str], name: str, first: str) -> tuple[str, bool]:
+    """The folder that has the files, and whether they are in the binary form."""
+    root = os.fspath(folder)
+    kinds = {"cifar-10-batches": ("-py", "-bin"), "cifar-100": ("-python", "-binary")}[name]
+    tried = []
+    for base in (root, *(os.path.join(root, name + kind) for kind in kinds)):
+        for suffix in ("", ".bin"):
+            tried.append(os.path.join(base, first + suffix))
+            if os.path.isfile(tried[-1]):
+                return base, bool(suffix)
+    raise DataError(
+        f"there is none of {', '.join(tried)}; valid is a folder into which an archive of "
+        f"{name.replace('-batches', '')} was extracted"
+    )
+
+
+def _read(
+    path: str, binary: bool, keys: tuple[bytes, ...], classes: int, label: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures, uint8 (N, 3, 32, 32), and labels."""
+    x: Any
+    y: Any
+    if binary:
+        path += ".bin"
+        data = np.frombuffer(_content(path), np.uint8)
+        width = len(keys) + _PIXELS
+        if not data.size or data.size % width:
+            raise DataError(f"file {path} has {data.size} bytes; valid is a multiple of {width}")
+        rows = data.reshape(-1, width)
+        x, y = rows[:, len(keys) :], rows[:, label].astype(np.int64)
+    else:
+        found = _unpickled(path)
+        x = found.get(b"data") if isinstance(found, dict) else None
+        own = found.get(keys[label]) if isinstance(found, dict) else None
+        y = np.asarray(own) if isinstance(own, list) else np.zeros(0)
+        fits = isinstance(x, np.ndarray) and x.dtype == np.uint8 and x.shape == (len(y), _PIXELS)
+        if not fits or y.dtype.kind not in "iu" or not len(y):
+            raise DataError(f"file {path} has no pictures with {keys[label].decode()}")
+    if y.min() < 0 or y.max() >= classes:
+        raise DataError(
+            f"file {path} has labels from {y.min()} to {y.max()}; valid are 0 to {classes - 1}"
+        )
+    return x.reshape(-1, 3, 32, 32), y
+
+
+def _names(base: str, binary: bool, kind: str, count: int) -> list[str] | int:
+    """The names of classes where the folder has them, else how many there are."""
+    path = os.path.join(base, f"{kind}_label_names.txt" if binary else "meta")
+    if not os.path.isfile(path):
+        return count
+    if binary:
+        names = _content(path).decode("utf-8", "replace").split()
+    else:
+        found = _unpickled(path)
+        given = found.get(f"{kind}_label_names".encode()) if isinstance(found, dict) else None
+        names = [each.decode("utf-8", "replace") for each in given or () if isinstance(each, bytes)]
+    if len(names) != count:
+        raise DataError(f"file {path} has {len(names)} names of classes; valid are {count}")
+    return names
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise DataError(f"file {path} cannot be read: {error.strerror}") from None
+
+
+class _Restricted(pickle.Unpickler):
+    """Reads arrays and what Python has without imports, and runs no code of a file's."""
+
+    _KNOWN = (("_reconstruct", "multiarray"), ("ndarray", "numpy"), ("dtype", "numpy"))
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (name, module.rpartition(".")[2]) in self._KNOWN and module.split(".")[0] == "numpy":
+            if name == "_reconstruct":
+                return _made
+            return getattr(np, name)
+        if (module, name) == ("_codecs", "encode"):
+            return _encoded
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def _made(kind: Any, shape: Any, code: Any) -> np.ndarray:
+    return np.ndarray.__new__(np.ndarray, (0,), "u1")
+
+
+def _encoded(text: str, encoding: str) -> bytes:
+    return text.encode("latin1")
+
+
+def _unpickled(path: str) -> Any:
+    try:
+        with open(path, "rb") as file:
+            return _Restricted(file, encoding="bytes").load()
+    except OSError as error:
+        raise DataError(f"file {path} cannot be read: {error.strerror}") from None
+    except Exception as error:  # whatever a damaged file makes of the reader
+        raise DataError(f"file {path} is damaged or no file of CIFAR: {error}") from None

@@ -11,8 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from minidnn.data.augment import ResizedCrop
-from minidnn.data.datasets import DataError, Dataset, Step, as_numbers, one_by_one
-from minidnn.data.draws import Draws
+from minidnn.data.datasets import DataError, Dataset, Draws, Step, as_numbers, one_by_one
 from minidnn.errors import MiniDNNWarning
 from minidnn.pictures import PictureError, Preparation, cut_centre, decode, extensions
 

@@ -15,10 +15,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from minidnn.data.augment import blend, grey, sizes_of
-from minidnn.data.datasets import DataError
-from minidnn.data.draws import Draws
-from minidnn.data.moves import BatchMove, Matrices
-from minidnn.data.warp import inverse_matrix
+from minidnn.data.datasets import DataError, Draws
+from minidnn.data.moves import BatchMove, Matrices, inverse_matrix
 
 __all__ = ["RandAugment", "RandomErasing", "TrivialAugment"]
 

@@ -9,8 +9,8 @@ from typing import Any
 from minidnn._forks import ForkLock
 from minidnn.dynamic.dim import Dim, Template
 from minidnn.dynamic.kept import KeptProgram, Key
-from minidnn.dynamic.parts import BatchPart, RowWise, parts_of
 from minidnn.dynamic.rows import row_wise
+from minidnn.dynamic.split import BatchPart, RowWise, parts_of
 from minidnn.graph.ir import Graph
 
 _CHECKED = 4096

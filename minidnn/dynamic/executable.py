@@ -15,11 +15,18 @@ from minidnn.compiled_file import check_path
 from minidnn.dynamic.background import Background
 from minidnn.dynamic.batches import BatchSplit, BatchSplitter
 from minidnn.dynamic.dim import Dim, bound, check_inputs, sizes_of, templates_of, written
-from minidnn.dynamic.kept import KeptProgram, KeptPrograms, Key, SizeCounts, table_of
-from minidnn.dynamic.resized import ResizedPrograms
-from minidnn.dynamic.source import NetworkSource, check_same, checksums
+from minidnn.dynamic.kept import (
+    KeptProgram,
+    KeptPrograms,
+    Key,
+    SizeCounts,
+    doubles,
+    table_of,
+    why_not_stored,
+    write_programs,
+)
+from minidnn.dynamic.source import NetworkSource, ResizedPrograms, check_same, checksums
 from minidnn.dynamic.split import run_in_parts, shape_of, with_rows, without_rows
-from minidnn.dynamic.stored import doubles, why_not_stored, write_programs
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph

@@ -1,11 +1,16 @@
-"""The programs that are kept: few, in bounded memory, those that are asked for most."""
+"""The programs that are kept: few, in bounded memory, those that are asked for most; and in one
+file those for parts of batches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from minidnn._cached_property import cached_property
+from minidnn.dynamic.dim import Dim
+from minidnn.dynamic.split import RowWise
 from minidnn.executable import Executable
 from minidnn.report.explain import predicted
 from minidnn.runtime.program import PackedProgram, SharingProgram
@@ -194,3 +199,57 @@ def table_of(entries: Iterable[tuple[Key, KeptProgram]], names: Sequence[str]) -
             f"{entry.seconds * 1e3:>9.3f}  {entry.how}"
         )
     return lines
+
+
+def doubles(batch: Dim) -> Iterator[int]:
+    """The rows of the programs that compute all batches of a range: the least, and its doubles."""
+    rows = batch.least
+    while rows <= batch.most:
+        yield rows
+        rows *= 2
+
+
+def why_not_stored(dims: Sequence[Dim], why_not_parts: str | None) -> str | None:
+    """Why no file of programs computes all sizes; None if one does."""
+    reason = why_not_parts
+    others = [dim.name for dim in dims if dim.least < dim.most]
+    if reason is None and len(others) > 1:
+        reason = f"sizes other than a batch vary: {', '.join(map(repr, others))}"
+    if reason is None:
+        return None
+    sizes = ", ".join(f"{dim.name}={dim.most}" for dim in dims)
+    return (
+        f"cannot be saved compiled, as a file has programs that compute batches in parts, and "
+        f"{reason}; valid is one size, as exe.at({sizes}).save(path), or "
+        "minidnn.save_graph(exe, path)"
+    )
+
+
+def write_programs(
+    path: str | os.PathLike[str],
+    batch: Dim,
+    wise: RowWise,
+    programs: Sequence[KeptProgram],
+    metadata: Mapping[str, str],
+) -> None:
+    """Writes programs of several batches to a file.
+
+    Args:
+        batch: the named size, with its range.
+        wise: which inputs and outputs have rows.
+        programs: in the order of :func:`doubles`.
+        metadata: how pictures are prepared, as :func:`minidnn.preparation.metadata_of` says it.
+    """
+    from minidnn.compiled_file import write_batches
+
+    entries = []
+    for rows, program in zip(doubles(batch), programs, strict=True):
+        stored, network = program.executable.stored()
+        entries.append(({"rows": rows, "seconds": program.seconds, "network": network}, stored))
+    described = {
+        "batch": [batch.name, batch.least, batch.most, batch.multiple],
+        "inputs": wise.inputs,
+        "outputs": wise.outputs,
+        "preparation": metadata,
+    }
+    write_batches(path, programs[0].executable.device, entries, described)

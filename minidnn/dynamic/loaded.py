@@ -8,8 +8,15 @@ from typing import Any
 import numpy as np
 
 from minidnn.dynamic.dim import Dim, Template, check_inputs, sizes_of, written
-from minidnn.dynamic.parts import BatchPart, RowWise, parts_of
-from minidnn.dynamic.split import run_in_parts, shape_of, with_rows, without_rows
+from minidnn.dynamic.split import (
+    BatchPart,
+    RowWise,
+    parts_of,
+    run_in_parts,
+    shape_of,
+    with_rows,
+    without_rows,
+)
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.executable import Executable
 

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from minidnn.dynamic.parts import RowWise
+from minidnn.dynamic.split import RowWise
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node, State, Stored, Value
 from minidnn.graph.operator import Elementwise, Operator, Windowed

@@ -16,7 +16,7 @@ from minidnn.errors import MiniDNNError
 from minidnn.fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
 from minidnn.graph import expression as scalar
 from minidnn.graph.types import BYTES, numpy_dtype, saturated
-from minidnn.graph.window_values import Evaluation
+from minidnn.graph.window import Evaluation
 
 Span = tuple[int, int]
 

@@ -15,17 +15,25 @@ The loops of a plan::
                           and that one of its own patches needs
                 columns = the step's extent along columns
                 for each position: window, code; keep in registers, buffers, outputs
+
+Results are rounded to their dtype where they are stored, and as soon as they are computed where
+others read them.  Choosing the largest or the smallest, and changing signs, give the same before
+rounding and after it, so what only such code reads is rounded behind it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from minidnn.fusion.geometry import Extent
 from minidnn.fusion.operations import Vector, reads
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph.expression import Instruction
 from minidnn.graph.ir import Value
+from minidnn.graph.types import rounded_to
 from minidnn.graph.window import Window
 
 
@@ -192,3 +200,49 @@ class Binding:
         if plane.input is not None:
             return plane.input
         return None if plane.output is None else len(self.inputs) + plane.output
+
+
+_CHOOSES = {"argument", "constant", "maximum", "minimum", "abs", "neg"}
+
+
+def roundings(operations: Sequence[PlanOperation], planes: Sequence[Plane]) -> dict[int, str]:
+    """For each result of a segment's operations the dtype that it is rounded to before others of
+    them read it: float32, that is not at all, if it is a number of its dtype already, or if
+    nobody reads it, or only what chooses for what is only stored."""
+    strict: set[int] = set()
+    for operation in reversed(operations):
+        if operation.result in strict or not _chooses(operation, planes):
+            strict.update(operation.operands)
+    found: dict[int, str] = {}
+    unrounded: set[int] = set()
+    for operation in operations:
+        number = operation.result
+        window = operation.window
+        exact = (window is not None and window.chooses) or (
+            _chooses(operation, planes) and unrounded.isdisjoint(operation.operands)
+        )
+        found[number] = "float32"
+        if not exact and number in strict:
+            found[number] = planes[number].dtype
+        elif not exact:
+            unrounded.add(number)
+    return found
+
+
+def _chooses(operation: PlanOperation, planes: Sequence[Plane]) -> bool:
+    """Whether an operation gives one of its operands, or a constant of their dtype, up to the
+    sign."""
+    dtype = planes[operation.result].dtype
+    if operation.window is not None or operation.vectors:
+        return False
+    if any(planes[number].dtype != dtype for number in operation.operands):
+        return False
+    return chooses(operation.code, dtype)
+
+
+def chooses(code: Sequence[Instruction], dtype: str) -> bool:
+    """Whether straight-line code gives one of its arguments, or a number of a dtype, up to the
+    sign."""
+    constants = [float(line.value or 0.0) for line in code if line.op == "constant"]
+    held = rounded_to(dtype, np.array(constants, np.float32)).astype(np.float64)
+    return all(line.op in _CHOOSES for line in code) and held.tolist() == constants

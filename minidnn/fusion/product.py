@@ -1,8 +1,11 @@
-"""A region of a product of batches of matrices and of the orders in which its matrices lie."""
+"""A region of a product of batches of matrices and of the orders in which its matrices lie, and
+what a kernel of such a product must know.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 from minidnn._cached_property import cached_property
 from minidnn.fusion.region import Region
@@ -43,3 +46,120 @@ class FusedProduct(Region):
             factor = factor_of(node)
             product *= 1.0 if factor is None else factor
         return product
+
+
+Steps = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _MatrixSteps:
+    """How many elements lie between neighbouring rows, columns, and matrices along each axis of the
+    batch, and in front of the first matrix; 0 where there is one of them, or one for all."""
+
+    rows: int
+    columns: int
+    batch: Steps
+    offset: int = 0
+
+    @property
+    def turned(self) -> _MatrixSteps:
+        return replace(self, rows=self.columns, columns=self.rows)
+
+    def width(self, widest: int, inner: int) -> int:
+        """How many elements can be read or written at once along the axis on which they follow each
+        other, which has ``inner`` of them: ``widest``, 2 or 1."""
+        line = self.rows if self.columns == 1 else self.columns
+        others = (line, *self.batch, self.offset, inner)
+        return next(n for n in (widest, 2, 1) if all(step % n == 0 for step in others))
+
+
+@dataclass(frozen=True)
+class BatchedProduct:
+    """``rows`` x ``inner`` by ``inner`` x ``columns``, for each matrix of ``batch``; the result's
+    columns follow each other, and so do rows or columns of the operands."""
+
+    dtype: str
+    result: str
+    rows: int
+    columns: int
+    inner: int
+    batch: Steps
+    a: _MatrixSteps
+    b: _MatrixSteps
+    y: _MatrixSteps
+    factor: float = 1.0
+
+    @property
+    def batch_steps(self) -> dict[str, Steps]:
+        """Those along each axis of the batch, of operands and result."""
+        return {"a": self.a.batch, "b": self.b.batch, "y": self.y.batch}
+
+    @property
+    def count(self) -> int:
+        """How many products of matrices there are."""
+        return prod(self.batch)
+
+
+def shape_of(node: Node) -> tuple[BatchedProduct, tuple[Value, Value]]:
+    """The product of a MatMul or of a region of one, and the first and second operand; those of the
+    shape are the other way round where the result's rows follow each other."""
+    shape, operands = _product_of(node)
+    return _merged(shape), operands
+
+
+def _product_of(node: Node) -> tuple[BatchedProduct, tuple[Value, Value]]:
+    """The same with all axes of the batch."""
+    op = node.op
+    if isinstance(op, FusedProduct):
+        outer = dict(zip(op.body.inputs, node.inputs, strict=True))
+        a, b = (outer[value] for value, _ in op.multiplied)
+        matmul, factor = op.matmul, op.factor
+        views = [*(view for _, view in op.multiplied), op.result]
+    else:
+        a, b = node.inputs
+        matmul, factor = node, 1.0
+        views = [StridedView.dense(v) for v in (a, b, node.output)]
+    batch = views[2].shape[:-2]
+    of_a, of_b, y = (_matrices(view, len(batch)) for view in views)
+    (rows, columns), inner = views[2].shape[-2:], views[0].shape[-1]
+    dtypes = matmul.inputs[0].dtype, node.output.dtype
+    shape = BatchedProduct(*dtypes, rows, columns, inner, batch, of_a, of_b, y, factor)
+    if shape.y.columns > 1:
+        of_a, of_b, y = shape.b.turned, shape.a.turned, shape.y.turned
+        shape = replace(shape, rows=columns, columns=rows, a=of_a, b=of_b, y=y)
+        a, b = b, a
+    return shape, (a, b)
+
+
+def _matrices(view: StridedView, rank: int) -> _MatrixSteps:
+    shape, known = view.shape, view.steps
+    assert known is not None, view
+    rows, columns = known[-2:]
+    if rows != 1 and shape[-1] == 1:
+        columns = 1  # of one column any step will do
+    elif columns != 1 and shape[-2] == 1:
+        rows = 1
+    return _MatrixSteps(rows, columns, (*(0,) * (rank + 2 - len(shape)), *known[:-2]), view.offset)
+
+
+def _merged(shape: BatchedProduct) -> BatchedProduct:
+    """With as few axes of batches as count all matrices."""
+    sizes = list(shape.batch)
+    steps = [list(matrices.batch) for matrices in (shape.a, shape.b, shape.y)]
+    axis = 0
+    while axis < len(sizes):
+        if sizes[axis] == 1:
+            for some in (sizes, *steps):
+                del some[axis]
+        elif axis and all(some[axis - 1] == some[axis] * sizes[axis] for some in steps):
+            sizes[axis - 1] *= sizes[axis]
+            del sizes[axis]
+            for some in steps:
+                del some[axis - 1]
+        else:
+            axis += 1
+    a, b, y = (
+        replace(matrices, batch=tuple(some))
+        for matrices, some in zip((shape.a, shape.b, shape.y), steps, strict=True)
+    )
+    return replace(shape, batch=tuple(sizes), a=a, b=b, y=y)

@@ -12,16 +12,19 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from minidnn._cached_property import cached_property
-from minidnn.fusion.buffers import (
+from minidnn.fusion.device import Device
+from minidnn.fusion.geometry import (
     Counts,
+    Extent,
+    extents,
     most_beside,
     most_kept,
+    owned,
     peak,
+    scales,
     stays_in_registers,
     tasks_at_once,
 )
-from minidnn.fusion.device import Device
-from minidnn.fusion.geometry import Extent, extents, owned, scales
 from minidnn.fusion.operations import Operation, Stack, Step, copy_operation
 from minidnn.graph.ir import Value
 from minidnn.graph.types import ITEMSIZE

@@ -9,7 +9,8 @@ them again, fused with what reads it.  So is, if that is asked for, what contrac
 is made of one other kept value, or of a join of such, element by element, its element-wise readers
 compute it again, as they read that value, too.
 
-A join of channels that is written anyway is kept in place of what it joins, which is a part of it.
+A join of channels that is written anyway, as in a dense block, is kept in place of what it joins:
+backwards that is read where it lies in the join, and nothing has to be joined a second time.
 
 A window over the graph's values that gradients alone need, as the places of maxima, runs forwards,
 where its neighbours do, and what it gives is kept.
@@ -21,13 +22,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from minidnn.gradients.joins import JoinedPart, in_joins, parts_of_joins
-from minidnn.gradients.normalized import is_sum_normalized
 from minidnn.gradients.reverse import pullback, reached_values
 from minidnn.graph.attention_patterns import read_results_behind
 from minidnn.graph.ir import Constant, Graph, Node, Value, live_nodes
 from minidnn.graph.operator import Operator
-from minidnn.graph.operators import Attention, AttentionGradient, MatMul
+from minidnn.graph.operators import (
+    Attention,
+    AttentionGradient,
+    Concat,
+    LayerNorm,
+    MatMul,
+    Slice,
+    Transpose,
+)
 from minidnn.graph.types import FLOATS
 
 _CHEAP = ("elementwise", "movement")
@@ -89,7 +96,7 @@ class Halves:
         self._early: dict[tuple[Operator, tuple[Value, ...]], Node] = {}
         self._is_made = False
         #: Where in a kept join values lie that are kept as its parts.
-        self._parts: dict[Value, JoinedPart] = {}
+        self._parts: dict[Value, _JoinedPart] = {}
         self.backward = self.backward_of(self.floating)
         self._is_made = True
         nodes = [*graph.nodes, *self._early.values()]
@@ -111,11 +118,11 @@ class Halves:
         needed = [v for v in _read(later, whole.outputs) if v.producer in forwards]
         kept, again = _kept(graph, needed)
         stands = {v: w for node, other in early.items() for v, w in _pairs(node, other)}
-        parts: dict[Value, JoinedPart] = {}
+        parts: dict[Value, _JoinedPart] = {}
         if self._compute_again:
             if not self._is_made:
-                self._parts = parts_of_joins(graph, kept, again, later)
-            kept, again, parts = in_joins(graph, kept, again, self._parts)
+                self._parts = _parts_of_joins(graph, kept, again, later)
+            kept, again, parts = _in_joins(graph, kept, again, self._parts)
             again |= _made_of_one(graph, kept, again, parts)
         nodes = [*(node for node in graph.nodes if node in again), *later]
         read = {*_read(nodes, whole.outputs)}
@@ -173,7 +180,7 @@ def _kept(graph: Graph, needed: Sequence[Value]) -> tuple[list[Value], set[Node]
         node = value.producer
         if node is None or value in kept or node in again:
             continue
-        if _lies_in_memory(graph, value) or is_sum_normalized(graph, value):
+        if _lies_in_memory(graph, value) or _is_sum_normalized(graph, value):
             kept[value] = None
         else:
             again.add(node)
@@ -231,7 +238,7 @@ def _read(nodes: Iterable[Node], outputs: Iterable[Value]) -> list[Value]:
 
 def _on_inputs(
     inputs: Sequence[Value],
-    parts: Mapping[Value, JoinedPart],
+    parts: Mapping[Value, _JoinedPart],
     nodes: Iterable[Node],
     outputs: Iterable[Value],
     name: str,
@@ -259,3 +266,106 @@ def _on_inputs(
         made.append(new)
     results = [known.get(value, value) for value in outputs]
     return Graph([known[value] for value in inputs], results, made, name)
+
+
+#: What reads parts of values where they lie.
+_READ_PARTS = ("elementwise", "reduction")
+
+
+@dataclass(frozen=True)
+class _JoinedPart:
+    """Channels of a join, from the first on."""
+
+    whole: Value
+    first: int
+
+    def slice_of(self, value: Value) -> Slice:
+        """What takes them, where they are a value."""
+        return Slice((0, self.first, 0, 0), value.shape, (1, 1, 1, 1))
+
+
+def _parts_of_joins(
+    graph: Graph, kept: Collection[Value], again: Collection[Node], later: Sequence[Node]
+) -> dict[Value, _JoinedPart]:
+    """Where values lie in joins of channels that are better kept: all that these join is kept
+    else, and is read backwards by nodes that read parts as well as wholes."""
+    read = {v for node in later if node.op.kind not in _READ_PARTS for v in node.inputs}
+    found: dict[Value, _JoinedPart] = {}
+    for node in reversed(graph.nodes):
+        if node not in again or not _joins_channels(node) or node.output in found:
+            continue
+        whole, inside = _widest(graph, node).output, dict[Value, _JoinedPart]()
+        leaves = _spread(whole, 0, whole, inside)
+        is_kept = len(leaves) == len(set(leaves)) and {*kept}.issuperset(leaves)
+        if is_kept and all(map(inside.keys().isdisjoint, (found, read, graph.outputs))):
+            found |= inside
+    return found
+
+
+def _joins_channels(node: Node | None) -> bool:
+    return (
+        node is not None
+        and isinstance(node.op, Concat)
+        and node.output.type.rank == 4
+        and node.op.axis % 4 == 1
+    )
+
+
+def _widest(graph: Graph, node: Node) -> Node:
+    """The join that begins with a join, or with one that begins with it."""
+    while True:
+        readers = (r for r in graph.readers[node.output] if _joins_channels(r))
+        wider = next((r for r in readers if r.inputs[0] is node.output), None)
+        if wider is None:
+            return node
+        node = wider
+
+
+def _spread(
+    value: Value, first: int, whole: Value, inside: dict[Value, _JoinedPart]
+) -> list[Value]:
+    """What is joined into a value that begins at a channel of a whole, and is no join itself;
+    notes of all of that where it lies."""
+    inside[value] = _JoinedPart(whole, first)
+    node = value.producer
+    if node is None or not _joins_channels(node):
+        return [value]
+    leaves = []
+    for operand in node.inputs:
+        leaves += _spread(operand, first, whole, inside)
+        first += operand.shape[1]
+    return leaves
+
+
+def _in_joins(
+    graph: Graph, kept: Sequence[Value], again: Collection[Node], known: Mapping[Value, _JoinedPart]
+) -> tuple[list[Value], set[Node], dict[Value, _JoinedPart]]:
+    """The values to keep and the nodes to compute again where some are parts of joins, and which
+    parts of which joins are read."""
+    every = [*kept, *(value for node in again for value in node.outputs)]
+    order = {value: place for place, value in enumerate(graph.values)}
+    every.sort(key=lambda value: order.get(value, len(order)))
+    parts = {value: known[value] for value in every if value in known}
+    wholes = {part.whole: None for part in parts.values()}
+    keeps = {value: None for value in (*kept, *wholes) if value in wholes or value not in parts}
+    found = sorted(keeps, key=lambda value: order.get(value, len(order)))
+    again = {node for node in again if not any(value in parts for value in node.outputs)}
+    return found, again, {v: part for v, part in parts.items() if part.whole is not v}
+
+
+def _is_sum_normalized(graph: Graph, value: Value) -> bool:
+    """Whether a value is made of several of its size, element by element, and its rows are
+    normalized, perhaps behind a move of its axes, as the sums in front of layers are.
+
+    It is written, as the normalization and the next sum both read it; computed again, each sum
+    would need all those before.
+    """
+    node = value.producer
+    if node is None or node.op.kind != "elementwise":
+        return False
+    if sum(operand.type.size == value.type.size for operand in node.inputs) < 2:
+        return False
+    readers = graph.readers[value]
+    moves = (reader for reader in readers if isinstance(reader.op, Transpose))
+    behind = (reader for move in moves for reader in graph.readers[move.output])
+    return any(isinstance(reader.op, LayerNorm) for reader in (*readers, *behind))

@@ -1,15 +1,22 @@
-"""The gradient of a graph: its nodes backwards, each by the rule of its operator."""
+"""The gradient of a graph: its nodes backwards, each by the rule of its operator.
+
+Gradients by a value that is only looked at slice by slice, as by splits of channels and packed
+projections, are joined.  Each with zeros around it, to be added up element by element, would cost a
+pass over the whole.
+
+What a rule has recorded is found again in a graph that has its nodes by applying it again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from minidnn.errors import GraphError, did_you_mean
 from minidnn.gradients import rules  # noqa: F401 (it fills the table)
-from minidnn.gradients.slices import SlicedValue, sliced_values
 from minidnn.gradients.table import Backward, rule_of
 from minidnn.graph import operators as ops
 from minidnn.graph.attention_patterns import (
@@ -20,6 +27,7 @@ from minidnn.graph.attention_patterns import (
 from minidnn.graph.checker import check_is_graph
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value, drop_unread
 from minidnn.graph.operator import Operator
+from minidnn.graph.operators import Slice
 from minidnn.graph.recorder import recording_by
 from minidnn.graph.types import FLOATS, TensorType, numpy_dtype
 
@@ -142,7 +150,7 @@ def _walk(
     """The gradients by values of what has the gradients ``seeds``; nodes are recorded for them."""
     carries = _depending(graph, of)
     found: dict[Value, Value] = dict(seeds)
-    sliced = sliced_values(graph)
+    sliced = _sliced_values(graph)
     for node in reversed(graph.nodes):
         if node in sliced:
             # Its gradient is joined with those of the others, of which the first comes last.
@@ -168,7 +176,7 @@ def _walk(
 
 
 def _join(
-    sliced: SlicedValue, found: dict[Value, Value], wanted: set[Value], recording: _Recording
+    sliced: _SlicedValue, found: dict[Value, Value], wanted: set[Value], recording: _Recording
 ) -> None:
     """Adds the gradient by a value of which each element is in one slice."""
     value = sliced.value
@@ -286,3 +294,106 @@ def _floating(value: Value) -> Value:
     if value.dtype not in FLOATS:
         raise GraphError(f"{value!r} has no gradient; valid are dtypes {', '.join(FLOATS)}")
     return value
+
+
+@dataclass(frozen=True)
+class _SlicedValue:
+    """A value, the axis along which slices follow each other, and these in their order."""
+
+    value: Value
+    axis: int
+    nodes: tuple[Node, ...]
+
+
+def _sliced_values(graph: Graph) -> dict[Node, _SlicedValue]:
+    """The values that slices cover, each element once, by the slices."""
+    found: dict[Node, _SlicedValue] = {}
+    for value, readers in graph.readers.items():
+        slices = [node for node in readers if isinstance(node.op, Slice)]
+        if len(slices) > 1 and (sliced := _covered(value, slices)) is not None:
+            found.update(dict.fromkeys(slices, sliced))
+    return found
+
+
+def _covered(value: Value, slices: Iterable[Node]) -> _SlicedValue | None:
+    cuts: dict[Node, tuple[int, int, int]] = {}
+    for node in slices:
+        op = node.op
+        assert isinstance(op, Slice)
+        shape = value.shape
+        narrow = [d for d, size in enumerate(op.sizes) if size != shape[d]]
+        if len(narrow) != 1 or any(step != 1 for step in op.steps):
+            return None
+        (axis,) = narrow
+        cuts[node] = axis, op.starts[axis], op.sizes[axis]
+    axes = {axis for axis, _, _ in cuts.values()}
+    if len(axes) != 1:
+        return None
+    (axis,) = axes
+    end = 0
+    ordered = sorted(cuts, key=lambda node: cuts[node][1])
+    for node in ordered:
+        _, start, size = cuts[node]
+        if start != end or size == 0:
+            return None
+        end += size
+    return _SlicedValue(value, axis, tuple(ordered)) if end == value.shape[axis] else None
+
+
+class Recorded:
+    """Looks up nodes of a graph by what they apply to what.
+
+    What is not there is made, without becoming part of the graph.  So a rule that is applied again
+    gives the values that it gave when the graph was differentiated.
+    """
+
+    describing = False
+
+    def __init__(self, graph: Graph) -> None:
+        self._position = graph.position
+        #: With what names of those that a node's rule has recorded begin.
+        self._begin = ""
+        self._known: dict[object, list[Node]] = {}
+        for node in graph.nodes:
+            self._known.setdefault(_key(node.op, node.inputs), []).append(node)
+
+    def apply(self, op: Operator, *operands: Value) -> tuple[Value, ...]:
+        known = self._known.setdefault(_key(op, operands), [])
+        same = [node for node in known if all(map(_is_same, node.inputs, operands))]
+        if not same:
+            same = [Node(op, operands, f"made.{op.name}")]
+            known += same
+        # Of two layers with one gradient each has nodes of its own.
+        return next((n for n in same if n.name.startswith(self._begin)), same[0]).outputs
+
+    def constant(
+        self, owner: object, name: str, type: TensorType, data: Callable[[], np.ndarray]
+    ) -> Constant:
+        return Constant(type, name, data)
+
+    def __contains__(self, value: Value) -> bool:
+        """Whether a node of the graph computes a value."""
+        return value.producer in self._position
+
+    def gradients(self, node: Node, gradient: Value) -> Sequence[Value | None]:
+        """What the rule of a node with one output gives for all of its operands.
+
+        UnsupportedError if it has none.
+        """
+        self._begin = f"{node.name}.gradient"
+        try:
+            with recording_by(self):
+                return rule_of(node)(Backward(node, (gradient,), (True,) * len(node.inputs)))
+        finally:
+            self._begin = ""
+
+
+def _key(op: Operator, operands: Sequence[Value]) -> object:
+    """Equal constants may be different values."""
+    return op, *(value.type if isinstance(value, Constant) else value for value in operands)
+
+
+def _is_same(one: Value, other: Value) -> bool:
+    if one is other or not isinstance(one, Constant) or not isinstance(other, Constant):
+        return one is other
+    return np.array_equal(one.data, other.data, equal_nan=True)

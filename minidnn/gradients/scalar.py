@@ -31,6 +31,7 @@ from minidnn.graph.expression import (
     sin,
     where,
 )
+from minidnn.graph.scalar_functions import substituted
 from minidnn.graph.scalar_ops import COMPARISONS
 
 #: The change of a result by that of one operand: of that change, the result, and the operands.
@@ -253,12 +254,4 @@ def arguments_of(expression: Expression) -> list[int]:
 
 def renumbered(expression: Expression, order: Sequence[int]) -> Expression:
     """The same with argument ``order[i]`` as argument ``i``."""
-    places = {old: new for new, old in enumerate(order)}
-    values: list[Expression] = []
-    for line in linearize(expression):
-        operands = tuple(values[i] for i in line.operands)
-        if line.op == "argument":
-            values.append(argument(places[int(line.value or 0)]))
-        else:
-            values.append(Expression(line.op, operands, line.value))
-    return values[-1]
+    return substituted(expression, {old: argument(new) for new, old in enumerate(order)})

@@ -31,8 +31,7 @@ from minidnn.graph.expression import Expression, Instruction, argument
 from minidnn.graph.plain import plain
 from minidnn.graph.scalar_ops import INTEGER_OPS
 from minidnn.graph.types import BYTES, FLOATS, HALVES, INTEGERS, NUMBERS, TensorType
-from minidnn.graph.window import Window
-from minidnn.graph.window_values import pool
+from minidnn.graph.window import Window, pool
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,16 @@ from math import inf, sqrt
 from typing import Any
 
 from minidnn.errors import GraphError
-from minidnn.graph.columns import folded, value_title
 from minidnn.graph.ir import Constant, Graph, Node, Value
-from minidnn.graph.layered import Arrangement, arrange
+from minidnn.graph.layered import Arrangement, arrange, folded, value_title
 from minidnn.graph.svg import (
+    CLASSES,
+    HEAT,
     LETTER,
     LINE,
     MARGIN,
+    SCRIPT,
+    STYLE,
     Item,
     Port,
     box,
@@ -37,7 +40,6 @@ from minidnn.graph.svg import (
     text,
 )
 from minidnn.graph.totals import totals
-from minidnn.graph.viewer import CLASSES, HEAT, SCRIPT, STYLE
 
 
 def to_svg(

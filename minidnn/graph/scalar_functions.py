@@ -1,9 +1,11 @@
 """Functions made of the scalar operations: signs, rounding, equality, and the circular and
-hyperbolic functions that are none of them."""
+hyperbolic functions that are none of them; and expressions in the places of others' arguments.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from minidnn.graph.expression import (
     Expression,
@@ -12,6 +14,7 @@ from minidnn.graph.expression import (
     exp,
     expm1,
     floor,
+    linearize,
     log,
     log1p,
     sin,
@@ -118,3 +121,14 @@ def root(x: Expression) -> Expression:
     """The square root of what is at least 0.  Its derivative at 0 is 0: so lengths of vectors have
     a subgradient at zero vectors, and deviations at equal numbers."""
     return where(x <= 0.0, 0.0, sqrt(x))
+
+
+def substituted(expression: Expression, given: Mapping[int, Expression]) -> Expression:
+    """The expression with others in the places of its arguments, by their indices."""
+    made: list[Expression] = []
+    for line in linearize(expression):
+        if line.op == "argument":
+            made.append(given[int(line.value or 0)])
+        else:
+            made.append(Expression(line.op, tuple(made[i] for i in line.operands), line.value))
+    return made[-1]

@@ -191,7 +191,7 @@ class If:
 @dataclass(frozen=True)
 class FoldRange:
     """Names what a value comes to, of which there is one for each :attr:`index` from 0 up to
-    ``count``, when these are joined in the order of ``graph.window_values.join_taps``.
+    ``count``, when these are joined in the order of ``graph.window.join_taps``.
 
     Attributes:
         condition: where it is false there is no value; None: it is true everywhere.

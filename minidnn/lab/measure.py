@@ -23,7 +23,7 @@ from ..backends.cuda.machine import machine_of
 from ..cudnn.gpu_turn import turn
 from ..cudnn.graph.timing import Contestant, sample, timing_stream
 from ..gpu.cupy import cupy
-from ..measure.statistics import median
+from ..measure import median
 from .cuda.step import KernelCall, Texture
 from .isolated_jobs import FaultError
 from .operands import RESULT, Operands, WrongResultError, first_wrong

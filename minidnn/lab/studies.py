@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MiniDNNError
-from ..measure.figures import write_figures
+from ..measure import write_figures
 from .ceilings import CeilingJob
 from .counters import CountersError
 from .devices import DEVICES, LabDevice

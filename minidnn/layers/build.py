@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minidnn.errors import GraphError
 from minidnn.graph.ir import Graph
-from minidnn.layers.inputs import Shapes
+from minidnn.layers.arguments import Shapes
 from minidnn.layers.layer import Layer
 
 _MODES = ("eval", "train")

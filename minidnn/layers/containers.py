@@ -7,7 +7,7 @@ from typing import Any
 
 from minidnn._habits import instead_of_layer
 from minidnn.errors import GraphError
-from minidnn.layers.inputs import Declared
+from minidnn.layers.arguments import Declared
 from minidnn.layers.layer import Layer
 
 __all__ = ["LayerList", "ModuleDict", "ModuleList", "Sequential"]

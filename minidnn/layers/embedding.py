@@ -12,8 +12,7 @@ from minidnn.graph.ir import Value
 from minidnn.graph.plain import plain
 from minidnn.graph.trace import current_trace
 from minidnn.graph.types import INTEGERS
-from minidnn.layers.arguments import check_count, misfit
-from minidnn.layers.inputs import Declared
+from minidnn.layers.arguments import Declared, check_count, misfit
 from minidnn.layers.layer import Layer
 from minidnn.layers.parameter import Parameter
 

@@ -2,6 +2,9 @@
 
 >>> x = Input((3, 224, 224))
 >>> model = Model(x, ReLU()(Conv2d(3, 64, 3)(x)))
+
+Whose code makes a network's graph is told here, too: layers of the user's, and functions in such
+models, may look at sizes, minidnn's do not.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import Any
 
 from minidnn.errors import GraphError
 from minidnn.graph.ir import Value
-from minidnn.layers.inputs import Declared
+from minidnn.layers.arguments import Declared
 from minidnn.layers.layer import Layer, called_with
 from minidnn.layers.symbol import Call, Symbol, present, results_of
 
@@ -179,3 +182,27 @@ def _calls_between(inputs: tuple[Symbol, ...], outputs: tuple[Symbol, ...]) -> l
         if symbol not in used:
             raise GraphError(f"Model: no output depends on the input {symbol!r}; remove it")
     return list(order)
+
+
+#: Packages whose layers make the same nodes whatever the size of the batch is.
+_OURS = ("minidnn.layers.", "minidnn.models.")
+
+
+def has_user_code(network: Layer) -> bool:
+    """Whether code that is not minidnn's makes nodes of a network's graph."""
+    return any(_is_others(layer) for _, layer in network.named_layers())
+
+
+def _is_others(layer: Layer) -> bool:
+    kinds = type(layer).__mro__[: type(layer).__mro__.index(Layer)]
+    made = [kind.__module__ for kind in kinds] + [type(layer).forward.__module__]
+    if "forward" in vars(layer) or not all(f"{each}.".startswith(_OURS) for each in made):
+        return True
+    return isinstance(layer, Model) and not all(map(_is_ours, layer.functions))
+
+
+def _is_ours(function: Any) -> bool:
+    """Whether what a model calls is a layer, of which is asked by itself, or minidnn's."""
+    if isinstance(function, partial):  # a layer with options, or a function that waited for values
+        function = function.args[0]
+    return isinstance(function, Layer) or f"{function.__module__}.".startswith("minidnn.")

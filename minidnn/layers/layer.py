@@ -19,7 +19,7 @@ from minidnn.errors import GraphError, WeightsError, did_you_mean
 from minidnn.graph.ir import Graph, Stored, Value
 from minidnn.graph.plain import plain
 from minidnn.graph.trace import Trace, current_trace, is_tracing, tracing
-from minidnn.layers.inputs import Declared, Shapes, named_types
+from minidnn.layers.arguments import Declared, Shapes, named_types
 from minidnn.layers.parameter import (
     Parameter,
     as_array,

@@ -13,8 +13,7 @@ from minidnn.graph.expression import Expression, argument
 from minidnn.graph.ir import Constant
 from minidnn.graph.trace import apply, current_trace
 from minidnn.graph.types import TensorType
-from minidnn.layers.arguments import check_rank, misfit
-from minidnn.layers.inputs import Declared
+from minidnn.layers.arguments import Declared, check_rank, misfit
 from minidnn.layers.layer import Layer
 
 __all__ = ["Preprocess"]

@@ -21,7 +21,7 @@ from minidnn.fusion.region import FusedSequence
 from minidnn.graph.checker import check
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Rewriter, Value
-from minidnn.memory.annotations import Annotations
+from minidnn.memory import Annotations
 from minidnn.passes import pipeline
 from minidnn.passes.infrastructure import Context, Pass, Rewrite, run_passes
 

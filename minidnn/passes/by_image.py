@@ -25,8 +25,7 @@ from minidnn.fusion.region import Region
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Contraction
 from minidnn.graph.operators import Concat
-from minidnn.memory.annotations import Annotations
-from minidnn.memory.liveness import storage_roots, touched
+from minidnn.memory import Annotations, storage_roots, touched
 from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.recompute import needed_bytes
 

@@ -14,7 +14,7 @@ from minidnn.graph.operators import Concat, LayerNorm, Slice, Take, TakeChannels
 from minidnn.graph.types import FLOATS
 from minidnn.passes.contract import contract
 from minidnn.passes.infrastructure import Context, Pass
-from minidnn.passes.turn_linear import FIRST, LAST
+from minidnn.passes.linear import FIRST, LAST
 
 MOST_CHANNELS = 1 << 16
 """Of a value whose channels are followed one by one."""

@@ -10,7 +10,7 @@ from minidnn.graph.expression import Expression, argument, linearize
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Elementwise, Operator
 from minidnn.graph.operators import Formula, Mul, Reduce, Sub, Variance, View
-from minidnn.graph.substitution import substituted
+from minidnn.graph.scalar_functions import substituted
 from minidnn.graph.transposed import transposed_convolution
 from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.simplify import drop_dead

@@ -18,7 +18,7 @@ from minidnn.fusion.collapse import Strategy
 from minidnn.fusion.target import Target
 from minidnn.graph.checker import check
 from minidnn.graph.ir import Graph
-from minidnn.memory.annotations import Annotations
+from minidnn.memory import Annotations
 
 log = logging.getLogger(__name__)
 

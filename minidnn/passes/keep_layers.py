@@ -19,7 +19,7 @@ import numpy as np
 
 from minidnn.errors import UnsupportedError
 from minidnn.fusion.functions import LayerFunction, LibraryFunction, LibraryFunctions, body_of
-from minidnn.gradients.recorded import Recorded
+from minidnn.gradients.reverse import Recorded
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, constant, linearize, number, sqrt, where
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value

@@ -17,7 +17,7 @@ from minidnn.fusion.target import Target
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.layout import PLANAR, Layout
 from minidnn.graph.operators import Reorder
-from minidnn.memory.annotations import Annotations
+from minidnn.memory import Annotations
 from minidnn.passes.infrastructure import Context, Pass
 
 

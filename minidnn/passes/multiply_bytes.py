@@ -24,7 +24,7 @@ from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from minidnn.graph.operators import Concat, Conv2d, Formula, Linear, Transpose
 from minidnn.graph.quantization import PER_CHANNEL, Steps, dequantization_of, quantization_of
-from minidnn.graph.substitution import substituted
+from minidnn.graph.scalar_functions import substituted
 from minidnn.graph.types import BYTES, TensorType
 from minidnn.passes.infrastructure import Context, Pass
 

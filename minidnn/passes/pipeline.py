@@ -14,7 +14,6 @@ from minidnn.passes.compose import (
     COMPOSE_VECTORS,
 )
 from minidnn.passes.compute_together import COMPUTE_TOGETHER, LAUNCH_TOGETHER
-from minidnn.passes.contract_matrices import CONTRACT_MATRICES
 from minidnn.passes.depth_first import DEPTH_FIRST
 from minidnn.passes.drop_samples import DROP_SAMPLES
 from minidnn.passes.fold import FOLD_BATCH_NORM, FOLD_BIAS, FOLD_PAD
@@ -22,7 +21,7 @@ from minidnn.passes.fuse_rows import FUSE_ROWS
 from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
 from minidnn.passes.keep_layers import KEEP_LAYERS
 from minidnn.passes.layout import LAYOUT
-from minidnn.passes.matmul_to_linear import MATMUL_TO_LINEAR
+from minidnn.passes.linear import CONTRACT_MATRICES, MATMUL_TO_LINEAR, TURN_LINEAR, TURN_ROWS
 from minidnn.passes.mix_precision import MIX_PRECISION
 from minidnn.passes.move_pools import AVERAGE_PLANES, POOL_FIRST, POOL_LAST
 from minidnn.passes.multiply_bytes import MULTIPLY_BYTES
@@ -30,18 +29,12 @@ from minidnn.passes.place import PLACE_CONCAT, PLACE_PARTS, PLACE_SUMS, PLACE_UP
 from minidnn.passes.recompute import RECOMPUTE
 from minidnn.passes.rederive import REDERIVE
 from minidnn.passes.reduce_precision import REDUCE_PRECISION
-from minidnn.passes.repeat_inside import REPEAT_INSIDE
 from minidnn.passes.schedule import SCHEDULE
-from minidnn.passes.share_joins import SHARE_JOINS
-from minidnn.passes.share_sums import SHARE_SUMS, SUM_COLUMNS
-from minidnn.passes.simplify import FREEZE, SIMPLIFY
-from minidnn.passes.store_summed import STORE_SUMMED
-from minidnn.passes.sum_behind import MAKE_IN_FRONT, SUM_BEHIND
-from minidnn.passes.sum_inside import SUM_INSIDE
-from minidnn.passes.sum_together import SUM_TOGETHER
-from minidnn.passes.turn_linear import TURN_LINEAR
+from minidnn.passes.share_sums import REPEAT_INSIDE, SHARE_SUMS, SUM_COLUMNS
+from minidnn.passes.simplify import FREEZE, SHARE_JOINS, SIMPLIFY
+from minidnn.passes.sum_inside import MAKE_IN_FRONT, SUM_BEHIND, SUM_INSIDE
+from minidnn.passes.sum_together import STORE_SUMMED, SUM_TOGETHER
 from minidnn.passes.turn_products import TURN_PRODUCTS
-from minidnn.passes.turn_rows import TURN_ROWS
 
 PIPELINE: tuple[Pass, ...] = (
     FREEZE,

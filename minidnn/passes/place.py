@@ -21,8 +21,14 @@ from minidnn.graph.operators import (
     Transpose,
 )
 from minidnn.graph.types import ITEMSIZE
-from minidnn.memory.annotations import ALIGNMENT, Annotations, Placement, channel_axis
-from minidnn.memory.liveness import last_reads, storage_roots
+from minidnn.memory import (
+    ALIGNMENT,
+    Annotations,
+    Placement,
+    channel_axis,
+    last_reads,
+    storage_roots,
+)
 from minidnn.passes.infrastructure import Context, Pass
 
 
@@ -91,11 +97,11 @@ PLACE_PARTS = Pass("place_parts", place_parts, requires=("layout", "place_concat
 def place_updates(graph: Graph, context: Context) -> Graph:
     """What states become is written over them.
 
-    Handles: every update that is not computed straight over its state (``memory.liveness``), by a
-    copy behind the last node that reads the state, so that what is copied does not lie in memory
-    for long. A state that is an output, or that another one becomes, is read by a copy first, so
-    that two states may become each other; such copies are behind all other nodes.  It is no
-    optimization, and takes no fuel.
+    Handles: every update that is not computed straight over its state, as
+    ``memory.updates_in_place`` has them, by a copy behind the last node that reads the state, so
+    that what is copied does not lie in memory for long.  A state that is an output, or that another
+    one becomes, is read by a copy first, so that two states may become each other; such copies are
+    behind all other nodes.  It is no optimization, and takes no fuel.
     Refuses: nothing.
     """
     if not graph.updates:

@@ -26,9 +26,7 @@ from minidnn.fusion.target import Target
 from minidnn.graph.ir import Graph, Node, State, Value
 from minidnn.graph.operator import Contraction
 from minidnn.graph.operators import SumOverRanks
-from minidnn.memory.annotations import Annotations, Placement
-from minidnn.memory.arena import plan_groups, plan_memory
-from minidnn.memory.liveness import storage_roots, touched
+from minidnn.memory import Annotations, Placement, plan_groups, plan_memory, storage_roots, touched
 from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.place import place_updates
 

@@ -25,8 +25,8 @@ from minidnn.graph.ir import Constant, Graph, Node, State, Stored, Value
 from minidnn.graph.operator import Contraction, Elementwise, Operator
 from minidnn.graph.operators import Attention, AttentionGradient, Formula
 from minidnn.graph.types import rounded_to
-from minidnn.passes.half_graph import HalfGraph, computing_in_float32, is_exact_in
 from minidnn.passes.infrastructure import Context, Pass
+from minidnn.passes.mix_precision import HalfGraph, computing_in_float32, is_exact_in
 
 
 def stored_in(graph: Graph, dtype: str, target: Target) -> Graph:

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
-from minidnn.memory.annotations import Annotations
-from minidnn.memory.liveness import lifetimes, peak_bytes, storage_roots
+from minidnn.memory import Annotations, lifetimes, peak_bytes, storage_roots
 from minidnn.passes.infrastructure import Context, Pass
 
 

@@ -1,4 +1,6 @@
-"""Sums are computed once, and sums over all axes but the last as sums of a matrix's columns."""
+"""Sums are computed once, sums over all axes but the last as sums of a matrix's columns, and what
+gradients of sums repeat along axes is repeated by what reads it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ from dataclasses import replace
 
 from minidnn.fusion.collapse import APART
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
-from minidnn.graph.operator import Operator
-from minidnn.graph.operators import Concat, Reduce, Transpose, Variance, View
+from minidnn.graph.operator import Elementwise, Operator
+from minidnn.graph.operators import Concat, Expand, Reduce, Transpose, Variance, View
 from minidnn.graph.types import FLOATS
 from minidnn.passes.infrastructure import Context, Pass
 
@@ -168,3 +170,50 @@ def _joined_axis(sums: _Sums, join: Node) -> int:
 
 
 SHARE_SUMS = Pass("share_sums", share_sums)
+
+
+def repeat_inside(graph: Graph, context: Context) -> Graph:
+    """Point-wise operators repeat along axes what they read, so that nothing else does.
+
+    Gradients of sums repeat a value along the axes that were summed over.
+
+    Handles: operands of point-wise operators that are repeated along axes (Expand) and come to the
+    result's shape by the operator's own broadcasting, because another operand has that shape.
+    Refuses: values whose rank changes.
+    """
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        given = [rewriter.value(value) for value in node.inputs]
+        found = _unrepeated(node, given)
+        if found != given and context.allow(f"{node.name} repeats its operands itself"):
+            new = rewriter.add(node.op, found, node.name, node.source)
+            rewriter.replace(node.output, new.output)
+        else:
+            rewriter.keep(node)
+    return rewriter.finish()
+
+
+def _unrepeated(node: Node, given: list[Value]) -> list[Value]:
+    """The operands before they were repeated."""
+    if not isinstance(node.op, Elementwise):
+        return given
+    found = list(given)
+    shape = node.output.shape
+    count = len(found) - node.op.channel_count
+    for i in range(count):
+        others = [value.shape for j, value in enumerate(found[:count]) if j != i]
+        while shape in others and (before := _repeated(found[i])) is not None:
+            found[i] = before
+    return found
+
+
+def _repeated(value: Value) -> Value | None:
+    """What a value repeats, if it does."""
+    node = value.producer
+    if node is None or not isinstance(node.op, Expand):
+        return None
+    (before,) = node.inputs
+    return before if before.type.rank == value.type.rank else None
+
+
+REPEAT_INSIDE = Pass("repeat_inside", repeat_inside)

@@ -14,15 +14,24 @@ from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operators import Conv2d, Linear
 from minidnn.graph.quantization import PER_CHANNEL, Steps
 from minidnn.graph.types import BYTES, TensorType
-from minidnn.layers.inputs import Shapes
+from minidnn.layers.arguments import Shapes
 from minidnn.layers.layer import Layer
 from minidnn.networks import any_graph_of, graph_of, with_own_sizes
 from minidnn.passes.fold import FOLD_BATCH_NORM
 from minidnn.passes.infrastructure import Context, run_passes
 from minidnn.passes.simplify import FREEZE, SIMPLIFY
-from minidnn.quantization.calibration import Calibration, Twins, batches_of
-from minidnn.quantization.measure import MOST_LOST, MeasuredValue, losses, measure
-from minidnn.quantization.ranges import RANGES, Choose, steps_of
+from minidnn.quantization.calibration import (
+    MOST_LOST,
+    RANGES,
+    Calibration,
+    Choose,
+    MeasuredValue,
+    Twins,
+    batches_of,
+    losses,
+    measure,
+    steps_of,
+)
 from minidnn.sizes.sized_graph import SizedGraph
 
 

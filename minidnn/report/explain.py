@@ -10,7 +10,7 @@ from minidnn.fusion.functions import LayerFunction
 from minidnn.fusion.region import FusedContraction, FusedSequence, Region
 from minidnn.graph.ir import Constant, Node
 from minidnn.graph.types import BYTES, FLOATS
-from minidnn.measure.statistics import Estimate
+from minidnn.measure import Estimate
 from minidnn.runtime.plan import Plan
 
 

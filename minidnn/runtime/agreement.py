@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from minidnn.graph.ir import Graph
-from minidnn.graph.meeting import meeting_of
 from minidnn.graph.operators import SumOverRanks
+from minidnn.graph.operators.ranks import meeting_of
 
 WHY_NO_TIMES = (
     "regions of a program that sums over ranks are not timed: all ranks would have to do it at once"

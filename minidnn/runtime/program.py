@@ -71,7 +71,7 @@ class ResizableProgram(Program, Protocol):
     """A program whose kernels may be those of any size."""
 
     def of_size(self, plan: Plan) -> Program:
-        """The program of the same plan for other sizes, see :mod:`minidnn.runtime.resize`."""
+        """The program of the same plan for other sizes, see :mod:`minidnn.runtime.plan`."""
 
 
 @runtime_checkable

@@ -11,10 +11,10 @@ from functools import partial
 import numpy as np
 
 from minidnn.dynamic.dim import Dim
-from minidnn.dynamic.parts import BatchPart, parts_of
+from minidnn.dynamic.split import BatchPart, parts_of
 from minidnn.errors import UnsupportedError
 from minidnn.executable import Executable
-from minidnn.measure.statistics import interleaved
+from minidnn.measure import interleaved
 from minidnn.preparation import Preparation, check_takes
 from minidnn.runtime.arrays import random_array
 from minidnn.serving.tensors import DATATYPES, Spec

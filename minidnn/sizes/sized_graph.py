@@ -22,8 +22,8 @@ from minidnn.graph.operators import Expand, View
 from minidnn.graph.storage import from_document, to_document
 from minidnn.graph.types import TensorType
 from minidnn.passes.simplify import is_identity
-from minidnn.runtime.alike import described, has_same_numbers
 from minidnn.runtime.interface import interface_of
+from minidnn.runtime.plan import described, has_same_numbers
 from minidnn.sizes.polynomial import SizePolynomial, SizeSamples
 
 __all__ = ["SizedGraph"]

@@ -15,7 +15,7 @@ from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.trace import current_trace
 from minidnn.graph.types import FLOATS
 from minidnn.layers import BatchNorm2d, Layer
-from minidnn.layers.inputs import Declared, Shapes
+from minidnn.layers.arguments import Declared, Shapes
 from minidnn.layers.parameter import Parameter
 from minidnn.networks import graph_of
 

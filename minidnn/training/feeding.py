@@ -10,7 +10,7 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.graph.types import TensorType, numpy_dtype
-from minidnn.layers.inputs import Shapes, named_types
+from minidnn.layers.arguments import Shapes, named_types
 from minidnn.layers.layer import Layer
 from minidnn.training.losses import Loss
 from minidnn.training.objective import Objective, takes

@@ -13,8 +13,8 @@ from minidnn.errors import GraphError, did_you_mean
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import Trace, tracing
 from minidnn.graph.types import TensorType
+from minidnn.layers.arguments import Shapes
 from minidnn.layers.build import to_graph
-from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
 from minidnn.training.arguments import check_number
 from minidnn.training.losses import Function, Loss

@@ -22,7 +22,7 @@ from minidnn.graph.operators import SumOverRanks
 from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import Trace
 from minidnn.graph.types import TensorType, numpy_dtype
-from minidnn.layers.inputs import Shapes
+from minidnn.layers.arguments import Shapes
 from minidnn.layers.layer import Layer
 from minidnn.training.objective import Objective, behind
 from minidnn.training.optim.optimizer import Optimizer, Update, if_finite

@@ -17,19 +17,26 @@ from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
 from minidnn.graph.plain import plain
 from minidnn.graph.types import TensorType, numpy_dtype
+from minidnn.layers.arguments import Shapes
 from minidnn.layers.build import to_graph
-from minidnn.layers.inputs import Shapes
 from minidnn.preparation import Preparation
 from minidnn.runtime.store import Store
 from minidnn.training import checkpoint
 from minidnn.training.arguments import check_number, check_whole
 from minidnn.training.callbacks.callback import Callback
-from minidnn.training.callbacks.writing import CheckpointWriter
+from minidnn.training.callbacks.checkpoint import CheckpointWriter
 from minidnn.training.carried import as_layer
-from minidnn.training.epochs import FitArguments, Record, run
+from minidnn.training.epochs import (
+    FitArguments,
+    Record,
+    SetMeasures,
+    over_ranks,
+    public,
+    run,
+    totalled,
+)
 from minidnn.training.feeding import Feeding, joined
 from minidnn.training.launches import Progress, add, repeat
-from minidnn.training.measuring import SetMeasures, over_ranks, public, totalled
 from minidnn.training.metrics.metric import Metric
 from minidnn.training.objective import Targets, objective_of
 from minidnn.training.optim.optimizer import Optimizer

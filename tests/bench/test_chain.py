@@ -15,7 +15,7 @@ from benchmarks.chain_cases import CASES, VARIANTS, Case, with_minidnn, with_tor
 from benchmarks.chain_report import plot, tables
 from benchmarks.figures import Results
 from benchmarks.line_plot import Panel, line_plot
-from minidnn.measure.statistics import compared, median
+from minidnn.measure import compared, median
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -9,7 +9,7 @@ import pytest
 
 from minidnn.bench.measure import alternate
 from minidnn.bench.process import EngineError, EngineProcess
-from minidnn.measure.load import LoadWatch
+from minidnn.measure import LoadWatch
 
 HERE = "tests.bench.engines"
 

@@ -12,7 +12,7 @@ import minidnn
 from minidnn.bench.networks import Case
 from minidnn.bench.results import FORMAT, Results, commit
 from minidnn.errors import MiniDNNError
-from minidnn.measure.figures import write_figures
+from minidnn.measure import write_figures
 
 ROOT = Path(minidnn.__file__).parent.parent
 CASE = Case("resnet18", 16, 224, 192, threads=2)

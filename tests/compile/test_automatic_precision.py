@@ -25,8 +25,7 @@ from minidnn.graph.trace import tracing
 from minidnn.graph.types import TensorType
 from minidnn.layers.build import to_graph
 from minidnn.passes.pipeline import PIPELINE
-from minidnn.precision import automatic
-from minidnn.precision.measured import relative_errors, times_of
+from minidnn.precision import relative_errors, times_of
 from minidnn.report.explain import PrecisionTrial
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.program import Program
@@ -93,7 +92,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
                 for name in executables
             }
 
-        monkeypatch.setattr(automatic, "times_of", times)
+        monkeypatch.setattr("minidnn.precision.times_of", times)
 
     timed(float32=4e-3, tf32=2e-3, float16=1.5e-3, bfloat16=1e-3)
     return timed
@@ -451,7 +450,7 @@ def test_on_the_cpu(
         counts.append(len(real(executables, call)["bfloat16"]))
         return {"float32": [2e-3] * 7, "bfloat16": [1e-3] * 7}
 
-    monkeypatch.setattr(automatic, "times_of", times)
+    monkeypatch.setattr("minidnn.precision.times_of", times)
     net = Several()
     found = md.compile(net, SHAPE, device="cpu", precision="auto", tolerance=0.1)
     assert found.precision == "bfloat16" and counts[0] >= 5

@@ -14,7 +14,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cpu import isa
 from minidnn.errors import UnsupportedError
-from minidnn.graph import meeting
+from minidnn.graph.operators import ranks
 from minidnn.training.step import Objective, Ranks, step_graph
 from tests.cases.record import one_thread
 from tests.cuda.test_emulated_step import Twins
@@ -114,7 +114,7 @@ def test_each_kernel_of_a_step(
     how: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(meeting, "_now", [Twins()] if "ranks" in how else [])
+    monkeypatch.setattr(ranks, "_now", [Twins()] if "ranks" in how else [])
     options = {**OPTIONS, "accuracy": "direct"}
     options |= {k: v for k, v in how.items() if k in ("any_size", "strategy")}
     how = {k: v for k, v in how.items() if k not in options}

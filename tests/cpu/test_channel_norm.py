@@ -12,7 +12,7 @@ from minidnn.fusion.region import FusedNormalization
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply
-from minidnn.passes.turn_linear import FIRST, LAST
+from minidnn.passes.linear import FIRST, LAST
 from tests.passes.build import constant, conv, graph_of
 from tests.sampling import each_on_one, on
 

@@ -14,7 +14,7 @@ from minidnn.backends.cuda.block import Block, lay_out, spare
 from minidnn.gradients.halves import Halves
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.layers.build import to_graph
-from minidnn.memory.liveness import touched
+from minidnn.memory import touched
 from minidnn.runtime.plan import Plan
 
 from .lowered import planned

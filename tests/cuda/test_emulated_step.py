@@ -23,11 +23,10 @@ from minidnn.backends.cuda.task import InWorkspace, Pointer, Task
 from minidnn.fusion.region import FusedSequence, FusedSums
 from minidnn.gradients.halves import Halves
 from minidnn.gradients.reverse import pullback
-from minidnn.graph import meeting
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Node, Value
-from minidnn.graph.operators import Concat, SumOverRanks
+from minidnn.graph.operators import Concat, SumOverRanks, ranks
 from minidnn.graph.trace import apply
 from minidnn.layers.build import to_graph
 from minidnn.runtime.arrays import from_bits, to_bits
@@ -234,7 +233,7 @@ def test_a_step_of_two_ranks(
     synchronized: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each sum over ranks is computed as late as it can be: where a result is read."""
-    monkeypatch.setattr(meeting, "_now", [Twins()])
+    monkeypatch.setattr(ranks, "_now", [Twins()])
     network, scaling = Network().initialize(0), md.optim.LossScale(8.0)
     graph = step_graph(
         network,

@@ -9,7 +9,7 @@ import minidnn as md
 from minidnn.backends.cuda.functions import load_launches
 from minidnn.backends.cuda.machine import machine_of
 from minidnn.backends.cuda.product.matmul import TILES, print_on_tensor_cores
-from minidnn.fusion.product_shape import shape_of
+from minidnn.fusion.product import shape_of
 from minidnn.gradients.reverse import pullback
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to

@@ -25,7 +25,7 @@ from minidnn.graph.ir import Node, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.types import TensorType, rounded_to
 from minidnn.kernels.ops import region
-from minidnn.memory.annotations import Annotations, Placement
+from minidnn.memory import Annotations, Placement
 from tests.cuda.cards import H200
 from tests.sampling import mixed
 

@@ -17,7 +17,7 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.graph.trace import apply
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
-from minidnn.passes.turn_linear import FIRST, LAST
+from minidnn.passes.linear import FIRST, LAST
 from tests.cuda.cards import H200
 
 from .contractions import DEPTHWISE, EPSILON, draw_weights

@@ -12,8 +12,7 @@ from minidnn.backends.cuda.product.matmul import (
     print_on_tensor_cores,
     print_product,
 )
-from minidnn.fusion.product import FusedProduct
-from minidnn.fusion.product_shape import shape_of
+from minidnn.fusion.product import FusedProduct, shape_of
 from minidnn.graph import operators as ops
 from minidnn.runtime.arrays import from_bits, to_bits
 from tests.cuda.cards import A100, H200

@@ -9,8 +9,8 @@ import pytest
 from minidnn import layers as L
 from minidnn.backends.cuda.sequence import mapping
 from minidnn.backends.cuda.target import CudaTarget
+from minidnn.fusion.plan import roundings
 from minidnn.fusion.region import FusedSequence
-from minidnn.fusion.rounding import roundings
 from minidnn.graph.expression import maximum
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR
 from minidnn.graph.types import rounded_to

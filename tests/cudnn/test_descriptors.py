@@ -12,16 +12,14 @@ from minidnn import cudnn
 from minidnn.cudnn import enums
 from minidnn.cudnn.activation import ActivationDescriptor
 from minidnn.cudnn.convolution import ConvolutionDescriptor
-from minidnn.cudnn.descriptor import created_descriptors, live_descriptors
+from minidnn.cudnn.descriptor import Memo, created_descriptors, live_descriptors
 from minidnn.cudnn.dropout import DropoutDescriptor
 from minidnn.cudnn.errors import ArgumentError, CuDNNError
-from minidnn.cudnn.filter import FilterDescriptor
 from minidnn.cudnn.lrn import LRNDescriptor
-from minidnn.cudnn.memo import Memo
 from minidnn.cudnn.op_tensor import OpTensorDescriptor
 from minidnn.cudnn.pooling import PoolingDescriptor
 from minidnn.cudnn.reduction import ReduceTensorDescriptor
-from minidnn.cudnn.tensor import TensorDescriptor
+from minidnn.cudnn.tensor import FilterDescriptor, TensorDescriptor
 from minidnn.cudnn.transform import TensorTransformDescriptor
 
 KINDS = [

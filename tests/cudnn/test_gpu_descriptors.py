@@ -9,12 +9,11 @@ from minidnn.cudnn.activation import ActivationDescriptor, ActivationInfo
 from minidnn.cudnn.convolution import ConvolutionDescriptor, ConvolutionInfo
 from minidnn.cudnn.descriptor import created_descriptors, live_descriptors
 from minidnn.cudnn.errors import CuDNNError
-from minidnn.cudnn.filter import FilterDescriptor, FilterInfo
 from minidnn.cudnn.lrn import LRNDescriptor, LRNInfo
 from minidnn.cudnn.op_tensor import OpTensorDescriptor, OpTensorInfo
 from minidnn.cudnn.pooling import PoolingDescriptor, PoolingInfo
 from minidnn.cudnn.reduction import ReduceTensorDescriptor, ReduceTensorInfo
-from minidnn.cudnn.tensor import TensorDescriptor, TensorInfo
+from minidnn.cudnn.tensor import FilterDescriptor, FilterInfo, TensorDescriptor, TensorInfo
 from minidnn.cudnn.transform import TensorTransformDescriptor, TensorTransformInfo
 
 pytestmark = pytest.mark.gpu

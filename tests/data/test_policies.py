@@ -17,8 +17,8 @@ from minidnn.data import (
     TrivialAugment,
     VerticalFlip,
 )
+from minidnn.data.moves import inverse_matrix, warped
 from minidnn.data.policies import _NAMES
-from minidnn.data.warp import inverse_matrix, warped
 from minidnn.frontends.torch.torchvision import make_importable
 
 make_importable()

@@ -97,7 +97,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def joined() -> list[Any]:
     """Two ranks, as threads."""
-    from minidnn.distributed.nccl import NcclGroup
+    from minidnn.distributed.group import NcclGroup
 
     port, found = free_port(), dict[int, Any]()
 
@@ -149,7 +149,7 @@ def test_one_gpu_that_is_visible_is_the_ranks_own(
 ) -> None:
     monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: 1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    from minidnn.distributed.nccl import NcclGroup
+    from minidnn.distributed.group import NcclGroup
 
     if visible is None:
         with pytest.raises(DistributedError, match="local rank 1 has no GPU: there are 1; valid"):
@@ -163,7 +163,7 @@ def test_one_gpu_that_is_visible_is_the_ranks_own(
 
 
 def test_without_nccl_it_says_what_to_install(cupy: Any) -> None:
-    from minidnn.distributed.nccl import NcclGroup
+    from minidnn.distributed.group import NcclGroup
 
     cupy.cuda.nccl.available = False
     with pytest.raises(DistributedError, match="pip install nvidia-nccl-cu13"):

@@ -17,7 +17,7 @@ import pytest
 
 from minidnn.backends.cpu.backend import CpuBackend
 from minidnn.distributed import DistributedError, RankInfo
-from minidnn.distributed.consensus import ConsensusCheck
+from minidnn.distributed.rank import ConsensusCheck
 from minidnn.errors import MiniDNNError
 from tests.sampling import only
 

@@ -12,12 +12,11 @@ import torch
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.compiled_file import CompiledFile
+from minidnn.compiled_file import CompiledFile, share
 from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.dynamic.loaded import BatchExecutable
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.runtime.program import StoredProgram, offsets_of
-from minidnn.runtime.shared import share
 from tests.devices import unavailable
 
 needs_cpu = pytest.mark.skipif(unavailable("cpu") is not None, reason="the CPU cannot be used here")

@@ -14,8 +14,7 @@ from minidnn import layers as L
 from minidnn.cache import forbid_builds
 from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.dynamic.kept import KeptProgram
-from minidnn.dynamic.parts import BatchPart, RowWise
-from minidnn.dynamic.split import run_in_parts
+from minidnn.dynamic.split import BatchPart, RowWise, run_in_parts
 from minidnn.executable import Executable
 from minidnn.graph.types import TensorType
 from minidnn.runtime.interface import Endpoint, Interface

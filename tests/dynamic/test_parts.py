@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidnn.dynamic.parts import parts_of
+from minidnn.dynamic.split import parts_of
 
 
 @given(

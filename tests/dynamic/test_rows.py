@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from minidnn import models
-from minidnn.dynamic.parts import RowWise
 from minidnn.dynamic.rows import other_batches, row_wise
+from minidnn.dynamic.split import RowWise
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph, State, Value

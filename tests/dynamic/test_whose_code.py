@@ -13,7 +13,7 @@ from minidnn import models
 from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.dynamic.rows import row_wise
 from minidnn.layers.build import to_graph
-from minidnn.layers.code_origin import has_user_code
+from minidnn.layers.functional import has_user_code
 
 
 class Looking(L.Layer):

@@ -58,7 +58,7 @@ FAULTS = (
     ),
     Fault(
         "the last part of a batch begins behind its end",
-        "minidnn/dynamic/parts.py",
+        "minidnn/dynamic/split.py",
         "found.append(BatchPart(min(begin, total - rows), rows))",
         "found.append(BatchPart(begin, rows))",
         ("tests/dynamic/test_parts.py",),
@@ -72,7 +72,7 @@ FAULTS = (
     ),
     Fault(
         "the zero of uint8 is one off",
-        "minidnn/quantization/ranges.py",
+        "minidnn/quantization/calibration.py",
         "zero = int(np.clip(np.rint(-low / rounded), 0, LEVELS - 1))",
         "zero = int(np.clip(np.rint(-low / rounded) + 1, 0, LEVELS - 1))",
         ("tests/quantization/test_ranges.py",),
@@ -114,7 +114,7 @@ FAULTS = (
     ),
     Fault(
         "two calls draw the same numbers",
-        "minidnn/data/draws.py",
+        "minidnn/data/datasets.py",
         "        self._calls += 1\n",
         "",
         ("tests/data/test_draws.py",),
@@ -163,7 +163,7 @@ FAULTS = (
     ),
     Fault(
         "a sum over ranks has no gradient of its own",
-        "minidnn/gradients/rules/ranks.py",
+        "minidnn/gradients/rules/reduction.py",
         "return [None if each is None else next(sums) for each in call.gradients]",
         "return list(call.gradients)",
         ("tests/distributed/test_trainer.py",),

@@ -21,7 +21,7 @@ FAULTS = (
     ),
     Fault(
         "rows of a buffer are freed while a reader needs them",
-        "minidnn/fusion/buffer_rows.py",
+        "minidnn/fusion/planning.py",
         "self.held[storage] = max(self.held[storage], last - first)",
         "self.held[storage] = max(self.held[storage], last - first - 1)",
         ("tests/fusion/test_plan.py", "tests/fusion/test_random_plans.py"),
@@ -35,7 +35,7 @@ FAULTS = (
     ),
     Fault(
         "storage is free a node too early",
-        "minidnn/memory/liveness.py",
+        "minidnn/memory.py",
         "return self.first <= other.last and other.first <= self.last",
         "return self.first < other.last and other.first < self.last",
         ("tests/runtime/test_memory.py",),
@@ -162,7 +162,7 @@ FAULTS = (
     ),
     Fault(
         "gradients of slices that overlap are joined",
-        "minidnn/gradients/slices.py",
+        "minidnn/gradients/reverse.py",
         "if start != end or size == 0:",
         "if size == 0:",
         ("tests/gradients/test_slices.py",),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidnn.fusion import buffers, collapse
+from minidnn.fusion import collapse, geometry
 from minidnn.fusion.device import H200, Device
 from minidnn.fusion.operations import Stack, lower
 from minidnn.fusion.sequence import Sequence
@@ -152,5 +152,5 @@ def test_what_lies_in_buffers_at_once(seed: int) -> None:
     between = [
         sum(made[v] <= i < last[v] for v in sequence.buffered) for i in range(len(stack.steps))
     ]
-    assert buffers.peak(stack.steps, sizes) == max(during)
-    assert buffers.most_kept(stack.steps, sequence.buffered) == max(1, *between, 0)
+    assert geometry.peak(stack.steps, sizes) == max(during)
+    assert geometry.most_kept(stack.steps, sequence.buffered) == max(1, *between, 0)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from minidnn.bench import measure
-from minidnn.measure import load
-from minidnn.measure.load import LoadWatch
+from minidnn.measure import LoadWatch
 from tests.bench.test_process import engine
 
 # Core 1 belongs to others.
@@ -34,7 +33,7 @@ def proc(folder: Path, busy: int, own: int, pid: int) -> None:
 def test_the_share_of_others_is_what_is_busy_on_these_cores_without_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "PROC", tmp_path)
+    monkeypatch.setattr("minidnn.measure.PROC", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
@@ -50,7 +49,7 @@ def test_the_share_of_others_is_what_is_busy_on_these_cores_without_the_process(
 def test_where_the_system_does_not_tell_nothing_is_disturbed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "PROC", tmp_path / "missing")
+    monkeypatch.setattr("minidnn.measure.PROC", tmp_path / "missing")
     assert LoadWatch(1).others() == 0.0
 
 

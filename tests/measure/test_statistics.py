@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minidnn.measure.statistics import median, ratio
+from minidnn.measure import median, ratio
 
 
 @pytest.mark.parametrize(

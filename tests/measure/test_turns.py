@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from minidnn.measure.statistics import interleaved, orders
+from minidnn.measure import interleaved, orders
 
 
 def test_every_round_begins_with_another() -> None:

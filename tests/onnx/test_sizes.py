@@ -13,7 +13,7 @@ import minidnn as md
 from minidnn.frontends.onnx.model import read_model
 from minidnn.frontends.onnx.operators import elementwise
 from minidnn.frontends.onnx.shapes import _SAME, looks_at_sizes
-from minidnn.runtime.alike import described
+from minidnn.runtime.plan import described
 from tests.onnx.models import model, node
 
 CHANNELS = 4

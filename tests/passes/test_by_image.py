@@ -12,9 +12,14 @@ from minidnn.backends.cpu.target import CpuTarget, device_for
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import apply
-from minidnn.memory.annotations import Annotations
-from minidnn.memory.arena import plan_groups, plan_memory
-from minidnn.memory.liveness import group_lifetimes, lifetimes, storage_roots
+from minidnn.memory import (
+    Annotations,
+    group_lifetimes,
+    lifetimes,
+    plan_groups,
+    plan_memory,
+    storage_roots,
+)
 from minidnn.passes import by_image as module
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize

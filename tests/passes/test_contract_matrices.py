@@ -13,8 +13,8 @@ from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import apply
-from minidnn.passes.contract_matrices import CONTRACT_MATRICES
 from minidnn.passes.infrastructure import Context
+from minidnn.passes.linear import CONTRACT_MATRICES
 from minidnn.training.losses import MSE
 from minidnn.training.optim import SGD
 from minidnn.training.step import Objective, step_graph

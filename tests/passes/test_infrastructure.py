@@ -13,7 +13,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node, Rewriter
 from minidnn.graph.layout import PLANAR
 from minidnn.graph.trace import apply
-from minidnn.memory.annotations import Annotations, Placement
+from minidnn.memory import Annotations, Placement
 from minidnn.passes.absorb import ABSORB
 from minidnn.passes.infrastructure import Context, Pass, Rewrite, run_passes
 from minidnn.passes.pipeline import PIPELINE, optimize

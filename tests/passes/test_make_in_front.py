@@ -16,7 +16,7 @@ from minidnn.graph.trace import apply
 from minidnn.graph.types import TensorType
 from minidnn.passes.depth_first import DEPTH_FIRST
 from minidnn.passes.infrastructure import Context
-from minidnn.passes.sum_behind import MAKE_IN_FRONT, SUM_BEHIND
+from minidnn.passes.sum_inside import MAKE_IN_FRONT, SUM_BEHIND
 from minidnn.passes.sum_together import SUM_TOGETHER
 from tests.passes.build import Build, assert_same, constant, graph_of, ops_of, relu, run
 from tests.passes.test_sum_behind import Adding

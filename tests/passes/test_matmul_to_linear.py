@@ -14,7 +14,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node
 from minidnn.graph.trace import apply
 from minidnn.passes.infrastructure import Context
-from minidnn.passes.matmul_to_linear import LEAST_ROWS, MATMUL_TO_LINEAR
+from minidnn.passes.linear import LEAST_ROWS, MATMUL_TO_LINEAR
 from minidnn.passes.mix_precision import MIX_PRECISION
 from minidnn.training.losses import MSE
 from minidnn.training.optim import SGD

@@ -11,7 +11,7 @@ from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.trace import apply
 from minidnn.passes.channels import NORMALIZE_CHANNELS
 from minidnn.passes.infrastructure import Context
-from minidnn.passes.turn_linear import FIRST, LAST
+from minidnn.passes.linear import FIRST, LAST
 from tests.passes.build import Build, assert_same, constant, graph_of, ops_of, relu, run
 
 X = (2, 6, 5, 7)

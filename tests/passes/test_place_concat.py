@@ -14,7 +14,7 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Node, Value
 from minidnn.graph.layout import CHANNELS_LAST
 from minidnn.graph.trace import apply
-from minidnn.memory.annotations import Annotations
+from minidnn.memory import Annotations
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import PIPELINE
 from minidnn.passes.place import PLACE_CONCAT

@@ -16,7 +16,7 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Node, Value
 from minidnn.graph.trace import apply
 from minidnn.layers.build import to_graph
-from minidnn.memory.liveness import storage_roots
+from minidnn.memory import storage_roots
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import PIPELINE
 from minidnn.passes.place import PLACE_PARTS

@@ -11,8 +11,7 @@ from minidnn.backends.cuda.target import CudaTarget
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import Trace, apply
-from minidnn.memory.annotations import Annotations
-from minidnn.memory.liveness import awaited, lifetimes
+from minidnn.memory import Annotations, awaited, lifetimes
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.passes.place import PLACE_SUMS

@@ -6,7 +6,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument
 from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply
-from minidnn.passes.repeat_inside import REPEAT_INSIDE
+from minidnn.passes.share_sums import REPEAT_INSIDE
 from minidnn.passes.simplify import SIMPLIFY
 from tests.passes.build import Build, assert_same, graph_of, ops_of, run
 

@@ -10,8 +10,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.checker import complaints
 from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply
-from minidnn.memory.annotations import Annotations
-from minidnn.memory.liveness import lifetimes, peak_bytes
+from minidnn.memory import Annotations, lifetimes, peak_bytes
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.schedule import SCHEDULE
 from tests.passes.build import assert_same, conv, graph_of, relu, run

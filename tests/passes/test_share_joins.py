@@ -6,7 +6,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply
 from minidnn.passes.infrastructure import Context
-from minidnn.passes.share_joins import SHARE_JOINS
+from minidnn.passes.simplify import SHARE_JOINS
 from tests.passes.build import Build, assert_same, graph_of, join, max_pool, ops_of, run
 
 X = (1, 2, 4, 4)

@@ -12,8 +12,7 @@ from minidnn.graph.expression import argument
 from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply
 from minidnn.passes.infrastructure import Context
-from minidnn.passes.store_summed import STORE_SUMMED
-from minidnn.passes.sum_together import SUM_TOGETHER
+from minidnn.passes.sum_together import STORE_SUMMED, SUM_TOGETHER
 from tests.passes.build import Build, assert_same, conv, graph_of, ops_of, relu, run
 from tests.passes.test_sum_together import PAIR, Summing, X, sums_of, total
 

@@ -15,9 +15,8 @@ from minidnn.graph.trace import apply
 from minidnn.graph.types import TensorType
 from minidnn.passes.absorb import ABSORB
 from minidnn.passes.infrastructure import Context, Pass
-from minidnn.passes.store_summed import STORE_SUMMED
-from minidnn.passes.sum_behind import SUM_BEHIND
-from minidnn.passes.sum_together import SUM_TOGETHER
+from minidnn.passes.sum_inside import SUM_BEHIND
+from minidnn.passes.sum_together import STORE_SUMMED, SUM_TOGETHER
 from tests.passes.build import Build, assert_same, constant, conv, graph_of, ops_of, relu, run
 from tests.passes.test_sum_together import PAIR, total
 

@@ -6,8 +6,8 @@ from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import apply
 from minidnn.passes.infrastructure import Context
+from minidnn.passes.linear import FIRST, LAST, TURN_LINEAR
 from minidnn.passes.simplify import SIMPLIFY
-from minidnn.passes.turn_linear import FIRST, LAST, TURN_LINEAR
 from tests.passes.build import (
     assert_same,
     constant,

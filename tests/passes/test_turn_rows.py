@@ -14,7 +14,7 @@ from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.operator import Operator
 from minidnn.graph.types import TensorType
 from minidnn.passes.infrastructure import Context
-from minidnn.passes.turn_rows import turn_rows
+from minidnn.passes.linear import turn_rows
 from tests.passes.build import ops_of
 
 ROWS = ops.Transpose((1, 0, 2))

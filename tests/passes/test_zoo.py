@@ -13,8 +13,7 @@ from minidnn.fusion.device import H200
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Graph
 from minidnn.layers.build import to_graph
-from minidnn.memory.arena import plan_memory
-from minidnn.memory.liveness import lifetimes
+from minidnn.memory import lifetimes, plan_memory
 from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.pipeline import PIPELINE, optimize
 from tests.sampling import IS_FULL, only

@@ -11,7 +11,7 @@ from minidnn import models
 from minidnn.errors import GraphError
 from minidnn.graph.ir import Graph
 from minidnn.graph.picture import to_svg
-from minidnn.graph.viewer import HEAT
+from minidnn.graph.svg import HEAT
 from minidnn.layers.build import to_graph
 from minidnn.passes.pipeline import optimize
 from tests.picture.test_picture import Picture, read, residual

@@ -13,7 +13,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.cli import main, quantize
-from minidnn.quantization import ranges
+from minidnn.quantization import calibration
 
 REFERENCE = ("--device", "reference")
 Command = Callable[..., str]
@@ -69,7 +69,7 @@ def test_digits_by_their_name(digits: Any, command: Command, tmp_path: Path) -> 
         for each, target in zip(np.split(x, 6), np.split(digits.y, 6), strict=True)
     )
     assert f"of 360 before, {100 * right / 360:.1f} % after" in out
-    assert set(quantize.RANGES) == {*ranges.RANGES}
+    assert set(quantize.RANGES) == {*calibration.RANGES}
 
 
 def test_arrays_of_several_inputs(command: Command, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minidnn.quantization.ranges import BINS, RANGES, Histogram, steps_of
+from minidnn.quantization.calibration import BINS, RANGES, Histogram, steps_of
 
 RANDOM = np.random.default_rng(2)
 

@@ -12,9 +12,16 @@ from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph
 from minidnn.graph.layout import CHANNELS_LAST, blocked
 from minidnn.graph.trace import apply
-from minidnn.memory.annotations import ALIGNMENT, Annotations
-from minidnn.memory.arena import Arena, plan_memory
-from minidnn.memory.liveness import Lifetime, lifetimes, peak_bytes, storage_roots
+from minidnn.memory import (
+    ALIGNMENT,
+    Annotations,
+    Arena,
+    Lifetime,
+    lifetimes,
+    peak_bytes,
+    plan_memory,
+    storage_roots,
+)
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import make_plan

@@ -16,8 +16,7 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph
 from minidnn.graph.trace import Trace, apply, tracing
 from minidnn.graph.types import TensorType
-from minidnn.memory.annotations import Annotations
-from minidnn.memory.liveness import lifetimes, storage_roots, updates_in_place
+from minidnn.memory import Annotations, lifetimes, storage_roots, updates_in_place
 from tests.states.build import BUILDERS, Build, graph_of, momentum, running_mean, state, swap
 
 SHAPE = (2, 3, 4, 5)

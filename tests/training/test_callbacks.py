@@ -16,7 +16,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.errors import GraphError, MiniDNNWarning
-from minidnn.training.callbacks.best import Best, direction_of
+from minidnn.training.callbacks.callback import Best, direction_of
 
 random = np.random.default_rng(0)
 X, T = random.standard_normal((8, 6)).astype(np.float32), random.integers(0, 3, 8)

@@ -1,6 +1,6 @@
 """Prints windows tap by tap, as ISPC or CUDA C++: any that can be described.
 
-The order is that of ``graph.window_values.join_taps``.  The sixteen sums of a block are made one
+The order is that of ``graph.window.join_taps``.  The sixteen sums of a block are made one
 after another, as they are needed when halves are added to halves, so that four numbers are all
 that waits.
 """

@@ -37,7 +37,7 @@ from ...graph.operators import (
 from ...graph.types import BYTES, ITEMSIZE, TensorType
 from ...kernels.ops import lower, move, region
 from ...kernels.ops.pitched import Pitched
-from ...memory.annotations import ALIGNMENT, Annotations
+from ...memory import ALIGNMENT, Annotations
 from ...runtime.arrays import to_bits
 from ...runtime.plan import Plan
 from .contraction import (

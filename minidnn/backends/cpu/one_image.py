@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...fusion.region import Region
 from ...fusion.stacks import boundary
 from ...graph.ir import Constant, Graph, Node, Value
-from ...memory.annotations import Annotations, Placement
+from ...memory import Annotations, Placement
 from ...runtime.plan import Plan
 
 

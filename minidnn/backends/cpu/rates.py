@@ -16,7 +16,7 @@ from typing import Any
 
 from ...cache import CacheStore, digest
 from ...errors import DeviceError
-from ...measure.load import timed
+from ...measure import timed
 from ...runtime.operand import Operand
 from ..codegen.kernel import KernelSource
 from .compilers.kernels import compile_kernels

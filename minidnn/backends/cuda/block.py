@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from ...graph.ir import Node, Stored, Value
 from ...graph.types import FLOATS
-from ...memory.arena import Placed
-from ...memory.liveness import Lifetime, lifetimes
+from ...memory import Lifetime, Placed, lifetimes
 from ...runtime.plan import Plan
 from .memory import ALIGNMENT, aligned
 

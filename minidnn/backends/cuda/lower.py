@@ -46,7 +46,7 @@ from ...graph.types import ITEMSIZE, TensorType
 from ...kernels.ops import lower, move, region
 from ...kernels.ops.pitched import Pitched
 from ...kernels.schedule import AxisSchedule
-from ...memory.liveness import awaited
+from ...memory import awaited
 from ...runtime.plan import Plan
 from .constants import Data
 from .contraction.behind import recorded

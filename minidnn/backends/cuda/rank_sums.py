@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from ...gpu.cupy import cupy
-from ...graph.meeting import meeting_of
 from ...graph.operators import SumOverRanks
+from ...graph.operators.ranks import meeting_of
 from ...graph.types import TensorType
 from .arrays import DEVICE_TO_DEVICE
 from .functions import Run

@@ -1,7 +1,7 @@
 """Kernels that join elements along axes: sums, means and extremes, places of maxima.
 
 Averages of whole planes add each row, then the rows, as the reference does (see
-``graph.window_values.sum_taps``).
+``graph.window.sum_taps``).
 """
 
 from __future__ import annotations

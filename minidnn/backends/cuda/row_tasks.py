@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...fusion.rows import FusedRows, row_alone
 from ...graph.ir import Node, Value
-from ...memory.annotations import Annotations
+from ...memory import Annotations
 from .row_region import print_rows, why_not_rows
 from .row_tiles import RowTile
 from .strided import element_of, strided_of

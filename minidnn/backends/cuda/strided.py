@@ -19,7 +19,7 @@ from ...graph.operator import Elementwise
 from ...graph.types import HALVES
 from ...kernels.ops import elementwise
 from ...kernels.ops.pitched import Pitched
-from ...memory.annotations import Annotations
+from ...memory import Annotations
 from ..codegen.code import Code
 from ..codegen.dialect import CUDA
 from .expressions import HELPERS, STORED, is_whole, narrowed, print_as, read, stored

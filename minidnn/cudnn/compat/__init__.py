@@ -40,17 +40,15 @@ from minidnn.cudnn.compat.descriptors import (
     get_data_type,
     get_handle,
 )
-from minidnn.cudnn.compat.dropout import (
-    DropoutStates,
-    create_dropout_descriptor,
-    create_dropout_states,
-    set_dropout_descriptor,
-)
 from minidnn.cudnn.compat.elementwise import (
+    DropoutStates,
     activation_backward,
     activation_forward,
+    create_dropout_descriptor,
+    create_dropout_states,
     pooling_backward,
     pooling_forward,
+    set_dropout_descriptor,
     softmax_backward,
     softmax_forward,
 )

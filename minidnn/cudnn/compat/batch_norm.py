@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from minidnn.cudnn.arrays import Shape, check_array, packed_strides
 from minidnn.cudnn.batch_norm import derived_descriptor
 from minidnn.cudnn.compat.descriptors import NCHW, NHWC, get_data_type, logical
+from minidnn.cudnn.descriptor import Memo
+from minidnn.cudnn.dtypes import DOUBLE_ONE, DOUBLE_ZERO, ONE
 from minidnn.cudnn.enums import BatchNormMode, BatchNormOps, ErrQueryMode
 from minidnn.cudnn.errors import ArgumentError
 from minidnn.cudnn.handle import call, query_size
-from minidnn.cudnn.memo import Memo
-from minidnn.cudnn.scalars import DOUBLE_ONE, DOUBLE_ZERO, ONE
 from minidnn.cudnn.tensor import TensorDescriptor, described
 from minidnn.gpu.cupy import cupy
 

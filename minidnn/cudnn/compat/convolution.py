@@ -24,12 +24,11 @@ from minidnn.cudnn.convolution.key import (
     geometry,
 )
 from minidnn.cudnn.convolution.plan import ConvolutionPlan
-from minidnn.cudnn.dtypes import compute_type
+from minidnn.cudnn.descriptor import Memo
+from minidnn.cudnn.dtypes import DOUBLE_ONE, ONE, compute_type
 from minidnn.cudnn.enums import DataType, MathType, TensorFormat
 from minidnn.cudnn.errors import ArgumentError, DTypeError
 from minidnn.cudnn.handle import call
-from minidnn.cudnn.memo import Memo
-from minidnn.cudnn.scalars import DOUBLE_ONE, ONE
 from minidnn.cudnn.tensor import described
 from minidnn.gpu.cupy import cupy
 

@@ -25,12 +25,11 @@ from minidnn.cudnn.enums import (
     TensorFormat,
 )
 from minidnn.cudnn.errors import ArgumentError, DTypeError, check
-from minidnn.cudnn.filter import FilterDescriptor
 from minidnn.cudnn.handle import current_handle
 from minidnn.cudnn.op_tensor import OpTensorDescriptor
 from minidnn.cudnn.pooling import PoolingDescriptor
 from minidnn.cudnn.reduction import ReduceTensorDescriptor
-from minidnn.cudnn.tensor import TensorDescriptor
+from minidnn.cudnn.tensor import FilterDescriptor, TensorDescriptor
 
 NCHW = TensorFormat.CUDNN_TENSOR_NCHW
 NHWC = TensorFormat.CUDNN_TENSOR_NHWC

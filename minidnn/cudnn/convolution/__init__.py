@@ -10,10 +10,10 @@ from minidnn.cudnn.convolution.functions import (
     backward_bias,
     backward_data,
     backward_filter,
+    bias_activation_forward,
     forward,
     plan,
 )
-from minidnn.cudnn.convolution.fused import bias_activation_forward
 from minidnn.cudnn.convolution.key import ConvolutionKey, output_shape
 from minidnn.cudnn.convolution.plan import Candidate, ConvolutionPlan
 

@@ -17,10 +17,10 @@ from minidnn.cache import CacheStore, digest
 from minidnn.cudnn import library, machine
 from minidnn.cudnn.convolution.key import ConvolutionKey
 from minidnn.cudnn.convolution.plan import Candidate, ConvolutionPlan, Problem, no_algorithm
+from minidnn.cudnn.descriptor import Memo
 from minidnn.cudnn.enums import DataType, Determinism, MathType, is_coarse_winograd
 from minidnn.cudnn.errors import ArgumentError, check
 from minidnn.cudnn.handle import current_handle
-from minidnn.cudnn.memo import Memo
 from minidnn.errors import OutOfMemoryError
 from minidnn.gpu.cupy import cupy
 

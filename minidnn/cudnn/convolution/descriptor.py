@@ -7,11 +7,9 @@ from typing import Any, NamedTuple, Self
 
 from minidnn.cudnn.arrays import Shape
 from minidnn.cudnn.descriptor import Descriptor
-from minidnn.cudnn.dtypes import data_type
+from minidnn.cudnn.dtypes import data_type, ints
 from minidnn.cudnn.enums import ConvolutionMode, DataType, MathType
-from minidnn.cudnn.filter import FilterDescriptor
-from minidnn.cudnn.scalars import ints
-from minidnn.cudnn.tensor import TensorDescriptor
+from minidnn.cudnn.tensor import FilterDescriptor, TensorDescriptor
 
 CROSS_CORRELATION = ConvolutionMode.CUDNN_CROSS_CORRELATION
 DEFAULT_MATH = MathType.CUDNN_DEFAULT_MATH

@@ -19,7 +19,7 @@ from minidnn.cudnn.arrays import (
 from minidnn.cudnn.dtypes import compute_type, data_type
 from minidnn.cudnn.enums import ConvolutionMode, DataType, MathType, TensorFormat
 from minidnn.cudnn.errors import ArgumentError, DTypeError
-from minidnn.cudnn.filter import filter_layouts
+from minidnn.cudnn.tensor import filter_layouts
 
 Operation = Literal["forward", "backward_data", "backward_filter"]
 NCHW = TensorFormat.CUDNN_TENSOR_NCHW

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from minidnn.cudnn import library
 from minidnn.cudnn.convolution.descriptor import ConvolutionDescriptor
 from minidnn.cudnn.convolution.key import ConvolutionKey
-from minidnn.cudnn.dtypes import is_double
+from minidnn.cudnn.dtypes import DOUBLE_ONE, DOUBLE_ZERO, ONE, ZERO, is_double, scalar
 from minidnn.cudnn.enums import (
     ConvolutionBwdDataAlgo,
     ConvolutionBwdFilterAlgo,
@@ -20,10 +20,8 @@ from minidnn.cudnn.enums import (
     MathType,
 )
 from minidnn.cudnn.errors import CuDNNError, NoAlgorithmError, check, status_name
-from minidnn.cudnn.filter import FilterDescriptor
 from minidnn.cudnn.handle import current_handle
-from minidnn.cudnn.scalars import DOUBLE_ONE, DOUBLE_ZERO, ONE, ZERO, scalar
-from minidnn.cudnn.tensor import TensorDescriptor
+from minidnn.cudnn.tensor import FilterDescriptor, TensorDescriptor
 from minidnn.cudnn.workspace import acquire
 from minidnn.errors import MiniDNNWarning, OutOfMemoryError
 

@@ -6,8 +6,6 @@ from minidnn.gradients.rules import (
     movement,
     normalization,
     pooling,
-    random,
-    ranks,
     reduction,
 )
 
@@ -17,7 +15,5 @@ __all__ = [
     "movement",
     "normalization",
     "pooling",
-    "random",
-    "ranks",
     "reduction",
 ]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import prod
 
 from minidnn.errors import UnsupportedError
-from minidnn.gradients.places import summed_to, viewed
+from minidnn.gradients.rules.movement import summed_to, viewed
 from minidnn.gradients.table import REASONS, Backward, rule
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minidnn.gradients.places import summed_to
+from minidnn.gradients.rules.movement import summed_to
 from minidnn.gradients.scalar import arguments_of, derivative, renumbered, with_result
 from minidnn.gradients.table import Backward, rule
 from minidnn.graph import operators as ops

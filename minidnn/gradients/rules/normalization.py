@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from minidnn.gradients.places import viewed
+from minidnn.gradients.rules.movement import viewed
 from minidnn.gradients.table import Backward, rule
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, sqrt

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from minidnn.errors import UnsupportedError
-from minidnn.gradients.places import summed_at
+from minidnn.gradients.rules.movement import summed_at
 from minidnn.gradients.scalar import derivative, renumbered
 from minidnn.gradients.table import Backward, rule
 from minidnn.graph import operators as ops

@@ -1,17 +1,21 @@
-"""Rules of sums, means, variances, extremes and products over axes, and of softmax."""
+"""Rules of sums, means, variances, extremes and products over axes, of softmax, of sums over ranks,
+and of what is dropped at random.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
-from minidnn.gradients.places import viewed
+from minidnn.gradients.rules.movement import viewed
 from minidnn.gradients.table import REASONS, Backward, rule
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, where
 from minidnn.graph.ir import Value
+from minidnn.graph.recorder import current_recorder
 from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply
 
@@ -119,3 +123,17 @@ def log_softmax(call: Backward) -> Sequence[Value | None]:
     y, gradient = call.output, call.gradient
     total = apply(ops.Reduce("sum", (call.op.dim % y.type.rank,), keepdim=True), gradient)
     return [gradient - np.exp(y) * total]
+
+
+@rule(ops.RandomDrop)
+def random_drop(call: Backward) -> Sequence[Value | None]:
+    """The same elements are dropped again."""
+    return [apply(call.op, call.gradient, *call.inputs[1:]), None, None]
+
+
+@rule(ops.SumOverRanks)
+def sum_over_ranks(call: Backward) -> Sequence[Value | None]:
+    """Of the loss that all ranks' losses add up to."""
+    given = [each for each in call.gradients if each is not None]
+    sums = iter(current_recorder().apply(replace(call.op, beside=False), *given))
+    return [None if each is None else next(sums) for each in call.gradients]

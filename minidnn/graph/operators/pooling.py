@@ -9,8 +9,15 @@ import numpy as np
 from minidnn.graph import expression as scalar
 from minidnn.graph.operator import Reduction, Windowed
 from minidnn.graph.types import TensorType
-from minidnn.graph.window import JOINS, LONG, CoveringAxis, Window, WindowAxis, average_window
-from minidnn.graph.window_values import sum_taps
+from minidnn.graph.window import (
+    JOINS,
+    LONG,
+    CoveringAxis,
+    Window,
+    WindowAxis,
+    average_window,
+    sum_taps,
+)
 
 __all__ = ["AdaptiveAvgPool2d", "AvgPool2d", "MaxPool2d", "Pool2d"]
 

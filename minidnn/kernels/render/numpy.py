@@ -12,7 +12,7 @@ import numpy as np
 
 from ...graph.expression import run as run_code
 from ...graph.types import BYTES
-from ...graph.window_values import join_taps
+from ...graph.window import join_taps
 from ..ir import LANE, OPERATIONS, TASK, Expr, FoldRange, For, If, Kernel, Let, Statement, Write
 
 _Points = dict[str, np.ndarray]

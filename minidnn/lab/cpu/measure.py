@@ -26,8 +26,7 @@ from ...graph.ir import Constant, Node, Value
 from ...graph.layout import PLANAR, blocked
 from ...graph.operators import Conv2d
 from ...graph.types import TensorType
-from ...measure.load import timed
-from ...measure.statistics import median
+from ...measure import median, timed
 from ..ceilings import CeilingJob
 from ..operands import RESULT, Operands, WrongResultError, first_wrong
 from ..shapes import ConvolutionShape

@@ -1,10 +1,16 @@
-"""What a callback is."""
+"""What a callback is, and which of the epochs is the best."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Mapping
+from math import isnan
+from typing import Any, Literal
 
-__all__ = ["Callback"]
+from minidnn.errors import GraphError, did_you_mean
+from minidnn.training.losses import Loss
+
+__all__ = ["Best", "Callback", "Direction"]
 
 
 class Callback:
@@ -32,3 +38,87 @@ class Callback:
 
     def end(self, trainer: Any) -> None:
         """At the end, whatever it was."""
+
+
+Direction = Literal["least", "most"] | None
+
+#: Words of names that say which way is better.
+_LEAST = re.compile(
+    r".*loss|.*errors?|err|losses|.*mae|r?mse|s?mape|r?msle|nll|perplexity|ppl|bpc|hamming|wer|cer"
+    r"|fpr|fnr|fid|lpips|brier|ece|distance|divergence|entropy|crossentropy|cost|huber|hinge"
+)
+_MOST = re.compile(
+    r".*accuracy|acc|f\d+(score)?|fbeta|auc|auroc|roc|m?ap|m?iou|dice|jaccard|precision|recall"
+    r"|sensitivity|specificity|psnr|ssim|r2|kappa|mcc|correlation|pearson|spearman|ndcg|mrr|bleu"
+    r"|rouge|hits|tpr|tnr|correct|top_?\d*k?"
+)
+
+
+def direction_of(name: str, function: Any = None) -> Direction:
+    """Which way is better, as a measure itself says, or its name; None if neither does."""
+    own = getattr(function, "best", None)
+    if own in ("least", "most"):
+        return own
+    if isinstance(function, Loss):
+        return "least"
+    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
+    words = [word for word in re.split(r"[^a-z0-9]+", f"{name}_{apart}".lower()) if word]
+    least, most = (any(way.fullmatch(word) for word in words) for way in (_LEAST, _MOST))
+    if least == most:
+        return None
+    return "least" if least else "most"
+
+
+class Best:
+    """The best record so far by one of its numbers.
+
+    Where records have it of validation, that is what counts.  Numbers of training and of validation
+    are never compared: the first record with one of validation begins anew, and one without it
+    afterwards is refused.  NaN is never the best.
+    """
+
+    def __init__(self, owner: object, monitor: str, best: Direction, least: float = 0.0) -> None:
+        if best not in (None, "least", "most"):
+            raise GraphError(
+                f"{type(owner).__name__}: best={best!r:.80}; valid are 'least', 'most' and None, "
+                "which is what the measure says itself"
+            )
+        self.monitor, self.direction, self._step = monitor, best, least
+        self._owner = type(owner).__name__
+        self.name: str | None = None
+        self.number: float | None = None
+
+    def settle(self, measures: Mapping[str, Any]) -> None:
+        """Finds out which way is better; GraphError if nothing says it."""
+        bare = self.monitor.removeprefix("validation_")
+        found = self.direction or direction_of(bare, measures.get(bare))
+        if found is None:
+            if bare not in measures and (hint := did_you_mean(bare, measures)):
+                raise GraphError(f"epochs have no {self.monitor!r}{hint}")
+            raise GraphError(
+                f"{self._owner}: best=None, and {self.monitor!r} does not say which way is better; "
+                "valid are 'least' and 'most'"
+            )
+        self.direction = found
+
+    def is_better(self, record: Mapping[str, Any]) -> bool:
+        """Whether an epoch is better than all before, which it then stands for."""
+        name = f"validation_{self.monitor}"
+        if name not in record:
+            name = self.monitor
+        if name not in record:
+            hint = did_you_mean(name, record) or f"; valid are {', '.join(record)}"
+            raise GraphError(f"epochs have no {self.monitor!r}{hint}")
+        if self.name is not None and name != self.name:
+            if name == self.monitor:
+                raise GraphError(
+                    f"{self._owner}: this epoch has no {self.name!r}, which the best so far was "
+                    "found by; valid is fit(..., validate=) as before, or another trainer"
+                )
+            self.number = None
+        self.name = name
+        score = record[name] if self.direction == "most" else -record[name]
+        if isnan(score) or (self.number is not None and not score > self.number + self._step):
+            return False
+        self.number = score
+        return True

@@ -1,24 +1,56 @@
-"""Saves a trainer while it trains, and when it is told to end."""
+"""Saves a trainer while it trains, and when it is told to end; also where Ray Train asks for it."""
 
 from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from threading import current_thread, main_thread
+from threading import Thread, current_thread, main_thread
 from types import FrameType
 from typing import Any
 
-from minidnn.errors import GraphError, MiniDNNWarning
+from minidnn.errors import DeviceError, GraphError, MiniDNNWarning
 from minidnn.preparation import Preparation, metadata_of
 from minidnn.training.arguments import check_number, check_whole
-from minidnn.training.callbacks.best import Best, Direction
-from minidnn.training.callbacks.callback import Callback
-from minidnn.training.callbacks.writing import CheckpointWriter
+from minidnn.training.callbacks.callback import Best, Callback, Direction
+
+
+class CheckpointWriter:
+    """Writes one file at a time, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._thread: Thread | None = None
+        self._error: BaseException | None = None
+        self._process = 0
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Writes once the file before is there; raises what went wrong with that."""
+        self.wait()
+
+        def work() -> None:
+            try:
+                write()
+            except BaseException as error:
+                self._error = error
+
+        self._process = os.getpid()
+        self._thread = Thread(target=work, name="minidnn-checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until what was started is there; raises what went wrong with it."""
+        thread, self._thread = self._thread, None
+        if thread is not None and self._process == os.getpid():  # a fork has no such thread
+            thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
 
 #: Those that training ends by; at others it saves and goes on.
 ENDS = ("SIGTERM", "SIGINT")
@@ -212,3 +244,67 @@ class Checkpoint(Callback):
     def _wait(self) -> None:
         if self._writer is not None:
             self._writer.wait()
+
+
+class RayReport(Callback):
+    """Reports each epoch to Ray Train with a checkpoint, and goes on from its last one.
+
+    A function that makes a trainer with ``distributed=True`` and calls ``fit`` with this is what
+    ``ray.train.torch.TorchTrainer`` runs in its workers.  When one of them fails, all end, and
+    as often as ``FailureConfig(max_failures=)`` says they begin again where the last checkpoint was
+    written, with the same bits.
+
+    Args:
+        every: also after so many batches since the last report; None is after epochs alone.
+
+    Raises:
+        DeviceError: Ray Train cannot be imported.
+        GraphError: ``every`` is no whole number of at least 1.
+
+    >>> def train():  # in each worker
+    ...     trainer = md.Trainer(
+    ...         net, (2, 3, 32, 32), md.losses.CrossEntropy(), md.optim.SGD(0.1), distributed=True
+    ...     )
+    ...     trainer.fit(batches, epochs=90, callbacks=[md.callbacks.RayReport(every=500)])
+    """
+
+    _NAME = "trainer.checkpoint"
+
+    def __init__(self, every: int | None = None) -> None:
+        if every is not None:
+            check_whole(self, "every", every, 1)
+        try:
+            import ray.train
+        except ImportError as error:
+            raise DeviceError(
+                f"RayReport needs Ray Train, which cannot be imported ({error}); pip install "
+                "'minidnn[ray]'"
+            ) from error
+        self._ray = ray.train
+        self.every = every
+        self._since = 0
+
+    def begin(self, trainer: Any, epochs: int) -> None:
+        self._since = 0
+        last = self._ray.get_checkpoint()
+        if last is not None:
+            with last.as_directory() as folder:
+                trainer.restore(Path(folder) / self._NAME)
+
+    def after_step(self, trainer: Any) -> None:
+        self._since += 1
+        if self.every is not None and self._since >= self.every:
+            measured = {name: float(value) for name, value in trainer.last.items()}
+            self._report(trainer, {"steps": trainer.progress.steps, **measured})
+
+    def after_epoch(self, trainer: Any, record: dict[str, Any]) -> None:
+        self._report(trainer, record)
+
+    def _report(self, trainer: Any, record: dict[str, Any]) -> None:
+        self._since = 0
+        with tempfile.TemporaryDirectory(prefix="minidnn-") as folder:
+            trainer.save(Path(folder) / self._NAME)  # of several ranks the first writes
+            given = None
+            if trainer.rank == 0:
+                given = self._ray.Checkpoint.from_directory(folder)
+            self._ray.report(dict(record), checkpoint=given)

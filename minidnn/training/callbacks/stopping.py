@@ -10,8 +10,7 @@ import numpy as np
 
 from minidnn.errors import MiniDNNWarning
 from minidnn.training.arguments import check_number, check_whole
-from minidnn.training.callbacks.best import Best, Direction
-from minidnn.training.callbacks.callback import Callback
+from minidnn.training.callbacks.callback import Best, Callback, Direction
 
 __all__ = ["EarlyStopping"]
 

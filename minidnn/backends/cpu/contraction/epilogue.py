@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ....fusion.contraction import Parts
 from ....fusion.operations import Operation
-from ....fusion.rounding import chooses
+from ....fusion.plan import chooses
 from ....graph.ir import Value
 from ....graph.quantization import before_rounding
 from ....graph.types import BYTES

@@ -19,8 +19,8 @@ import numpy as np
 
 from ...._forks import ForkLock
 from ....errors import OutOfMemoryError
-from ....graph.meeting import meeting_of
 from ....graph.operators import SumOverRanks
+from ....graph.operators.ranks import meeting_of
 from ....graph.types import TensorType, numpy_dtype
 from ....runtime.cores import usable_cores
 from ....runtime.operand import Operand

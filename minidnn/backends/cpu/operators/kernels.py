@@ -21,7 +21,7 @@ from ....fusion.operations import operation_of
 from ....graph.expression import Expression, argument, linearize
 from ....graph.ir import Graph, Node, Value
 from ....graph.operator import Elementwise
-from ....graph.substitution import substituted
+from ....graph.scalar_functions import substituted
 from ....graph.types import BYTES, TensorType
 from ....kernels.ir import Kernel
 from ....kernels.ops import elementwise, region

@@ -18,9 +18,8 @@ import numpy as np
 
 from ....errors import GraphError
 from ....fusion.geometry import Extent
-from ....fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
+from ....fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep, roundings
 from ....fusion.region import FusedSequence
-from ....fusion.rounding import roundings
 from ....fusion.sequence import Schedule
 from ....graph.operator import Windowed
 from ....graph.window import JOINS

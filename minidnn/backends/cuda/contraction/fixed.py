@@ -15,7 +15,7 @@ from ....cudnn.activation import ActivationDescriptor
 from ....cudnn.convolution.choose import ADDS_IN_ANY_ORDER
 from ....cudnn.convolution.key import ConvolutionKey, FilterKey, Operation, TensorKey
 from ....cudnn.convolution.plan import FUNCTIONS, Problem
-from ....cudnn.dtypes import BY_NAME
+from ....cudnn.dtypes import BY_NAME, ONE, ZERO
 from ....cudnn.enums import (
     ActivationMode,
     ConvolutionMode,
@@ -29,7 +29,6 @@ from ....cudnn.errors import CuDNNError, check
 from ....cudnn.graph.execution import Execution
 from ....cudnn.graph.spec import TensorSpec
 from ....cudnn.handle import current_handle
-from ....cudnn.scalars import ONE, ZERO
 from ....cudnn.tensor import TensorDescriptor
 from .problem import FILTER_GRADIENT, IMAGE_GRADIENT, ContractionProblem, Direction, spec_of
 

@@ -13,6 +13,7 @@ from ....cudnn.activation import ActivationDescriptor
 from ....cudnn.batch_norm import SPATIAL, derived_descriptor
 from ....cudnn.convolution.key import TensorKey
 from ....cudnn.dropout import Dropout, reserve_size
+from ....cudnn.dtypes import ONE, ZERO
 from ....cudnn.enums import (
     ActivationMode,
     DataType,
@@ -25,7 +26,6 @@ from ....cudnn.errors import check
 from ....cudnn.handle import current_handle
 from ....cudnn.op_tensor import OpTensorDescriptor
 from ....cudnn.pooling import PoolingDescriptor
-from ....cudnn.scalars import ONE, ZERO
 from ....cudnn.tensor import TensorDescriptor
 from ....errors import UnsupportedError
 from ....gpu.cupy import cupy

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....fusion.attention import FusedAttention, FusedAttentionGradient
-from ....fusion.product import FusedProduct
-from ....fusion.product_shape import BatchedProduct, shape_of
+from ....fusion.product import BatchedProduct, FusedProduct, shape_of
 from ....graph.ir import Node, Value
 from ....graph.operators import MatMul
 from ....graph.types import HALVES

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, gcd
 
-from ....fusion.plan import Binding, KernelPlan, Plane
-from ....fusion.rounding import roundings
+from ....fusion.plan import Binding, KernelPlan, Plane, roundings
 from ...codegen.code import Code
 from ..prelude import TYPES
 from ..tensor import Tensor

@@ -20,8 +20,7 @@ from math import gcd
 from minidnn.graph.types import ITEMSIZE
 from minidnn.graph.window import JOINS
 
-from ....fusion.plan import Binding, KernelPlan, PlanStep
-from ....fusion.rounding import roundings
+from ....fusion.plan import Binding, KernelPlan, PlanStep, roundings
 from ...codegen.code import Code
 from ...codegen.dialect import literal
 from ..machine import Machine

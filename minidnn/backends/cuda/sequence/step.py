@@ -9,8 +9,7 @@ from math import ceil, gcd
 from minidnn.graph.expression import linearize
 from minidnn.graph.window import Axis, Window
 
-from ....fusion.plan import Plane, PlanOperation
-from ....fusion.rounding import roundings
+from ....fusion.plan import Plane, PlanOperation, roundings
 from ...codegen.code import Code
 from ...codegen.dialect import CUDA
 from ...codegen.taps import TapLoop, TapPrinter, is_looped, tap_place

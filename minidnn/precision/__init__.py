@@ -1,1 +1,0 @@
-"""Which precision a network is computed in, where ``precision="auto"`` leaves that open."""
