@@ -41,8 +41,6 @@ def whole(folder: Folder) -> tuple[np.ndarray, np.ndarray]:
 
 
 def with_torchvision(root: Path, *steps: Any) -> tuple[np.ndarray, list[int], list[str]]:
-    import tests.oracles.torchvision_models  # noqa: F401 (lets torchvision load)
-
     datasets = pytest.importorskip("torchvision.datasets")
     transforms = pytest.importorskip("torchvision.transforms")
     shutil.rmtree(root / ".hidden")  # which it takes for a class
@@ -53,6 +51,8 @@ def with_torchvision(root: Path, *steps: Any) -> tuple[np.ndarray, list[int], li
 
 
 def test_pictures_are_read_as_by_torchvision(root: Path) -> None:
+    import tests.oracles.torchvision_models  # noqa: F401 (lets torchvision load)
+
     transforms = pytest.importorskip("torchvision.transforms")
     folder = Folder(root, 24, resize=32)
     x, target = whole(folder)
