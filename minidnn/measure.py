@@ -4,7 +4,7 @@ Contestants run one after another, so that whatever else the machine does strike
 it does is told and waited out.  Medians have confidence intervals that assume nothing about how
 times are distributed.  Figures are written with six digits of each, compact, to files that are
 never half written.  What a GPU does is timed by ``minidnn.cudnn.graph.timing`` (kernels, on CuPy's
-streams) and by ``minidnn.bench.gpu.timing`` (whole networks beside PyTorch's).
+streams) and by ``minidnn.bench.gpu_timing`` (whole networks beside PyTorch's).
 """
 
 from __future__ import annotations
