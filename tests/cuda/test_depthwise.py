@@ -212,6 +212,12 @@ def test_it_comes_first_where_it_can() -> None:
     assert forms_of(problem, A100)[0].core == DEPTHWISE.name
     lanes = [depthwise.STRIPS[i].lanes for i in depthwise.strips_for(problem, H200)]
     assert sorted(lanes[:4]) == [1, 2, 4, 8]
+    measured = DEPTHWISE.choices(problem, H200)
+    assert sorted(depthwise.STRIPS[i].lanes for i in measured[:3]) == [2, 4, 8]
+    large = first_of(layer(32, 3, 1, 1), (512, 32, 28, 28))
+    assert {depthwise.STRIPS[i].lanes for i in DEPTHWISE.choices(large, H200)} == {4, 8}
+    odd = first_of(layer(33, 3, 1, 1), (8, 33, 28, 28))
+    assert {depthwise.STRIPS[i].lanes for i in DEPTHWISE.choices(odd, H200)} == {1}
     float32 = first_of(layer(32, 3, 1, 1), (8, 32, 28, 28), "tf32")
     assert {depthwise.STRIPS[i].lanes for i in depthwise.strips_for(float32, H200)} == {1, 2, 4}
 

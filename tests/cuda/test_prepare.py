@@ -358,7 +358,7 @@ def test_forms_are_built_ahead_unless_a_kernel_of_ours_may_make_them_needless(
 def test_engines_that_compile_are_built_first_only_where_nothing_else_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layer = L.Conv2d(64, 64, 3, padding=1, bias=False)
+    layer = L.Conv2d(64, 64, 3, padding=1, bias=True)
     (problem,) = problems_of(L.Sequential(layer), (8, 64, 28, 28), "float16")
     tuning = Tuning(H200, "quick", 1 << 30, lambda launches: [])
     asked: list[bool] = []
@@ -388,3 +388,4 @@ def test_engines_that_compile_are_built_first_only_where_nothing_else_runs(
     assert tune.gain(problem, slow, tuning) == pytest.approx(1.0 - floor)
     assert tune.gain(problem, fast, tuning) == 0.0
     assert tune.gain(problem, slow, replace(tuning, tune="exhaustive")) == 0.0
+    assert tune.gain(replace(problem, stages=()), slow, tuning) == 0.0

@@ -53,8 +53,7 @@ def problem_of(shape: tuple[int, ...], filters: int, dtype: str) -> ContractionP
 STREAMS = [i for i, one in enumerate(stream.STREAMS) if one.adds(3)]
 #: Three and one chunk of a row to a thread, groups that share pixels and filters, two and three.
 QUICK = [
-    stream.STREAMS.index(one)
-    for one in (Stream(48, False), Stream(256, True), Stream(64, False, False, 3))
+    stream.STREAMS.index(one) for one in (Stream(48), Stream(256, False), Stream(64, False, 3))
 ]
 #: Several tiles of a block, a last one in part, blocks without some filters, channels of a slab in
 #: part.

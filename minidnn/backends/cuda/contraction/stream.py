@@ -36,13 +36,18 @@ from .tile import is_packed
 
 @dataclass(frozen=True)
 class Stream:
-    """How many filters a block makes, whether its warp groups share them or the pixels, whether
-    filters stay in shared memory, and how many warp groups multiply."""
+    """How many filters a block makes, whether they stay in shared memory, and how many warp groups
+    multiply."""
 
     filters: int
-    halves: bool
     stays: bool = True
     groups: int = 2
+
+    @property
+    def halves(self) -> bool:
+        """Whether warp groups share a slab's pixels, and each has a part of the filters; else they
+        share the filters."""
+        return not self.stays and self.groups == 2
 
     @property
     def columns(self) -> int:
@@ -66,8 +71,8 @@ class Stream:
         return self.columns // 2 + kept <= _MOST_SUMS[self.groups]
 
     @property
-    def kind(self) -> tuple[bool, bool, int]:
-        return self.halves, self.stays, self.groups
+    def kind(self) -> tuple[bool, int]:
+        return self.stays, self.groups
 
     def __str__(self) -> str:
         passing = "" if self.stays else ", both passing"
@@ -75,11 +80,10 @@ class Stream:
 
 
 STREAMS = (
-    *(Stream(filters, False) for filters in (16, 32, 48, 64, 96, 128, 192)),
-    *(Stream(filters, True) for filters in (32, 64, 96, 128, 192, 256)),
-    *(Stream(filters, False, False, 3) for filters in (64, 96, 128, 192)),
-    *(Stream(filters, True, False) for filters in (64, 96, 128, 192, 256)),
-    *(Stream(filters, False, True, 3) for filters in (64, 96, 128, 192)),
+    *(Stream(filters) for filters in (16, 32, 48, 64, 96, 128, 192)),
+    *(Stream(filters, False, 3) for filters in (64, 96, 128, 192)),
+    *(Stream(filters, False) for filters in (64, 96, 128, 192, 256)),
+    *(Stream(filters, True, 3) for filters in (64, 96, 128, 192)),
 )
 
 _MOST_SUMS = {2: 120, 3: 88}
@@ -97,7 +101,8 @@ _READ_AGAIN = 32
 """Results of a pixel that reading it again counts as."""
 _LEAST_PIXELS = 128 * 64
 """Fewer are not enough tiles for blocks that keep their filters."""
-_LEAST_PIXELS_PASSING = 64 * 32
+_LEAST_PIXELS_MADE = 64 * 32
+"""Where what the product reads is computed first."""
 
 
 class StreamKernel(ContractionKernel):
@@ -133,7 +138,8 @@ class StreamKernel(ContractionKernel):
         return None
 
     def why_slow(self, problem: ContractionProblem) -> str | None:
-        least = _LEAST_PIXELS_PASSING if _may_pass(problem) else _LEAST_PIXELS
+        more = problem.before or problem.front is not None
+        least = _LEAST_PIXELS_MADE if more else _LEAST_PIXELS
         # Else there are too few to keep filters for, or for them to pass.
         return None if pixels_of(problem) >= least else f"it has fewer than {least} pixels"
 
@@ -143,18 +149,18 @@ class StreamKernel(ContractionKernel):
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """One for each way to share work.
 
-        Filters that pass are measured where something is computed before the product: else those
-        that stay, or cuDNN's kernels, are as fast.
+        Filters that pass are measured where scale, shift and ReLU come before the product: else
+        those that stay, or cuDNN's kernels, are as fast.
         """
         limit = machine.shared_bytes
         fitting = [
             i
             for i, one in enumerate(STREAMS)
-            if (_may_pass(problem) or one.stays)
+            if (one.stays or problem.before)
             and _has_room(problem, one)
             and _slabs(problem, one, limit)
         ]
-        least: dict[tuple[bool, bool, int], int] = {}
+        least: dict[tuple[bool, int], int] = {}
         for i in sorted(fitting, key=lambda i: _work(problem, STREAMS[i])):
             least.setdefault(STREAMS[i].kind, i)
         return sorted(least.values(), key=lambda i: _order(STREAMS[i]))
@@ -251,9 +257,9 @@ class StreamKernel(ContractionKernel):
         return str(STREAMS[choice])
 
 
-def _order(stream: Stream) -> tuple[bool, bool, int]:
+def _order(stream: Stream) -> tuple[bool, int]:
     """Where one comes that is measured: first those of most pixels, whose filters stay."""
-    return stream.halves, not stream.stays, -stream.groups
+    return not stream.stays, -stream.groups
 
 
 def _work(problem: ContractionProblem, stream: Stream) -> int:
@@ -280,11 +286,6 @@ def _has_room(problem: ContractionProblem, stream: Stream) -> bool:
     if problem.front is not None and stream.groups > _MOST_BESIDE_MAKERS:
         return False
     return problem.behind is None or stream.adds(registers_of(problem.behind))
-
-
-def _may_pass(problem: ContractionProblem) -> bool:
-    """Whether something is computed before the product."""
-    return bool(problem.before) or problem.front is not None
 
 
 def _slab_bytes(problem: ContractionProblem, stream: Stream) -> int:
