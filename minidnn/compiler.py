@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, overload
 from weakref import ref
 
+from minidnn._garbage import garbage_later
 from minidnn.backends.backend import (
     AUTO,
     Backend,
@@ -254,6 +255,7 @@ def compile_mixed(graph: Graph, *, device: str, precision: str, **options: Any) 
     return _compile(graph, None, device=device, precision=precision, options=options, mixed=True)
 
 
+@garbage_later()
 def _compile(
     network: Layer | Graph | Any,
     shape: Shapes | None,

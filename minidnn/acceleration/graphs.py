@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from minidnn._garbage import garbage_later
 from minidnn._torch_internals import (
     DynamoError,
     DynamoRuntimeError,
@@ -119,7 +120,8 @@ class _Conversion:
         try:
             # Dynamo puts aside what traces, in whichever thread.
             settings = dynamo_config.patch(_SETTINGS)
-            with CAPTURING, settings, warnings.catch_warnings(), _unheard(), layers_in_full():
+            silence = warnings.catch_warnings()
+            with CAPTURING, settings, silence, _unheard(), layers_in_full(), garbage_later():
                 # Dynamo asks tensors and classes for what PyTorch warns of.
                 warnings.simplefilter("ignore")
                 made = self._converted(frame, *args)

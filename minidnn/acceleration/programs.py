@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from minidnn._forks import ForkLock
+from minidnn._garbage import garbage_later
 from minidnn.acceleration.program import SizedProgram
 from minidnn.frontends.torch.captured import CAPTURING
 
@@ -157,7 +158,8 @@ class Programs:
 
     def _made(self, key: Any, leaves: Sequence[Any], make: Make) -> SizedProgram:
         start = time.perf_counter()
-        program = make()
+        with garbage_later():
+            program = make()
         seconds = time.perf_counter() - start
         met = hash(key)  # the key itself may hold tensors
         again = ""

@@ -91,7 +91,11 @@ class Halves:
         self._compute_again = compute_again
         own = graph.outputs[:outputs]
         self.floating = tuple(place for place, v in enumerate(own) if v.dtype in FLOATS)
+        #: What runs forwards gives, with the first place of each.
         self._results = list(graph.outputs)
+        self._places: dict[Value, int] = {}
+        for place, value in enumerate(graph.outputs):
+            self._places.setdefault(value, place)
         #: Windows of gradients that run forwards: none more once there is a forward graph.
         self._early: dict[tuple[Operator, tuple[Value, ...]], Node] = {}
         self._is_made = False
@@ -129,7 +133,10 @@ class Halves:
         parts = {value: part for value, part in parts.items() if value in read}
         given = tuple(place for place, value in enumerate(graph.inputs) if value in read)
         given_on = [stands.get(value, value) for value in kept]
-        self._results += [value for value in given_on if value not in self._results]
+        for value in given_on:
+            if value not in self._places:
+                self._places[value] = len(self._results)
+                self._results.append(value)
         return BackwardHalf(
             _on_inputs(
                 [
@@ -143,7 +150,7 @@ class Halves:
                 f"{graph.name}.backward",
             ),
             given,
-            tuple(map(self._results.index, given_on)),
+            tuple(map(self._places.__getitem__, given_on)),
             places,
         )
 
@@ -223,7 +230,7 @@ def _lies_in_memory(graph: Graph, value: Value) -> bool:
     """Whether a value is written to memory however the graph is fused."""
     node = value.producer
     assert node is not None
-    if node.op.kind not in _CHEAP or value in graph.outputs:
+    if node.op.kind not in _CHEAP or value in graph.results:
         return True
     readers = [reader.op for reader in graph.readers[value] if reader.op.kind == "contraction"]
     # Batches of matrices are read where the value lies that they are slices and transposes of.

@@ -281,6 +281,11 @@ class Graph:
         """The values that a run leaves behind, each once: outputs, and what states become."""
         return dict.fromkeys((*self.outputs, *self.updates.values()))
 
+    @cached_property
+    def given(self) -> Collection[Value]:
+        """The inputs, to look for one among them."""
+        return frozenset(self.inputs)
+
     @property
     def constants(self) -> tuple[Constant, ...]:
         return tuple(value for value in self.values if isinstance(value, Constant))
@@ -288,8 +293,7 @@ class Graph:
     @property
     def states(self) -> tuple[State, ...]:
         """The states that it reads or updates; a region's body gets them as inputs."""
-        given = set(self.inputs)
-        return tuple(v for v in self.values if isinstance(v, State) and v not in given)
+        return tuple(v for v in self.values if isinstance(v, State) and v not in self.given)
 
     @cached_property
     def position(self) -> dict[Node, int]:
