@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,15 +56,23 @@ def taken_by(workspace: int, problem: ContractionProblem) -> Any:
     return SimpleNamespace(workspace=workspace, problem=problem, rows=lambda at, workspace: [])
 
 
-def loaded(launches: Sequence[Launch]) -> list[Any]:
-    """What stands for kernels that can run."""
-    return [SimpleNamespace(launch=launch) for launch in launches]
+class Loader:
+    """Gives what stands for kernels that can run."""
+
+    def __init__(self, arch: str, other: object) -> None:
+        pass
+
+    def begin(self, launches: Sequence[Launch], thread: Executor) -> None:
+        pass
+
+    def __call__(self, launches: Sequence[Launch]) -> list[Any]:
+        return [SimpleNamespace(launch=launch) for launch in launches]
 
 
 def be_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has :class:`Greedy` choose, and nothing compiled."""
     monkeypatch.setattr(prepare, "Choice", Greedy)
-    monkeypatch.setattr(prepare, "LaunchLoader", lambda arch, other: loaded)
+    monkeypatch.setattr(prepare, "LaunchLoader", Loader)
 
 
 def least(network: md.Layer, shape: tuple[int, ...], precision: str) -> tuple[Any, Any, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -122,6 +122,8 @@ Run = Callable[[], None]
 """Starts work on CuPy's current stream."""
 
 _PLENTY = 48 << 10
+_MANY_PER_JOB = 4
+"""Of so many texts for each compiler a half keeps all compilers busy."""
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -179,6 +181,14 @@ class KernelRun:
         )
 
 
+@dataclass(frozen=True)
+class _Wave:
+    """Launches whose kernels are being compiled."""
+
+    launches: Sequence[Launch]
+    kernels: Future[list[CompiledKernel]]
+
+
 class LaunchLoader:
     """Gives loaded launches, those that are asked for at once compiled together; what an ``other``
     has loaded is not loaded again."""
@@ -187,22 +197,50 @@ class LaunchLoader:
         self._arch = arch
         self._other = other
         self._known: dict[Launch, Loaded] = {}
+        self._coming: dict[Launch, _Wave] = {}
         self._lock = threading.Lock()
+
+    def begin(self, launches: Sequence[Launch], thread: Executor) -> None:
+        """Has a thread compile kernels while the caller goes on, a core left to it.
+
+        Many come in two waves, the first launches' in the first: what is done with these need not
+        wait for the others.
+        """
+        with self._lock:
+            missing, jobs = self._missing(launches), max(1, usable_cores() - 1)
+            count = len({one.source.name for one in missing})
+            half = len(missing) // 2 if count >= _MANY_PER_JOB * jobs else len(missing)
+            for some in filter(None, (missing[:half], missing[half:])):
+                sources = [one.source for one in some]
+                wave = _Wave(some, thread.submit(compile_kernels, sources, self._arch, jobs=jobs))
+                self._coming |= dict.fromkeys(some, wave)
 
     def __call__(self, launches: Sequence[Launch]) -> list[Loaded]:
         with self._lock:
-            missing = list(dict.fromkeys(one for one in launches if one not in self._known))
-            if missing:
-                there = {} if self._other is None else self._other.there()
-                for one in missing:
-                    same = there.get(one.source.name)
-                    if same is not None and one.shared_bytes <= same.launch.shared_bytes:
-                        self._known[one] = replace(same, launch=one)
-                missing = [one for one in missing if one not in self._known]
-            if missing:
+            for one in launches:
+                if one in self._coming:
+                    self._arrive(self._coming[one])
+            if missing := self._missing(launches):
                 loaded = load_launches(missing, self._arch)
                 self._known.update(zip(missing, loaded, strict=True))
             return [self._known[one] for one in launches]
+
+    def _arrive(self, wave: _Wave) -> None:
+        """Loads all of a wave, once it is compiled."""
+        loaded = load_compiled(list(zip(wave.launches, wave.kernels.result(), strict=True)))
+        self._known.update(zip(wave.launches, loaded, strict=True))
+        for one in wave.launches:
+            del self._coming[one]
+
+    def _missing(self, launches: Sequence[Launch]) -> list[Launch]:
+        """Those that neither this has nor the other, each once."""
+        missing = list(dict.fromkeys(one for one in launches if one not in self._known))
+        there = {} if self._other is None or not missing else self._other.there()
+        for one in missing:
+            same = there.get(one.source.name)
+            if same is not None and one.shared_bytes <= same.launch.shared_bytes:
+                self._known[one] = replace(same, launch=one)
+        return [one for one in missing if one not in self._known]
 
     def there(self) -> dict[str, Loaded]:
         """What is loaded, by the kernels' names."""

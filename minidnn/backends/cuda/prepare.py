@@ -203,7 +203,8 @@ def prepare(
     load = LaunchLoader(machine.arch, None if other is None else other.load)
     fastest = Fastest(plan, tasks)
     # Where memory is short, tensors for one timing at a time have to do.
-    with threads() as making, threads(*([1] if short else [])) as building:
+    counts = [1] if short else []
+    with threads() as making, threads(*counts) as building, threads(1) as compiling:
         data = (p for p in pointers if isinstance(p, Data))
         constants = Constants(data, making, None if other is None else other.constants)
         workspace_limit = MOST_WORKSPACE
@@ -213,7 +214,7 @@ def prepare(
         taken = {} if other is None else _taken(tasks, other)
         tuning = Tuning(machine, tune, workspace_limit, load, _spare(plan, tasks), taken)
         choice = Choice(problems, tuning, building)
-        load([*launches, *fastest.launches(), *choice.launches()])
+        load.begin([*choice.launches(), *launches, *fastest.launches()], compiling)
         if not short:
             constants.lay_down()  # while cuDNN builds, before anything is measured
         built = choice.made()
