@@ -25,7 +25,7 @@ _was_enabled = False
 def garbage_later() -> Iterator[None]:
     """Meanwhile no search begins by itself, in any thread; one that the user turned off stays so.
 
-    It may be entered again, by several threads, and decorates functions.
+    It may be entered again, and by several threads.
     """
     global _was_enabled
     thread = threading.get_ident()

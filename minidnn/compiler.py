@@ -53,6 +53,9 @@ from minidnn.runtime.store import Store
 
 log = logging.getLogger(__name__)
 
+_IN_FULL = ("float32", "tf32")
+"""Precisions in which values have the dtypes that the network says."""
+
 
 @overload
 def compile(
@@ -255,7 +258,6 @@ def compile_mixed(graph: Graph, *, device: str, precision: str, **options: Any) 
     return _compile(graph, None, device=device, precision=precision, options=options, mixed=True)
 
 
-@garbage_later()
 def _compile(
     network: Layer | Graph | Any,
     shape: Shapes | None,
@@ -292,9 +294,10 @@ def _compile(
         mixed=mixed,
     )
     computed = graph if mixed else _computed(backend, graph, chosen, told=precision is not None)
-    plan = make_plan(optimize(computed, context, observe), context)
-    _check_supported(backend, plan, chosen, graph)
-    program = backend.compile(plan, chosen, options)
+    with garbage_later():
+        plan = make_plan(optimize(computed, context, observe), context)
+        _check_supported(backend, plan, chosen, graph)
+        program = backend.compile(plan, chosen, options)
     if isinstance(program, PackedProgram):
         if observe is None:
             _forget_constants(plan.graph, graph, kept=graph is network and not is_ours)
@@ -340,7 +343,11 @@ def unsupported_nodes(
     chosen = _precision(backend, precision, graph)
     method = check_strategy(strategy)
     context = Context(check_target(backend.target(chosen, options), backend.name, method), method)
-    return _reasons(backend, optimize(checked_graph(graph), context), chosen)
+    graph = checked_graph(graph)
+    # What runs as it stands runs optimized, but where a pass changes dtypes.
+    if chosen in _IN_FULL and not _reasons(backend, graph, chosen):
+        return {}
+    return _reasons(backend, optimize(graph, context), chosen)
 
 
 def _default_device() -> str:
