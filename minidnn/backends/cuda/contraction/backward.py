@@ -49,8 +49,8 @@ class BackwardKernel(ContractionKernel):
                 return "it is too large for numbers of 32 bits"
         return self._forward.why_not(_turned(problem), machine)
 
-    def why_slow(self, problem: ContractionProblem) -> str | None:
-        return self._forward.why_slow(_turned(problem))
+    def why_slow(self, problem: ContractionProblem, machine: Machine) -> str | None:
+        return self._forward.why_slow(_turned(problem), machine)
 
     def price(self, problem: ContractionProblem) -> float:
         return 0.9

@@ -41,13 +41,13 @@ class ContractionKernel(ABC):
             return "it is less accurate than direct sums"
         if problem.front is not None and not self.makes_front:
             return "it computes nothing in front of a gradient"
-        return self.why_not(problem, machine) or self.why_slow(problem)
+        return self.why_not(problem, machine) or self.why_slow(problem, machine)
 
     @abstractmethod
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         """Why it cannot compute a problem; None if it can."""
 
-    def why_slow(self, problem: ContractionProblem) -> str | None:
+    def why_slow(self, problem: ContractionProblem, machine: Machine) -> str | None:
         """Why it is not worth measuring for a problem that it can compute; None if it is."""
         return None
 

@@ -30,6 +30,8 @@ Direction = Literal["forward", "gradient of the image", "gradient of the filter"
 """Which of result, image and filter a contraction computes from the other two."""
 IMAGE_GRADIENT: Direction = "gradient of the image"
 FILTER_GRADIENT: Direction = "gradient of the filter"
+ALONE = "it is a product alone, which cuDNN computes as fast"
+"""Why kernels are not measured that win where more is computed with the product."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,12 @@ class ContractionProblem:
         """Whether each pixel is computed from itself alone: a matrix product."""
         plain = self.w.shape[2:] == (1, 1) and self.stride == (1, 1) and self.groups == 1
         return plain and self.padding == ((0, 0), (0, 0))
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing is computed with the product, around which all tensors are dense."""
+        around = (self.stages, self.before, self.gather, self.front, self.behind)
+        return not any(around) and self.is_dense and not self.is_whole
 
     def describe(self) -> str:
         """One line for messages and cache entries."""

@@ -49,7 +49,7 @@ class QuadsKernel(ContractionKernel):
             return "it has too many results"
         return None
 
-    def why_slow(self, problem: ContractionProblem) -> str | None:
+    def why_slow(self, problem: ContractionProblem, machine: Machine) -> str | None:
         return "tensor cores compute it" if TileKernel().why_no_tile(problem) is None else None
 
     def price(self, problem: ContractionProblem) -> float:

@@ -19,7 +19,7 @@ from ..tensor import LANES, is_aligned, is_regular, step_of
 from . import stream_front, sums_behind
 from .kernel import ContractionKernel
 from .parts import pixels_of
-from .problem import Addresses, ContractionProblem
+from .problem import ALONE, Addresses, ContractionProblem
 from .stream_front import front_text, tensors_of
 from .sums_behind import join_of_parts, registers_of, sums_text, tile_parts
 from .text import (
@@ -137,7 +137,9 @@ class StreamKernel(ContractionKernel):
             return f"its filters do not fit the shared memory of {machine.arch}"
         return None
 
-    def why_slow(self, problem: ContractionProblem) -> str | None:
+    def why_slow(self, problem: ContractionProblem, machine: Machine) -> str | None:
+        if problem.is_alone:
+            return ALONE
         more = problem.before or problem.front is not None
         least = _LEAST_PIXELS_MADE if more else _LEAST_PIXELS
         # Else there are too few to keep filters for, or for them to pass.

@@ -25,7 +25,7 @@ from ..tensor import is_aligned, is_regular, step_of
 from .bytes import header_of
 from .kernel import ContractionKernel
 from .parts import pixels_of
-from .problem import ContractionProblem
+from .problem import ALONE, ContractionProblem
 from .text import (
     epilogue_of,
     fill,
@@ -35,7 +35,7 @@ from .text import (
     template,
     vectors_of,
 )
-from .tile_choice import DIVISIONS, Tile, candidates, slabs_of, tiles_of
+from .tile_choice import DIVISIONS, Tile, candidates, has_few_tiles, slabs_of, tiles_of
 
 _HEAD = ("pixels", "filters", "products", "steps", "columns", "plane", "H", "W")
 _GEOMETRY = ("SY", "SX", "PY", "PX", "DY", "DX", "S", "C8", "image", "row", "pixel", "y")
@@ -80,9 +80,12 @@ class TileKernel(ContractionKernel):
             return "its images do not fit 32 bits"
         return None
 
+    def why_slow(self, problem: ContractionProblem, machine: Machine) -> str | None:
+        return ALONE if problem.is_alone and not has_few_tiles(problem, machine) else None
+
     def price(self, problem: ContractionProblem) -> float:
-        # A kernel would have to go before cuDNN's.
-        return 0.9 if problem.before else 1.5
+        # A kernel would have to go before cuDNN's, or cuDNN's that computes stages is slow.
+        return 0.9 if problem.before or (problem.stages and problem.is_pointwise) else 1.2
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         return candidates(problem, machine)
