@@ -65,6 +65,9 @@ class Loader:
     def begin(self, launches: Sequence[Launch], thread: Executor) -> None:
         pass
 
+    def wait(self) -> None:
+        pass
+
     def __call__(self, launches: Sequence[Launch]) -> list[Any]:
         return [SimpleNamespace(launch=launch) for launch in launches]
 

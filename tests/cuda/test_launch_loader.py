@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from minidnn import layers as L
 from minidnn.backends.codegen.kernel import KernelSource
-from minidnn.backends.cuda import functions
+from minidnn.backends.cuda import functions, prepare
+from minidnn.backends.cuda.constants import Constants
 from minidnn.backends.cuda.functions import LaunchLoader, Loaded
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.errors import CompileError
+
+from .cards import H200
+from .greedy import be_greedy, least
 
 
 def launch(number: int, shared_bytes: int = 0) -> Launch:
@@ -31,7 +37,7 @@ class Compiler:
         self.error: Exception | None = None
         monkeypatch.setattr(functions, "compile_kernels", self.compile)
         monkeypatch.setattr(functions, "load_compiled", self.load)
-        monkeypatch.setattr(functions, "usable_cores", lambda: 3)
+        monkeypatch.setattr(functions, "_MANY", 6)
 
     def compile(
         self, sources: Sequence[KernelSource], arch: str, jobs: int | None = None
@@ -68,7 +74,7 @@ def test_the_first_half_is_there_before_the_last_is_compiled(compiler: Compiler)
     assert compiler.loads == [4, 4, 1]
 
 
-def test_few_come_at_once_and_what_is_there_not_again(compiler: Compiler) -> None:
+def test_few_are_compiled_at_once_and_what_is_there_not_again(compiler: Compiler) -> None:
     for event in compiler.may:
         event.set()
     first = LaunchLoader("sm_90")
@@ -76,17 +82,57 @@ def test_few_come_at_once_and_what_is_there_not_again(compiler: Compiler) -> Non
     load = LaunchLoader("sm_90", first)
     with ThreadPoolExecutor(1) as thread:
         load.begin([launch(0, 32), launch(1, 128), launch(2)], thread)
+        assert compiler.lots == [["k0", "k1"], ["k1", "k2"]] and compiler.loads == [2, 2]
         assert len(load([launch(0, 32), launch(1, 128), launch(2)])) == 3
         load.begin([launch(2)], thread)
-    assert compiler.lots == [["k0", "k1"], ["k1", "k2"]]
+    assert len(compiler.lots) == 2
+
+
+def test_nothing_is_called_off_that_was_begun(compiler: Compiler) -> None:
+    """The thread is shut down before anybody has asked."""
+    some = [launch(i) for i in range(8)]
+    for event in compiler.may:
+        event.set()
+    load = LaunchLoader("sm_90")
+    thread = ThreadPoolExecutor(1)
+    load.begin(some, thread)
+    load.wait()
+    thread.shutdown(cancel_futures=True)
+    assert [one.launch for one in load(some)] == some
+    assert compiler.loads == [4, 4]
+
+
+def test_a_plan_is_prepared_with_all_its_kernels(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a network without contractions nothing asks for a kernel while the first half of them is
+    compiled; the second half is not called off."""
+
+    def slowly(sources: Sequence[KernelSource], arch: str, jobs: int | None = None) -> list[Any]:
+        time.sleep(0.1)
+        return compiler.compile(sources, arch, jobs)
+
+    be_greedy(monkeypatch)
+    monkeypatch.setattr(functions, "compile_kernels", slowly)
+    monkeypatch.setattr(prepare, "LaunchLoader", LaunchLoader)
+    monkeypatch.setattr(Constants, "lay_down", lambda self: self.bytes)
+    monkeypatch.setattr(Constants, "address", 0)
+    for event in compiler.may:
+        event.set()
+    pools = [layer for size in (2, 3, 5) for layer in (L.MaxPool2d(size, 1), L.Softmax(1))]
+    plan, tasks, _ = least(L.Sequential(*pools), (2, 16, 16, 16), "float32")
+    made = prepare.prepare(plan, tasks, H200, "quick", None)
+    assert len(made.tasks) == len(tasks) and len(compiler.lots) == 2
 
 
 def test_errors_reach_who_asks(compiler: Compiler) -> None:
     compiler.error = CompileError("a text is not valid")
     for event in compiler.may:
         event.set()
-    load = LaunchLoader("sm_90")
+    some = [launch(i) for i in range(6)]
     with ThreadPoolExecutor(1) as thread:
-        load.begin([launch(0)], thread)
-        with pytest.raises(CompileError, match="a text is not valid"):
-            load([launch(0)])
+        for count in (1, 6):
+            load = LaunchLoader("sm_90")
+            with pytest.raises(CompileError, match="a text is not valid"):
+                load.begin(some[:count], thread)
+                load(some[:1])

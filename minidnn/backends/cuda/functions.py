@@ -122,8 +122,8 @@ Run = Callable[[], None]
 """Starts work on CuPy's current stream."""
 
 _PLENTY = 48 << 10
-_MANY_PER_JOB = 4
-"""Of so many texts for each compiler a half keeps all compilers busy."""
+_MANY = 64
+"""Texts, of which a half keeps as many compilers busy as machines have cores."""
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -201,19 +201,21 @@ class LaunchLoader:
         self._lock = threading.Lock()
 
     def begin(self, launches: Sequence[Launch], thread: Executor) -> None:
-        """Has a thread compile kernels while the caller goes on, a core left to it.
+        """Has kernels compiled: few here, many by a thread, which leaves a core to the caller.
 
-        Many come in two waves, the first launches' in the first: what is done with these need not
-        wait for the others.
+        Those come in two waves, the first launches' in the first: what is done with these need not
+        wait for the others.  Before the thread is shut down, :meth:`wait` is to be called.
         """
         with self._lock:
             missing, jobs = self._missing(launches), max(1, usable_cores() - 1)
-            count = len({one.source.name for one in missing})
-            half = len(missing) // 2 if count >= _MANY_PER_JOB * jobs else len(missing)
-            for some in filter(None, (missing[:half], missing[half:])):
-                sources = [one.source for one in some]
-                wave = _Wave(some, thread.submit(compile_kernels, sources, self._arch, jobs=jobs))
-                self._coming |= dict.fromkeys(some, wave)
+            if len({one.source.name for one in missing}) >= _MANY:
+                half = len(missing) // 2
+                for some in (missing[:half], missing[half:]):
+                    sources = [one.source for one in some]
+                    kernels = thread.submit(compile_kernels, sources, self._arch, jobs=jobs)
+                    self._coming |= dict.fromkeys(some, _Wave(some, kernels))
+                return
+        self(launches)
 
     def __call__(self, launches: Sequence[Launch]) -> list[Loaded]:
         with self._lock:
@@ -224,6 +226,12 @@ class LaunchLoader:
                 loaded = load_launches(missing, self._arch)
                 self._known.update(zip(missing, loaded, strict=True))
             return [self._known[one] for one in launches]
+
+    def wait(self) -> None:
+        """Loads all that was begun, also what nobody has asked for: the thread may end then."""
+        with self._lock:
+            while self._coming:
+                self._arrive(next(iter(self._coming.values())))
 
     def _arrive(self, wave: _Wave) -> None:
         """Loads all of a wave, once it is compiled."""

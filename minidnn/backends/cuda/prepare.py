@@ -237,6 +237,7 @@ def prepare(
             release_unused()
             constants.lay_down()
         fastest.measure(load, constants)
+        load.wait()
     slots = Slots(plan, {value: Operand(0, at) for value, at in plan.arena.offsets.items()}, 1)
     done, rows, sums = [], [], RankSums()
     for task in tasks:
