@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import exp, log
 from pathlib import Path
@@ -80,8 +79,11 @@ def raced(
     return chosen, times
 
 
-def measure(random: np.random.Generator, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Rows of some convolutions, whose kernels are compiled together."""
+def measure(
+    random: np.random.Generator, given: argparse.Namespace
+) -> Iterator[tuple[str, str, tuple[float, float]]]:
+    """Of some convolutions, whose kernels are compiled together, direction, kind and the ratios of
+    each contraction to the fastest: heuristic and quick."""
     from minidnn.backends.cuda.contraction.tune import launches_of
     from minidnn.backends.cuda.functions import LaunchLoader
     from minidnn.backends.cuda.machine import machine_of
@@ -99,7 +101,6 @@ def measure(random: np.random.Generator, given: argparse.Namespace) -> Iterator[
     load([launch for problem in found for launch in launches_of(problem, machine)])
     tuning = Tuning(machine, "quick", 1 << 30, load)
     for problem, kind in found.items():
-        row = {"kind": kind, "direction": problem.direction, "problem": problem.describe()}
         try:
             chosen, times = raced(problem, tuning)
         except (MiniDNNError, CuDNNError) as error:
@@ -109,7 +110,7 @@ def measure(random: np.random.Generator, given: argparse.Namespace) -> Iterator[
         best = min(ms for *_, ms in times)
         if chosen > given.tell * best:
             print(f"{chosen / best:.2f} {problem.describe()}: {times[0][0]}")
-        yield row | {"heuristic": round(chosen / best, 3), "quick": round(ready / best, 3)}
+        yield problem.direction, kind, (round(chosen / best, 3), round(ready / best, 3))
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
@@ -120,12 +121,15 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for result in results:
-        for way in ("heuristic", "quick"):
-            groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-            for row in result["problems"]:
-                for key in ((row["direction"], row["kind"]), ("all", "all")):
-                    groups[key].append(row[way])
-            for (direction, kind), ratios in sorted(groups.items()):
+        groups = {
+            (direction, kind): pairs
+            for direction, kinds in result["ratios"].items()
+            for kind, pairs in kinds.items()
+        }
+        groups["all", "all"] = [pair for pairs in groups.values() for pair in pairs]
+        for place, way in enumerate(("heuristic", "quick")):
+            for (direction, kind), pairs in groups.items():
+                ratios = [pair[place] for pair in pairs]
                 near = [np.mean([r <= 1 + part for r in ratios]) for part in (0.03, 0.05, 0.1)]
                 mean = exp(sum(map(log, ratios)) / len(ratios))
                 cells = [f"{100 * part:.0f} %" for part in near] + [f"{mean:.3f}"]
@@ -147,18 +151,20 @@ def main() -> None:
     from minidnn.backends.cuda.machine import machine_of
 
     random = np.random.default_rng(given.seed)
+    ratios: dict[str, dict[str, list[tuple[float, float]]]] = {}
     result: dict[str, Any] = {
         "machine": machine_of(0).name,
         "precision": given.precision,
         "seed": given.seed,
         "commit": commit(),
-        "problems": [],
+        "ratios": ratios,
     }
     results = [result]
     if given.json and given.json.exists():
         results = [*map(json.loads, given.json.read_text().splitlines()), result]
     for _ in range(-(-given.count // TOGETHER)):
-        result["problems"] += measure(random, given)
+        for direction, kind, pair in measure(random, given):
+            ratios.setdefault(direction, {}).setdefault(kind, []).append(pair)
         if given.json:
             write_figures(given.json, results)
     print(table(results))

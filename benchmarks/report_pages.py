@@ -20,6 +20,7 @@ from benchmarks import (
     onnx_networks_report,
     optimize_report,
     random_choices,
+    random_contractions,
     report_tables,
     scaling,
     timm_networks,
@@ -361,6 +362,14 @@ PAGES = (
                 "python -m benchmarks.cuda_convolutions FILE --layers depthwise --batch 32",
                 report_tables.depthwise,
                 commit="2d90b0f and before",
+            ),
+            Section(
+                "Choices for random convolutions",
+                "random_contractions_h200.jsonl",
+                "python -m benchmarks.random_contractions 100 --json FILE",
+                random_contractions.table,
+                "Heuristic is what is chosen without measuring, quick the fastest but for engines "
+                "that cuDNN compiles, which are measured where they may save enough.",
             ),
             Section(
                 "Changes of layout",

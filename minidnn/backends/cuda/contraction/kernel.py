@@ -11,6 +11,9 @@ from ..kernels import Launch
 from ..machine import Machine
 from .problem import Addresses, ContractionProblem, Direction
 
+ALONE = "it is a product alone, which cuDNN computes as fast"
+"""Why kernels are not measured that win where more is computed with the product."""
+
 
 class ContractionKernel(ABC):
     """A kernel, or a few that run one after the other, for one kind of contraction.

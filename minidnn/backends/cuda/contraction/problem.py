@@ -30,8 +30,6 @@ Direction = Literal["forward", "gradient of the image", "gradient of the filter"
 """Which of result, image and filter a contraction computes from the other two."""
 IMAGE_GRADIENT: Direction = "gradient of the image"
 FILTER_GRADIENT: Direction = "gradient of the filter"
-ALONE = "it is a product alone, which cuDNN computes as fast"
-"""Why kernels are not measured that win where more is computed with the product."""
 
 
 @dataclass(frozen=True)

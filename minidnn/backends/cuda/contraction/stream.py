@@ -17,9 +17,9 @@ from ..machine import Machine
 from ..prelude import TYPES
 from ..tensor import LANES, is_aligned, is_regular, step_of
 from . import stream_front, sums_behind
-from .kernel import ContractionKernel
+from .kernel import ALONE, ContractionKernel
 from .parts import pixels_of
-from .problem import ALONE, Addresses, ContractionProblem
+from .problem import Addresses, ContractionProblem
 from .stream_front import front_text, tensors_of
 from .sums_behind import join_of_parts, registers_of, sums_text, tile_parts
 from .text import (

@@ -23,9 +23,9 @@ from ..pointwise import print_chain
 from ..prelude import TYPES
 from ..tensor import is_aligned, is_regular, step_of
 from .bytes import header_of
-from .kernel import ContractionKernel
+from .kernel import ALONE, ContractionKernel
 from .parts import pixels_of
-from .problem import ALONE, ContractionProblem
+from .problem import ContractionProblem
 from .text import (
     epilogue_of,
     fill,
