@@ -13,7 +13,7 @@ from minidnn.frontends.frontend import ask, open_model, own_sizes
 from minidnn.frontends.zoo import advice
 from minidnn.graph.checker import check, check_own_shape
 from minidnn.graph.ir import Graph
-from minidnn.graph.plain import plain
+from minidnn.graph.types import plain
 from minidnn.layers.arguments import Shapes
 from minidnn.layers.build import to_graph
 from minidnn.layers.layer import Layer

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ._folders import root
-from ._temporary import release, try_lock
+from ._folders import release, root, try_lock
 from ._trust import open_folder
 
 log = logging.getLogger("minidnn.cache")

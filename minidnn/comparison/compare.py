@@ -17,7 +17,7 @@ from minidnn.executable import Executable
 from minidnn.frontends.onnx.model import is_model
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph, Node
-from minidnn.graph.plain import plain
+from minidnn.graph.types import plain
 from minidnn.quantization.quantize import folded
 from minidnn.runtime.arrays import random_array
 from minidnn.sizes.sized_graph import SizedGraph

@@ -10,10 +10,9 @@ import numpy as np
 
 from minidnn.comparison.report import Original
 from minidnn.errors import GraphError, UnsupportedError
-from minidnn.frontends.torch.library import require_torch
-from minidnn.frontends.torch.modes import check_mode
+from minidnn.frontends.torch.frontend import check_mode, require_torch
 from minidnn.graph.ir import Graph
-from minidnn.graph.plain import plain
+from minidnn.graph.types import plain
 
 
 def original(

@@ -11,8 +11,8 @@ from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import Expression, argument
 from minidnn.graph.ir import Value
-from minidnn.graph.plain import plain
 from minidnn.graph.trace import apply
+from minidnn.graph.types import plain
 from minidnn.layers.activations import OperatorLayer
 from minidnn.layers.arguments import check_rank, misfit
 from minidnn.layers.layer import Layer

@@ -11,9 +11,9 @@ from minidnn.graph import operators as ops
 from minidnn.graph.activation_formulas import SELU_ALPHA, SELU_SCALE
 from minidnn.graph.expression import where
 from minidnn.graph.ir import Value
-from minidnn.graph.plain import plain
 from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply, current_trace
+from minidnn.graph.types import plain
 from minidnn.layers.arguments import check_rank
 from minidnn.layers.layer import Layer
 

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.graph.embedded import rows_of
 from minidnn.graph.ir import Value
-from minidnn.graph.plain import plain
+from minidnn.graph.rearranged import rows_of
 from minidnn.graph.trace import current_trace
-from minidnn.graph.types import INTEGERS
+from minidnn.graph.types import INTEGERS, plain
 from minidnn.layers.arguments import Declared, check_count, misfit
 from minidnn.layers.layer import Layer
 from minidnn.layers.parameter import Parameter

@@ -12,10 +12,9 @@ from minidnn.graph import operators as ops
 from minidnn.graph import rearranged
 from minidnn.graph.ir import Value
 from minidnn.graph.operator import check_pair
-from minidnn.graph.plain import plain
 from minidnn.graph.rearranged import SlidingBlocks, fold, unfold
 from minidnn.graph.trace import apply, current_trace
-from minidnn.graph.types import TensorType
+from minidnn.graph.types import TensorType, plain
 from minidnn.layers.activations import OperatorLayer
 from minidnn.layers.arguments import check_count, check_numbers, check_rank, misfit
 from minidnn.layers.layer import Layer

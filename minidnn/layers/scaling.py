@@ -12,10 +12,9 @@ from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, sqrt
 from minidnn.graph.ir import Value
-from minidnn.graph.plain import plain
 from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply
-from minidnn.graph.types import numpy_dtype
+from minidnn.graph.types import numpy_dtype, plain
 from minidnn.graph.window import WindowAxis, average_window
 from minidnn.layers.arguments import check_count, check_normalized_shape, misfit
 from minidnn.layers.layer import Layer

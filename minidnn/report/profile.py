@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minidnn.errors import GraphError, UnsupportedError
-from minidnn.graph.plain import plain
+from minidnn.graph.types import plain
 from minidnn.report.explain import (
     contracts,
     describe,

@@ -15,8 +15,7 @@ from minidnn.distributed.group import RankGroup, connect
 from minidnn.errors import GraphError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
-from minidnn.graph.plain import plain
-from minidnn.graph.types import TensorType, numpy_dtype
+from minidnn.graph.types import TensorType, numpy_dtype, plain
 from minidnn.layers.arguments import Shapes
 from minidnn.layers.build import to_graph
 from minidnn.preparation import Preparation

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from minidnn.report.advice import advice, by_cause, by_kind, by_layer
+from minidnn.report.network_page import advice, by_cause, by_kind, by_layer
 from minidnn.report.profile import RegionTime
 
 

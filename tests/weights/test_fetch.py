@@ -17,8 +17,7 @@ import torch
 from minidnn import cache
 from minidnn.errors import DownloadError
 from minidnn.weights import load_weights, zoo
-from minidnn.weights._transfer import ByteProgress
-from minidnn.weights.download import download, fetch
+from minidnn.weights.download import ByteProgress, download, fetch
 from tests.weights.server import BODY, QUICK, SHA, Plan
 
 ROOT = Path(__file__).parents[2]
