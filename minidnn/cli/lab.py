@@ -169,8 +169,8 @@ def _page(options: argparse.Namespace, document: Any) -> str:
 
 
 def _list(options: argparse.Namespace) -> tuple[Any, str]:
+    from minidnn.lab.counters import METRICS
     from minidnn.lab.ladders import LADDERS
-    from minidnn.lab.metrics import METRICS
 
     lines = []
     for ladder in LADDERS.values():

@@ -15,8 +15,7 @@ from .cpu import machine as cpu_machine
 from .cpu import measure as cpu_measure
 from .cuda.step import KernelCall
 from .measure import Job, measure
-from .model import Prediction, PredictionOfSeveral
-from .occupancy import why_no_block
+from .model import Prediction, PredictionOfSeveral, why_no_block
 from .operands import RESULT, Operands
 from .step import Point
 

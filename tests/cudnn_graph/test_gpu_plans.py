@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minidnn.cudnn import workspace as shared_workspace
-from minidnn.cudnn.graph import Constraints, Graph, compiled, memory, properties_json
+from minidnn.cudnn.graph import Constraints, Graph, compiled, planner, properties_json
 from minidnn.cudnn.graph.descriptor import counts
 from minidnn.errors import GraphError, MiniDNNWarning, OutOfMemoryError, UnsupportedError
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of its own for what is remembered."""
     monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
-    memory.forget()
+    planner.forget()
     return tmp_path
 
 
@@ -65,7 +65,7 @@ def test_measured_plan_is_remembered_by_engine_and_knobs(
     (file,) = cache.rglob("*.json")
     entry = json.loads(file.read_text())
     assert entry["ranked"][0]["engine"] == first.config.engine
-    memory.forget()
+    planner.forget()
 
     def no_measuring(*_: object) -> None:
         raise AssertionError("measured again")

@@ -63,7 +63,7 @@ FAULTS = (
     ),
     Fault(
         "the key of a unit leaves out its options",
-        "minidnn/backends/cpu/compilers/compiler.py",
+        "minidnn/backends/cpu/compilers/kernels.py",
         "target = (self.isa.target, options, banner)",
         "target = (self.isa.target, banner)",
         ("tests/cpu/test_compiler.py",),

@@ -10,7 +10,7 @@ import pytest
 
 from minidnn.backends.cuda.machine import Machine
 from minidnn.lab.api import A100, H100
-from minidnn.lab.cuda.product_work import tiles
+from minidnn.lab.cuda.product import tiles
 from minidnn.lab.cuda.step import CudaStep
 from minidnn.lab.devices import predict
 from minidnn.lab.explain import explain
