@@ -29,7 +29,7 @@ from minidnn.acceleration.program import GAINS_LESS, REHEARSING, SizedProgram
 from minidnn.acceleration.recorded import how_transformed, is_recorded
 from minidnn.dynamic.dim import Dim
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
-from minidnn.frontends.torch.rehearsal import unchanged
+from minidnn.frontends.torch.capture import unchanged
 
 # Hooks that are registered after a network was captured.
 #

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import add_device, count, count_from_0
-from minidnn.cli.preparing import add_crop, add_preparation
-from minidnn.cli.weights import PREFIX_HELP, WEIGHTS_HELP
+from minidnn.cli.preparing import PREFIX_HELP, WEIGHTS_HELP, add_crop, add_preparation
 
 if TYPE_CHECKING:
     from minidnn.batch import Predictor

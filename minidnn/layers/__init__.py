@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 from minidnn.layers.activation_formulas import *
 from minidnn.layers.activations import *
-from minidnn.layers.attention import *
 from minidnn.layers.containers import *
 from minidnn.layers.contraction import *
 from minidnn.layers.dropout import *
@@ -18,10 +17,8 @@ from minidnn.layers.parameter import *
 from minidnn.layers.pooling import *
 from minidnn.layers.preprocess import *
 from minidnn.layers.rearranging import *
-from minidnn.layers.scaling import *
 from minidnn.layers.symbol import *
 from minidnn.layers.transformer import *
-from minidnn.layers.transposed import *
 
 if not TYPE_CHECKING:  # a type checker that saw this would accept any name
 

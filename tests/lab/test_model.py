@@ -14,7 +14,7 @@ from minidnn.lab.cuda.convolution import CONVOLUTION
 from minidnn.lab.cuda.product import PRODUCT
 from minidnn.lab.devices import predict
 from minidnn.lab.model import Prediction
-from minidnn.lab.shapes import ConvolutionShape, ProductShape
+from minidnn.lab.operands import ConvolutionShape, ProductShape
 from minidnn.lab.step import Block, points_of
 from minidnn.lab.studies import study
 from tests.sampling import only

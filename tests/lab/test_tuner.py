@@ -17,8 +17,7 @@ from minidnn.lab.cuda.product import PRODUCT
 from minidnn.lab.devices import DEVICES, LabDevice
 from minidnn.lab.isolated_jobs import Failure
 from minidnn.lab.measure import Job
-from minidnn.lab.operands import first_wrong
-from minidnn.lab.shapes import ProductShape
+from minidnn.lab.operands import ProductShape, first_wrong
 from minidnn.lab.tuner import StepTuning, default_choices, tune_step
 from tests.cuda.emulator.run import Emulated, guarded
 

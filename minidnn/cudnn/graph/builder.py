@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from minidnn.cudnn.arrays import overlaps, packed_strides
+from minidnn.cudnn.dtypes import element_type
 from minidnn.cudnn.graph import arrays, device, planner
 from minidnn.cudnn.graph.device import Target
-from minidnn.cudnn.graph.dtypes import element_type
 from minidnn.cudnn.graph.engines import EngineConfig
 from minidnn.cudnn.graph.operations import Operations
 from minidnn.cudnn.graph.plan import Plan

@@ -28,9 +28,9 @@ from typing import Any, Self
 
 from minidnn.cudnn import errors, library
 from minidnn.cudnn.driver import SUCCESS, EdgeData, call, captured
+from minidnn.cudnn.dtypes import HOST_TYPES
 from minidnn.cudnn.graph.attributes import Attribute as A
 from minidnn.cudnn.graph.descriptor import BackendDescriptor
-from minidnn.cudnn.graph.dtypes import HOST_TYPES
 from minidnn.cudnn.graph.enums import AttributeType as T
 from minidnn.cudnn.graph.enums import DescriptorType as D
 from minidnn.cudnn.handle import current_handle

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from minidnn.cudnn.dtypes import HOST_TYPES, element_type
 from minidnn.cudnn.graph import tensor
 from minidnn.cudnn.graph.attributes import Attribute
-from minidnn.cudnn.graph.dtypes import HOST_TYPES, element_type
 from minidnn.cudnn.graph.enums import PointwiseMode
 from minidnn.cudnn.graph.spec import (
     Convolution,

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...errors import UnsupportedError
 from ..cuda.convolution import CONVOLUTION
-from ..shapes import ConvolutionShape, convolve
+from ..operands import ConvolutionShape, convolve
 from ..step import KERNELS, Ladder, Parameters
 from .machine import CHAINS, CpuMachine, CpuWork
 from .step import IspcStep

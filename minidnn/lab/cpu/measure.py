@@ -28,8 +28,7 @@ from ...graph.operators import Conv2d
 from ...graph.types import TensorType
 from ...measure import median, timed
 from ..ceilings import CeilingJob
-from ..operands import RESULT, Operands, WrongResultError, first_wrong
-from ..shapes import ConvolutionShape
+from ..operands import RESULT, ConvolutionShape, Operands, WrongResultError, first_wrong
 from ..step import Point
 from .ladders import image, result
 from .machine import CpuMachine

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..shapes import ConvolutionShape, convolve
+from ..operands import ConvolutionShape, convolve
 from ..step import KERNELS, Block, Ladder, Parameters
 from . import fft_work
 from .convolution_work import direct, halo, halves, implicit, tensor, unfold

@@ -23,7 +23,7 @@ from ..access import (
     turns,
     uniform,
 )
-from ..shapes import ConvolutionShape
+from ..operands import ConvolutionShape
 from ..step import Block, Parameters
 from .product import VECTOR_COPIED, cycles_alone, fragments, tensor_products, warp_patch, warp_sums
 

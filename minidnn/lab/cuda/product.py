@@ -20,7 +20,7 @@ from ..access import (
     sample,
     turns,
 )
-from ..shapes import ProductShape, multiply
+from ..operands import ProductShape, multiply
 from ..step import KERNELS, Block, Ladder, Parameters
 from .step import MOST_STATIC, CudaStep, Sizes
 

@@ -3,7 +3,6 @@
 from minidnn.training.optim.adaptive import *
 from minidnn.training.optim.descent import *
 from minidnn.training.optim.layerwise import *
-from minidnn.training.optim.muon import *
 from minidnn.training.optim.optimizer import *
 from minidnn.training.optim.plateau import *
 from minidnn.training.optim.scaling import *

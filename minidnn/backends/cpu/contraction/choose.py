@@ -17,8 +17,7 @@ from ....fusion.contraction import Parts
 from ..isa import Isa
 from ..stage import PrintedContraction
 from .problem import Problem, gathered
-from .scheme import Packing, Scheme
-from .tiling import Tile, choose_tile, cycles_of, tiles_for
+from .scheme import Packing, Scheme, Tile, choose_tile, cycles_of, tiles_for
 
 CACHE_BYTES = {8: 384 << 10, 16: 768 << 10}
 """By lanes: what a core's second-level cache holds of inputs and weights; others need some.

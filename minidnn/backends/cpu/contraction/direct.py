@@ -26,9 +26,8 @@ from .integer_kernel import MOST_EXACT
 from .numbers import PARAMETER, Numbers, absorbed, printed_once
 from .pack import Packer
 from .problem import BlockedView, Problem
-from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme
+from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme, Tile
 from .tile import print_tile, tile_name
-from .tiling import Tile
 from .weights import packed_inputs, packed_outputs, packed_weights
 
 

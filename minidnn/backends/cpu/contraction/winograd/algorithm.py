@@ -21,7 +21,7 @@ from ..choose import (
     overlapped,
 )
 from ..problem import Problem
-from ..tiling import Tile, split_vectors, step_cycles
+from ..scheme import Tile, split_vectors, step_cycles
 from .kernel import print_winograd
 from .scheme import Transform, WinogradScheme
 

@@ -22,8 +22,7 @@ from ....codegen.code import Code
 from ....codegen.dialect import literal
 from ...execution.buffers import Array
 from ..problem import BlockedView, Pair, Problem
-from ..scheme import LINE_FLOATS, Scheme
-from ..tiling import Tile
+from ..scheme import LINE_FLOATS, Scheme, Tile
 
 Term = tuple[float, str]
 #: The name of the i-th number of a column or row.
