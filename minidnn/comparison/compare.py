@@ -10,8 +10,14 @@ from typing import Any
 import numpy as np
 
 from minidnn.backends.backend import check_not_automatic
-from minidnn.comparison.originals import onnx_original, torch_original
-from minidnn.comparison.report import ComparedValue, Comparison, Original, compared
+from minidnn.comparison.originals import (
+    ComparedValue,
+    Comparison,
+    Original,
+    compared,
+    onnx_original,
+    torch_original,
+)
 from minidnn.compiler import compile as compile_network
 from minidnn.errors import GraphError
 from minidnn.executable import Executable

@@ -19,11 +19,10 @@ from .cuda.arrays import MEMORY, REVERSE, TRANSPOSE
 from .cuda.convolution import CONVOLUTION
 from .cuda.gradients import INPUT_GRADIENT, WEIGHT_GRADIENT
 from .cuda.product import PRODUCT
-from .devices import DEVICES
 from .isolated_jobs import LIMIT_SECONDS, IsolatedJobs
 from .operands import ConvolutionShape, ProductShape
 from .step import Block, Choices, Ladder
-from .studies import measured_study, study
+from .studies import DEVICES, measured_study, study
 from .tuner import StepTuning, tune_step
 
 LADDERS = {

@@ -174,7 +174,7 @@ def _percent(share: float) -> str:
 
 
 CAUSES = ("memory", "arithmetic", "launch", "unexplained")
-"""What :attr:`minidnn.report.profile.RegionTime.causes` splits a region's time into."""
+"""What :attr:`minidnn.report.explain.RegionTime.causes` splits a region's time into."""
 _ENOUGH = 4
 """So many groups of layers tell something; with fewer, paths are followed deeper."""
 _KINDS = {

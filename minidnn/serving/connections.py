@@ -16,10 +16,10 @@ from typing import Any
 from starlette.requests import Request
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from minidnn.serving.faults import Fault, Refusal, invalid
 from minidnn.serving.json_numbers import MOST_HEAD_BYTES as MOST_JSON_BYTES
 from minidnn.serving.repository import Repository
 from minidnn.serving.rest_infer import LENGTH
+from minidnn.serving.settings import Fault, Refusal, invalid
 
 
 class Unfinished:

@@ -18,10 +18,9 @@ from typing import TypeVar
 import numpy as np
 
 from minidnn.errors import MiniDNNError, did_you_mean
-from minidnn.serving.faults import Fault, Refusal
 from minidnn.serving.metrics import Meter, Metrics
 from minidnn.serving.model import ServedModel, Source, load
-from minidnn.serving.settings import Settings
+from minidnn.serving.settings import Fault, Refusal, Settings
 
 log = logging.getLogger(__name__)
 

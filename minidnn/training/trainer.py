@@ -43,10 +43,10 @@ from minidnn.training.optim.scaling import SCALE, LossScale
 from minidnn.training.step import (
     ALONE,
     Ranks,
+    TrainedParameters,
     step_graph,
     with_averages,
 )
-from minidnn.training.trained import TrainedParameters
 from minidnn.weights.trained import state_name
 
 __all__ = ["Trainer"]

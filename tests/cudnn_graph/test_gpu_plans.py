@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from minidnn.cudnn import workspace as shared_workspace
-from minidnn.cudnn.graph import Constraints, Graph, compiled, planner, properties_json
+from minidnn.cudnn.graph import Constraints, Graph, planner, properties_json
 from minidnn.cudnn.graph.descriptor import counts
+from minidnn.cudnn.graph.plan import _restored
 from minidnn.errors import GraphError, MiniDNNWarning, OutOfMemoryError, UnsupportedError
 
 pytestmark = pytest.mark.gpu
@@ -308,7 +309,7 @@ def test_compiled_plans_read_from_disk_give_the_same_bits(cache: Path) -> None:
     arrays = random(2, 64, 14, 14), random(64, 64, 3, 3)
     for plan in plans[:3]:
         plan.keep()
-        found = compiled._restored(plan.spec, plan.target, plan.config)
+        found = _restored(plan.spec, plan.target, plan.config)
         assert found is not None
         found.close()
         begin = time.perf_counter()

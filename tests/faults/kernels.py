@@ -56,7 +56,7 @@ FAULTS = (
     ),
     Fault(
         "windows keep the wrong columns for the next output",
-        "minidnn/backends/cpu/sequences/window.py",
+        "minidnn/backends/cpu/sequences/patch.py",
         "later = self._names(column + count * across.stride)",
         "later = self._names(column + count * across.stride - 1)",
         ("tests/cpu/test_sequence.py", "tests/cpu/test_kernels.py"),

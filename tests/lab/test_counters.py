@@ -82,7 +82,7 @@ def test_a_study_goes_on_without_counters(monkeypatch: pytest.MonkeyPatch) -> No
     """A device whose counting is refused: times are there, and the reason is told."""
     from minidnn.lab import studies
     from minidnn.lab.api import H100
-    from minidnn.lab.devices import DEVICES, LabDevice
+    from minidnn.lab.studies import DEVICES, LabDevice
 
     device = DEVICES["cuda"]
 

@@ -20,10 +20,10 @@ from typing import Any
 from minidnn.cache import CacheStore, digest
 from minidnn.cudnn import machine
 from minidnn.cudnn.errors import CuDNNError
-from minidnn.cudnn.graph import arrays, compiled, device, engines, lower, timing
+from minidnn.cudnn.graph import arrays, device, engines, lower, timing
 from minidnn.cudnn.graph.descriptor import BackendDescriptor
 from minidnn.cudnn.graph.engines import EngineConfig, Proposal
-from minidnn.cudnn.graph.plan import Plan
+from minidnn.cudnn.graph.plan import Plan, built
 from minidnn.cudnn.graph.spec import Constraints, GraphSpec
 from minidnn.errors import GraphError, MiniDNNWarning, OutOfMemoryError, UnsupportedError
 from minidnn.gpu.cupy import cupy
@@ -132,7 +132,7 @@ def build(
         )
     target = device.current()
     if isinstance(choose, EngineConfig):
-        made = compiled.build(spec, target, choose)
+        made = built(spec, target, choose)
         return Plan(spec, made, target, choose, scalars=scalars, names=names)
     if choose == "heuristic":
         for plan in candidates(spec, constraints, target, scalars=scalars, names=names):
@@ -159,7 +159,7 @@ def _first_that_fits(
     for item in finding.ranked:
         plan = Plan(
             spec,
-            compiled.build(spec, target, item.config),
+            built(spec, target, item.config),
             target,
             item.config,
             milliseconds=item.milliseconds,
