@@ -39,8 +39,9 @@ from minidnn.acceleration.trained import TrainedProgram
 from minidnn.backends.backend import check_not_automatic
 from minidnn.dynamic.dim import Dim
 from minidnn.errors import MiniDNNWarning, UnsupportedError
-from minidnn.frontends.torch.captured import HALVES, Captured, Held, autocast_to, uncached
+from minidnn.frontends.torch.captured import Captured, Held
 from minidnn.frontends.torch.functional import functional, switches_on
+from minidnn.frontends.torch.narrow import HALVES, autocast_to, uncached
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,11 @@ from minidnn.acceleration.step import Narrow, TrainedPart, Twice
 from minidnn.acceleration.twice import counts, in_pytorch
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.aten.call import key_of
-from minidnn.frontends.torch.captured import Captured, reader_of, was_narrow, widen
+from minidnn.frontends.torch.captured import Captured, reader_of
 from minidnn.frontends.torch.convert import Part, convert, judge_operations
 from minidnn.frontends.torch.functional import is_tracked
 from minidnn.frontends.torch.memory import SHARED, Memory
+from minidnn.frontends.torch.narrow import was_narrow, widen
 from minidnn.frontends.torch.partition import Level, levels
 from minidnn.gradients.reverse import pullback, reached_values
 from minidnn.graph.ir import Graph

@@ -29,8 +29,14 @@ from minidnn.layers.arguments import Shapes
 from minidnn.layers.layer import Layer
 from minidnn.layers.parameter import changes
 from minidnn.training.objective import Objective, behind
-from minidnn.training.optim.optimizer import Optimizer, Update, if_finite
-from minidnn.training.optim.scaling import LossScale, if_all_finite, unscaled
+from minidnn.training.optim.optimizer import (
+    LossScale,
+    Optimizer,
+    Update,
+    if_all_finite,
+    if_finite,
+    unscaled,
+)
 from minidnn.weights.trained import check_names, state_name
 
 

@@ -38,8 +38,7 @@ from minidnn.training.feeding import Feeding, joined
 from minidnn.training.launches import Progress, add, repeat
 from minidnn.training.metrics.metric import Metric
 from minidnn.training.objective import Targets, objective_of
-from minidnn.training.optim.optimizer import Optimizer
-from minidnn.training.optim.scaling import SCALE, LossScale
+from minidnn.training.optim.optimizer import SCALE, LossScale, Optimizer
 from minidnn.training.step import (
     ALONE,
     Ranks,

@@ -5,5 +5,4 @@ from minidnn.training.optim.descent import *
 from minidnn.training.optim.layerwise import *
 from minidnn.training.optim.optimizer import *
 from minidnn.training.optim.plateau import *
-from minidnn.training.optim.scaling import *
 from minidnn.training.optim.schedules import *
