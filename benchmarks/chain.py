@@ -60,7 +60,7 @@ Job = Callable[[Path, int], dict[str, Any]]
 def own_and(pace: str, case: Case, folder: Path, threads: int) -> dict[str, Target]:
     """For minidnn and the peers of that pace, what makes them, and options."""
     shared = _shared(case, folder, threads)
-    found = {OWN: ("own:minidnn", shared | _own(case))}
+    found = {OWN: ("peers:minidnn", shared | _own(case))}
     if pace == FAST:
         on_file = shared | {"model": str(_exported(case, folder))}
         found["onnxruntime"] = ("peers:onnxruntime", on_file)

@@ -23,13 +23,12 @@ import numpy as np
 from minidnn.backends.cpu.compilers.kernels import compile_kernels
 from minidnn.backends.cpu.compilers.library import NativeFunction
 from minidnn.backends.cpu.contraction import print_contraction
-from minidnn.backends.cpu.contraction.algorithm import Algorithm
 from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS
+from minidnn.backends.cpu.contraction.choose import Algorithm
 from minidnn.backends.cpu.execution.buffers import AlignedMemory, Array
 from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool
 from minidnn.backends.cpu.isa import Isa, usable_isa, usable_isas
-from minidnn.backends.cpu.machine import describe_machine
-from minidnn.backends.cpu.rates import fma_kernel, measured_rates
+from minidnn.backends.cpu.machine import describe_machine, fma_kernel, measured_rates
 from minidnn.backends.cpu.stage import PrintedContraction, Workspace
 from minidnn.backends.cpu.tensor import tensor_of
 from minidnn.fusion.contraction import Parts

@@ -35,8 +35,7 @@ from minidnn.backends.cpu.backend import CpuProgram
 from minidnn.backends.cpu.execution.bind import Task
 from minidnn.backends.cpu.execution.program import shared_pool
 from minidnn.backends.cpu.isa import best_isa, usable_isa
-from minidnn.backends.cpu.machine import describe_machine
-from minidnn.backends.cpu.rates import measured_rates
+from minidnn.backends.cpu.machine import describe_machine, measured_rates
 from minidnn.bench.networks import case_of
 from minidnn.bench.results import commit
 from minidnn.fusion.region import Region

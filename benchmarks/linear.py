@@ -22,8 +22,7 @@ from minidnn.backends.cpu.contraction import print_contraction
 from minidnn.backends.cpu.execution.buffers import AlignedMemory
 from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool
 from minidnn.backends.cpu.isa import Isa, usable_isa, usable_isas
-from minidnn.backends.cpu.machine import describe_machine
-from minidnn.backends.cpu.rates import STREAM_FLOATS, read_kernel
+from minidnn.backends.cpu.machine import STREAM_FLOATS, describe_machine, read_kernel
 from minidnn.backends.cpu.tensor import tensor_of
 from minidnn.fusion.contraction import Parts
 from minidnn.graph.ir import Constant, Node, Value

@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.figures import Results
 from minidnn.backends.cpu.isa import best_isa
-from minidnn.backends.cpu.rates import measured_rates
+from minidnn.backends.cpu.machine import measured_rates
 from minidnn.bench.engines import KINDS, OWN, Kind, chosen
 from minidnn.bench.measure import deviation
 from minidnn.bench.networks import Case, Prepared, case_of, prepare

@@ -35,8 +35,7 @@ from minidnn.fusion.region import Region, constants
 from minidnn.fusion.target import check_target
 from minidnn.graph.ir import Constant, Graph
 from minidnn.graph.operators import Reorder
-from minidnn.graph.plain import plain
-from minidnn.graph.types import FLOATS
+from minidnn.graph.types import FLOATS, plain
 from minidnn.layers.arguments import Shapes
 from minidnn.layers.functional import has_user_code
 from minidnn.layers.layer import Layer

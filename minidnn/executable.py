@@ -36,8 +36,7 @@ from minidnn.runtime.program import (
 if TYPE_CHECKING:
     from minidnn.graph.ir import Graph
     from minidnn.preparation import Preparation
-    from minidnn.report.explain import AutomaticPrecision
-    from minidnn.report.profile import Profile
+    from minidnn.report.explain import AutomaticPrecision, Profile
     from minidnn.runtime.plan import Plan
     from minidnn.runtime.store import Store
 
@@ -293,7 +292,7 @@ class Executable:
 
         UnsupportedError if the device does not time regions.
         """
-        from minidnn.report.profile import profile
+        from minidnn.report.explain import profile
 
         plan = self.plan
         if isinstance(self.program, DeviceProgram):

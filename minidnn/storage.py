@@ -27,9 +27,8 @@ from minidnn.fusion.region import (
     FusedSums,
 )
 from minidnn.fusion.rows import FusedRows
-from minidnn.graph.attributes import brief
 from minidnn.graph.ir import Graph
-from minidnn.graph.registry import register
+from minidnn.graph.registry import brief, register
 from minidnn.graph.storage import from_document, to_document
 from minidnn.sizes.sized_graph import SizedGraph, dims_from_json, dims_to_json
 from minidnn.weights import save_weights

@@ -187,18 +187,18 @@ def compilers(pytestconfig: pytest.Config) -> Iterator[None]:
     if shared is None:
         yield
         return
-    from minidnn.backends.cpu import rates
-    from minidnn.backends.cpu.compilers import compiler, kernels
+    from minidnn.backends.cpu import machine
+    from minidnn.backends.cpu.compilers import kernels
     from minidnn.backends.cuda import functions
     from minidnn.runtime.cores import usable_cores
 
     cores = max(1, usable_cores() // shared["workercount"])
     with pytest.MonkeyPatch.context() as patch:
-        for module in (compiler, kernels, functions):
+        for module in (kernels, kernels, functions):
             patch.setattr(module, "usable_cores", lambda: cores)
         # A machine's rates need not be right, and streaming as much as no cache holds takes long.
-        patch.setattr(rates, "MOST_MEMORY_BYTES", 32 << 20)
-        patch.setattr(compiler, "BUILD_LOCK", f"{compiler.BUILD_LOCK}-{shared['workerid']}")
+        patch.setattr(machine, "MOST_MEMORY_BYTES", 32 << 20)
+        patch.setattr(kernels, "BUILD_LOCK", f"{kernels.BUILD_LOCK}-{shared['workerid']}")
         yield
 
 

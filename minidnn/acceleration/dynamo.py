@@ -8,7 +8,7 @@ from typing import Any
 
 from minidnn.acceleration.piece import BridgeSettings, Piece
 from minidnn.errors import GraphError
-from minidnn.frontends.torch.library import require_torch
+from minidnn.frontends.torch.frontend import require_torch
 
 _OPTIONS = ("device", "precision", "strict", "sizes")
 

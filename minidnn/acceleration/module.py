@@ -26,10 +26,10 @@ from minidnn._torch_internals import (
 from minidnn.acceleration.graphs import RECOMPILES, captured
 from minidnn.acceleration.piece import BridgeSettings, Piece, PiecePrograms
 from minidnn.acceleration.program import GAINS_LESS, REHEARSING, SizedProgram
-from minidnn.acceleration.recorded import how_transformed, is_recorded
+from minidnn.acceleration.sources import how_transformed, is_recorded
 from minidnn.dynamic.dim import Dim
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
-from minidnn.frontends.torch.rehearsal import unchanged
+from minidnn.frontends.torch.capture import unchanged
 
 # Hooks that are registered after a network was captured.
 #

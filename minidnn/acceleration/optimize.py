@@ -9,9 +9,8 @@ from minidnn._habits import instead_of_layer
 from minidnn.backends.backend import check_not_automatic, get_backend
 from minidnn.dynamic.dim import Dim
 from minidnn.errors import GraphError, MiniDNNError
-from minidnn.frontends.torch.library import require_torch
-from minidnn.frontends.torch.modes import check_mode
-from minidnn.graph.plain import plain
+from minidnn.frontends.torch.frontend import check_mode, require_torch
+from minidnn.graph.types import plain
 
 if TYPE_CHECKING:
     from minidnn.acceleration.module import OptimizedModule

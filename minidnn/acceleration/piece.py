@@ -34,8 +34,7 @@ from minidnn.acceleration.named import (
 )
 from minidnn.acceleration.program import GAINS_LESS, MOVES, REHEARSING, OverlapError, SizedProgram
 from minidnn.acceleration.programs import Programs, describe
-from minidnn.acceleration.recorded import is_recorded
-from minidnn.acceleration.sources import numbers_of, weights_of, with_numbers
+from minidnn.acceleration.sources import is_recorded, numbers_of, weights_of, with_numbers
 from minidnn.acceleration.trained import TrainedProgram
 from minidnn.backends.backend import check_not_automatic
 from minidnn.dynamic.dim import Dim

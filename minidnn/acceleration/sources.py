@@ -1,4 +1,10 @@
-"""What Dynamo says of a piece's arguments: which are weights, and numbers that modules hold."""
+"""What PyTorch says of a piece: which arguments are weights and numbers, and who records it.
+
+Dynamo knows which arguments are weights, and which stand for numbers that modules hold.  Someone
+else than the caller may want the operations of a network, not only its results: a trace records
+them, a transform of ``torch.func`` or a dual number of forward-mode gradients has each computed in
+another way.  What minidnn computes from one memory to another says nothing to them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+
+from minidnn._torch_internals import (
+    are_forward_gradients_computed,
+    are_transforms_active,
+    count_of_modes,
+    is_tracing,
+)
 
 
 def weights_of(module: Any, example: Sequence[Any]) -> dict[int, str]:
@@ -69,3 +82,22 @@ def _name(node: Any) -> str:
     text = str(_asked(getattr(node, "_dynamo_source", None), "name") or node.name)
     keys = re.findall(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", text)
     return ".".join(keys) or text
+
+
+def is_recorded() -> bool:
+    """Whether operations are now recorded, or computed in another way."""
+    return (
+        is_tracing()
+        or are_transforms_active()
+        or count_of_modes() > 0
+        or are_forward_gradients_computed()
+    )
+
+
+def how_transformed() -> str | None:
+    """How a network is called whose operations are computed in another way, as text."""
+    if are_transforms_active():
+        return "within a transform of torch.func (vmap, grad, jvp, ...)"
+    if are_forward_gradients_computed() and not count_of_modes():
+        return "where forward-mode gradients are computed"
+    return None

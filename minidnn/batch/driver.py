@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from minidnn.batch.files import FilePart, Found, parts_of, write_list
-from minidnn.batch.manifest import LOCK, NAME, BatchError, FolderLock, Manifest
-from minidnn.batch.parts import (
+from minidnn.batch.manifest import (
     ATTEMPTS,
     LIST,
+    LOCK,
+    NAME,
     UNFINISHED,
+    BatchError,
     Entry,
+    FolderLock,
+    Manifest,
     Worker,
     check_format,
     written_whole,

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minidnn.batch.files import FilePart
-from minidnn.batch.manifest import BatchError
-from minidnn.batch.parts import Entry, Worker
+from minidnn.batch.manifest import BatchError, Entry, Worker
 from minidnn.errors import DeviceError
 
 #: Objects that Ray keeps are a few bytes a part here: files are read and written by workers.

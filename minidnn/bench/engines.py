@@ -128,7 +128,9 @@ _TORCH = (f"{_PEERS}:torch", "module", ("torch", "torchvision"), _TORCHVISION)
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind(OWN, "minidnn.bench.own:minidnn", "layer", (), ("minidnn.models", "minidnn.compiler")),
+        Kind(
+            OWN, "minidnn.bench.peers:minidnn", "layer", (), ("minidnn.models", "minidnn.compiler")
+        ),
         Kind("openvino", *_OPENVINO, limited=True),
         Kind("openvino-streams", *_OPENVINO, {"streams": True}, limited=True),
         Kind("openvino-bf16", *_OPENVINO, {"precision": "bf16"}, limited=True),

@@ -1,4 +1,4 @@
-"""The other engines, in the settings that suit them best for exact float32 on a CPU.
+"""The engines, in the settings that suit them best for exact float32 on a CPU; minidnn is the last.
 
 Each function is a target of :class:`minidnn.bench.process.EngineProcess`.  ``inputs`` names an
 ``.npz`` file with the arrays in the order of the network's inputs.  Where an engine can write into
@@ -23,7 +23,9 @@ from typing import Any
 
 import numpy as np
 
+import minidnn as md
 from minidnn.bench.worker import LoadedEngine
+from minidnn.cache import forbid_builds
 
 TORCH_MODES = ("eager", "channels_last", "compile")
 
@@ -313,3 +315,41 @@ def _convert(command: list[str], target: Path, folder: Path | None = None) -> No
     if done.returncode != 0 or not target.exists():
         said = (done.stdout + done.stderr).strip()[-1500:]
         raise RuntimeError(f"converting to {target.name} failed:\n{said}")
+
+
+def minidnn(
+    network: str, options: Mapping[str, Any], inputs: str, threads: int, **settings: Any
+) -> LoadedEngine:
+    """The layer that ``network``, ``"package.module:function"``, makes of options, compiled for
+    the CPU with ``settings`` as further arguments of :func:`minidnn.compile`.
+
+    The report says whether the cache had all of its kernels.
+    """
+    layer = made_by(network, options)
+    arrays = load_inputs(inputs)
+    shapes = [array.shape for array in arrays]
+    shape = shapes[0] if len(shapes) == 1 else shapes
+    settings |= {"device": "cpu", "threads": threads}
+    try:
+        with forbid_builds():
+            compiled = md.compile(layer, shape, **settings)
+        cache = "warm"
+    except (md.CompileError, md.DeviceError):  # the cache may lack the runner of kernels, too
+        compiled = md.compile(layer, shape, **settings)
+        cache = "cold"
+    del layer  # its weights, which the program has packed
+    out = compiled(*arrays)
+    several = isinstance(out, tuple)
+
+    def run() -> Any:
+        return compiled(*arrays, out=out)
+
+    about = {
+        "version": md.__version__,
+        "kernels": len(compiled.plan.graph.nodes),
+        "precision": {"bfloat16": "bf16", "int8": "int8"}.get(compiled.precision, "f32"),
+        "cache": cache,
+    }
+    return LoadedEngine(
+        run, lambda result: list(result) if several else [np.asarray(result)], about
+    )

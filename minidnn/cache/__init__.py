@@ -19,9 +19,8 @@ Standard library only.
 
 from ._files import Entry, Usage, clear, entries, usage
 from ._folders import root, temporary_folder, why_not_used
-from ._locks import LockFile, one_at_a_time
+from ._locks import LockFile, building_allowed, building_forbidden, forbid_builds, one_at_a_time
 from ._store import CacheStore, digest
-from ._switch import building_allowed, building_forbidden, forbid_builds
 from ._trust import UntrustedError, open_folder, why_any_untrusted, why_unsafe
 
 __all__ = [

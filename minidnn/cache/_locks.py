@@ -1,7 +1,11 @@
-"""Turns among processes: locks that only this user can hold, and never wait in silence."""
+"""Who builds what the cache lacks: one process at a time, and none where that is forbidden.
+
+Processes take turns by locks that only this user can hold, and never wait in silence.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
@@ -10,8 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ._folders import root
-from ._temporary import release, try_lock
+from .._forks import ForkLock
+from ..errors import CompileError
+from ._folders import release, root, try_lock, why_not_used
 from ._trust import open_folder
 
 log = logging.getLogger("minidnn.cache")
@@ -132,3 +137,44 @@ def _wait(
             )
         time.sleep(_POLL_SECONDS)
     return True
+
+
+_lock = ForkLock()
+_forbidden = 0
+
+
+@contextlib.contextmanager
+def forbid_builds() -> Iterator[None]:
+    """Inside, :func:`building_allowed` fails in every thread: only the cache may serve kernels."""
+    global _forbidden
+    with _lock:
+        _forbidden += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _forbidden -= 1
+
+
+def building_allowed(what: str) -> None:
+    """Call this before compiling anything.
+
+    Raises:
+        CompileError: inside :func:`forbid_builds`, or with ``MINIDNN_NO_COMPILE=1``; names
+            ``what`` was about to be compiled.
+    """
+    cause = building_forbidden()
+    if cause is not None:
+        refused = why_not_used()
+        raise CompileError(
+            f"the cache {root()}{f' ({refused})' if refused else ''} lacks {what}, and {cause} "
+            "forbids to compile; run once without it to fill the cache"
+        )
+
+
+def building_forbidden() -> str | None:
+    """What forbids to compile, or None: then a compiler may be looked for."""
+    variable = os.environ.get("MINIDNN_NO_COMPILE", "")
+    if variable.lower() not in ("", "0", "false", "no", "off"):
+        return f"MINIDNN_NO_COMPILE={variable}"
+    return "cache.forbid_builds()" if _forbidden else None

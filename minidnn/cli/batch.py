@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import add_device, count, count_from_0
-from minidnn.cli.preparing import add_crop, add_preparation
-from minidnn.cli.weights import PREFIX_HELP, WEIGHTS_HELP
+from minidnn.cli.preparing import PREFIX_HELP, WEIGHTS_HELP, add_crop, add_preparation
 
 if TYPE_CHECKING:
     from minidnn.batch import Predictor
@@ -158,7 +157,7 @@ def predictor_of(options: argparse.Namespace, device: str | None, threads: int) 
 def _graph(options: argparse.Namespace, batch: int) -> Any:
     from minidnn.cli.classify import make_classifier
     from minidnn.cli.networks import batches_of_file
-    from minidnn.frontends.zoo import is_path
+    from minidnn.frontends.own import is_path
 
     classifier = make_classifier(options)
     if is_path(options.network):

@@ -12,8 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import add_device, add_tune, count, precision_of, tune_of
-from minidnn.cli.preparing import add_crop, add_preparation
-from minidnn.cli.weights import PREFIX_HELP, RANDOM, WEIGHTS_HELP
+from minidnn.cli.preparing import PREFIX_HELP, RANDOM, WEIGHTS_HELP, add_crop, add_preparation
 from minidnn.errors import GraphError, MiniDNNError
 
 if TYPE_CHECKING:
@@ -131,10 +130,9 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
     """
     from minidnn.cli import preparing
     from minidnn.cli.networks import shape_of
-    from minidnn.cli.preparing import IMAGENET
-    from minidnn.cli.weights import DEFAULT, known_of, load, source_of
+    from minidnn.cli.preparing import DEFAULT, IMAGENET, known_of, load, source_of
     from minidnn.compiled_file import is_compiled
-    from minidnn.frontends.zoo import is_path
+    from minidnn.frontends.own import is_path
     from minidnn.layers.build import to_graph
     from minidnn.layers.calibration import calibrate_on_noise
     from minidnn.models import get_model

@@ -91,8 +91,7 @@ def _given(options: argparse.Namespace) -> tuple[Any, Any, Any]:
 
 def _module(path: str, name: str) -> Any:
     """The PyTorch module that ``path:name`` is or makes, in evaluation mode."""
-    from minidnn.frontends.torch.library import require_torch
-    from minidnn.frontends.torch.modes import evaluated
+    from minidnn.frontends.torch.frontend import evaluated, require_torch
 
     require_torch()
     from torch import nn

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from minidnn.executable import Executable
     from minidnn.graph.ir import Graph, Node
     from minidnn.passes.infrastructure import Pass
-    from minidnn.report.profile import Profile
+    from minidnn.report.explain import Profile
     from minidnn.runtime.plan import Plan
 
 HELP = "show how a network is fused, and what that should cost"

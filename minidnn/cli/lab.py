@@ -156,7 +156,7 @@ def run(options: argparse.Namespace) -> int:
 def _page(options: argparse.Namespace, document: Any) -> str:
     """What was printed, as a page."""
     from minidnn import lab
-    from minidnn.lab.ladders import LADDERS
+    from minidnn.lab.api import LADDERS
     from minidnn.lab.page import listing_page, tuning_page
 
     if options.action == "list":
@@ -169,8 +169,8 @@ def _page(options: argparse.Namespace, document: Any) -> str:
 
 
 def _list(options: argparse.Namespace) -> tuple[Any, str]:
-    from minidnn.lab.ladders import LADDERS
-    from minidnn.lab.metrics import METRICS
+    from minidnn.lab.api import LADDERS
+    from minidnn.lab.counters import METRICS
 
     lines = []
     for ladder in LADDERS.values():

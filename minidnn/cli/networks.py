@@ -14,7 +14,7 @@ import numpy as np
 from minidnn.dynamic.dim import Dim, Template, written
 from minidnn.errors import GraphError, MiniDNNError, UnsupportedError
 from minidnn.frontends.frontend import open_model
-from minidnn.frontends.zoo import is_path, network_of
+from minidnn.frontends.own import is_path, network_of
 from minidnn.graph.ir import Graph
 from minidnn.graph.types import numpy_dtype
 from minidnn.layers.build import to_graph
@@ -48,7 +48,7 @@ def graph_of(options: argparse.Namespace, network: Any = None) -> Graph:
 def _of_file(options: argparse.Namespace) -> Graph:
     """The graph of a file of a third party's front end, or else of one that save_graph wrote."""
     from minidnn.frontends.frontend import ask
-    from minidnn.frontends.saved import SavedFrontEnd
+    from minidnn.frontends.own import SavedFrontEnd
 
     name, asked = options.network, ask(options.network)
     if asked.found is not None and not isinstance(asked.found, SavedFrontEnd):

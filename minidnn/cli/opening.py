@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from minidnn.cli.weights import DEFAULT, PREFIX_HELP, RANDOM, WEIGHTS_HELP
+from minidnn.cli.preparing import DEFAULT, PREFIX_HELP, RANDOM, WEIGHTS_HELP
 from minidnn.errors import GraphError, MiniDNNError
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ def open_network(options: argparse.Namespace, say: Say) -> OpenedNetwork:
 def _known(options: argparse.Namespace) -> tuple[Preparation | None, bool]:
     """What a file or published weights say, and whether it was a file."""
     from minidnn.cli import preparing
-    from minidnn.cli.weights import known_of, source_of
-    from minidnn.frontends.zoo import is_path
+    from minidnn.cli.preparing import known_of, source_of
+    from minidnn.frontends.own import is_path
     from minidnn.models import list_models
 
     name = options.network
@@ -133,7 +133,7 @@ def _size(options: argparse.Namespace, known: Preparation | None) -> tuple[int, 
     from minidnn.cli.networks import is_onnx, onnx_sizes
     from minidnn.frontends.onnx.model import read_model
     from minidnn.frontends.onnx.shapes import named_shapes
-    from minidnn.frontends.zoo import is_path
+    from minidnn.frontends.own import is_path
 
     size: tuple[int, int] | None = options.size
     if is_onnx(options.network):
@@ -148,8 +148,8 @@ def _size(options: argparse.Namespace, known: Preparation | None) -> tuple[int, 
 
 def _network(options: argparse.Namespace, say: Say) -> Any:
     """The network of the zoo with the weights that are asked for; None for one that has its own."""
-    from minidnn.cli.weights import load, source_of
-    from minidnn.frontends.zoo import is_path
+    from minidnn.cli.preparing import load, source_of
+    from minidnn.frontends.own import is_path
     from minidnn.models import get_model, list_models
 
     name = options.network

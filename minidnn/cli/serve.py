@@ -1,14 +1,27 @@
-"""``minidnn serve``: networks behind the Open Inference Protocol."""
+"""``minidnn serve``: networks behind the Open Inference Protocol.
+
+MODEL is a name, a version and where it comes from.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import add_device, count, count_from_0, positive, size
-from minidnn.errors import DeviceError, MiniDNNError
+from minidnn.errors import DeviceError, GraphError, MiniDNNError
+
+if TYPE_CHECKING:
+    from minidnn.dynamic.loaded import BatchExecutable
+    from minidnn.executable import Executable
+    from minidnn.preparation import Preparation
+    from minidnn.serving.model import Opened, Source
+
 
 HELP = "serve networks over REST and gRPC"
 DESCRIPTION = """\
@@ -103,7 +116,6 @@ def run(options: argparse.Namespace) -> int:
         raise DeviceError(
             f"serving needs the package {error.name!r}: pip install 'minidnn[serve]'"
         ) from error
-    from minidnn.cli.served import sources_of
 
     if (options.tls_certificate is None) != (options.tls_key is None):
         raise MiniDNNError("--tls-certificate and --tls-key: valid are both, or neither")
@@ -143,3 +155,152 @@ def _token(options: argparse.Namespace) -> str | None:
 
 def _say(text: str) -> None:
     print(f"minidnn serve: {text}", file=sys.stderr, flush=True)
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+
+
+def sources_of(options: argparse.Namespace, say: Callable[[str], None]) -> list[Source]:
+    """The sources of all models; MiniDNNError if a text makes no sense, or two mean the same.
+
+    ``say`` is told what their files say of pictures, when they are opened.
+    """
+    found: dict[tuple[str, int], Source] = {}
+    for text in options.models:
+        source = _source(text, options, say)
+        if (key := (source.name, source.version)) in found:
+            raise MiniDNNError(
+                f"MODEL {text!r}: version {source.version} of {source.name!r} is given twice; "
+                "valid is name:version=path with another version"
+            )
+        found[key] = source
+    return list(found.values())
+
+
+def _source(text: str, options: argparse.Namespace, say: Callable[[str], None]) -> Source:
+    from minidnn.cli import preparing
+    from minidnn.frontends.own import is_path
+    from minidnn.serving.model import Source
+
+    head, equals, path = text.partition("=")
+    if not equals:
+        head, path = "", text
+    name, colon, version = head.partition(":")
+    if not equals:
+        name = os.path.splitext(os.path.basename(path))[0] if is_path(path) else path
+    valid_version = re.fullmatch(r"[1-9]\d{0,8}", version, re.ASCII) if colon else True
+    if not path or not _NAME.fullmatch(name) or not valid_version:
+        raise MiniDNNError(
+            f"MODEL {text!r}: valid are PATH, name=PATH and name:version=PATH, with a name of "
+            "letters, digits, '.', '_' and '-', and a version from 1 on"
+        )
+    number = int(version) if colon else 1
+
+    def opened() -> Opened:
+        found = _open(path, options)
+        if found.preparation is not None and is_path(path):
+            told = preparing.told(options, found.preparation)
+            say(f"model {name!r} takes pictures that are {told}")
+        return found
+
+    return Source(name, number, _platform(path), opened)
+
+
+def _platform(path: str) -> str:
+    ending = os.path.splitext(path)[1].lower()
+    return {".onnx": "minidnn_onnx", ".mdx": "minidnn_compiled"}.get(ending, "minidnn")
+
+
+def _open(path: str, options: argparse.Namespace) -> Opened:
+    """Reads a network: a compiled file, an ONNX file, a name of the zoo, or a saved graph."""
+    import minidnn
+    from minidnn.backends.backend import check_not_automatic
+    from minidnn.cli import preparing
+    from minidnn.cli.networks import is_onnx
+    from minidnn.compiled_file import is_compiled
+    from minidnn.frontends.own import is_path, network_of
+    from minidnn.serving.model import Opened
+
+    if is_compiled(path):
+        given = {"device": options.device, "threads": options.threads}
+        own = {name: value for name, value in given.items() if value is not None}
+        return _compiled(minidnn.load(path, **own), preparing.file_says(path))
+    own = {
+        name: value
+        for name in ("device", "precision", "threads")
+        if (value := getattr(options, name)) is not None
+    }
+    # Each size of a batch would get a precision of its own.
+    check_not_automatic(options.precision, "serving, which compiles several sizes of batches")
+    if is_onnx(path):
+        return _onnx(path, options, own)
+    if is_path(path):
+        return _saved(path, options, own)
+    network = network_of(path)
+    channels, *own_size = network.input_shape
+    size = options.size or own_size
+    known = preparing.fitted(preparing.of_zoo(path), [(None, channels, *size)])
+    return Opened(
+        lambda rows: minidnn.compile(network, (rows or 1, channels, *size), **own), True, known
+    )
+
+
+def _compiled(network: Executable | BatchExecutable, known: Preparation | None) -> Opened:
+    """What was compiled, for one size or for a range of batches."""
+    from minidnn.dynamic.loaded import BatchExecutable
+    from minidnn.serving.model import Opened
+
+    if not isinstance(network, BatchExecutable):
+        return Opened(lambda rows: network, False, known)
+    programs, (batch,) = network.programs, network.dims
+    return Opened(lambda rows: programs[rows or batch.least], True, known, batch, sorted(programs))
+
+
+def _saved(path: str, options: argparse.Namespace, own: dict[str, Any]) -> Opened:
+    """A graph, for one size or for ranges of them."""
+    import minidnn
+    from minidnn.cli import preparing
+    from minidnn.cli.networks import batch_of, sized_at
+    from minidnn.serving.model import Opened
+    from minidnn.sizes.sized_graph import SizedGraph
+
+    graph, known = minidnn.load_graph(path), preparing.file_says(path)
+    if not isinstance(graph, SizedGraph):
+        return Opened(lambda rows: minidnn.compile(graph, **own), False, known)
+    batch = batch_of(graph.templates)
+    size = preparing.size_of(known, graph.templates, options.size)
+    if known is not None and size is not None:
+        known = preparing.fitted(known, [(None, known.channels, *size)])
+    return Opened(
+        lambda rows: minidnn.compile(sized_at(graph, rows, size), **own),
+        batch is not None,
+        known,
+        batch,
+    )
+
+
+def _onnx(path: str, options: argparse.Namespace, own: dict[str, Any]) -> Opened:
+    """An ONNX file, which is read once for all sizes of a batch."""
+    import minidnn
+    from minidnn.cli import preparing
+    from minidnn.cli.networks import batch_of, onnx_graph, onnx_sizes
+    from minidnn.frontends.onnx.model import read_model
+    from minidnn.frontends.onnx.shapes import named_shapes
+    from minidnn.prepared_files import preparation_of_model
+    from minidnn.serving.model import Opened
+
+    model = read_model(path)
+    known = preparation_of_model(model)
+    sizes = onnx_sizes(model)
+    size = preparing.size_of(known, sizes, options.size)
+    is_open = bool(sizes) and all(each and not isinstance(each[0], int) for each in sizes)
+    if not is_open and options.size is not None:
+        raise GraphError(f"--size {options.size}: {path!r} says its sizes")
+    if known is not None and size is not None:
+        known = preparing.fitted(known, [(None, known.channels, *size)])
+    return Opened(
+        lambda rows: minidnn.compile(onnx_graph(model, rows, size), **own),
+        is_open,
+        known,
+        batch_of((named_shapes(model) or {}).values()) if is_open else None,
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import add_device, count, count_from_0, positive
 from minidnn.cli.datasets import AUGMENTATIONS, DATA_HELP, held_out_and_train
-from minidnn.cli.weights import DEFAULT, RANDOM, WEIGHTS_HELP
+from minidnn.cli.preparing import DEFAULT, RANDOM, WEIGHTS_HELP
 from minidnn.errors import MiniDNNError
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _say(text: str) -> None:
 
 def _network(options: argparse.Namespace, classes: int) -> Any:
     """The network with so many classes, and as much of the weights asked for as fits them."""
-    from minidnn.cli.weights import known_of, load, source_of
+    from minidnn.cli.preparing import known_of, load, source_of
     from minidnn.models import get_model
 
     name = options.network
@@ -158,8 +158,7 @@ def _network(options: argparse.Namespace, classes: int) -> Any:
 
 def _preparation_of_weights(options: argparse.Namespace, channels: int) -> Preparation | None:
     """How pictures are prepared for the weights that are begun with, if their file says it."""
-    from minidnn.cli.preparing import file_says, told
-    from minidnn.cli.weights import known_of, source_of
+    from minidnn.cli.preparing import file_says, known_of, source_of, told
 
     source = source_of(options.network, options.weights)
     if source in (RANDOM, DEFAULT) or known_of(options.network, source) is not None:

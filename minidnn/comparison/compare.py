@@ -10,14 +10,21 @@ from typing import Any
 import numpy as np
 
 from minidnn.backends.backend import check_not_automatic
-from minidnn.comparison.report import ComparedValue, Comparison, Original, compared
+from minidnn.comparison.originals import (
+    ComparedValue,
+    Comparison,
+    Original,
+    compared,
+    onnx_original,
+    torch_original,
+)
 from minidnn.compiler import compile as compile_network
 from minidnn.errors import GraphError
 from minidnn.executable import Executable
 from minidnn.frontends.onnx.model import is_model
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph, Node
-from minidnn.graph.plain import plain
+from minidnn.graph.types import plain
 from minidnn.quantization.quantize import folded
 from minidnn.runtime.arrays import random_array
 from minidnn.sizes.sized_graph import SizedGraph
@@ -78,13 +85,9 @@ def compare(
     if original is not None or isinstance(model, Graph):
         made = quantized_original(model, original, inputs, seed)
     elif torch is not None and isinstance(model, torch.nn.Module):
-        from minidnn.comparison import torch as by_torch
-
-        made = by_torch.original(model, inputs, shape, constants, seed)
+        made = torch_original(model, inputs, shape, constants, seed)
     elif is_model(model):
-        from minidnn.comparison import onnx as by_onnx
-
-        made = by_onnx.original(model, inputs, shape, constants, seed)
+        made = onnx_original(model, inputs, shape, constants, seed)
     else:
         raise GraphError(
             f"model={model!r:.80} is a {type(model).__name__}; valid are ONNX models and PyTorch "

@@ -19,17 +19,17 @@ from minidnn.data.augment import (
     Rotation,
     VerticalFlip,
 )
-from minidnn.data.bundled import (
+from minidnn.data.datasets import Arrays, DataError, Dataset, Draws, Samples, Subset
+from minidnn.data.files import (
     CIFAR10_CLASSES,
     FASHION_CLASSES,
+    Folder,
     cifar10,
     cifar100,
     digits,
     fashion_mnist,
     read_idx,
 )
-from minidnn.data.datasets import Arrays, DataError, Dataset, Draws, Samples, Subset
-from minidnn.data.folder import Folder
 from minidnn.data.loader import Batches, Loader, WeightedSampler
 from minidnn.data.moves import BatchMove, Boxes, Masks, moved
 from minidnn.data.policies import RandAugment, RandomErasing, TrivialAugment

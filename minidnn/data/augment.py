@@ -224,7 +224,7 @@ class _Affine(BatchMove):
 class ResizedCrop:
     """Cuts out a box of random area and shape, and resizes it to ``size`` rows and columns.
 
-    As the first step of a :class:`~minidnn.data.folder.Folder` it is applied to the whole picture,
+    As the first step of a :class:`~minidnn.data.files.Folder` it is applied to the whole picture,
     as decoded, by Pillow.
 
     Args:

@@ -13,8 +13,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from minidnn.distributed.rank import ConsensusCheck, DistributedError, RankInfo, find_rank
-from minidnn.distributed.watch import RankWatch
+from minidnn.distributed.rank import (
+    ConsensusCheck,
+    DistributedError,
+    RankInfo,
+    RankWatch,
+    find_rank,
+)
 from minidnn.graph.operators.ranks import meet_in
 from minidnn.runtime.store import Store
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minidnn.errors import GraphError
-from minidnn.graph.plain import plain
+from minidnn.graph.types import plain
 from minidnn.runtime.interface import Endpoint
 
 __all__ = [

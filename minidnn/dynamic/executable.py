@@ -12,10 +12,10 @@ import numpy as np
 
 from minidnn._forks import ForkLock
 from minidnn.compiled_file import check_path
-from minidnn.dynamic.background import Background
 from minidnn.dynamic.batches import BatchSplit, BatchSplitter
 from minidnn.dynamic.dim import Dim, bound, check_inputs, sizes_of, templates_of, written
 from minidnn.dynamic.kept import (
+    Background,
     KeptProgram,
     KeptPrograms,
     Key,

@@ -1,14 +1,18 @@
-"""The programs that are kept: few, in bounded memory, those that are asked for most; and in one
-file those for parts of batches.
+"""The programs that are kept, and what is made beside calls.
+
+Kept programs are few, in bounded memory, those that are asked for most; and in one file those for
+parts of batches.  Others are made in a thread that ends when no job is left.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from minidnn._cached_property import cached_property
+from minidnn._forks import ForkLock
 from minidnn.dynamic.dim import Dim
 from minidnn.dynamic.split import RowWise
 from minidnn.executable import Executable
@@ -253,3 +257,46 @@ def write_programs(
         "preparation": metadata,
     }
     write_batches(path, programs[0].executable.device, entries, described)
+
+
+class Background:
+    """Jobs by name, of which none waits twice.  A child of a fork has none of its parent's."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = ForkLock()
+        self._jobs: dict[Hashable, Callable[[], None]] = {}
+        self._thread: threading.Thread | None = None
+
+    def do(self, name: Hashable, job: Callable[[], None]) -> None:
+        """Does a job later, unless one of that name waits already, or is being done."""
+        with self._lock:
+            alive = self._thread is not None and self._thread.is_alive()
+            if not alive:
+                self._jobs.clear()  # those of the parent of a fork
+            self._jobs.setdefault(name, job)
+            if not alive:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Returns when no job is left."""
+        while True:
+            with self._lock:
+                thread = self._thread if self._jobs else None
+            if thread is None or not thread.is_alive():
+                return
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._thread = None
+                    return
+                name, job = next(iter(self._jobs.items()))
+            try:
+                job()
+            finally:
+                with self._lock:
+                    self._jobs.pop(name, None)

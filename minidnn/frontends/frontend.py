@@ -95,12 +95,12 @@ def _onnx() -> FrontEnd:
 
 
 def _saved() -> FrontEnd:
-    found: FrontEnd = import_module("minidnn.frontends.saved").SavedFrontEnd()
+    found: FrontEnd = import_module("minidnn.frontends.own").SavedFrontEnd()
     return found
 
 
 def _zoo() -> FrontEnd:
-    found: FrontEnd = import_module("minidnn.frontends.zoo").ZooFrontEnd()
+    found: FrontEnd = import_module("minidnn.frontends.own").ZooFrontEnd()
     return found
 
 

@@ -28,9 +28,8 @@ from minidnn._cached_property import cached_property
 from minidnn.errors import GraphError
 from minidnn.graph import expression as scalar
 from minidnn.graph.expression import Expression, Instruction, argument
-from minidnn.graph.plain import plain
 from minidnn.graph.scalar_ops import INTEGER_OPS
-from minidnn.graph.types import BYTES, FLOATS, HALVES, INTEGERS, NUMBERS, TensorType
+from minidnn.graph.types import BYTES, FLOATS, HALVES, INTEGERS, NUMBERS, TensorType, plain
 from minidnn.graph.window import Window, pool
 
 

@@ -1,6 +1,6 @@
-"""Values whose elements change places in blocks, and maxima of windows of any sizes; as PyTorch's.
+"""Values whose elements are picked or change places, and maxima of windows of any sizes.
 
-Operands fit: who calls says what does not.
+All are as PyTorch's.  Operands fit: who calls says what does not.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
+from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Value
+from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply
 from minidnn.graph.types import TensorType
 
@@ -148,3 +151,25 @@ def fold(
         image = apply(cut, image)
     found: Value = image
     return found
+
+
+#: Steps of it are too small for any float32 of a size that training gives to a table.
+_STEP = 2.0**-40
+
+
+def rows_of(table: Value, numbers: Any, without_slope: int | None = None) -> Any:
+    """(..., features) of a table (rows, features) and whole numbers (...).
+
+    The row ``without_slope`` has no gradient.
+    """
+    found = apply(ops.Gather(0), table, numbers)
+    wide = numbers.reshape(*numbers.shape, 1)
+    inside = np.logical_and(wide >= 0, wide < table.shape[0])
+
+    def body(value: Any, inside: Any, *fixed: Any) -> Any:
+        if fixed:  # the same number, whose derivative is 0
+            value = scalar.where(fixed[0] > 0.0, scalar.floor(value / _STEP) * _STEP, value)
+        return scalar.where(inside > 0.0, value, float("nan"))
+
+    more = [] if without_slope is None else [np.equal(wide, without_slope)]
+    return pointwise("Embedding", body, found, inside, *more)

@@ -1,7 +1,21 @@
-"""Operators by name, and their attributes as JSON.
+"""Operators by name, and their attributes as JSON and back.
 
 Operators of :mod:`minidnn.graph.operators` are known; third parties make theirs known with
-:func:`register`.
+:func:`register`.  Attributes are checked against the dataclasses' type annotations.
+
+================================  ==========================================================
+annotation                        JSON
+================================  ==========================================================
+bool, int, float, str, None       itself; a float that JSON lacks is ``{"float": "inf"}``
+Literal, an enumeration           its value
+tuple of these                    a list
+Expression                        ``{"expression": [instructions]}``
+Graph                             ``{"graph": ...}``, see :mod:`minidnn.graph.storage`
+a frozen dataclass, an Operator   ``{"ClassName": {"field": ...}}``
+a union of these                  that of the member which holds the value
+================================  ==========================================================
+
+Nothing but these is read or written, so that nothing in a file can be executed.
 """
 
 from __future__ import annotations
@@ -9,30 +23,238 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
+import math
+import reprlib
 import types
 import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from minidnn.errors import GraphError
 from minidnn.graph import operators as builtin
-from minidnn.graph.attributes import (
-    ChoiceCodec,
-    Codec,
-    ExpressionCodec,
-    FloatCodec,
-    GraphCodec,
-    PlainCodec,
-    ReadGraph,
-    TaggedCodec,
-    TupleCodec,
-    UnionCodec,
-    WriteGraph,
-    brief,
-)
-from minidnn.graph.expression import Expression
+from minidnn.graph.expression import Expression, from_json, to_json
 from minidnn.graph.ir import Graph
 from minidnn.graph.operator import Operator
+
+_brief = reprlib.Repr()
+_brief.maxstring = _brief.maxother = _brief.maxlong = 100
+_brief.maxlevel = 2
+
+
+def brief(value: object) -> str:
+    """The ``repr`` of something read, cut to a bearable length and depth."""
+    return _brief.repr(value)
+
+
+#: Writes a graph that is an attribute as JSON.
+WriteGraph = Callable[[Graph], Any]
+#: Reads it again; raises GraphError for anything else.
+ReadGraph = Callable[[Any], Graph]
+
+
+class Codec(ABC):
+    """How the values of one annotation are written and read."""
+
+    #: The valid values, in words.
+    valid: str
+
+    @abstractmethod
+    def holds(self, value: Any) -> bool:
+        """Whether ``value`` is of this kind, apart from what it contains."""
+
+    @abstractmethod
+    def matches(self, data: Any) -> bool:
+        """Whether ``data`` looks like a value of this kind, apart from what it contains."""
+
+    def encode(self, value: Any, write_graph: WriteGraph) -> Any:
+        return value
+
+    def decode(self, data: Any, read_graph: ReadGraph) -> Any:
+        return data
+
+    def write(self, value: Any, write_graph: WriteGraph) -> Any:
+        if not self.holds(value):
+            raise GraphError(f"{brief(value)} ({type(value).__name__}); valid is {self.valid}")
+        return self.encode(value, write_graph)
+
+    def read(self, data: Any, read_graph: ReadGraph) -> Any:
+        if not self.matches(data):
+            raise GraphError(f"{brief(data)}; valid is {self.valid}")
+        return self.decode(data, read_graph)
+
+
+class PlainCodec(Codec):
+    """None, a bool, an int that fits into 64 bits, or a text of valid Unicode."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+        self.valid = {type(None): "None", int: "an int of 64 bits", str: "a text"}.get(
+            kind, f"a {kind.__name__}"
+        )
+
+    def holds(self, value: Any) -> bool:
+        return self.matches(int(value) if isinstance(value, np.integer) else value)
+
+    def encode(self, value: Any, write_graph: WriteGraph) -> Any:
+        return int(value) if isinstance(value, np.integer) else value
+
+    def matches(self, data: Any) -> bool:
+        if type(data) is not self.kind:
+            return False
+        if isinstance(data, str):
+            return is_text(data)
+        return not isinstance(data, int) or -(2**63) <= data < 2**63
+
+
+class FloatCodec(Codec):
+    """A float; an int stays an int, since arguments given as 1 print as 1."""
+
+    valid = "a number"
+
+    def holds(self, value: Any) -> bool:
+        if isinstance(value, (np.integer, np.floating)):
+            value = value.item()
+        return type(value) is float or PlainCodec(int).matches(value)
+
+    def encode(self, value: Any, write_graph: WriteGraph) -> Any:
+        return _write_number(value)
+
+    def matches(self, data: Any) -> bool:
+        if isinstance(data, dict):
+            return list(data) == ["float"] and data["float"] in ("inf", "-inf", "nan")
+        return self.holds(data)
+
+    def decode(self, data: Any, read_graph: ReadGraph) -> Any:
+        return _read_number(data)
+
+
+class ChoiceCodec(Codec):
+    """One of the values of a Literal or an enumeration."""
+
+    def __init__(self, choices: dict[Any, Any]) -> None:
+        self.choices = choices  # what is written -> the value
+        self.valid = "one of " + ", ".join(map(repr, choices))
+
+    def holds(self, value: Any) -> bool:
+        return any(type(value) is type(known) and value == known for known in self.choices.values())
+
+    def encode(self, value: Any, write_graph: WriteGraph) -> Any:
+        return next(written for written, known in self.choices.items() if known == value)
+
+    def matches(self, data: Any) -> bool:
+        return any(type(data) is type(known) and data == known for known in self.choices)
+
+    def decode(self, data: Any, read_graph: ReadGraph) -> Any:
+        return self.choices[data]
+
+
+class TupleCodec(Codec):
+    """A tuple of given members, or of any number of one kind."""
+
+    def __init__(self, members: list[Codec], repeated: bool) -> None:
+        self.members, self.repeated = members, repeated
+        inner = members[0].valid + ", ..." if repeated else ", ".join(m.valid for m in members)
+        self.valid = f"a list of ({inner})"
+
+    def _fits(self, value: Any) -> bool:
+        return self.repeated or len(value) == len(self.members)
+
+    def _each(self, value: Any) -> list[tuple[Codec, Any]]:
+        members = self.members * len(value) if self.repeated else self.members
+        return list(zip(members, value, strict=True))
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, tuple) and self._fits(value)
+
+    def encode(self, value: Any, write_graph: WriteGraph) -> Any:
+        return [member.write(item, write_graph) for member, item in self._each(value)]
+
+    def matches(self, data: Any) -> bool:
+        return isinstance(data, list) and self._fits(data)
+
+    def decode(self, data: Any, read_graph: ReadGraph) -> Any:
+        return tuple(member.read(item, read_graph) for member, item in self._each(data))
+
+
+class UnionCodec(Codec):
+    """The first of several kinds that holds a value."""
+
+    def __init__(self, members: list[Codec]) -> None:
+        self.members = members
+        self.valid = " or ".join(dict.fromkeys(member.valid for member in members))
+
+    def holds(self, value: Any) -> bool:
+        return any(member.holds(value) for member in self.members)
+
+    def encode(self, value: Any, write_graph: WriteGraph) -> Any:
+        return next(m for m in self.members if m.holds(value)).encode(value, write_graph)
+
+    def matches(self, data: Any) -> bool:
+        return any(member.matches(data) for member in self.members)
+
+    def decode(self, data: Any, read_graph: ReadGraph) -> Any:
+        return next(m for m in self.members if m.matches(data)).decode(data, read_graph)
+
+
+class TaggedCodec(Codec):
+    """Something written as ``{tag: ...}``."""
+
+    def __init__(self, tag: str, kind: type) -> None:
+        self.tag, self.kind = tag, kind
+        self.valid = f'{{"{tag}": ...}}'
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, self.kind)
+
+    def matches(self, data: Any) -> bool:
+        return isinstance(data, dict) and list(data) == [self.tag]
+
+
+class GraphCodec(TaggedCodec):
+    def encode(self, value: Any, write_graph: WriteGraph) -> Any:
+        return {self.tag: write_graph(value)}
+
+    def decode(self, data: Any, read_graph: ReadGraph) -> Any:
+        return read_graph(data[self.tag])
+
+
+class ExpressionCodec(TaggedCodec):
+    """A scalar expression: the list of its instructions, see ``expression.to_json``."""
+
+    def encode(self, value: Any, write_graph: WriteGraph) -> Any:
+        return {self.tag: [[_write_number(part) for part in line] for line in to_json(value)]}
+
+    def decode(self, data: Any, read_graph: ReadGraph) -> Any:
+        lines = data[self.tag]
+        if not isinstance(lines, list) or not all(map(_is_instruction, lines)):
+            raise GraphError(f"{brief(lines)}; valid is a list of lists of texts and numbers")
+        return from_json([[_read_number(part) for part in line] for line in lines])
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value is a str that has an UTF-8 form."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _write_number(value: Any) -> Any:
+    if isinstance(value, (np.integer, np.floating)):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    return value
+
+
+def _read_number(data: Any) -> Any:
+    return float(data["float"]) if isinstance(data, dict) else data
+
+
+def _is_instruction(data: Any) -> bool:
+    parts = (FloatCodec(), PlainCodec(str))
+    return isinstance(data, list) and all(any(p.matches(item) for p in parts) for item in data)
 
 
 class RecordCodec(TaggedCodec):

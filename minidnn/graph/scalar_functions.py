@@ -1,5 +1,7 @@
-"""Functions made of the scalar operations: signs, rounding, equality, and the circular and
-hyperbolic functions that are none of them; and expressions in the places of others' arguments.
+"""Functions made of the scalar operations, and expressions in the places of others' arguments.
+
+There are signs, rounding, equality, the circular and hyperbolic functions that are no scalar
+operations, and activations that are no operators of their own; these are all as in PyTorch.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from minidnn.graph.expression import (
     linearize,
     log,
     log1p,
+    sigmoid,
     sin,
     sqrt,
+    tanh,
     where,
 )
 
@@ -132,3 +136,47 @@ def substituted(expression: Expression, given: Mapping[int, Expression]) -> Expr
         else:
             made.append(Expression(line.op, tuple(made[i] for i in line.operands), line.value))
     return made[-1]
+
+
+#: What makes mean and variance of activations stay: Klambauer et al., arXiv:1706.02515.
+SELU_ALPHA = 1.6732632423543772848170429916717
+SELU_SCALE = 1.0507009873554804934193349852946
+
+
+def celu(x: Expression, alpha: float) -> Expression:
+    return where(x > 0.0, x, alpha * expm1(x / alpha))
+
+
+def selu(x: Expression) -> Expression:
+    return where(x > 0.0, SELU_SCALE * x, SELU_SCALE * SELU_ALPHA * expm1(x))
+
+
+def scaled_softplus(x: Expression, beta: float, threshold: float) -> Expression:
+    return where(x * beta > threshold, x, log1p(exp(x * beta)) / beta)
+
+
+def mish(x: Expression) -> Expression:
+    return x * tanh(where(x > 20.0, x, log1p(exp(x))))
+
+
+def log_sigmoid(x: Expression) -> Expression:
+    below = where(x < 0.0, x, 0.0)
+    return below - log1p(exp(where(x < 0.0, x, -x)))
+
+
+def hardshrink(x: Expression, width: float) -> Expression:
+    inside = (x >= -width) * (x <= width)
+    return where(inside > 0.0, 0.0, x)
+
+
+def softshrink(x: Expression, width: float) -> Expression:
+    below = where(x < -width, x + width, x * 0.0)
+    return where(x > width, x - width, below)
+
+
+def threshold(x: Expression, most: float, value: float) -> Expression:
+    return where(x <= most, value, x)
+
+
+def glu(x: Expression, gate: Expression) -> Expression:
+    return x * sigmoid(gate)

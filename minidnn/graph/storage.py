@@ -28,10 +28,9 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.graph.attributes import brief, is_text
 from minidnn.graph.checker import check, check_is_graph
 from minidnn.graph.ir import Constant, Graph, Node, State, Stored, Value
-from minidnn.graph.registry import read_operator, write_operator
+from minidnn.graph.registry import brief, is_text, read_operator, write_operator
 from minidnn.graph.types import TensorType, numpy_dtype
 
 VERSION = 1

@@ -1,14 +1,15 @@
-"""Tensor types: a shape and a dtype, checked once."""
+"""Tensor types: a shape and a dtype, checked once; and sizes, as callers give them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.graph.plain import plain
 
 #: Bytes of one element.  bfloat16 has no NumPy dtype: the reference computes it in float32.
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -114,3 +115,24 @@ def rounded_to(dtype: str, array: np.ndarray) -> np.ndarray:
             0xFFFF0000
         )
         return np.where(np.isnan(single), single, upper.view(np.float32))
+
+
+def plain(value: Any) -> Any:
+    """A size, or sizes, as Python has them: NumPy's ints become ints, arrays of them tuples.
+
+    Tuples, lists and dicts are gone through; whatever else there is stays as it is, so that who
+    checks it can say what is wrong with it.
+
+    >>> plain((np.int64(1), np.uint8(3)))
+    (1, 3)
+    """
+    if isinstance(value, np.integer):
+        return int(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.ndim < 2:
+        return tuple(value.tolist()) if value.ndim else int(value)
+    if isinstance(value, (tuple, list)):
+        each = [plain(one) for one in value]
+        return each if isinstance(value, list) else tuple(each)
+    if isinstance(value, Mapping):
+        return {name: plain(one) for name, one in value.items()}
+    return value

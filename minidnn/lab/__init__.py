@@ -9,15 +9,13 @@ A *ladder* is a row of kernels that compute the same; each is a *step* with one 
 *study* is what is known of steps with some blocks on some shapes, as plain data.
 """
 
-from .api import model, run, tune
+from .api import ladder_of, model, network_shapes, run, tune
 from .cpu.step import IspcStep
 from .cuda.step import CudaStep
-from .explain import ADVICE, Explanation, explain
-from .ladders import ladder_of, network_shapes
+from .explain import ADVICE, Explanation, explain, table
 from .page import save_plot, study_page
 from .step import Ladder
 from .studies import StudyError, load_study, recorded_studies, save_study
-from .table import table
 from .tuner import StepTuning
 
 __all__ = [

@@ -38,8 +38,7 @@ from ..graph.operators import Conv2d
 from ..graph.types import TensorType
 from .cuda.gradients import InputGradientShape, WeightGradientShape
 from .measure import arrays, times
-from .operands import RESULT, Operands, WrongResultError
-from .shapes import ConvolutionShape, ProductShape
+from .operands import RESULT, ConvolutionShape, Operands, ProductShape, WrongResultError
 
 _LAYOUTS = {"float32": PLANAR, "float16": CHANNELS_LAST}
 """In which kernels of a precision read images."""

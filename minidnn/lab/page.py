@@ -26,12 +26,11 @@ from ..pages.charts import (
 )
 from ..pages.page import code, details, difference, guide, heading, page, paragraph, table
 from .ceilings import fastest, fastest_of_engine
-from .explain import explain
+from .counters import METRICS
+from .explain import best_cells, explain, model_error
 from .graphs import GRAPHS, configuration, draw_graph, graph_chart
-from .metrics import METRICS
 from .model import Roofline
 from .step import Ladder
-from .table import best_cells, model_error
 from .tuner import StepTuning
 
 _ACROSS = 3

@@ -10,10 +10,10 @@ from typing import Any
 
 from ..cache import CacheStore, digest
 from ..errors import UnsupportedError
-from .devices import LabDevice
 from .isolated_jobs import Failure
 from .operands import OperandFolder
 from .step import Choices, Ladder, Point, points_of
+from .studies import LabDevice
 
 METHODS = ("guided", "random", "exhaustive")
 _VERSION = 1

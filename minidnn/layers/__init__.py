@@ -4,24 +4,19 @@ from typing import TYPE_CHECKING
 
 from minidnn.layers.activation_formulas import *
 from minidnn.layers.activations import *
-from minidnn.layers.attention import *
 from minidnn.layers.containers import *
 from minidnn.layers.contraction import *
 from minidnn.layers.dropout import *
-from minidnn.layers.elementwise import *
-from minidnn.layers.embedding import *
 from minidnn.layers.functional import *
+from minidnn.layers.images import *
 from minidnn.layers.layer import *
 from minidnn.layers.normalization import *
 from minidnn.layers.padding import *
 from minidnn.layers.parameter import *
 from minidnn.layers.pooling import *
-from minidnn.layers.preprocess import *
 from minidnn.layers.rearranging import *
-from minidnn.layers.scaling import *
 from minidnn.layers.symbol import *
 from minidnn.layers.transformer import *
-from minidnn.layers.transposed import *
 
 if not TYPE_CHECKING:  # a type checker that saw this would accept any name
 
@@ -37,4 +32,4 @@ if not TYPE_CHECKING:  # a type checker that saw this would accept any name
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
-from minidnn.layers.upsampling import *
+from minidnn.layers.images import *

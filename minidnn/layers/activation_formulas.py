@@ -6,13 +6,13 @@ from math import isfinite
 from typing import Any
 
 from minidnn.errors import GraphError
-from minidnn.graph import activation_formulas as formulas
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
+from minidnn.graph import scalar_functions as formulas
 from minidnn.graph.expression import Expression, argument
 from minidnn.graph.ir import Value
-from minidnn.graph.plain import plain
 from minidnn.graph.trace import apply
+from minidnn.graph.types import plain
 from minidnn.layers.activations import OperatorLayer
 from minidnn.layers.arguments import check_rank, misfit
 from minidnn.layers.layer import Layer
@@ -112,7 +112,7 @@ class Softplus(_FormulaLayer):
     def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
         self.beta = self._number("beta", beta, 0)
         self.threshold = self._number("threshold", threshold)
-        super().__init__(formulas.softplus(argument(0), self.beta, self.threshold))
+        super().__init__(formulas.scaled_softplus(argument(0), self.beta, self.threshold))
 
     def extra_repr(self) -> str:
         return f"beta={self.beta}, threshold={self.threshold}"

@@ -9,9 +9,8 @@ from typing import Any
 
 from minidnn.errors import GraphError
 from minidnn.graph.ir import Value
-from minidnn.graph.plain import plain
 from minidnn.graph.trace import current_trace, is_tracing
-from minidnn.graph.types import TensorType
+from minidnn.graph.types import TensorType, plain
 
 #: One shape, a shape per input, or shapes by the inputs' names; the batch included.
 Shapes = Sequence[int] | Sequence[Sequence[int]] | Mapping[str, Sequence[int]]

@@ -8,12 +8,12 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
-from minidnn.graph.activation_formulas import SELU_ALPHA, SELU_SCALE
 from minidnn.graph.expression import where
 from minidnn.graph.ir import Value
-from minidnn.graph.plain import plain
+from minidnn.graph.scalar_functions import SELU_ALPHA, SELU_SCALE
 from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply, current_trace
+from minidnn.graph.types import plain
 from minidnn.layers.arguments import check_rank
 from minidnn.layers.layer import Layer
 

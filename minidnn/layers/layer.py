@@ -17,8 +17,8 @@ import numpy as np
 from minidnn._habits import LAYER, absent, check_mode
 from minidnn.errors import GraphError, WeightsError, did_you_mean
 from minidnn.graph.ir import Graph, Stored, Value
-from minidnn.graph.plain import plain
 from minidnn.graph.trace import Trace, current_trace, is_tracing, tracing
+from minidnn.graph.types import plain
 from minidnn.layers.arguments import Declared, Shapes, named_types
 from minidnn.layers.parameter import (
     Parameter,

@@ -8,9 +8,9 @@ from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, equal, where
 from minidnn.graph.operator import check_pair
-from minidnn.graph.plain import plain
 from minidnn.graph.rearranged import adaptive_max
 from minidnn.graph.trace import apply
+from minidnn.graph.types import plain
 from minidnn.layers.activations import OperatorLayer
 from minidnn.layers.arguments import check_numbers, check_rank
 from minidnn.layers.layer import Layer

@@ -12,10 +12,9 @@ from typing import Any
 from minidnn.errors import GraphError
 from minidnn.graph.arithmetic import Arithmetic
 from minidnn.graph.ir import Value
-from minidnn.graph.plain import plain
 from minidnn.graph.symbolic import Symbolic
 from minidnn.graph.trace import Trace, tracing
-from minidnn.graph.types import TensorType
+from minidnn.graph.types import TensorType, plain
 
 __all__ = ["Input", "Symbol"]
 

@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 
 from minidnn.errors import DeviceError
-from minidnn.serving.faults import Fault, Refusal
-from minidnn.serving.settings import Settings
+from minidnn.serving.settings import Fault, Refusal, Settings
 
 #: What an orchestrator asks, which has no token.
 OPEN = ("/v2/health/live", "/v2/health/ready")

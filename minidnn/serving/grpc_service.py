@@ -19,10 +19,9 @@ from google.protobuf.message import DecodeError
 from minidnn.errors import DeviceError
 from minidnn.serving import protocol
 from minidnn.serving.access import check_token
-from minidnn.serving.faults import Fault, Refusal, invalid
 from minidnn.serving.messages import SERVICE, message, raw_tensors
 from minidnn.serving.repository import INLINE_BYTES, Repository, call_now
-from minidnn.serving.settings import Settings
+from minidnn.serving.settings import Fault, Refusal, Settings, invalid
 from minidnn.serving.tensors import RequestTensor
 
 GRACE_SECONDS = 0.1

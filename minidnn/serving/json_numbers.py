@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.serving.faults import Fault, Refusal, invalid
+from minidnn.serving.settings import Fault, Refusal, invalid
 
 MOST_HEAD_BYTES = 1 << 18
 """Of JSON without the lists of numbers: a list within a list takes twenty times its text."""

@@ -18,8 +18,8 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from minidnn.serving.faults import Fault, Refusal, invalid
 from minidnn.serving.json_numbers import MOST_HEAD_BYTES
+from minidnn.serving.settings import Fault, Refusal, invalid
 
 _INPUTS, _RAW = 5, 7  # fields of ModelInferRequest
 _WIRE_CONTENTS = 5  # a field of InferInputTensor

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 import minidnn
-from minidnn.serving.faults import Fault, Refusal, invalid
 from minidnn.serving.model import ServedModel
 from minidnn.serving.repository import Repository
+from minidnn.serving.settings import Fault, Refusal, invalid
 from minidnn.serving.tensors import RequestTensor, Spec, are_encoded, arrays_of, with_pictures
 
 EXTENSIONS = ("binary_tensor_data", "model_repository")

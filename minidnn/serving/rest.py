@@ -11,19 +11,18 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from minidnn.serving import protocol
 from minidnn.serving.access import Gate
-from minidnn.serving.compression import LEAST_BYTES, Bodies, ClientDisconnect, accepted, packed
-from minidnn.serving.faults import Fault, Refusal
+from minidnn.serving.connections import LEAST_BYTES, Bodies, accepted, packed
+from minidnn.serving.documents import document, page_of
 from minidnn.serving.json_numbers import parsed
-from minidnn.serving.openapi import document
-from minidnn.serving.page import page_of
 from minidnn.serving.repository import INLINE_BYTES, Repository, call_now
 from minidnn.serving.rest_infer import LENGTH, RestRequest, written
+from minidnn.serving.settings import Fault, Refusal
 
 log = logging.getLogger(__name__)
 

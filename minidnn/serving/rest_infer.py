@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.serving.faults import Fault, Refusal, invalid
 from minidnn.serving.json_numbers import NumberText, parsed, text_of
 from minidnn.serving.protocol import Answer, Request, check_parameters
+from minidnn.serving.settings import Fault, Refusal, invalid
 from minidnn.serving.tensors import RequestTensor
 
 LENGTH = "Inference-Header-Content-Length"

@@ -19,8 +19,8 @@ from minidnn.dynamic.dim import Dim
 from minidnn.errors import UnsupportedError
 from minidnn.pictures import PictureError, cut_centre, decode, normalized
 from minidnn.preparation import Preparation
-from minidnn.serving.faults import Fault, Refusal, invalid
 from minidnn.serving.json_numbers import NumberText, array_of, wrong_count
+from minidnn.serving.settings import Fault, Refusal, invalid
 
 #: NumPy's dtype -> the protocol's name.
 DATATYPES = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from minidnn.dynamic.dim import Dim
 from minidnn.errors import GraphError
-from minidnn.graph.attributes import brief
+from minidnn.graph.registry import brief
 
 _MOST_NAMES = 3
 """Names whose sizes may be multiplied, as flattening a batch of planes does it."""

@@ -15,10 +15,10 @@ import numpy as np
 
 from minidnn.dynamic.dim import Dim, Template, check_inputs, sizes_of, written
 from minidnn.errors import GraphError
-from minidnn.graph.attributes import brief, is_text
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Stored, Value
 from minidnn.graph.operator import Reshaping
 from minidnn.graph.operators import Expand, View
+from minidnn.graph.registry import brief, is_text
 from minidnn.graph.storage import from_document, to_document
 from minidnn.graph.types import TensorType
 from minidnn.passes.simplify import is_identity

@@ -6,7 +6,7 @@ from math import inf, isfinite
 from typing import Any
 
 from minidnn.errors import GraphError
-from minidnn.graph.plain import plain
+from minidnn.graph.types import plain
 
 
 def check_number(owner: object, name: str, value: Any, least: float, most: float = inf) -> None:

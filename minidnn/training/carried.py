@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import GraphError, MiniDNNWarning
-from minidnn.frontends.torch.modes import in_evaluation
+from minidnn.frontends.torch.frontend import in_evaluation
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.trace import current_trace

@@ -16,7 +16,7 @@ import numpy as np
 from minidnn.errors import WeightsError
 from minidnn.preparation import Preparation
 from minidnn.training.launches import Progress
-from minidnn.training.trained import of_parameters
+from minidnn.training.step import of_parameters
 from minidnn.weights import load_weights, save_weights
 from minidnn.weights._file import MappedFile, brief
 from minidnn.weights.safetensors import (

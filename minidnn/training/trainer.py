@@ -15,8 +15,7 @@ from minidnn.distributed.group import RankGroup, connect
 from minidnn.errors import GraphError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
-from minidnn.graph.plain import plain
-from minidnn.graph.types import TensorType, numpy_dtype
+from minidnn.graph.types import TensorType, numpy_dtype, plain
 from minidnn.layers.arguments import Shapes
 from minidnn.layers.build import to_graph
 from minidnn.preparation import Preparation
@@ -39,15 +38,14 @@ from minidnn.training.feeding import Feeding, joined
 from minidnn.training.launches import Progress, add, repeat
 from minidnn.training.metrics.metric import Metric
 from minidnn.training.objective import Targets, objective_of
-from minidnn.training.optim.optimizer import Optimizer
-from minidnn.training.optim.scaling import SCALE, LossScale
+from minidnn.training.optim.optimizer import SCALE, LossScale, Optimizer
 from minidnn.training.step import (
     ALONE,
     Ranks,
+    TrainedParameters,
     step_graph,
     with_averages,
 )
-from minidnn.training.trained import TrainedParameters
 from minidnn.weights.trained import state_name
 
 __all__ = ["Trainer"]

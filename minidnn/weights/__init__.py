@@ -8,9 +8,8 @@ its size where elements must be converted: bfloat16, foreign byte order, unalign
 """
 
 from ._file import Unread
-from .load import load_weights
+from .load import KNOWN_WEIGHTS, KnownWeights, find_known, load_weights
 from .safetensors import save_weights
-from .zoo import KNOWN_WEIGHTS, KnownWeights, find_known
 
 __all__ = [
     "KNOWN_WEIGHTS",

@@ -23,8 +23,7 @@ import pytest
 from minidnn.batch import BatchError, Predictor
 from minidnn.batch.driver import Run, Summary
 from minidnn.batch.files import FilePart, parts_of, write_list
-from minidnn.batch.manifest import FolderLock, Manifest
-from minidnn.batch.parts import Entry, Worker
+from minidnn.batch.manifest import Entry, FolderLock, Manifest, Worker
 from minidnn.batch.predictor import PicturePrediction
 from minidnn.errors import GraphError
 from minidnn.pictures import Preparation

@@ -119,5 +119,5 @@ def test_minidnn(folder: Path) -> None:
     except DeviceError as error:
         pytest.skip(str(error))
     network = "tests.bench.networks:with_minidnn"
-    engine = check("own:minidnn", folder, network=network, options={"channels": 16})
+    engine = check("peers:minidnn", folder, network=network, options={"channels": 16})
     assert engine.about["kernels"] == 1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from minidnn.cli import main, served
+from minidnn.cli import main, serve
 from minidnn.errors import UnsupportedError
 
 AUTO = ["digits", "--device", "reference", "--precision", "auto", "--tolerance", "0.02"]
@@ -67,4 +67,4 @@ def test_what_does_not_fit(
 def test_a_server_takes_one_of_the_devices() -> None:
     options = Namespace(device=None, precision="auto", threads=None)
     with pytest.raises(UnsupportedError, match=r"^precision='auto' is not for serving, "):
-        served._open("digits", options)
+        serve._open("digits", options)

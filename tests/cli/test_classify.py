@@ -244,8 +244,7 @@ def test_what_is_in_the_cache_is_not_announced(
 def test_sizes_follow_the_version_of_the_weights() -> None:
     """torchvision's own list is the oracle: V1 and V2 want different sizes."""
     pytest.importorskip("torch")
-    from minidnn.cli.preparing import published
-    from minidnn.cli.weights import known_of, source_of
+    from minidnn.cli.preparing import known_of, published, source_of
     from tests.oracles.torchvision_models import models as torchvision
 
     for network in models.list_models():
@@ -333,7 +332,7 @@ def test_checkpoints_have_a_key(
 
 
 def test_inception_gets_the_input_that_its_weights_want(tmp_path: Path) -> None:
-    from minidnn.cli.weights import load
+    from minidnn.cli.preparing import load
 
     path = tmp_path / "inception.safetensors"
     state = models.inception_v3(seed=0).state_dict()

@@ -15,7 +15,7 @@ from minidnn import models
 from minidnn.cli import main
 from minidnn.executable import Executable
 from minidnn.layers.build import to_graph
-from minidnn.report.profile import Profile, RegionTime
+from minidnn.report.explain import Profile, RegionTime
 from minidnn.saving import save_graph
 
 

@@ -12,7 +12,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn import models
-from minidnn.graph.plain import plain
+from minidnn.graph.types import plain
 from minidnn.layers.build import to_graph
 from minidnn.weights import save_weights
 

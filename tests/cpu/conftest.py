@@ -15,8 +15,7 @@ import pytest
 
 from minidnn.backends.cpu import isa as processor
 from minidnn.backends.cpu.compilers import toolchain
-from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
-from minidnn.backends.cpu.compilers.kernels import prelude
+from minidnn.backends.cpu.compilers.kernels import Unit, compile_units, prelude
 from minidnn.backends.cpu.compilers.library import SharedObject
 from minidnn.backends.cpu.isa import AVX2, ISAS, Isa, usable_isas
 from minidnn.errors import DeviceError

@@ -16,7 +16,7 @@ from .conftest import run_python
 STRAY = """
     import numpy as np
     from minidnn.backends.cpu.execution.buffers import AlignedMemory, Guard
-    from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
+    from minidnn.backends.cpu.compilers.kernels import Unit, compile_units
     from minidnn.backends.cpu.compilers.kernels import prelude
     from minidnn.backends.cpu.isa import AVX2
     from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool

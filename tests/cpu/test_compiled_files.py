@@ -21,7 +21,7 @@ from minidnn.backends.cpu.compilers import library
 from minidnn.backends.cpu.execution import stored
 from minidnn.cli import main
 from minidnn.cli.batch import _load
-from minidnn.cli.served import sources_of
+from minidnn.cli.serve import sources_of
 from minidnn.compiled_file import CONSTANTS, CompiledFile
 from minidnn.errors import DeviceError, GraphError, MiniDNNError, UnsupportedError, WeightsError
 from minidnn.executable import Executable

@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidnn.backends.cpu.compilers import compiler
-from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
-from minidnn.backends.cpu.compilers.kernels import prelude
+from minidnn.backends.cpu.compilers import kernels
+from minidnn.backends.cpu.compilers.kernels import Unit, compile_units, prelude
 from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool
 from minidnn.backends.cpu.isa import AVX2, Isa
 from minidnn.cache import clear, forbid_builds, one_at_a_time
@@ -189,7 +188,7 @@ def test_full_temporary_folder(monkeypatch: pytest.MonkeyPatch, cold_cache: Path
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(compiler, "temporary_folder", full)
+    monkeypatch.setattr(kernels, "temporary_folder", full)
     with pytest.raises(CompileError, match=r"compiling unit failed: .*No space left.*TMPDIR"):
         compile_units([unit()])
 
@@ -202,7 +201,7 @@ def test_many_processes_compile_once(
     log = tmp_path / "log"
     make_fake(f'echo x >> {log}\nexec {real_ispc} "$@"\n')
     code = f"""
-        from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
+        from minidnn.backends.cpu.compilers.kernels import Unit, compile_units
         from minidnn.backends.cpu.compilers.kernels import prelude
         from minidnn.backends.cpu.isa import AVX2
         units = [Unit(f"u{{i}}", prelude(AVX2) + {DOUBLE!r} + f"// {{i}}", AVX2) for i in range(3)]
@@ -218,7 +217,7 @@ def test_hanging_builder_does_not_block_the_next(
     make_fake: MakeFake, cold_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Somebody else holds the lock for ever: the wait says so and ends after the time limit."""
-    with one_at_a_time(compiler.BUILD_LOCK, "hangs", 1.0):
+    with one_at_a_time(kernels.BUILD_LOCK, "hangs", 1.0):
         start = time.monotonic()
         make_fake("exit 5")
         with pytest.raises(CompileError, match="exit status 5"):
@@ -226,7 +225,7 @@ def test_hanging_builder_does_not_block_the_next(
         assert 1.2 <= time.monotonic() - start < 5
     waiting, going_on = (record.getMessage() for record in caplog.records)
     holder = f"process {os.getpid()} on {platform.node()}"
-    lock = cold_cache / "locks" / f"{compiler.BUILD_LOCK}.lock"
+    lock = cold_cache / "locks" / f"{kernels.BUILD_LOCK}.lock"
     assert waiting == f"waiting for {holder}, which compiles and holds {lock} (for at most 1.2 s)"
     assert going_on == f"{holder} still compiles after 1 s and holds {lock}; going on beside it"
 
@@ -234,7 +233,7 @@ def test_hanging_builder_does_not_block_the_next(
 def test_ctrl_c_leaves_nothing(make_fake: MakeFake, cold_cache: Path, tmp_path: Path) -> None:
     make_fake("sleep 1051.5 & sleep 1051.5")
     code = """
-        from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
+        from minidnn.backends.cpu.compilers.kernels import Unit, compile_units
         from minidnn.backends.cpu.isa import AVX2
         try:
             compile_units([Unit(f"u{i}", f"// {i}", AVX2) for i in range(4)])

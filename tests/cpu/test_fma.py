@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidnn.backends.cpu.compilers.compiler import FLAGS
-from minidnn.backends.cpu.compilers.kernels import prelude
+from minidnn.backends.cpu.compilers.kernels import FLAGS, prelude
 from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool
 from minidnn.backends.cpu.isa import Isa
 from minidnn.runtime.operand import Operand

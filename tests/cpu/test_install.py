@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minidnn.backends.cpu.compilers import apt, install
+from minidnn.backends.cpu.compilers import install
 from minidnn.backends.cpu.compilers.install import install_ispc
 from minidnn.backends.cpu.compilers.toolchain import find_ispc
 from minidnn.errors import DeviceError
@@ -183,19 +183,19 @@ def test_apt_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cold_cache: 
         (tools / name).write_text(f"#!/bin/sh\n{body}\n")
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
-    here = apt.Distribution("debian", (), 12, "bookworm", "Debian 12")
-    monkeypatch.setattr(apt, "distribution", lambda: here)
-    monkeypatch.setattr(apt, "KEYRING", tools / "apt-get")
+    here = install.Distribution("debian", (), 12, "bookworm", "Debian 12")
+    monkeypatch.setattr(install, "distribution", lambda: here)
+    monkeypatch.setattr(install, "KEYRING", tools / "apt-get")
     with pytest.raises(DeviceError) as caught:
         install_ispc()
     assert "E: The repository is not signed." in str(caught.value)
     assert "github.com/ispc/ispc" in str(caught.value)
     assert installed(cold_cache) == []
-    monkeypatch.setattr(apt, "KEYRING", tools / "missing")
+    monkeypatch.setattr(install, "KEYRING", tools / "missing")
     with pytest.raises(DeviceError, match="install the package debian-archive-keyring"):
         install_ispc()
-    other = apt.Distribution("ubuntu", ("debian",), 24, "noble", "Ubuntu 24.04")
-    monkeypatch.setattr(apt, "distribution", lambda: other)
+    other = install.Distribution("ubuntu", ("debian",), 24, "noble", "Ubuntu 24.04")
+    monkeypatch.setattr(install, "distribution", lambda: other)
     with pytest.raises(
         DeviceError, match=r"Ubuntu 24\.04 offers no package ispc; run 'apt-get upd"
     ):
@@ -209,8 +209,8 @@ def test_mirror_is_the_machines_own() -> None:
 'https://user@mirror.example/path/debian/dists/bookworm/InRelease' c 0
 'http://other.example/debian/dists/bookworm/InRelease' d 0
 """
-    assert apt.mirror_of(printed, "bookworm") == "https://user@mirror.example/path/debian"
-    assert apt.mirror_of(printed, "trixie") is None
+    assert install.mirror_of(printed, "bookworm") == "https://user@mirror.example/path/debian"
+    assert install.mirror_of(printed, "trixie") is None
 
 
 def test_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,12 +218,14 @@ def test_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release.write_text(
         'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\nPRETTY_NAME="D 12"\n'
     )
-    monkeypatch.setattr(apt, "OS_RELEASE", release)
-    assert apt.distribution() == apt.Distribution("debian", (), 12, "bookworm", "D 12")
+    monkeypatch.setattr(install, "OS_RELEASE", release)
+    assert install.distribution() == install.Distribution("debian", (), 12, "bookworm", "D 12")
     release.write_text('ID=ubuntu\nID_LIKE="debian x"\nVERSION_ID="24.04"\n')
-    assert apt.distribution() == apt.Distribution("ubuntu", ("debian", "x"), 24, "", "ubuntu")
-    monkeypatch.setattr(apt, "OS_RELEASE", tmp_path / "none")
-    assert apt.distribution() == apt.Distribution("", (), 0, "", "")
+    assert install.distribution() == install.Distribution(
+        "ubuntu", ("debian", "x"), 24, "", "ubuntu"
+    )
+    monkeypatch.setattr(install, "OS_RELEASE", tmp_path / "none")
+    assert install.distribution() == install.Distribution("", (), 0, "", "")
 
 
 @pytest.mark.full

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from minidnn.backends.cpu import isa, machine, rates
-from minidnn.backends.cpu.machine import Machine, Rates, describe_machine
-from minidnn.backends.cpu.rates import measured_rates
+from minidnn.backends.cpu import isa, machine
+from minidnn.backends.cpu.machine import Machine, Rates, describe_machine, measured_rates
 from minidnn.errors import DeviceError
 
 RATES = Rates(8, (("avx2", 100.0),), (("avx2", 20.0),), 1.0, 2.0, 3.0)
@@ -89,39 +88,39 @@ def test_rates_are_kept(cold_cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
         calls.append((described, threads))
         return RATES
 
-    monkeypatch.setattr(rates, "measure", measure)
+    monkeypatch.setattr(machine, "measure", measure)
     assert measured_rates(8) == RATES and measured_rates(8) == RATES
-    rates._measured.clear()  # as in another process
+    machine._measured.clear()  # as in another process
     assert measured_rates(8) == RATES
     assert calls == [(describe_machine(), 8)]
-    rates._measured.clear()
+    machine._measured.clear()
     assert measured_rates(7) == RATES and len(calls) == 2
-    rates._measured.clear()
+    machine._measured.clear()
 
 
 def test_disturbed_rates_are_not_kept(cold_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
     poor = replace(RATES, disturbed=True)
-    monkeypatch.setattr(rates, "measure", lambda *_: poor)
+    monkeypatch.setattr(machine, "measure", lambda *_: poor)
     assert measured_rates(8) == poor
-    rates._measured.clear()
-    monkeypatch.setattr(rates, "measure", lambda *_: RATES)
+    machine._measured.clear()
+    monkeypatch.setattr(machine, "measure", lambda *_: RATES)
     assert measured_rates(8) == RATES
-    rates._measured.clear()
+    machine._measured.clear()
 
 
 def test_rates_survive_json() -> None:
     import dataclasses
 
-    assert rates._from_json(json.loads(json.dumps(dataclasses.asdict(RATES)))) == RATES
+    assert machine._from_json(json.loads(json.dumps(dataclasses.asdict(RATES)))) == RATES
 
 
 def test_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only that it works and is not absurd: the machine may be busy."""
-    monkeypatch.setattr(rates, "BUDGET_SECONDS", 0.05)
+    monkeypatch.setattr(machine, "BUDGET_SECONDS", 0.05)
     here = describe_machine()
-    found = rates.measure(here, 2)
+    found = machine.measure(here, 2)
     assert [name for name, _ in found.flops] == list(here.isas)
     for name in here.isas:
         assert 1e9 < found.peak(name, 1) < 1e12

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from minidnn.backends.codegen.functions import BOUNDS
-from minidnn.backends.cpu.compilers.compiler import FLAGS, Unit, compile_units
-from minidnn.backends.cpu.compilers.kernels import prelude
+from minidnn.backends.cpu.compilers.kernels import FLAGS, Unit, compile_units, prelude
 from minidnn.backends.cpu.compilers.library import SharedObject
 from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool
 from minidnn.backends.cpu.isa import Isa, usable_isas

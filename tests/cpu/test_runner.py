@@ -104,8 +104,7 @@ def _pool(threads: int) -> Pool:
 
 def _kernels() -> dict[str, NativeFunction]:
     if "kernels" not in _cache:
-        from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
-        from minidnn.backends.cpu.compilers.kernels import prelude
+        from minidnn.backends.cpu.compilers.kernels import Unit, compile_units, prelude
 
         library = compile_units([Unit("runner_test", prelude(AVX2) + COUNT, AVX2)])[0]
         names = ("count", "calls", "slow", "add", "through_scratch", "scan", "halve")
@@ -325,7 +324,7 @@ def test_fork_after_use(flags: str) -> None:
     code = f"""
         import os, sys, threading
         import numpy as np
-        from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
+        from minidnn.backends.cpu.compilers.kernels import Unit, compile_units
         from minidnn.backends.cpu.compilers.kernels import prelude
         from minidnn.backends.cpu.isa import AVX2
         from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool
@@ -370,7 +369,7 @@ def test_exit_while_threads_exist_is_clean_and_quick() -> None:
     code = f"""
         import time
         import numpy as np
-        from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
+        from minidnn.backends.cpu.compilers.kernels import Unit, compile_units
         from minidnn.backends.cpu.compilers.kernels import prelude
         from minidnn.backends.cpu.isa import AVX2
         from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from minidnn.backends.codegen.dialect import ISPC, literal
 from minidnn.backends.codegen.functions import BOUNDS
-from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
-from minidnn.backends.cpu.compilers.kernels import prelude
+from minidnn.backends.cpu.compilers.kernels import Unit, compile_units, prelude
 from minidnn.backends.cpu.compilers.library import SharedObject
 from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, Pool
 from minidnn.backends.cpu.isa import Isa, usable_isas

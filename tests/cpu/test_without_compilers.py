@@ -12,8 +12,7 @@ import minidnn as md
 from minidnn.backends.backend import default_device
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu.compilers import toolchain
-from minidnn.backends.cpu.compilers.compiler import Unit, compile_units
-from minidnn.backends.cpu.compilers.kernels import compile_kernels, prelude
+from minidnn.backends.cpu.compilers.kernels import Unit, compile_kernels, compile_units, prelude
 from minidnn.backends.cpu.execution import native
 from minidnn.backends.cpu.isa import AVX2
 from minidnn.errors import CompileError, DeviceError

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from minidnn.cudnn.enums import DataType, OpTensorOp, PoolingMode, TensorFormat
-from minidnn.cudnn.prototypes import PROTOTYPES
+from minidnn.cudnn.library import PROTOTYPES
 from minidnn.graph import operators as ops
 from minidnn.runtime.arrays import from_bits, to_bits
 

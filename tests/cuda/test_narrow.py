@@ -15,8 +15,8 @@ from minidnn.backends.cuda.expressions import narrowed, print_as
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.prelude import TYPES
 from minidnn.gradients.scalar import derivative
-from minidnn.graph import activation_formulas as formulas
 from minidnn.graph import expression as scalar
+from minidnn.graph import scalar_functions as formulas
 from minidnn.graph.expression import Expression, argument, constant, evaluate, linearize
 from minidnn.graph.operators import activations
 from minidnn.graph.types import HALVES
@@ -34,7 +34,7 @@ FORMULAS: dict[str, Callable[[Expression], Expression]] = {
     "hardsigmoid": activations.Hardsigmoid().formula,
     "elu": activations.ELU().formula,
     "mish": formulas.mish,
-    "softplus": lambda x: formulas.softplus(x, 1.0, 20.0),
+    "softplus": lambda x: formulas.scaled_softplus(x, 1.0, 20.0),
     "log_sigmoid": formulas.log_sigmoid,
     "exp": scalar.exp,
     "erf": scalar.erf,

@@ -78,7 +78,7 @@ def _kind(argument: str, enums: dict[str, Any]) -> str:
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
     from minidnn.cudnn import enums as ours
-    from minidnn.cudnn.prototypes import PROTOTYPES
+    from minidnn.cudnn.library import PROTOTYPES
 
     found = declarations(Path(sys.argv[1]))
     found["functions"] = {k: v for k, v in found["functions"].items() if k in PROTOTYPES}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.cudnn.prototypes import PROTOTYPES
+from minidnn.cudnn.library import PROTOTYPES
 
 
 class FakeArray(np.ndarray):

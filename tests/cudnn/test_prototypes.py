@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from minidnn.cudnn import constants, enums
-from minidnn.cudnn.prototypes import PROTOTYPES, RESULTS
+from minidnn.cudnn.library import PROTOTYPES, RESULTS
 
 HERE = Path(__file__).parent
 SNAPSHOT: dict[str, Any] = json.loads((HERE / "declarations.json").read_text())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minidnn.cudnn import library
-from minidnn.cudnn.graph import arrays, device, execution, memory, plan, planner
+from minidnn.cudnn.graph import arrays, device, execution, plan, planner
 from minidnn.cudnn.graph.device import Target
 from tests.cudnn_graph.fake import FakeEngine, FakeLibrary, FakeMemory
 
@@ -35,7 +35,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., FakeL
         monkeypatch.setattr(
             plan.shared_workspace, "acquire", lambda size: FakeMemory(0x800000, size)
         )
-        memory.forget()
+        planner.forget()
         return made
 
     return install

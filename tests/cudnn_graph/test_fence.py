@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minidnn.cudnn import driver as cuda_driver
-from minidnn.cudnn.graph import Graph, fence
+from minidnn.cudnn.graph import Graph, execution
 from minidnn.errors import DeviceError
 from tests.cudnn_graph.fake import FakeEngine, FakeLibrary
 
@@ -46,8 +46,8 @@ def events(fake: Install, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return launch()
 
     monkeypatch.setattr(made, "cudnnBackendExecute", executed, raising=False)
-    monkeypatch.setattr(fence, "begin_early", lambda device: True)
-    monkeypatch.setattr(fence, "fenced", fenced)
+    monkeypatch.setattr(execution, "begin_early", lambda device: True)
+    monkeypatch.setattr(execution, "fenced", fenced)
     return seen
 
 
@@ -75,7 +75,7 @@ def test_what_is_joined_is_fenced(
 def test_nothing_is_fenced_where_no_kernel_begins_early(
     events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fence, "begin_early", lambda device: False)
+    monkeypatch.setattr(execution, "begin_early", lambda device: False)
     g, pointers = graph(True, True)
     g.build(choose="heuristic").bind_pointers(pointers, 0, None)()
     assert events == ["execute"]
@@ -141,10 +141,10 @@ def install(
         get_current_stream=lambda: SimpleNamespace(ptr=stream),
         runtime=SimpleNamespace(streamIsCapturing=lambda _: capturing),
     )
-    for module in (fence, cuda_driver):
+    for module in (execution, cuda_driver):
         monkeypatch.setattr(module, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(cuda_driver, "driver", lambda: driver)
-    monkeypatch.setattr(fence, "_empty", lambda: lambda *_: launched.append("empty"))
+    monkeypatch.setattr(execution, "_empty", lambda: lambda *_: launched.append("empty"))
     return launched
 
 
@@ -158,7 +158,7 @@ def test_an_edge_of_a_captured_graph_waits_for_the_end(monkeypatch: pytest.Monke
         edges.update({(2, 3): PROGRAMMATIC, (3, 4): PROGRAMMATIC})
         return 0
 
-    assert fence.fenced(launch) == 0
+    assert execution.fenced(launch) == 0
     assert edges == {(1, 2): PROGRAMMATIC, (2, 3): ORDINARY, (3, 4): PROGRAMMATIC}
     assert launched == []
 
@@ -167,7 +167,7 @@ def test_what_failed_leaves_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller says which status a plan had; CUDA would only say that the graph is spoilt."""
     edges = {(1, 2): PROGRAMMATIC}
     install(monkeypatch, 5, True, FakeDriver(edges, [1]))
-    assert fence.fenced(lambda: 3000) == 3000
+    assert execution.fenced(lambda: 3000) == 3000
     assert edges == {(1, 2): PROGRAMMATIC}
 
 
@@ -182,7 +182,7 @@ def test_elsewhere_an_empty_kernel_goes_in_front(
         launched.append("plan")
         return 7
 
-    assert fence.fenced(launch) == 7
+    assert execution.fenced(launch) == 7
     assert launched == ["empty", "plan"]
 
 
@@ -193,4 +193,4 @@ def test_a_failing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         DeviceError, match=r"cuStreamGetCaptureInfo_v3 failed with CUDA's error 999"
     ):
-        fence.fenced(lambda: 0)
+        execution.fenced(lambda: 0)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from minidnn.cudnn import workspace as shared_workspace
-from minidnn.cudnn.graph import Constraints, Graph, compiled, memory, properties_json
+from minidnn.cudnn.graph import Constraints, Graph, planner, properties_json
 from minidnn.cudnn.graph.descriptor import counts
+from minidnn.cudnn.graph.plan import _restored
 from minidnn.errors import GraphError, MiniDNNWarning, OutOfMemoryError, UnsupportedError
 
 pytestmark = pytest.mark.gpu
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.gpu
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of its own for what is remembered."""
     monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
-    memory.forget()
+    planner.forget()
     return tmp_path
 
 
@@ -65,7 +66,7 @@ def test_measured_plan_is_remembered_by_engine_and_knobs(
     (file,) = cache.rglob("*.json")
     entry = json.loads(file.read_text())
     assert entry["ranked"][0]["engine"] == first.config.engine
-    memory.forget()
+    planner.forget()
 
     def no_measuring(*_: object) -> None:
         raise AssertionError("measured again")
@@ -308,7 +309,7 @@ def test_compiled_plans_read_from_disk_give_the_same_bits(cache: Path) -> None:
     arrays = random(2, 64, 14, 14), random(64, 64, 3, 3)
     for plan in plans[:3]:
         plan.keep()
-        found = compiled._restored(plan.spec, plan.target, plan.config)
+        found = _restored(plan.spec, plan.target, plan.config)
         assert found is not None
         found.close()
         begin = time.perf_counter()

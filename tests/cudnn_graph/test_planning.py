@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minidnn.cudnn.errors import CuDNNError
-from minidnn.cudnn.graph import EngineConfig, Graph, arrays, memory, plan
+from minidnn.cudnn.graph import EngineConfig, Graph, arrays, plan, planner
 from minidnn.cudnn.graph.descriptor import BackendDescriptor, counts
 from minidnn.cudnn.graph.enums import BehaviorNote, NumericalNote
 from minidnn.cudnn.graph.enums import DescriptorType as D
@@ -249,7 +249,7 @@ def test_fastest_is_measured_once_and_remembered_on_disk(
         "milliseconds": 1.0,
         "workspace": 0,
     }
-    memory.forget()
+    planner.forget()
     assert graph().build().config == first.config
     assert len(seen) == 1
     graph().build(deterministic=True)
@@ -264,7 +264,7 @@ def test_unsupported_is_remembered(fake: Install, measured: Any, tmp_path: Path)
     with pytest.raises(UnsupportedError, match=match):
         graph().build()
     made = library.created
-    memory.forget()
+    planner.forget()
     with pytest.raises(UnsupportedError, match=match):
         graph().build()
     assert library.created == made
@@ -276,7 +276,7 @@ def test_unreadable_entry_is_measured_again(
 ) -> None:
     fake(FakeEngine())
     seen = measured({0: 1.0})
-    monkeypatch.setattr(memory._store, "read", lambda _: b'{"ranked": [{"engine": "one"}]}')
+    monkeypatch.setattr(planner._store, "read", lambda _: b'{"ranked": [{"engine": "one"}]}')
     assert graph().build().config.engine == 0
     assert len(seen) == 1
 

@@ -17,7 +17,7 @@ from minidnn import layers as L
 from minidnn.batch import Predictor
 from minidnn.batch.driver import Run, Summary
 from minidnn.batch.files import FilePart
-from minidnn.batch.parts import Entry, Worker
+from minidnn.batch.manifest import Entry, Worker
 from minidnn.cli.preparing import load_labels
 from minidnn.pictures import Preparation
 from tests.damage.format import Format

@@ -17,9 +17,8 @@ import pytest
 
 RANK = """
 import os, signal, sys, time
-from minidnn.distributed import watch as module
-from minidnn.distributed.rank import find_rank
-from minidnn.distributed.watch import RankWatch
+from minidnn.distributed import rank as module
+from minidnn.distributed.rank import RankWatch, find_rank
 module.ALIVE_SECONDS, module.SILENT_SECONDS = 0.2, 3.0
 place = find_rank()
 watch = RankWatch(place, {"from": "rank 0"} if place.rank == 0 else None)
@@ -200,32 +199,32 @@ def test_who_ends_well_ends_nobody(root: Path) -> None:
 
 
 def test_who_is_missing_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from minidnn.distributed import DistributedError, RankInfo, watch
+    from minidnn.distributed import DistributedError, RankInfo, rank
 
-    monkeypatch.setattr(watch, "_CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(rank, "_CONNECT_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(
             DistributedError, match=rf"rank 0 cannot listen at .* port {port}: Addr"
         ):
-            watch.RankWatch(RankInfo(0, 2, 0, "127.0.0.1", port))
+            rank.RankWatch(RankInfo(0, 2, 0, "127.0.0.1", port))
     with pytest.raises(DistributedError, match=r"no rank 1, 2 came to 127.0.0.1, port"):
-        watch.RankWatch(RankInfo(0, 3, 0, "127.0.0.1", port))
+        rank.RankWatch(RankInfo(0, 3, 0, "127.0.0.1", port))
     with pytest.raises(
         DistributedError, match=r"rank 1 found no rank 0 at 127.0.0.1, port .* refu"
     ):
-        watch.RankWatch(RankInfo(1, 2, 1, "127.0.0.1", port))
+        rank.RankWatch(RankInfo(1, 2, 1, "127.0.0.1", port))
 
 
 def test_strangers_are_sent_away() -> None:
     """Who says nothing sensible is no rank, and the ranks find each other all the same."""
-    from minidnn.distributed import RankInfo, watch
+    from minidnn.distributed import RankInfo, rank
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    found: list[watch.RankWatch] = []
+    found: list[rank.RankWatch] = []
     place = RankInfo(0, 2, 0, "127.0.0.1", port)
-    listening = threading.Thread(target=lambda: found.append(watch.RankWatch(place, "told")))
+    listening = threading.Thread(target=lambda: found.append(rank.RankWatch(place, "told")))
     listening.start()
     said = (
         b"GET / HTTP/1.1\r\n",
@@ -245,7 +244,7 @@ def test_strangers_are_sent_away() -> None:
         with stranger:
             stranger.sendall(each)
             assert stranger.recv(100) == b""
-    other = watch.RankWatch(RankInfo(1, 2, 1, "127.0.0.1", port))
+    other = rank.RankWatch(RankInfo(1, 2, 1, "127.0.0.1", port))
     listening.join(20)
     assert other.told == "told"
     for one in (other, *found):

@@ -135,14 +135,14 @@ FAULTS = (
     ),
     Fault(
         "a batch takes fewer rows than the model has",
-        "minidnn/serving/batching.py",
+        "minidnn/serving/repository.py",
         "if count and rows + waiting.rows > self.model.max_rows:",
         "if count and rows + waiting.rows >= self.model.max_rows:",
         ("tests/serving/test_batching.py",),
     ),
     Fault(
         "the queue has no end",
-        "minidnn/serving/batching.py",
+        "minidnn/serving/repository.py",
         "full = bool(queued) and queued + rows > self._settings.max_queue",
         "full = False",
         ("tests/serving/test_batching.py", "tests/serving/test_faults.py"),

@@ -56,14 +56,14 @@ FAULTS = (
     ),
     Fault(
         "windows keep the wrong columns for the next output",
-        "minidnn/backends/cpu/sequences/window.py",
+        "minidnn/backends/cpu/sequences/patch.py",
         "later = self._names(column + count * across.stride)",
         "later = self._names(column + count * across.stride - 1)",
         ("tests/cpu/test_sequence.py", "tests/cpu/test_kernels.py"),
     ),
     Fault(
         "the key of a unit leaves out its options",
-        "minidnn/backends/cpu/compilers/compiler.py",
+        "minidnn/backends/cpu/compilers/kernels.py",
         "target = (self.isa.target, options, banner)",
         "target = (self.isa.target, banner)",
         ("tests/cpu/test_compiler.py",),

@@ -12,8 +12,8 @@ import minidnn as md
 from minidnn.errors import GraphError
 from minidnn.gradients.reverse import pullback
 from minidnn.graph.evaluate import evaluate
-from minidnn.graph.grid_sample import MODES, PADDINGS, grid_sample
 from minidnn.graph.ir import Graph
+from minidnn.graph.resize import GRID_MODES, PADDINGS, grid_sample
 from minidnn.graph.trace import tracing
 from minidnn.graph.types import TensorType
 from tests.cases.record import one_thread
@@ -30,7 +30,7 @@ SHAPES = (
 )
 HOW = [
     pytest.param(*how, id=" ".join(map(str, how)))
-    for how in itertools.product(MODES, PADDINGS, (False, True))
+    for how in itertools.product(GRID_MODES, PADDINGS, (False, True))
 ]
 NAN, INF = np.nan, np.inf
 #: Coordinates that are not finite, beyond everything, at the outermost elements, and at ties.
@@ -66,7 +66,7 @@ def expected(x: np.ndarray, grid: np.ndarray, y: np.ndarray, *how: Any) -> list[
 @pytest.mark.parametrize(("mode", "padding", "corners"), HOW)
 def test_values_and_gradients(mode: str, padding: str, corners: bool) -> None:
     """In CI of every second shape, of which others have the other corners."""
-    begin = (MODES.index(mode) + PADDINGS.index(padding) + corners) % 2
+    begin = (GRID_MODES.index(mode) + PADDINGS.index(padding) + corners) % 2
     for shape, out in SHAPES if IS_FULL else SHAPES[begin::2]:
         if mode == "bicubic" and len(shape) == 5:
             continue

@@ -18,8 +18,8 @@ from minidnn.graph.types import TensorType
 from minidnn.kernels.ir import Kernel
 from minidnn.kernels.ops import lower
 from minidnn.kernels.ops.pitched import Pitched
-from minidnn.kernels.render.numpy import run
 from minidnn.kernels.schedule import AxisSchedule
+from tests.kernels.by_numpy import run
 
 #: Both engines', and small ones: lanes in chunks, of several axes, and work that is split.
 SCHEDULES: Mapping[str, AxisSchedule] = {

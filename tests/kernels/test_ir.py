@@ -20,8 +20,8 @@ from minidnn.kernels.ir import (
     variable,
 )
 from minidnn.kernels.render.ispc import split
-from minidnn.kernels.render.numpy import run
 from minidnn.kernels.schedule import AxisSchedule
+from tests.kernels.by_numpy import run
 
 A = variable("a")
 X = Param("x", "float32")

@@ -17,8 +17,8 @@ from minidnn.graph.types import TensorType
 from minidnn.kernels.ir import Kernel
 from minidnn.kernels.ops import region
 from minidnn.kernels.ops.planes import Planes
-from minidnn.kernels.render.numpy import run
 from minidnn.kernels.schedule import AxisSchedule
+from tests.kernels.by_numpy import run
 
 WINDOWS: tuple[Operator, ...] = (
     ops.MaxPool2d((3, 3), (2, 2), (1, 1)),

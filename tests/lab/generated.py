@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import UnsupportedError
-from minidnn.lab.api import H100
+from minidnn.lab.api import H100, LADDERS
 from minidnn.lab.cuda.arrays import TransposeShape, WordsShape
 from minidnn.lab.cuda.step import CudaStep
-from minidnn.lab.ladders import LADDERS
-from minidnn.lab.shapes import ProductShape
+from minidnn.lab.operands import ProductShape
 from minidnn.lab.step import Block, Ladder
 
 from .emulated import Case

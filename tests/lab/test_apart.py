@@ -13,11 +13,18 @@ import pytest
 from minidnn.lab.api import H100
 from minidnn.lab.cuda.product import PRODUCT
 from minidnn.lab.cuda.step import CudaStep
-from minidnn.lab.devices import DEVICES
 from minidnn.lab.isolated_jobs import Failure, FaultError, IsolatedJobs
-from minidnn.lab.operands import OperandFolder, Operands, draw, first_wrong, tolerance
-from minidnn.lab.shapes import ConvolutionShape, ProductShape
+from minidnn.lab.operands import (
+    ConvolutionShape,
+    OperandFolder,
+    Operands,
+    ProductShape,
+    draw,
+    first_wrong,
+    tolerance,
+)
 from minidnn.lab.step import Point
+from minidnn.lab.studies import DEVICES
 
 
 def act(job: str) -> tuple[str, int]:

@@ -16,8 +16,7 @@ from minidnn.errors import UnsupportedError
 from minidnn.graph.evaluate import evaluate
 from minidnn.lab.api import H100
 from minidnn.lab.cuda.convolution import CHANGES, CONVOLUTION, planes, worked, worked_examples
-from minidnn.lab.operands import draw
-from minidnn.lab.shapes import ConvolutionShape, convolve
+from minidnn.lab.operands import ConvolutionShape, convolve, draw
 from minidnn.layers.build import to_graph
 from tests.sampling import IS_FULL, only
 

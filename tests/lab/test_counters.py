@@ -11,9 +11,8 @@ import pytest
 from minidnn import lab
 from minidnn.cli import main
 from minidnn.lab import counters
-from minidnn.lab.counters import CountersError, assigned, counter_names, read
+from minidnn.lab.counters import METRICS, CountersError, assigned, counter_names, read
 from minidnn.lab.isolated_jobs import Failure
-from minidnn.lab.metrics import METRICS
 
 PRINTED = Path(__file__).with_name("counted.csv").read_text(encoding="utf-8")
 """Of ncu 2025 on an H100: a kernel that doubles 2 ** 20 floats, behind one that fills them."""
@@ -83,7 +82,7 @@ def test_a_study_goes_on_without_counters(monkeypatch: pytest.MonkeyPatch) -> No
     """A device whose counting is refused: times are there, and the reason is told."""
     from minidnn.lab import studies
     from minidnn.lab.api import H100
-    from minidnn.lab.devices import DEVICES, LabDevice
+    from minidnn.lab.studies import DEVICES, LabDevice
 
     device = DEVICES["cuda"]
 

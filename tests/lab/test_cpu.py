@@ -18,8 +18,7 @@ from minidnn.lab.cpu.ladders import CONVOLUTION_CPU, MEMORY_CPU, CopyShape
 from minidnn.lab.cpu.machine import CpuMachine, predict
 from minidnn.lab.cpu.measure import ceilings, checked, job
 from minidnn.lab.explain import explain
-from minidnn.lab.operands import OperandFolder, WrongResultError
-from minidnn.lab.shapes import ConvolutionShape
+from minidnn.lab.operands import ConvolutionShape, OperandFolder, WrongResultError
 from minidnn.lab.step import Ladder, Point, points_of
 
 # In a nanosecond 100 vector multiply-adds, and as many bytes.

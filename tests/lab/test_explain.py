@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from minidnn.lab.api import H100
+from minidnn.lab.api import H100, LADDERS
 from minidnn.lab.cuda.convolution import CONVOLUTION
 from minidnn.lab.explain import ADVICE, explain
-from minidnn.lab.ladders import LADDERS
 
 IDLE = {
     "arithmetic": 1e-4,

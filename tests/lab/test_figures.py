@@ -8,9 +8,8 @@ import pytest
 
 from minidnn.errors import DeviceError
 from minidnn.lab.api import A100, CARDS, H100, RTX_4090
-from minidnn.lab.metrics import METRICS
-from minidnn.lab.model import Roofline, roofline_of
-from minidnn.lab.occupancy import LIMITS, Occupancy, occupancy, why_no_block
+from minidnn.lab.counters import METRICS
+from minidnn.lab.model import LIMITS, Occupancy, Roofline, occupancy, roofline_of, why_no_block
 
 KIB = 1 << 10
 

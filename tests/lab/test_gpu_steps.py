@@ -11,12 +11,12 @@ import pytest
 from minidnn import lab
 from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.machine import machine_of
+from minidnn.lab.api import LADDERS
 from minidnn.lab.cuda.step import CudaStep
-from minidnn.lab.devices import job
-from minidnn.lab.ladders import LADDERS
 from minidnn.lab.measure import run_once
 from minidnn.lab.operands import OperandFolder
 from minidnn.lab.step import Ladder, Point
+from minidnn.lab.studies import job
 
 from .generated import STEPS, generated
 

@@ -12,9 +12,9 @@ from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.nvrtc import Resources
+from minidnn.lab.explain import model_error
 from minidnn.lab.model import Prediction
-from minidnn.lab.shapes import ConvolutionShape, ProductShape
-from minidnn.lab.table import model_error
+from minidnn.lab.operands import ConvolutionShape, ProductShape
 
 #: Constants of the model were fitted to cells of other shapes; the model was what it is before
 #: these were measured.

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from minidnn.backends.cuda.functions import compile_kernels
-from minidnn.lab.api import H100
+from minidnn.lab.api import H100, ladder_of
 from minidnn.lab.cuda.arrays import WordsShape
-from minidnn.lab.devices import predict
-from minidnn.lab.ladders import ladder_of
 from minidnn.lab.model import Prediction
 from minidnn.lab.step import points_of
+from minidnn.lab.studies import predict
 
 STEPS = [(name, step) for name in ("memory", "reverse") for step in ladder_of(name).steps]
 

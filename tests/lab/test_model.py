@@ -12,11 +12,10 @@ from minidnn.lab.access import Access, Work
 from minidnn.lab.api import A100, H100, RTX_4090
 from minidnn.lab.cuda.convolution import CONVOLUTION
 from minidnn.lab.cuda.product import PRODUCT
-from minidnn.lab.devices import predict
 from minidnn.lab.model import Prediction
-from minidnn.lab.shapes import ConvolutionShape, ProductShape
+from minidnn.lab.operands import ConvolutionShape, ProductShape
 from minidnn.lab.step import Block, points_of
-from minidnn.lab.studies import study
+from minidnn.lab.studies import predict, study
 from tests.sampling import only
 
 LANES = np.arange(32)

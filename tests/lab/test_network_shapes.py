@@ -10,7 +10,7 @@ from minidnn import lab
 from minidnn import layers as L
 from minidnn.cli import main
 from minidnn.errors import UnsupportedError
-from minidnn.lab.shapes import ConvolutionShape, ProductShape
+from minidnn.lab.operands import ConvolutionShape, ProductShape
 from minidnn.layers.build import to_graph
 
 NET = L.Sequential(

@@ -9,13 +9,12 @@ from functools import partial
 import pytest
 
 from minidnn.backends.cuda.machine import Machine
-from minidnn.lab.api import A100, H100
-from minidnn.lab.cuda.product_work import tiles
+from minidnn.lab.api import A100, H100, ladder_of
+from minidnn.lab.cuda.product import tiles
 from minidnn.lab.cuda.step import CudaStep
-from minidnn.lab.devices import predict
 from minidnn.lab.explain import explain
-from minidnn.lab.ladders import ladder_of
 from minidnn.lab.step import Block, Point
+from minidnn.lab.studies import predict
 
 Change = Callable[[CudaStep], CudaStep]
 

@@ -8,7 +8,7 @@ from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.errors import UnsupportedError
 from minidnn.lab.api import H100
 from minidnn.lab.cuda.product import PRODUCT
-from minidnn.lab.shapes import ProductShape
+from minidnn.lab.operands import ProductShape
 from minidnn.lab.step import Block
 from tests.sampling import only
 

@@ -13,8 +13,7 @@ from minidnn.lab.cuda.convolution import CONVOLUTION
 from minidnn.lab.cuda.gradients import INPUT_GRADIENT, WEIGHT_GRADIENT
 from minidnn.lab.cuda.product import PRODUCT
 from minidnn.lab.cuda.step import CudaStep, KernelCall
-from minidnn.lab.operands import draw
-from minidnn.lab.shapes import ProductShape
+from minidnn.lab.operands import ProductShape, draw
 from minidnn.lab.step import Ladder
 from tests.cuda.emulator.run import Emulated
 

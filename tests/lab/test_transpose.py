@@ -5,9 +5,9 @@ from __future__ import annotations
 from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.lab.api import H100
 from minidnn.lab.cuda.arrays import TRANSPOSE, TransposeShape
-from minidnn.lab.devices import predict
 from minidnn.lab.model import Prediction
 from minidnn.lab.step import points_of
+from minidnn.lab.studies import predict
 
 
 def test_counted_by_hand() -> None:

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from minidnn.errors import UnsupportedError
-from minidnn.lab import devices
+from minidnn.lab import studies
 from minidnn.lab.api import H100
 from minidnn.lab.cuda.product import PRODUCT
-from minidnn.lab.devices import DEVICES, LabDevice
 from minidnn.lab.isolated_jobs import Failure
 from minidnn.lab.measure import Job
-from minidnn.lab.operands import first_wrong
-from minidnn.lab.shapes import ProductShape
+from minidnn.lab.operands import ProductShape, first_wrong
+from minidnn.lab.studies import DEVICES, LabDevice
 from minidnn.lab.tuner import StepTuning, default_choices, tune_step
 from tests.cuda.emulator.run import Emulated, guarded
 
@@ -27,7 +26,7 @@ from .emulated import launch_all, plain
 SHAPE = ProductShape(20, 24, 9)
 BLOCKS = ((8, 8), (4, 4))
 CHOICES = {"THREAD_ROWS": [2, 4], "THREAD_COLUMNS": [2, 4], "TILE_DEPTH": [4]}
-CUDA: LabDevice = replace(DEVICES["cuda"], machine=lambda: H100, predict=devices.predict)
+CUDA: LabDevice = replace(DEVICES["cuda"], machine=lambda: H100, predict=studies.predict)
 
 
 class Emulator:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import minidnn as md
-from minidnn.comparison.report import compared
+from minidnn.comparison.originals import compared
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.graph import operators as ops
 from tests.devices import unavailable

@@ -15,13 +15,13 @@ from onnx import TensorProto, helper, numpy_helper
 import minidnn as md
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
 from minidnn.frontends.onnx.convert import OpenInputsError, load_onnx
-from minidnn.frontends.onnx.limits import COMPUTED_BYTES
-from minidnn.frontends.onnx.supported import page
+from minidnn.frontends.onnx.library import COMPUTED_BYTES
 from minidnn.frontends.onnx.tensors import external_path
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import TensorType
 from tests.devices import unavailable
+from tools.onnx_operators_page import page
 
 from .models import model, network, node, save, with_external_data
 
@@ -441,7 +441,7 @@ def test_importing_needs_no_onnx(root: Path) -> None:
 
 def test_the_page_has_the_table_of_what_is_taken(root: Path) -> None:
     found = (root / "docs/reference/onnx-operators.md").read_text(encoding="utf-8")
-    assert found == page(), "python -m minidnn.frontends.onnx.supported prints it"
+    assert found == page(), "python -m tools.onnx_operators_page prints it"
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

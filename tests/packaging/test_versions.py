@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minidnn._versions import PYTHON, SUPPORTED, Supported, numbers
-from minidnn.frontends.torch.library import BEYOND, OLDEST
+from minidnn.frontends.torch.frontend import BEYOND, OLDEST
 from tools.versions.environments import ENVIRONMENTS, pins_of
 
 #: They have no versions that come in an order, and no range; or are what a package forgets to name.

@@ -7,8 +7,7 @@ from typing import Any
 import minidnn as md
 from minidnn import lab, models
 from minidnn.cli.explain import Trail, add_times, document_of
-from minidnn.report.explain import describe, inner_nodes, kind_of, work
-from minidnn.report.profile import Profile, RegionTime
+from minidnn.report.explain import Profile, RegionTime, describe, inner_nodes, kind_of, work
 
 
 def measured_report() -> dict[str, Any]:

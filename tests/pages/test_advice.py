@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from minidnn.report.advice import advice, by_cause, by_kind, by_layer
-from minidnn.report.profile import RegionTime
+from minidnn.report.explain import RegionTime
+from minidnn.report.network_page import advice, by_cause, by_kind, by_layer
 
 
 def region(name: str, seconds: float, **causes: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.cli import main
-from minidnn.cli.served import sources_of
+from minidnn.cli.serve import sources_of
 from minidnn.frontends.onnx.model import read_model
 from minidnn.frontends.onnx.shapes import named_shapes
 from minidnn.pictures import read_picture

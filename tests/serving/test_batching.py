@@ -14,9 +14,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient import grpc as triton_grpc
 
-from minidnn.serving.batching import Batcher
 from minidnn.serving.metrics import Meter, Metrics
 from minidnn.serving.model import evened, load, sizes_of
+from minidnn.serving.repository import Batcher
 from minidnn.serving.settings import Settings
 
 from .conftest import Running, Weights, linear, running

@@ -21,7 +21,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.cli import serve
 from minidnn.cli.preparing import of_zoo
-from minidnn.cli.served import sources_of
+from minidnn.cli.serve import sources_of
 from minidnn.serving.model import Opened, Source, load
 from tools.serving_limits_page import page
 

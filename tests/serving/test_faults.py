@@ -22,10 +22,10 @@ from tritonclient.utils import InferenceServerException
 import minidnn as md
 from minidnn import layers as L
 from minidnn.serving.connections import Unfinished
-from minidnn.serving.faults import Fault, Refusal
 from minidnn.serving.json_numbers import NumberText, text_of
 from minidnn.serving.model import Opened, Source
 from minidnn.serving.rest_infer import RestRequest
+from minidnn.serving.settings import Fault, Refusal
 from minidnn.serving.tensors import DATATYPES, Spec, arrays_of
 
 from .conftest import FEATURES, Running, Weights, linear, running

@@ -15,7 +15,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.cli import serve
-from minidnn.cli.served import sources_of
+from minidnn.cli.serve import sources_of
 from minidnn.serving.model import ServedModel, Source, load, sizes_of
 from tests.devices import unavailable
 

@@ -15,8 +15,8 @@ from torch import nn
 
 import minidnn as md
 from minidnn.errors import DeviceError, GraphError, UnsupportedError
-from minidnn.frontends.torch import library
-from minidnn.frontends.torch.supported import page
+from minidnn.frontends.torch import frontend
+from tools.pytorch_operations_page import page
 
 
 class Two(nn.Module):
@@ -99,9 +99,9 @@ def test_what_is_not_legal() -> None:
     ],
 )
 def test_versions(monkeypatch: pytest.MonkeyPatch, version: str, accepted: bool) -> None:
-    monkeypatch.setattr(library, "_installed", lambda: version)
+    monkeypatch.setattr(frontend, "_installed", lambda: version)
     if accepted:
-        library.require_torch()
+        frontend.require_torch()
         return
     with pytest.raises(DeviceError) as caught:
         md.optimize(nn.ReLU().eval())
@@ -137,4 +137,4 @@ def test_optimize_is_what_imports_pytorch(root: Path) -> None:
 
 def test_the_page_has_the_table_of_what_is_taken(root: Path) -> None:
     found = (root / "docs/reference/pytorch-operations.md").read_text(encoding="utf-8")
-    assert found == page(), "python -m minidnn.frontends.torch.supported prints it"
+    assert found == page(), "python -m tools.pytorch_operations_page prints it"

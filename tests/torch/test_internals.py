@@ -14,7 +14,7 @@ import torch
 
 from minidnn import _torch_internals
 from minidnn.errors import DeviceError
-from minidnn.frontends.torch.library import require_torch
+from minidnn.frontends.torch.frontend import require_torch
 from tests.torch.names import (
     defined_names,
     dotted_names,
@@ -136,7 +136,7 @@ def test_what_is_missing_for_benchmarks_is_said_when_it_is_asked_for() -> None:
 
 ELSEWHERE = """
 import threading
-from minidnn.frontends.torch.library import require_torch
+from minidnn.frontends.torch.frontend import require_torch
 
 require_torch()
 from torch._subclasses.fake_tensor import FakeTensorMode

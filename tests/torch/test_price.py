@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import minidnn as md
-from minidnn.acceleration.price import gain
-from minidnn.acceleration.program import GAINS_LESS
+from minidnn.acceleration.program import GAINS_LESS, gain
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.convert import Part
 from minidnn.graph import operators as ops

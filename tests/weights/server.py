@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.weights._transfer import CHUNK
+from minidnn.weights.download import CHUNK
 
 BODY = np.random.default_rng(0).bytes(5 * CHUNK + 1234)
 SHA = hashlib.sha256(BODY).hexdigest()

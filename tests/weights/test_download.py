@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from minidnn.errors import DownloadError
-from minidnn.weights._transfer import CHUNK
-from minidnn.weights.download import download
+from minidnn.weights.download import CHUNK, download
 from tests.weights.server import BODY, QUICK, SHA, Plan
 
 ROOT = Path(__file__).parents[2]
@@ -252,7 +251,7 @@ def test_redirects_to_other_schemes(url: str, plan: Plan, target: Path, place: s
 def test_redirect_from_https_to_http() -> None:
     import urllib.request
 
-    from minidnn.weights._transfer import _Redirects
+    from minidnn.weights.download import _Redirects
 
     request = urllib.request.Request("https://example.org/a")
     redirect: Any = _Redirects().redirect_request
@@ -296,7 +295,7 @@ def test_no_name_is_resolved(target: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_packets_are_dropped(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A firewall that never answers is given up long before a server that is slow to send."""
-    monkeypatch.setattr("minidnn.weights._transfer.CONNECT_TIMEOUT", 0.2)
+    monkeypatch.setattr("minidnn.weights.download.CONNECT_TIMEOUT", 0.2)
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -314,7 +313,7 @@ def test_packets_are_dropped(target: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_slow_server_has_the_whole_timeout(
     url: str, plan: Plan, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minidnn.weights._transfer.CONNECT_TIMEOUT", 0.05)
+    monkeypatch.setattr("minidnn.weights.download.CONNECT_TIMEOUT", 0.05)
     plan.delay = 0.07
     good(url, target)
 

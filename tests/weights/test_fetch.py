@@ -16,9 +16,8 @@ import torch
 
 from minidnn import cache
 from minidnn.errors import DownloadError
-from minidnn.weights import load_weights, zoo
-from minidnn.weights._transfer import ByteProgress
-from minidnn.weights.download import download, fetch
+from minidnn.weights import load, load_weights
+from minidnn.weights.download import ByteProgress, download, fetch
 from tests.weights.server import BODY, QUICK, SHA, Plan
 
 ROOT = Path(__file__).parents[2]
@@ -125,10 +124,10 @@ def test_load_weights_by_name(
     torch.save({"denselayer1.norm.1.weight": torch.arange(3.0)}, stream)
     plan.body = stream.getvalue()
     sha = hashlib.sha256(plan.body).hexdigest()
-    mine = zoo.KnownWeights(
+    mine = load.KnownWeights(
         "tiny", "IMAGENET1K_V1", "Tiny_Weights", url.replace(SHA[:8], sha[:8]), 256, 224, 0.1
     )
-    monkeypatch.setattr(zoo, "KNOWN_WEIGHTS", (mine,))
+    monkeypatch.setattr(load, "KNOWN_WEIGHTS", (mine,))
     caplog.set_level(logging.INFO)
     for name in ("tiny", "Tiny_Weights.IMAGENET1K_V1", "tiny.DEFAULT"):
         found = load_weights(name)

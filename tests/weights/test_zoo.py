@@ -11,7 +11,7 @@ import torch
 from minidnn.errors import WeightsError
 from minidnn.models import list_models
 from minidnn.weights import KNOWN_WEIGHTS, find_known, load_weights, save_weights
-from minidnn.weights.zoo import rename_old
+from minidnn.weights.load import rename_old
 from tests.oracles.torchvision_models import models
 
 

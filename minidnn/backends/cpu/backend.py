@@ -40,13 +40,11 @@ from .execution.bind import Task, bind
 from .execution.buffers import AlignedMemory, Array, Guard
 from .execution.native import runner_kernel, why_not_there
 from .execution.packing import PackedConstant, PackedConstants
-from .execution.program import HostSum
+from .execution.program import HostSum, TableProgram
 from .execution.stored import store
-from .execution.table import TableProgram
 from .isa import Isa, best_isa, bfloat16_isa, isa_named, usable_isa, why_no_bfloat16, with_bytes
 from .lower import lower_plan
-from .machine import describe_machine
-from .rates import measured_rates
+from .machine import describe_machine, measured_rates
 from .sequences import sequence
 from .target import CpuTarget, device_for
 from .tuning import Build, tuned_tasks

@@ -55,8 +55,6 @@ from .execution.packing import Packed, PackedVectors, data_of
 from .execution.program import HostSum
 from .isa import Isa
 from .one_image import one_image
-from .operators.adaptive import print_adaptive
-from .operators.byte_window import print_byte_window
 from .operators.copies import copied, needs_copies, print_conversion, print_copy, widened
 from .operators.kernels import (
     SCHEDULE,
@@ -74,6 +72,7 @@ from .operators.matmul import (
     print_matmul_of_integers,
     reads_weight_as_it_lies,
 )
+from .operators.pooling import print_adaptive, print_byte_window
 from .operators.reduce import print_argmax, print_reduce
 from .operators.softmax import print_softmax
 from .operators.sums import print_sums

@@ -9,7 +9,7 @@ from typing import Any
 from minidnn.cudnn import library
 from minidnn.cudnn.activation import ActivationDescriptor
 from minidnn.cudnn.arrays import Shape, packed_strides
-from minidnn.cudnn.convolution.descriptor import ConvolutionDescriptor
+from minidnn.cudnn.convolution.plan import ConvolutionDescriptor
 from minidnn.cudnn.dtypes import data_type
 from minidnn.cudnn.enums import (
     ActivationMode,

@@ -5,7 +5,6 @@ three spatial dimensions; the memory layout follows from the strides.
 """
 
 from minidnn.cudnn.convolution.choose import algorithms, workspace_size
-from minidnn.cudnn.convolution.descriptor import ConvolutionDescriptor, ConvolutionInfo
 from minidnn.cudnn.convolution.functions import (
     backward_bias,
     backward_data,
@@ -15,7 +14,12 @@ from minidnn.cudnn.convolution.functions import (
     plan,
 )
 from minidnn.cudnn.convolution.key import ConvolutionKey, output_shape
-from minidnn.cudnn.convolution.plan import Candidate, ConvolutionPlan
+from minidnn.cudnn.convolution.plan import (
+    Candidate,
+    ConvolutionDescriptor,
+    ConvolutionInfo,
+    ConvolutionPlan,
+)
 
 __all__ = [
     "Candidate",

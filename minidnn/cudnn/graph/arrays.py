@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minidnn.cudnn.arrays import packed_strides
-from minidnn.cudnn.graph.dtypes import element_type
+from minidnn.cudnn.dtypes import element_type
 from minidnn.cudnn.graph.spec import TensorSpec
 from minidnn.errors import DeviceError, GraphError
 from minidnn.gpu.cupy import cupy

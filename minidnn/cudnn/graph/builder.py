@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minidnn.cudnn.arrays import overlaps
-from minidnn.cudnn.graph import arrays, device, planner, shapes
+from minidnn.cudnn.arrays import overlaps, packed_strides
+from minidnn.cudnn.dtypes import element_type
+from minidnn.cudnn.graph import arrays, device, planner
 from minidnn.cudnn.graph.device import Target
-from minidnn.cudnn.graph.dtypes import element_type
 from minidnn.cudnn.graph.engines import EngineConfig
 from minidnn.cudnn.graph.operations import Operations
 from minidnn.cudnn.graph.plan import Plan
 from minidnn.cudnn.graph.spec import ALIGNMENT, Constraints, GraphSpec, TensorSpec, constraints_from
-from minidnn.cudnn.graph.tensor import Tensor
+from minidnn.cudnn.graph.tensor import Tensor, check_shape, layout_strides, per_axis
 from minidnn.errors import GraphError
 
 
@@ -57,12 +57,12 @@ class Graph(Operations):
             if dtype is not None or layout is not None or strides is not None:
                 raise GraphError("tensor(array) takes dtype and strides from the array; give none")
             view = arrays.view(shape, name or f"t{len(self._tensors)}")
-            sizes, dtype = shapes.check_shape(view.shape, "array of shape"), view.dtype
+            sizes, dtype = check_shape(view.shape, "array of shape"), view.dtype
             steps = self._strides(sizes, None, view.strides)
             if alignment is None:
                 alignment = min(ALIGNMENT, (view.pointer & -view.pointer) or ALIGNMENT)
         else:
-            sizes = shapes.check_shape(shape, "shape")
+            sizes = check_shape(shape, "shape")
             if dtype is None:
                 raise GraphError(f"tensor({sizes}): dtype is missing, for example 'float16'")
             if layout is not None and strides is not None:
@@ -124,12 +124,8 @@ class Graph(Operations):
         shape: tuple[int, ...], layout: str | None, strides: Sequence[int] | None
     ) -> tuple[int, ...]:
         if strides is None:
-            return (
-                shapes.packed_strides(shape)
-                if layout is None
-                else shapes.layout_strides(shape, layout)
-            )
-        steps = shapes.per_axis(tuple(strides), len(shape), "strides", 0)
+            return packed_strides(shape) if layout is None else layout_strides(shape, layout)
+        steps = per_axis(tuple(strides), len(shape), "strides", 0)
         if any(step == 0 for size, step in zip(shape, steps, strict=True) if size > 1):
             raise GraphError(f"strides {steps}: a stride of 0 is only valid where the size is 1")
         return steps

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from minidnn.cudnn.dtypes import element_type
 from minidnn.cudnn.enums import ConvolutionMode, ReduceTensorOp
 from minidnn.cudnn.graph.attributes import Attribute as A
 from minidnn.cudnn.graph.descriptor import BackendDescriptor
-from minidnn.cudnn.graph.dtypes import element_type
 from minidnn.cudnn.graph.enums import AttributeType as T
 from minidnn.cudnn.graph.enums import DescriptorType as D
 from minidnn.cudnn.graph.enums import GenStatsMode, PaddingMode, ResampleMode

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minidnn.cudnn.graph import shapes
+from minidnn.cudnn.dtypes import HOST_TYPES, element_type
+from minidnn.cudnn.graph import tensor
 from minidnn.cudnn.graph.attributes import Attribute
-from minidnn.cudnn.graph.dtypes import HOST_TYPES, element_type
 from minidnn.cudnn.graph.enums import PointwiseMode
 from minidnn.cudnn.graph.spec import (
     Convolution,
@@ -150,7 +150,7 @@ class Operations:
         flip: bool = False,
     ) -> Tensor:
         """The gradient by the images, of shape ``input_shape``, of :meth:`convolution`."""
-        x_shape = shapes.check_shape(input_shape, "input_shape")
+        x_shape = tensor.check_shape(input_shape, "input_shape")
         node, y_shape = self._window(x_shape, w.shape, padding, stride, dilation)
         self._expect("convolution_backward_data", "dy", dy, y_shape, f"input_shape {x_shape}")
         self._same_dtype("convolution_backward_data", dy, w)
@@ -174,7 +174,7 @@ class Operations:
         flip: bool = False,
     ) -> Tensor:
         """The gradient by the filters, of shape ``filter_shape``, of :meth:`convolution`."""
-        w_shape = shapes.check_shape(filter_shape, "filter_shape")
+        w_shape = tensor.check_shape(filter_shape, "filter_shape")
         node, y_shape = self._window(x.shape, w_shape, padding, stride, dilation)
         self._expect("convolution_backward_filter", "dy", dy, y_shape, f"filter_shape {w_shape}")
         self._same_dtype("convolution_backward_filter", dy, x)
@@ -210,10 +210,10 @@ class Operations:
                 f"which images {x} imply"
             )
         count = len(x) - 2
-        before, after = shapes.padding_pair(padding, count)
-        steps = shapes.per_axis(stride, count, "stride", 1)
-        spread = shapes.per_axis(dilation, count, "dilation", 1)
-        size = shapes.window_output(x[2:], w[2:], before, after, steps, spread)
+        before, after = tensor.padding_pair(padding, count)
+        steps = tensor.per_axis(stride, count, "stride", 1)
+        spread = tensor.per_axis(dilation, count, "dilation", 1)
+        size = tensor.window_output(x[2:], w[2:], before, after, steps, spread)
         return Window(before, after, steps, spread), (x[0], w[0], *size)
 
     # --- element-wise ------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class Operations:
             raise GraphError(f"{mode}: at least one operand must be a tensor of the graph")
         dims = len(known[0].shape)
         tensors = [o if isinstance(o, Tensor) else self.constant(o, dims) for o in operands]
-        shape = shapes.broadcast([t.shape for t in tensors], mode)
+        shape = tensor.broadcast([t.shape for t in tensors], mode)
         lead = next((t for t in known if t.shape == shape), known[0])
         if dtype is not None:
             element_type(dtype)
@@ -303,9 +303,9 @@ class Operations:
         if len(a.shape) != len(b.shape) or len(a.shape) < 3 or a.shape[-1] != b.shape[-2]:
             raise GraphError(f"matmul: {a.shape} and {b.shape} are not (B, M, K) and (B, K, N)")
         self._same_dtype("matmul", a, b)
-        batch = shapes.broadcast([a.shape[:-2], b.shape[:-2]], "matmul")
+        batch = tensor.broadcast([a.shape[:-2], b.shape[:-2]], "matmul")
         shape = (*batch, a.shape[-2], b.shape[-1])
-        c = self._declare(TensorSpec(shape, shapes.packed_strides(shape), a.dtype), None)
+        c = self._declare(TensorSpec(shape, tensor.packed_strides(shape), a.dtype), None)
         self._add(Matmul(a.index, b.index, c.index, _compute(a)), a, b)
         return c
 
@@ -325,12 +325,12 @@ class Operations:
         count = len(x.shape) - 2
         if count < 1:
             raise GraphError(f"pool: {x.shape} has no spatial dimensions")
-        size = shapes.per_axis(window, count, "window", 1)
-        steps = shapes.per_axis(size if stride is None else stride, count, "stride", 1)
-        before, after = shapes.padding_pair(padding, count)
+        size = tensor.per_axis(window, count, "window", 1)
+        steps = tensor.per_axis(size if stride is None else stride, count, "stride", 1)
+        before, after = tensor.padding_pair(padding, count)
         if any(p >= k for p, k in zip((*before, *after), (*size, *size), strict=True)):
             raise GraphError(f"pool: padding {padding!r} leaves windows {size} without a value")
-        out = shapes.window_output(x.shape[2:], size, before, after, steps, (1,) * count)
+        out = tensor.window_output(x.shape[2:], size, before, after, steps, (1,) * count)
         y = self._result((*x.shape[:2], *out), x)
         method, outside = POOLING[mode]
         compute = "float32" if x.dtype != "float64" else "float64"
@@ -358,7 +358,7 @@ class Operations:
         """The sums of ``x`` and of its squares over all axes but channels, of shape (1, C, 1, 1),
         in float32: what a batch normalization needs.  cuDNN computes it behind a convolution."""
         shape = (1, x.shape[1], *(1 for _ in x.shape[2:]))
-        strides = shapes.packed_strides(shape, channels_last=True)
+        strides = tensor.packed_strides(shape, channels_last=True)
         sums, squares = (
             self._declare(TensorSpec(shape, strides, "float32"), None) for _ in range(2)
         )
@@ -375,8 +375,8 @@ class Operations:
 
     def _result(self, shape: tuple[int, ...], like: Tensor, dtype: str | None = None) -> Tensor:
         """A tensor of the dtype and in the layout (channels first or last) of ``like``."""
-        last = shapes.is_channels_last(like.shape, like.strides)
-        strides = shapes.packed_strides(shape, channels_last=last)
+        last = tensor.is_channels_last(like.shape, like.strides)
+        strides = tensor.packed_strides(shape, channels_last=last)
         return self._declare(TensorSpec(shape, strides, dtype or like.dtype), None)
 
     def _add(self, node: Node, *operands: Tensor) -> None:

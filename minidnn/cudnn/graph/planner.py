@@ -1,24 +1,118 @@
-"""From a frozen graph to a plan: what cuDNN proposes, what is allowed, what is fastest."""
+"""From a frozen graph to a plan: what cuDNN proposes, what is allowed, what is fastest.
+
+What was found out about a graph, ranked engines or "unsupported", is kept in memory and on disk.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
+from minidnn.cache import CacheStore, digest
+from minidnn.cudnn import machine
 from minidnn.cudnn.errors import CuDNNError
-from minidnn.cudnn.graph import arrays, compiled, device, engines, lower, memory, timing
+from minidnn.cudnn.graph import arrays, device, engines, lower, timing
 from minidnn.cudnn.graph.descriptor import BackendDescriptor
 from minidnn.cudnn.graph.engines import EngineConfig, Proposal
-from minidnn.cudnn.graph.memory import Finding, Ranked
-from minidnn.cudnn.graph.plan import Plan
+from minidnn.cudnn.graph.plan import Plan, built
 from minidnn.cudnn.graph.spec import Constraints, GraphSpec
 from minidnn.errors import GraphError, MiniDNNWarning, OutOfMemoryError, UnsupportedError
 from minidnn.gpu.cupy import cupy
+
+FORMAT = 2
+KEPT = 8
+"""How many of the best engines are remembered, for when memory is short."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One engine that works: its time in milliseconds and its workspace in bytes."""
+
+    config: EngineConfig
+    milliseconds: float
+    workspace: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Engines from fast to slow; none, with the reason, when the graph is unsupported."""
+
+    ranked: tuple[Ranked, ...]
+    reason: str = ""
+
+
+_found: dict[str, Finding] = {}
+_lock = threading.Lock()
+_store = CacheStore("cudnn_graph", ".json", 64 << 20)
+
+
+def key_of(spec: GraphSpec, constraints: Constraints, device: str) -> str:
+    """The name of an entry: everything that the choice depends on."""
+    return digest("cudnn graph", FORMAT, spec, constraints, device, machine.library_name())
+
+
+def recall(name: str) -> Finding | None:
+    """What is remembered under that key, or None."""
+    with _lock:
+        if name in _found:
+            return _found[name]
+    data = _store.read(name)
+    finding = None if data is None else _decode(data)
+    if finding is not None:
+        with _lock:
+            _found[name] = finding
+    return finding
+
+
+def remember(name: str, finding: Finding, **shown: Any) -> None:
+    """Keeps a finding in memory and on disk; ``shown`` goes into the file for its readers."""
+    with _lock:
+        _found[name] = finding
+    ranked = [
+        {
+            "engine": item.config.engine,
+            "knobs": [list(knob) for knob in item.config.knobs],
+            "milliseconds": item.milliseconds,
+            "workspace": item.workspace,
+        }
+        for item in finding.ranked[:KEPT]
+    ]
+    entry = {"format": FORMAT, **shown, "unsupported": finding.reason, "ranked": ranked}
+    _store.put(name, json.dumps(entry, indent=1).encode(), label="plan")
+
+
+def forget() -> None:
+    """Empties the memory of this process, not the disk."""
+    with _lock:
+        _found.clear()
+
+
+def _decode(data: bytes) -> Finding | None:
+    """None for an entry of another shape than ours; the caller then measures again."""
+    try:
+        entry = json.loads(data)
+        ranked = tuple(
+            Ranked(
+                EngineConfig(int(i["engine"]), tuple((int(k), int(v)) for k, v in i["knobs"])),
+                float(i["milliseconds"]),
+                int(i["workspace"]),
+            )
+            for i in entry["ranked"]
+        )
+        reason = str(entry["unsupported"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return Finding(ranked, reason) if ranked or reason else None
+
 
 log = logging.getLogger(__name__)
 _THREADS = min(16, os.cpu_count() or 1)
@@ -38,18 +132,18 @@ def build(
         )
     target = device.current()
     if isinstance(choose, EngineConfig):
-        made = compiled.build(spec, target, choose)
+        made = built(spec, target, choose)
         return Plan(spec, made, target, choose, scalars=scalars, names=names)
     if choose == "heuristic":
         for plan in candidates(spec, constraints, target, scalars=scalars, names=names):
             return plan
         raise _unsupported(spec, constraints, "no engine was proposed that may be used")
-    key = memory.key(spec, constraints, target.name)
-    finding = memory.recall(key)
+    key = key_of(spec, constraints, target.name)
+    finding = recall(key)
     if finding is None:
         finding = _measure(spec, constraints, target, scalars)
         shown = {"graph": spec.describe(), "constraints": str(constraints), "device": target.name}
-        memory.remember(key, finding, **shown)
+        remember(key, finding, **shown)
     if not finding.ranked:
         raise _unsupported(spec, constraints, finding.reason)
     return _first_that_fits(spec, finding, target, scalars, names)
@@ -65,7 +159,7 @@ def _first_that_fits(
     for item in finding.ranked:
         plan = Plan(
             spec,
-            compiled.build(spec, target, item.config),
+            built(spec, target, item.config),
             target,
             item.config,
             milliseconds=item.milliseconds,
@@ -231,7 +325,7 @@ def _measure(
 def _with_small_one(ranked: tuple[Ranked, ...]) -> tuple[Ranked, ...]:
     """What is remembered: the fastest, and the fastest of those that need least memory."""
     least = min(ranked, key=lambda item: item.workspace)
-    kept = ranked[: memory.KEPT]
+    kept = ranked[:KEPT]
     return kept if least in kept else (*kept[:-1], least)
 
 

@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from minidnn.cudnn.graph.dtypes import element_type
+from minidnn.cudnn.dtypes import element_type
 from minidnn.errors import GraphError
 
 ALIGNMENT = 16

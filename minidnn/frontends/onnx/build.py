@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.frontends.onnx.limits import Budget, check_shape
+from minidnn.frontends.onnx.library import Budget, check_shape
 from minidnn.frontends.onnx.tensors import DTYPES, STORED
 from minidnn.graph.expression import Expression, argument, constant, number
 from minidnn.graph.ir import Constant, Value

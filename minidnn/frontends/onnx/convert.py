@@ -9,7 +9,7 @@ import numpy as np
 
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.onnx.build import Builder
-from minidnn.frontends.onnx.limits import Budget
+from minidnn.frontends.onnx.library import Budget
 from minidnn.frontends.onnx.model import Declared, OnnxModel, read_model
 from minidnn.frontends.onnx.nodes import Nodes, Scope
 from minidnn.frontends.onnx.shapes import bind_shapes, check_output

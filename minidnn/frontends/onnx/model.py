@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import GraphError, UnsupportedError
-from minidnn.frontends.onnx.library import OLDEST_OPSET, import_onnx, newest_opset
-from minidnn.frontends.onnx.limits import MOST_NODES
+from minidnn.frontends.onnx.library import MOST_NODES, OLDEST_OPSET, import_onnx, newest_opset
 from minidnn.frontends.onnx.tensors import dtype_of, read_tensor
 from minidnn.weights.load import other_format
 

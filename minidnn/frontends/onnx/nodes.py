@@ -15,8 +15,14 @@ from typing import Any
 from minidnn.errors import GraphError, OutOfMemoryError, UnsupportedError
 from minidnn.frontends.onnx.build import Builder
 from minidnn.frontends.onnx.call import NotConverted, OnnxCall
-from minidnn.frontends.onnx.library import OLDEST_OPSET, import_onnx, newest_opset
-from minidnn.frontends.onnx.limits import DEEPEST, MOST_NODES, MOST_OUTPUTS
+from minidnn.frontends.onnx.library import (
+    DEEPEST,
+    MOST_NODES,
+    MOST_OUTPUTS,
+    OLDEST_OPSET,
+    import_onnx,
+    newest_opset,
+)
 from minidnn.frontends.onnx.model import OWN_DOMAIN, Key, OnnxModel, key_of
 from minidnn.frontends.onnx.operators import CONVERTERS, OTHER_DOMAINS
 from minidnn.frontends.onnx.operators.quantization import CONVERTERS as QUANTIZED

@@ -14,12 +14,11 @@ from typing import Any
 
 from minidnn.dynamic.dim import Dim, Template
 from minidnn.errors import GraphError, MiniDNNWarning
-from minidnn.frontends.onnx.limits import check_shape
+from minidnn.frontends.onnx.library import check_shape
 from minidnn.frontends.onnx.model import OWN_DOMAIN, SIZES_KEY, Declared, OnnxModel
 from minidnn.frontends.onnx.operators import activations, elementwise
 from minidnn.frontends.onnx.tensors import DTYPES
-from minidnn.graph.plain import plain
-from minidnn.graph.types import TensorType
+from minidnn.graph.types import TensorType, plain
 from minidnn.sizes.sized_graph import dims_from_json
 
 #: What becomes the same operators of the graph for all planes, or views, which name sizes and so

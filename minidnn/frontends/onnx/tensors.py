@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import GraphError, UnsupportedError
-from minidnn.frontends.onnx.limits import check_shape
+from minidnn.frontends.onnx.library import check_shape
 
 #: ``TensorProto.DataType`` -> the dtype that minidnn has for it.
 DTYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}

@@ -13,8 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from ...backends.cpu.isa import Isa, best_isa, isa_named
-from ...backends.cpu.machine import describe_machine
-from ...backends.cpu.rates import measured_rates
+from ...backends.cpu.machine import describe_machine, measured_rates
 from ..model import Roofline
 from ..step import Point
 

@@ -14,8 +14,8 @@ import numpy as np
 from ...backends.codegen.kernel import KernelSource
 from ...backends.cpu.compilers.kernels import compile_kernels
 from ...backends.cpu.contraction import print_contraction
-from ...backends.cpu.contraction.algorithm import Algorithm
 from ...backends.cpu.contraction.algorithms import ALGORITHMS, question_of
+from ...backends.cpu.contraction.choose import Algorithm
 from ...backends.cpu.execution.buffers import AlignedMemory, Guard
 from ...backends.cpu.execution.program import BoundKernel, NativeProgram, Operand, Pool, shared_pool
 from ...backends.cpu.isa import Isa, best_isa, usable_isa
@@ -28,10 +28,9 @@ from ...graph.operators import Conv2d
 from ...graph.types import TensorType
 from ...measure import median, timed
 from ..ceilings import CeilingJob
-from ..operands import RESULT, Operands, WrongResultError, first_wrong
-from ..shapes import ConvolutionShape
+from ..operands import RESULT, ConvolutionShape, Operands, WrongResultError, first_wrong
 from ..step import Point
-from .convolution import image, result
+from .ladders import image, result
 from .machine import CpuMachine
 
 _SAMPLES, _LEAST_QUIET = 30, 8

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..shapes import ConvolutionShape, convolve
+from ..operands import ConvolutionShape, convolve
 from ..step import KERNELS, Block, Ladder, Parameters
 from . import fft_work
-from .convolution_work import direct, halo, halves
-from .implicit_work import implicit, tensor, unfold
+from .convolution_work import direct, halo, halves, implicit, tensor, unfold
 from .step import MOST_STATIC, CudaStep, KernelBefore, Sizes
 
 SHAPE = ConvolutionShape(1, 4, 4, 4, 1, 2, 2)

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from ..access import FMA_CYCLES, L2_CYCLES, SHARED_CYCLES, WARP, Access, Work, lanes, sample, turns
-from ..shapes import ConvolutionShape
+from ..operands import ConvolutionShape
 from ..step import Block, Parameters
 from .step import MOST_STATIC, KernelBefore, Sizes
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..access import FMA_CYCLES, L1_CYCLES, WARP, Access, Work, lanes, sample
-from ..shapes import ConvolutionShape
+from ..operands import ConvolutionShape
 from ..step import KERNELS, Block, Ladder, Parameters
 from .convolution import CONVOLUTION
 from .step import CudaStep, Sizes

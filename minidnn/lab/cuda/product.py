@@ -1,14 +1,259 @@
-"""The steps of the ladder of matrix products."""
+"""The steps of the ladder of matrix products, and what these read, write and compute."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..shapes import ProductShape, multiply
+import numpy as np
+
+from ..access import (
+    FMA_CYCLES,
+    L1_CYCLES,
+    L2_CYCLES,
+    SHARED_CYCLES,
+    WARP,
+    Access,
+    Work,
+    lanes,
+    sample,
+    turns,
+)
+from ..operands import ProductShape, multiply
 from ..step import KERNELS, Block, Ladder, Parameters
-from .product_work import direct, patches, tensor, tiles
 from .step import MOST_STATIC, CudaStep, Sizes
+
+_BLOCKS, _DEPTH = 4, 8
+"""Blocks down and across, and products of an element, that are looked at."""
+_PRODUCT_INSTRUCTIONS, _NUMBER_COPIED = 5, 10
+VECTOR_COPIED = 6
+"""Of one vector fetched and kept: its address, its comparisons, read and store."""
+_ACROSS, _DOWN, _DEEP = 32, 64, 16
+"""Sums of a warp, and products of an instruction."""
+_PRODUCT_CYCLES = 33
+"""From an instruction of tensor cores to what needs its result."""
+
+
+def direct(
+    shape: ProductShape, block: Block, parameters: Parameters, *, down: bool = False
+) -> Work:
+    """Of a step whose products read both factors from memory; ``down``: threads that follow each
+    other have different rows."""
+    number = lanes(block[0] * block[1])
+    fast, slow = number % block[0], number // block[0]
+    tile = (block[0], block[1]) if down else (block[1], block[0])
+    top, left, share = corners(shape, tile)
+    row, column = top + (fast if down else slow), left + (slow if down else fast)
+    there = (number >= 0) & (row < shape.rows) & (column < shape.columns)
+    k = np.arange(min(shape.depth, _DEPTH)).reshape(1, -1, 1, 1)
+    times = share * shape.depth / k.size
+
+    def places(at: np.ndarray) -> np.ndarray:
+        return np.where(there[:, None], at, -1).reshape(len(at), -1, 32)
+
+    a = Access("a", "global", places(row[:, None] * shape.depth + k), times)
+    b = Access("b", "global", places(k * shape.columns + column[:, None]), times)
+    y = Access("y", "global", places((row * shape.columns + column)[:, None]), share, store=True)
+    return Work(
+        (a, b, y),
+        a.requests,
+        a.requests * _PRODUCT_INSTRUCTIONS,
+        shape.depth * (L1_CYCLES + FMA_CYCLES),
+        ("a",) if down else ("b",),
+    )
+
+
+def tiles(
+    shape: ProductShape,
+    block: Block,
+    parameters: Parameters,
+    *,
+    apart: bool = False,
+    padded: int = 0,
+    width: int = 1,
+    of_warps: bool = False,
+) -> Work:
+    """Of a step that copies tiles of both factors to shared memory, ``width`` numbers at a time:
+    then the first factor's lies transposed.  ``apart``: a thread's rows and columns have those of
+    the others between them.  ``padded``: numbers behind each row of the first tile.  ``of_warps``:
+    a warp's threads are eight rows and four columns of the block's."""
+    down, across = parameters.get("THREAD_ROWS", 1), parameters.get("THREAD_COLUMNS", 1)
+    deep = parameters.get("TILE_DEPTH", block[0])
+    rows, columns, threads = block[1] * down, block[0] * across, block[0] * block[1]
+    top, left, share = corners(shape, (rows, columns))
+    steps, whole = -(-shape.depth // deep), max(1.0, shape.depth / deep)
+    blocks = len(top) * share
+
+    i, k = np.divmod(turns(threads, rows * deep // width), deep // width)
+    k = np.where(i >= 0, k * width, -1)
+    at = np.where(
+        (i >= 0) & (top + i < shape.rows) & (k < shape.depth), (top + i) * shape.depth + k, -1
+    )
+    a = Access("a", "global", at, share * whole, width=width)
+    kept = np.where(i >= 0, k * (rows + padded) + i if width > 1 else i * (deep + padded) + k, -1)
+    to_a = Access("a", "shared", kept[None], blocks * steps * width, store=True)
+
+    taken = turns(threads, deep * columns // width)
+    i, j = taken // (columns // width), taken % (columns // width) * width
+    there = (taken >= 0) & (i < shape.depth) & (left + j < shape.columns)
+    b = Access(
+        "b", "global", np.where(there, i * shape.columns + left + j, -1), share * whole, width=width
+    )
+    kept = np.where(taken >= 0, taken * width, -1)
+    to_b = Access("b", "shared", kept[None], blocks * steps, store=True, width=width)
+
+    number = lanes(threads)
+    i, j = warp_patch(number, block) if of_warps else (number // block[0], number % block[0])
+    k, r = np.arange(deep).reshape(-1, 1, 1, 1), np.arange(down // width).reshape(-1, 1, 1)
+    c = np.arange(across // width).reshape(-1, 1, 1)
+    row = (i + r * block[1]) * width if apart else i * down + r
+    at = k * (rows + padded) + row if width > 1 else row * (deep + padded) + k
+    of_a = Access("a", "shared", _reads(at, number), blocks * steps, width=width)
+    at = k * columns + (j + c * block[0]) * width
+    of_b = Access("b", "shared", _reads(at, number), blocks * steps, width=width)
+
+    rows_of = np.arange(down).reshape(-1, 1, 1, 1)
+    if width > 1:
+        place = (i + rows_of // width * block[1]) * width + rows_of % width
+    else:
+        place = i + rows_of * block[1] if apart else i * down + rows_of
+    written = top[..., None, None] + place
+    column = left[..., None, None] + (j + c * block[0]) * width
+    there = (number >= 0) & (written < shape.rows) & (column < shape.columns)
+    at = np.where(there, written * shape.columns + column, -1).reshape(len(top), -1, 32)
+    y = Access("y", "global", at, share, store=True, width=width)
+
+    products = blocks * steps * len(number) * deep * down * across
+    copies = a.at.shape[1] + b.at.shape[1]
+    reads = of_a.requests + of_b.requests
+    return Work(
+        (a, b, to_a, to_b, of_a, of_b, y),
+        products,
+        products + reads + blocks * steps * copies * _NUMBER_COPIED,
+        steps * (L2_CYCLES + 2 * SHARED_CYCLES + deep * max(FMA_CYCLES, down * across)),
+        ("b",),
+        repeats=steps,
+    )
+
+
+def patches(
+    shape: ProductShape, block: Block, parameters: Parameters, *, of_warps: bool = False
+) -> Work:
+    """Of a step with eight rows and columns a thread and two tiles in turn: the next one is
+    fetched while products are computed, so that a tile takes what the longer of both does."""
+    eight = {**parameters, "THREAD_ROWS": 8, "THREAD_COLUMNS": 8}
+    work = tiles(shape, block, eight, apart=True, padded=4, width=4, of_warps=of_warps)
+    deep = parameters["TILE_DEPTH"]
+    steps = -(-shape.depth // deep)
+    alone = L2_CYCLES + steps * (SHARED_CYCLES + max(L2_CYCLES, 64 * deep))
+    return replace(work, alone=alone)
+
+
+def warp_patch(number: np.ndarray, block: Block) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column among the threads of a block whose warps are patches of eight by four."""
+    warp, lane = number // 32, number % 32
+    across = block[0] // 4
+    return warp // across * 8 + lane // 4, warp % across * 4 + lane % 4
+
+
+def corners(shape: ProductShape, tile: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, float]:
+    """The first rows and columns of some blocks, and how many blocks there are for each."""
+    down, across = -(-shape.rows // tile[0]), -(-shape.columns // tile[1])
+    top, left = np.meshgrid(sample(down, _BLOCKS), sample(across, _BLOCKS))
+    share = down * across / top.size
+    return top.reshape(-1, 1, 1) * tile[0], left.reshape(-1, 1, 1) * tile[1], share
+
+
+def _reads(at: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """Of the threads that there are, as one block's instructions."""
+    return np.where(number >= 0, at, -1).reshape(1, -1, 32)
+
+
+def tensor(shape: ProductShape, block: Block, parameters: Parameters) -> Work:
+    """Tiles of both factors in float16, two in turn; 64 by 32 sums a warp."""
+    deep, count = parameters["TILE_DEPTH"], block[0] * block[1]
+    rows, columns = 8 * block[1], 8 * block[0]
+    top, left, share = corners(shape, (rows, columns))
+    steps, whole = -(-shape.depth // deep), max(1.0, shape.depth / deep)
+    blocks = len(top) * share
+
+    taken = turns(count, rows * deep // 8)
+    i, k = taken // (deep // 8), taken % (deep // 8) * 8
+    there = (taken >= 0) & (top + i < shape.rows) & (k < shape.depth)
+    at = np.where(there, (top + i) * shape.depth + k, -1)
+    a = Access("a", "global", at, share * whole, width=8, bytes=2)
+    kept = np.where(taken >= 0, i * (deep // 2 + 4) + k // 2, -1)
+    to_a = Access("a", "shared", kept[None], blocks * steps, store=True, width=4)
+
+    taken = turns(count, deep // 2 * block[0])
+    i, j = taken // block[0], taken % block[0] * 8
+    own = np.arange(2).reshape(-1, 1, 1)
+    there = (taken >= 0) & (2 * i < shape.depth) & (left + j < shape.columns)
+    at = np.where(there, 2 * i * shape.columns + left + j, -1)
+    both = np.where(at[:, None] >= 0, at[:, None] + own * shape.columns, -1)
+    at = both.reshape(len(at), -1, WARP)
+    b = Access("b", "global", at, share * whole, width=8, bytes=2)
+    kept = np.where(taken >= 0, i * (columns + 8) + j + 4 * own, -1).reshape(1, -1, WARP)
+    to_b = Access("b", "shared", kept, blocks * steps, store=True, width=4)
+
+    number = lanes(count)
+    row, column = warp_sums(number, block)
+    r, c = np.arange(8).reshape(-1, 1, 1, 1), np.arange(4).reshape(-1, 1, 1)
+    row = top[..., None, None] + row + 8 * r
+    column = left[..., None, None] + column + 8 * c
+    there = (number >= 0) & (row < shape.rows) & (column < shape.columns)
+    at = np.where(there, row * shape.columns + column, -1).reshape(len(top), -1, WARP)
+    y = Access("y", "global", at, share, store=True, width=2, bytes=2)
+
+    reads = fragments(("a", "b"), block, deep, blocks * steps)
+    products = tensor_products(block, deep, blocks * steps)
+    copies = a.at.shape[1] + b.at.shape[1]
+    return Work(
+        (a, b, to_a, to_b, *reads, y),
+        0.0,
+        products + sum(one.requests for one in reads) + blocks * steps * copies * VECTOR_COPIED,
+        cycles_alone(steps, deep),
+        ("b",),
+        products,
+    )
+
+
+def warp_sums(number: np.ndarray, block: Block) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column of a thread's first sum in the block's tile."""
+    warp, lane = number // WARP, number % WARP
+    across = block[0] // 4
+    return warp // across * _DOWN + lane // 4, warp % across * _ACROSS + lane % 4 * 2
+
+
+def fragments(
+    names: tuple[str, str], block: Block, deep: int, times: float
+) -> tuple[Access, Access]:
+    """What warps read of both tiles, in words of two numbers."""
+    number = lanes(block[0] * block[1])
+    row, column = warp_sums(number, block)
+    column = column - number % 4 * 2 + number % WARP // 4
+    k = np.arange(0, deep, _DEEP).reshape(-1, 1, 1, 1, 1) // 2 + number % 4
+    part, tile = np.arange(2).reshape(-1, 1, 1, 1), np.arange(8).reshape(-1, 1, 1)
+    first = (row + 8 * tile) * (deep // 2 + 4) + k + 4 * part
+    second = (k + 4 * part) * (8 * block[0] + 8) + column + 8 * tile[:4]
+
+    def read(name: str, at: np.ndarray) -> Access:
+        return Access(name, "shared", np.where(number >= 0, at, -1).reshape(1, -1, WARP), times)
+
+    return read(names[0], first), read(names[1], second)
+
+
+def tensor_products(block: Block, deep: int, times: float) -> float:
+    """Instructions of tensor cores."""
+    sums = _DOWN // 16 * (_ACROSS // 8)
+    return times * (block[0] * block[1] // WARP) * (deep // _DEEP) * sums
+
+
+def cycles_alone(steps: int, deep: int) -> float:
+    """That a block takes if only its own latencies delay it."""
+    products = deep // _DEEP * (SHARED_CYCLES + _PRODUCT_CYCLES)
+    return L2_CYCLES + steps * (SHARED_CYCLES + max(L2_CYCLES, products))
 
 
 def tile_of(block: Block, parameters: Parameters) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from ...backends.cuda.kernels import Launch
 from ...backends.cuda.machine import Machine
 from ...errors import UnsupportedError
 from ..access import Work, least_work
-from ..occupancy import MOST_THREADS
+from ..model import MOST_THREADS
 from ..step import Block, LadderStep, Parameters
 
 Sizes = tuple[tuple[int, int, int], tuple[int, int, int], int]

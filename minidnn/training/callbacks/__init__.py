@@ -1,9 +1,8 @@
 """Callbacks: what happens beside training, after a step or an epoch of :meth:`Trainer.fit`."""
 
-from minidnn.training.callbacks.callback import Callback
+from minidnn.training.callbacks.callback import Callback, EarlyStopping
 from minidnn.training.callbacks.checkpoint import Checkpoint, RayReport
 from minidnn.training.callbacks.logs import CSV, JSONLines, ProgressBar, TensorBoard
-from minidnn.training.callbacks.stopping import EarlyStopping
 
 __all__ = [
     "CSV",

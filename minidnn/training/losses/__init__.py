@@ -4,6 +4,4 @@ from minidnn.training.losses.classes import *
 from minidnn.training.losses.common import *
 from minidnn.training.losses.common import Function as Function
 from minidnn.training.losses.distances import *
-from minidnn.training.losses.overlaps import *
 from minidnn.training.losses.pairs import *
-from minidnn.training.losses.weighted import *

@@ -9,8 +9,7 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.training.arguments import check_number, check_whole
-from minidnn.training.metrics.confusion import Average, Averaged, OfClasses, Task, ratio
-from minidnn.training.metrics.metric import States
+from minidnn.training.metrics.metric import Average, Averaged, OfClasses, States, Task, ratio
 
 __all__ = [
     "Accuracy",

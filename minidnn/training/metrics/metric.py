@@ -1,4 +1,7 @@
-"""What a metric is: a number of a whole set, and not a mean of its batches' numbers."""
+"""What a metric is: a number of a whole set, and not a mean of its batches' numbers.
+
+Metrics of classes follow from which class was taken for which, and how often.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,17 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from minidnn.errors import GraphError
+from minidnn.training.arguments import check_number, check_whole
 
-__all__ = ["Metric", "States", "merged"]
+__all__ = [
+    "Averaged",
+    "Metric",
+    "OfClasses",
+    "States",
+    "merged",
+    "ratio",
+]
+
 
 #: What is kept of the batches so far, by name.
 States = Mapping[str, np.ndarray]
@@ -76,3 +88,212 @@ def merged(metric: Metric, before: States | None, new: States) -> States:
     if metric.adds:
         return {name: before[name] + array for name, array in new.items()}
     return {name: np.concatenate([before[name], array]) for name, array in new.items()}
+
+
+Task = Literal["multiclass", "binary", "multilabel"]
+Average = Literal["micro", "macro", "weighted", "none"] | None
+_TASKS = ("multiclass", "binary", "multilabel")
+_AVERAGES = ("micro", "macro", "weighted", "none", None)
+
+
+class OfClasses(Metric):
+    """What metrics of classes share.
+
+    "multiclass": outputs are scores (N, C, ...) and targets classes (N, ...), or a probability for
+    each class.  "binary": outputs are scores (N, ...) or (N, 1, ...) and targets 0 and 1;
+    "multilabel": both are (N, L, ...).  If any score of the whole set is not from 0 to 1, they are
+    logits, whose sigmoid is compared with the threshold.
+    """
+
+    def __init__(
+        self,
+        task: Task = "multiclass",
+        *,
+        threshold: float = 0.5,
+        ignore_index: int | None = None,
+    ) -> None:
+        if task not in _TASKS:
+            raise GraphError(
+                f"{type(self).__name__}: task={task!r:.80}; valid are "
+                f"{', '.join(map(repr, _TASKS))}"
+            )
+        check_number(self, "threshold", threshold, 0, 1)
+        if ignore_index is not None:
+            check_whole(self, "ignore_index", ignore_index, -(1 << 53))
+        self.task, self.threshold, self.ignore_index = task, threshold, ignore_index
+
+    def seen(self, output: Any, target: Any) -> tuple[Any, ...]:
+        super().seen(output, target)
+        if self.task != "multiclass":
+            return (output,)
+        check_classes(self, output.shape)
+        return (output.argmax(1),)
+
+    def taken(self, seen: Sequence[np.ndarray], target: np.ndarray, shape: Sequence[int]) -> States:
+        if self.task != "multiclass" or seen[0].ndim == len(shape):
+            return self.batch(seen[0], target)
+        return self.confusions(seen[0], target, shape[1])
+
+    def batch(self, output: np.ndarray, target: np.ndarray) -> States:
+        if self.task == "multiclass":
+            check_classes(self, output.shape)
+            return self.confusions(output.argmax(1), target, output.shape[1])
+        scores, target, keep = as_labels(self, output, target)
+        inside = (scores >= 0) & (scores <= 1)
+        with np.errstate(over="ignore"):
+            sigmoid = 1.0 / (1.0 + np.exp(-scores))
+        return {
+            "counts": _matrices(scores > self.threshold, target, keep),
+            "logits": _matrices(sigmoid > self.threshold, target, keep),
+            "outside": np.array((keep & ~inside).sum()),
+        }
+
+    def confusions(self, found: np.ndarray, target: np.ndarray, classes: int) -> States:
+        """How often each class, a row, was taken for each, a column."""
+        target = as_classes(self, target, found.shape)
+        keep = np.ones(target.shape, bool)
+        if self.ignore_index is not None:
+            keep = target != self.ignore_index
+        check_range(self, target[keep], classes)
+        pairs = target[keep].astype(np.int64) * classes + found[keep]
+        return {"counts": np.bincount(pairs, minlength=classes**2).reshape(classes, classes)}
+
+    def counts(self, states: States) -> np.ndarray:
+        """The confusion matrix (C, C), or (labels, 2, 2)."""
+        return states["logits" if states.get("outside", 0) else "counts"]
+
+    def rates(self, states: States) -> tuple[np.ndarray, ...]:
+        """For each class or label, how many were found rightly, found wrongly, missed, and rightly
+        not found."""
+        counts = self.counts(states).astype(np.float64)
+        if self.task == "multiclass":
+            right = np.diag(counts)
+            found, are = counts.sum(0), counts.sum(1)
+            return right, found - right, are - right, counts.sum() - found - are + right
+        return counts[:, 1, 1], counts[:, 0, 1], counts[:, 1, 0], counts[:, 0, 0]
+
+
+def _matrices(found: np.ndarray, target: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    """A confusion matrix of 2 by 2 for each label."""
+    counts = np.zeros((target.shape[1], 2, 2), np.int64)
+    for label in range(target.shape[1]):
+        some = keep[:, label]
+        pairs = target[:, label][some].astype(np.int64) * 2 + found[:, label][some]
+        counts[label] = np.bincount(pairs, minlength=4).reshape(2, 2)
+    return counts
+
+
+def check_classes(owner: Metric, shape: Any) -> None:
+    if len(shape) < 2 or shape[1] < 2:
+        raise GraphError(
+            f"{type(owner).__name__}: the output has shape {tuple(shape)}; valid for "
+            "task='multiclass' is (N, classes, ...); task='binary' takes one score a sample"
+        )
+
+
+def as_classes(owner: Metric, target: np.ndarray, shape: Any) -> np.ndarray:
+    """Targets as classes: the most probable ones, if they are probabilities."""
+    if target.ndim == len(shape) + 1:
+        target = target.argmax(1)
+    if target.shape != tuple(shape) or target.dtype.kind not in "iub":
+        raise GraphError(
+            f"{type(owner).__name__}: the target is {target.dtype} of shape {target.shape}; valid "
+            f"are indices of classes of shape {tuple(shape)}, or a probability for each class"
+        )
+    return target
+
+
+def check_range(owner: Metric, target: np.ndarray, classes: int) -> None:
+    if target.size and not (target.min() >= 0 and target.max() < classes):
+        raise GraphError(
+            f"{type(owner).__name__}: targets go from {target.min()} to {target.max()}; valid are "
+            f"indices from 0 to {classes - 1} of classes, and ignore_index"
+        )
+
+
+def as_labels(
+    owner: Any, output: np.ndarray, target: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scores, targets, and which of them count, of shape (samples, labels)."""
+    if owner.task == "binary":
+        if output.size != target.size:
+            raise _misfit(owner, output, target, "as many elements each")
+        output, target = output.reshape(-1, 1), target.reshape(-1, 1)
+    else:
+        if output.shape != target.shape or output.ndim < 2:
+            raise _misfit(owner, output, target, "(N, labels, ...) for both")
+        output, target = (np.moveaxis(a, 1, -1).reshape(-1, a.shape[1]) for a in (output, target))
+    keep = np.ones(target.shape, bool)
+    if owner.ignore_index is not None:
+        keep = target != owner.ignore_index
+    wrong = keep & (target != 0) & (target != 1)
+    if wrong.any():
+        raise GraphError(
+            f"{type(owner).__name__}: a target is {target[wrong][0]}; valid are 0 and 1, and "
+            "ignore_index"
+        )
+    return output.astype(np.float64), target, keep
+
+
+def _misfit(owner: Metric, output: np.ndarray, target: np.ndarray, valid: str) -> GraphError:
+    return GraphError(
+        f"{type(owner).__name__}: the output has shape {output.shape} and the target "
+        f"{target.shape}; valid is {valid}"
+    )
+
+
+def ratio(part: Any, whole: Any) -> np.ndarray:
+    """The quotient, and 0 of nothing."""
+    return np.divide(part, whole, out=np.zeros(np.shape(part)), where=np.asarray(whole) != 0)
+
+
+class Averaged(OfClasses):
+    """What rates of classes share: the mean over classes."""
+
+    best = "most"
+
+    def __init__(
+        self,
+        task: Task = "multiclass",
+        *,
+        average: Average = "micro",
+        threshold: float = 0.5,
+        ignore_index: int | None = None,
+    ) -> None:
+        super().__init__(task, threshold=threshold, ignore_index=ignore_index)
+        if average not in _AVERAGES:
+            raise GraphError(
+                f"{type(self).__name__}: average={average!r:.80}; valid are "
+                f"{', '.join(map(repr, _AVERAGES))}"
+            )
+        self.average = average
+
+    def rate(
+        self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray, apart: np.ndarray
+    ) -> np.ndarray:
+        """The rate of each class, of how many were found rightly and wrongly, missed, and rightly
+        not found."""
+        raise GraphError(f"{type(self).__name__} does not define rate(self, ...)")
+
+    def result(self, states: States) -> Any:
+        rates = self.rates(states)
+        if self.task == "binary":
+            return float(self.rate(*rates)[0])
+        if self.average == "micro":
+            return float(self.rate(*(each.sum(keepdims=True) for each in rates))[0])
+        each = self.rate(*rates)
+        right, wrong, missed, _ = rates
+        if self.average == "weighted":
+            return float(ratio(((right + missed) * each).sum(), (right + missed).sum()))
+        if self.average == "macro":
+            there = self.counts_in_mean(right, wrong, missed)
+            return float(ratio((there * each).sum(), there.sum()))
+        return each
+
+    def counts_in_mean(
+        self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray
+    ) -> np.ndarray:
+        """Classes that neither are nor were found do not count, but labels do."""
+        if self.task == "multilabel":
+            return np.ones(right.shape)
+        return ((right + wrong + missed) > 0).astype(np.float64)

@@ -8,8 +8,10 @@ from typing import Any, Literal
 import numpy as np
 
 from minidnn.errors import GraphError, MiniDNNWarning
-from minidnn.training.metrics.confusion import (
+from minidnn.training.metrics.metric import (
+    Metric,
     OfClasses,
+    States,
     Task,
     as_classes,
     as_labels,
@@ -17,7 +19,6 @@ from minidnn.training.metrics.confusion import (
     check_range,
     ratio,
 )
-from minidnn.training.metrics.metric import Metric, States
 
 __all__ = [
     "AUROC",

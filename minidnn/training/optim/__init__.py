@@ -1,13 +1,8 @@
 """Optimizers, as formulas over states, and schedules of the learning rate."""
 
-from minidnn.training.optim.accumulating import *
 from minidnn.training.optim.adaptive import *
-from minidnn.training.optim.cycles import *
 from minidnn.training.optim.descent import *
-from minidnn.training.optim.kin import *
 from minidnn.training.optim.layerwise import *
-from minidnn.training.optim.muon import *
 from minidnn.training.optim.optimizer import *
 from minidnn.training.optim.plateau import *
-from minidnn.training.optim.scaling import *
 from minidnn.training.optim.schedules import *

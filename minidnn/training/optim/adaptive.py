@@ -1,16 +1,29 @@
-"""Optimizers that divide by the root of mean squares of gradients; all as in PyTorch."""
+"""Optimizers that divide by means of squares of gradients: RMSprop, Adam and its kin, and Lion.
+
+All are as in PyTorch, and Lion is as in its paper.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import sqrt as root
 from typing import ClassVar
 
-from minidnn.graph.expression import Expression, maximum, sqrt
+from minidnn.graph.expression import Expression, maximum, sqrt, where
+from minidnn.graph.scalar_functions import sign
 from minidnn.training.arguments import check_number
 from minidnn.training.optim.optimizer import Optimizer, Update
 
-__all__ = ["Adam", "AdamW", "RMSprop"]
+__all__ = [
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Lion",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,3 +220,221 @@ class RMSprop(Optimizer):
             update.become(update.slots["mean"], mean, p, g, update.slots["mean"])
         if momentum:
             update.become(update.slots["momentum"], move, p, g, *states)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decoupled(Moments):
+    """What may take the decay of weights as a part of the gradient, or by itself."""
+
+    decoupled_weight_decay: bool = False
+
+    def slope(self, update: Update, p: Expression, g: Expression) -> Expression:
+        """The gradient that means are taken of."""
+        return g + update.decay * p if update.decay and not self.decoupled_weight_decay else g
+
+    def shrunk(self, update: Update, p: Expression, rate: Expression) -> Expression:
+        """The parameter that a step starts from."""
+        if not update.decay or not self.decoupled_weight_decay:
+            return p
+        return p * (1.0 - (update.factor * update.decay) * rate)
+
+
+@cache
+def _products(beta: float, decay: float) -> tuple[float, ...]:
+    """The products of NAdam's momenta up to each step, until they count no more beside 1."""
+    found = [1.0]
+    while found[-1] > 1e-20 and len(found) < 1 << 20:
+        found.append(found[-1] * _momentum(beta, decay, len(found)))
+    return tuple(found[1:])
+
+
+def _momentum(beta: float, decay: float, step: int) -> float:
+    return beta * (1.0 - 0.5 * 0.96 ** (step * decay))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NAdam(_Decoupled):
+    """:class:`Adam` with Nesterov's momentum, which itself grows from step to step. As in PyTorch.
+
+    Args:
+        lr: the learning rate, or a schedule.
+        weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
+        betas: by what the two means decay in a step.
+        eps: added to the root.
+        momentum_decay: how fast the momentum grows to the first of ``betas``.
+        decoupled_weight_decay: whether weights decay by themselves, as in :class:`AdamW`.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    Source: Dozat, Incorporating Nesterov Momentum into Adam, 2016.
+
+    >>> optimizer = md.optim.NAdam(2e-3)
+    """
+
+    momentum_decay: float = 4e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self, "momentum_decay", self.momentum_decay, 0)
+
+    def numbers(self, step: int) -> dict[str, float]:
+        beta, decay = float(self.betas[0]), float(self.momentum_decay)
+        rate, products = self.rate(step), _products(beta, decay)
+        product = products[step] if step < len(products) else 0.0
+        now, ahead = (_momentum(beta, decay, step + n) for n in (1, 2))
+        return {
+            "rate": rate,
+            "by_gradient": rate * (1.0 - now) / (1.0 - product),
+            "by_mean": rate * ahead / (1.0 - product * ahead),
+            "root": root(self.corrections(step)[1]),
+        }
+
+    def apply(self, update: Update) -> None:
+        p, g, (m, v) = update.parameter, update.gradient, (update.slots[s] for s in self.slots)
+
+        def stepped(
+            p: Expression,
+            g: Expression,
+            m: Expression,
+            v: Expression,
+            rate: Expression,
+            by_gradient: Expression,
+            by_mean: Expression,
+            correction: Expression,
+        ) -> Expression:
+            spread = sqrt(v) / correction + float(self.eps)
+            step = by_gradient * (self.slope(update, p, g) / spread) + by_mean * (m / spread)
+            return self.shrunk(update, p, rate) - update.factor * step
+
+        mean = update.become(m, lambda p, g, m: self.mean(m, self.slope(update, p, g)), p, g, m)
+        square = update.become(v, lambda p, g, v: self.square(v, self.slope(update, p, g)), p, g, v)
+        update.become(p, stepped, p, g, mean, square, *update.numbers.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class RAdam(_Decoupled):
+    """:class:`Adam` whose first steps go by the mean of gradients alone, until the variance of the
+    mean of squares is known; then a factor corrects it. As in PyTorch.
+
+    Args:
+        lr: the learning rate, or a schedule.
+        weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
+        betas: by what the two means decay in a step.
+        eps: added to the root.
+        decoupled_weight_decay: whether weights decay by themselves, as in :class:`AdamW`.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    Source: Liu et al., arXiv:1908.03265.
+
+    >>> optimizer = md.optim.RAdam(1e-3)
+    """
+
+    def numbers(self, step: int) -> dict[str, float]:
+        first, second = self.corrections(step)
+        rate, beta = self.rate(step), float(self.betas[1])
+        most = 2.0 / (1.0 - beta) - 1.0 if beta < 1 else float("inf")
+        length = most - 2.0 * (step + 1) * beta ** (step + 1) / second if beta < 1 else 0.0
+        rectified = 0.0
+        if length > 5.0:
+            above = (length - 4.0) * (length - 2.0) * most
+            rectified = root(above / ((most - 4.0) * (most - 2.0) * length)) * root(second)
+        return {"rate": rate, "size": rate / first, "rectified": rectified}
+
+    def apply(self, update: Update) -> None:
+        p, g, (m, v) = update.parameter, update.gradient, (update.slots[s] for s in self.slots)
+
+        def stepped(
+            p: Expression,
+            m: Expression,
+            v: Expression,
+            rate: Expression,
+            size: Expression,
+            rectified: Expression,
+        ) -> Expression:
+            spread = rectified / (sqrt(v) + float(self.eps))
+            step = m * where(rectified > 0.0, spread, 1.0)
+            return self.shrunk(update, p, rate) - (update.factor * size) * step
+
+        mean = update.become(m, lambda p, g, m: self.mean(m, self.slope(update, p, g)), p, g, m)
+        square = update.become(v, lambda p, g, v: self.square(v, self.slope(update, p, g)), p, g, v)
+        update.become(p, stepped, p, mean, square, *update.numbers.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adamax(Moments):
+    """``p -= lr * m / u``, with the mean ``m`` of gradients, corrected for its beginning, and ``u =
+    max(beta * u, |g| + eps)``; ``weight_decay * p`` is part of the gradient. As in PyTorch.
+
+    Args:
+        lr: the learning rate, or a schedule.
+        weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
+        betas: by what ``m`` and ``u`` decay in a step.
+        eps: added to sizes of gradients.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    Source: Kingma and Ba, arXiv:1412.6980.
+
+    >>> optimizer = md.optim.Adamax(2e-3)
+    """
+
+    slots = ("mean", "largest")
+
+    def numbers(self, step: int) -> dict[str, float]:
+        return {"size": self.rate(step) / self.corrections(step)[0]}
+
+    def apply(self, update: Update) -> None:
+        p, g, (m, u) = update.parameter, update.gradient, (update.slots[s] for s in self.slots)
+
+        def slope(p: Expression, g: Expression) -> Expression:
+            return g + update.decay * p if update.decay else g
+
+        def largest(p: Expression, g: Expression, u: Expression) -> Expression:
+            return maximum(float(self.betas[1]) * u, abs(slope(p, g)) + float(self.eps))
+
+        def stepped(p: Expression, m: Expression, u: Expression, size: Expression) -> Expression:
+            return p - (update.factor * size) * (m / u)
+
+        mean = update.become(m, lambda p, g, m: self.mean(m, slope(p, g)), p, g, m)
+        most = update.become(u, largest, p, g, u)
+        update.become(p, stepped, p, mean, most, update.numbers["size"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lion(Moments):
+    """``p -= lr * (sign(c) + weight_decay * p)``, where ``c`` is the first of ``betas`` of the mean
+    ``m`` and the rest of the gradient, and ``m`` decays by the second.
+
+    Args:
+        lr: the learning rate, or a schedule; a third to a tenth of :class:`AdamW`'s.
+        weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
+        betas: see above.
+        eps: does nothing.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    Source: Chen et al., arXiv:2302.06675.
+
+    >>> optimizer = md.optim.Lion(1e-4, weight_decay=0.1)
+    """
+
+    betas: tuple[float, float] = (0.9, 0.99)
+
+    slots = ("mean",)
+
+    def apply(self, update: Update) -> None:
+        p, g, m = update.parameter, update.gradient, update.slots["mean"]
+        slow = float(self.betas[1])
+
+        def stepped(p: Expression, g: Expression, m: Expression, rate: Expression) -> Expression:
+            size = update.factor * rate
+            kept = p * (1.0 - update.decay * size) if update.decay else p
+            return kept - size * sign(self.mean(m, g))
+
+        update.become(p, stepped, p, g, m, update.numbers["rate"])
+        update.become(m, lambda g, m: slow * m + (1.0 - slow) * g, g, m)

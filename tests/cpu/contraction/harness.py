@@ -9,8 +9,8 @@ import numpy as np
 
 from minidnn.backends.cpu.compilers.library import NativeFunction
 from minidnn.backends.cpu.contraction import print_contraction
-from minidnn.backends.cpu.contraction.algorithm import Algorithm
 from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS
+from minidnn.backends.cpu.contraction.choose import Algorithm
 from minidnn.backends.cpu.execution.buffers import AlignedMemory, Guard
 from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, shared_pool
 from minidnn.backends.cpu.isa import Isa

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minidnn.backends.cpu.contraction import why_unsupported
-from minidnn.backends.cpu.contraction.tiling import choose_tile, split_vectors, step_cycles
+from minidnn.backends.cpu.contraction.scheme import choose_tile, split_vectors, step_cycles
 from minidnn.backends.cpu.isa import AVX2, AVX512, Isa
 from minidnn.backends.cpu.stage import PrintedContraction
 from minidnn.fusion.contraction import Parts

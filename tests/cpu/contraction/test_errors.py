@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS
-from minidnn.backends.cpu.contraction.winograd.scheme import part_terms
-from minidnn.backends.cpu.contraction.winograd.transform import F2, F4
+from minidnn.backends.cpu.contraction.winograd.scheme import F2, F4, part_terms
 from minidnn.backends.cpu.isa import Isa
 
 from .cases import conv

@@ -13,12 +13,10 @@ from minidnn.backends.cpu.compilers.kernels import compile_kernels
 from minidnn.backends.cpu.contraction.dot_product.pack import packed_pairs
 from minidnn.backends.cpu.contraction.dot_product.scheme import choose_dots
 from minidnn.backends.cpu.contraction.problem import BlockedView, Problem
-from minidnn.backends.cpu.contraction.scheme import Scheme
-from minidnn.backends.cpu.contraction.tiling import Tile, split_vectors
+from minidnn.backends.cpu.contraction.scheme import Scheme, Tile, split_vectors
 from minidnn.backends.cpu.contraction.weights import packed_weights
 from minidnn.backends.cpu.contraction.winograd.kernel import transformed_weights
-from minidnn.backends.cpu.contraction.winograd.scheme import WinogradScheme
-from minidnn.backends.cpu.contraction.winograd.transform import F2, F4, Transform
+from minidnn.backends.cpu.contraction.winograd.scheme import F2, F4, Transform, WinogradScheme
 from minidnn.backends.cpu.execution.buffers import AlignedMemory, Guard
 from minidnn.backends.cpu.execution.packing import Packed
 from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, shared_pool

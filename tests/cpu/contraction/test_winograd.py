@@ -16,7 +16,7 @@ from minidnn.backends.cpu.contraction import algorithms
 from minidnn.backends.cpu.contraction.algorithms import choose_algorithm
 from minidnn.backends.cpu.contraction.problem import problem_of
 from minidnn.backends.cpu.contraction.winograd import algorithm
-from minidnn.backends.cpu.contraction.winograd.transform import F2, F4
+from minidnn.backends.cpu.contraction.winograd.scheme import F2, F4
 from minidnn.backends.cpu.execution.buffers import Guard
 from minidnn.backends.cpu.isa import AVX2, AVX512, ISAS, Isa
 from minidnn.graph.operators import GELU, Add, ReLU, ScaleShift, Sigmoid

@@ -1,7 +1,7 @@
 """PyTorch's own samples of operators (OpInfo), forwards and backwards through the bridge.
 
     python -m tests.torch.programs.operators --write
-    python -m minidnn.frontends.torch.supported > docs/reference/pytorch-operations.md
+    python -m tools.pytorch_operations_page > docs/reference/pytorch-operations.md
 
 A sample is a call of an operator.  Its first tensor is an argument of a module, its other tensors
 are the module's parameters and buffers, as weights are; numbers are constants.

@@ -18,15 +18,14 @@ from ....graph.ir import Node
 from ..isa import Isa
 from ..stage import PrintedContraction
 from ..tensor import Tensor
-from .algorithm import Algorithm
-from .choose import NOMINAL_THREADS, nominal_speed, scheme_for_any_size
+from .choose import NOMINAL_THREADS, Algorithm, nominal_speed, scheme_for_any_size
 from .direct import Direct
 from .dot_product.kernel import DotProduct
 from .dot_product.scheme import choose_dots
 from .problem import Problem, problem_of
 from .vnni import Vnni, choose_quads
 from .winograd.algorithm import Winograd
-from .winograd.transform import F2, F4
+from .winograd.scheme import F2, F4
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     *(Direct(compensated=False), Direct(compensated=True)),

@@ -1,20 +1,23 @@
-"""Choosing the scheme of a contraction, from shapes alone: how pixels are cut into blocks, and how
-many tasks share a packed one.
+"""Choosing the scheme of a contraction from shapes alone, and what is asked of an algorithm.
 
-A task computes one group of channels of one block of pixels.  Small blocks fit the caches and
-keep all threads busy; large ones read the weights less often and pack less input twice.
+A scheme says how pixels are cut into blocks, and how many tasks share a packed one.  A task
+computes one group of channels of one block of pixels.  Small blocks fit the caches and keep all
+threads busy; large ones read the weights less often and pack less input twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
+from ....fusion.contraction import Parts
 from ..isa import Isa
+from ..stage import PrintedContraction
 from .problem import Problem, gathered
-from .scheme import Packing, Scheme
-from .tiling import Tile, choose_tile, cycles_of, tiles_for
+from .scheme import Packing, Scheme, Tile, choose_tile, cycles_of, tiles_for
 
 CACHE_BYTES = {8: 384 << 10, 16: 768 << 10}
 """By lanes: what a core's second-level cache holds of inputs and weights; others need some.
@@ -334,3 +337,57 @@ def _unit(problem: Problem, packing: Packing, lanes: int, planes: int) -> int:
     if packing == "pixels" or in_planes:
         return min(planes, problem.inputs)
     return min(lanes, problem.inputs)
+
+
+class Algorithm(ABC):
+    """A way to compute contractions.
+
+    Attributes:
+        name: for reports.
+        error: its largest error in any layer, about, as a multiple of the direct algorithm's.
+        accuracies: for which it is considered.
+        factors: dtypes of the numbers that it multiplies.
+    """
+
+    name: str
+    error: float
+    accuracies: tuple[str, ...]
+    factors: tuple[str, ...] = ("float32",)
+
+    @abstractmethod
+    def why_not(self, problem: Problem, has_prologue: bool, isa: Isa) -> str | None:
+        """Why it does not compute this problem; None if it does."""
+
+    @abstractmethod
+    def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> Any:
+        """How it would, on that many threads."""
+
+    @abstractmethod
+    def schemes(
+        self, problem: Problem, has_prologue: bool, isa: Isa, threads: int
+    ) -> Iterable[Any]:
+        """All the ways in which it can; the bits of the result are the same."""
+
+    @abstractmethod
+    def describe(self, scheme: Any) -> dict[str, int]:
+        """What makes a scheme another one than its problem's others."""
+
+    @abstractmethod
+    def seconds(self, scheme: Any, speed: Speed) -> float:
+        """The predicted time."""
+
+    @abstractmethod
+    def operations(self, scheme: Any) -> int:
+        """Its products and their sums, with two for a multiply-add; transforms do not count."""
+
+    @abstractmethod
+    def weight_bytes(self, scheme: Any) -> int:
+        """Packed weights."""
+
+    @abstractmethod
+    def workspace_bytes(self, scheme: Any) -> int:
+        """Memory beside the threads' scratch."""
+
+    @abstractmethod
+    def print(self, parts: Parts, scheme: Any, threads: int) -> PrintedContraction:
+        """The kernels."""

@@ -20,16 +20,14 @@ from ...codegen.kernel import KernelSource
 from ..isa import Isa
 from ..stage import Pointer, PrintedContraction, Stage
 from ..tensor import ELEMENTS
-from .algorithm import Algorithm
-from .choose import Speed, choose_scheme, grain_of, predict_seconds, schemes_for
+from .choose import Algorithm, Speed, choose_scheme, grain_of, predict_seconds, schemes_for
 from .epilogue import Epilogue
-from .integer_fallback.kernel import MOST_EXACT
+from .integer_kernel import MOST_EXACT
 from .numbers import PARAMETER, Numbers, absorbed, printed_once
 from .pack import Packer
 from .problem import BlockedView, Problem
-from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme
+from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme, Tile
 from .tile import print_tile, tile_name
-from .tiling import Tile
 from .weights import packed_inputs, packed_outputs, packed_weights
 
 

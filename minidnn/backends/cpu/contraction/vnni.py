@@ -29,9 +29,8 @@ from ..execution.packing import data_of, first_terms
 from ..isa import Isa
 from ..stage import PrintedContraction
 from .dot_product.kernel import DotProduct, print_products
-from .dot_product.numbers import DOT_NUMBERS, SchemeNumbers, Table
 from .dot_product.pack import DotPacker, packed_words
-from .dot_product.products import LINE, QUADS, PackedElement
+from .dot_product.products import DOT_NUMBERS, LINE, QUADS, PackedElement, SchemeNumbers, Table
 from .dot_product.scheme import DotScheme, Packing, cheapest, packing_of, schemes_of
 from .problem import Problem
 

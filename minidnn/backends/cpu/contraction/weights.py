@@ -18,8 +18,7 @@ from ...codegen.kernel import KernelSource
 from ..execution.buffers import Array
 from ..execution.packing import Packed, PackedVectors
 from ..tensor import ELEMENTS
-from .scheme import ResultScheme, Scheme
-from .tiling import Tile
+from .scheme import ResultScheme, Scheme, Tile
 
 _TASK_FLOATS = 1 << 14
 """Weights that one task packs, if inputs can be divided so."""

@@ -20,8 +20,7 @@ from ..contraction import Choice, Question
 from ..stage import Workspace
 from .buffers import Array
 from .packing import PackedConstants
-from .program import BoundKernel, Group, HostSum
-from .table import Table
+from .program import BoundKernel, Group, HostSum, Table
 
 #: What a kernel's pointer points to: a value, the workspace that the kernels of a node share, or
 #: a constant that is packed for it.

@@ -16,8 +16,7 @@ from ..compilers.library import SharedObject, load_bytes, loaded_from, sources_d
 from ..isa import any_isa_named, is_usable, processor_flags
 from .buffers import Array
 from .native import runner_library, use_runner
-from .program import BoundKernel, Group
-from .table import Table, TableProgram
+from .program import BoundKernel, Group, Table, TableProgram
 
 #: A part of the file with code: its bytes and their digest.
 Code = Callable[[str], tuple[memoryview, str]]

@@ -38,11 +38,11 @@ from .patch import (
     StepFunctions,
     Storage,
     identity_columns,
+    print_identity,
     storages_of,
 )
 from .step import WORDS, StepPrinter
 from .transpose import Move
-from .window import print_identity
 
 STREAMED_BYTES = 8 << 20
 """Outputs at least that large are written past the caches: no line of them is read first."""

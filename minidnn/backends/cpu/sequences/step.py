@@ -17,9 +17,16 @@ from ...codegen.code import Code
 from ...codegen.dialect import ISPC
 from ...codegen.taps import TapLoop, TapPrinter, is_looped
 from ..tensor import ELEMENTS, Element
-from .patch import CallerTensor, PlaneView, Ring, StepFunction
+from .patch import (
+    CallerTensor,
+    PlaneView,
+    Ring,
+    StepFunction,
+    WindowPrinter,
+    print_divisor,
+    print_identity,
+)
 from .transpose import Move
-from .window import WindowPrinter, print_divisor, print_identity
 
 WORDS = "uniform unsigned int * uniform"
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import GraphError, UnsupportedError
-from minidnn.frontends.onnx.export import elementwise, structure
-from minidnn.frontends.onnx.export.writer import DATA_TYPES, Writer
+from minidnn.frontends.onnx.export import structure
+from minidnn.frontends.onnx.export.writer import DATA_TYPES, Writer, write_expression, writers
 from minidnn.frontends.onnx.library import import_onnx, newest_opset
 from minidnn.frontends.onnx.model import SIZES_KEY
 from minidnn.graph.checker import check
@@ -31,7 +31,7 @@ OLDEST_OPSET = 20
 _IR_VERSION = 9
 _MOST_BYTES = (1 << 31) - (1 << 16)
 
-_WRITERS = {**elementwise.writers.known, **structure.writers.known}
+_WRITERS = {**writers.known, **structure.writers.known}
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _write_node(writer: Writer, node: Node) -> None:
     if write is None:
         if not isinstance(node.op, Elementwise):
             raise writer.refuse(node, "nothing is known that does the same")
-        write = elementwise.write_expression
+        write = write_expression
     writer.bind(node.output, write(writer, node, [writer.name(v) for v in node.inputs]))
 
 

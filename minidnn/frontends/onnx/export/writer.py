@@ -1,4 +1,7 @@
-"""The model being written: nodes, initializers, and names that none has twice."""
+"""The model being written: nodes, initializers, names that none has twice, and formulas.
+
+ONNX has some element-wise operators by their names; all others are written by their expressions.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,17 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import UnsupportedError
+from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Node, State, Value
-from minidnn.graph.operator import Operator
-from minidnn.graph.types import numpy_dtype
+from minidnn.graph.operator import Elementwise, Operator
+from minidnn.graph.quantization import (
+    DEQUANTIZE,
+    PER_CHANNEL,
+    QUANTIZE,
+    dequantization_of,
+    quantization_of,
+)
+from minidnn.graph.types import BYTES, FLOATS, INTEGERS, numpy_dtype
 
 #: minidnn's dtypes -> ``TensorProto.DataType``.
 DATA_TYPES = {
@@ -110,3 +121,152 @@ class Writers:
     @property
     def known(self) -> Mapping[type[Operator], Write]:
         return self._known
+
+
+writers = Writers()
+
+_PLAIN: dict[type, str] = {
+    **{ops.Add: "Add", ops.Sub: "Sub", ops.Mul: "Mul", ops.Div: "Div", ops.ReLU: "Relu"},
+    **{ops.Sigmoid: "Sigmoid", ops.Tanh: "Tanh", ops.Hardswish: "HardSwish"},
+    **{ops.Identity: "Identity", ops.Dropout: "Identity"},
+}
+
+
+@writers(*_PLAIN)
+def _plain(writer: Writer, node: Node, inputs: list[str]) -> str:
+    if isinstance(node.op, ops.ReLU) and node.output.dtype in INTEGERS:
+        # ONNX has it, but ONNX Runtime has none of int64.
+        return write_expression(writer, node, inputs)
+    return writer.add(_PLAIN[type(node.op)], inputs, node.name)
+
+
+@writers(ops.LeakyReLU, ops.ELU, ops.Hardsigmoid, ops.GELU)
+def _with_attributes(writer: Writer, node: Node, inputs: list[str]) -> str:
+    op = node.op
+    given: dict[str, Any]
+    if isinstance(op, ops.LeakyReLU):
+        kind, given = "LeakyRelu", {"alpha": float(op.negative_slope)}
+    elif isinstance(op, ops.ELU):
+        kind, given = "Elu", {"alpha": float(op.alpha)}
+    elif isinstance(op, ops.GELU):
+        kind, given = "Gelu", {"approximate": op.approximate}
+    else:
+        kind, given = "HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}
+    return writer.add(kind, inputs, node.name, **given)
+
+
+@writers(ops.ReLU6)
+def _relu6(writer: Writer, node: Node, inputs: list[str]) -> str:
+    bounds = [writer.number(bound, node.output.dtype) for bound in (0.0, 6.0)]
+    return writer.add("Clip", [*inputs, *bounds], node.name)
+
+
+@writers(ops.SiLU)
+def _silu(writer: Writer, node: Node, inputs: list[str]) -> str:
+    return writer.add("Mul", [*inputs, writer.add("Sigmoid", inputs)], node.name)
+
+
+@writers(ops.BatchNorm)
+def _batch_norm(writer: Writer, node: Node, inputs: list[str]) -> str:
+    assert isinstance(node.op, ops.BatchNorm)
+    return writer.add("BatchNormalization", inputs, node.name, epsilon=float(node.op.eps))
+
+
+@writers(ops.Formula)
+def _formula(writer: Writer, node: Node, inputs: list[str]) -> str:
+    op, given = node.op, node.inputs[0].dtype
+    steps, kind = quantization_of(op), QUANTIZE
+    if steps is None or given != "float32":
+        steps, kind = dequantization_of(op, given), DEQUANTIZE
+    if steps is not None and writer.opset >= _QUANTIZES_SINCE:
+        scale = writer.number(steps.scale, "float32")
+        return writer.add(kind, [*inputs, scale, writer.number(steps.zero, steps.dtype)], node.name)
+    if op == PER_CHANNEL and writer.opset >= _QUANTIZES_BY_AXIS:
+        whole, scales, zeros = node.inputs
+        if isinstance(scales, Constant) and isinstance(zeros, Constant):
+            along = (whole.shape[0], *(1,) * (whole.type.rank - 1))
+            is_one = scales.type.size == zeros.type.size == 1
+            if is_one or scales.shape == zeros.shape == along:
+                to = () if is_one else (-1,)
+                numbers = scales.data.reshape(to), zeros.data.reshape(to).astype(whole.dtype)
+                named = map(writer.constant, numbers, (scales.name, zeros.name))
+                axis = {} if is_one else {"axis": 0}
+                return writer.add(DEQUANTIZE, [inputs[0], *named], node.name, **axis)
+    return write_expression(writer, node, inputs)
+
+
+_QUANTIZES_SINCE, _QUANTIZES_BY_AXIS = 10, 13
+_OPERATIONS = {
+    **{"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "neg": "Neg", "abs": "Abs"},
+    **{"maximum": "Max", "minimum": "Min", "floor": "Floor", "round": "Round", "sqrt": "Sqrt"},
+    **{"exp": "Exp", "log": "Log", "tanh": "Tanh", "erf": "Erf", "pow": "Pow", "where": "Where"},
+    **{"sin": "Sin", "cos": "Cos", "atan": "Atan"},
+    **{"lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"},
+    "eq": "Equal",
+}
+
+
+def write_expression(writer: Writer, node: Node, inputs: list[str]) -> str:
+    """Any element-wise operator, operation by operation."""
+    op = node.op
+    assert isinstance(op, Elementwise)
+    computed = op.computed_in([value.dtype for value in node.inputs]) or "float32"
+    split = len(inputs) - op.channel_count
+    operands = [
+        _operand(writer, value, name, computed, node.output.type.rank if i >= split else None)
+        for i, (value, name) in enumerate(zip(node.inputs, inputs, strict=True))
+    ]
+    found: list[str] = []
+    lines = op.lines
+    # What a quotient that was rounded down leaves is right only if it is not rounded on the way.
+    exact = any(line.op == "floor" for line in lines)
+    for line in lines:
+        given = [found[i] for i in line.operands]
+        if line.op == "argument":
+            found.append(operands[int(line.value or 0)])
+        elif line.op == "constant":
+            value = float(line.value or 0.0)
+            found.append(writer.number(value if computed in FLOATS else int(value), computed))
+        elif line.op == "fma" and exact:
+            found.append(_exact_fma(writer, given, computed))
+        else:
+            found.append(_operation(writer, line.op, given, computed))
+    result = found[-1]
+    if node.output.dtype in BYTES:  # which saturate, and a cast in ONNX need not
+        bounds = np.iinfo(node.output.dtype)
+        limits = [writer.number(bound, computed) for bound in (bounds.min, bounds.max)]
+        result = writer.add("Clip", [result, *limits])
+    if node.output.dtype != computed:
+        return writer.add("Cast", [result], node.name, to=DATA_TYPES[node.output.dtype])
+    return writer.add("Identity", [result], node.name)
+
+
+def _operation(writer: Writer, op: str, given: Sequence[str], dtype: str) -> str:
+    if op == "fma":
+        return writer.add("Add", [writer.add("Mul", given[:2]), given[2]])
+    if op == "expm1":
+        return writer.add("Sub", [writer.add("Exp", given), writer.number(1.0, dtype)])
+    if op == "log1p":
+        return writer.add("Log", [writer.add("Add", [*given, writer.number(1.0, dtype)])])
+    return writer.add(_OPERATIONS[op], given)
+
+
+def _exact_fma(writer: Writer, given: Sequence[str], dtype: str) -> str:
+    """A fused multiply-add, by way of float64, which has all digits of the product."""
+    a, b, c = (writer.add("Cast", [name], to=DATA_TYPES["float64"]) for name in given)
+    total = writer.add("Add", [writer.add("Mul", [a, b]), c])
+    return writer.add("Cast", [total], to=DATA_TYPES[dtype])
+
+
+def _operand(writer: Writer, value: Value, name: str, dtype: str, rank: int | None) -> str:
+    """An operand in the dtype that is computed in; a vector (``rank`` is the output's) along the
+    channels."""
+    if rank is not None and rank != 2:
+        shape = (*value.shape, *(1,) * (rank - 2))
+        if isinstance(value, Constant):
+            name = writer.constant(value.data.reshape(shape), value.name)
+        else:
+            name = writer.reshape(name, shape)
+    if value.dtype != dtype:
+        return writer.add("Cast", [name], to=DATA_TYPES[dtype])
+    return name

@@ -6,7 +6,7 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.call import Family, OnnxCall
-from minidnn.frontends.onnx.limits import check_shape
+from minidnn.frontends.onnx.library import check_shape
 from minidnn.graph.ir import Value
 
 _family = Family("constants and shapes")

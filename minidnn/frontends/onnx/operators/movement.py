@@ -8,7 +8,7 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.call import Family, OnnxCall
-from minidnn.frontends.onnx.limits import LONGEST_TABLE, check_shape
+from minidnn.frontends.onnx.library import LONGEST_TABLE, check_shape
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Value
 

@@ -9,7 +9,7 @@ import numpy as np
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Builder, broadcasts_to
 from minidnn.frontends.onnx.call import Family, OnnxCall
-from minidnn.frontends.onnx.limits import LONGEST_TABLE
+from minidnn.frontends.onnx.library import LONGEST_TABLE
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import apply, equal, fma, sqrt
 from minidnn.graph.ir import Constant, Value

@@ -16,11 +16,11 @@ import numpy as np
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Builder
 from minidnn.frontends.onnx.call import Family, OnnxCall
-from minidnn.frontends.onnx.limits import LONGEST_TABLE, check_shape
+from minidnn.frontends.onnx.library import LONGEST_TABLE, check_shape
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import fma
-from minidnn.graph.grid_sample import PADDINGS, grid_sample
 from minidnn.graph.ir import Value
+from minidnn.graph.resize import PADDINGS, grid_sample
 from minidnn.graph.types import FLOATS
 
 _family = Family("resize")

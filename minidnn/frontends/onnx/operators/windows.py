@@ -8,7 +8,7 @@ from math import prod
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.call import OnnxCall
-from minidnn.frontends.onnx.limits import (
+from minidnn.frontends.onnx.library import (
     LARGEST_WINDOW,
     PADDED_ELEMENTS,
     PADDED_TIMES,

@@ -6,9 +6,9 @@ from typing import Any
 
 from minidnn.frontends.torch.aten.call import TRAINING, AtenCall, Refused, takes
 from minidnn.frontends.torch.aten.movement import part
-from minidnn.graph import activation_formulas as formulas
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
+from minidnn.graph import scalar_functions as formulas
 from minidnn.graph.expression import Expression, argument
 from minidnn.graph.trace import apply, current_trace
 
@@ -91,7 +91,7 @@ def hardsigmoid(call: AtenCall) -> Any:
 @takes("softplus.default")
 def softplus(call: AtenCall) -> Any:
     beta, threshold = float(call.number("beta")), float(call.number("threshold"))
-    return formula(call, "Softplus", formulas.softplus(argument(0), beta, threshold))
+    return formula(call, "Softplus", formulas.scaled_softplus(argument(0), beta, threshold))
 
 
 @takes("mish.default")

@@ -10,9 +10,9 @@ import numpy as np
 from minidnn.frontends.torch.aten.call import TRAINING, AtenCall, Refused, key_of, takes
 from minidnn.graph import operators as ops
 from minidnn.graph import rearranged
-from minidnn.graph.embedded import rows_of
 from minidnn.graph.expression import argument, where
 from minidnn.graph.ir import Constant, Value
+from minidnn.graph.rearranged import rows_of
 from minidnn.graph.trace import apply
 from minidnn.graph.types import TensorType
 

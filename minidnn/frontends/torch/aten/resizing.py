@@ -12,8 +12,8 @@ from minidnn.frontends.torch.aten.call import AtenCall, leaves, takes
 from minidnn.frontends.torch.aten.contraction import product
 from minidnn.graph import operators as ops
 from minidnn.graph import resize
-from minidnn.graph.grid_sample import MODES, PADDINGS, grid_sample
 from minidnn.graph.ir import Constant, Value
+from minidnn.graph.resize import GRID_MODES, PADDINGS, grid_sample
 from minidnn.graph.trace import apply
 from minidnn.graph.types import TensorType, numpy_dtype
 
@@ -52,7 +52,7 @@ def upsample_bicubic(call: AtenCall) -> Any:
 
 @takes("grid_sampler.default", "grid_sampler_2d.default", "grid_sampler_3d.default")
 def grid_sampler(call: AtenCall) -> Any:
-    mode, padding = MODES[call["interpolation_mode"]], PADDINGS[call["padding_mode"]]
+    mode, padding = GRID_MODES[call["interpolation_mode"]], PADDINGS[call["padding_mode"]]
     x, grid = call.tensor("input"), call.tensor("grid")
     return grid_sample(x, grid, mode, padding, bool(call["align_corners"]))
 

@@ -17,15 +17,13 @@ from ...execution.buffers import Array
 from ...isa import Isa
 from ...stage import Pointer, PrintedContraction, Stage
 from ...tensor import ELEMENTS
-from ..algorithm import Algorithm
-from ..choose import Speed, overlapped
+from ..choose import Algorithm, Speed, overlapped
 from ..epilogue import Epilogue
 from ..numbers import PARAMETER, absorbed, printed_for_all_sizes
 from ..problem import Problem
 from ..weights import packed_channels, packed_outputs
-from .numbers import DOT_NUMBERS, SchemeNumbers
 from .pack import DotPacker, packed_pairs
-from .products import LINE
+from .products import DOT_NUMBERS, LINE, SchemeNumbers
 from .scheme import DotScheme, choose_dots, dot_schemes, merge, packing_of_pairs
 
 

@@ -24,8 +24,7 @@ from ...tensor import ELEMENTS
 from ..numbers import PARAMETER
 from ..pack import Prologue
 from ..weights import print_pair_packing
-from .numbers import SchemeNumbers
-from .products import PAIRS
+from .products import PAIRS, SchemeNumbers
 from .scheme import DotScheme
 
 _SHORT, BLOCK = PAIRS.stored, PAIRS.block

@@ -17,7 +17,7 @@ from minidnn.graph.types import ITEMSIZE
 
 from ...isa import Isa
 from ..problem import Problem
-from ..tiling import Tile, split_vectors
+from ..scheme import Tile, split_vectors
 from .products import LINE, PAIRS, PackedElement, Products
 
 Packing = Literal["blocks", "features", "rows", "unrolled"]

@@ -10,21 +10,20 @@ from .....fusion.contraction import Parts
 from ....options import ACCURACIES
 from ...isa import Isa
 from ...stage import PrintedContraction
-from ..algorithm import Algorithm
 from ..choose import (
     INPUT_BYTES,
     TASK_CYCLES,
     UNEVEN,
     WEIGHT_BYTES,
+    Algorithm,
     Speed,
     nominal_speed,
     overlapped,
 )
 from ..problem import Problem
-from ..tiling import Tile, split_vectors, step_cycles
+from ..scheme import Tile, split_vectors, step_cycles
 from .kernel import print_winograd
-from .scheme import WinogradScheme
-from .transform import Transform
+from .scheme import Transform, WinogradScheme
 
 
 @dataclass(frozen=True, slots=True)

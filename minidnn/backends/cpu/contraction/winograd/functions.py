@@ -6,8 +6,7 @@ from ....codegen.code import Code
 from ..epilogue import Epilogue
 from ..numbers import PARAMETER, Numbers
 from ..scheme import LINE_FLOATS
-from .scheme import WinogradScheme
-from .transform import Named, Transform
+from .scheme import Named, Transform, WinogradScheme
 
 TILES_AHEAD = 4
 """How many tiles ahead products are asked for: they lie in as many places as there are matrices,

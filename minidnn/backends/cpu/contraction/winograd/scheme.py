@@ -1,15 +1,157 @@
-"""How a Winograd convolution is computed: tiles, chunks of them, where their products lie."""
+"""How a Winograd convolution is computed: by which transforms, tiles, and chunks of tiles.
+
+A transform F(m x m, 3 x 3) follows from its points.  A tile of n x n inputs (n = m + 2) gives m x m
+results: ``y = A' [(G g G') * (B' d B)] A``, with the product taken element by element and summed
+over channels (Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016).  A, B and
+G follow from n - 1 points and the one at infinity (Cook and Toom): here 0 and pairs +-p.  The
+points decide about rounding: with +-5/8 and +-3/2 the error of F(4x4) is half of that with the
+usual +-1 and +-2: see docs/explanation/numerics-and-determinism.md.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
 
-from minidnn._cached_property import cached_property
+import numpy as np
 
+from ....._cached_property import cached_property
+from ....codegen.code import Code
+from ....codegen.dialect import literal
+from ...execution.buffers import Array
 from ..problem import BlockedView, Pair, Problem
-from ..scheme import LINE_FLOATS, Scheme
-from ..tiling import Tile
-from .transform import Transform
+from ..scheme import LINE_FLOATS, Scheme, Tile
+
+Term = tuple[float, str]
+#: The name of the i-th number of a column or row.
+Named = Callable[[int], str]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """F(m x m, 3 x 3) for the points 0, +-p for p in ``pairs``, and infinity."""
+
+    pairs: tuple[Fraction, ...]
+
+    @property
+    def inputs(self) -> int:
+        """Rows and columns of a tile of inputs (n)."""
+        return 2 * len(self.pairs) + 2
+
+    @property
+    def outputs(self) -> int:
+        """Rows and columns of a tile of results (m)."""
+        return 2 * len(self.pairs)
+
+    @property
+    def name(self) -> str:
+        return f"F({self.outputs}x{self.outputs}, 3x3)"
+
+    @property
+    def _points(self) -> list[Fraction]:
+        return [Fraction(0), *(sign * p for p in self.pairs for sign in (1, -1))]
+
+    @cached_property
+    def weights(self) -> Array:
+        """G: (n, 3), float64."""
+        rows = []
+        for p in self._points:
+            scale = Fraction(1)
+            for q in self._points:
+                scale *= p - q if q != p else 1
+            rows.append([1 / scale, p / scale, p * p / scale])
+        return np.array([*rows, [0, 0, 1]], np.float64)
+
+    @property
+    def input_parts(self) -> list[range]:
+        """The rows of B' that share their arithmetic: of point 0, of each pair, of infinity."""
+        pairs = [range(2 * i + 1, 2 * i + 3) for i in range(len(self.pairs))]
+        return [range(1), *pairs, range(self.inputs - 1, self.inputs)]
+
+    def print_inputs(self, code: Code, part: int, d: Named) -> list[str]:
+        """Lines for one of :attr:`input_parts` of B' d; the names of its results.
+
+        The polynomial of point p without its own factor is (x^2 + p x) E(x^2), so the rows of p
+        and -p are the sum and the difference of an even and an odd part.
+        """
+        whole = _product(self.pairs)
+        if part == 0:
+            return [_sum(code, [(c, d(2 * k)) for k, c in enumerate(whole)])]
+        if part > len(self.pairs):
+            return [_sum(code, [(c, d(2 * k + 1)) for k, c in enumerate(whole)])]
+        p = float(self.pairs[part - 1])
+        others = _product(self.pairs[: part - 1] + self.pairs[part:])
+        even = _sum(code, [(c, d(2 * k + 2)) for k, c in enumerate(others)])
+        odd = _sum(code, [(c, d(2 * k + 1)) for k, c in enumerate(others)])
+        return [_sum(code, [(1.0, even), (sign * p, odd)]) for sign in (1, -1)]
+
+    def print_outputs(self, code: Code, rows: Sequence[int], d: Named) -> list[str]:
+        """Lines for these rows of A' d; the names of their results.
+
+        Even rows need the sums of what belongs to p and -p, odd rows the differences.
+        """
+        one = 1.0
+        points = [float(p) for p in self.pairs]
+        parts = {
+            odd: [
+                _sum(code, [(one, d(2 * i + 1)), (-one if odd else one, d(2 * i + 2))])
+                for i in range(len(self.pairs))
+            ]
+            for odd in sorted({k % 2 for k in rows})
+        }
+        results = []
+        for k in rows:
+            pairs = zip(points, parts[k % 2], strict=True)
+            terms = [(p**k, part) for p, part in pairs]
+            if k == 0:
+                terms.insert(0, (one, d(0)))
+            if k == self.outputs - 1:
+                terms.append((one, d(self.inputs - 1)))
+            results.append(_sum(code, terms))
+        return results
+
+
+F2 = Transform((Fraction(1),))
+F4 = Transform((Fraction(5, 8), Fraction(3, 2)))
+
+
+@cache
+def _product(pairs: tuple[Fraction, ...]) -> tuple[float, ...]:
+    """The coefficients of the product of (x - p^2), lowest first, which floats hold exactly."""
+    whole = [Fraction(1)]
+    for p in pairs:
+        longer = [Fraction(0), *whole]
+        for k, c in enumerate(whole):
+            longer[k] -= c * p * p
+        whole = longer
+    exact = tuple(map(float, whole))
+    assert list(exact) == whole, f"{whole} are no floats"
+    return exact
+
+
+def _sum(code: Code, terms: Sequence[Term]) -> str:
+    """The name of a sum of products; those by one come first, each other is one fma."""
+    ordered = sorted((t for t in terms if t[0]), key=lambda term: abs(term[0]) != 1)
+    (first, name), *rest = ordered
+    text = f"-{name}" if first < 0 else name
+    if abs(first) != 1:
+        text = f"{name} * {_number(first)}"
+    for factor, name in rest:
+        if abs(factor) == 1:
+            text = f"({text}) {'+' if factor > 0 else '-'} {name}"
+        else:
+            text = f"md_fma({name}, {_number(factor)}, {text})"
+    result = code.fresh()
+    code.line(f"const float {result} = {text};")
+    return result
+
+
+def _number(value: float) -> str:
+    assert float(np.float32(value)) == value, f"{value} is no float32"
+    return literal(value)
+
 
 PARTS = 4
 LEAST_TERMS = 16

@@ -1,5 +1,7 @@
-"""What kernels of convolutions and of linear layers share (words, weights, finished sums), and the
-latter."""
+"""What kernels of whole numbers share (words, weights, finished sums), and linear layers.
+
+Convolutions are in :mod:`.integer_fallback`.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +10,17 @@ from functools import partial
 
 import numpy as np
 
-from minidnn.fusion.contraction import Parts
-from minidnn.graph.ir import Constant, Value
-from minidnn.graph.operators import Conv2d, Linear
-from minidnn.graph.types import BYTES
-
-from ....codegen.code import Code
-from ....codegen.dialect import ISPC
-from ....codegen.kernel import KernelSource
-from ...execution.packing import data_of, first_terms
-from ...isa import Isa
-from ...stage import Pointer, PrintedContraction, Stage, Workspace
-from ...tensor import STORED
+from ....fusion.contraction import Parts
+from ....graph.ir import Constant, Value
+from ....graph.operators import Conv2d, Linear
+from ....graph.types import BYTES
+from ...codegen.code import Code
+from ...codegen.dialect import ISPC
+from ...codegen.kernel import KernelSource
+from ..execution.packing import data_of, first_terms
+from ..isa import Isa
+from ..stage import Pointer, PrintedContraction, Stage, Workspace
+from ..tensor import STORED
 
 MOST_EXACT = ((1 << 24) - 1) // (255 * 128)
 """Products of two bytes of which float32 has every sum."""

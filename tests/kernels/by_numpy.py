@@ -10,10 +10,22 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ...graph.expression import run as run_code
-from ...graph.types import BYTES
-from ...graph.window import join_taps
-from ..ir import LANE, OPERATIONS, TASK, Expr, FoldRange, For, If, Kernel, Let, Statement, Write
+from minidnn.graph.expression import run as run_code
+from minidnn.graph.types import BYTES
+from minidnn.graph.window import join_taps
+from minidnn.kernels.ir import (
+    LANE,
+    OPERATIONS,
+    TASK,
+    Expr,
+    FoldRange,
+    For,
+    If,
+    Kernel,
+    Let,
+    Statement,
+    Write,
+)
 
 _Points = dict[str, np.ndarray]
 
