@@ -62,7 +62,7 @@ def _gpus() -> int:
 
     if (reason := CudaBackend().unavailable()) is not None:
         raise MiniDNNError(f"there is no GPU ({reason}); --processes says how many there shall be")
-    from minidnn.gpu.cupy import cupy
+    from minidnn.gpu import cupy
 
     return int(cupy().cuda.runtime.getDeviceCount())
 

@@ -59,7 +59,7 @@ __all__ = [
 def why_unavailable() -> str | None:
     """Return why cuDNN cannot be used here and what to do about it, or None when it can."""
     from minidnn.cudnn import library
-    from minidnn.gpu.cupy import cupy
+    from minidnn.gpu import cupy
 
     try:
         cupy()

@@ -15,7 +15,7 @@ from typing import Any
 from minidnn.cudnn.dtypes import data_type, is_double, scalar
 from minidnn.cudnn.enums import TensorFormat
 from minidnn.cudnn.errors import ArgumentError, DTypeError
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 MAX_DIMENSIONS = 8  # CUDNN_DIM_MAX
 

@@ -21,7 +21,7 @@ from minidnn.cudnn.errors import ArgumentError, DTypeError
 from minidnn.cudnn.handle import call, query_size
 from minidnn.cudnn.tensor import TensorDescriptor, descriptor_of, operand
 from minidnn.cudnn.workspace import acquire
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 SPATIAL = BatchNormMode.CUDNN_BATCHNORM_SPATIAL
 PER_ACTIVATION = BatchNormMode.CUDNN_BATCHNORM_PER_ACTIVATION

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from minidnn.errors import DeviceError
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 SUCCESS = 0
 

@@ -13,7 +13,7 @@ from minidnn.cudnn.descriptor import Descriptor
 from minidnn.cudnn.errors import ArgumentError
 from minidnn.cudnn.handle import call, current_handle, query_size
 from minidnn.cudnn.tensor import TensorDescriptor, descriptor_of, operand
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 
 class DropoutInfo(NamedTuple):

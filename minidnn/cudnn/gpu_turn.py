@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from minidnn.cache import LockFile
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 log = logging.getLogger(__name__)
 

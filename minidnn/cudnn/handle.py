@@ -15,7 +15,7 @@ from typing import Any
 
 from minidnn.cudnn import library
 from minidnn.cudnn.errors import check
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 _free: dict[int, list[Handle]] = {}  # by device, of threads that have ended
 _all: list[Handle] = []

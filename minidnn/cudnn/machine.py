@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from minidnn.cudnn import library
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 
 @cache

@@ -21,7 +21,7 @@ from minidnn.cudnn.errors import ArgumentError
 from minidnn.cudnn.handle import call, query_size
 from minidnn.cudnn.tensor import TensorDescriptor, descriptor_of
 from minidnn.cudnn.workspace import acquire
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 PROPAGATE = NanPropagation.CUDNN_PROPAGATE_NAN
 FLATTENED = ReduceTensorIndices.CUDNN_REDUCE_TENSOR_FLATTENED_INDICES

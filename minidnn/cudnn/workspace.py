@@ -15,7 +15,7 @@ from typing import Any
 
 from minidnn.cudnn.errors import ArgumentError
 from minidnn.errors import OutOfMemoryError
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 _DEFAULT_LIMIT = 1 << 30
 _limit = _DEFAULT_LIMIT

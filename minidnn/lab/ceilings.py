@@ -31,7 +31,7 @@ from ..cudnn.enums import (
 from ..cudnn.gpu_turn import turn
 from ..cudnn.graph.timing import Contestant, race
 from ..errors import MiniDNNError
-from ..gpu.cupy import cupy
+from ..gpu import cupy
 from ..graph.ir import Node, Value
 from ..graph.layout import CHANNELS_LAST, PLANAR, Layout
 from ..graph.operators import Conv2d

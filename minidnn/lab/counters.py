@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ..errors import MiniDNNError
-from ..gpu.cupy import cupy
+from ..gpu import cupy
 from .measure import Job, arrays, bound
 from .operands import RESULT
 

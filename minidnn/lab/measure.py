@@ -22,7 +22,7 @@ from ..backends.cuda.kernels import Launch
 from ..backends.cuda.machine import machine_of
 from ..cudnn.gpu_turn import turn
 from ..cudnn.graph.timing import Contestant, sample, timing_stream
-from ..gpu.cupy import cupy
+from ..gpu import cupy
 from ..measure import median
 from .cuda.step import KernelCall, Texture
 from .isolated_jobs import FaultError

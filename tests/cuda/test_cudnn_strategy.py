@@ -80,7 +80,7 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCuDNN]:
     cupy.cuda.runtime.memcpyAsync = lambda to, of, size, kind, stream: ctypes.memmove(to, of, size)
     monkeypatch.setattr(FakeArray, "get", lambda self: np.asarray(self), raising=False)
     handle.reset_handles()
-    monkeypatch.setattr("minidnn.gpu.cupy._module", cupy)
+    monkeypatch.setattr("minidnn.gpu._module", cupy)
     monkeypatch.setattr(library, "_library", library.Library(dll, "/host/libcudnn.so.9"))
     yield dll
     handle.reset_handles()

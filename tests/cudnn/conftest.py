@@ -76,7 +76,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SimpleName
     _forget()
     monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
     cupy, dll = fakes.FakeCupy(), fakes.FakeCuDNN()
-    monkeypatch.setattr("minidnn.gpu.cupy._module", cupy)
+    monkeypatch.setattr("minidnn.gpu._module", cupy)
     monkeypatch.setattr(library, "_library", library.Library(dll, "/fake/libcudnn.so.9"))
     yield SimpleNamespace(cupy=cupy, dll=dll)
     _forget()

@@ -164,7 +164,7 @@ else:
 def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    from minidnn.gpu.cupy import cupy
+    from minidnn.gpu import cupy
 
     class CUDARuntimeError(RuntimeError):
         pass
@@ -174,7 +174,7 @@ def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     runtime = SimpleNamespace(getDeviceCount=count, CUDARuntimeError=CUDARuntimeError)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
-    monkeypatch.setattr("minidnn.gpu.cupy._module", None)
+    monkeypatch.setattr("minidnn.gpu._module", None)
     with pytest.raises(DeviceError, match="nvidia-smi"):
         cupy()
     runtime.getDeviceCount = lambda: 0

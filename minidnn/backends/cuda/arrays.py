@@ -19,7 +19,7 @@ import numpy as np
 from ..._cached_property import cached_property
 from ...cudnn.graph.spec import ALIGNMENT
 from ...errors import DeviceError, GraphError
-from ...gpu.cupy import cupy
+from ...gpu import cupy
 from ...graph.types import FLOATS, TensorType, numpy_dtype
 from ...runtime.arrays import check_shape, from_bits, to_bits
 

@@ -13,7 +13,7 @@ from ...fusion.functions import LayerFunction
 from ...fusion.region import FusedContraction, FusedElements
 from ...fusion.region import Region as FusedRegion
 from ...fusion.target import Target
-from ...gpu.cupy import cupy
+from ...gpu import cupy
 from ...graph import operators as ops
 from ...graph.index_map import Indexed
 from ...graph.ir import Node, Value

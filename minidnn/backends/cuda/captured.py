@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import GraphError, OutOfMemoryError
-from ...gpu.cupy import cupy
+from ...gpu import cupy
 from ...runtime.arrays import from_bits
 from ...runtime.program import DonatedLayout
 from .arrays import (

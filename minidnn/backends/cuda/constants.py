@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...gpu.cupy import cupy
+from ...gpu import cupy
 from ...runtime.arrays import to_bits
 from .memory import aligned, allocated
 

@@ -15,7 +15,7 @@ from ...cudnn.graph import arrays
 from ...cudnn.graph.spec import TensorSpec
 from ...cudnn.graph.timing import Contestant, race
 from ...errors import MiniDNNWarning, OutOfMemoryError
-from ...gpu.cupy import cupy
+from ...gpu import cupy
 from ...graph.ir import Value
 from ...runtime.plan import Plan
 from .constants import Constants, Data

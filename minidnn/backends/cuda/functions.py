@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 from ...cache import CacheStore, building_allowed, digest
-from ...gpu.cupy import cupy
+from ...gpu import cupy
 from ...runtime.cores import usable_cores
 from ..codegen.kernel import KernelSource, by_name, in_groups
 from .kernels import Launch

@@ -10,7 +10,7 @@ from typing import Any
 from weakref import finalize
 
 from ...cudnn import driver
-from ...gpu.cupy import cupy
+from ...gpu import cupy
 from ...runtime.operand import resolved
 from .arrays import DEVICE_TO_DEVICE, Given
 from .functions import KernelRun

@@ -8,7 +8,7 @@ from functools import cache
 
 from ...errors import DeviceError
 from ...fusion.device import H200, Device
-from ...gpu.cupy import cupy
+from ...gpu import cupy
 
 _HOPPER = (9, 0)
 _HZ = 1.98e9

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ...cudnn.enums import Status
 from ...cudnn.errors import CuDNNError
 from ...errors import MiniDNNError, MiniDNNWarning, OutOfMemoryError
-from ...gpu.cupy import cupy
+from ...gpu import cupy
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ...errors import UnsupportedError
-from ...gpu.cupy import cupy
+from ...gpu import cupy
 from ...graph.ir import Node
 from ...runtime.agreement import WHY_NO_TIMES, sums_over_ranks
 from ...runtime.plan import Plan

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from ...gpu.cupy import cupy
+from ...gpu import cupy
 from ...graph.operators import SumOverRanks
 from ...graph.operators.ranks import meeting_of
 from ...graph.types import TensorType

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...gpu.cupy import cupy
+from ...gpu import cupy
 from ...runtime.operand import resolved
 from .arrays import DEVICE_TO_DEVICE, DEVICE_TO_HOST, HOST_TO_DEVICE, ArraySlot, Given
 from .functions import Run

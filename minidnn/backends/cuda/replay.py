@@ -21,7 +21,7 @@ from typing import Any
 from ...cudnn import driver
 from ...cudnn.graph.spec import ALIGNMENT
 from ...errors import DeviceError
-from ...gpu.cupy import cupy
+from ...gpu import cupy
 from .arrays import DEVICE_TO_DEVICE
 from .memory import allocated
 

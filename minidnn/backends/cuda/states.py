@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...gpu.cupy import cupy
+from ...gpu import cupy
 from ...graph.ir import Graph, State
 from ...runtime.arrays import from_bits, to_bits
 from ...runtime.store import StateMemory, Store

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ...cudnn.gpu_turn import turn
 from ...cudnn.graph.timing import WAIT_CYCLES, keep_busy, timing_stream
-from ...gpu.cupy import cupy
+from ...gpu import cupy
 from .instance import Instance
 
 _CYCLES_PER_LAUNCH = 60_000

@@ -15,7 +15,7 @@ from minidnn.cudnn.enums import BatchNormMode, BatchNormOps, ErrQueryMode
 from minidnn.cudnn.errors import ArgumentError
 from minidnn.cudnn.handle import call, query_size
 from minidnn.cudnn.tensor import TensorDescriptor, described
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 OPS = BatchNormOps.CUDNN_BATCHNORM_OPS_BN
 PERSISTENT = BatchNormMode.CUDNN_BATCHNORM_SPATIAL_PERSISTENT

@@ -30,7 +30,7 @@ from minidnn.cudnn.enums import DataType, MathType, TensorFormat
 from minidnn.cudnn.errors import ArgumentError, DTypeError
 from minidnn.cudnn.handle import call
 from minidnn.cudnn.tensor import described
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 _max_workspace_size = 8 * 1024 * 1024
 _warm: Memo[ConvolutionPlan] = Memo(4096)

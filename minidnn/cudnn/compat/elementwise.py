@@ -20,7 +20,7 @@ from minidnn.cudnn.enums import ActivationMode, SoftmaxMode
 from minidnn.cudnn.errors import ArgumentError, DTypeError, check
 from minidnn.cudnn.handle import call, current_handle
 from minidnn.cudnn.tensor import TensorDescriptor, described, flat_descriptor_of
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 INSTANCE = SoftmaxMode.CUDNN_SOFTMAX_MODE_INSTANCE
 CHANNEL = SoftmaxMode.CUDNN_SOFTMAX_MODE_CHANNEL

@@ -22,7 +22,7 @@ from minidnn.cudnn.enums import DataType, Determinism, MathType, is_coarse_winog
 from minidnn.cudnn.errors import ArgumentError, check
 from minidnn.cudnn.handle import current_handle
 from minidnn.errors import OutOfMemoryError
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 log = logging.getLogger(__name__)
 

@@ -49,7 +49,7 @@ from minidnn.cudnn.handle import call, current_handle
 from minidnn.cudnn.tensor import described, descriptor_of, operand
 from minidnn.cudnn.workspace import acquire
 from minidnn.errors import OutOfMemoryError
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 CROSS_CORRELATION = ConvolutionMode.CUDNN_CROSS_CORRELATION
 

@@ -14,7 +14,7 @@ from minidnn.cudnn.arrays import packed_strides
 from minidnn.cudnn.dtypes import element_type
 from minidnn.cudnn.graph.spec import TensorSpec
 from minidnn.errors import DeviceError, GraphError
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 if TYPE_CHECKING:
     import numpy as np

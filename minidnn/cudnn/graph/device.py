@@ -10,7 +10,7 @@ from minidnn.cudnn.graph.descriptor import BackendDescriptor
 from minidnn.cudnn.graph.enums import DescriptorType as D
 from minidnn.cudnn.handle import current_handle
 from minidnn.errors import DeviceError
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 
 @dataclass(frozen=True)

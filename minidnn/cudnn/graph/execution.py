@@ -35,7 +35,7 @@ from minidnn.cudnn.graph.enums import AttributeType as T
 from minidnn.cudnn.graph.enums import DescriptorType as D
 from minidnn.cudnn.handle import current_handle
 from minidnn.errors import DeviceError
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 _EARLY = 9
 """The compute capability from which on kernels can begin early."""

@@ -26,7 +26,7 @@ from minidnn.cudnn.graph.engines import EngineConfig, Proposal
 from minidnn.cudnn.graph.plan import Plan, built
 from minidnn.cudnn.graph.spec import Constraints, GraphSpec
 from minidnn.errors import GraphError, MiniDNNWarning, OutOfMemoryError, UnsupportedError
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 FORMAT = 2
 KEPT = 8

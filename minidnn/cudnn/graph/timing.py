@@ -15,7 +15,7 @@ from typing import Any
 
 from minidnn.cudnn.errors import CuDNNError
 from minidnn.cudnn.gpu_turn import turn
-from minidnn.gpu.cupy import cupy
+from minidnn.gpu import cupy
 
 log = logging.getLogger(__name__)
 Run = Callable[[], object]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from ....cudnn.gpu_turn import turn
-from ....gpu.cupy import cupy
+from ....gpu import cupy
 from ....runtime.cores import usable_cores
 from ..kernels import Launch
 from .problem import ContractionProblem

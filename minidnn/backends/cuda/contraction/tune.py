@@ -24,7 +24,7 @@ from ....cudnn.graph import EngineConfig, Plan
 from ....cudnn.graph.timing import Contestant, race
 from ....cudnn.machine import device_name, library_name
 from ....errors import MiniDNNWarning, OutOfMemoryError, UnsupportedError
-from ....gpu.cupy import cupy
+from ....gpu import cupy
 from ..kernels import Launch
 from ..machine import Machine
 from .fixed import FixedConvolution, algorithms_of, fixed_convolution

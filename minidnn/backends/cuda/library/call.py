@@ -28,7 +28,7 @@ from ....cudnn.op_tensor import OpTensorDescriptor
 from ....cudnn.pooling import PoolingDescriptor
 from ....cudnn.tensor import TensorDescriptor
 from ....errors import UnsupportedError
-from ....gpu.cupy import cupy
+from ....gpu import cupy
 from ...codegen.code import Code
 from ..arrays import DEVICE_TO_DEVICE
 from ..kernels import Launch

@@ -11,7 +11,7 @@ from ....cudnn.convolution.plan import Candidate, Problem, no_algorithm
 from ....cudnn.enums import is_coarse_winograd
 from ....cudnn.errors import CuDNNError
 from ....cudnn.gpu_turn import turn
-from ....gpu.cupy import cupy
+from ....gpu import cupy
 from ..contraction.fixed import FixedConvolution
 
 #: The order of a node's operands and results, as image, filter and output of the convolution.

@@ -1,1 +1,0 @@
-"""What all that runs on NVIDIA GPUs shares, whichever library computes there."""
