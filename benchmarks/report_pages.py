@@ -368,8 +368,8 @@ PAGES = (
                 "random_contractions_h200.jsonl",
                 "python -m benchmarks.random_contractions 100 --json FILE",
                 random_contractions.table,
-                "Heuristic is what is chosen without measuring, quick the fastest but for engines "
-                "that cuDNN compiles, which are measured where they may save enough.",
+                "Quick is the fastest but for engines that compile, heuristic the choice without "
+                "measuring.",
             ),
             Section(
                 "Changes of layout",
