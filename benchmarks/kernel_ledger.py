@@ -9,7 +9,9 @@ training step, and writes for each cell what every candidate of each contraction
 measured at.  ``table`` prints for each family its lines, the problems that it was measured for and
 that it wins, the cells in which it wins one, and the contraction time without it as a part of that
 with it: the geometric mean over all cells, and the cell that would lose most.  ``--without`` takes
-several families away at once.  A problem counts once in a cell, however many layers have it.
+several families away at once.  Then it says how right a family's own order of its choices is: how
+often the first is within 3 % of the fastest of them, and what the first, and the first three, lose
+in the geometric mean.  A problem counts once in a cell, however many layers have it.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from math import exp, inf, log
 from pathlib import Path
 from typing import Any
 
-Times = Mapping[str, float]
-"""Of one problem the milliseconds of the fastest candidate of each family."""
+Times = Mapping[str, Sequence[float]]
+"""Of one problem the milliseconds of each family's candidates, in its own order of them."""
 CUDNN = "cuDNN"
 _FOLDER = Path(__file__).resolve().parent.parent / "minidnn/backends/cuda/contraction"
 
@@ -40,16 +42,20 @@ def raced(name: str, batch: int, precision: str, train: bool) -> dict[str, Any]:
     from minidnn.backends.cuda.contraction.problem import ContractionProblem
     from minidnn.backends.cuda.contraction.tune import Built, Tuning
 
-    problems: dict[str, dict[str, float]] = {}
+    problems: dict[str, dict[str, dict[int, float]]] = {}
     inner = tune._raced
 
     def watched(problem: ContractionProblem, found: Sequence[Built], tuning: Tuning) -> list[Built]:
         ranked = inner(problem, found, tuning)
-        times = problems.setdefault(problem.describe(), {})
+        families = problems.setdefault(problem.describe(), {})
         for one in ranked:
-            kernel = one.recipe.form.kernel
-            family = CUDNN if kernel is None else kernel.name
-            times[family] = min(one.recipe.milliseconds or inf, times.get(family, inf))
+            form, kernel = one.recipe.form, one.recipe.form.kernel
+            family, place = CUDNN, 0
+            if kernel is not None:
+                order = kernel.choices(form.of_core(problem), tuning.machine)
+                family, place = kernel.name, order.index(one.recipe.engine)
+            times = families.setdefault(family, {})
+            times[place] = min(one.recipe.milliseconds or inf, times.get(place, inf))
         return ranked
 
     tune._raced = watched
@@ -65,7 +71,12 @@ def raced(name: str, batch: int, precision: str, train: bool) -> dict[str, Any]:
     else:
         md.compile(net, shape, device="cuda", precision=precision)
     cell = {"network": name, "batch": batch, "precision": precision, "train": train}
-    return cell | {"problems": list(problems.values())}
+    return cell | {
+        "problems": [
+            {family: [ms for _, ms in sorted(times.items())] for family, times in families.items()}
+            for families in problems.values()
+        ]
+    }
 
 
 def race(given: argparse.Namespace) -> None:
@@ -86,12 +97,25 @@ def race(given: argparse.Namespace) -> None:
 def without(cell: Sequence[Times], families: Collection[str]) -> float:
     """The time of a cell without some families as a part of that with all; a problem that nothing
     else computes keeps its time."""
-    best = sum(min(times.values()) for times in cell)
-    left = 0.0
+    best = left = 0.0
     for times in cell:
-        others = [ms for family, ms in times.items() if family not in families]
-        left += min(others or times.values())
+        fastest = {family: min(some) for family, some in times.items()}
+        others = [ms for family, ms in fastest.items() if family not in families]
+        best += min(fastest.values())
+        left += min(others or fastest.values())
     return left / best
+
+
+def order(problems: Sequence[Times], family: str) -> str:
+    """Cells of a row: of how many problems a family raced several candidates, which part of its
+    first ones is near the fastest, and what the first, and the first three, lose."""
+    races = [times[family] for times in problems if len(times.get(family, ())) > 1]
+    if not races:
+        return "| 0 | | | "
+    lost = [[min(times[:count]) / min(times) for times in races] for count in (1, 3)]
+    near = sum(ratio <= 1.03 for ratio in lost[0]) / len(races)
+    first, three = (exp(sum(map(log, some)) / len(races)) for some in lost)
+    return f"| {len(races)} | {100 * near:.0f} % | {first:.3f} | {three:.3f} "
 
 
 def table(cells: Sequence[Mapping[str, Any]], together: Sequence[str]) -> Iterator[str]:
@@ -103,20 +127,27 @@ def table(cells: Sequence[Mapping[str, Any]], together: Sequence[str]) -> Iterat
     rows = []
     for group in (*groups, *([tuple(together)] if together else [])):
         seen = [times for times in every if not times.keys().isdisjoint(group)]
-        wins = sum(min(times, key=times.__getitem__) in group for times in seen)
+        wins = sum(_winner(times) in group for times in seen)
         parts = [without(cell, group) for cell in problems]
         worst = max(range(len(cells)), key=parts.__getitem__)
         mean = exp(sum(map(log, parts)) / len(parts))
         where = "{network} {batch} {precision}".format_map(cells[worst])
         count = sum(lines.get(family, 0) for family in group)
-        chosen = sum(
-            any(min(times, key=times.__getitem__) in group for times in cell) for cell in problems
-        )
+        chosen = sum(any(_winner(times) in group for times in cell) for cell in problems)
         text = f"| {', '.join(group)} | {count} | {len(seen)} | {wins} | {chosen}/{len(cells)} "
-        rows.append((mean, f"{text}| {mean:.4f} | {parts[worst]:.3f} ({where}) |"))
-    yield "| family | lines | problems | wins | cells | without it | at most |"
-    yield "|---|---|---|---|---|---|---|"
+        text += f"| {mean:.4f} | {parts[worst]:.3f} ({where}) "
+        rows.append((mean, text + (order(every, *group) if len(group) == 1 else "| | | | ") + "|"))
+    yield (
+        "| family | lines | problems | wins | cells | without it | at most | races | "
+        "first within 3 % | first loses | first three |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
     yield from (row for _, row in sorted(rows))
+
+
+def _winner(times: Times) -> str:
+    """The family of the fastest candidate."""
+    return min(times, key=lambda family: min(times[family]))
 
 
 def _lines() -> dict[str, int]:
