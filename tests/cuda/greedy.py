@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,26 +55,15 @@ def taken_by(workspace: int, problem: ContractionProblem) -> Any:
     return SimpleNamespace(workspace=workspace, problem=problem, rows=lambda at, workspace: [])
 
 
-class Loader:
-    """Gives what stands for kernels that can run."""
-
-    def __init__(self, arch: str, other: object) -> None:
-        pass
-
-    def begin(self, launches: Sequence[Launch], thread: Executor) -> None:
-        pass
-
-    def wait(self) -> None:
-        pass
-
-    def __call__(self, launches: Sequence[Launch]) -> list[Any]:
-        return [SimpleNamespace(launch=launch) for launch in launches]
+def loaded(launches: Sequence[Launch]) -> list[Any]:
+    """What stands for kernels that can run."""
+    return [SimpleNamespace(launch=launch) for launch in launches]
 
 
 def be_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has :class:`Greedy` choose, and nothing compiled."""
     monkeypatch.setattr(prepare, "Choice", Greedy)
-    monkeypatch.setattr(prepare, "LaunchLoader", Loader)
+    monkeypatch.setattr(prepare, "LaunchLoader", lambda arch, other: loaded)
 
 
 def least(network: md.Layer, shape: tuple[int, ...], precision: str) -> tuple[Any, Any, int]:

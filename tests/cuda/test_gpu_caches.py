@@ -111,9 +111,9 @@ def test_kernels_of_another_card_are_not_taken(
     other = "sm_80" if own != "sm_80" else "sm_90"
     sources: dict[str, Any] = {}
 
-    def collected(given: Any, arch: str, jobs: int | None = None) -> Any:
+    def collected(given: Any, arch: str) -> Any:
         sources.update((source.name, source) for source in given if not source.specific)
-        return compile_kernels(given, arch, jobs=jobs)
+        return compile_kernels(given, arch)
 
     with monkeypatch.context() as there:
         there.setattr(functions, "compile_kernels", collected)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -122,8 +122,6 @@ Run = Callable[[], None]
 """Starts work on CuPy's current stream."""
 
 _PLENTY = 48 << 10
-_MANY = 64
-"""Texts, of which a half keeps as many compilers busy as machines have cores."""
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -181,14 +179,6 @@ class KernelRun:
         )
 
 
-@dataclass(frozen=True)
-class _Wave:
-    """Launches whose kernels are being compiled."""
-
-    launches: Sequence[Launch]
-    kernels: Future[list[CompiledKernel]]
-
-
 class LaunchLoader:
     """Gives loaded launches, those that are asked for at once compiled together; what an ``other``
     has loaded is not loaded again."""
@@ -197,58 +187,22 @@ class LaunchLoader:
         self._arch = arch
         self._other = other
         self._known: dict[Launch, Loaded] = {}
-        self._coming: dict[Launch, _Wave] = {}
         self._lock = threading.Lock()
-
-    def begin(self, launches: Sequence[Launch], thread: Executor) -> None:
-        """Has kernels compiled: few here, many by a thread, which leaves a core to the caller.
-
-        Those come in two waves, the first launches' in the first: what is done with these need not
-        wait for the others.  Before the thread is shut down, :meth:`wait` is to be called.
-        """
-        with self._lock:
-            missing, jobs = self._missing(launches), max(1, usable_cores() - 1)
-            if len({one.source.name for one in missing}) >= _MANY:
-                half = len(missing) // 2
-                for some in (missing[:half], missing[half:]):
-                    sources = [one.source for one in some]
-                    kernels = thread.submit(compile_kernels, sources, self._arch, jobs=jobs)
-                    self._coming |= dict.fromkeys(some, _Wave(some, kernels))
-                return
-        self(launches)
 
     def __call__(self, launches: Sequence[Launch]) -> list[Loaded]:
         with self._lock:
-            for one in launches:
-                if one in self._coming:
-                    self._arrive(self._coming[one])
-            if missing := self._missing(launches):
+            missing = list(dict.fromkeys(one for one in launches if one not in self._known))
+            if missing:
+                there = {} if self._other is None else self._other.there()
+                for one in missing:
+                    same = there.get(one.source.name)
+                    if same is not None and one.shared_bytes <= same.launch.shared_bytes:
+                        self._known[one] = replace(same, launch=one)
+                missing = [one for one in missing if one not in self._known]
+            if missing:
                 loaded = load_launches(missing, self._arch)
                 self._known.update(zip(missing, loaded, strict=True))
             return [self._known[one] for one in launches]
-
-    def wait(self) -> None:
-        """Loads all that was begun, also what nobody has asked for: the thread may end then."""
-        with self._lock:
-            while self._coming:
-                self._arrive(next(iter(self._coming.values())))
-
-    def _arrive(self, wave: _Wave) -> None:
-        """Loads all of a wave, once it is compiled."""
-        loaded = load_compiled(list(zip(wave.launches, wave.kernels.result(), strict=True)))
-        self._known.update(zip(wave.launches, loaded, strict=True))
-        for one in wave.launches:
-            del self._coming[one]
-
-    def _missing(self, launches: Sequence[Launch]) -> list[Launch]:
-        """Those that neither this has nor the other, each once."""
-        missing = list(dict.fromkeys(one for one in launches if one not in self._known))
-        there = {} if self._other is None or not missing else self._other.there()
-        for one in missing:
-            same = there.get(one.source.name)
-            if same is not None and one.shared_bytes <= same.launch.shared_bytes:
-                self._known[one] = replace(same, launch=one)
-        return [one for one in missing if one not in self._known]
 
     def there(self) -> dict[str, Loaded]:
         """What is loaded, by the kernels' names."""

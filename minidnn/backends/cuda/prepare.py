@@ -203,8 +203,7 @@ def prepare(
     load = LaunchLoader(machine.arch, None if other is None else other.load)
     fastest = Fastest(plan, tasks)
     # Where memory is short, tensors for one timing at a time have to do.
-    counts = [1] if short else []
-    with threads() as making, threads(*counts) as building, threads(1) as compiling:
+    with threads() as making, threads(*([1] if short else [])) as building:
         data = (p for p in pointers if isinstance(p, Data))
         constants = Constants(data, making, None if other is None else other.constants)
         workspace_limit = MOST_WORKSPACE
@@ -214,7 +213,7 @@ def prepare(
         taken = {} if other is None else _taken(tasks, other)
         tuning = Tuning(machine, tune, workspace_limit, load, _spare(plan, tasks), taken)
         choice = Choice(problems, tuning, building)
-        load.begin([*choice.launches(), *launches, *fastest.launches()], compiling)
+        load([*launches, *fastest.launches(), *choice.launches()])
         if not short:
             constants.lay_down()  # while cuDNN builds, before anything is measured
         built = choice.made()
@@ -237,7 +236,6 @@ def prepare(
             release_unused()
             constants.lay_down()
         fastest.measure(load, constants)
-        load.wait()
     slots = Slots(plan, {value: Operand(0, at) for value, at in plan.arena.offsets.items()}, 1)
     done, rows, sums = [], [], RankSums()
     for task in tasks:
