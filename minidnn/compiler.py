@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, overload
 from weakref import ref
 
-from minidnn._garbage import garbage_later
+from minidnn._garbage_collection import garbage_collection_paused
 from minidnn.backends.backend import (
     AUTO,
     Backend,
@@ -293,7 +293,7 @@ def _compile(
         mixed=mixed,
     )
     computed = graph if mixed else _computed(backend, graph, chosen, told=precision is not None)
-    with garbage_later():
+    with garbage_collection_paused():
         plan = make_plan(optimize(computed, context, observe), context)
         _check_supported(backend, plan, chosen, graph)
         program = backend.compile(plan, chosen, options)

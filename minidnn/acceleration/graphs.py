@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from minidnn._garbage import garbage_later
+from minidnn._garbage_collection import garbage_collection_paused
 from minidnn._torch_internals import (
     DynamoError,
     DynamoRuntimeError,
@@ -121,7 +121,14 @@ class _Conversion:
             # Dynamo puts aside what traces, in whichever thread.
             settings = dynamo_config.patch(_SETTINGS)
             silence = warnings.catch_warnings()
-            with CAPTURING, settings, silence, _unheard(), layers_in_full(), garbage_later():
+            with (
+                CAPTURING,
+                settings,
+                silence,
+                _unheard(),
+                layers_in_full(),
+                garbage_collection_paused(),
+            ):
                 # Dynamo asks tensors and classes for what PyTorch warns of.
                 warnings.simplefilter("ignore")
                 made = self._converted(frame, *args)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from minidnn._forks import ForkLock
-from minidnn._garbage import garbage_later
+from minidnn._garbage_collection import garbage_collection_paused
 from minidnn.acceleration.program import SizedProgram
 from minidnn.frontends.torch.captured import CAPTURING
 
@@ -158,7 +158,7 @@ class Programs:
 
     def _made(self, key: Any, leaves: Sequence[Any], make: Make) -> SizedProgram:
         start = time.perf_counter()
-        with garbage_later():
+        with garbage_collection_paused():
             program = make()
         seconds = time.perf_counter() - start
         met = hash(key)  # the key itself may hold tensors

@@ -282,7 +282,7 @@ class Graph:
         return dict.fromkeys((*self.outputs, *self.updates.values()))
 
     @cached_property
-    def given(self) -> Collection[Value]:
+    def input_set(self) -> Collection[Value]:
         """The inputs, to look for one among them."""
         return frozenset(self.inputs)
 
@@ -293,7 +293,7 @@ class Graph:
     @property
     def states(self) -> tuple[State, ...]:
         """The states that it reads or updates; a region's body gets them as inputs."""
-        return tuple(v for v in self.values if isinstance(v, State) and v not in self.given)
+        return tuple(v for v in self.values if isinstance(v, State) and v not in self.input_set)
 
     @cached_property
     def position(self) -> dict[Node, int]:

@@ -30,10 +30,39 @@ __all__ = [
 Pair = tuple[int, int]
 
 
-class _Conv(Layer):
-    """What convolutions over ``axes`` axes share: arguments, parameters, and padding."""
+class _Channels(Layer):
+    """What all convolutions share: channels in groups, and a number for each of ``axes`` axes."""
 
     axes: int
+    kernel_size: tuple[int, ...]
+
+    def _take_channels(self, in_channels: int, out_channels: int, groups: int) -> None:
+        """Keeps them; GraphError if groups do not divide both."""
+        name = type(self).__name__
+        self.in_channels = check_count(name, "in_channels", in_channels)
+        self.out_channels = check_count(name, "out_channels", out_channels)
+        self.groups = check_count(name, "groups", groups)
+        for argument, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
+            if channels % self.groups:
+                raise GraphError(
+                    f"{name}: groups={groups} does not divide {argument}={channels}; "
+                    "valid is a common divisor of in_channels and out_channels"
+                )
+
+    def _numbers(self, name: str, value: Any, least: int) -> tuple[int, ...]:
+        return tuple(check_numbers(type(self).__name__, name, value, self.axes, least))
+
+    def _add_parameters(self, first: int, second: int, bias: bool) -> None:
+        """A weight whose first two axes are these channels, the second by the groups, and a bias,
+        within what PyTorch draws them from."""
+        shape = (first, second // self.groups, *self.kernel_size)
+        initializer = within(1 / sqrt(prod(shape[1:])))
+        self.weight = Parameter(shape, initializer)
+        self.bias = Parameter((self.out_channels,), initializer) if bias else None
+
+
+class _Conv(_Channels):
+    """What convolutions share that are not transposed: arguments, parameters, and padding."""
 
     def __init__(
         self,
@@ -48,16 +77,8 @@ class _Conv(Layer):
         padding_mode: str = "zeros",
     ) -> None:
         name = type(self).__name__
-        self.in_channels = in_channels = check_count(name, "in_channels", in_channels)
-        self.out_channels = out_channels = check_count(name, "out_channels", out_channels)
+        self._take_channels(in_channels, out_channels, groups)
         self.kernel_size = self._numbers("kernel_size", kernel_size, 1)
-        self.groups = groups = check_count(name, "groups", groups)
-        for argument, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
-            if channels % groups:
-                raise GraphError(
-                    f"{name}: groups={groups} does not divide {argument}={channels}; "
-                    "valid is a common divisor of in_channels and out_channels"
-                )
         if padding_mode not in MODES:
             valid = ", ".join(map(repr, MODES))
             raise GraphError(f"{name}: padding_mode={padding_mode!r:.80}; valid are {valid}")
@@ -72,15 +93,9 @@ class _Conv(Layer):
             cast("Pair", (*rows, *self.stride)),
             cast("tuple[Pair, Pair]", (*above, *own)),
             cast("Pair", (*rows, *self.dilation)),
-            groups,
+            self.groups,
         )
-        shape = (out_channels, in_channels // groups, *self.kernel_size)
-        initializer = within(1 / sqrt(prod(shape[1:])))
-        self.weight = Parameter(shape, initializer)
-        self.bias = Parameter((out_channels,), initializer) if bias else None
-
-    def _numbers(self, name: str, value: Any, least: int) -> tuple[int, ...]:
-        raise NotImplementedError
+        self._add_parameters(self.out_channels, self.in_channels, bias)
 
     def _padding(
         self, padding: Any, stride: tuple[int, ...], dilation: tuple[int, ...]
@@ -146,9 +161,6 @@ class Conv1d(_Conv):
     """
 
     axes = 1
-
-    def _numbers(self, name: str, value: Any, least: int) -> tuple[int, ...]:
-        return tuple(check_numbers("Conv1d", name, value, 1, least))
 
     def forward(self, x: Any) -> Any:
         check_rank("Conv1d", x, 3)
@@ -237,9 +249,7 @@ class Linear(Layer):
         return f"{self.in_features}, {self.out_features}" + ("" if self.bias else ", bias=False")
 
 
-class _ConvTranspose(Layer):
-    axes: int
-
+class _ConvTranspose(_Channels):
     def __init__(
         self,
         in_channels: int,
@@ -254,15 +264,7 @@ class _ConvTranspose(Layer):
         padding_mode: str = "zeros",
     ) -> None:
         name = type(self).__name__
-        self.in_channels = check_count(name, "in_channels", in_channels)
-        self.out_channels = check_count(name, "out_channels", out_channels)
-        self.groups = check_count(name, "groups", groups)
-        for argument, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
-            if channels % groups:
-                raise GraphError(
-                    f"{name}: groups={groups} does not divide {argument}={channels}; "
-                    "valid is a common divisor of in_channels and out_channels"
-                )
+        self._take_channels(in_channels, out_channels, groups)
         if padding_mode != "zeros":
             raise GraphError(f"{name}: padding_mode={padding_mode!r:.80}; valid is 'zeros'")
         self.kernel_size = self._numbers("kernel_size", kernel_size, 1)
@@ -276,13 +278,7 @@ class _ConvTranspose(Layer):
                     f"{name}: output_padding={output_padding} with stride={stride} and "
                     f"dilation={dilation}; valid is less than one of these, on every axis"
                 )
-        shape = (in_channels, out_channels // groups, *self.kernel_size)
-        initializer = within(1 / sqrt(prod(shape[1:])))
-        self.weight = Parameter(shape, initializer)
-        self.bias = Parameter((out_channels,), initializer) if bias else None
-
-    def _numbers(self, name: str, value: Any, least: int) -> tuple[int, ...]:
-        return tuple(check_numbers(type(self).__name__, name, value, self.axes, least))
+        self._add_parameters(self.in_channels, self.out_channels, bias)
 
     def forward(self, x: Any) -> Any:
         name = type(self).__name__

@@ -88,7 +88,7 @@ def _refusal_of_part(
 
 def _is_turned_input(graph: Graph, node: Node) -> bool:
     """Whether a node gives an input that is given channels last."""
-    return isinstance(node.op, Transpose) and node.inputs[0] in graph.given
+    return isinstance(node.op, Transpose) and node.inputs[0] in graph.input_set
 
 
 PLACE_PARTS = Pass("place_parts", place_parts, requires=("layout", "place_concat"))

@@ -116,7 +116,7 @@ def _ends(plan: Plan) -> list[Lifetime]:
         lives.append(Lifetime(value, value.type.bytes, 0, end if stays else last.get(value, 0)))
     for value in graph.outputs:
         root = roots.get(value, value)
-        copied = root in graph.given or isinstance(root, Stored)
+        copied = root in graph.input_set or isinstance(root, Stored)
         begin = end if copied else first.get(root, end)
         lives.append(Lifetime(value, value.type.bytes, begin, end))
     return lives

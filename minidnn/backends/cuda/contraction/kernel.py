@@ -11,8 +11,8 @@ from ..kernels import Launch
 from ..machine import Machine
 from .problem import Addresses, ContractionProblem, Direction
 
-ALONE = "it is a product alone, which cuDNN computes as fast"
-"""Why kernels are not measured that win where more is computed with the product."""
+UNFUSED = "nothing is fused with it, and cuDNN computes it as fast"
+"""Why kernels are not measured that win where more is computed with a contraction."""
 
 
 class ContractionKernel(ABC):

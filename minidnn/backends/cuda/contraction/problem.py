@@ -152,10 +152,10 @@ class ContractionProblem:
         return plain and self.padding == ((0, 0), (0, 0))
 
     @property
-    def is_alone(self) -> bool:
-        """Whether nothing is computed with the product, around which all tensors are dense."""
-        around = (self.stages, self.before, self.gather, self.front, self.behind)
-        return not any(around) and self.is_dense and not self.is_whole
+    def is_unfused(self) -> bool:
+        """Whether nothing is fused with the contraction, and its result is dense."""
+        fused = (self.stages, self.before, self.gather, self.front, self.behind)
+        return not any(fused) and self.is_dense and not self.is_whole
 
     def describe(self) -> str:
         """One line for messages and cache entries."""

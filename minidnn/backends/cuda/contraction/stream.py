@@ -17,7 +17,7 @@ from ..machine import Machine
 from ..prelude import TYPES
 from ..tensor import LANES, is_aligned, is_regular, step_of
 from . import stream_front, sums_behind
-from .kernel import ALONE, ContractionKernel
+from .kernel import UNFUSED, ContractionKernel
 from .parts import pixels_of
 from .problem import Addresses, ContractionProblem
 from .stream_front import front_text, tensors_of
@@ -138,8 +138,8 @@ class StreamKernel(ContractionKernel):
         return None
 
     def why_slow(self, problem: ContractionProblem, machine: Machine) -> str | None:
-        if problem.is_alone:
-            return ALONE
+        if problem.is_unfused:
+            return UNFUSED
         more = problem.before or problem.front is not None
         least = _LEAST_PIXELS_MADE if more else _LEAST_PIXELS
         # Else there are too few to keep filters for, or for them to pass.

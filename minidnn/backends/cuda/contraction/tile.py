@@ -23,7 +23,7 @@ from ..pointwise import print_chain
 from ..prelude import TYPES
 from ..tensor import is_aligned, is_regular, step_of
 from .bytes import header_of
-from .kernel import ALONE, ContractionKernel
+from .kernel import UNFUSED, ContractionKernel
 from .parts import pixels_of
 from .problem import ContractionProblem
 from .text import (
@@ -81,7 +81,7 @@ class TileKernel(ContractionKernel):
         return None
 
     def why_slow(self, problem: ContractionProblem, machine: Machine) -> str | None:
-        return ALONE if problem.is_alone and not has_few_tiles(problem, machine) else None
+        return UNFUSED if problem.is_unfused and not has_few_tiles(problem, machine) else None
 
     def price(self, problem: ContractionProblem) -> float:
         # A kernel would have to go before cuDNN's, or cuDNN's that computes stages is slow.

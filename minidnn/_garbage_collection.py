@@ -1,7 +1,7 @@
-"""Python's search for garbage, put off while networks are compiled.
+"""Python's cyclic garbage collection, paused while networks are compiled.
 
-Compiling makes millions of objects, few of which are garbage that only the search finds, and each
-full search looks at all objects of the process: a quarter of the time that planning takes.
+Compiling makes millions of objects, few of which are garbage in cycles, and each full collection
+looks at all objects of the process: a quarter of the time that planning takes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from minidnn._forks import ForkLock
 
 _lock = ForkLock()
 _inside: Counter[int] = Counter()
-"""How often each thread is in :func:`garbage_later`."""
+"""How often each thread is in :func:`garbage_collection_paused`."""
 _was_enabled = False
 
 
 @contextmanager
-def garbage_later() -> Iterator[None]:
-    """Meanwhile no search begins by itself, in any thread; one that the user turned off stays so.
+def garbage_collection_paused() -> Iterator[None]:
+    """Meanwhile no collection begins by itself, in any thread; what the user turned off stays off.
 
     It may be entered again, and by several threads.
     """
@@ -39,11 +39,11 @@ def garbage_later() -> Iterator[None]:
     finally:
         with _lock:
             _inside[thread] -= 1
-            _leave()
+            _resume()
 
 
-def _leave() -> None:
-    """Lets searches begin again when no thread is left."""
+def _resume() -> None:
+    """Lets collections begin again when no thread is left."""
     for thread in [thread for thread, count in _inside.items() if not count]:
         del _inside[thread]
     if not _inside and _was_enabled:
@@ -55,7 +55,7 @@ def _leave_others() -> None:
     if _inside:
         for thread in _inside.keys() - {threading.get_ident()}:
             del _inside[thread]
-        _leave()
+        _resume()
 
 
 if hasattr(os, "register_at_fork"):

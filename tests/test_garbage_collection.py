@@ -1,4 +1,4 @@
-"""Python's search for garbage is put off while networks are compiled."""
+"""Garbage collection is paused while networks are compiled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn._garbage import garbage_later
+from minidnn._garbage_collection import garbage_collection_paused
 
 
 @pytest.fixture(autouse=True)
@@ -26,15 +26,15 @@ def test_the_last_that_leaves_turns_it_on() -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def other() -> None:
-        with garbage_later():
+        with garbage_collection_paused():
             inside.set()
             leave.wait()
 
     thread = threading.Thread(target=other)
-    with garbage_later():
+    with garbage_collection_paused():
         thread.start()
         inside.wait()
-        with garbage_later():
+        with garbage_collection_paused():
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert not gc.isenabled()  # for the other thread
@@ -50,7 +50,7 @@ def test_a_child_knows_that_other_threads_are_gone() -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def other() -> None:
-        with garbage_later():
+        with garbage_collection_paused():
             inside.set()
             leave.wait()
 
@@ -68,14 +68,14 @@ def test_a_child_knows_that_other_threads_are_gone() -> None:
 
 def test_errors_turn_it_on() -> None:
     gc.enable()
-    with pytest.raises(ZeroDivisionError), garbage_later():
+    with pytest.raises(ZeroDivisionError), garbage_collection_paused():
         raise ZeroDivisionError
     assert gc.isenabled()
 
 
 def test_what_the_user_turned_off_stays_off() -> None:
     gc.disable()
-    with garbage_later():
+    with garbage_collection_paused():
         pass
     assert not gc.isenabled()
 
