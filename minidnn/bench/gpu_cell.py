@@ -23,7 +23,16 @@ import minidnn as md
 from minidnn import models
 from minidnn._torch_internals import deferred
 from minidnn.bench.engines import OWN
-from minidnn.bench.gpu_timing import Run, calls_in, deviations, exact, interleaved, timed
+from minidnn.bench.gpu_timing import (
+    Run,
+    calls_in,
+    deviations,
+    exact,
+    interleaved,
+    memory_kept,
+    release_memory,
+    timed,
+)
 from minidnn.bench.networks import BEYOND
 from minidnn.bench.torchvision_models import allow, dtype_of
 from minidnn.bench.torchvision_models import models as torchvision
@@ -246,18 +255,21 @@ class Engines:
 
     def _make(self, name: str) -> dict[str, Any]:
         try:
-            free, begin = _free(), time.perf_counter()
+            release_memory()
+            before, begin = memory_kept(), time.perf_counter()
             last = name in _COMPILED and self._is_last_faster()
             self.runs[name], self._outputs[name] = _MADE[name](self._cell, last)
             torch.cuda.synchronize()
+            seconds = time.perf_counter() - begin
+            release_memory()
         except Exception as error:
             self.runs.pop(name, None)
             self._outputs.pop(name, None)
             return {"error": f"{type(error).__name__}: {error}"}
         ours, theirs = name.startswith(OWN), f"cuDNN {torch.backends.cudnn.version()}"
         return {
-            "compile_seconds": time.perf_counter() - begin,
-            "memory_bytes": max(0, free - _free()),
+            "compile_seconds": seconds,
+            "memory_bytes": memory_kept() - before,
             "version": md.__version__ if ours else torch.__version__,
             "library": machine.library_name() if ours else theirs,
             "precision": self._cell.precision,
@@ -320,11 +332,3 @@ def cell_of(
 def _autotuned(cell: Cell, last: bool) -> tuple[Run, Any]:
     with turn(0):  # it measures while it compiles
         return inductor(cell, last, "max-autotune")
-
-
-def _free() -> int:
-    """Bytes of the GPU that nothing uses, or keeps for its next use."""
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    cupy.get_default_memory_pool().free_all_blocks()
-    return int(torch.cuda.mem_get_info()[0])

@@ -1,12 +1,14 @@
-"""Times on a GPU, by events, and how far results lie from PyTorch's float32."""
+"""Times on a GPU, by events, memory on it, and how far results lie from PyTorch's float32."""
 
 from __future__ import annotations
 
 import copy
+import gc
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import cupy
 import torch
 
 from minidnn._torch_internals import wait_on_gpu
@@ -68,3 +70,20 @@ def deviations(outputs: Mapping[str, Any], reference: Any) -> dict[str, float]:
     return {
         name: float((y.float() - reference).abs().max() / largest) for name, y in outputs.items()
     }
+
+
+def memory_kept() -> int:
+    """Bytes of the GPU that PyTorch and CuPy keep for this process, in use or for its next use.
+
+    What CUDA says is free would count what other processes take and give back meanwhile.
+    """
+    pool = cupy.get_default_memory_pool()
+    return int(torch.cuda.memory_reserved()) + int(pool.total_bytes())
+
+
+def release_memory() -> None:
+    """Gives back what is garbage or kept for the next use."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    cupy.get_default_memory_pool().free_all_blocks()

@@ -52,6 +52,17 @@ class TrainingCase:
         if self.on_gpu:
             torch.cuda.synchronize()
 
+    def memory_kept(self, release: bool = False) -> int:
+        """Bytes of the GPU that this process keeps, with ``release`` only those in use; of the
+        processor none are counted."""
+        if not self.on_gpu:
+            return 0
+        from minidnn.bench import gpu_timing  # CuPy is there
+
+        if release:
+            gpu_timing.release_memory()
+        return gpu_timing.memory_kept()
+
 
 def case_of(
     network: str, shape: Sequence[int], precision: str, device: str, threads: int
@@ -137,8 +148,8 @@ class InterleavedSteps:
             self.about[name] = self._make(name)
 
     def _make(self, name: str) -> dict[str, Any]:
-        case, begin = self._case, time.perf_counter()
-        before = _in_use(case)
+        case = self._case
+        before, begin = case.memory_kept(release=True), time.perf_counter()
         try:
             if name == OWN:
                 take = own(case)
@@ -155,7 +166,7 @@ class InterleavedSteps:
         away = abs(first - self._first) / abs(self._first)
         return {
             "compile_seconds": time.perf_counter() - begin,
-            "memory_bytes": max(0, _in_use(case) - before),
+            "memory_bytes": case.memory_kept() - before,
             "version": md.__version__ if name == OWN else torch.__version__,
             "precision": case.precision,
             "deviation": away if math.isfinite(away) else None,
@@ -180,14 +191,6 @@ class InterleavedSteps:
 
 def _exact(case: TrainingCase) -> TrainingCase:
     return replace(case, precision="float32")
-
-
-def _in_use(case: TrainingCase) -> int:
-    """Bytes of the GPU that something uses or keeps; of the processor none are counted."""
-    if not case.on_gpu:
-        return 0
-    free, total = torch.cuda.mem_get_info()
-    return int(total - free)
 
 
 def steps(
