@@ -1,9 +1,12 @@
-"""Kernels of regions over rows: a row stays in the registers of a few threads of a warp, or of a
-block if it is long, from the first operator to the last.
+"""Kernels of row regions (:mod:`minidnn.fusion.rows`): chains of element-wise operators and of
+reductions along the last axis, such as softmax or layer normalization with what surrounds it.
 
-Sums along a row are added pack by pack and then over threads, in an order that follows from shapes
-alone.  Sums over rows are added by each thread over the rows that it has, then over those of its
-block; a second kernel adds what blocks leave.
+A row stays in registers from the first operator to the last: in those of a few threads of a warp,
+or of a whole block if it is long (:mod:`.row_tiles`).
+
+A reduction along a row combines the packs of each thread and then the threads, in an order that
+follows from shapes alone.  For a column sum, which adds up rows, each thread accumulates its own
+rows, and each block adds up its threads; a second kernel adds the partial sums of the blocks.
 """
 
 from __future__ import annotations
@@ -29,14 +32,15 @@ from .sum_parts import SumParts, Total, join_parts
 
 _WARP = 32
 _BLOCKS = 512
-"""So many blocks of sums over rows run at once, or nearly, and keep the card busy."""
+"""Blocks of a kernel with column sums, about: nearly all run at once and keep the GPU busy."""
 _ADDED = 64
-"""Rows that a thread adds up at most, one after the other, so that errors stay small."""
+"""The most rows that a thread accumulates in sequence, so that rounding errors stay small."""
 
-# y = x / d, exact: of r, 1 / d rounded, and of a quotient that is off by a unit in the last place
-# at most, the second correction gives the nearest float (Markstein), as long as no remainder is
-# lost below the least number.  A remainder is subtracted so that zeros keep their sign.  CUDA's own
-# division takes a branch for each element, beside which nothing else is computed.
+# y = x / d, correctly rounded: r is 1 / d, rounded, and the first correction gives a quotient that
+# is off by at most one unit in the last place; the second one then gives the nearest float
+# (Markstein), as long as no remainder underflows.  A remainder is subtracted so that zeros keep
+# their sign.  CUDA's own division branches for each element, and nothing else is computed
+# meanwhile.
 _QUOTIENT = """\
 MD_FUNCTION bool @_is_plain(float x) {
   const float a = fabsf(x);
@@ -79,12 +83,16 @@ _NEUTRAL |= {"max": literal(float("-inf")), "min": literal(float("inf"))}
 
 @dataclass(frozen=True)
 class RowLaunches:
-    """The kernels of a region over rows.
+    """The kernels of a row region.
 
     Attributes:
-        operands: the values of the body that the first kernel reads, then those that it writes;
-            behind these it takes the workspace, if there is a second kernel.
-        sums: the numbers of the results that the second kernel writes, behind the workspace.
+        first: the kernel that computes the rows.
+        operands: the values of the body that ``first`` reads, then those that it writes; if there
+            is a second kernel, the pointer to the workspace follows them.
+        sums: which outputs of the body are column sums; ``parts`` takes pointers to the workspace
+            and then to these.
+        parts: the kernel that adds the partial sums of blocks; None if there are no column sums.
+        bytes: the size of the workspace, which holds the partial sums.
     """
 
     first: Launch
@@ -95,7 +103,7 @@ class RowLaunches:
 
 
 def why_not_rows(op: FusedRows) -> str | None:
-    """Why the rows of a region do not stay in registers; None if they do."""
+    """Why the rows of a region do not fit in registers; None if they do."""
     most = longest_row(kept_of(op))
     if op.rows.length > most:
         return f"rows of {op.rows.length} elements do not stay in registers; valid are {most}"
@@ -103,13 +111,13 @@ def why_not_rows(op: FusedRows) -> str | None:
 
 
 def print_rows(op: FusedRows, tile: RowTile | None = None) -> RowLaunches:
-    """The kernels of a region whose values are dense; under a ``tile`` that is chosen by price if
-    none is given."""
+    """The kernels of a region whose values are dense, for a ``tile``; by default for the one that
+    the cost model chooses."""
     return _Printer(op, tile or tile_of(op)).print()
 
 
 def tile_of(op: FusedRows) -> RowTile:
-    """How the rows of a region are spread over threads."""
+    """Chooses how the rows of a region are distributed over threads."""
     values = (*op.body.inputs, *op.body.constants, *op.body.outputs)
     sizes = tuple(ITEMSIZE[v.dtype] for v in values if op.role(v) is Role.ROW) or (4,)
     reductions = sum(map(is_along_rows, op.body.nodes))
@@ -117,23 +125,28 @@ def tile_of(op: FusedRows) -> RowTile:
 
 
 def kept_of(op: FusedRows) -> int:
-    """How many values with an element for each of a row a thread keeps at once: inputs from the
-    beginning on, and a sum over rows for as long as the kernel runs."""
+    """The most values of rows that are in registers at once.
+
+    Inputs are loaded first, so they count from the beginning on; the accumulator of a column sum
+    counts for as long as the kernel runs.
+    """
     nodes = op.body.nodes
     last = {value: i for i, node in enumerate(nodes) for value in node.inputs}
     alive = {v for v in op.body.inputs if op.role(v) is Role.ROW}
-    most = len(alive)
+    peak = len(alive)
     for i, node in enumerate(nodes):
-        made = set(node.outputs)
+        defined = set(node.outputs)
         if is_column_sum(node) or op.role(node.output) is not Role.ROW:
-            made = set()
-        beside = isinstance(node.op, (LayerNorm, Softmax, LogSoftmax))  # distances or powers
-        most = max(most, len({v for v in alive if last[v] > i} | made) + beside)
-        alive = {v for v in alive | made if last.get(v, -1) > i}
-    return max(1, most + len(op.sums))
+            defined = set()
+        scratch = isinstance(node.op, (LayerNorm, Softmax, LogSoftmax))  # centered, or exponentials
+        peak = max(peak, len({v for v in alive if last[v] > i} | defined) + scratch)
+        alive = {v for v in alive | defined if last.get(v, -1) > i}
+    return max(1, peak + len(op.sums))
 
 
 class _Printer:
+    """Prints the kernels of one region."""
+
     def __init__(self, op: FusedRows, tile: RowTile) -> None:
         self.op = op
         self.tile = tile
@@ -142,11 +155,11 @@ class _Printer:
         self.given = (*op.body.inputs, *op.body.constants)
         results = [v for i, v in enumerate(op.body.outputs) if i not in op.sums]
         self.results = {value: f"y{i}" for i, value in enumerate(results)}
-        #: What each value is called: an array of a thread's elements, or one number.
+        #: The C++ name of each value: of an array of the thread's elements, or of one number.
         self.names: dict[Value, str] = {}
         self.vectors = {v: f"x{i}" for i, v in enumerate(self.given) if self._is(v, Role.VECTOR)}
         self.sums = {node: f"sum{i}" for i, node in enumerate(op.sums.values())}
-        #: The nodes that compute rows element by element and are not printed yet.
+        #: Element-wise nodes, and column sums, that are not printed yet.
         self.pending: list[Node] = []
 
     def print(self) -> RowLaunches:
@@ -155,6 +168,7 @@ class _Printer:
         pointers += [f"{TYPES[v.dtype]} *__restrict__ {y}" for v, y in self.results.items()]
         pointers += ["float *__restrict__ part"] if self.sums else []
         tiles = -(-self.count // tile.beside)
+        #: Tiles of rows that a block computes, one after the other.
         self.each = max(1, min(_ADDED, -(-tiles // _BLOCKS))) if self.sums else 1
         blocks = -(-tiles // self.each)
         code.lines(_QUOTIENT.splitlines())
@@ -166,34 +180,34 @@ class _Printer:
             code.line(f"const int lane = threadIdx.x % {tile.lanes}u;")
             for name in self.sums.values():
                 code.line(f"float {name}[{tile.turns}][{tile.pack}] = {{}};")
-            own = f"blockIdx.x * {tile.beside * self.each}ll + threadIdx.x / {tile.lanes}u"
+            first_row = f"blockIdx.x * {tile.beside * self.each}ll + threadIdx.x / {tile.lanes}u"
             with code.block(f"for (int k = 0; k < {self.each}; k++)" if self.each > 1 else ""):
                 step = f" + k * {tile.beside}ll" if self.each > 1 else ""
-                code.line(f"const long long row = {own}{step};")
+                code.line(f"const long long row = {first_row}{step};")
                 code.line(f"const bool there = row < {self.count}ll;")
                 self._rows()
-            for place, name in enumerate(self.sums.values()):
-                self._add_block(name, place * blocks)
+            for index, name in enumerate(self.sums.values()):
+                self._add_block(name, index * blocks)
         shared = tile.threads * tile.elements if self.sums else 0
         shared = max(shared, tile.lanes // _WARP if tile.lanes > _WARP else 0)
         launch = Launch.named("rows", code, blocks, tile.threads, 4 * shared)
         operands = (*self.given, *self.results)
         if not self.sums:
             return RowLaunches(launch, operands)
-        found = tuple(Total(node, i) for i, node in op.sums.items())
+        totals = tuple(Total(node, i) for i, node in op.sums.items())
         dtypes = {i: node.output.dtype for i, node in op.sums.items()}
-        parts = SumParts(found, dtypes, op.rows.length, 1, blocks, 1)
+        parts = SumParts(totals, dtypes, op.rows.length, 1, blocks, 1)
         return RowLaunches(launch, operands, tuple(op.sums), join_parts(parts), parts.bytes)
 
     def _rows(self) -> None:
-        """Prints what is done for each row."""
+        """Prints the computation of one row: loads, then the nodes in order, with their stores."""
         for i, value in enumerate(self.given):
             role = self.op.role(value)
             if role is Role.ROW:
                 self._load(f"x{i}", value)
             elif role is not Role.VECTOR:
-                place = "there ? row : 0" if role is Role.NUMBER else "0"
-                self.names[value] = self._float(f"md_value(x{i}[{place}])")
+                index = "there ? row : 0" if role is Role.NUMBER else "0"
+                self.names[value] = self._float(f"md_value(x{i}[{index}])")
         nodes = self.op.body.nodes
         for i, node in enumerate(nodes):
             if is_along_rows(node):
@@ -206,7 +220,7 @@ class _Printer:
             elif is_column_sum(node) or self._is(node.output, Role.ROW):
                 self.pending.append(node)
             else:
-                self._of_numbers(node)
+                self._print_numbers(node)
         self._flush(())
 
     def _is(self, value: Value, role: Role) -> bool:
@@ -215,6 +229,7 @@ class _Printer:
     # Memory and loops
 
     def _load(self, pointer: str, value: Value) -> None:
+        """Loads the thread's elements of an input; they are 0 where it has none."""
         name = self._array(value)
         with self._packs():
             load = f"md_load<{self.tile.pack}>({name}[t], {pointer} + {self._place});"
@@ -222,28 +237,29 @@ class _Printer:
             self.code.line(f"if ({self._there}) {load} else {clear}")
 
     def _store(self, value: Value, array: str) -> None:
-        """Stores a pack, if others read it."""
+        """Stores pack ``t`` of a value, if that is a result of the region."""
         if (pointer := self.results.get(value)) is not None:
             store = f"md_store<{self.tile.pack}>({pointer} + {self._place}, {array});"
             self.code.line(f"if ({self._there}) {store}")
 
     @property
     def _place(self) -> str:
-        """Where pack ``t`` of a row begins."""
+        """The offset of pack ``t`` of the row in a value, in elements."""
         tile = self.tile
         return f"row * {tile.length}ll + (lane + t * {tile.lanes}) * {tile.pack}"
 
     @property
     def _there(self) -> str:
+        """The condition under which there is a row, and a pack ``t`` of it for the thread."""
         return "there" if self.tile.is_full else f"there && {self._inside}"
 
     @property
     def _inside(self) -> str:
-        """Whether a thread has a pack ``t``."""
+        """The condition under which a row has a pack ``t`` for the thread."""
         return f"lane + t * {self.tile.lanes} < {self.tile.packs}"
 
     def _array(self, value: Value) -> str:
-        """Declares what a thread has of a value's rows."""
+        """Declares the array of the thread's elements of a value."""
         name = self.names[value] = self.code.fresh()
         self.code.line(f"float {name}[{self.tile.turns}][{self.tile.pack}];")
         return name
@@ -263,55 +279,56 @@ class _Printer:
             yield
 
     def _float(self, text: str, dtype: str = "float32") -> str:
-        """Declares a number that is rounded to a dtype."""
+        """Declares a number that is rounded to a dtype; returns its name."""
         name = self.code.fresh()
         rounded = f"md_round<{TYPES[dtype]}>({text})" if dtype in HALVES else text
         self.code.line(f"const float {name} = {rounded};")
         return name
 
     def _vector(self, value: Value) -> str:
-        """Loads pack ``t`` of a vector."""
+        """Loads pack ``t`` of a vector; returns the name of an array."""
         name, pointer = self.code.fresh(), self.vectors[value]
         tile = self.tile
         self.code.line(f"float {name}[{tile.pack}] = {{}};")
-        place = f"{pointer} + (lane + t * {tile.lanes}) * {tile.pack}"
+        address = f"{pointer} + (lane + t * {tile.lanes}) * {tile.pack}"
         inside = "" if tile.is_full else f"if ({self._inside}) "
-        self.code.line(f"{inside}md_load<{tile.pack}>({name}, {place});")
+        self.code.line(f"{inside}md_load<{tile.pack}>({name}, {address});")
         return name
 
-    # What is computed element by element
+    # Element-wise nodes
 
-    def _of_numbers(self, node: Node) -> None:
-        """Prints a node that computes a number of each row, or gives it another shape."""
+    def _print_numbers(self, node: Node) -> None:
+        """Prints a node that computes a number of each row, or changes the shape of such numbers."""
         name = self.names[node.inputs[0]]
         if isinstance(node.op, Elementwise):
             operands = [self.names[value] for value in node.inputs]
             lines, result = CUDA.print_code(node.op.lines, operands, self.code.fresh)
             self.code.lines(lines)
             name = self._float(result, node.output.dtype)
-        self._made_number(node.output, name)
+        self._define_number(node.output, name)
 
-    def _made_number(self, value: Value, name: str) -> None:
+    def _define_number(self, value: Value, name: str) -> None:
+        """Records the name of a number of each row, and stores it if it is a result."""
         self.names[value] = name
         if (pointer := self.results.get(value)) is not None:
             element = f"md_as<{TYPES[value.dtype]}>({name})"
             self.code.line(f"if (there && lane == 0) {pointer}[row] = {element};")
 
-    def _flush(self, behind: Sequence[Node]) -> None:
-        """Prints what computes rows element by element and has waited so far, in one loop; the
-        nodes ``behind`` it may read what it makes."""
+    def _flush(self, rest: Sequence[Node]) -> None:
+        """Prints the pending element-wise nodes in one loop; values that ``rest``, the nodes that
+        follow, read are kept in arrays."""
         nodes, self.pending = self.pending, []
         if not nodes:
             return
         code = self.code
-        read = {value for node in behind for value in node.inputs}
-        made = [node.output for node in nodes if not is_column_sum(node)]
-        arrays = {value: self._array(value) for value in made if value in read}
+        read = {value for node in rest for value in node.inputs}
+        defined = [node.output for node in nodes if not is_column_sum(node)]
+        arrays = {value: self._array(value) for value in defined if value in read}
         operands = dict.fromkeys(value for node in nodes for value in node.inputs)
         with self._packs():
             local = {v: f"{self._vector(v)}[j]" for v in operands if v in self.vectors}
-            local |= {v: self._at(v) for v in operands if v in self.names and v not in made}
-            stored = {v: code.fresh() for v in made if v in self.results}
+            local |= {v: self._at(v) for v in operands if v in self.names and v not in defined}
+            stored = {v: code.fresh() for v in defined if v in self.results}
             for name in stored.values():
                 code.line(f"float {name}[{self.tile.pack}];")
             with self._elements():
@@ -323,31 +340,32 @@ class _Printer:
                 self._store(value, name)
 
     def _at(self, value: Value) -> str:
-        """An element of rows, or what is the same for all of them."""
+        """The expression of an element of a row, or of the number that all its elements share."""
         return f"{self.names[value]}[t][j]" if self._is(value, Role.ROW) else self.names[value]
 
     def _element(self, node: Node, local: dict[Value, str]) -> None:
-        """Prints what a node does to one element."""
-        first = local[node.inputs[0]]
+        """Prints a node for one element; ``local`` has the expressions of elements."""
+        operand = local[node.inputs[0]]
         if is_column_sum(node):
-            whole = self.count % (self.tile.beside * self.each) == 0 and self.tile.is_full
-            added = first if whole else f"{self._there} ? {first} : 0.0f"
+            unmasked = self.count % (self.tile.beside * self.each) == 0 and self.tile.is_full
+            added = operand if unmasked else f"{self._there} ? {operand} : 0.0f"
             self.code.line(f"{self.sums[node]}[t][j] += {added};")
         elif isinstance(node.op, Elementwise):
-            given = [local[value] for value in node.inputs]
-            lines, result = CUDA.print_code(node.op.lines, given, self.code.fresh)
+            operands = [local[value] for value in node.inputs]
+            lines, result = CUDA.print_code(node.op.lines, operands, self.code.fresh)
             self.code.lines(lines)
             local[node.output] = self._float(result, node.output.dtype)
-        else:  # it has another shape, or is repeated
-            local[node.output] = first
+        else:  # a reshape or a broadcast
+            local[node.output] = operand
 
-    # What needs all of a row
+    # Reductions along a row
 
     def _along(self, node: Node) -> None:
+        """Prints a node that reduces or normalizes rows."""
         op, x = node.op, self._at(node.inputs[0])
         if isinstance(op, Reduce):
             name = self._joined(x, op.how)
-            self._made_number(node.output, self._float(name, node.output.dtype))
+            self._define_number(node.output, self._float(name, node.output.dtype))
         elif isinstance(op, LayerNorm):
             self._layer_norm(node, op, x)
         else:
@@ -355,27 +373,28 @@ class _Printer:
             self._softmax(node, x, isinstance(op, LogSoftmax))
 
     def _joined(self, element: str, how: str) -> str:
-        """What all threads of a row know of its elements: the name of a number."""
-        code, join = self.code, _JOIN[how]
+        """Reduces an expression over all elements of a row; returns the name of the result, which
+        all threads of the row have."""
+        code, combine = self.code, _JOIN[how]
         name, part = code.fresh(), code.fresh()
         code.line(f"float {name} = {_NEUTRAL[how]};")
         with self._packs(), code.block("" if self.tile.is_full else f"if ({self._inside})"):
             code.line(f"float {part} = {_NEUTRAL[how]};")
             with self._elements():
-                code.line(f"{part} = {join.format(part, f'({element})')};")
-            code.line(f"{name} = {join.format(name, part)};")
+                code.line(f"{part} = {combine.format(part, f'({element})')};")
+            code.line(f"{name} = {combine.format(name, part)};")
         other = f"__shfl_xor_sync(0xffffffffu, {name}, s)"
         code.line("#pragma unroll")
         loop = f"for (int s = {min(self.tile.lanes, _WARP) // 2}; s; s >>= 1)"
         with code.block(loop):
-            code.line(f"{name} = {join.format(name, other)};")
+            code.line(f"{name} = {combine.format(name, other)};")
         if self.tile.lanes > _WARP:
             code.line("__syncthreads();")
             code.line(f"if (threadIdx.x % {_WARP} == 0) shared[threadIdx.x / {_WARP}] = {name};")
             code.line("__syncthreads();")
             code.line(f"{name} = shared[0];")
             loop = f"for (int w = 1; w < {self.tile.lanes // _WARP}; w++)"
-            code.line(f"{loop} {name} = {join.format(name, 'shared[w]')};")
+            code.line(f"{loop} {name} = {combine.format(name, 'shared[w]')};")
         if how != "mean":
             return name
         length = np.float32(self.tile.length)
@@ -383,7 +402,7 @@ class _Printer:
         return self._float(f"@_over({name}, {literal(float(length))}, {factor})")
 
     def _is_quotient(self, node: Node) -> bool:
-        """Whether a node divides rows by their numbers, and does nothing else."""
+        """Whether a node divides each row by one number, and does nothing else."""
         if not isinstance(node.op, Elementwise) or len(node.inputs) != 2:
             return False
         plain = linearize(argument(0) / argument(1))
@@ -391,16 +410,16 @@ class _Printer:
         return roles == [Role.ROW, Role.NUMBER] and node.op.lines == plain
 
     def _quotients(self, node: Node, x: str, d: str) -> None:
-        """Prints rows that are divided by their numbers, and then scaled and shifted by vectors
-        that a normalization has."""
+        """Prints rows ``x`` divided by their numbers ``d``, and then the scale and shift by the
+        vectors of a layer normalization, if the node is one."""
         quotient = self.code.fresh()
         self.code.line(f"float {quotient}[{self.tile.turns}][{self.tile.pack}];")
         self.code.line(f"@_divide({quotient}, {x}, {d});")
-        self._made_rows(node, f"{quotient}[t][j]")
+        self._define_rows(node, f"{quotient}[t][j]")
 
-    def _made_rows(self, node: Node, element: str) -> None:
-        """Prints rows of elements, which are scaled and then shifted by a normalization's
-        vectors."""
+    def _define_rows(self, node: Node, element: str) -> None:
+        """Prints rows from the expression of an element, and then the scale and shift by the
+        vectors of a layer normalization, if the node is one."""
         code, name = self.code, self._array(node.output)
         vectors = node.inputs[1:] if isinstance(node.op, LayerNorm) else ()
         with self._packs():
@@ -414,45 +433,45 @@ class _Printer:
 
     def _layer_norm(self, node: Node, op: LayerNorm, x: str) -> None:
         code = self.code
-        apart = code.fresh()
-        code.line(f"float {apart}[{self.tile.turns}][{self.tile.pack}];")
-        for _ in range(2):  # the second mean is what rounding the first one left
+        centered = code.fresh()
+        code.line(f"float {centered}[{self.tile.turns}][{self.tile.pack}];")
+        for _ in range(2):  # the second mean is the rounding error of the first
             mean = self._joined(x, "mean")
             with self._packs(), self._elements():
-                code.line(f"{apart}[t][j] = {x} - {mean};")
-            x = f"{apart}[t][j]"
+                code.line(f"{centered}[t][j] = {x} - {mean};")
+            x = f"{centered}[t][j]"
         variance = self._joined(f"{x} * {x}", "mean")
         scale = self._float(f"sqrtf({variance} + {literal(op.eps)})")
-        self._quotients(node, apart, scale)
+        self._quotients(node, centered, scale)
 
     def _softmax(self, node: Node, x: str, logarithm: bool) -> None:
         code = self.code
         top = self._joined(x, "max")
         if logarithm:
             scale = self._float(f"md_log({self._joined(f'md_exp({x} - {top})', 'sum')})")
-            self._made_rows(node, f"({x} - {top}) - {scale}")
+            self._define_rows(node, f"({x} - {top}) - {scale}")
             return
-        power = code.fresh()
-        code.line(f"float {power}[{self.tile.turns}][{self.tile.pack}];")
+        exponential = code.fresh()
+        code.line(f"float {exponential}[{self.tile.turns}][{self.tile.pack}];")
         with self._packs(), self._elements():
-            code.line(f"{power}[t][j] = md_exp({x} - {top});")
-        scale = self._joined(f"{power}[t][j]", "sum")
-        self._quotients(node, power, scale)
+            code.line(f"{exponential}[t][j] = md_exp({x} - {top});")
+        scale = self._joined(f"{exponential}[t][j]", "sum")
+        self._quotients(node, exponential, scale)
 
-    # What needs all rows
+    # Column sums
 
-    def _add_block(self, name: str, place: int) -> None:
-        """Prints how the threads of a block add what they have of a sum over rows; blocks leave
-        these from row ``place`` of the workspace on."""
+    def _add_block(self, name: str, first: int) -> None:
+        """Prints how a block adds the accumulators ``name`` of its threads.  Each block writes one
+        row of partial sums; those of this column sum begin at row ``first`` of the workspace."""
         code, tile = self.code, self.tile
         column = f"(lane + t * {tile.lanes}) * {tile.pack} + j"
-        whole = f"part[({place}ll + blockIdx.x) * {tile.length} + "
+        target = f"part[({first}ll + blockIdx.x) * {tile.length} + "
         if tile.beside == 1:
             with self._packs(), self._elements():
                 inside = "" if tile.is_full else f"if ({self._inside}) "
-                code.line(f"{inside}{whole}{column}] = {name}[t][j];")
+                code.line(f"{inside}{target}{column}] = {name}[t][j];")
             return
-        some = min(16, tile.beside)
+        chunk = min(16, tile.beside)
         code.line("__syncthreads();")
         with self._packs(), self._elements():
             inside = "" if tile.is_full else f"if ({self._inside}) "
@@ -461,9 +480,9 @@ class _Printer:
         code.line("__syncthreads();")
         with code.block(f"for (int c = threadIdx.x; c < {tile.length}; c += {tile.threads})"):
             code.line("float all = 0.0f;")
-            with code.block(f"for (int r = 0; r < {tile.beside}; r += {some})"):
+            with code.block(f"for (int r = 0; r < {tile.beside}; r += {chunk})"):
                 code.line("float some = 0.0f;")
-                loop = f"for (int q = r; q < r + {some}; q++)"
+                loop = f"for (int q = r; q < r + {chunk}; q++)"
                 code.line(f"{loop} some += shared[q * {tile.length} + c];")
                 code.line("all += some;")
-            code.line(f"{whole}c] = all;")
+            code.line(f"{target}c] = all;")

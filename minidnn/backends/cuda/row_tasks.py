@@ -1,4 +1,5 @@
-"""Tasks of regions over rows, and of reductions of trailing axes, whose values are seen as rows."""
+"""Tasks of row regions, and of nodes that reduce or normalize trailing axes, whose values are viewed
+as rows."""
 
 from __future__ import annotations
 
@@ -20,24 +21,24 @@ def tasks_of_rows(
     outputs: Sequence[Value],
     tile: RowTile | None = None,
 ) -> Sequence[Task]:
-    """What computes a region, on values whose elements follow each other; under a ``tile`` that is
-    chosen by price if none is given."""
+    """The tasks of a region on contiguous values: its kernel and, for column sums, the one that adds
+    partial sums.  The ``tile`` is the cost model's choice by default."""
     printed = print_rows(op, tile)
     outer = dict(zip(op.body.inputs, inputs, strict=True))
     outer |= dict(zip(op.body.outputs, outputs, strict=True))
     pointers: list[Pointer] = [pointer_to(outer.get(v, v)) for v in printed.operands]
     if printed.parts is None:
         return (Task(node, printed.first, tuple(pointers)),)
-    parts, sums = InWorkspace(0), (outputs[i] for i in printed.sums)
+    workspace, sums = InWorkspace(0), (outputs[i] for i in printed.sums)
     return (
-        Task(node, printed.first, (*pointers, parts), (), printed.bytes),
-        Task(node, printed.parts, (parts, *sums), (), printed.bytes),
+        Task(node, printed.first, (*pointers, workspace), (), printed.bytes),
+        Task(node, printed.parts, (workspace, *sums), (), printed.bytes),
     )
 
 
 def tasks_of_row_alone(annotations: Annotations, node: Node) -> Sequence[Task] | None:
-    """What reduces or normalizes trailing axes; None if they make no rows that lie behind each
-    other and stay in registers."""
+    """The tasks of a node that reduces or normalizes trailing axes; None if it does not, or if its
+    rows are not contiguous or do not fit in registers."""
     op = row_alone(node) if node.inputs else None
     if op is None or why_not_rows(op) is not None:
         return None

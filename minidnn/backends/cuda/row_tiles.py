@@ -1,4 +1,7 @@
-"""How rows are spread over threads: each row stays in the registers of a few neighbours."""
+"""Tiles of row kernels: how a row is distributed over the threads whose registers hold it.
+
+:func:`choose_tile` chooses one by a cost model; :mod:`.row_region` prints kernels for it.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,26 @@ from ...fusion.rows import RowShape
 _THREADS = 128
 _ACCESS = 16  # bytes
 _WIDEST = 32
-"""Bytes that a thread moves at once, in two accesses: of float32 beside halves."""
+"""The most bytes of a pack, which are two accesses: of float32 beside half precision."""
 _PACKS = (8, 4, 2, 1)
 _MOST_LANES = 1024
 _WARP = 32
 _MOST_KEPT = 160
-"""Numbers of rows that a thread keeps at most: more would leave no registers for anything else."""
+"""The most elements that a thread keeps: more would leave no registers for anything else."""
 _KEPT_FREELY = 32
-"""Numbers that leave enough threads side by side to wait for memory."""
+"""Elements that a thread may keep while enough threads are resident to hide memory latency."""
 _SECTOR = 32  # bytes
 _BUSY = 8192
-"""Threads without which memory has less to do than it could: fewer rows, of a warp each, are spread
-over as many threads as they can be."""
+"""Threads that keep memory busy.  If a warp for each row gives fewer, rows are spread over as many
+threads as possible."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowTile:
-    """Each row is spread over ``lanes`` neighbouring threads: of a warp, or of a whole block.
+    """A row is distributed over ``lanes`` neighbouring threads: of a warp, or of a whole block.
 
-    A thread has ``turns`` packs of ``pack`` neighbours; those of a turn lie side by side.
+    A thread has ``turns`` packs of ``pack`` contiguous elements.  The packs that the threads have
+    at one turn are contiguous in the row, too.
     """
 
     length: int
@@ -39,27 +43,27 @@ class RowTile:
 
     @property
     def packs(self) -> int:
-        """Of a row."""
+        """Packs of a row."""
         return self.length // self.pack
 
     @property
     def elements(self) -> int:
-        """That a thread keeps of a row."""
+        """Elements of a row that a thread keeps."""
         return self.turns * self.pack
 
     @property
     def is_full(self) -> bool:
-        """Whether no thread is without an element at any turn."""
+        """Whether every thread has a pack at every turn."""
         return self.turns * self.lanes == self.packs
 
     @property
     def threads(self) -> int:
-        """Of a block: it has one row, if that is longer than a warp has room for."""
+        """Threads of a block: of a single row, if that takes more than a warp."""
         return self.lanes if self.lanes > _WARP else _THREADS
 
     @property
     def beside(self) -> int:
-        """Rows that a block has at once."""
+        """Rows that a block computes at once."""
         return self.threads // self.lanes
 
 
@@ -67,30 +71,32 @@ def choose_tile(rows: RowShape, itemsizes: tuple[int, ...], kept: int, reduction
     """The tile under which rows are predicted to be computed fastest.
 
     Args:
-        itemsizes: of the elements of rows that are read or written.
-        kept: values with an element for each of a row that are in registers at once.
-        reductions: along a row.
+        itemsizes: bytes of an element, for each value of rows that is read or written.
+        kept: values of rows that are in registers at once (:func:`.row_region.kept_of`).
+        reductions: how many nodes reduce along a row.
     """
-    found = tiles(rows.length, itemsizes, kept)
+    candidates = tiles(rows.length, itemsizes, kept)
     if rows.count * _WARP < _BUSY:
-        return min(found, key=lambda tile: (tile.elements, tile.lanes, -tile.pack))
-    return min(found, key=lambda tile: _cost(tile, itemsizes, kept, reductions))
+        return min(candidates, key=lambda tile: (tile.elements, tile.lanes, -tile.pack))
+    return min(candidates, key=lambda tile: _cost(tile, itemsizes, kept, reductions))
 
 
 def longest_row(kept: int) -> int:
-    """The most elements of a row that fit the registers of a block; 0: not even one."""
+    """The length of the longest row that fits in the registers of a block; 0 if none does."""
     return _MOST_LANES * (_MOST_KEPT // (2 * kept))
 
 
 def tiles(length: int, itemsizes: tuple[int, ...], kept: int) -> list[RowTile]:
-    """The tiles of rows that fit a thread's registers; those of one warp alone, if there are any
-    that leave enough threads side by side."""
+    """The tiles under which rows fit in registers; if some take at most one warp and half of the
+    registers, these alone."""
     fitting = [t for t in _all(length, itemsizes) if kept * t.elements <= _MOST_KEPT]
     free = [t for t in fitting if t.lanes <= _WARP and kept * t.elements <= _MOST_KEPT // 2]
     return free or fitting
 
 
 def _all(length: int, itemsizes: tuple[int, ...]) -> Iterator[RowTile]:
+    """The tiles of each pack that divides a row and suits accesses, over each power of two of
+    threads."""
     for pack in _PACKS:
         wide = pack * max(itemsizes)
         if length % pack or wide > _WIDEST or (pack > 1 and pack * min(itemsizes) > _ACCESS):
@@ -104,13 +110,13 @@ def _all(length: int, itemsizes: tuple[int, ...]) -> Iterator[RowTile]:
 
 
 def _cost(tile: RowTile, itemsizes: tuple[int, ...], kept: int, reductions: int) -> float:
-    """Of one element, in multiples of what its arithmetic takes."""
+    """The predicted time of one element, in multiples of that of its arithmetic."""
     wasted = tile.lanes * tile.turns * tile.pack / tile.length
-    joins = reductions * 3.0 * log2(tile.lanes) / (tile.elements * 12.0)
+    reducing = reductions * 3.0 * log2(tile.lanes) / (tile.elements * 12.0)
     if tile.lanes > _WARP:
-        joins += reductions * 40.0 / (tile.elements * 12.0)
+        reducing += reductions * 40.0 / (tile.elements * 12.0)
     narrow = min(itemsizes)
     accesses = 0.15 * _ACCESS / (tile.pack * narrow)
     sectors = max(1.0, _SECTOR / (tile.lanes * tile.pack * narrow))
-    crowded = max(1.0, kept * tile.elements / _KEPT_FREELY) ** 0.5
-    return (wasted * (1.0 + joins) + accesses) * sectors * crowded
+    occupancy_loss = max(1.0, kept * tile.elements / _KEPT_FREELY) ** 0.5
+    return (wasted * (1.0 + reducing) + accesses) * sectors * occupancy_loss
