@@ -298,7 +298,7 @@ class _Printer:
     # Element-wise nodes
 
     def _print_numbers(self, node: Node) -> None:
-        """Prints a node that computes a number of each row, or changes the shape of such numbers."""
+        """Prints a node that computes a number of each row, or gives such numbers a new shape."""
         name = self.names[node.inputs[0]]
         if isinstance(node.op, Elementwise):
             operands = [self.names[value] for value in node.inputs]

@@ -1,5 +1,5 @@
-"""Tasks of row regions, and of nodes that reduce or normalize trailing axes, whose values are viewed
-as rows."""
+"""Tasks of row regions, and of nodes that reduce or normalize trailing axes, viewed as
+rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tasks_of_rows(
     outputs: Sequence[Value],
     tile: RowTile | None = None,
 ) -> Sequence[Task]:
-    """The tasks of a region on contiguous values: its kernel and, for column sums, the one that adds
+    """The tasks of a region on contiguous values: its kernel and, for column sums, one that adds
     partial sums.  The ``tile`` is the cost model's choice by default."""
     printed = print_rows(op, tile)
     outer = dict(zip(op.body.inputs, inputs, strict=True))

@@ -1,10 +1,10 @@
-"""Sums over all axes but channels: how blocks and threads share what a sweep adds up, what blocks
-leave of sums, and the kernel that joins it.
+"""Channel sums in parts: the grid of a sweep (:class:`SumsGrid`), the partial sums that its blocks
+write (:class:`SumParts`), and the kernels that combine these.
 
-The grid follows from shapes and layouts alone.  Of channels side by side a thread has one pack, at
-every ``step``-th pixel.  What float32 has here never changes, as its bits would; sums of halves
-take blocks of whole warps but for a few threads, of whatever numbers these consist: a warp of which
-a quarter has no channels computes no less.
+The grid follows from shapes and layouts alone.  In channels-last tensors a thread has one pack of
+channels, at every ``step``-th pixel.  The grids of float32 sums never change, as their bits would.
+Half-precision sums take blocks whose warps have few idle threads, whatever their width: a warp of
+which a quarter has no channels takes as long as a full one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .kernels import Launch
 from .prelude import TYPES
 
 THREADS = 256
-"""Most of a block."""
+"""The most threads of a block."""
 _COLUMNS = 8
-"""Channels side by side that a block joins the parts of: what one access to memory reads."""
+"""Neighbouring channels whose parts a block combines: as many as one access to memory reads."""
 _ROWS = THREADS // _COLUMNS
 _OWN = 32
-"""So many parts of a variance a thread keeps in registers."""
+"""The most parts of a variance that a thread keeps in registers."""
 LARGEST = literal(float(np.finfo(np.float32).max))
 
 
@@ -43,44 +43,51 @@ class Total:
     node: Node
     number: int
 
+    #: For each channel, the accumulators of a thread, and the numbers that a block writes.
     sums = kept = 1
 
     @property
     def added(self) -> Value:
+        """The value whose elements are added."""
         return self.node.inputs[0]
 
 
 @dataclass(frozen=True)
 class MeanAndVariance:
-    """A variance and the mean that it is around, which is computed in any case.
+    """A variance and its mean, which is computed in any case.
 
     Attributes:
         number: of the result that the variance is.
-        mean: of that which the mean is, if it is one.
+        mean: the number of the result that the mean is; None if it is no result.
     """
 
     variance: Node
     number: int
     mean: int | None
 
+    #: As those of a :class:`Total`.
     sums, kept = 2, 3
 
     @property
     def added(self) -> Value:
+        """The value whose variance it is."""
         return self.variance.inputs[0]
 
 
 @dataclass(frozen=True)
 class SumParts:
-    """What blocks leave: for each sum, part and channel a number.
+    """The partial sums that blocks write to the workspace: one for each sum, part and channel.
 
-    Of a mean and a variance these are what distances were taken from, the distances' mean, whose
-    digits would be lost in their sum, and the squares of distances from that.
+    A variance and its mean have three: the shift from which distances are taken; the mean of these
+    distances, whose digits would be lost if the shift were added; and the sum of the squared
+    distances from shift plus mean.
 
     Attributes:
+        found: the reductions.
         dtypes: of the results that are sums, by their numbers.
-        size: packs of a part, but for the last.
-        packs: of all of them.
+        channels: how many there are, those of each group counted.
+        size: packs of a part; the last part may have fewer.
+        packs: packs of all parts.
         each: elements of a channel in a pack.
     """
 
@@ -93,24 +100,26 @@ class SumParts:
 
     @property
     def count(self) -> int:
+        """How many parts there are."""
         return -(-self.packs // self.size)
 
     @property
     def stride(self) -> int:
-        """Numbers of one sum."""
+        """Partial sums of one sum: one for each part and channel."""
         return self.count * self.channels
 
     @property
     def bytes(self) -> int:
+        """The size of the workspace."""
         return sum(each.kept for each in self.found) * self.stride * 4
 
     @property
     def elements(self) -> int:
-        """Of a channel."""
+        """Elements of a channel."""
         return self.packs * self.each
 
     def of_part(self, part: str) -> str:
-        """How many elements of a channel a part has."""
+        """The expression of how many elements of a channel a part has."""
         last = self.packs - (self.count - 1) * self.size
         full, rest = (literal(float(n * self.each)) for n in (self.size, last))
         return f"({part} == {self.count - 1} ? {rest} : {full})"
@@ -133,43 +142,46 @@ class SumParts:
         return self.result(each.number, value)
 
     def print_part(self, code: Code, sums: Sequence[str], firsts: Iterable[str]) -> None:
-        """Prints what a block leaves of channel ``c``, part ``p`` from ``begin`` to ``end``: the
-        results, if it has added all.
+        """Prints what a block writes for channel ``c`` of its part ``p``, packs ``begin`` to
+        ``end``: the results, if there is one part, else partial sums.
 
         Args:
-            sums: of the block.
-            firsts: for each of the moments, from what distances were taken.
+            sums: the expressions of the block's sums.
+            firsts: for each variance, that of the shift from which distances were taken.
         """
-        place, names, first = 0, iter(sums), iter(firsts)
+        index, names, shifts = 0, iter(sums), iter(firsts)
         for each in self.found:
             if isinstance(each, Total):
                 value = next(names)
-                whole = self.total(each, value)
-                code.line(whole if self.count == 1 else f"part[{self._place(place)}] = {value};")
+                result = self.total(each, value)
+                code.line(result if self.count == 1 else f"part[{self._place(index)}] = {value};")
             else:
-                mean, squares, many = code.fresh(), code.fresh(), code.fresh()
-                one, two = next(names), next(names)
-                code.line(f"const float {many} = (end - begin) * {literal(float(self.each))};")
-                code.line(f"const float {mean} = {one} / {many};")
-                code.line(f"float {squares} = {two} - {one} * {mean};")
+                mean, squares, count = code.fresh(), code.fresh(), code.fresh()
+                distances, squared = next(names), next(names)
+                code.line(f"const float {count} = (end - begin) * {literal(float(self.each))};")
+                code.line(f"const float {mean} = {distances} / {count};")
+                code.line(f"float {squares} = {squared} - {distances} * {mean};")
                 code.line(f"if ({squares} < 0.0f) {squares} = 0.0f;")  # by rounding
-                code.line(f"if ({two} > {LARGEST}) {squares} = {two};")  # not infinity - infinity
-                origin = next(first)
+                code.line(
+                    f"if ({squared} > {LARGEST}) {squares} = {squared};"
+                )  # not infinity - infinity
+                origin = next(shifts)
                 if self.count == 1:
                     if each.mean is not None:
                         code.line(self.result(each.mean, f"{origin} + {mean}"))
-                    code.line(self.result(each.number, f"{squares} / {many}"))
+                    code.line(self.result(each.number, f"{squares} / {count}"))
                 else:
                     for i, value in enumerate((origin, mean, squares)):
-                        code.line(f"part[{self._place(place + i)}] = {value};")
-            place += each.kept
+                        code.line(f"part[{self._place(index + i)}] = {value};")
+            index += each.kept
 
     def _place(self, sum: int) -> str:
+        """The index in the workspace of a sum, for part ``p`` and channel ``c``."""
         return f"({sum * self.count}ll + p) * {self.channels} + c"
 
 
 def join_parts(parts: SumParts) -> Launch:
-    """The kernel that joins parts: threads of a block take every 32nd of a channel's."""
+    """The kernel that combines parts: 32 threads of a block share those of a channel."""
     code = Code()
     columns = -(-parts.channels // _COLUMNS)
     head = ", ".join(("const float *part", *parts.results))
@@ -177,8 +189,8 @@ def join_parts(parts: SumParts) -> Launch:
         code.line("MD_SHARED;")
         code.line("float *const shared = (float *)md_shared;")
         code.line(f"const int which = blockIdx.x / {columns};")
-        place = f"blockIdx.x % {columns} * {_COLUMNS} + threadIdx.x % {_COLUMNS}"
-        code.line(f"const int c = {place}, down = threadIdx.x / {_COLUMNS};")
+        channel = f"blockIdx.x % {columns} * {_COLUMNS} + threadIdx.x % {_COLUMNS}"
+        code.line(f"const int c = {channel}, down = threadIdx.x / {_COLUMNS};")
         first = 0
         for i, each in enumerate(parts.found):
             with code.block(f"if (which == {i})"):
@@ -187,13 +199,14 @@ def join_parts(parts: SumParts) -> Launch:
                     _add(code, parts, f"from[r * {parts.channels}ll]")
                     code.line(f"if (down == 0 && c < {parts.channels}) {parts.total(each, 'all')}")
                 else:
-                    _join_moments(code, parts, each)
+                    _combine_moments(code, parts, each)
             first += each.kept
     return Launch.named("sum_parts", code, len(parts.found) * columns, THREADS, THREADS * 4)
 
 
 def join_few(parts: SumParts) -> Launch:
-    """The kernel that joins a few parts of many channels, each by a thread; of sums alone."""
+    """The kernel that combines few parts of many channels, a thread for each channel; it has no
+    variances."""
     code = Code()
     head = ", ".join(("const float *part", *parts.results))
     with code.block(f'extern "C" __global__ void __launch_bounds__({THREADS}) @({head})'):
@@ -211,55 +224,62 @@ def join_few(parts: SumParts) -> Launch:
     return Launch.named("sum_parts", code, -(-parts.channels // THREADS), THREADS)
 
 
-def _join_moments(code: Code, parts: SumParts, each: MeanAndVariance) -> None:
-    """The mean of parts' means, and the squares of distances from it; all by distances from what
-    those of the first part are taken from."""
-    many = parts.of_part("r")
+def _combine_moments(code: Code, parts: SumParts, each: MeanAndVariance) -> None:
+    """Prints the mean and then the variance of a channel.
+
+    All means of parts become distances from ``base``, the shift of the first part.
+    """
+    count = parts.of_part("r")
     origin, mean, squares = (
         f"from[{i * parts.stride}ll + r * {parts.channels}ll]" for i in range(3)
     )
     code.line(f"const float base = c < {parts.channels} ? from[0] : 0.0f;")
-    apart, rows = f"(({origin} - base) + {mean})", -(-parts.count // _ROWS)
-    own = rows if rows <= _OWN else None
-    if own:  # what a thread adds is read once
-        code.line(f"float apart[{own}], squares[{own}];")
-        with _of_rows(code, parts, own):
-            code.line(f"apart[k] = {apart};")
+    distance, rows = f"(({origin} - base) + {mean})", -(-parts.count // _ROWS)
+    unrolled = rows if rows <= _OWN else None
+    if unrolled:  # each thread reads its parts once, for both sums
+        code.line(f"float apart[{unrolled}], squares[{unrolled}];")
+        with _of_rows(code, parts, unrolled):
+            code.line(f"apart[k] = {distance};")
             code.line(f"squares[k] = {squares};")
-        apart, squares = "apart[k]", "squares[k]"
-    _add(code, parts, f"{many} * {apart}", own)
+        distance, squares = "apart[k]", "squares[k]"
+    _add(code, parts, f"{count} * {distance}", unrolled)
     code.line(f"const float mean = all / {literal(float(parts.elements))};")
     writes = f"if (down == 0 && c < {parts.channels})"
     if each.mean is not None:
         code.line(f"{writes} {parts.result(each.mean, 'base + mean')}")
     with code.block(""):
-        _add(code, parts, f"{squares} + {many} * ({apart} - mean) * ({apart} - mean)", own)
+        _add(
+            code,
+            parts,
+            f"{squares} + {count} * ({distance} - mean) * ({distance} - mean)",
+            unrolled,
+        )
         variance = f"all / {literal(float(parts.elements))}"
         code.line(f"{writes} {parts.result(each.number, variance)}")
 
 
 @contextmanager
-def _of_rows(code: Code, parts: SumParts, own: int | None = None) -> Iterator[None]:
-    """A loop over the parts ``r`` of channel ``c`` that a thread adds; ``own``: of so many at most,
-    which ``k`` counts."""
+def _of_rows(code: Code, parts: SumParts, unrolled: int | None = None) -> Iterator[None]:
+    """A loop over the parts ``r`` of channel ``c`` that a thread adds; ``unrolled``, if given, is
+    the most that a thread has, which ``k`` counts."""
     inside = f"c < {parts.channels} && r < {parts.count}"
-    if own is None:
+    if unrolled is None:
         code.line("#pragma unroll 16")
         with code.block(f"for (int r = down; {inside}; r += {_ROWS})"):
             yield
         return
     code.line("#pragma unroll")
-    with code.block(f"for (int k = 0; k < {own}; k++)"):
+    with code.block(f"for (int k = 0; k < {unrolled}; k++)"):
         code.line(f"const int r = down + k * {_ROWS};")
         with code.block(f"if ({inside})"):
             yield
 
 
-def _add(code: Code, parts: SumParts, value: str, own: int | None = None) -> None:
-    """Prints ``all``, the sum of a value of the parts ``r`` of channel ``c``, which every thread of
-    the channel then has; ``own`` as for :func:`_of_rows`."""
+def _add(code: Code, parts: SumParts, value: str, unrolled: int | None = None) -> None:
+    """Prints ``all``, the sum of a value over the parts ``r`` of channel ``c``, in each thread of
+    the channel; ``unrolled`` as for :func:`_of_rows`."""
     code.line("float total = 0.0f;")
-    with _of_rows(code, parts, own):
+    with _of_rows(code, parts, unrolled):
         code.line(f"total += {value};")
     code.line("__syncthreads();")
     code.line("shared[threadIdx.x] = total;")
@@ -271,27 +291,30 @@ def _add(code: Code, parts: SumParts, value: str, own: int | None = None) -> Non
 
 
 _BLOCKS = 512
-"""So many blocks keep every card busy, and run all at once where each has 64 registers a thread."""
+"""Blocks that keep every GPU busy, and run all at once if their threads have 64 registers each."""
 _LEAST, _MOST, _MOST_NARROW = 4, 64, 256
-"""Elements of a channel that a thread adds, in packs."""
+"""Packs that a thread adds: at least, at most, and at most in half precision."""
 _WIDTHS = (1, 2, 4, 8, 16, 32)
-"""How many packs side by side a block adds."""
+"""Candidates for how many neighbouring packs a block adds."""
 _ROW = 64  # bytes
-"""Of shorter rows memory moves more than is read."""
+"""If a block reads shorter rows, memory moves more than is read."""
 _BUSY = 0.75
-"""Where so many of the threads have a pack, a long row gains more than idle ones cost."""
+"""The share of threads with a pack from which a long row gains more than idle threads cost."""
 _AS_BUSY = 0.95
-"""Long rows are worth that, where threads are as many as the row needs."""
+"""The share of the best utilization down to which longer rows are preferred, where blocks have as
+many threads as a row needs."""
 _WARP = 32
 
 
 @dataclass(frozen=True)
 class SumsGrid:
-    """The threads of a block: ``wide`` packs side by side, and ``step`` of them below each other.
+    """The threads of a block, which adds some channels of some pixels.
 
     Attributes:
-        beside: so many blocks have the packs of a row.
-        narrow: whether it is chosen for halves.
+        wide: neighbouring packs of channels that a block adds; 1 in planar tensors.
+        step: packs of pixels, in the same channels, that a block adds at once.
+        beside: blocks that share all channels.
+        narrow: whether the grid is for half precision.
     """
 
     wide: int
@@ -304,8 +327,8 @@ class SumsGrid:
         return self.wide * self.step
 
     def part(self, count: int, groups: int) -> int:
-        """How many of ``count`` packs below each other a block adds, where so many groups have sums
-        of their own."""
+        """How many of the ``count`` packs of pixels of a group a block adds, where so many groups
+        have sums of their own."""
         blocks, step = groups * self.beside, self.step
         most = _MOST_NARROW if self.narrow else _MOST
         if groups > 1 and blocks * 2 >= _BLOCKS:
@@ -318,29 +341,29 @@ class SumsGrid:
 
 
 def grid_of_columns(packs: int, pack_bytes: int, narrow: bool) -> SumsGrid:
-    """The grid of so many packs of channels side by side."""
+    """The grid of channels-last tensors, whose pixels have so many packs of channels."""
     if narrow:
-        return _busy_grid(packs, pack_bytes)
+        return _narrow_grid(packs, pack_bytes)
     wide = _wide(packs, pack_bytes)
     return SumsGrid(wide, THREADS // wide, -(-packs // wide), narrow)
 
 
 def grid_of_planes(channels: int, narrow: bool) -> SumsGrid:
-    """That of channels whose pixels lie side by side."""
+    """The grid of planar tensors: a block adds a single channel."""
     return SumsGrid(1, THREADS, channels, narrow)
 
 
 def _wide(packs: int, pack_bytes: int) -> int:
-    """How many packs side by side a block adds: long rows, if few threads are without a pack; else
-    those that leave the fewest without one."""
+    """How many neighbouring packs a block adds: long rows, if few threads are without a pack; else
+    the width that leaves the fewest without one."""
     enough = [wide for wide in _WIDTHS if wide >= packs or wide * pack_bytes >= _ROW]
-    taken = {wide: -(-packs // wide) * wide for wide in enough or _WIDTHS[-1:]}
-    full = [wide for wide, threads in taken.items() if threads * _BUSY <= packs]
-    return max(full) if full else min(taken, key=lambda wide: (taken[wide], -wide))
+    slots = {wide: -(-packs // wide) * wide for wide in enough or _WIDTHS[-1:]}
+    full = [wide for wide, threads in slots.items() if threads * _BUSY <= packs]
+    return max(full) if full else min(slots, key=lambda wide: (slots[wide], -wide))
 
 
-def _busy_grid(packs: int, pack_bytes: int) -> SumsGrid:
-    """The longest rows among the grids that leave the fewest of their warps' threads idle."""
+def _narrow_grid(packs: int, pack_bytes: int) -> SumsGrid:
+    """The grid with the longest rows of those whose warps have the fewest idle threads, about."""
     grids: list[SumsGrid] = []
     for beside in range(-(-packs // THREADS), packs + 1):
         wide = -(-packs // beside)
@@ -348,9 +371,11 @@ def _busy_grid(packs: int, pack_bytes: int) -> SumsGrid:
             break
         grids.append(SumsGrid(wide, THREADS // wide, -(-packs // wide), True))
 
-    def busy(grid: SumsGrid) -> float:
+    def utilization(grid: SumsGrid) -> float:
         warps = -(-grid.threads // _WARP)
         return packs * grid.step / (grid.beside * warps * _WARP)
 
-    most = max(map(busy, grids))
-    return max((grid for grid in grids if busy(grid) >= _AS_BUSY * most), key=lambda g: g.wide)
+    best = max(map(utilization, grids))
+    return max(
+        (grid for grid in grids if utilization(grid) >= _AS_BUSY * best), key=lambda g: g.wide
+    )

@@ -1,12 +1,14 @@
-"""Kernels of sums over all axes but channels, of what is computed of tensors, several in a sweep;
-or of sums of planes.
+"""Kernels of channel sums: reductions over all axes but channels, or over each plane, of what
+element-wise operators compute of tensors (``FusedSums``), several of them in one sweep over memory.
 
-Blocks add parts, each for some channels; a second kernel joins the parts, if there are several.
-How a sum is parted depends on shapes and layouts alone, so that every run gives the same bits.
+Each block reduces one part of the images and pixels, for some channels; a second kernel combines
+the partial sums, if there are several parts.  How a sum is split depends on shapes and layouts
+alone, so that every run gives the same bits.
 
-A variance and its mean come of one sweep.  Distances from the mean are not known yet, so each block
-takes those from the mean of a few elements; their sum and their squares give the mean of its part
-and the squares of distances from that.  An element alone may lie so far off that they lose digits.
+A variance and its mean take one sweep.  Distances from the mean are not known yet, so each block
+takes distances from a shift: the mean of a few of its elements.  The sum of these and the sum of
+their squares give the mean of the part, and the squared distances from that.  The shift is a mean
+because a single element may be so far off that digits are lost.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ from .tensor import Tensor
 
 _ACCESS = 16  # bytes
 _AROUND = 4
-"""Elements of a channel, of whose mean a block adds distances."""
+"""Elements of a channel whose mean is the shift of a block."""
 _UNROLLED = 4
-"""Packs of each tensor that a thread has under way: loaded before anything is computed of them."""
+"""Packs of each tensor that a thread has in flight: loaded before it computes with any of them."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,14 @@ class SumsLaunches:
     """The kernels of a sweep.
 
     Attributes:
-        operands: the tensors, those with a number for each plane, then the vectors that the first
-            takes, and behind them the values that it stores, before where it writes sums.
-        sums: the numbers of the results that are sums.
-        parts: what adds parts; it takes the workspace before where it writes sums.  None: the
-            first kernel writes them.
-        bytes: of the workspace.
+        first: the kernel that sweeps over the operands.
+        operands: the values that ``first`` reads (tensors, those with a number for each plane,
+            vectors), then those that it stores.  Pointers to the sums follow, or one to the
+            workspace, if there is a second kernel.
+        sums: which outputs of the body are sums.
+        parts: the kernel that combines partial sums; it takes pointers to the workspace and then
+            to the sums.  None if ``first`` writes the sums.
+        bytes: the size of the workspace.
     """
 
     first: Launch
@@ -70,12 +74,14 @@ def print_sums(op: FusedSums, lies: Callable[[Value], Tensor]) -> SumsLaunches:
     """The kernels of a region.
 
     Args:
-        lies: how a value of the body lies in memory: an input, a constant, or a result.
+        lies: the layout in memory of a value of the body: an input, a constant, or a result.
     """
     return _Printer(op, lies).print()
 
 
 class _Printer:
+    """Prints the kernels of one region."""
+
     def __init__(self, op: FusedSums, lies: Callable[[Value], Tensor]) -> None:
         self.op = op
         self.batch, self.channels = op.shape[:2]
@@ -87,8 +93,9 @@ class _Printer:
         self.vectors = tuple(v for v in operands if v not in self.read)
         self.stored = {v: lies(v) for v in op.stored.values()}
         self.found = found_in(op)
+        #: Sums that a thread accumulates for each channel.
         self.many = sum(each.sums for each in self.found)
-        #: Parts of the batch of which each has sums of its own.
+        #: Groups of images that have sums of their own: each image in sums of planes, else all.
         self.groups = self.batch if op.by_plane else 1
         self.code = Code()
         self.grid: SumsGrid
@@ -99,41 +106,43 @@ class _Printer:
         self.lanes = self._lanes(by_columns)
         narrow = any(tensor.dtype in HALVES for tensor in self._moved)
         if by_columns:
-            bytes = self.lanes * min(t.itemsize for t in self._moved)
-            self.grid = grid_of_columns(self.channels // self.lanes, bytes, narrow)
-            count, each = self.batch // self.groups * self.plane, 1
+            pack_bytes = self.lanes * min(t.itemsize for t in self._moved)
+            self.grid = grid_of_columns(self.channels // self.lanes, pack_bytes, narrow)
+            count, pack_elements = self.batch // self.groups * self.plane, 1
         else:
             self.grid = grid_of_planes(self.channels, narrow)
-            count, each = self.batch // self.groups * self.plane // self.lanes, self.lanes
+            count, pack_elements = self.batch // self.groups * self.plane // self.lanes, self.lanes
         wide, step, beside = self.grid.wide, self.grid.step, self.grid.beside
-        threads, part = self.grid.threads, self.grid.part(count, self.groups)
+        threads, size = self.grid.threads, self.grid.part(count, self.groups)
         dtypes = {i: node.output.dtype for i, node in self.op.reductions.items()}
-        parts = SumParts(self.found, dtypes, self.groups * self.channels, part, count, each)
-        given = [f"const {TYPES[v.dtype]} *x{i}" for i, v in enumerate(self.read)]
-        given += [f"const {TYPES[v.dtype]} *v{i}" for i, v in enumerate(self.vectors)]
-        given += [f"{TYPES[v.dtype]} *__restrict__ z{i}" for i, v in enumerate(self.stored)]
-        to = parts.results if parts.count == 1 else ["float *part"]
-        head = f"void __launch_bounds__({threads}) @({', '.join((*given, *to))})"
+        parts = SumParts(
+            self.found, dtypes, self.groups * self.channels, size, count, pack_elements
+        )
+        pointers = [f"const {TYPES[v.dtype]} *x{i}" for i, v in enumerate(self.read)]
+        pointers += [f"const {TYPES[v.dtype]} *v{i}" for i, v in enumerate(self.vectors)]
+        pointers += [f"{TYPES[v.dtype]} *__restrict__ z{i}" for i, v in enumerate(self.stored)]
+        targets = parts.results if parts.count == 1 else ["float *part"]
+        head = f"void __launch_bounds__({threads}) @({', '.join((*pointers, *targets))})"
         code = self.code
         with code.block(f'extern "C" __global__ {head}'):
             code.line("MD_SHARED;")
             code.line("float *const shared = (float *)md_shared;")
             self._place(beside, parts)
-            add = self._columns if by_columns else self._planes
-            add(wide, step)
+            print_sweep = self._columns if by_columns else self._planes
+            print_sweep(wide, step)
             self._join(by_columns, wide, step, parts)
         width = wide * self.lanes if by_columns else 1
-        shared = self.many * threads * (self.lanes if by_columns else 1) + self._firsts * width
+        shared = self.many * threads * (self.lanes if by_columns else 1) + self._shift_count * width
         blocks = self.groups * beside * parts.count
         first = Launch.named("sums", code, blocks, threads, shared * 4)
         operands, sums = (*self.read, *self.vectors, *self.stored), tuple(dtypes)
         if parts.count == 1:
             return SumsLaunches(first, operands, sums)
-        last = join_parts(parts) if self.groups == 1 else join_few(parts)
-        return SumsLaunches(first, operands, sums, last, parts.bytes)
+        second = join_parts(parts) if self.groups == 1 else join_few(parts)
+        return SumsLaunches(first, operands, sums, second, parts.bytes)
 
     def _place(self, beside: int, parts: SumParts) -> None:
-        """Prints which packs of which channels a block adds, and of which group."""
+        """Prints the channels and the group of a block, and its packs: ``begin`` to ``end``."""
         code, size = self.code, parts.size
         if self.groups == 1:
             code.line(f"const int column = blockIdx.x % {beside}, p = blockIdx.x / {beside};")
@@ -149,16 +158,16 @@ class _Printer:
 
     @property
     def _moved(self) -> tuple[Tensor, ...]:
-        """The tensors that are read or written."""
+        """The tensors that are read or stored, without those of a number for each plane."""
         return (*self.tensors.values(), *self.stored.values())
 
     @property
-    def _firsts(self) -> int:
-        """Of how many values distances from the first are added."""
+    def _shift_count(self) -> int:
+        """How many variances there are, each of which has a shift (``first`` in the text)."""
         return sum(isinstance(each, MeanAndVariance) for each in self.found)
 
     def _lanes(self, by_columns: bool) -> int:
-        """Neighbours that an access moves: channels, or pixels of a plane."""
+        """Elements of an access: neighbouring channels, or neighbouring pixels of a plane."""
         tensors = self._moved
         lanes = _ACCESS // max(t.itemsize for t in tensors)
         if by_columns:
@@ -168,7 +177,8 @@ class _Printer:
         return gcd(lanes, self.plane, *(s for t in tensors for s in (t.offset, t.channel, t.image)))
 
     def _columns(self, wide: int, step: int) -> None:
-        """Channels side by side: a thread adds a pack of them over some pixels."""
+        """Prints the sweep over channels-last tensors: a thread adds a pack of channels over some
+        pixels."""
         code, lanes = self.code, self.lanes
         code.line(f"const int beside = threadIdx.x % {wide}, down = threadIdx.x / {wide};")
         code.line(f"const int first = (column * {wide} + beside) * {lanes};")
@@ -180,49 +190,58 @@ class _Printer:
                 load = "md_load_floats" if broad else f"md_load<{lanes}>"
                 code.line(f"{load}(w{i}, v{i} + first);")
                 assert vector.type.size == self.channels, vector
-            moved = (*self.tensors.values(), *self._of_planes, *self.stored.values())
-            places = [f"first + {_pixel(tensor, self.plane)}" for tensor in moved]
-            self._sweep(step, "down", places, "w{}[j]")
+            moved = (*self.tensors.values(), *self._broadcast_numbers, *self.stored.values())
+            offsets = [f"first + {_pixel(tensor, self.plane)}" for tensor in moved]
+            self._sweep(step, "down", offsets, "w{}[j]")
 
     @property
-    def _of_planes(self) -> list[Tensor]:
-        """Those with a number for each plane, as if all pixels of a plane lay in one place."""
+    def _broadcast_numbers(self) -> list[Tensor]:
+        """The operands with a number for each plane, with strides of 0 between pixels."""
         return [replace(t, row=0, pixel=0) for t in self.numbers.values()]
 
     def _planes(self, wide: int, step: int) -> None:
-        """Pixels side by side: a block adds a channel of some images."""
+        """Prints the sweep over planar tensors: a block adds one channel of some images."""
         code = self.code
         self._declare()
         for i, _ in enumerate(self.vectors):
             code.line(f"const float w{i} = md_value(v{i}[column]);")
         packs = self.plane // self.lanes
-        places = [
+        offsets = [
             f"column * {t.channel}ll + r / {packs}u * {t.image}ll + r % {packs}u * {self.lanes}"
             + (f" + {t.offset}" if t.offset else "")
             for t in self._moved
         ]
-        places[len(self.tensors) : len(self.tensors)] = [
+        offsets[len(self.tensors) : len(self.tensors)] = [
             f"column * {t.channel}ll + r / {packs}u * {t.image}ll + {t.offset}"
             for t in self.numbers.values()
         ]
-        self._sweep(step, "threadIdx.x", places, "w{}", alike=True)
+        self._sweep(step, "threadIdx.x", offsets, "w{}", alike=True)
 
     def _declare(self) -> None:
+        """Declares the accumulators of a thread, and the shifts."""
         for i in range(self.many):
             self.code.line(f"float sum{i}[{self.lanes}] = {{}};")
-        for i in range(self._firsts):
+        for i in range(self._shift_count):
             self.code.line(f"float first{i}[{self.lanes}] = {{}};")
 
     def _sweep(
-        self, step: int, own: str, places: Sequence[str], vector: str, alike: bool = False
+        self, step: int, thread: str, offsets: Sequence[str], vector: str, alike: bool = False
     ) -> None:
-        """A thread adds every ``step``-th pack of its part; ``alike``: of one channel."""
+        """Prints how a thread adds every ``step``-th pack of the block.
+
+        Args:
+            thread: the number of the thread's first pack, below ``step``.
+            offsets: of pack ``r`` in each tensor that is read, each operand with a number for each
+                plane, and each tensor that is stored.
+            vector: the element of a vector, a format of its number.
+            alike: whether all elements of a pack are of one channel.
+        """
         code, lanes = self.code, self.lanes
         moments = [each for each in self.found if isinstance(each, MeanAndVariance)]
         if moments:
             with code.block(f"for (unsigned k = 0; k < {_AROUND}u; k++)"):
                 code.line(f"const unsigned r = begin + k * (end - begin) / {_AROUND}u;")
-                with self._elements(places):
+                with self._elements(offsets):
                     values = self._computed(vector)
                     for i, each in enumerate(moments):
                         value = values[each.variance.inputs[0]]
@@ -234,37 +253,37 @@ class _Printer:
             code.line("unsigned image = 0xffffffffu;")
             for i, _ in enumerate(self.numbers, len(self.tensors)):
                 code.line(f"float a{i}[{lanes}];")
-        ahead = f"for (int k = 0; k < {_UNROLLED}; k++)"
-        loop = f"for (unsigned s = begin + {own}; s < end; s += {_UNROLLED * step}u)"
+        packs = f"for (int k = 0; k < {_UNROLLED}; k++)"
+        loop = f"for (unsigned s = begin + {thread}; s < end; s += {_UNROLLED * step}u)"
         with code.block(loop):
             for i, tensor in enumerate(self.tensors.values()):
                 code.line(f"md_pack<{lanes}, {TYPES[tensor.dtype]}> q{i}[{_UNROLLED}];")
             code.line("#pragma unroll")
-            with code.block(ahead):
+            with code.block(packs):
                 code.line(f"const unsigned r = s + k * {step}u;")
                 code.line("if (r >= end) break;")
-                for i, (tensor, place) in enumerate(self._placed(places)):
+                for i, (tensor, offset) in enumerate(self._placed(offsets)):
                     word = f"md_word<{lanes * tensor.itemsize}>::type"
-                    code.line(f"q{i}[k].word = *(const {word} *)(x{i} + ({place}));")
+                    code.line(f"q{i}[k].word = *(const {word} *)(x{i} + ({offset}));")
             code.line("#pragma unroll")
-            with code.block(ahead):
+            with code.block(packs):
                 code.line(f"const unsigned r = s + k * {step}u;")
                 code.line("if (r >= end) break;")
-                self._compute(places, vector)
+                self._compute(offsets, vector)
 
-    def _placed(self, places: Sequence[str]) -> Iterator[tuple[Tensor, str]]:
-        """The tensors that are read, and where."""
-        return zip(self.tensors.values(), places, strict=False)
+    def _placed(self, offsets: Sequence[str]) -> Iterator[tuple[Tensor, str]]:
+        """The tensors that are read, each with the offset of its pack."""
+        return zip(self.tensors.values(), offsets, strict=False)
 
-    def _compute(self, places: Sequence[str], vector: str) -> None:
-        """Adds what is computed of pack ``r``, which number ``k`` of those loaded is, and stores
-        what is stored."""
+    def _compute(self, offsets: Sequence[str], vector: str) -> None:
+        """Prints the computation of pack ``r``, the ``k``-th of those loaded: what it adds to the
+        sums and what is stored of it."""
         code, lanes = self.code, self.lanes
         if self.numbers:
             images = self.plane if self.by_columns else self.plane // lanes
             with code.block(f"if (r / {images}u != image)"):
                 code.line(f"image = r / {images}u;")
-                self._load_numbers(places)
+                self._load_numbers(offsets)
         for i, _ in enumerate(self.tensors):
             code.line(f"float a{i}[{lanes}];")
             code.line(f"md_unpack(a{i}, q{i}[k]);")
@@ -274,81 +293,84 @@ class _Printer:
         with code.block(f"for (int j = 0; j < {lanes}; j++)"):
             values = self._computed(vector)
             self._add(values)
-            for i, made in enumerate(self.stored):
-                code.line(f"b{i}[j] = {values[made]};")
-        for i, place in enumerate(places[len(self.read) :]):
-            code.line(f"md_store<{lanes}>(z{i} + ({place}), b{i});")
+            for i, result in enumerate(self.stored):
+                code.line(f"b{i}[j] = {values[result]};")
+        for i, offset in enumerate(offsets[len(self.read) :]):
+            code.line(f"md_store<{lanes}>(z{i} + ({offset}), b{i});")
 
-    def _load_numbers(self, places: Sequence[str]) -> None:
-        """Loads what the planes of pack ``r`` have one number of."""
+    def _load_numbers(self, offsets: Sequence[str]) -> None:
+        """Prints the loads of operands with a number for each plane, for pack ``r``."""
         code, lanes, first = self.code, self.lanes, len(self.tensors)
-        for i, (value, place) in enumerate(zip(self.numbers, places[first:], strict=False), first):
+        for i, (value, offset) in enumerate(
+            zip(self.numbers, offsets[first:], strict=False), first
+        ):
             if not self.by_columns:
-                one = f"md_value(x{i}[{place}])"
+                one = f"md_value(x{i}[{offset}])"
                 code.line(f"for (int j = 0; j < {lanes}; j++) a{i}[j] = {one};")
                 continue
             broad = ITEMSIZE[value.dtype] * lanes > _ACCESS
             load = "md_load_floats" if broad else f"md_load<{lanes}>"
-            code.line(f"{load}(a{i}, x{i} + ({place}));")
+            code.line(f"{load}(a{i}, x{i} + ({offset}));")
 
     @contextmanager
-    def _elements(self, places: Sequence[str]) -> Iterator[None]:
-        """A loop over the elements of pack ``r``."""
+    def _elements(self, offsets: Sequence[str]) -> Iterator[None]:
+        """Loads pack ``r`` and opens a loop over its elements ``j``."""
         code, lanes = self.code, self.lanes
-        for i, (_, place) in enumerate(self._placed(places)):
+        for i, (_, offset) in enumerate(self._placed(offsets)):
             code.line(f"float a{i}[{lanes}];")
-            code.line(f"md_load<{lanes}>(a{i}, x{i} + ({place}));")
+            code.line(f"md_load<{lanes}>(a{i}, x{i} + ({offset}));")
         for i, _ in enumerate(self.numbers, len(self.tensors)):
             code.line(f"float a{i}[{lanes}];")
-        self._load_numbers(places)
+        self._load_numbers(offsets)
         code.line("#pragma unroll")
         with code.block(f"for (int j = 0; j < {lanes}; j++)"):
             yield
 
     def _add(self, values: Mapping[Value, str]) -> None:
-        """Prints what an element adds to the sums."""
-        code, sums, firsts = self.code, 0, 0
+        """Prints what an element adds to the accumulators."""
+        code, accumulator, shift = self.code, 0, 0
         for each in self.found:
             value = values[each.added]
             if isinstance(each, MeanAndVariance):
-                apart = code.fresh()
-                code.line(f"const float {apart} = {value} - first{firsts}[j];")
-                code.line(f"sum{sums}[j] += {apart};")
-                code.line(f"sum{sums + 1}[j] += {apart} * {apart};")
-                firsts += 1
+                distance = code.fresh()
+                code.line(f"const float {distance} = {value} - first{shift}[j];")
+                code.line(f"sum{accumulator}[j] += {distance};")
+                code.line(f"sum{accumulator + 1}[j] += {distance} * {distance};")
+                shift += 1
             else:
-                code.line(f"sum{sums}[j] += {value};")
-            sums += each.sums
+                code.line(f"sum{accumulator}[j] += {value};")
+            accumulator += each.sums
 
     def _computed(self, vector: str) -> dict[Value, str]:
-        """Prints what is computed of one element of each operand; what each value is."""
+        """Prints what the region computes of one element of each operand; returns the expression of
+        each value."""
         names = {value: f"a{i}[j]" for i, value in enumerate(self.read)}
         names |= {value: vector.format(i) for i, value in enumerate(self.vectors)}
         return print_values(self.code, self.op, names)
 
     def _join(self, by_columns: bool, wide: int, step: int, parts: SumParts) -> None:
-        """The threads of a block add what they have, in a fixed order."""
+        """Prints how the threads of a block combine their sums, in a fixed order."""
         code, lanes = self.code, self.lanes
         width = wide * lanes if by_columns else 1
         threads = self.grid.threads
         size = threads * lanes if by_columns else threads
         for i in range(self.many):
             if by_columns:
-                place = f"{i * size} + down * {width} + beside * {lanes} + j"
-                code.line(f"for (int j = 0; j < {lanes}; j++) shared[{place}] = sum{i}[j];")
+                index = f"{i * size} + down * {width} + beside * {lanes} + j"
+                code.line(f"for (int j = 0; j < {lanes}; j++) shared[{index}] = sum{i}[j];")
                 continue
             half = lanes // 2
             while half:
                 code.line(f"for (int j = 0; j < {half}; j++) sum{i}[j] += sum{i}[j + {half}];")
                 half //= 2
             code.line(f"shared[{i * size} + threadIdx.x] = sum{i}[0];")
-        for i in range(self._firsts):
-            place = f"shared[{self.many * size + i * width}"
+        for i in range(self._shift_count):
+            index = f"shared[{self.many * size + i * width}"
             if by_columns:
-                copy = f"{place} + beside * {lanes} + j] = first{i}[j];"
+                copy = f"{index} + beside * {lanes} + j] = first{i}[j];"
                 code.line(f"if (down == 0) for (int j = 0; j < {lanes}; j++) {copy}")
             else:
-                code.line(f"if (threadIdx.x == 0) {place}] = first{i}[0];")
+                code.line(f"if (threadIdx.x == 0) {index}] = first{i}[0];")
         code.line("__syncthreads();")
         with code.block(f"for (int n = {step}, s; n > 1; n = s)"):
             code.line("s = (n + 1) / 2;")
@@ -364,13 +386,15 @@ class _Printer:
             else:
                 code.line(f"if (column * {width} + k >= {self.channels}) break;")
                 code.line(f"const int c = group * {self.channels} + column * {width} + k;")
-            firsts = (f"shared[{self.many * size + i * width} + k]" for i in range(self._firsts))
-            parts.print_part(code, [f"shared[{i * size} + k]" for i in range(self.many)], firsts)
+            shifts = (
+                f"shared[{self.many * size + i * width} + k]" for i in range(self._shift_count)
+            )
+            parts.print_part(code, [f"shared[{i * size} + k]" for i in range(self.many)], shifts)
 
 
 def found_in(op: FusedSums) -> tuple[Total | MeanAndVariance, ...]:
-    """What is added up: a sum, or a variance with its mean, whether that is a result or not, which
-    changes no bit."""
+    """The reductions of a region: sums, and each variance together with its mean.  The mean is
+    computed whether it is a result or not, which changes no bit."""
     numbers: dict[Node | None, int] = {node: i for i, node in op.reductions.items()}
     means = {n: n.inputs[1].producer for n in numbers if n and isinstance(n.op, Variance)}
     return tuple(
@@ -383,8 +407,8 @@ def found_in(op: FusedSums) -> tuple[Total | MeanAndVariance, ...]:
 
 
 def print_values(code: Code, op: Region, given: Mapping[Value, str]) -> dict[Value, str]:
-    """Prints what a region computes of one element of each operand, which are ``given``; what each
-    value is."""
+    """Prints what a region computes of one element of each operand, whose expressions are
+    ``given``; returns the expression of each value."""
     names = dict(given)
     for node in op.body.nodes:
         if isinstance(node.op, (Reduce, Variance)):
@@ -398,12 +422,12 @@ def print_values(code: Code, op: Region, given: Mapping[Value, str]) -> dict[Val
                 result = f"md_round<{TYPES[dtype]}>({result})"
             names[node.output] = result
         else:
-            names[node.output] = operands[0]  # a vector that is repeated
+            names[node.output] = operands[0]  # a broadcast vector
     return names
 
 
 def _pixel(tensor: Tensor, plane: int) -> str:
-    """Where pixel ``r`` of all images begins."""
+    """The offset of pixel ``r``, counted through all images, in elements."""
     offset = f" + {tensor.offset}" if tensor.offset else ""
     if plane == 1:
         return f"r * {tensor.image}ll{offset}"
