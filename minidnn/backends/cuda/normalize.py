@@ -1,8 +1,8 @@
 """Kernels of softmax, of layer normalization and of group normalization.
 
-Rows that lie behind each other and stay in registers are a region's (:mod:`.row_tasks`): here are
-those that are longer or lie apart, columns, and groups.  The mean that was taken first is rounded;
-the mean of the distances from it is what that left.
+Contiguous rows that fit in registers are computed as row regions (:mod:`.row_tasks`).  Here are
+longer rows, rows that are not contiguous, columns, and groups.  The mean that is computed first is
+rounded; the mean of the distances from it is the rounding error, which is subtracted as well.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _MOST = "md_max({0}, {1})"
 
 
 def print_softmax(op: Softmax | LogSoftmax, type: TensorType, x: Strided) -> Launch:
-    """The kernel from a value that lies as ``x`` says to a dense one; pointers are both.
+    """The kernel that reads the view ``x`` and writes a dense value; pointers are both.
 
     Along the last axis a block computes a row, else a thread a column.
     """
     dim = op.dim % type.rank
     outer, length, inner = prod(type.shape[:dim]), type.shape[dim], prod(type.shape[dim + 1 :])
-    # Samples may lie apart; what is inside of one is dense.
+    # The stride of samples may be any; each sample is dense.
     per_sample = prod(type.shape[1:dim])
     run = length * inner
     sample = f"o / {per_sample} * {x.strides[0]} + o % {per_sample} * {run}"
@@ -48,10 +48,12 @@ def print_softmax(op: Softmax | LogSoftmax, type: TensorType, x: Strided) -> Lau
 
 
 def _result(logarithm: bool) -> str:
+    """The expression of an element of the result."""
     return "shifted - scale" if logarithm else "md_exp(shifted) / scale"
 
 
 def _rows(code: Code, length: int, first: str, step: int, logarithm: bool, element: str) -> None:
+    """Prints the softmax of a row by a block; ``first`` is its offset, ``step`` its stride."""
     code.line("const long long o = blockIdx.x;")
     code.line(f"x += {first};")
     code.line(f"y += o * {length};")
@@ -80,6 +82,7 @@ def _columns(
     logarithm: bool,
     element: str,
 ) -> None:
+    """Prints the softmax of a column by a thread; ``step`` is the stride of its elements."""
     code.line(f"const long long t = blockIdx.x * {BLOCK}ll + threadIdx.x;")
     code.line(f"if (t >= {count}) return;")
     code.line(f"const long long o = t / {inner}, p = t % {inner};")
@@ -107,7 +110,7 @@ _ADD = "{0} + {1}"
 def print_layer_norm(
     op: LayerNorm | GroupNorm, type: TensorType, x: Strided, vectors: int
 ) -> Launch:
-    """The kernel of a normalization; a block makes a row, or parts of warps make short ones.
+    """The kernel of a normalization; a block computes a row, or a part of a warp a short one.
 
     Pointers are the input, weight and bias as far as there are any, and the output.
     """
@@ -125,26 +128,26 @@ def print_layer_norm(
     pointers = [f"const {element} *{name}" for name in ("x", "w", "b")[: 1 + vectors]]
     with code.block(f'extern "C" __global__ void @({", ".join([*pointers, f"{element} *y"])})'):
         code.line(f"const long long first = blockIdx.x * {length}ll;")
-        one = f"md_value(x[{element_of('(first + i)', type.shape, x)}])"
+        loaded = f"md_value(x[{element_of('(first + i)', type.shape, x)}])"
         loop = f"for (int i = threadIdx.x; i < {length}; i += {BLOCK})"
         sums = Blocks(code, "float", "0.0f", _ADD, length, BLOCK)
         with sums.each("mean", "i"):
-            sums.add(one)
+            sums.add(loaded)
         join_block(code, "mean", _ADD)
         code.line(f"mean /= {literal(float(length))};")
-        with sums.each("rest", "i"):  # what rounding the mean left
-            sums.add(f"{one} - mean")
+        with sums.each("rest", "i"):  # the rounding error of the mean
+            sums.add(f"{loaded} - mean")
         join_block(code, "rest", _ADD, declared=True)
         code.line(f"rest /= {literal(float(length))};")
         with sums.each("variance", "i"):
-            code.line(f"const float apart = ({one} - mean) - rest;")
+            code.line(f"const float apart = ({loaded} - mean) - rest;")
             sums.add("apart * apart")
         join_block(code, "variance", _ADD, declared=True)
         code.line(
             f"const float scale = sqrtf(variance / {literal(float(length))} + {literal(op.eps)});"
         )
         with code.block(loop):
-            code.line(f"float value = (({one} - mean) - rest) / scale;")
+            code.line(f"float value = (({loaded} - mean) - rest) / scale;")
             if isinstance(op, GroupNorm):
                 _scale_channel(code, op, type, vectors, "value", "blockIdx.x", "i")
             else:
@@ -167,7 +170,8 @@ def _scale_channel(
 def _short_group_norm(
     op: GroupNorm, type: TensorType, rows: int, length: int, vectors: int
 ) -> Launch:
-    """Each row stays in the registers of as few threads as have an access of it each."""
+    """The kernel of rows that stay in registers: of as few threads as have a pack of a row each, or
+    of a warp."""
     dtype = type.dtype
     element, pack = TYPES[dtype], _ACCESS // ITEMSIZE[dtype]
     packs = length // pack
@@ -184,36 +188,36 @@ def _short_group_norm(
         loop = f"for (int t = 0; t < {turns}; t++)"
         each = f"for (int j = 0; j < {pack}; j++)"
         inside = f"lane + t * {lanes} < {packs}"
-        place = f"(lane + t * {lanes}) * {pack}"
+        offset = f"(lane + t * {lanes}) * {pack}"
         code.line("#pragma unroll")
         with code.block(loop):
             code.line("#pragma unroll")
             code.line(f"{each} v[t][j] = 0.0f;")
-            code.line(f"if (there && {inside}) md_load<{pack}>(v[t], x + first + {place});")
+            code.line(f"if (there && {inside}) md_load<{pack}>(v[t], x + first + {offset});")
         code.line("float mean = 0.0f, rest = 0.0f, variance = 0.0f;")
         count = literal(float(length))
 
-        def joined(value: str, one: str) -> None:
+        def print_mean(value: str, one: str) -> None:
             code.line("#pragma unroll")
             with code.block(loop):
                 code.line("float part = 0.0f;")
                 code.line("#pragma unroll")
                 code.line(f"{each} part += {one};")
                 code.line(f"{value} += part;")
-            _join_lanes(code, value, lanes)
+            _combine_lanes(code, value, lanes)
             code.line(f"{value} /= {count};")
 
-        def apart(value: str) -> None:
+        def print_centered(value: str) -> None:
             code.line("#pragma unroll")
             with code.block(loop):
                 code.line("#pragma unroll")
                 code.line(f"{each} v[t][j] = {inside} ? v[t][j] - {value} : 0.0f;")
 
-        joined("mean", "v[t][j]")
-        apart("mean")
-        joined("rest", "v[t][j]")  # what rounding the mean left
-        apart("rest")
-        joined("variance", "v[t][j] * v[t][j]")
+        print_mean("mean", "v[t][j]")
+        print_centered("mean")
+        print_mean("rest", "v[t][j]")  # the rounding error of the mean
+        print_centered("rest")
+        print_mean("variance", "v[t][j] * v[t][j]")
         code.line(f"const float scale = sqrtf(variance + {literal(op.eps)});")
         code.line("#pragma unroll")
         with code.block(loop):
@@ -221,13 +225,13 @@ def _short_group_norm(
             code.line("#pragma unroll")
             with code.block(each):
                 code.line("v[t][j] = v[t][j] / scale;")
-                _scale_channel(code, op, type, vectors, "v[t][j]", "row", f"({place} + j)")
-            code.line(f"md_store<{pack}>(y + first + {place}, v[t]);")
+                _scale_channel(code, op, type, vectors, "v[t][j]", "row", f"({offset} + j)")
+            code.line(f"md_store<{pack}>(y + first + {offset}, v[t]);")
     return Launch.named("layernorm", code, -(-rows * lanes // BLOCK), BLOCK)
 
 
-def _join_lanes(code: Code, value: str, lanes: int) -> None:
-    """All of so many neighbouring threads end with the same sum, in a fixed order."""
+def _combine_lanes(code: Code, value: str, lanes: int) -> None:
+    """Prints the sum over ``lanes`` neighbouring threads, in a fixed order; all have the result."""
     other = f"__shfl_xor_sync(0xffffffffu, {value}, s)"
     code.line("#pragma unroll")
     code.line(f"for (int s = {lanes // 2}; s; s >>= 1) {value} += {other};")

@@ -1,6 +1,7 @@
-"""Kernels that join elements along axes: sums, means and extremes, places of maxima.
+"""Kernels that reduce values along axes: sums, means, products and extremes, and the indices of
+maxima; also averages of whole planes.
 
-Averages of whole planes add each row, then the rows, as the reference does (see
+An average of a plane adds each row, then the sums of the rows, as the reference does (see
 ``graph.window.sum_taps``).
 """
 
@@ -27,9 +28,9 @@ from .tensor import Tensor
 
 BLOCK = 128
 _FEW = 32
-"""Up to that many elements a thread joins by itself."""
+"""The most elements that a single thread reduces."""
 _MANY, _MOST = 8192, 1024
-"""Of so many elements a block has so many threads."""
+"""From so many elements on, a block has so many threads."""
 
 _JOIN = {
     "sum": "{0} + {1}",
@@ -38,65 +39,71 @@ _JOIN = {
     "max": "md_max({0}, {1})",
     "min": "md_min({0}, {1})",
 }
-_JOIN_WHOLE = {
+_JOIN_INTEGERS = {
     "sum": "{0} + {1}",
     "prod": "{0} * {1}",
     "max": "{0} > {1} ? {0} : {1}",
     "min": "{0} < {1} ? {0} : {1}",
 }
 _LEAST = "(-9223372036854775807ll - 1)"
-_FIRST_WHOLE = {"sum": "0", "prod": "1", "max": _LEAST, "min": "9223372036854775807ll"}
+_FIRST_INTEGERS = {"sum": "0", "prod": "1", "max": _LEAST, "min": "9223372036854775807ll"}
 _EDGE = float("inf")
 _FIRST = {"sum": "0.0f", "mean": "0.0f", "prod": "1.0f"}
 _FIRST |= {"max": literal(-_EDGE), "min": literal(_EDGE)}
 
 
 def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
-    """The kernel over a value; pointers are input and output.  A thread or a block makes one."""
+    """The kernel that reduces a value; pointers are input and output.
+
+    A thread computes a result of few elements, or of integers, and a block one of many.
+    """
     shape = type.shape
     kept = [axis for axis in range(type.rank) if axis not in op.dims]
     outputs, count = prod(shape[a] for a in kept), prod(shape[a] for a in op.dims)
-    whole = is_whole(type.dtype)
-    joins, first = (_JOIN_WHOLE, _FIRST_WHOLE) if whole else (_JOIN, _FIRST)
-    wide = count > _FEW and not whole
+    is_integer = is_whole(type.dtype)
+    combines, first = (_JOIN_INTEGERS, _FIRST_INTEGERS) if is_integer else (_JOIN, _FIRST)
+    by_block = count > _FEW and not is_integer
     threads = _MOST if count >= _MANY else BLOCK
     result_type = op.dtype or type.dtype
     head = f"const {STORED[type.dtype]} *x, {STORED[result_type]} *y"
     code = Code()
     with code.block(f'extern "C" __global__ void __launch_bounds__({threads}) @({head})'):
-        if wide:
+        if by_block:
             code.line("const long long o = blockIdx.x;")
         else:
             code.line(f"const long long o = blockIdx.x * {BLOCK}ll + threadIdx.x;")
             code.line(f"if (o >= {outputs}) return;")
         code.line(f"const long long first = {_place('o', shape, kept)};")
-        kind = "long long" if whole else "float"
-        blocks = Blocks(code, kind, first[op.how], joins[op.how], count, threads if wide else 1)
+        kind = "long long" if is_integer else "float"
+        blocks = Blocks(
+            code, kind, first[op.how], combines[op.how], count, threads if by_block else 1
+        )
         with blocks.each("value", "r"):
             code.line(f"const long long from = first + {_place('r', shape, op.dims)};")
-            one = read(f"x[{element_of('from', shape, x)}]", type.dtype, whole)
-            blocks.add(one)
-        if wide:
+            element = read(f"x[{element_of('from', shape, x)}]", type.dtype, is_integer)
+            blocks.add(element)
+        if by_block:
             join_block(code, "value", _JOIN[op.how], threads=threads)
             code.line("if (threadIdx.x) return;")
         result = f"value / {literal(float(count))}" if op.how == "mean" else "value"
         code.line(f"y[o] = {stored(result, result_type)};")
-    if wide:
+    if by_block:
         return Launch.named("reduce", code, outputs, threads, threads // 32 * 4)
     return Launch.named("reduce", code, -(-outputs // BLOCK), BLOCK)
 
 
 def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
-    """The kernel of the place of the largest element; a thread makes one, or a warp of many.
+    """The kernel of the index of the largest element along an axis.  A thread computes a result of
+    few elements, and a warp one of many.
 
-    NaN counts as the largest; of several the first counts, or the last.
+    NaN counts as the largest; of equal elements the first counts, or the last (``op.last``).
     """
     dim = op.dim % type.rank
     outer, length = prod(type.shape[:dim]), type.shape[dim]
     inner = prod(type.shape[dim + 1 :])
     code = Code()
-    whole = is_whole(type.dtype)
-    kind = "long long" if whole else "float"
+    is_integer = is_whole(type.dtype)
+    kind = "long long" if is_integer else "float"
     lanes = 32 if length > _FEW else 1
     threads = outer * inner * lanes
     head = f"const {STORED[type.dtype]} *x, long long *y"
@@ -112,8 +119,8 @@ def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
         code.line("#pragma unroll 4")
         with code.block(f"for (long long i = {begin}; i < {length}; i += {lanes})"):
             code.line(f"const long long from = first + i * {inner};")
-            one = read(f"x[{element_of('from', type.shape, x)}]", type.dtype, whole)
-            code.line(f"const {kind} one = {one};")
+            element = read(f"x[{element_of('from', type.shape, x)}]", type.dtype, is_integer)
+            code.line(f"const {kind} one = {element};")
             with code.block(f"if (place < 0 || {f'{more} || {equal}' if op.last else more})"):
                 code.line("best = one;")
                 code.line("place = i;")
@@ -131,7 +138,8 @@ def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
 def join_block(
     code: Code, value: str, join: str, declared: bool = False, threads: int = BLOCK
 ) -> None:
-    """All threads of the block end with the same joined value, in a fixed order."""
+    """Prints the reduction of ``value`` over a block, in a fixed order; all threads end with the
+    result.  ``declared``: whether the kernel has declared the shared memory for it."""
     if not declared:
         code.line("MD_SHARED;")
         code.line("float *part = (float *)md_shared;")
@@ -148,12 +156,14 @@ def join_block(
 
 @dataclass(frozen=True)
 class Blocks:
-    """Prints how a thread joins every ``step``-th of ``count`` elements, from its own on, or all of
-    them (``step=1``): sixteen at a time, these again, and so on, so that errors stay small.
+    """Prints how a thread reduces every ``step``-th of ``count`` elements, from its own on, or all
+    of them (``step=1``).  It reduces blocks of sixteen, then sixteen blocks, and so on, so that
+    rounding errors stay small.
 
     Attributes:
-        kind: the type of what is joined; ``start`` joins with anything to that.
-        join: joins ``{0}`` and ``{1}``.
+        kind: the C++ type of an accumulator.
+        start: the identity of the reduction.
+        join: the expression that combines ``{0}`` and ``{1}``.
     """
 
     code: Code
@@ -165,30 +175,30 @@ class Blocks:
 
     @contextmanager
     def each(self, name: str, index: str) -> Iterator[None]:
-        """Declares ``name``; what is printed meanwhile is done for each ``index``, and calls
-        :meth:`add`."""
+        """Declares ``name``, the result.  What is printed meanwhile is the loop's body for element
+        ``index``, and calls :meth:`add`."""
         code, kind = self.code, self.kind
         begin = "threadIdx.x" if self.step > 1 else "0"
         code.line(f"{kind} {name} = {self.start};")
-        each = -(-self.count // self.step)
-        if each <= LONG:
+        per_thread = -(-self.count // self.step)
+        if per_thread <= LONG:
             loop = f"long long {index} = {begin}; {index} < {self.count}; {index} += {self.step}"
             with code.block(f"for ({loop})"):
                 code.line(f"{kind} &block = {name};")
                 yield
             return
         levels = 1
-        while LONG ** (levels + 1) < each:
+        while LONG ** (levels + 1) < per_thread:
             levels += 1
         with code.block(""):
             code.line(f"{kind} level[{levels}];")
             code.line(f"for (int l = 0; l < {levels}; l++) level[l] = {self.start};")
             code.line("int blocks = 0;")
-            most = self.step * LONG
-            loop = f"long long b = {begin}; b < {self.count}; b += {most}"
+            span = self.step * LONG
+            loop = f"long long b = {begin}; b < {self.count}; b += {span}"
             with code.block(f"for ({loop})"):
                 code.line(
-                    f"const long long past = b + {most} < {self.count} ? b + {most} : {self.count};"
+                    f"const long long past = b + {span} < {self.count} ? b + {span} : {self.count};"
                 )
                 code.line(f"{kind} block = {self.start};")
                 loop = f"long long {index} = b; {index} < past; {index} += {self.step}"
@@ -199,20 +209,20 @@ class Blocks:
                 code.line("blocks++;")
                 for low in range(levels - 1):
                     with code.block(f"if (blocks % {LONG ** (low + 1)} == 0)"):
-                        joined = self.join.format(f"level[{low + 1}]", f"level[{low}]")
-                        code.line(f"level[{low + 1}] = {joined};")
+                        combined = self.join.format(f"level[{low + 1}]", f"level[{low}]")
+                        code.line(f"level[{low + 1}] = {combined};")
                         code.line(f"level[{low}] = {self.start};")
-            joined = self.join.format(name, "level[l]")
-            code.line(f"for (int l = 0; l < {levels}; l++) {name} = {joined};")
+            combined = self.join.format(name, "level[l]")
+            code.line(f"for (int l = 0; l < {levels}; l++) {name} = {combined};")
 
     def add(self, value: str) -> None:
-        """Joins an element."""
+        """Prints how an element is combined with those of its block."""
         self.code.line(f"const {self.kind} element = {value};")
         self.code.line(f"block = {self.join.format('block', 'element')};")
 
 
 def _place(index: str, shape: Sequence[int], axes: Sequence[int]) -> str:
-    """Where element ``index`` over some axes lies in the dense value."""
+    """The offset of element ``index``, counted over some axes, in the dense value."""
     terms, inner = [], prod(shape[a] for a in axes)
     for axis in axes:
         inner //= shape[axis]
@@ -228,26 +238,26 @@ _MOST_SHARED = 48 << 10
 
 
 def averages_planes(batch: int, x: Tensor) -> bool:
-    """Whether :func:`print_plane_average` reads values that lie so: pixels or channels side by
-    side, and rows whose sums fit shared memory."""
+    """Whether :func:`print_plane_average` reads values of a layout: with contiguous pixels or
+    channels, and with rows whose sums fit in shared memory."""
     if x.is_planar:
         return x.rows * 4 <= _MOST_SHARED
-    bytes = x.rows * _PLANE_PACKS * (_ACCESS // x.itemsize) * 4
-    return x.channel == 1 and bytes <= _MOST_SHARED and batch < 1 << 16
+    shared_bytes = x.rows * _PLANE_PACKS * (_ACCESS // x.itemsize) * 4
+    return x.channel == 1 and shared_bytes <= _MOST_SHARED and batch < 1 << 16
 
 
 def print_plane_average(batch: int, x: Tensor, y: Tensor, machine: Machine) -> Launch:
-    """The kernel that averages whole planes.
+    """The kernel that averages each plane as a whole.
 
-    Threads of a block take rows; their sums are added in order once all are there.
+    Threads of a block add rows; the sums of rows are then added in order.
     """
     if x.is_planar:
         return _planar_average(batch, x, y)
-    return _average_side_by_side(batch, x, y, machine)
+    return _channels_last_average(batch, x, y, machine)
 
 
 def _planar_average(batch: int, x: Tensor, y: Tensor) -> Launch:
-    """A block averages some planes; a thread takes a row, in packs as wide as alignment allows."""
+    """A block averages some planes; a thread adds a row, in packs as wide as alignment allows."""
     count, rows = batch * x.channels, x.rows
     planes = max(1, _PLANE_THREADS // rows)
     threads = min(_PLANE_THREADS, planes * rows)
@@ -260,8 +270,8 @@ def _planar_average(batch: int, x: Tensor, y: Tensor) -> Launch:
         with code.block(f"for (int i = threadIdx.x; i < {planes * rows}; i += {threads})"):
             code.line(f"const long long plane = blockIdx.x * {planes}ll + i / {rows};")
             code.line(f"if (plane >= {count}) break;")
-            place = f"plane / {x.channels} * {x.image} + plane % {x.channels} * {x.channel}"
-            code.line(f"const auto row = x + ({place} + i % {rows} * {x.row} + {x.offset});")
+            offset = f"plane / {x.channels} * {x.image} + plane % {x.channels} * {x.channel}"
+            code.line(f"const auto row = x + ({offset} + i % {rows} * {x.row} + {x.offset});")
             _add_row(code, x.columns, lanes)
             code.line("sums[i] = sum;")
         code.line("__syncthreads();")
@@ -269,13 +279,13 @@ def _planar_average(batch: int, x: Tensor, y: Tensor) -> Launch:
         code.line(f"if (threadIdx.x >= {planes} || plane >= {count}) return;")
         _add_sums(code, rows, f"sums[threadIdx.x * {rows} + {{}}]")
         code.line(f"total /= {rows * x.columns}.0f;")
-        place = f"plane / {x.channels} * {y.image} + plane % {x.channels} * {y.channel}"
-        code.line(f"y[{place} + {y.offset}] = md_as<{TYPES[y.dtype]}>(total);")
+        offset = f"plane / {x.channels} * {y.image} + plane % {x.channels} * {y.channel}"
+        code.line(f"y[{offset} + {y.offset}] = md_as<{TYPES[y.dtype]}>(total);")
     return _average(code, (-(-count // planes), 1, 1), threads, planes * rows)
 
 
-def _average_side_by_side(batch: int, x: Tensor, y: Tensor, machine: Machine) -> Launch:
-    """Threads of a block take rows of a few packs of channels."""
+def _channels_last_average(batch: int, x: Tensor, y: Tensor, machine: Machine) -> Launch:
+    """A block averages a few packs of channels of an image; a thread adds rows of a pack."""
     lanes = _lanes(x, batch)
     packs = x.channels // lanes
     wide = next(
@@ -311,7 +321,7 @@ def _average_side_by_side(batch: int, x: Tensor, y: Tensor, machine: Machine) ->
 
 
 def _add_row(code: Code, columns: int, lanes: int) -> None:
-    """Declares ``sum``, that of the pixels side by side at ``row``, so many loaded at once."""
+    """Declares ``sum``, that of the contiguous pixels at ``row``; ``lanes`` are loaded at once."""
 
     def add(begin: str, end: str, to: str) -> None:
         with code.block(f"for (int w = {begin}; w < {end}; w += {lanes})"):
@@ -353,7 +363,7 @@ def _add_row(code: Code, columns: int, lanes: int) -> None:
 
 
 def _add_packs(code: Code, x: Tensor, lanes: int) -> None:
-    """Declares ``sum``, those of row ``h`` of so many channels side by side."""
+    """Declares ``sum``, the sums of row ``h`` for ``lanes`` neighbouring channels."""
     if x.columns <= LONG:
         code.line(f"float sum[{lanes}] = {{}};")
         code.line("#pragma unroll 8")
@@ -364,7 +374,7 @@ def _add_packs(code: Code, x: Tensor, lanes: int) -> None:
             code.line(f"for (int j = 0; j < {lanes}; j++) sum[j] += one[j];")
         return
 
-    def one(w: str) -> str:
+    def load_tap(w: str) -> str:
         code.line(f"float one[{lanes}];")
         code.line(f"md_load<{lanes}>(one, x + h * {x.row}ll + ({w}) * {x.pixel}ll);")
         return "one"
@@ -377,18 +387,18 @@ def _add_packs(code: Code, x: Tensor, lanes: int) -> None:
         code.line("#pragma unroll")
         code.line(f"for (int j = 0; j < {lanes}; j++) {name}[j] = {text};")
 
-    TapLoop(code, "int", declare, assign, "{}[j]".format, CUDA).print("sum", x.columns, one)
+    TapLoop(code, "int", declare, assign, "{}[j]".format, CUDA).print("sum", x.columns, load_tap)
 
 
 def _add_sums(code: Code, count: int, place: str) -> None:
-    """Declares ``total``, that of the rows' sums in shared memory."""
+    """Declares ``total``, the sum of ``count`` sums of rows, in shared memory at ``place``."""
     if count <= LONG:
         code.line("float total = 0.0f;")
         code.line("#pragma unroll 8")
         code.line(f"for (int h = 0; h < {count}; h++) total += {place.format('h')};")
         return
 
-    def one(h: str) -> str:
+    def load_tap(h: str) -> str:
         code.line(f"const float one = {place.format(h)};")
         return "one"
 
@@ -398,10 +408,11 @@ def _add_sums(code: Code, count: int, place: str) -> None:
     def assign(name: str, text: str) -> None:
         code.line(f"{name} = {text};")
 
-    TapLoop(code, "int", declare, assign, str, CUDA).print("total", count, one)
+    TapLoop(code, "int", declare, assign, str, CUDA).print("total", count, load_tap)
 
 
 def _average(code: Code, blocks: tuple[int, int, int], threads: int, sums: int) -> Launch:
+    """The launch of an average whose blocks have so many sums in shared memory."""
     return Launch(KernelSource.named("average", str(code)), blocks, (threads, 1, 1), sums * 4)
 
 
