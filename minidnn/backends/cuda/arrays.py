@@ -1,4 +1,4 @@
-"""Arrays of any library as a GPU program takes them, and results in the same library.
+"""Arrays of any library as inputs of a GPU program, and its results in the same library.
 
 CuPy and PyTorch arrays lie on the program's device; NumPy arrays (and lists) are copied there and
 back; others with ``__dlpack__`` or ``__cuda_array_interface__`` go through CuPy.  What has another
@@ -23,12 +23,12 @@ from ...gpu import cupy
 from ...graph.types import FLOATS, TensorType, numpy_dtype
 from ...runtime.arrays import check_shape, from_bits, to_bits
 
-HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
+HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # cudaMemcpyKind
 
 
 @dataclass(frozen=True)
 class ArraySlot:
-    """An input or output of a program: how arrays for it must be."""
+    """An input or output of a program: what arrays for it must be, and what errors call it."""
 
     what: str
     shape: tuple[int, ...]
@@ -51,8 +51,8 @@ class ArraySlot:
         return self.shape, strides, getattr(sys.modules["torch"], self.dtype)
 
     def is_held(self, dtype: np.dtype) -> bool:
-        """Whether an array of that dtype needs no conversion.  (A dtype's name is made anew each
-        time, which takes longer than a launch.)"""
+        """Whether an array of that dtype needs no conversion.  (NumPy computes a dtype's
+        name anew each time, which takes longer than a launch.)"""
         if self.dtype == "bfloat16":
             return dtype.name == "bfloat16"
         return dtype == self.stored
@@ -70,8 +70,8 @@ class ArraySlot:
 
 @dataclass(slots=True)
 class Given:
-    """An array of a caller: its address, the library that results are made by, and what must
-    stay alive until the copy is under way; ``kind`` is how it is copied to the device.
+    """An array of a caller: its address, the library that results are made by, and what must stay
+    alive until the copy is under way; ``kind`` is the ``cudaMemcpyKind`` of the copy.
 
     (Not frozen: calls make them, and a frozen one takes eight times as long to make.)
     """
@@ -83,24 +83,25 @@ class Given:
 
 
 class ArrayLibrary:
-    """How arrays of one library are made and found."""
+    """How arrays of one library are allocated and addressed."""
 
     is_host = False
-    #: How results are copied to its arrays.
+    #: The ``cudaMemcpyKind`` of a copy of a result to its arrays.
     written = DEVICE_TO_DEVICE
 
     def stream(self, device: int) -> int:
-        """The stream on which this library works now."""
+        """The handle of the stream that is current in this library."""
         return int(cupy().cuda.get_current_stream(device).ptr)
 
     def empty(self, slot: ArraySlot, device: int) -> Any:
+        """An array for a result."""
         raise NotImplementedError
 
     def pointer(self, array: Any) -> int:
         return int(array.data.ptr)
 
     def finished(self, array: Any, slot: ArraySlot) -> Any:
-        """A result as it is given back."""
+        """A result in the form in which the caller receives it."""
         return array
 
 
@@ -111,15 +112,15 @@ class _Cupy(ArrayLibrary):
     def finished(self, array: Any, slot: ArraySlot) -> Any:
         if slot.dtype != "bfloat16":
             return array
-        own = _bfloat16()
-        if own is not None:
-            return array.view(own)
+        dtype = _bfloat16()
+        if dtype is not None:
+            return array.view(dtype)
         return (array.astype(cupy().uint32) << 16).view(cupy().float32)
 
 
 @dataclass(frozen=True, eq=False)
 class _Namespace(_Cupy):
-    """A library that takes CuPy's arrays over through DLPack."""
+    """A library that imports CuPy's arrays through DLPack."""
 
     from_dlpack: Any
 
@@ -165,7 +166,7 @@ CUPY, NUMPY, TORCH = _Cupy(), _Numpy(), _Torch()
 
 
 def read(slot: ArraySlot, array: Any, device: int) -> Given:
-    """An array that is to be copied into a slot.
+    """Takes an array for an input of a program.
 
     GraphError if it does not fit the slot, DeviceError if it lies on another device.
     """
@@ -192,15 +193,15 @@ def _torch(slot: ArraySlot, tensor: Any, device: int) -> Given:
         )
     if tensor.shape != slot.shape:
         slot.check_shape(tensor.shape)
-    own = slot.torch[2]
-    if tensor.dtype is not own or not tensor.is_contiguous() or tensor.is_neg():
+    dtype = slot.torch[2]
+    if tensor.dtype is not dtype or not tensor.is_contiguous() or tensor.is_neg():
         torch = sys.modules["torch"]
         slot.check_dtype(str(tensor.dtype).removeprefix("torch."))
         if tensor.layout != torch.strided:
             raise GraphError(
                 f"{slot.what} has layout {tensor.layout}; valid is torch.strided, dense"
             )
-        tensor = tensor.detach().resolve_neg().to(own).contiguous()
+        tensor = tensor.detach().resolve_neg().to(dtype).contiguous()
     return Given(tensor.data_ptr(), TORCH, tensor)
 
 
@@ -243,21 +244,21 @@ def _converted(array: Any, old: str, new: str) -> Any:
         array = (array.view(cp.uint16).astype(cp.uint32) << 16).view(cp.float32)
     if new != "bfloat16":
         return array.astype(numpy_dtype(new), copy=False)
-    single = cp.ascontiguousarray(array, cp.float32)
-    bits = single.view(cp.uint32)
+    floats = cp.ascontiguousarray(array, cp.float32)
+    bits = floats.view(cp.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return cp.where(cp.isnan(single), bits >> 16 | 0x40, rounded).astype(cp.uint16)
+    return cp.where(cp.isnan(floats), bits >> 16 | 0x40, rounded).astype(cp.uint16)
 
 
 def _other(slot: ArraySlot, array: Any, device: int) -> Given:
     if hasattr(array, "__cuda_array_interface__"):
         return _cupy(slot, cupy().asarray(array), device, CUPY)
-    place, index = array.__dlpack_device__()
-    if int(place) in (1, 3):  # kDLCPU, kDLCUDAHost
+    device_type, index = array.__dlpack_device__()
+    if int(device_type) in (1, 3):  # kDLCPU, kDLCUDAHost
         return _numpy(slot, np.from_dlpack(array))
-    if int(place) not in (2, 13):  # kDLCUDA, kDLCUDAManaged
+    if int(device_type) not in (2, 13):  # kDLCUDA, kDLCUDAManaged
         raise DeviceError(
-            f"{slot.what} lies on DLPack device type {int(place)}; valid is cuda:{device}"
+            f"{slot.what} lies on DLPack device type {int(device_type)}; valid is cuda:{device}"
         )
     if int(index) != device:
         raise DeviceError(f"{slot.what} lies on device cuda:{int(index)}; valid is cuda:{device}")
@@ -283,15 +284,15 @@ def outputs_of(given: Any, slots: Sequence[ArraySlot], device: int) -> list[Give
     arrays = list(given) if isinstance(given, (list, tuple)) else [given]
     if len(arrays) != len(slots):
         raise GraphError(f"out gives {len(arrays)} arrays; valid are {len(slots)}")
-    found = [_output(slot, array, device) for slot, array in zip(slots, arrays, strict=True)]
-    for j, one in enumerate(found):
+    outputs = [_output(slot, array, device) for slot, array in zip(slots, arrays, strict=True)]
+    for j, one in enumerate(outputs):
         for i in range(j):
-            check_apart(slots[i], found[i], slots[j], one)
-    return found
+            check_apart(slots[i], outputs[i], slots[j], one)
+    return outputs
 
 
 def check_aligned(slot: ArraySlot, one: Given) -> None:
-    """GraphError if an array does not begin where kernels may work on it."""
+    """GraphError if the address of an array is not aligned as kernels need it."""
     if one.pointer % ALIGNMENT:
         raise GraphError(
             f"{slot.what} begins at {one.pointer:#x}, so it cannot be bound; valid is a multiple "
@@ -314,14 +315,14 @@ def _output(slot: ArraySlot, array: Any, device: int) -> Given:
     modules = sys.modules
     library: ArrayLibrary
     if (module := modules.get("cupy")) is not None and isinstance(array, module.ndarray):
-        held, dense = slot.is_held(array.dtype), array.flags.c_contiguous
-        place, library, writable = array.data.device_id, CUPY, True
+        has_dtype, dense = slot.is_held(array.dtype), array.flags.c_contiguous
+        array_device, library, writable = array.data.device_id, CUPY, True
     elif (module := modules.get("torch")) is not None and isinstance(array, module.Tensor):
-        held, dense = array.dtype == getattr(module, slot.dtype), array.is_contiguous()
-        place, library = (array.device.index if array.is_cuda else None), TORCH
+        has_dtype, dense = array.dtype == getattr(module, slot.dtype), array.is_contiguous()
+        array_device, library = (array.device.index if array.is_cuda else None), TORCH
         writable = not array.requires_grad
     elif isinstance(array, np.ndarray):
-        held, dense, place = slot.is_held(array.dtype), array.flags.c_contiguous, device
+        has_dtype, dense, array_device = slot.is_held(array.dtype), array.flags.c_contiguous, device
         library, writable = NUMPY, array.flags.writeable
         if slot.dtype == "bfloat16" and array.dtype == np.float32:
             raise GraphError(
@@ -332,9 +333,9 @@ def _output(slot: ArraySlot, array: Any, device: int) -> Given:
             f"{slot.what} is a {type(array).__name__}; valid is a CuPy or NumPy array or a "
             f"PyTorch tensor, {slot.described()}, contiguous"
         )
-    if place != device:
+    if array_device != device:
         raise DeviceError(f"{slot.what} lies on device {array.device}; valid is cuda:{device}")
-    if not held or tuple(array.shape) != slot.shape or not dense or not writable:
+    if not has_dtype or tuple(array.shape) != slot.shape or not dense or not writable:
         dtype = str(array.dtype).removeprefix("torch.")
         dense_text = "" if dense else ", not contiguous"
         raise GraphError(

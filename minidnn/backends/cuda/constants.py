@@ -1,4 +1,4 @@
-"""Numbers that never change, laid down on the device once."""
+"""Constant data of programs, uploaded to the device once."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .memory import aligned, allocated
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Numbers that are laid down once for a kernel, as elements of ``dtype``."""
+    """Constant data that a kernel reads; ``make`` computes it, for elements of ``dtype``."""
 
     make: Callable[[], np.ndarray]
     dtype: str
-    #: Equal keys are equal numbers, which are laid down once.
+    #: Data with equal keys is equal, and uploaded once.
     key: tuple[object, ...]
 
 
 class Constants:
-    """All data of a program in one block of device memory, equal data once.
+    """All constant data of a program in one block of device memory, equal data once.
 
-    A pool's threads make them (NumPy lets go of the interpreter in large operations) while the
-    caller does something else; :meth:`lay_down` waits.  What an ``other`` has is not made again: it
-    is read there, and places are counted from that one's address.
+    A pool's threads compute the data (NumPy releases the GIL in large operations) while the caller
+    does something else; :meth:`lay_down` waits.  Data that an ``other`` has is not computed again:
+    it is read there, and offsets are counted from the address of that one.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class Constants:
     ) -> None:
         self._making: dict[tuple[object, ...], Future[np.ndarray]] = {}
         self._other = other
-        for one in data:
-            if one.key not in self._making and not (other and one.key in other._offsets):
-                self._making[one.key] = pool.submit(_bits, one)
+        for item in data:
+            if item.key not in self._making and not (other and item.key in other._offsets):
+                self._making[item.key] = pool.submit(_bits, item)
         self._offsets: dict[tuple[object, ...], int] = {}
         self._sizes: dict[tuple[object, ...], int] = {}
         self._memory: Any = None
@@ -47,7 +47,7 @@ class Constants:
 
     @property
     def bytes(self) -> int:
-        """Device memory that they take, once they are made."""
+        """The size of the block; waits until all data is computed."""
         for key, made in self._making.items():
             if key not in self._offsets:
                 self._offsets[key] = self._bytes
@@ -56,26 +56,26 @@ class Constants:
         return self._bytes
 
     def lay_down(self) -> None:
-        """Copies everything to the device; OutOfMemoryError if it does not fit."""
+        """Uploads all data to the device; OutOfMemoryError if it does not fit."""
         if self._other is not None and not self.bytes:
             return
         self._memory = allocated(self.bytes, "weights")
         for key, made in self._making.items():
             array = made.result()
-            place = self._memory + self._offsets[key]
-            place.copy_from_host(array.ctypes.data, array.nbytes)
-        # From pageable memory a copy may still be on its way.  All of the device cannot be waited
-        # for while another thread captures.
+            target = self._memory + self._offsets[key]
+            target.copy_from_host(array.ctypes.data, array.nbytes)
+        # A copy from pageable memory may still be in flight.  The whole device cannot be waited for
+        # while another thread captures a graph.
         cupy().cuda.Stream.null.synchronize()
         self._making.clear()
 
     @property
     def address(self) -> int:
-        """Where they begin, or those of the other one, once they are laid down."""
+        """Where the block begins, or that of the other one, once it is uploaded."""
         return int(self._memory.ptr) if self._other is None else self._other.address
 
     def offset(self, data: Data) -> int:
-        """Where one begins, behind that, or before it."""
+        """Bytes from :attr:`address` to some data; negative if it is before that."""
         if self._other is None:
             return self._offsets[data.key]
         if data.key in self._other._offsets:
@@ -83,16 +83,16 @@ class Constants:
         return self._offsets[data.key] + int(self._memory.ptr) - self.address
 
     def copied(self) -> np.ndarray:
-        """Their bytes, from the device; what lies between them, which nobody wrote, is zeros."""
-        found = np.zeros(self._bytes, np.uint8)
+        """The bytes of the block, from the device; gaps, which nobody wrote, are zeros."""
+        copy = np.zeros(self._bytes, np.uint8)
         for key, offset in self._offsets.items():
-            place = self._memory + offset
-            place.copy_to_host(found[offset:].ctypes.data, self._sizes[key])
-        return found
+            source = self._memory + offset
+            source.copy_to_host(copy[offset:].ctypes.data, self._sizes[key])
+        return copy
 
 
 class LaidDown:
-    """Numbers of which all bytes were given at once, on the current device."""
+    """A block of constant data that is uploaded as a whole, to the current device."""
 
     def __init__(self, given: np.ndarray) -> None:
         self.bytes = given.nbytes
@@ -100,7 +100,7 @@ class LaidDown:
         self.address = int(self._memory.ptr)
         if self.bytes:
             self._memory.copy_from_host(given.ctypes.data, self.bytes)
-            cupy().cuda.Stream.null.synchronize()  # it may still be on its way
+            cupy().cuda.Stream.null.synchronize()  # the copy may still be in flight
 
 
 def _bits(data: Data) -> np.ndarray:

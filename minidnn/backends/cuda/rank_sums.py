@@ -1,4 +1,5 @@
-"""Sums over ranks on GPUs: begun on a stream of their own, and waited for where they are read."""
+"""Sums over ranks (all-reduce) on GPUs: started on a stream of their own, and waited for where
+results are read."""
 
 from __future__ import annotations
 
@@ -16,27 +17,31 @@ from .table import LibraryRow, Row
 
 
 class DeviceMeeting(Protocol):
-    """Ranks with a GPU each."""
+    """A process group whose ranks have a GPU each."""
 
     def begin(self, sums: Sequence[tuple[int, int, int, str]], ready: Any, done: Any) -> None:
-        """Starts adding up, behind what CuPy's current stream has so far: of each sum the addresses
-        of operand and result, how many elements, and their dtype.  ``ready`` and ``done`` are
-        events, to be recorded in front of the sums and behind them."""
+        """Starts sums after what CuPy's current stream has so far.
+
+        Args:
+            sums: for each, the addresses of operand and result, the elements, and their dtype.
+            ready: an event to record on the current stream, which the sums wait for.
+            done: an event to record after the sums.
+        """
 
 
 @dataclass(frozen=True)
 class RankSum:
-    """The sums of a node begin, or are waited for."""
+    """The work of a task: to start the sums of a node, or to wait for them."""
 
     op: SumOverRanks
     types: tuple[TensorType, ...]
-    #: The name of the node, which both share.
+    #: The name of the node, which its start and its wait share.
     name: str
     begins: bool
 
 
 class RankSums:
-    """What the rows of a table's sums are: a beginning and an end share events."""
+    """Makes the rows of sums over ranks; the start and the wait of a node share events."""
 
     def __init__(self) -> None:
         self._events: dict[str, tuple[Any, Any]] = {}

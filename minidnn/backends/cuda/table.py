@@ -1,4 +1,5 @@
-"""The table of launches that a network becomes on a GPU; it knows no graph."""
+"""The launch table of a compiled network: its kernels and library calls in order, whose arguments
+are integers or addresses in slots of memory.  It knows no graph."""
 
 from __future__ import annotations
 
@@ -16,37 +17,37 @@ from .functions import Loaded, Run
 
 @dataclass(frozen=True, eq=False, slots=True)
 class KernelRow:
-    """A kernel of ours and what it is given: 64 bits each."""
+    """A kernel of ours and its arguments, 64 bits each."""
 
     loaded: Loaded
     arguments: tuple[KernelArgument, ...]
 
     @classmethod
     def of(cls, loaded: Loaded, pointers: Sequence[KernelArgument]) -> KernelRow:
-        """With the numbers of its launch."""
+        """A row with these pointers, and then the numbers of the launch."""
         return cls(loaded, (*pointers, *loaded.launch.numbers))
 
     def bind(self, bases: Sequence[int]) -> Run:
-        """Launches it on CuPy's current stream, where slots begin at these addresses."""
+        """Returns what launches it on CuPy's current stream; slots begin at these addresses."""
         return self.loaded.bind(resolved(self.arguments, bases))
 
 
 class LibraryCall(Protocol):
-    """What a library computes, wherever its tensors lie."""
+    """A call of a library, on tensors at any addresses."""
 
     def bind(self, addresses: Sequence[int]) -> Run:
-        """Starts it on CuPy's current stream."""
+        """Returns what starts it on CuPy's current stream, on tensors at these addresses."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LibraryRow:
-    """A library's call and the addresses that it takes; what is not there has 0."""
+    """A library's call and the addresses that it takes; a tensor that is absent has address 0."""
 
     call: LibraryCall
     arguments: tuple[KernelArgument, ...]
 
     def bind(self, bases: Sequence[int]) -> Run:
-        """Starts it on CuPy's current stream, where slots begin at these addresses."""
+        """Returns what starts it on CuPy's current stream; slots begin at these addresses."""
         return self.call.bind(resolved(self.arguments, bases))
 
 
@@ -55,8 +56,13 @@ Row = KernelRow | LibraryRow
 
 @dataclass(frozen=True)
 class Site:
-    """An argument that is an address in a slot: of which row, counted over all tasks, which one,
-    and how many bytes behind where the slot begins."""
+    """An argument that is an address in a slot.
+
+    Attributes:
+        row: the index of the row, counted through all tasks.
+        argument: the index of the argument in the row.
+        offset: bytes from where the slot begins.
+    """
 
     row: int
     argument: int
@@ -65,13 +71,13 @@ class Site:
 
 @dataclass(frozen=True)
 class CudaTable:
-    """Rows whose slots are the memory of an instance, then inputs, outputs, states and constants.
+    """Rows over slots of memory: the block of an instance, then inputs, outputs, states, constants.
 
     Attributes:
-        tasks: what each task starts, in order.
-        block: how the memory of an instance is laid out.
-        inputs, outputs: bytes of each.
-        copies: outputs that no row writes: to, from, bytes.
+        tasks: the rows of each task, in order.
+        block: the memory layout of an instance.
+        inputs, outputs: the size of each, in bytes.
+        copies: for each output that no row writes, its address, the source, and its bytes.
     """
 
     tasks: tuple[tuple[Row, ...], ...]
@@ -81,22 +87,23 @@ class CudaTable:
     copies: tuple[tuple[Operand, Operand, int], ...]
 
     def sites(self, slot: int) -> tuple[Site, ...]:
-        """Every argument that is an address in a slot.
+        """Every argument that is an address in a slot: what a captured graph changes to work on
+        another array.
 
-        None where a library takes one, which may keep it where nobody sees it, and where what lies
-        there is also copied to an output.
+        There are none if a library takes such an address, as it may keep that out of sight, or if
+        the slot is also copied to an output.
         """
         return self._sites.get(slot, ())
 
     @cached_property
     def _sites(self) -> Mapping[int, tuple[Site, ...]]:
-        """Of each slot that has any: there may be hundreds of slots, and of rows."""
+        """The sites of each slot that has any.  There may be hundreds of slots, and of rows."""
         hidden = {source.slot for _, source, _ in self.copies}
-        found: defaultdict[int, list[Site]] = defaultdict(list)
+        by_slot: defaultdict[int, list[Site]] = defaultdict(list)
         for number, row in enumerate(chain.from_iterable(self.tasks)):
-            for place, one in enumerate(row.arguments):
-                if isinstance(one, Operand):
-                    found[one.slot].append(Site(number, place, one.offset))
+            for position, argument in enumerate(row.arguments):
+                if isinstance(argument, Operand):
+                    by_slot[argument.slot].append(Site(number, position, argument.offset))
                     if isinstance(row, LibraryRow):
-                        hidden.add(one.slot)
-        return {slot: tuple(sites) for slot, sites in found.items() if slot not in hidden}
+                        hidden.add(argument.slot)
+        return {slot: tuple(sites) for slot, sites in by_slot.items() if slot not in hidden}

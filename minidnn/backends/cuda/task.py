@@ -1,4 +1,5 @@
-"""Tasks: a kernel or a contraction of a node, and what its pointers point to."""
+"""Tasks, which lowering makes of the nodes of a graph: a launch, a contraction or a library's call,
+and what its pointers point to."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ from .rank_sums import RankSum
 
 @dataclass(frozen=True)
 class InWorkspace:
-    """So many bytes from where the workspace of a node begins."""
+    """An address in the workspace of a node, ``offset`` bytes from where it begins."""
 
     offset: int
 
 
-#: What a pointer points to: the storage of a value, a part of it, numbers that never change, or
-#: what one kernel of a node leaves to the next.
+#: What a pointer points to: the storage of a value, an offset in it, constant data, or what one
+#: kernel of a node leaves to the next in the workspace.
 Pointer = Value | Address | Data | InWorkspace
 
 
@@ -32,37 +33,39 @@ Pointer = Value | Address | Data | InWorkspace
 class Task:
     """What computes a node, or a part of one.
 
-    A launch takes ``pointers`` in its kernel's order; a contraction image, filter, result, then
-    the other tensors, the vectors of what follows, those of what comes before, then what is read in
-    front of a gradient, what is read behind it, what is stored there, and sums; sums over ranks all
-    operands, then all results, and so does a function of cuDNN's.
+    A launch takes ``pointers`` in its kernel's order.  A contraction takes image, filter and
+    result, then the other tensors, the vectors of the epilogue, the vectors of the prologue, the
+    operands of a gradient's producer, and of an epilogue reduction the operands, the tensors that
+    it stores, and its sums.  Sums over ranks and functions of cuDNN's take all operands, then all
+    results.
     """
 
     node: Node
     work: Launch | ContractionProblem | RankSum | FunctionCall | LayerConvolution
     pointers: tuple[Pointer, ...]
-    #: Launches that may take the place of ``work``: they give the same bits.
+    #: Alternatives to ``work``, to be measured: they give the same bits.
     others: tuple[Launch, ...] = ()
-    #: What launches take of the node's workspace; a contraction's own lies behind it.
+    #: Bytes of the node's workspace that launches take; a contraction's own workspace follows.
     workspace_bytes: int = 0
 
 
 def data_of(constant: Constant) -> Data:
-    """A constant as it is."""
+    """The data of a constant, unchanged."""
     return Data(lambda: constant.data, constant.dtype, (id(constant), "as it is"))
 
 
 def numbers_of(numbers: np.ndarray) -> Data:
-    """Whole numbers that a kernel reads; kernels of one text may read different ones."""
+    """A table of integers that a kernel reads; kernels of one text may read different tables."""
     return Data(lambda: numbers, "int64", ("table", hashlib.sha256(numbers.tobytes()).digest()))
 
 
 def pointer_to(value: Value) -> Pointer:
+    """What a pointer to a value points to."""
     return data_of(value) if isinstance(value, Constant) else value
 
 
 def at_offset(value: Value, elements: int) -> Pointer:
-    """So many elements behind where a value begins."""
+    """What a pointer points to that is so many elements past the beginning of a value."""
     if elements == 0:
         return pointer_to(value)
     assert not isinstance(value, Constant), value
@@ -70,4 +73,5 @@ def at_offset(value: Value, elements: int) -> Pointer:
 
 
 def placed_at(place: Address) -> Pointer:
+    """What a pointer to an address points to: constant data, if the value there is a constant."""
     return data_of(place.value) if isinstance(place.value, Constant) else place

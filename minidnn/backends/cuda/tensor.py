@@ -1,4 +1,4 @@
-"""How a value lies in device memory, as kernels address it."""
+"""The layout of a value in device memory, as kernels address it: by strides in elements."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ...kernels.ops.planes import Planes
 
 @dataclass(frozen=True, slots=True)
 class Tensor(Planes):
-    """Planes of floats or bytes; what a kernel's pointer points to is aligned to 16 bytes."""
+    """Strides of a value of floats or bytes, to which a kernel's pointer is aligned to 16 bytes."""
 
     @property
     def is_planar(self) -> bool:
-        """Whether pixels of one channel lie side by side: NCHW."""
+        """Whether the pixels of a channel are contiguous: NCHW."""
         return self.pixel == 1 and (self.channel != 1 or self.channels == 1)
 
     @property
@@ -24,10 +24,10 @@ class Tensor(Planes):
 
     @property
     def is_wide(self) -> bool:
-        """Whether 32 bits may not count from one image's first element to what windows at its last
-        one reach for."""
-        steps = (self.channels, self.channel), (self.rows, self.row), (self.columns, self.pixel)
-        return sum(count * step for count, step in steps) >= 1 << 30
+        """Whether 32 bits may not suffice for an offset in an image, also of what windows read past
+        its last element."""
+        extents = (self.channels, self.channel), (self.rows, self.row), (self.columns, self.pixel)
+        return sum(count * step for count, step in extents) >= 1 << 30
 
 
 def tensor_of(
@@ -35,8 +35,8 @@ def tensor_of(
 ) -> Tensor:
     """The strides of a value in NCHW or NHWC.
 
-    ``buffer`` is the wider value that it is a slice of, from ``channel`` on; the pointer is the
-    buffer's.
+    ``buffer`` is the wider value of which it is a slice, from ``channel`` on; kernels take a
+    pointer to the buffer.
     """
     _, channels, rows, columns = type.plane
     wide = (buffer or type).plane[1]
@@ -52,25 +52,25 @@ def tensor_of(
 
 
 LANES = 8
-"""Elements of a chunk, of two bytes each."""
+"""Elements of a chunk: 16 bytes in half precision."""
 
 
 def is_aligned(t: Tensor, batch: int, lanes: int = LANES) -> bool:
-    """Whether all pixels are whole chunks of so many elements."""
+    """Whether channels are contiguous, and each pixel is whole chunks of ``lanes`` elements."""
     steps = (t.channels, t.offset, t.pixel, *((t.image,) if batch > 1 else ()))
     return t.channel == 1 and all(step % lanes == 0 for step in steps)
 
 
 def is_regular(t: Tensor) -> bool:
-    """Whether all pixels of all images follow each other at one distance."""
+    """Whether there is a single stride from pixel to pixel, through all images."""
     return t.rows * t.columns == 1 or (t.row == t.columns * t.pixel and t.image == t.rows * t.row)
 
 
 def step_of(t: Tensor) -> int:
-    """From one pixel to the next, through all images."""
+    """The stride from one pixel to the next, through all images (see :func:`is_regular`)."""
     return t.image if t.rows * t.columns == 1 else t.pixel
 
 
 def has_whole_planes(t: Tensor) -> bool:
-    """Whether all pixels of a channel follow each other."""
+    """Whether the pixels of a channel are contiguous in each image."""
     return t.pixel == 1 and t.row == t.columns

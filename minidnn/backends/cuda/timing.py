@@ -1,4 +1,4 @@
-"""Times each task of an instance, and whole runs, by events."""
+"""Times each task of an instance, and whole runs, by CUDA events."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from ...gpu import cupy
 from .instance import Instance
 
 _CYCLES_PER_LAUNCH = 60_000
-"""Of the GPU's clock, about 30 us: longer than Python takes to launch a task with its events."""
+"""Cycles of the GPU's clock, about 30 us: longer than Python takes to launch a task with events."""
 
 
 def seconds_of_tasks(instance: Instance) -> list[float]:
-    """The seconds of each task, started while the GPU is kept busy, so that it waits for nothing.
+    """The seconds of each task.  All are launched while the GPU is kept busy, so that it does not
+    wait for the host.
 
-    What lies between two events includes about a microsecond of theirs.
+    The time between two events includes about a microsecond of their own.
     """
     cuda = cupy().cuda
     count = len(instance.runs)
@@ -36,11 +37,11 @@ def seconds_of_tasks(instance: Instance) -> list[float]:
 
 
 def seconds_of_runs(run: Callable[[], object], count: int) -> float:
-    """The seconds of a run, of so many in a row, each of which is a launch on CuPy's current
+    """The mean seconds of a run, over ``count`` in a row; ``run`` launches one on CuPy's current
     stream."""
     cuda = cupy().cuda
     before, after = cuda.Event(), cuda.Event()
-    cuda.get_current_stream().synchronize()  # its inputs may still be on their way
+    cuda.get_current_stream().synchronize()  # copies of its inputs may be in flight
     with turn(cuda.runtime.getDevice()), timing_stream():
         keep_busy(WAIT_CYCLES)
         before.record()
