@@ -1,9 +1,9 @@
-"""Kernels that place elements: between layouts, into slices of joined values, and channels that are
-picked of one or several images.
+"""Kernels that move elements: between layouts, into slices of concatenations, and channels that are
+gathered from one or several tensors.
 
-Where channels that are picked lie side by side, a block gathers those of some pixels in shared
-memory, source after source, so that neighbouring threads read neighbouring channels, and writes
-them in packs.  Elements are moved as integers of their size.
+To gather channels of channels-last tensors, a block collects those of some pixels in shared memory,
+source after source, so that neighbouring threads read neighbouring channels, and then writes them
+in packs.  Elements are moved as integers of their size.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .tensor import Tensor, has_whole_planes
 
 THREADS = 256
 TILES = (64, 32)
-"""Channels and pixels of a block; the smaller where the larger makes too few blocks."""
+"""The side of a block's tile of channels and pixels; the smaller if the larger gives few blocks."""
 PLENTY = 512
 """Blocks that keep every multiprocessor busy."""
 FEW_CHANNELS = 8
-"""Up to that many channels a thread moves all of a pixel's."""
+"""The most channels of which a thread moves all those of a pixel."""
 
-_MOST_IN_Z = 65535
+_MOST_IN_Z = 65535  # blocks of a grid
 _WIDEST = 16  # bytes of one access
 
 
@@ -54,7 +54,7 @@ def _is_last(t: Tensor) -> bool:
 
 
 def _few(batch: int, source: Tensor, target: Tensor) -> Launch:
-    """A thread moves all channels of a pixel: neighbouring threads, neighbouring pixels."""
+    """A thread moves all channels of a pixel; neighbouring threads move neighbouring pixels."""
     plane = source.rows * source.columns
     code = Code()
     with code.block(f'extern "C" __global__ void @({_parameters(source, target)})'):
@@ -72,12 +72,12 @@ def _few(batch: int, source: Tensor, target: Tensor) -> Launch:
 def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
     """A block transposes a tile of channels and pixels through shared memory.
 
-    Threads read packs of the source's neighbours and write packs of the target's, each as wide as
-    alignment allows: enough bytes have to be on their way for memory to be busy.
+    Threads read packs along the contiguous axis of the source and write packs along that of the
+    target, as wide as alignment allows: enough bytes have to be in flight to keep memory busy.
     """
     plane, channels = source.rows * source.columns, source.channels
     to_last = has_whole_planes(source)
-    # "inner" runs along the source's neighbours, "outer" along the target's.
+    # "inner" is the contiguous axis of the source, "outer" that of the target.
     outer, inner = (channels, plane) if to_last else (plane, channels)
     from_outer, to_inner = (
         (source.channel, target.pixel) if to_last else (source.pixel, target.channel)
@@ -91,13 +91,13 @@ def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
     with code.block(f'extern "C" __global__ void @({_parameters(source, target)})'):
         code.line("MD_SHARED;")
         code.line(f"{element} (*tile)[{pitch}] = ({element} (*)[{pitch}])md_shared;")
-        # One after the other in x, which alone has room for the tiles of a plane of any size.
+        # Both axes of tiles share grid x, which alone has room for planes of any size.
         tiles = -(-inner // tile)
         code.line(f"const int inner = blockIdx.x % {tiles}u * {tile};")
         code.line(f"const int outer = blockIdx.x / {tiles}u * {tile};")
         code.line(f"x += blockIdx.z * {source.image}ll + {source.offset};")
         code.line(f"y += blockIdx.z * {target.image}ll + {target.offset};")
-        # All of a thread's packs are on their way before the first is waited for.
+        # All loads of a thread are in flight before it waits for the first.
         across, rows = _shares(tile, reads)
         code.line(f"const int a = threadIdx.x % {across} * {reads}, b = threadIdx.x / {across};")
         code.line(f"md_pack<{reads}, {element}> packs[{-(-tile // rows)}];")
@@ -105,9 +105,9 @@ def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
         with code.block(f"for (int k = 0; k < {tile}; k += {rows})"):
             code.line("const int o = outer + b + k, i = inner + a;")
             code.line(f"if (b + k < {tile} && o < {outer} && i < {inner})")
-            place = f"(x + (o * {from_outer}ll + i))"
+            address = f"(x + (o * {from_outer}ll + i))"
             word = f"md_word<{reads * source.itemsize}>::type"
-            code.line(f"  packs[k / {rows}].word = *(const {word} *){place};")
+            code.line(f"  packs[k / {rows}].word = *(const {word} *){address};")
         code.line("#pragma unroll")
         with code.block(f"for (int k = 0; k < {tile}; k += {rows})"):
             code.line("#pragma unroll")
@@ -123,23 +123,23 @@ def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
             code.line(f"md_pack<{writes}, {element}> pack;")
             code.line("#pragma unroll")
             code.line(f"for (int j = 0; j < {writes}; j++) pack.items[j] = tile[c + j][k];")
-            place = f"y + (i * {to_inner}ll + o)"
+            address = f"y + (i * {to_inner}ll + o)"
             wide = writes > 1 or target.itemsize > 2
             code.line(
-                f"md_write_word({place}, pack.word);" if wide else f"*({place}) = *pack.items;"
+                f"md_write_word({address}, pack.word);" if wide else f"*({address}) = *pack.items;"
             )
     grid = (tiles * -(-outer // tile), 1, batch)
     return _launch("transpose", code, grid, (THREADS, 1, 1), tile * pitch * source.itemsize)
 
 
 def _pack(tensor: Tensor, run: int, steps: Sequence[int]) -> int:
-    """How many elements one access takes, of runs that begin at multiples of these steps."""
+    """The elements of one access: ``run`` are contiguous, and runs begin at multiples of steps."""
     most = _WIDEST // tensor.itemsize
     return gcd(most, run, *steps)
 
 
 def _shares(tile: int, pack: int) -> tuple[int, int]:
-    """How many threads take a row of a tile, and how many rows all threads take at once."""
+    """How many threads cover a row of a tile, and how many rows all threads cover at once."""
     across = tile // pack
     return across, THREADS // across
 
@@ -159,11 +159,11 @@ def _launch(
 
 
 ELEMENTS = (2048, 512)
-"""What a block gathers at once; the fewer where the more make too few blocks."""
+"""Elements that a block gathers; the smaller if the larger gives too few blocks."""
 ENOUGH = 264
 """Blocks that give every multiprocessor work."""
 MOST_SIDE_BY_SIDE = 4096
-"""Channels of a pixel of which shared memory holds one in any dtype."""
+"""The most channels of a pixel that fit in shared memory in any dtype."""
 
 _RAW = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 
@@ -171,9 +171,10 @@ _RAW = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned
 def print_take_channels(
     op: TakeChannels, batch: int, sources: Sequence[Tensor], target: Tensor
 ) -> tuple[Launch, np.ndarray]:
-    """The kernel and its table; pointers are the sources, the table (int64), and the target.
+    """The kernel that gathers channels, and its table; pointers are the sources, the table (int64),
+    and the target.
 
-    All lie in one layout.
+    All have one layout.
     """
     if not all(tensor.is_planar for tensor in (*sources, target)):
         return _side_by_side(op, batch, sources, target)
@@ -191,14 +192,14 @@ def _pitched(x: Tensor, batch: int) -> Pitched:
 def _side_by_side(
     op: TakeChannels, batch: int, sources: Sequence[Tensor], target: Tensor
 ) -> tuple[Launch, np.ndarray]:
-    """The table: for each source the channels taken of it, and in the upper 32 bits those that
-    they become."""
+    """The kernel of channels-last tensors, and its table: source by source, the channels that are
+    picked, and in the upper 32 bits the channels of the target that they become."""
     channels, size = target.channels, ITEMSIZE[target.dtype]
     total = batch * target.rows * target.columns
     many, few = ELEMENTS
     pixels = max(1, (many if total * channels >= many * ENOUGH else few) // channels)
     pixels -= pixels % 8 if pixels > 8 else 0
-    taken = [
+    picks_of = [
         [(channel, i) for i, (source, channel) in enumerate(op.picks) if source == k]
         for k in range(len(sources))
     ]
@@ -209,22 +210,22 @@ def _side_by_side(
         code.line(f"const long long first = blockIdx.x * {pixels}ll;")
         code.line(f"const int most = {total} - first < {pixels} ? {total} - first : {pixels};")
         begin = 0
-        for k, (x, picks) in enumerate(zip(sources, taken, strict=True)):
+        for k, (x, picks) in enumerate(zip(sources, picks_of, strict=True)):
             if picks:
                 _print_read(code, k, x, len(picks), begin, pixels)
             begin += len(picks)
-        for k, (_, picks) in enumerate(zip(sources, taken, strict=True)):
+        for k, (_, picks) in enumerate(zip(sources, picks_of, strict=True)):
             if picks:
-                _print_gathered(code, k, len(picks), pixels, channels)
+                _print_scatter(code, k, len(picks), pixels, channels)
         code.line("__syncthreads();")
         _print_write(code, target, pixels, total)
     blocks = -(-total // pixels)
-    table = np.array([at | to << 32 for picks in taken for at, to in picks], np.int64)
+    table = np.array([at | to << 32 for picks in picks_of for at, to in picks], np.int64)
     return Launch.named("channels", code, blocks, THREADS, pixels * channels * size), table
 
 
 def _print_read(code: Code, k: int, x: Tensor, count: int, begin: int, pixels: int) -> None:
-    """All of a thread's elements are on their way before the first is waited for."""
+    """Prints the loads from source ``k``; a thread has all in flight before it waits for one."""
     rounds = -(-pixels * count // THREADS)
     code.line(f"{_raw(x)} v{k}[{rounds}];")
     code.line(f"int to{k}[{rounds}];")
@@ -235,11 +236,12 @@ def _print_read(code: Code, k: int, x: Tensor, count: int, begin: int, pixels: i
         with code.block("if (p < most)"):
             code.line(f"const long long pick = picks[{begin} + t % {count}];")
             code.line(f"to{k}[j] = (int)(pick >> 32);")
-            place = f"(first + p) * {_pixel(x)} + {x.offset} + (int)pick"
-            code.line(f"v{k}[j] = x{k}[{place}];")
+            offset = f"(first + p) * {_pixel(x)} + {x.offset} + (int)pick"
+            code.line(f"v{k}[j] = x{k}[{offset}];")
 
 
-def _print_gathered(code: Code, k: int, count: int, pixels: int, channels: int) -> None:
+def _print_scatter(code: Code, k: int, count: int, pixels: int, channels: int) -> None:
+    """Prints how the elements of source ``k`` are stored in the tile, at their target channels."""
     code.line("#pragma unroll")
     with code.block(f"for (int j = 0; j < {-(-pixels * count // THREADS)}; j++)"):
         code.line(f"const int p = (threadIdx.x + j * {THREADS}) / {count};")
@@ -247,7 +249,7 @@ def _print_gathered(code: Code, k: int, count: int, pixels: int, channels: int) 
 
 
 def _print_write(code: Code, target: Tensor, pixels: int, total: int) -> None:
-    """In packs: of all pixels where nothing lies between them, else of each."""
+    """Prints the writes of the tile, in packs of each pixel, or of all if the target is dense."""
     channels, most = target.channels, _WIDEST // ITEMSIZE[target.dtype]
     dense = _pixel(target) == channels
     if dense:
@@ -267,11 +269,12 @@ def _print_write(code: Code, target: Tensor, pixels: int, total: int) -> None:
 
 
 def _pixel(tensor: Tensor) -> int:
-    """From one pixel to the next, also of images of one."""
+    """The stride from one pixel to the next, also where images have a single one."""
     return tensor.image // (tensor.rows * tensor.columns)
 
 
 def _copied(to: str, source: str, pack: int, target: Tensor) -> str:
+    """The statement that copies a pack."""
     size = pack * ITEMSIZE[target.dtype]
     if pack == 1:
         return f"*({to}) = *({source});"
@@ -285,4 +288,5 @@ def _head(sources: Sequence[Tensor], target: Tensor) -> str:
 
 
 def _raw(tensor: Tensor) -> str:
+    """The integer type of an element's size."""
     return _RAW[ITEMSIZE[tensor.dtype]]

@@ -1,11 +1,11 @@
-"""Kernels that compute every element by itself: what follows a bare contraction, and copies.
+"""Kernels that compute every element independently: the steps after a bare contraction, and copies.
 
-Neighbouring threads take neighbouring channels where all tensors lie channels-last, neighbouring
+Neighbouring threads take neighbouring channels where all tensors are channels-last, neighbouring
 pixels where all are planar, with accesses as wide as alignment allows; else single elements.
 
-In kernels for planes of any size, which may compute windows too, rows, columns and strides are
+Kernels for planes of any size, which may also compute windows, take rows, columns and strides as
 arguments.  A thread computes one position of one channel; each result has the bits that
-:mod:`.sequence` and :func:`print_pointwise` give it, a zero's sign aside.
+:mod:`.sequence` and :func:`print_pointwise` give it, except for the sign of a zero.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _WIDEST = 16  # bytes of one access
 
 @dataclass(frozen=True)
 class Argument:
-    """What a step reads: "chain" (the step before), "tensor" or "vector" of that index, or a
-    "number" that does not stand in the kernel's text."""
+    """What a step reads: the "chain" (the result of the step before), the "tensor" or "vector" of
+    that index, or a "number" that is an argument of the kernel."""
 
     kind: str
     index: int = 0
@@ -44,7 +44,7 @@ CHAIN = Argument("chain")
 
 @dataclass(frozen=True)
 class PointStep:
-    """Straight-line code over arguments; its result is the next step's chain."""
+    """Straight-line code over arguments; its result is the chain of the next step."""
 
     code: tuple[Instruction, ...]
     arguments: tuple[Argument, ...]
@@ -96,11 +96,11 @@ def print_chain(
     dtype: str,
     round_to: str | None = None,
 ) -> str:
-    """Prints the steps for lane ``j`` from ``a0[j]`` on, of which a ``dtype`` is made in the end;
-    returns the name of the result.
+    """Prints the steps for lane ``j``, from ``a0[j]`` on, for a final result that is stored as
+    ``dtype``; returns the name of the result.
 
-    Tensor i is ``a<i>[j]``, number i ``k<i>``, a vector's number as ``vector`` says; with
-    ``round_to`` each step's result is rounded to that type.
+    Tensor i is ``a<i>[j]``, number i is ``k<i>``, and ``vector`` gives the expression of an element
+    of a vector; with ``round_to`` each step's result is rounded to that type.
     """
     value = "a0[j]"
     for step in steps:
@@ -125,7 +125,8 @@ def print_chain(
 
 
 class _Grid:
-    """Which thread takes which elements."""
+    """Which thread takes which elements: ``lanes`` of them, in the ``order`` of channels-last
+    tensors ("last"), of planar ones ("planar"), or of "any"."""
 
     def __init__(self, batch: int, tensors: Sequence[Tensor]) -> None:
         self.batch = batch
@@ -146,7 +147,7 @@ class _Grid:
         self.count = batch * self.shape.channels * self.plane // self.lanes
 
     def _widest(self, tensors: Sequence[Tensor], run: int) -> int:
-        """Elements that one access may take, of runs of ``run`` neighbours in each tensor."""
+        """The elements of one access, if ``run`` of them are contiguous in each tensor."""
         for lanes in (8, 4, 2):
             if run % lanes == 0 and all(
                 t.itemsize * lanes <= _WIDEST and all(step % lanes == 0 for step in self._steps(t))
@@ -156,16 +157,19 @@ class _Grid:
         return 1
 
     def _steps(self, t: Tensor) -> list[int]:
-        """The distances between runs, and where the first begins."""
+        """The strides between runs of contiguous elements, and the offset of the first."""
         if self.order == "last":
             return [t.offset, *([self._point(t)] if self.batch * self.plane > 1 else [])]
         steps = ((t.image, self.batch), (t.channel, t.channels))
         return [t.offset, *(step for step, size in steps if size > 1)]
 
     def _point(self, t: Tensor) -> int:
+        """The stride from one pixel to the next, through all images."""
         return t.image if self.plane == 1 else t.pixel
 
     def print_position(self, code: Code) -> None:
+        """Declares the position of thread ``t``: channel ``c``, and pixel ``p`` of all images, or
+        image ``n`` and pixel ``q``."""
         kind = "long long" if self.wide else "unsigned int"
         shape = self.shape
         if self.order == "last":
@@ -179,6 +183,7 @@ class _Grid:
         code.line(f"const {kind} n = t / {runs * shape.channels}u;")
 
     def address(self, t: Tensor) -> str:
+        """The offset of the thread's first element in a tensor."""
         offset = f" + {t.offset}" if t.offset else ""
         if self.order == "last":
             return f"p * {self._point(t)} + c{offset}"
@@ -195,16 +200,18 @@ class _Grid:
 
 
 def _is_last(t: Tensor) -> bool:
-    """Whether channels lie side by side and pixels follow each other at one distance."""
+    """Whether channels are contiguous, and there is a single stride from pixel to pixel."""
     regular = t.row == t.columns * t.pixel and t.image == t.rows * t.row
     return (t.channel == 1 or t.channels == 1) and (regular or t.rows * t.columns == 1)
 
 
 def _is_dense_plane(t: Tensor) -> bool:
+    """Whether the pixels of each plane are contiguous."""
     return (t.pixel == 1 or t.columns == 1) and (t.row == t.columns or t.rows == 1)
 
 
 def _span(t: Tensor, batch: int) -> int:
+    """Elements from the pointer to the end of a tensor."""
     return (
         t.offset
         + (batch - 1) * t.image
@@ -218,11 +225,13 @@ _MOST_RANK = 4
 
 
 def has_any_size(nodes: Sequence[Node]) -> bool:
-    """Whether :func:`print_for_any_size` prints nodes."""
-    given = [v for node in nodes for i, v in enumerate(node.inputs) if is_tensor_operand(node, i)]
-    made = [value for node in nodes for value in node.outputs]
+    """Whether :func:`print_for_any_size` supports nodes."""
+    operands = [
+        v for node in nodes for i, v in enumerate(node.inputs) if is_tensor_operand(node, i)
+    ]
+    results = [value for node in nodes for value in node.outputs]
     # Axes of values of several ranks are others than those of planes.
-    ranks = {value.type.rank for value in (*given, *made) if value.type.size > 1}
+    ranks = {value.type.rank for value in (*operands, *results) if value.type.size > 1}
     fits = len(ranks) <= 1 and max(ranks, default=0) <= _MOST_RANK
     return fits and region.why_not(nodes, TYPES) is None
 
@@ -234,7 +243,7 @@ def print_for_any_size(
     point to.
 
     Args:
-        tensors: how the values that they read and the outputs lie.
+        tensors: the layout of a value that they read, or of an output.
     """
     operations = [_narrowed(operation_of(node, 0)) for node in nodes]
     kernel, values = region.lower(operations, outputs, tensors, ANY_SIZE)
@@ -249,29 +258,31 @@ def print_chain_for_any_size(
     steps: Sequence[PointStep] = (),
     round_steps: bool = False,
 ) -> Launch:
-    """The kernel of a chain of steps, see :func:`print_pointwise`."""
+    """The kernel of a chain of steps for planes of any size; else as :func:`print_pointwise`."""
 
     def value(tensor: Tensor, dtype: str) -> Value:
         return Value(TensorType((batch, tensor.channels, tensor.rows, tensor.columns), dtype), "")
 
     tensors = [value(tensor, tensor.dtype) for tensor in inputs]
     weights = [Value(TensorType((output.channels,), dtype), "") for dtype in vectors]
-    chain, made = tensors[0], value(output, output.dtype)
-    operations: list[Operation] = [] if steps else [copy_operation(chain, made)]
+    chain, result = tensors[0], value(output, output.dtype)
+    operations: list[Operation] = [] if steps else [copy_operation(chain, result)]
     for i, step in enumerate(steps, 1):
-        read = {"chain": [chain], "tensor": tensors, "vector": weights}
-        operands = tuple(read[each.kind][each.index] for each in step.arguments)
+        by_kind = {"chain": [chain], "tensor": tensors, "vector": weights}
+        operands = tuple(by_kind[each.kind][each.index] for each in step.arguments)
         passed = value(output, output.dtype if round_steps else "float32")
-        chain = made if i == len(steps) else passed
+        chain = result if i == len(steps) else passed
         code = narrowed(step.code) if output.dtype in HALVES else step.code
         operations.append(Operation(chain, operands, code=code))
-    lie: dict[Value, Planes] = dict(zip((*tensors, made), (*inputs, output), strict=True))
-    lie |= {each: Planes.over_channels(each.dtype, output.channels) for each in weights}
+    layouts: dict[Value, Planes] = dict(zip((*tensors, result), (*inputs, output), strict=True))
+    layouts |= {each: Planes.over_channels(each.dtype, output.channels) for each in weights}
     operands = *tensors, *weights
-    return Launch.of(region.lower(operations, (made,), lie.__getitem__, ANY_SIZE, operands)[0])
+    return Launch.of(
+        region.lower(operations, (result,), layouts.__getitem__, ANY_SIZE, operands)[0]
+    )
 
 
 def _narrowed(operation: Operation) -> Operation:
-    """An operation as code whose result is rounded to its output's dtype needs."""
+    """An operation with the code that its output's dtype needs (:func:`.expressions.narrowed`)."""
     narrow = operation.output.dtype in HALVES and operation.code
     return replace(operation, code=narrowed(operation.code)) if narrow else operation

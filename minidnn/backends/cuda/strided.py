@@ -1,9 +1,9 @@
-"""Kernels of element-wise operators: one that broadcasts, or a region, over values of any rank that
-lie as NCHW, or in a slice of a join.
+"""Kernels of element-wise operators on NCHW values of any rank, also in slices of concatenations:
+single operators with broadcasting, and regions (``FusedElements``).
 
-Members of a region have blocks of their own, and a thread computes an element of each result of a
-member.  Everything of a member is read before anything is written, so that a result may lie over an
-operand.
+Each member of a region has blocks of its own, in which a thread computes one element of each result
+of the member.  A thread reads all of its operands before it writes, so that a result may share
+memory with an operand.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ THREADS = 256
 
 @dataclass(frozen=True)
 class Strided:
-    """Element ``i`` lies at ``offset + sum(i * strides)`` of what the pointer points to."""
+    """A strided view of memory: from the pointer, element ``i`` (an index for each axis) is at
+    ``offset + sum(i * strides)``, in elements."""
 
     dtype: str
     strides: tuple[int, ...]
@@ -38,7 +39,7 @@ class Strided:
 
 
 def strided_of(annotations: Annotations, value: Value) -> Strided:
-    """How a value lies whose layout is NCHW."""
+    """The view of a value whose layout is NCHW."""
     place = annotations.within(value)
     offset, shape = place.channel * prod(value.shape[2:]), place.buffer.shape
     strides = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
@@ -46,7 +47,7 @@ def strided_of(annotations: Annotations, value: Value) -> Strided:
 
 
 def pitched(annotations: Annotations, value: Value) -> Pitched:
-    """How a value lies whose layout is NCHW, as kernels that are described once have it."""
+    """The view of a value whose layout is NCHW, for kernels that all engines share."""
     lies = strided_of(annotations, value)
     return Pitched(value.type, lies.strides[0] if lies.strides else 1, lies.offset)
 
@@ -56,20 +57,20 @@ def print_broadcast(annotations: Annotations, node: Node) -> Launch:
     op, out = node.op, node.output
     assert isinstance(op, Elementwise)
     tensors = len(node.inputs) - op.channel_count
-    given = [pitched(annotations, value) for value in node.inputs[:tensors]]
+    operands = [pitched(annotations, value) for value in node.inputs[:tensors]]
     over_channels = (value.type for value in node.inputs[tensors:])
     ones = (1,) * (out.type.rank - 2)
-    given += [Pitched.dense(type.with_shape(type.shape + ones)) for type in over_channels]
-    whole = is_whole(op.computed_in([x.type.dtype for x in given]))
+    operands += [Pitched.dense(type.with_shape(type.shape + ones)) for type in over_channels]
+    is_integer = is_whole(op.computed_in([x.type.dtype for x in operands]))
     code = linearize(op.expression())
-    if out.dtype in HALVES and not whole:
+    if out.dtype in HALVES and not is_integer:
         code = narrowed(code)
-    made, number = pitched(annotations, out), "int64" if whole else "float32"
-    return Launch.of(elementwise.lower(code, given, made, number, SCHEDULE))
+    result, computed = pitched(annotations, out), "int64" if is_integer else "float32"
+    return Launch.of(elementwise.lower(code, operands, result, computed, SCHEDULE))
 
 
 def element_of(index: str, shape: Sequence[int], x: Strided) -> str:
-    """Where element ``index`` of the dense value lies; samples may lie apart."""
+    """The offset in a view of element ``index`` of the dense value; samples may have any stride."""
     sample = prod(shape[1:])
     if not shape or x.strides[0] == sample or shape[0] == 1:
         return index if not x.offset else f"{index} + {x.offset}"
@@ -81,15 +82,16 @@ def print_elements(annotations: Annotations, node: Node) -> Launch:
     op = node.op
     assert isinstance(op, FusedElements)
     body = op.body
-    given = (*body.inputs, *body.constants)
+    operands = (*body.inputs, *body.constants)
     outer = dict(zip((*body.inputs, *body.outputs), (*node.inputs, *node.outputs), strict=True))
-    lie = {
-        value: strided_of(annotations, outer.get(value, value)) for value in (*given, *body.outputs)
+    views = {
+        value: strided_of(annotations, outer.get(value, value))
+        for value in (*operands, *body.outputs)
     }
     code, blocks = Code(), 0
-    pointers = [f"const {STORED[v.dtype]} *x{i}" for i, v in enumerate(given)]
+    pointers = [f"const {STORED[v.dtype]} *x{i}" for i, v in enumerate(operands)]
     pointers += [f"{STORED[v.dtype]} *y{i}" for i, v in enumerate(body.outputs)]
-    places = {value: f"x{i}" for i, value in enumerate(given)}
+    sources = {value: f"x{i}" for i, value in enumerate(operands)}
     results = {value: f"y{i}" for i, value in enumerate(body.outputs)}
     if any(map(_is_whole, body.nodes)):
         code.lines(HELPERS.splitlines())
@@ -98,10 +100,10 @@ def print_elements(annotations: Annotations, node: Node) -> Launch:
             count = nodes[0].output.type.size
             first, blocks = blocks, blocks - (-count // THREADS)
             with code.block("" if len(op.members) == 1 else f"if (blockIdx.x < {blocks})"):
-                before = f"(blockIdx.x - {first})" if first else "blockIdx.x"
-                code.line(f"const long long t = {before} * {THREADS}ll + threadIdx.x;")
+                block = f"(blockIdx.x - {first})" if first else "blockIdx.x"
+                code.line(f"const long long t = {block} * {THREADS}ll + threadIdx.x;")
                 code.line(f"if (t >= {count}) return;")
-                _member(code, nodes, places, results, lie)
+                _member(code, nodes, sources, results, views)
                 code.line("return;")
     return Launch.named("elements", code, blocks, THREADS)
 
@@ -109,11 +111,17 @@ def print_elements(annotations: Annotations, node: Node) -> Launch:
 def _member(
     code: Code,
     nodes: Sequence[Node],
-    places: Mapping[Value, str],
+    sources: Mapping[Value, str],
     results: Mapping[Value, str],
-    lie: Mapping[Value, Strided],
+    views: Mapping[Value, Strided],
 ) -> None:
-    """Prints what is computed of element ``t`` by nodes of one shape."""
+    """Prints how nodes of one shape compute element ``t``.
+
+    Args:
+        sources: the pointers to values that are in memory.
+        results: the pointers to values that are results.
+        views: of both.
+    """
     shape = nodes[0].output.shape
     names: dict[Value, str] = {}
 
@@ -122,20 +130,20 @@ def _member(
         code.line(f"const {STORED[value.dtype]} {names[value]} = {number};")
 
     for value in dict.fromkeys(value for node in nodes for value in node.inputs):
-        if value in places:
-            name(value, f"{places[value]}[{_place(value, shape, lie[value])}]")
+        if value in sources:
+            name(value, f"{sources[value]}[{_place(value, shape, views[value])}]")
     for node in nodes:
         assert isinstance(node.op, Elementwise)
-        whole = _is_whole(node)
+        is_integer = _is_whole(node)
         operands = []
         for value in node.inputs:
             operands.append(code.fresh())
-            kind = "long long" if whole else "float"
-            number = read(names[value], value.dtype, whole)
+            kind = "long long" if is_integer else "float"
+            number = read(names[value], value.dtype, is_integer)
             code.line(f"const {kind} {operands[-1]} = {number};")
         expression = linearize(node.op.expression())
-        if whole:
-            lines, result = CUDA.print_code(expression, operands, code.fresh, whole)
+        if is_integer:
+            lines, result = CUDA.print_code(expression, operands, code.fresh, is_integer)
         else:
             lines, result = print_as(node.output.dtype, expression, operands, code.fresh)
         code.lines(lines)
@@ -143,7 +151,7 @@ def _member(
     for node in nodes:
         if (to := results.get(node.output)) is not None:
             code.line(
-                f"{to}[{_place(node.output, shape, lie[node.output])}] = {names[node.output]};"
+                f"{to}[{_place(node.output, shape, views[node.output])}] = {names[node.output]};"
             )
 
 
@@ -153,5 +161,5 @@ def _is_whole(node: Node) -> bool:
 
 
 def _place(value: Value, shape: tuple[int, ...], lies: Strided) -> str:
-    """Where element ``t`` of a value is, or its only one."""
+    """The offset of element ``t`` of a value; of its only element, if it is broadcast."""
     return str(lies.offset) if value.shape != shape else element_of("t", shape, lies)
