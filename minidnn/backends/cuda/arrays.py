@@ -51,8 +51,8 @@ class ArraySlot:
         return self.shape, strides, getattr(sys.modules["torch"], self.dtype)
 
     def is_held(self, dtype: np.dtype) -> bool:
-        """Whether an array of that dtype needs no conversion.  (NumPy computes a dtype's
-        name anew each time, which takes longer than a launch.)"""
+        """Whether an array of that dtype needs no conversion.  (NumPy computes a dtype's name anew
+        each time, which takes longer than a launch.)"""
         if self.dtype == "bfloat16":
             return dtype.name == "bfloat16"
         return dtype == self.stored

@@ -197,12 +197,12 @@ def _short_group_norm(
         code.line("float mean = 0.0f, rest = 0.0f, variance = 0.0f;")
         count = literal(float(length))
 
-        def print_mean(value: str, one: str) -> None:
+        def print_mean(value: str, term: str) -> None:
             code.line("#pragma unroll")
             with code.block(loop):
                 code.line("float part = 0.0f;")
                 code.line("#pragma unroll")
-                code.line(f"{each} part += {one};")
+                code.line(f"{each} part += {term};")
                 code.line(f"{value} += part;")
             _combine_lanes(code, value, lanes)
             code.line(f"{value} /= {count};")

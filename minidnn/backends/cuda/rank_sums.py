@@ -23,7 +23,8 @@ class DeviceMeeting(Protocol):
         """Starts sums after what CuPy's current stream has so far.
 
         Args:
-            sums: for each, the addresses of operand and result, the elements, and their dtype.
+            sums: for each, the addresses of operand and result, how many elements these have, and
+                their dtype.
             ready: an event to record on the current stream, which the sums wait for.
             done: an event to record after the sums.
         """

@@ -108,12 +108,10 @@ class Repeated:
     def results(self, found: np.ndarray, slots: Sequence[ArraySlot]) -> list[np.ndarray]:
         """The outputs of all runs, from the buffer of :meth:`launch`, as arrays whose first axis
         counts runs; bfloat16 as its bits."""
-        arrays, begin = [], 0
+        arrays, at = [], 0
         for slot, (_, step) in zip(slots, self._ends[len(self._inputs) :], strict=True):
-            rows = found[begin : begin + self._count * step].reshape(self._count, step)[
-                :, : slot.bytes
-            ]
+            rows = found[at : at + self._count * step].reshape(self._count, step)[:, : slot.bytes]
             flat: Any = np.ascontiguousarray(rows).reshape(-1).view(slot.stored)
             arrays.append(flat.reshape(self._count, *slot.shape))
-            begin += self._count * step
+            at += self._count * step
         return arrays

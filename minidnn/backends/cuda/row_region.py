@@ -32,7 +32,7 @@ from .sum_parts import SumParts, Total, join_parts
 
 _WARP = 32
 _BLOCKS = 512
-"""Blocks of a kernel with column sums, about: nearly all run at once and keep the GPU busy."""
+"""Blocks that a kernel with column sums aims at: about all run at once and keep the GPU busy."""
 _ADDED = 64
 """The most rows that a thread accumulates in sequence, so that rounding errors stay small."""
 
@@ -410,16 +410,16 @@ class _Printer:
         return roles == [Role.ROW, Role.NUMBER] and node.op.lines == plain
 
     def _quotients(self, node: Node, x: str, d: str) -> None:
-        """Prints rows ``x`` divided by their numbers ``d``, and then the scale and shift by the
-        vectors of a layer normalization, if the node is one."""
+        """Prints a node whose result is rows ``x`` divided by their numbers ``d``, before the scale
+        and shift of a layer normalization."""
         quotient = self.code.fresh()
         self.code.line(f"float {quotient}[{self.tile.turns}][{self.tile.pack}];")
         self.code.line(f"@_divide({quotient}, {x}, {d});")
         self._define_rows(node, f"{quotient}[t][j]")
 
     def _define_rows(self, node: Node, element: str) -> None:
-        """Prints rows from the expression of an element, and then the scale and shift by the
-        vectors of a layer normalization, if the node is one."""
+        """Prints the result of a node from the expression of an element, and stores it; that of a
+        layer normalization is scaled and shifted by its vectors first."""
         code, name = self.code, self._array(node.output)
         vectors = node.inputs[1:] if isinstance(node.op, LayerNorm) else ()
         with self._packs():
@@ -432,6 +432,7 @@ class _Printer:
             self._store(node.output, f"{name}[t]")
 
     def _layer_norm(self, node: Node, op: LayerNorm, x: str) -> None:
+        """Prints a layer normalization, from rows that are centered in registers."""
         code = self.code
         centered = code.fresh()
         code.line(f"float {centered}[{self.tile.turns}][{self.tile.pack}];")
@@ -445,6 +446,7 @@ class _Printer:
         self._quotients(node, centered, scale)
 
     def _softmax(self, node: Node, x: str, logarithm: bool) -> None:
+        """Prints a softmax or its logarithm, of rows whose maximum is subtracted first."""
         code = self.code
         top = self._joined(x, "max")
         if logarithm:

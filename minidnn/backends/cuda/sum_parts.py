@@ -162,9 +162,8 @@ class SumParts:
                 code.line(f"const float {mean} = {distances} / {count};")
                 code.line(f"float {squares} = {squared} - {distances} * {mean};")
                 code.line(f"if ({squares} < 0.0f) {squares} = 0.0f;")  # by rounding
-                code.line(
-                    f"if ({squared} > {LARGEST}) {squares} = {squared};"
-                )  # not infinity - infinity
+                # Not infinity - infinity:
+                code.line(f"if ({squared} > {LARGEST}) {squares} = {squared};")
                 origin = next(shifts)
                 if self.count == 1:
                     if each.mean is not None:
