@@ -1,8 +1,8 @@
 """Arrays of any library as inputs of a GPU program, and its results in the same library.
 
-CuPy and PyTorch arrays lie on the program's device; NumPy arrays (and lists) are copied there and
-back; others with ``__dlpack__`` or ``__cuda_array_interface__`` go through CuPy.  What has another
-floating-point dtype or is not contiguous is converted by its own library first.
+CuPy and PyTorch arrays must be on the program's device; NumPy arrays (and lists) are copied there
+and back; others with ``__dlpack__`` or ``__cuda_array_interface__`` go through CuPy.  An array of
+another floating-point dtype, or one that is not contiguous, is converted by its own library first.
 """
 
 from __future__ import annotations
@@ -186,6 +186,7 @@ def read(slot: ArraySlot, array: Any, device: int) -> Given:
 
 
 def _torch(slot: ArraySlot, tensor: Any, device: int) -> Given:
+    """A PyTorch tensor as an input, converted by PyTorch if need be."""
     if not tensor.is_cuda or tensor.device.index != device:
         raise DeviceError(
             f"{slot.what} lies on device {tensor.device}; valid is cuda:{device} (NumPy arrays "
@@ -206,6 +207,7 @@ def _torch(slot: ArraySlot, tensor: Any, device: int) -> Given:
 
 
 def _numpy(slot: ArraySlot, given: Any) -> Given:
+    """An array on the host as an input, converted by NumPy if need be."""
     try:
         array = np.asarray(given)
     except ValueError as error:
@@ -221,6 +223,7 @@ def _numpy(slot: ArraySlot, given: Any) -> Given:
 
 
 def _cupy(slot: ArraySlot, array: Any, device: int, library: ArrayLibrary) -> Given:
+    """A CuPy array as an input, converted by CuPy if need be; results are made by ``library``."""
     data = array.data
     if data.device_id != device:
         raise DeviceError(
@@ -251,6 +254,7 @@ def _converted(array: Any, old: str, new: str) -> Any:
 
 
 def _other(slot: ArraySlot, array: Any, device: int) -> Given:
+    """An array of another library as an input, imported by CuPy or NumPy."""
     if hasattr(array, "__cuda_array_interface__"):
         return _cupy(slot, cupy().asarray(array), device, CUPY)
     device_type, index = array.__dlpack_device__()
@@ -269,7 +273,7 @@ def _other(slot: ArraySlot, array: Any, device: int) -> Given:
 
 
 def as_it_is(array: Any, given: Given) -> bool:
-    """Whether an array on the device was taken as it is, not converted."""
+    """Whether an array on the device is used in place, without a conversion."""
     if hasattr(array, "data_ptr"):
         return bool(given.pointer == array.data_ptr())
     if (pointer := getattr(getattr(array, "data", None), "ptr", None)) is not None:
@@ -312,6 +316,7 @@ def overlap(slot: ArraySlot, one: Given, other: ArraySlot, two: Given) -> bool:
 
 
 def _output(slot: ArraySlot, array: Any, device: int) -> Given:
+    """An array of ``out=``, into which a result is written."""
     modules = sys.modules
     library: ArrayLibrary
     if (module := modules.get("cupy")) is not None and isinstance(array, module.ndarray):

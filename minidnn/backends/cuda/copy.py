@@ -50,6 +50,7 @@ def print_copy(batch: int, source: Tensor, target: Tensor) -> Launch:
 
 
 def _is_last(t: Tensor) -> bool:
+    """Whether channels are contiguous, and the pixels of an image have a single stride."""
     return t.channel == 1 and t.row == t.columns * t.pixel
 
 

@@ -48,6 +48,7 @@ class RankSums:
         self._events: dict[str, tuple[Any, Any]] = {}
 
     def row(self, work: RankSum, arguments: Sequence[Any]) -> Row:
+        """The row of a start, with the addresses of operands and results, or of a wait."""
         events = self._events.get(work.name)
         if events is None:
             ready, done = (cupy().cuda.Event(disable_timing=True) for _ in range(2))
@@ -59,6 +60,8 @@ class RankSums:
 
 @dataclass(frozen=True, eq=False)
 class _Begin:
+    """The call that starts sums over ranks; with a single rank it copies the operands."""
+
     ranks: int
     types: tuple[TensorType, ...]
     ready: Any
@@ -84,6 +87,8 @@ class _Begin:
 
 @dataclass(frozen=True, eq=False)
 class _Wait:
+    """The call that has the current stream wait for sums over ranks."""
+
     done: Any
 
     def bind(self, addresses: Sequence[int]) -> Run:
