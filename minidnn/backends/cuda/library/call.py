@@ -63,8 +63,8 @@ class FunctionCall:
 
     Attributes:
         function: the function's name in the library.
-        tensors: dtype, shape and strides of each tensor, in the order of the addresses.  The
-            vectors of normalizations are left out: their descriptor follows from the first tensor's.
+        tensors: dtype, shape and strides of each tensor, in the order of the addresses, without
+            the vectors of normalizations, whose descriptor follows from the first tensor's.
         numbers: the other arguments: modes, coefficients, sizes of windows, epsilon.
     """
 
