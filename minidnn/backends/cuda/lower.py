@@ -405,7 +405,7 @@ class _Lowering:
         whole: BytesOnly | None = None,
     ) -> tuple[Sequence[Task], Pointer]:
         """The pointer to a filter in the problem's layout, and the task that packs it if it is
-        computed at run time and the problem gathers its image; otherwise passes gave it that layout."""
+        computed at run time for a gathered image; otherwise passes gave it that layout."""
         gather = problem.gather
         if isinstance(weight, Constant):
             return (), _packed(weight, problem, whole)
