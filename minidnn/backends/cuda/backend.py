@@ -41,6 +41,7 @@ from .target import STORAGE, CudaTarget
 OLDEST = (8, 0)
 """The oldest compute capability that generated kernels are written for."""
 
+#: Operators that have kernels; dtypes are those of :data:`.prelude.TYPES`, but for those below.
 _KNOWN = (
     FusedRegion,
     LayerFunction,
@@ -57,12 +58,14 @@ _KNOWN = (
     ops.Variance,
     Windowed,
 )
+#: Operators whose kernels take every dtype of :data:`.expressions.STORED`.
 _OF_ANY_DTYPE = (
     *(Elementwise, FusedElements, Indexed, Reshaping),
     *(ops.ArgMax, ops.Concat, ops.Gather, ops.RandomDrop, ops.Reduce, ops.TakeChannels),
     ops.SumOverRanks,
 )
-#: Operators that also take integers, and check themselves which, or copy the int32 sums.
+#: Operators that take some integers: products, which are checked on their own, and copies of their
+#: int32 sums.
 _WITH_WHOLE = (Contraction, FusedContraction, ops.MatMul, ops.Reorder)
 #: Operators that add numbers one after another in the dtype of the values, which is too coarse in
 #: half precision.
@@ -106,11 +109,11 @@ class CudaBackend:
             return f"there is no kernel for {node.op.name}"
         if (reason := _why_not_whole(node, precision)) is not None:
             return reason
-        valid = tuple(STORED if isinstance(node.op, (*_OF_ANY_DTYPE, *_WITH_WHOLE)) else TYPES)
-        valid = ("float32", "int32", "int64") if isinstance(node.op, _IN_FULL) else valid
+        dtypes = tuple(STORED if isinstance(node.op, (*_OF_ANY_DTYPE, *_WITH_WHOLE)) else TYPES)
+        dtypes = ("float32", "int32", "int64") if isinstance(node.op, _IN_FULL) else dtypes
         for value in (*node.inputs, *node.outputs):
-            if value.dtype not in valid:
-                return f"{value!r} is none of {', '.join(valid)}"
+            if value.dtype not in dtypes:
+                return f"{value!r} is none of {', '.join(dtypes)}"
         return None
 
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> Program:

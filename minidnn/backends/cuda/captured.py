@@ -155,16 +155,16 @@ class CapturedProgram:
         if self._runtime.getDevice() != device:
             with on_device(device):
                 return self._computed(inputs, out, in_place)
-        given = [read(s, a, device) for s, a in zip(self._inputs, inputs, strict=True)]
-        library = given[0].library if given else NUMPY
-        stream = _stream_of(given, device)
+        arrays = [read(s, a, device) for s, a in zip(self._inputs, inputs, strict=True)]
+        library = arrays[0].library if arrays else NUMPY
+        stream = _stream_of(arrays, device)
         results = self._results(library, out)
-        in_place = in_place and (out is None or self._are_disjoint(given, results))
-        several = len(given) > 1 or out is not None
-        others = _others_of((*given, *results), stream, device) if several else ()
+        in_place = in_place and (out is None or self._are_disjoint(arrays, results))
+        several_libraries = len(arrays) > 1 or out is not None
+        others = _others_of((*arrays, *results), stream, device) if several_libraries else ()
         for other in others:  # first the work that another library has enqueued on its arrays
             _follow(stream, other)
-        instance = self._enqueue(given, results, stream, in_place)
+        instance = self._enqueue(arrays, results, stream, in_place)
         for other in others:
             _follow(other, stream)
         for result in results:
@@ -185,39 +185,39 @@ class CapturedProgram:
         if self._runtime.getDevice() != self.device:
             with on_device(self.device):
                 return self.run_on(stream, inputs, outputs, donated)
-        given, results = list(map(_array_at, inputs)), list(map(_array_at, outputs))
-        self._enqueue(given, results, stream, True, donated)
+        arrays, results = list(map(_array_at, inputs)), list(map(_array_at, outputs))
+        self._enqueue(arrays, results, stream, True, donated)
 
     def _enqueue(
         self,
-        given: Sequence[Given],
+        inputs: Sequence[Given],
         results: Sequence[Given],
         stream: int,
-        apart: bool,
+        disjoint: bool,
         donated: int = 0,
     ) -> Instance:
-        instance = self._at_addresses(given, results, donated) if apart else None
+        instance = self._at_addresses(inputs, results, donated) if disjoint else None
         instance = self._take(_key(stream)) if instance is None else instance
         if self._states is None:
-            self._start(instance, given, results, stream, apart)
+            self._start(instance, inputs, results, stream, disjoint)
         else:
             with self._states.turn(stream):
-                self._start(instance, given, results, stream, apart)
+                self._start(instance, inputs, results, stream, disjoint)
         return instance
 
     def _start(
         self,
         instance: Instance,
-        given: Sequence[Given],
+        inputs: Sequence[Given],
         results: Sequence[Given],
         stream: int,
-        apart: bool,
+        disjoint: bool,
     ) -> None:
         runtime = self._runtime
         with instance.lock:
             # Even on the stream of the last run: a new stream may have its handle by now.
             runtime.streamWaitEvent(stream, instance.done.ptr)
-            instance.launch(given, results, stream, apart)
+            instance.launch(inputs, results, stream, disjoint)
             runtime.eventRecord(instance.done.ptr, stream)
 
     # Several runs in a launch
@@ -256,18 +256,18 @@ class CapturedProgram:
         assert self._states is not None
         device, runtime = self.device, self._runtime
         with on_device(device):
-            given = [
+            arrays = [
                 [read(s, a, device) for s, a in zip(self._inputs, call, strict=True)]
                 for call in calls
             ]
             self.repeat(len(calls))
             repeated = self._repeated[len(calls)]
-            stream = _stream_of(given[0], device)
-            others = _others_of(list(chain.from_iterable(given)), stream, device)
+            stream = _stream_of(arrays[0], device)
+            others = _others_of(list(chain.from_iterable(arrays)), stream, device)
             for other in others:
                 _follow(stream, other)
             with self._states.turn(stream):
-                copied = repeated.launch(given, stream)
+                copied = repeated.launch(arrays, stream)
             runtime.streamSynchronize(stream)
         results = repeated.results(copied, self._outputs)
         return [from_bits(r, slot.dtype) for r, slot in zip(results, self._outputs, strict=True)]
@@ -278,33 +278,33 @@ class CapturedProgram:
         GraphError unless they lie on the device, contiguous and aligned, in the compiled dtypes.
         """
         with on_device(self.device):
-            given = [read(s, a, self.device) for s, a in zip(self._inputs, inputs, strict=True)]
-            for slot, array, one in zip(self._inputs, inputs, given, strict=True):
-                if one.library.is_host or not as_it_is(array, one):
+            arrays = [read(s, a, self.device) for s, a in zip(self._inputs, inputs, strict=True)]
+            for slot, array, read_array in zip(self._inputs, inputs, arrays, strict=True):
+                if read_array.library.is_host or not as_it_is(array, read_array):
                     raise GraphError(
                         f"{slot.what} cannot be bound: valid is a contiguous array on "
                         f"cuda:{self.device}, {slot.described()}"
                     )
-            library = given[0].library if given else CUPY
+            library = arrays[0].library if arrays else CUPY
             results = self._results(library, out)
-            if any(one.library.is_host for one in results):
+            if any(read_array.library.is_host for read_array in results):
                 raise GraphError("out is a NumPy array; valid is an array on the GPU")
-            return self._bound(library, given, results)
+            return self._bound(library, arrays, results)
 
     def _bound(
-        self, library: ArrayLibrary, given: Sequence[Given], results: Sequence[Given]
+        self, library: ArrayLibrary, inputs: Sequence[Given], results: Sequence[Given]
     ) -> Bound:
-        for slot, one in zip(self._inputs, given, strict=True):
+        for slot, one in zip(self._inputs, inputs, strict=True):
             check_aligned(slot, one)
             for other, two in zip(self._outputs, results, strict=True):
                 check_apart(slot, one, other, two)
         for slot, one in zip(self._outputs, results, strict=True):
             check_aligned(slot, one)
-        ends = [[one.pointer for one in some] for some in (given, results)]
+        ends = [[one.pointer for one in some] for some in (inputs, results)]
         with told(), self._states.unchanged() if self._states else nullcontext():
             instance = self.instance(self.table, self._constants.address, *ends)
         outputs = tuple(self._finished(results))
-        kept = (given, results, self)
+        kept = (inputs, results, self)
         return Bound(instance, self.device, library, kept, outputs, self._states)
 
     def clock(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float]:
@@ -312,19 +312,21 @@ class CapturedProgram:
         inputs, and returns the seconds of one by the GPU's clock."""
         with on_device(self.device):
             arrays = [cupy().asarray(array) for array in inputs]
-            given = [read(s, a, self.device) for s, a in zip(self._inputs, arrays, strict=True)]
-            bound = self._bound(CUPY, given, self._results(CUPY, None))
+            read_arrays = [
+                read(s, a, self.device) for s, a in zip(self._inputs, arrays, strict=True)
+            ]
+            bound = self._bound(CUPY, read_arrays, self._results(CUPY, None))
         return partial(self._seconds, bound)
 
     def _seconds(self, bound: Bound, count: int) -> float:
         with on_device(self.device):
             return seconds_of_runs(bound, count)
 
-    def _are_disjoint(self, given: Sequence[Given], results: Sequence[Given]) -> bool:
+    def _are_disjoint(self, inputs: Sequence[Given], results: Sequence[Given]) -> bool:
         """Whether no result overlaps an input."""
         return not any(
             overlap(slot, one, other, two)
-            for slot, one in zip(self._inputs, given, strict=True)
+            for slot, one in zip(self._inputs, inputs, strict=True)
             for other, two in zip(self._outputs, results, strict=True)
         )
 
@@ -372,7 +374,7 @@ class CapturedProgram:
             return instance
 
     def _at_addresses(
-        self, given: Sequence[Given], results: Sequence[Given], donated: int
+        self, inputs: Sequence[Given], results: Sequence[Given], donated: int
     ) -> Instance | None:
         """The instance that reads and writes these arrays in place, also those that libraries take;
         None if they have to be copied.
@@ -383,7 +385,7 @@ class CapturedProgram:
         if self._states is not None or self._limit is not None:
             return None
         with self._lock:
-            return self._external.of((*given, *results), self._external_instance, donated)
+            return self._external.of((*inputs, *results), self._external_instance, donated)
 
     def _external_instance(
         self, external: Sequence[int | None], fixed: Sequence[int], arena: SharedArena
@@ -399,8 +401,8 @@ class CapturedProgram:
             if instance.is_idle():
                 del self._instances[key]
                 return instance
-        within = self._limit is None or self._limit.bytes >= self.bytes + self.table.block.own_bytes
-        if len(self._instances) < _MOST_INSTANCES and within:
+        fits = self._limit is None or self._limit.bytes >= self.bytes + self.table.block.own_bytes
+        if len(self._instances) < _MOST_INSTANCES and fits:
             try:
                 with told():
                     return self.instance(self.table, self._constants.address)
@@ -469,8 +471,8 @@ def _key(stream: int) -> object:
     return (stream, threading.get_ident()) if stream == _PER_THREAD_STREAM else stream
 
 
-def _stream_of(given: Sequence[Given], device: int) -> int:
-    for array in given:
+def _stream_of(arrays: Sequence[Given], device: int) -> int:
+    for array in arrays:
         if not array.library.is_host:
             return array.library.stream(device)
     return CUPY.stream(device)

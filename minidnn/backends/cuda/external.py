@@ -101,11 +101,11 @@ class ExternalInstances:
         try:
             with told():
                 arena = SharedArena(address=donated) if donated else self._own()
-                made = self.kept[addresses] = make(external, self.places, arena)
+                new_instance = self.kept[addresses] = make(external, self.places, arena)
         except OutOfMemoryError:
             self._makes = False  # copies take less memory
             return None
-        return made
+        return new_instance
 
     def _own(self) -> SharedArena:
         self._arena = self._arena or SharedArena()

@@ -143,11 +143,11 @@ def _recall(launches: Sequence[Launch]) -> Launch | None:
 
 
 def _remember(
-    launches: Sequence[Launch], best: Launch, milliseconds: float, usual: float | None
+    launches: Sequence[Launch], best: Launch, milliseconds: float, model_milliseconds: float | None
 ) -> None:
     entry = {
         "fastest": launches.index(best),
         "milliseconds": milliseconds,
-        "milliseconds of the cost model's": usual,
+        "milliseconds of the cost model's": model_milliseconds,
     }
     _store.put(_key(launches), json.dumps(entry, indent=1).encode(), label="fastest kernel")

@@ -165,8 +165,8 @@ class Loaded:
             self.function.ptr, threads, self.launch.shared_bytes
         )
         device = cupy().cuda.Device()
-        most = device.attributes["MaxThreadsPerMultiProcessor"]
-        return float(blocks * threads / most)
+        max_threads = device.attributes["MaxThreadsPerMultiProcessor"]
+        return float(blocks * threads / max_threads)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -134,13 +134,13 @@ class Instance:
         #: The addresses of the last launch, if the graph reached all of its arrays.
         self._reached: list[int] | None = None
         if unbound:
-            made = [
+            all_ends = [
                 None
                 if index in fixed
                 else End(address, size, takes=index < count, own=external is None)
                 for index, (address, size) in enumerate(zip(ends, sizes, strict=True))
             ]
-            self.takes, self.gives = made[:count], made[count:]
+            self.takes, self.gives = all_ends[:count], all_ends[count:]
             self._sites = [
                 () if index in fixed else table.sites(1 + index) for index in range(len(ends))
             ]

@@ -228,19 +228,19 @@ class _Lowering:
         """The task of an operator on strided values of any rank, whose axes are in NCHW order."""
         op, x = node.op, node.inputs[0]
         annotations = self.plan.annotations
-        lies = strided_of(annotations, x)
+        strided = strided_of(annotations, x)
         table: list[Pointer] = []
         operands = [pitched(annotations, value) for value in (*node.inputs, *node.outputs)]
         if (kernel := lower(op, operands, SCHEDULE)) is not None:
             launch = Launch.of(kernel)
             table += map(numbers_of, kernel.tables)
         elif isinstance(op, Reduce):
-            launch = print_reduce(op, x.type, lies)
+            launch = print_reduce(op, x.type, strided)
         elif isinstance(op, ArgMax):
-            launch = print_argmax(op, x.type, lies)
+            launch = print_argmax(op, x.type, strided)
         else:
             assert isinstance(op, (LayerNorm, GroupNorm)), f"no kernel for {op}"
-            launch = print_layer_norm(op, x.type, lies, len(node.inputs) - 1)
+            launch = print_layer_norm(op, x.type, strided, len(node.inputs) - 1)
         return Task(node, launch, (*map(pointer_to, node.inputs), *table, node.output))
 
     def _check_dense(self, node: Node, *values: Value) -> None:
@@ -402,13 +402,13 @@ class _Lowering:
         node: Node,
         weight: Value,
         problem: ContractionProblem,
-        whole: BytesOnly | None = None,
+        quantized: BytesOnly | None = None,
     ) -> tuple[Sequence[Task], Pointer]:
         """The pointer to a filter in the problem's layout, and the task that packs it if it is
         computed at run time for a gathered image; otherwise passes gave it that layout."""
         gather = problem.gather
         if isinstance(weight, Constant):
-            return (), _packed(weight, problem, whole)
+            return (), _packed(weight, problem, quantized)
         self._check_dense(node, weight)
         planar = self._is_planar(weight)
         if gather is None:
@@ -429,12 +429,12 @@ class _Lowering:
     def _is_planar(self, value: Value) -> bool:
         return self.plan.layout(value).block == 1
 
-    def _check_rows(self, node: Node, found: PlacedContraction) -> None:
+    def _check_rows(self, node: Node, placed: PlacedContraction) -> None:
         """UnsupportedError if a linear layer reads or writes a slice of a concatenation."""
-        values = [place.value for place in (found.source, found.result, *found.others)]
-        linear = found.weight.type.rank == 2
+        values = [place.value for place in (placed.source, placed.result, *placed.others)]
+        is_linear = placed.weight.type.rank == 2
         slices = [value for value in values if value in self.plan.annotations.placements]
-        if linear and slices:
+        if is_linear and slices:
             raise UnsupportedError(
                 f"node {node.name!r}: a linear layer cannot read or write {slices[0]!r}, which "
                 "lies in a slice of a join"
@@ -478,14 +478,14 @@ def _wait(node: Node) -> Task:
     return Task(node, RankSum(node.op, (), node.name, begins=False), ())
 
 
-def _packed(weight: Constant, problem: ContractionProblem, whole: BytesOnly | None) -> Data:
+def _packed(weight: Constant, problem: ContractionProblem, quantized: BytesOnly | None) -> Data:
     """A constant filter in the problem's layout."""
     gather = problem.gather
-    if whole is not None:
+    if quantized is not None:
         order = (gather, problem.x.dtype, is_by_channel(problem))
-        before = (id(whole.bias), whole.zero, repr(whole.numbers))
-        make = packed_filter(weight, whole, problem)
-        return Data(make, weight.dtype, (id(weight), *before, *order))
+        constants = (id(quantized.bias), quantized.zero, repr(quantized.numbers))
+        make = packed_filter(weight, quantized, problem)
+        return Data(make, weight.dtype, (id(weight), *constants, *order))
     if gather is not None:
         key = (id(weight), gather)
         return Data(lambda: gather.filter(weight.data, weight.dtype), weight.dtype, key)

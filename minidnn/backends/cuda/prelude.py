@@ -33,8 +33,8 @@ results are best stored between done and leave.
 registers hold float.  ``md_value`` converts an element to float, ``md_as<T>`` rounds a float to an
 element, ``md_round<T>`` does both in turn.  Conversions to 8-bit integers truncate and saturate,
 and give the smallest value for NaN.
-``md_max_pairs<T>`` is ``md_max`` of two packed pairs of float16 or bfloat16, each in a
-32-bit register; ``md_load_pairs`` loads such pairs, and ``md_of_pairs<T>(x, v)`` is element v as float.
+``md_max_pairs<T>`` is ``md_max`` of two packed pairs of float16 or bfloat16, each in a 32-bit
+register; ``md_load_pairs`` loads such pairs, and ``md_of_pairs<T>(x, v)`` is element v as float.
 ``md_load(x, p)`` and ``md_store(p, x)`` move N neighbouring elements with one access of
 ``sizeof(T) * N`` bytes, to which ``p`` is aligned; ``md_load_floats(x, p)`` loads any multiple of 4
 floats.  ``md_load_row(x, p)`` and ``md_store_row(p, x)`` move N elements of 16 bits in shared

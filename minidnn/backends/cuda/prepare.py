@@ -101,26 +101,26 @@ class ContractionWork:
         """What it starts on its operands."""
         x, w, y, *rest = map(operands, pointers)
         problem = self.built.problem
-        first = len(problem.others)
-        second = first + len(problem.vectors)
-        third = second + len(problem.before_vectors)
-        fourth = third + (0 if problem.front is None else len(problem.front.read))
-        read = (pointers[1], *pointers[3 + first : 3 + third])
-        at = Addresses(
-            *(x, w, y, tuple(rest[:first]), tuple(rest[first:second])),
-            before=tuple(rest[second:third]),
-            front=tuple(rest[third:fourth]),
-            behind=tuple(rest[fourth:]),
+        others_end = len(problem.others)
+        vectors_end = others_end + len(problem.vectors)
+        before_end = vectors_end + len(problem.before_vectors)
+        front_end = before_end + (0 if problem.front is None else len(problem.front.read))
+        read = (pointers[1], *pointers[3 + others_end : 3 + before_end])
+        addresses = Addresses(
+            *(x, w, y, tuple(rest[:others_end]), tuple(rest[others_end:vectors_end])),
+            before=tuple(rest[vectors_end:before_end]),
+            front=tuple(rest[before_end:front_end]),
+            behind=tuple(rest[front_end:]),
             are_settled=all(isinstance(pointer, Data) for pointer in read),
         )
-        return self.built.rows(at, operands(InWorkspace(self.left)))
+        return self.built.rows(addresses, operands(InWorkspace(self.left)))
 
     def describe(self) -> str:
         recipe, problem = self.built.recipe, self.built.problem
-        left = len(problem.stages) - recipe.form.stages
+        unfused = len(problem.stages) - recipe.form.stages
         text = ("gathered, " if problem.gather else "") + recipe.algorithm(problem)
-        if left:
-            text += f", then {left} stage{'s' * (left > 1)} in a kernel"
+        if unfused:
+            text += f", then {unfused} stage{'s' * (unfused > 1)} in a kernel"
         if recipe.form.packed:
             text += ", carried into its slice"
         text += f", {self.built.workspace / 1e6:.1f} MB of workspace"
@@ -166,8 +166,8 @@ class ConvolutionWork:
     def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
         """What it starts on its operands."""
         x, w, y = (operands(pointers[i]) for i in self.layer.order)
-        room = operands(InWorkspace(0)) if self.call.workspace else 0
-        return [LibraryRow(self.call, (x, w, y, 0, 0, room))]
+        workspace = operands(InWorkspace(0)) if self.call.workspace else 0
+        return [LibraryRow(self.call, (x, w, y, 0, 0, workspace))]
 
     def describe(self) -> str:
         problem = self.call.descriptors

@@ -96,7 +96,7 @@ class CudaProgram(CapturedProgram):
 
     def _donated_layout(self, inputs: Sequence[int]) -> DonatedLayout:
         block = lay_out(self.plan, self.prepared.workspaces, frozenset(inputs))
-        return DonatedLayout(block.own_bytes, tuple(block.inputs[place] for place in inputs))
+        return DonatedLayout(block.own_bytes, tuple(block.inputs[index] for index in inputs))
 
     def of_size(self, plan: Plan) -> CudaProgram:
         """The program of the same plan for other sizes, which uses again the kernels and constants

@@ -44,37 +44,37 @@ def store(table: CudaTable, constants: np.ndarray, machine: Machine) -> StoredPr
     units: dict[bytes, int] = {}
     plans: dict[Execution, int] = {}
 
-    def row(each: Row) -> list[Any]:
+    def row(entry: Row) -> list[Any]:
         arguments = [
-            one if isinstance(one, int) else [one.slot, one.offset] for one in each.arguments
+            one if isinstance(one, int) else [one.slot, one.offset] for one in entry.arguments
         ]
-        if isinstance(each, KernelRow):
-            kernel, launch = each.loaded.kernel, each.loaded.launch
+        if isinstance(entry, KernelRow):
+            kernel, launch = entry.loaded.kernel, entry.loaded.launch
             unit = units.setdefault(kernel.cubin, len(units))
             shape = (launch.grid, launch.block, launch.shared_bytes)
             return ["kernel", arguments, unit, kernel.name, *shape]
-        if isinstance(each.call, PlanCall):
-            number = plans.setdefault(each.call.plan, len(plans))
-            return ["plan", arguments, number, each.call.settled]
-        if isinstance(each.call, FunctionCall):
-            return ["function", arguments, each.call.stored()]
-        assert isinstance(each.call, FixedConvolution)
-        return ["fixed", arguments, each.call.stored()]
+        if isinstance(entry.call, PlanCall):
+            number = plans.setdefault(entry.call.plan, len(plans))
+            return ["plan", arguments, number, entry.call.settled]
+        if isinstance(entry.call, FunctionCall):
+            return ["function", arguments, entry.call.stored()]
+        assert isinstance(entry.call, FixedConvolution)
+        return ["fixed", arguments, entry.call.stored()]
 
     block = table.block
     document: dict[str, Any] = {
         "card": _card(machine),
         "library": cudnn_machine.library_name(),
-        "tasks": [[row(each) for each in rows] for rows in table.tasks],
+        "tasks": [[row(entry) for entry in rows] for rows in table.tasks],
         "block": [block.bytes, block.own_bytes, block.inputs, block.outputs],
         "inputs": table.inputs,
         "outputs": table.outputs,
         "copies": [[to.slot, source.slot, source.offset, n] for to, source, n in table.copies],
     }
-    stored = [plan.stored() for plan in plans]
-    document["plans"] = [[plan.ids, plan.scalars, plan.joined] for plan in stored]
+    stored_plans = [plan.stored() for plan in plans]
+    document["plans"] = [[plan.ids, plan.scalars, plan.joined] for plan in stored_plans]
     code: dict[str, bytes | memoryview] = {_UNIT.format(i): unit for unit, i in units.items()}
-    code |= {_PLAN.format(i): plan.text.encode() for i, plan in enumerate(stored)}
+    code |= {_PLAN.format(i): plan.text.encode() for i, plan in enumerate(stored_plans)}
     # All constants are read to be copied to the device, so checking only a part would save nothing.
     return StoredProgram(machine.arch, document, code, [constants], constants.nbytes)
 

@@ -148,8 +148,7 @@ class CudaTarget(Target):
         return (PLANAR, CHANNELS_LAST) if plain else _BOTH
 
     def reads(self, node: Node, value: Value, layout: Layout) -> Layout:
-        """A Transpose between NCHW and NHWC axes moves nothing if its operand and its result have
-        different layouts."""
+        """A Transpose to or from channels last reads the other layout, so that it moves no data."""
         layouts = _turned(node)
         return layout if layouts is None else layouts[0]
 

@@ -56,10 +56,10 @@ def chosen(layer: LayerConvolution, tune: str, workspace_limit: int) -> FixedCon
     for candidate in fitting:
         reason = _why_not(layer, candidate)
         if reason is None:
-            made = _made(key, candidate)
-            if isinstance(made, FixedConvolution):
-                return made
-            reason = made
+            fixed = _made(key, candidate)
+            if isinstance(fixed, FixedConvolution):
+                return fixed
+            reason = fixed
         refused.append(f"{candidate.name} {reason}")
     raise no_algorithm(key, tuple(refused))
 
