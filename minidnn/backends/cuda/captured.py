@@ -279,15 +279,15 @@ class CapturedProgram:
         """
         with on_device(self.device):
             arrays = [read(s, a, self.device) for s, a in zip(self._inputs, inputs, strict=True)]
-            for slot, array, read_array in zip(self._inputs, inputs, arrays, strict=True):
-                if read_array.library.is_host or not as_it_is(array, read_array):
+            for slot, array, one in zip(self._inputs, inputs, arrays, strict=True):
+                if one.library.is_host or not as_it_is(array, one):
                     raise GraphError(
                         f"{slot.what} cannot be bound: valid is a contiguous array on "
                         f"cuda:{self.device}, {slot.described()}"
                     )
             library = arrays[0].library if arrays else CUPY
             results = self._results(library, out)
-            if any(read_array.library.is_host for read_array in results):
+            if any(one.library.is_host for one in results):
                 raise GraphError("out is a NumPy array; valid is an array on the GPU")
             return self._bound(library, arrays, results)
 

@@ -82,7 +82,8 @@ class Fastest:
         return [launches for launches in self._tasks if launches not in self._known]
 
     def _fastest(self, task: Task, loaded: Sequence[Loaded], constants: Constants) -> Launch:
-        # The cost model's launch does not spill registers, which tests check; others may.
+        # The cost model's launch keeps to its budget of registers, which tests check; others may
+        # spill.
         runnable = [loaded[0], *(one for one in loaded[1:] if not one.resources.spill_bytes)]
         owners: list[Any] = []
         try:
@@ -105,8 +106,8 @@ class Fastest:
     def _scratch(
         self, task: Task, pointer: Pointer, constants: Constants, owners: list[Any]
     ) -> int:
-        """The address of an operand for timing: constants as they are, others random, since kernels
-        run faster on zeros.  ``kept`` collects the owners of the memory."""
+        """The address of an operand for timing: constants as they are, others random, since timings
+        on zeros mislead.  ``owners`` collects what keeps the memory allocated."""
         if isinstance(pointer, Data):
             return constants.address + constants.offset(pointer)
         if isinstance(pointer, InWorkspace):

@@ -89,7 +89,8 @@ class Instance:
         lock, done: those of the arena.
         stream: the stream on which the table is captured.
         runs: the bound launches of each task, in order.
-        takes, gives: the ends of inputs and outputs; None for those whose address is fixed.
+        takes, gives: the ends of inputs and outputs, None for those whose address is fixed; empty
+            for a caller's arrays that are used for good.
         executable: the handle of the executable graph.
     """
 

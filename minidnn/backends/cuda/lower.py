@@ -429,10 +429,10 @@ class _Lowering:
     def _is_planar(self, value: Value) -> bool:
         return self.plan.layout(value).block == 1
 
-    def _check_rows(self, node: Node, placed: PlacedContraction) -> None:
+    def _check_rows(self, node: Node, contraction: PlacedContraction) -> None:
         """UnsupportedError if a linear layer reads or writes a slice of a concatenation."""
-        values = [place.value for place in (placed.source, placed.result, *placed.others)]
-        is_linear = placed.weight.type.rank == 2
+        values = [a.value for a in (contraction.source, contraction.result, *contraction.others)]
+        is_linear = contraction.weight.type.rank == 2
         slices = [value for value in values if value in self.plan.annotations.placements]
         if is_linear and slices:
             raise UnsupportedError(

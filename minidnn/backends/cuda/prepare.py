@@ -76,7 +76,7 @@ class KernelWork:
     measured: int = 0
 
     def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
-        """What it starts on its operands."""
+        """The rows of the table that start it on its operands."""
         return [KernelRow.of(self.loaded, list(map(operands, pointers)))]
 
     def describe(self) -> str:
@@ -98,7 +98,7 @@ class ContractionWork:
     left: int = 0
 
     def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
-        """What it starts on its operands."""
+        """The rows of the table that start it on its operands."""
         x, w, y, *rest = map(operands, pointers)
         problem = self.built.problem
         others_end = len(problem.others)
@@ -135,7 +135,7 @@ class RankWork:
     sums: RankSums
 
     def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
-        """What it starts on its operands."""
+        """The rows of the table that start it on its operands."""
         return [self.sums.row(self.work, list(map(operands, pointers)))]
 
     def describe(self) -> str:
@@ -149,7 +149,7 @@ class FunctionWork:
     call: FunctionCall
 
     def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
-        """What it starts on its operands."""
+        """The rows of the table that start it on its operands."""
         return [LibraryRow(self.call, tuple(map(operands, pointers)))]
 
     def describe(self) -> str:
@@ -164,7 +164,7 @@ class ConvolutionWork:
     call: FixedConvolution
 
     def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
-        """What it starts on its operands."""
+        """The rows of the table that start it on its operands."""
         x, w, y = (operands(pointers[i]) for i in self.layer.order)
         workspace = operands(InWorkspace(0)) if self.call.workspace else 0
         return [LibraryRow(self.call, (x, w, y, 0, 0, workspace))]
