@@ -100,7 +100,7 @@ def lower_plan(
         accuracy: "high" excludes algorithms that compute through Winograd or FFT.
         others: whether tasks have the kernels to measure beside the cost model's choice.
         deterministic: whether every run must give the same bits.
-        any_size: whether kernels take spatial sizes as arguments, where there are such kernels.
+        any_size: whether kernels take spatial sizes as arguments, where such kernels exist.
 
     UnsupportedError names a node that no kernel computes with the layouts of this graph.
     """
@@ -288,20 +288,20 @@ class _Lowering:
         scheduled = print_region(op, tensor, self.machine)
         values = [outer.get(slot.value, slot.value) for slot in scheduled.binding.slots]
         pointers: list[Pointer] = [pointer_to(value) for value in values]
-        others = print_variants(op, tensor, self.machine) if self.others else ()
+        variants = print_variants(op, tensor, self.machine) if self.others else ()
         vectors = [outer.get(vector.value, vector.value) for vector in scheduled.binding.vectors]
-        apart = are_apart(scheduled.binding)
-        if apart or all(isinstance(value, Constant) for value in vectors):
-            if apart:
+        are_separate = are_apart(scheduled.binding)
+        if are_separate or all(isinstance(value, Constant) for value in vectors):
+            if are_separate:
                 pointers += map(pointer_to, vectors)
             elif vectors:
                 pointers.append(Data(scheduled.kernel.vectors, "float32", (id(op), "vectors")))
-            return (Task(node, scheduled.kernel.launch, tuple(pointers), tuple(others)),)
+            return (Task(node, scheduled.kernel.launch, tuple(pointers), tuple(variants)),)
         packing, size = print_vectors(scheduled.binding)
         packed = InWorkspace(0)
         return (
             Task(node, packing, (*map(pointer_to, vectors), packed), (), size),
-            Task(node, scheduled.kernel.launch, (*pointers, packed), tuple(others), size),
+            Task(node, scheduled.kernel.launch, (*pointers, packed), tuple(variants), size),
         )
 
     def _functions(self, node: Node) -> Sequence[Task]:

@@ -68,6 +68,7 @@ STORAGE = {
 """The dtype that values have in memory at each precision."""
 
 HALVES = ("float16", "bfloat16")
+"""The dtypes of half precision."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class CudaTarget(Target):
 
     Attributes:
         precision: a key of :data:`STORAGE`.
-        any_size: whether kernels take spatial sizes as arguments.
+        any_size: whether kernels have to serve every spatial size without being compiled again.
     """
 
     precision: str = "float32"
