@@ -1,1 +1,1 @@
-"""What both engines print source text with: lines, scalar expressions, functions, sums."""
+"""Source text for both engines: indented lines, scalar expressions, functions, reductions."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class Code:
-    """Lines of source, indented by the blocks that are open."""
+    """A buffer of source lines, each indented by the number of blocks that are open."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -22,17 +22,19 @@ class Code:
             self.line(text)
 
     def mark(self) -> tuple[int, int]:
-        """This place, for :meth:`insert`."""
+        """Returns the current position, as :meth:`insert` takes it."""
         return len(self._lines), self._depth
 
     def insert(self, mark: tuple[int, int], texts: Iterable[str]) -> None:
-        """Adds lines where ``mark`` was made; later marks move and must not be used any more."""
-        at, depth = mark
-        self._lines[at:at] = ["  " * depth + text for text in texts]
+        """Inserts lines at a position that :meth:`mark` returned; marks of later positions become
+        invalid."""
+        position, depth = mark
+        self._lines[position:position] = ["  " * depth + text for text in texts]
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """``head {``, what is added meanwhile, and ``}``."""
+        """Opens a block with ``head {``, indents what is added within the context, and closes it
+        with ``}``."""
         self.line(f"{head} {{")
         self._depth += 1
         try:
@@ -42,7 +44,7 @@ class Code:
             self.line("}")
 
     def fresh(self) -> str:
-        """A variable name that no other call gives."""
+        """Returns a variable name that no other call returns."""
         self._names += 1
         return f"t{self._names}"
 

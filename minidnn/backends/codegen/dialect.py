@@ -1,4 +1,8 @@
-"""Prints scalar expressions and functions in languages like C, which differ by a few words."""
+"""Prints scalar expressions in C, CUDA C++ and ISPC.
+
+The three share one table of snippets, an operation each; a :class:`Dialect` fills in the few words
+by which they differ.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,7 @@ from ...graph.expression import Instruction
 from ...graph.scalar_ops import COMPARISONS
 from .functions import BOUNDS
 
-#: Each operation of floats over its operands.  ``$`` is before functions that languages name
-#: differently.
+#: The snippet of each float operation.  ``$`` marks functions that dialects name differently.
 _FLOAT = {
     **{"add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}"},
     **{op: f"{{}} {symbol} {{}}" for op, symbol in COMPARISONS.items()},
@@ -23,9 +26,10 @@ _FLOAT = {
     **{"pow": "md_pow({}, {})", "fma": "md_fma({}, {}, {})", "where": "{} ? {} : {}"},
     **{"maximum": "md_max({}, {})", "minimum": "md_min({}, {})"},
 }
-#: A maximum by a comparison, which gives the second operand if either is NaN.
+#: Maximum and minimum as a comparison and a choice, which gives the second operand if either is
+#: NaN.
 _CHOSEN = {"maximum": "{0} > {1} ? {0} : {1}", "minimum": "{0} < {1} ? {0} : {1}"}
-#: Operations of whole numbers; ``@`` is the kernel's name.
+#: The snippet of each int64 operation; ``@`` stands for the kernel's name.
 _WHOLE = _FLOAT | _CHOSEN | {"abs": "$llabs({})", "div": "@_div({}, {})", "pow": "@_pow({}, {})"}
 
 
@@ -34,11 +38,11 @@ class Dialect:
     """A language like C.
 
     Attributes:
-        words: what it has for names after a ``$``, in the tables here and in :mod:`.functions`.
+        words: what stands for each ``$name`` in the tables here and in :mod:`.functions`.
         chooses: whether ``a > b ? a : b`` is one instruction.  A maximum gives NaN if either
             operand is NaN, as in the reference; a choice gives the second operand then.  So where
-            one operand is a number known here the order settles it, and ``md_max`` is left out.
-        own: operations of floats that this language alone has.
+            one operand is a constant, a choice with the other one second replaces ``md_max``.
+        own: snippets of float operations that this dialect alone has.
     """
 
     words: Mapping[str, str]
@@ -46,7 +50,7 @@ class Dialect:
     own: Mapping[str, str] = field(default_factory=dict)
 
     def fill(self, text: str) -> str:
-        """A text with this language's words in it."""
+        """Replaces each ``$name`` of a text by this dialect's word."""
         return Template(text).substitute(self.words)
 
     @cached_property
@@ -64,10 +68,17 @@ class Dialect:
         fresh: Callable[[], str],
         whole: bool = False,
     ) -> tuple[list[str], str]:
-        """Lines that compute straight-line code over named arguments, and the result's name.
+        """Prints straight-line code over named arguments as statements.
 
-        ``fresh`` gives a new variable name each time.  The result is a float: 1 or 0 of a
-        comparison; or an int64, as all is, if ``whole``, beside :data:`.functions.WHOLE_FUNCTIONS`.
+        Args:
+            code: instructions, whose operands are indices of earlier ones.
+            arguments: the variables that stand for the code's arguments.
+            fresh: returns a new variable name each time.
+            whole: whether all values are int64 instead of float; the unit then needs
+                :data:`.functions.WHOLE_FUNCTIONS`, too.
+
+        Returns:
+            The statements and the name of the result, which is 1 or 0 of a comparison.
         """
         number, zero, one = ("int64", "0", "1") if whole else ("float", "0.0f", "1.0f")
         lines: list[str] = []
@@ -77,47 +88,49 @@ class Dialect:
             names.append(fresh())
             lines.append(f"{type} {names[-1]} = {text};")
 
-        for line in code:
-            if line.op == "argument":
-                names.append(arguments[int(line.value or 0)])
-            elif line.op == "constant":
-                value = _value(line)
+        for instruction in code:
+            if instruction.op == "argument":
+                names.append(arguments[int(instruction.value or 0)])
+            elif instruction.op == "constant":
+                value = _value(instruction)
                 names.append(f"((int64){int(value)}ll)" if whole else literal(value))
             else:
-                operands = [names[i] for i in line.operands]
-                known = [_is_number(code[i]) for i in line.operands]
+                operands = [names[i] for i in instruction.operands]
+                known = [_is_number(code[i]) for i in instruction.operands]
                 if whole:
-                    text = self._wholes[line.op].format(*operands)
+                    text = self._wholes[instruction.op].format(*operands)
                 else:
-                    text = self._float(line.op, operands, known)
-                assign("bool" if line.op in COMPARISONS else number, text)
+                    text = self._float(instruction.op, operands, known)
+                assign("bool" if instruction.op in COMPARISONS else number, text)
         if code[-1].op in COMPARISONS:
             assign(number, f"{names[-1]} ? {one} : {zero}")
         return lines, names[-1]
 
     def inline(self, code: Sequence[Instruction], arguments: Sequence[str]) -> str:
-        """Straight-line code over named arguments as one expression."""
+        """Prints straight-line code over named arguments as one float expression."""
         texts: list[str] = []
-        for line in code:
-            if line.op == "argument":
-                texts.append(arguments[int(line.value or 0)])
-            elif line.op == "constant":
-                texts.append(literal(_value(line)))
+        for instruction in code:
+            if instruction.op == "argument":
+                texts.append(arguments[int(instruction.value or 0)])
+            elif instruction.op == "constant":
+                texts.append(literal(_value(instruction)))
             else:
-                inner = [f"({texts[i]})" if code[i].operands else texts[i] for i in line.operands]
-                known = [_is_number(code[i]) for i in line.operands]
-                texts.append(self._float(line.op, inner, known))
+                operands = [
+                    f"({texts[i]})" if code[i].operands else texts[i] for i in instruction.operands
+                ]
+                known = [_is_number(code[i]) for i in instruction.operands]
+                texts.append(self._float(instruction.op, operands, known))
         return texts[-1]
 
     def _float(self, op: str, operands: list[str], known: list[bool]) -> str:
-        """One operation; ``known`` tells which operands are constants and not NaN."""
+        """Prints one operation; ``known`` says which operands are constants other than NaN."""
         if op in _CHOSEN and self.chooses and any(known):
             return _CHOSEN[op].format(*(reversed(operands) if known[1] else operands))
         return self._floats[op].format(*operands)
 
 
 def literal(value: float) -> str:
-    """A float32 constant with exactly these bits."""
+    """The literal of a number rounded to float32, which compilers read as exactly these bits."""
     try:
         bits = struct.unpack("<I", struct.pack("<f", value))[0]
     except OverflowError:
@@ -139,7 +152,7 @@ def _value(constant: Instruction) -> float:
 
 
 def _is_number(instruction: Instruction) -> bool:
-    """Whether it is a constant, and not NaN."""
+    """Whether an instruction is a constant other than NaN."""
     return instruction.op == "constant" and not math.isnan(_value(instruction))
 
 
@@ -147,7 +160,7 @@ _C_LIBRARY = {"abs": "fabsf", "floor": "floorf", "round": "rintf", "sqrt": "sqrt
 _ISPC_LIBRARY = {name: name for name in _C_LIBRARY}
 
 C = Dialect({"inline": "static inline", "d": "", "llabs": "llabs", **_C_LIBRARY})
-#: What results of two bytes are computed with.
+#: Functions for results that are rounded to float16 or bfloat16: faster, and less accurate.
 _NARROW = {
     "flushed_exp": "md_flushed_exp({})",
     "inverse": "md_flushed_inverse({})",

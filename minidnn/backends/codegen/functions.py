@@ -1,20 +1,20 @@
-"""Scalar functions that languages like C lack, or have with other bits or special values.
+"""Scalar functions that ISPC, CUDA and C lack, or define with other bits or special values.
 
-They are written once, in what ISPC, CUDA and C have in common: a definition begins with
-``$inline``, ``$d`` stands behind a constant of float64, ``$abs`` and ``$floor`` are those of
-float32; :meth:`.dialect.Dialect.fill` puts in what a language has there.  A prelude defines what
-else they need: ``md_fma`` of both precisions, ``intbits`` and ``floatbits``.
+They are written once, in the subset that the three languages share: a definition begins with
+``$inline``, ``$d`` is the suffix of a float64 constant, ``$abs`` and ``$floor`` are the float32
+functions; :meth:`.dialect.Dialect.fill` replaces these words by a language's own.  A prelude
+defines what else they need: ``md_fma`` of both precisions, ``intbits`` and ``floatbits``.
 
-float32 without branches and tables, the same bits on every device and ISA: all rounding is
-that of single IEEE operations and written multiply-adds.  NaN, infinities, signed zeros, denormal
-arguments and results are as NumPy has them.  Errors (:data:`BOUNDS`) are held over all float32
-values by ``tests/cpu/test_math.py``.
+They compute float32 without branches and tables, with the same bits on every device and ISA: all
+rounding is that of single IEEE operations and explicit fused multiply-adds.  NaN, infinities,
+signed zeros, denormal arguments and results are as in NumPy.  ``tests/cpu/test_math.py`` checks
+the errors (:data:`BOUNDS`) over all float32 values.
 
 Polynomials are minimax fits of the relative error of the function (of the absolute error where a
-constant is added to them) whose coefficients were rounded one after another, each time
-fitting the others again.  Constants are hexadecimal, so that what is compiled is what was fitted.
+constant is added to them), whose coefficients were rounded one after another, with a new fit of
+the others after each.  Constants are hexadecimal, so that the compiled value is the fitted one.
 
-A clamp ``limit < x ? limit : x`` is one instruction and gives ``x`` if that is NaN; so most
+A clamp ``limit < x ? limit : x`` is one instruction and returns ``x`` if that is NaN; so most
 functions need no case for NaN.
 """
 
@@ -37,8 +37,8 @@ BOUNDS: Mapping[str, float] = MappingProxyType(
         "atan": 0.51,
     }
 )
-"""Largest error of ``md_<name>`` in units of the last place of the exact result, a result below
-the normal range counted in units of the smallest denormal."""
+"""The largest error of ``md_<name>`` in units in the last place (ULP) of the exact result; below
+the normal range the unit is the smallest denormal."""
 
 FUNCTIONS = """\
 // Added to a float below 2^22, this leaves the nearest integer in the low bits of the sum.
@@ -312,5 +312,5 @@ $inline int64 @_pow(int64 a, int64 b) {
   return b < 0 ? inverse : result;
 }
 """
-"""What expressions of whole numbers need, ``@`` being the kernel's name.  A division by zero would
-end the process, on a CPU in lanes that are switched off, too."""
+"""Division and power of int64 expressions, where ``@`` stands for the kernel's name.  A division by
+zero would end the process, on a CPU even in lanes that are masked off."""

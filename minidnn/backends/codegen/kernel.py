@@ -1,4 +1,8 @@
-"""The text of a kernel, its name, and which kernels are compiled together."""
+"""Kernel sources: text, name, and the distribution of kernels over compilation units.
+
+A kernel is named after a digest of its text, so that equal kernels of several networks share one
+compiled function in the cache.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,17 @@ from ...cache import digest
 class KernelSource:
     """The text of one kernel, with the functions that it uses.
 
-    Several texts become one unit behind a prelude, so kernels of different text have different
-    names.  Helper functions are ``static``.  Those that a kernel alone uses carry its name.
+    A compilation unit is a prelude and the texts of several kernels, so kernels of different text
+    need different names.  Helper functions are ``static``; one that a single kernel uses carries
+    the kernel's name.
 
     Attributes:
-        specific: it uses instructions that only this very architecture of a GPU has ("sm_90a" for
-            "sm_90").
+        name: the kernel's symbol in compiled code.
+        text: its definition, with the helper functions that it alone uses.
+        specific: whether it needs an architecture-specific target ("sm_90a" instead of "sm_90").
         beside: pieces of C that are compiled into the same unit, each once.
-        shared: functions that kernels of other texts use, too: they stand in a unit before its
-            kernels, each once, and equal names mean equal texts.
+        shared: functions that other kernels use as well; a unit has each of them once, before its
+            kernels, and equal names mean equal texts.
     """
 
     name: str
@@ -40,24 +46,27 @@ class KernelSource:
         beside: tuple[str, ...] = (),
         shared: tuple[str, ...] = (),
     ) -> KernelSource:
-        """A kernel named after its text, in which ``mark`` stands for the name."""
+        """Returns a kernel named after ``kind`` and a digest of its text, in which ``mark`` stands
+        for the name."""
         name = f"{kind}_{digest(text, *beside, *shared)[:20]}"
         return cls(name, text.replace(mark, name), specific, beside, shared)
 
 
 @lru_cache(2048)
 def shared_function(kind: str, text: str, *constants: object) -> tuple[str, str]:
-    """The name of a function that kernels share, and its text, in which ``<name>`` stands for it.
+    """Returns the name of a function that several kernels call, and its text with that name in
+    place of ``<name>``.
 
-    ``constants`` says which arguments are numbers in its calls: a compiler puts them into the
-    function, and what it makes of a kernel should not depend on the others in the same file.
+    ``constants`` are the arguments that are literals in the calls.  They are part of the name since
+    a compiler specializes the function for them: the code of a kernel must not depend on the other
+    kernels of its unit.
     """
     name = f"{kind}_{digest(text, *constants)[:20]}"
     return name, text.replace("<name>", name)
 
 
 def by_name(sources: Iterable[KernelSource]) -> dict[str, KernelSource]:
-    """Each kernel once; ValueError if two of one name have different texts."""
+    """Returns each kernel once, by its name; ValueError if two of one name have different texts."""
     unique: dict[str, KernelSource] = {}
     for source in sources:
         if unique.setdefault(source.name, source).text != source.text:
@@ -66,15 +75,16 @@ def by_name(sources: Iterable[KernelSource]) -> dict[str, KernelSource]:
 
 
 def in_groups(sources: Sequence[KernelSource], count: int) -> list[list[KernelSource]]:
-    """Distributes kernels over ``count`` groups of about equal length: compilers that run side by
-    side then end together.  Equal arguments, in any order, give equal groups in every process."""
+    """Distributes kernels over ``count`` groups of about equal source length, so that compilers
+    that run in parallel end together.  Equal kernels, in any order, give equal groups in every
+    process."""
     groups: list[list[KernelSource]] = [[] for _ in range(count)]
     shared: list[set[str]] = [set() for _ in range(count)]
     lengths = [0] * count
 
     def length_with(source: KernelSource, group: int) -> int:
-        added = (len(piece) for piece in source.shared if piece not in shared[group])
-        return lengths[group] + len(source.text) + sum(added)
+        new_lengths = (len(piece) for piece in source.shared if piece not in shared[group])
+        return lengths[group] + len(source.text) + sum(new_lengths)
 
     def length_alone(source: KernelSource) -> int:
         return len(source.text) + sum(map(len, source.shared))

@@ -1,8 +1,9 @@
-"""Prints windows tap by tap, as ISPC or CUDA C++: any that can be described.
+"""Prints windows as loops over their taps, in ISPC or CUDA C++: the general form of pooling.
 
-The order is that of ``graph.window.join_taps``.  The sixteen sums of a block are made one
-after another, as they are needed when halves are added to halves, so that four numbers are all
-that waits.
+A window (see :mod:`minidnn.graph.window`) reduces the taps of an output to one number.  Printed
+loops combine taps in the order of ``graph.window.join_taps``: a long axis is summed in blocks of
+16 x 16 taps, whose sixteen partial sums are added pairwise.  They are computed in bit-reversed
+order, so that four partial sums are the most that wait for their partner.
 """
 
 from __future__ import annotations
@@ -19,24 +20,33 @@ from .dialect import Dialect, literal
 _BLOCK = LONG * LONG
 
 UNROLLED_TAPS = 64
-"""Windows with more taps are loops."""
+"""Windows with more taps are printed as loops."""
 
 
 def is_looped(window: Window) -> bool:
-    """Whether a window is printed tap by tap: it has many taps, or many along an axis, or
-    neighbouring outputs share nothing that is joined."""
+    """Whether a window is printed as loops over its taps: it has many taps, or many along an axis,
+    or neighbouring outputs share no partial result."""
     return not window.is_plain or window.taps > UNROLLED_TAPS or window.is_long
 
 
 def join_text(dialect: Dialect, join: Join, a: str, b: str) -> str:
-    """Two numbers joined."""
+    """The expression that combines two numbers, as a window's reduction does."""
     return dialect.inline(linearize(join.expression), (a, b))
 
 
 @dataclass(frozen=True)
 class TapLoop:
-    """How taps along an axis are joined: ``index`` is the type of counters, ``declare`` makes a
-    variable and ``assign`` sets one, both of an expression in which ``at`` names variables."""
+    """Prints the reduction of the taps along one axis.
+
+    Attributes:
+        code: where statements are added.
+        index: the type of loop counters.
+        declare: declares a variable, of its name and the expression of its value.
+        assign: sets a variable, of its name and the expression of its value.
+        at: the expression that reads a variable.
+        dialect: the language that is printed.
+        join: the reduction: a sum or a maximum.
+    """
 
     code: Code
     index: str
@@ -51,8 +61,11 @@ class TapLoop:
         return literal(self.join.identity)
 
     def print(self, name: str, count: int, tap: Callable[[str], str]) -> None:
-        """Declares ``name`` and joins ``count`` taps to it; ``tap`` prints how the one of an index
-        is read, and names it, or goes on with the next where there is none."""
+        """Declares ``name`` and reduces ``count`` taps into it.
+
+        ``tap`` prints the statements that read the tap of an index, or ``continue`` where that tap
+        does not exist, and returns its variable.
+        """
         self.declare(name, self._identity)
         if count <= LONG or self.join.chooses:
             self._added(name, name, "0", str(count), 1, tap)
@@ -82,26 +95,28 @@ class TapLoop:
             self.assign(name, self.at(levels[-1]))
 
     def _block(self, name: str, begin: str, end: str, tap: Callable[[str], str]) -> None:
-        code, turn = self.code, f"{name}_i"
+        """Reduces up to 16 x 16 taps: sixteen strided partial results, combined pairwise."""
+        code, counter = self.code, f"{name}_i"
         waiting = [f"{name}_w{bit}" for bit in range(4)]
         total = f"{name}_s"
-        for each in (*waiting, total):
-            self.declare(each, self._identity)
-        with code.block(f"for ({self.index} {turn} = 0; {turn} < {LONG}; {turn}++)"):
-            moved = (("1", "<< 3"), ("2", "<< 1"), ("4", ">> 1"), ("8", ">> 3"))
-            first = " | ".join(f"(({turn} & {bit}) {by})" for bit, by in moved)
-            code.line(f"const {self.index} {name}_j = {first};")
+        for variable in (*waiting, total):
+            self.declare(variable, self._identity)
+        with code.block(f"for ({self.index} {counter} = 0; {counter} < {LONG}; {counter}++)"):
+            shifts = (("1", "<< 3"), ("2", "<< 1"), ("4", ">> 1"), ("8", ">> 3"))
+            reversed_bits = " | ".join(f"(({counter} & {bit}) {by})" for bit, by in shifts)
+            code.line(f"const {self.index} {name}_j = {reversed_bits};")
             self.assign(total, self._identity)
             self._added(name, total, f"{begin} + {name}_j", end, LONG, tap)
-            for bit, half in enumerate(waiting):
-                with code.block(f"if (({turn} & {1 << bit}) == 0)"):
-                    self.assign(half, self.at(total))
+            for bit, partner in enumerate(waiting):
+                with code.block(f"if (({counter} & {1 << bit}) == 0)"):
+                    self.assign(partner, self.at(total))
                     code.line("continue;")
-                self.assign(total, self._joined(half, total))
+                self.assign(total, self._joined(partner, total))
 
     def _added(
         self, name: str, total: str, begin: str, end: str, step: int, tap: Callable[[str], str]
     ) -> None:
+        """Reduces every ``step``-th tap into ``total``."""
         k = f"{name}_k"
         with self.code.block(f"for ({self.index} {k} = {begin}; {k} < {end}; {k} += {step})"):
             self._add(total, tap(k))
@@ -115,10 +130,15 @@ class TapLoop:
 
 @dataclass(frozen=True)
 class TapPrinter:
-    """Prints a window of one output, with ``loop``, over planes of ``extent``.
+    """Prints the window of one output, a loop over rows of taps and one over the taps of a row.
 
-    ``begin`` prints what each row of taps begins with, and ``tap`` computes a tap, of its number,
-    where ``sy`` and ``sx`` are its position; it gives the result's name.
+    Attributes:
+        loop: prints the reduction along either axis.
+        window: the window.
+        extent: rows and columns of the plane that it reads.
+        begin: prints the statements that a row of taps begins with.
+        tap: prints the statements that compute a tap, of its number within the window, and returns
+            its variable; ``sy`` and ``sx`` are then the tap's position.
     """
 
     loop: TapLoop
@@ -128,7 +148,7 @@ class TapPrinter:
     tap: Callable[[str], str]
 
     def print(self, row: str, column: str) -> str:
-        """Joins the taps of the output at a position; the result's name."""
+        """Reduces the taps of the output at a position; returns the result's variable."""
         self.loop.print("total", self.window.rows.kernel, lambda k: self._row(row, column, k))
         return "total"
 
@@ -145,8 +165,8 @@ class TapPrinter:
         return "part"
 
     def _place(self, name: str, axis: Axis, output: str, k: str, size: int) -> str:
-        """Declares the position of a tap along an axis, and goes on with the next if there is
-        none; its number."""
+        """Declares the position of a tap along an axis, and continues the loop where that tap does
+        not exist; returns the tap's number."""
         declared, number, outside = tap_place(name, axis, output, k, size)
         for variable, text in declared.items():
             self.loop.code.line(f"const {self.loop.index} {variable} = {text};")
@@ -158,34 +178,39 @@ class TapPrinter:
 def tap_place(
     name: str, axis: Axis, output: str, k: str, size: int
 ) -> tuple[dict[str, str], str, list[str]]:
-    """Where tap ``k`` of an output lies along an axis of that size.
+    """The position of tap ``k`` of an output along an axis of ``size`` elements, as expressions.
 
     Returns:
-        What is declared, first ``s`` and the name, the position; the tap's number; and the
-        conditions under which there is none.
+        The variables to declare with their values, the first of which (``s`` and ``name``) is the
+        position; the tap's number; and the conditions under which the tap does not exist.
     """
-    at, number = f"s{name}", f"t{name}"
+    variable, number = f"s{name}", f"t{name}"
     if isinstance(axis, WindowAxis):
-        place = f"({output}) * {axis.stride} - {axis.padding[0]} + {k} * {axis.dilation}"
+        position = f"({output}) * {axis.stride} - {axis.padding[0]} + {k} * {axis.dilation}"
         last = axis.tap(axis.output_size(size) - 1, axis.kernel - 1)
         reaches_out = axis.first(0) < 0 or last >= size
-        return {at: place}, k, [f"{at} < 0", f"{at} >= {size}"] if reaches_out else []
-    of, before = axis.of, axis.of.padding[0]
-    # So many windows further on, numbers that are divided are not negative.
-    first = axis.first(0) - 1
-    shift = before - of.reach + of.stride - first * of.stride
+        return (
+            {variable: position},
+            k,
+            [f"{variable} < 0", f"{variable} >= {size}"] if reaches_out else [],
+        )
+    forward, before = axis.of, axis.of.padding[0]
+    # The shift by whole strides keeps the dividend from being negative; it is undone afterwards.
+    earliest = axis.first(0) - 1
+    shift = before - forward.reach + forward.stride - earliest * forward.stride
     declared = {
-        at: f"(({output}) + {shift}) / {of.stride} - {-first} + {k}",
-        number: f"({output}) + {before} - {at} * {of.stride}",
+        variable: f"(({output}) + {shift}) / {forward.stride} - {-earliest} + {k}",
+        number: f"({output}) + {before} - {variable} * {forward.stride}",
     }
-    outside = [f"{at} < 0", f"{at} >= {size}", f"{number} < 0"]
-    if of.dilation > 1:
-        outside.append(f"{number} % {of.dilation} != 0")
-    return declared, f"{number} / {of.dilation}" if of.dilation > 1 else number, outside
+    outside = [f"{variable} < 0", f"{variable} >= {size}", f"{number} < 0"]
+    if forward.dilation > 1:
+        outside.append(f"{number} % {forward.dilation} != 0")
+    return declared, f"{number} / {forward.dilation}" if forward.dilation > 1 else number, outside
 
 
 def print_count(window: Window, axis: WindowAxis, at: str, size: int) -> str:
-    """How many taps count at a position of an axis of that size."""
+    """The number of taps that an average counts at a position of an axis of ``size`` elements, as
+    an expression."""
     before, after = axis.padding if window.count_padding else (0, 0)
     start = f"(({at}) * {axis.stride} - {axis.padding[0]})"
     if axis.dilation > 1:

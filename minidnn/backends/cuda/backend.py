@@ -41,6 +41,7 @@ from .target import STORAGE, CudaTarget
 OLDEST = (8, 0)
 """The oldest compute capability that generated kernels are written for."""
 
+#: Operators that have kernels; dtypes are those of :data:`.prelude.TYPES`, but for those below.
 _KNOWN = (
     FusedRegion,
     LayerFunction,
@@ -57,19 +58,22 @@ _KNOWN = (
     ops.Variance,
     Windowed,
 )
+#: Operators whose kernels take every dtype of :data:`.expressions.STORED`.
 _OF_ANY_DTYPE = (
     *(Elementwise, FusedElements, Indexed, Reshaping),
     *(ops.ArgMax, ops.Concat, ops.Gather, ops.RandomDrop, ops.Reduce, ops.TakeChannels),
     ops.SumOverRanks,
 )
-#: What takes whole numbers, too, and says itself which, or moves their sums.
+#: Operators that take some integers: products, which are checked on their own, and copies of their
+#: int32 sums.
 _WITH_WHOLE = (Contraction, FusedContraction, ops.MatMul, ops.Reorder)
-#: What sums one number after the other: of halves, sums would lose their digits.
+#: Operators that add numbers one after another in the dtype of the values, which is too coarse in
+#: half precision.
 _IN_FULL = (ops.ScatterAdd,)
 
 
 class CudaBackend:
-    """Generated CUDA and cuDNN on the GPU of that index."""
+    """Generated CUDA kernels and cuDNN on the GPU of an index."""
 
     name = "cuda"
     keeps_states = True
@@ -105,15 +109,15 @@ class CudaBackend:
             return f"there is no kernel for {node.op.name}"
         if (reason := _why_not_whole(node, precision)) is not None:
             return reason
-        valid = tuple(STORED if isinstance(node.op, (*_OF_ANY_DTYPE, *_WITH_WHOLE)) else TYPES)
-        valid = ("float32", "int32", "int64") if isinstance(node.op, _IN_FULL) else valid
+        dtypes = tuple(STORED if isinstance(node.op, (*_OF_ANY_DTYPE, *_WITH_WHOLE)) else TYPES)
+        dtypes = ("float32", "int32", "int64") if isinstance(node.op, _IN_FULL) else dtypes
         for value in (*node.inputs, *node.outputs):
-            if value.dtype not in valid:
-                return f"{value!r} is none of {', '.join(valid)}"
+            if value.dtype not in dtypes:
+                return f"{value!r} is none of {', '.join(dtypes)}"
         return None
 
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> Program:
-        # What loads a file has no use for them.
+        # A process that only loads stored programs does not need these modules.
         from .lower import lower_plan
         from .program import CudaProgram
 
@@ -121,7 +125,7 @@ class CudaBackend:
         check_options("cuda", options, valid)
         any_size = any_size_option(options)
         tune = tune_option(options, "heuristic" if any_size else "quick")
-        # Without Winograd and FFT, all that is left adds products up.
+        # Without Winograd and FFT, all remaining algorithms add up products.
         accuracy = "normal" if accuracy_option(options) == "normal" else "high"
         limit, deterministic = memory_limit_option(options), _deterministic(options)
         machine = machine_of(self.index)
@@ -143,7 +147,7 @@ class CudaBackend:
 
 
 def _why_not_whole(node: Node, precision: str) -> str | None:
-    """Why a node does not compute with whole numbers that it reads or makes; None if it does."""
+    """Why a node does not compute with the integers that it reads or writes; None if it does."""
     if STORAGE[precision] != "float32" and (value := _quantized(node)) is not None:
         valid = ", ".join(name for name, storage in STORAGE.items() if storage == "float32")
         return f"{value!r} is quantized, which is not computed in {precision}; valid are {valid}"
@@ -153,20 +157,20 @@ def _why_not_whole(node: Node, precision: str) -> str | None:
 
 
 def _quantized(node: Node) -> Value | None:
-    """A value of a node that is one of whole numbers of a byte, or a sum of their products; bytes
-    that are moved and cast to others are pictures."""
+    """A value of a node that is quantized: int8 or computed as uint8, or int32 sums of products of
+    these.  A uint8 value that is only read is not: it may be a picture's pixels."""
     makes = isinstance(node.op, (Elementwise, Contraction, ops.MatMul))
     for value in (*node.inputs, *node.outputs):
-        made = makes and value.producer is node
-        if value.dtype == "int8" or (made and value.dtype == "uint8"):
+        is_computed = makes and value.producer is node
+        if value.dtype == "int8" or (is_computed and value.dtype == "uint8"):
             return value
-        if made and value.dtype not in FLOATS and not isinstance(node.op, Elementwise):
+        if is_computed and value.dtype not in FLOATS and not isinstance(node.op, Elementwise):
             return value
     return None
 
 
 def _deterministic(options: Mapping[str, Any]) -> bool:
-    found = options.get("deterministic", True)
-    if type(found) is not bool:
-        raise GraphError(f"deterministic={found!r}; valid are True and False")
-    return found
+    deterministic = options.get("deterministic", True)
+    if type(deterministic) is not bool:
+        raise GraphError(f"deterministic={deterministic!r}; valid are True and False")
+    return deterministic

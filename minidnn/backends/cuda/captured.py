@@ -1,4 +1,9 @@
-"""A table on a GPU, captured as CUDA graphs, and running it on arrays and streams."""
+"""Runs a table of launches on callers' arrays and streams, as CUDA graphs.
+
+A program keeps several instances, each with memory of its own, so that calls on different streams
+run at once.  The graph of an instance reads and writes arrays in place where it can; the others are
+copied to and from buffers of the instance.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +44,12 @@ from .timing import seconds_of_runs
 
 _PER_THREAD_STREAM = 2
 _MOST_INSTANCES = 4
-"""So many calls run at once on streams of their own, each in memory of its own; others wait."""
+"""Calls that run at once, on streams of their own and each in memory of its own; others wait."""
 
 
 @contextmanager
 def on_device(index: int) -> Iterator[None]:
-    """Makes a device current meanwhile."""
+    """Makes a device the current one within the context."""
     runtime = cupy().cuda.runtime
     before = runtime.getDevice()
     if before == index:
@@ -58,10 +63,14 @@ def on_device(index: int) -> Iterator[None]:
 
 
 class CapturedProgram:
-    """A table that is run.  Several threads may call it at once, on any streams.
+    """A table and its instances.  Several threads may call it at once, on any streams.
 
-    Runs of one with states, and those of all programs of their store, follow each other, on
-    whatever streams.
+    If it has states, its runs and those of all programs of the same store are ordered one after
+    the other, whatever their streams.
+
+    Args:
+        device: the index of the GPU.
+        inputs, outputs: shape and dtype of each array.
     """
 
     def __init__(
@@ -73,7 +82,7 @@ class CapturedProgram:
         self._lock = threading.Lock()
         self._runtime = cupy().cuda.runtime
         self._instances: dict[object, Instance] = {}
-        #: By how many runs one launch makes.
+        #: The graphs of several runs, by the number of runs in a launch.
         self._repeated: dict[int, Repeated] = {}
         self._states: StatesInTurn | None = None
         self._limit: Limit | None = None
@@ -81,8 +90,8 @@ class CapturedProgram:
     def use(
         self, table: CudaTable, constants: Constants | LaidDown, instance: Instance | None
     ) -> None:
-        """From now on runs a table, first on an instance of it; on one that the first call makes if
-        there is none."""
+        """Sets the table that calls run, its constants, and its first instance; if that is None,
+        the first call makes one."""
         self.table = table
         self._constants = constants
         if instance is not None:
@@ -91,27 +100,29 @@ class CapturedProgram:
         self._external = ExternalInstances(table)
 
     def use_external_buffers(self, donated: Sequence[int] = ()) -> DonatedLayout | None:
-        """From now on keeps no memory for inputs and outputs, but works in callers' buffers from
-        their first call on.  That takes as little memory as it can where they come by
-        :meth:`run_on`, and again at the same addresses, as what is kept for a backward pass.
+        """From now on keeps no buffers for inputs and outputs, but reads and writes callers' arrays
+        in place from their first call on.
+
+        This saves most memory where calls come by :meth:`run_on` and their addresses recur, as
+        those of activations that are kept for a backward pass.
 
         Args:
-            donated: the numbers of inputs that lie in one buffer, which callers may donate with a
-                run for the program to work in: where nobody needs such an input any more, other
-                values take its place.
+            donated: the indices of inputs that are in one buffer, which callers may donate with a
+                run: the program keeps values and workspaces in it, also in place of those inputs
+                that no later node reads.
 
         Returns:
-            How that buffer is laid out; None if no input is named, or if the program has to work
-            in memory of its own.
+            The layout of that buffer; None if no input is named, or if the program needs memory of
+            its own.
         """
         if self._states is not None or self._limit is not None:
             return None
-        if not self._instances:  # no run has loaded yet what an instance captures
+        if not self._instances:  # no run has loaded the kernels yet, on which captures rely
             return None
         with on_device(self.device), self._lock:
             self._external.share(self.device, reserves=not donated)
             self._instances.clear()
-            release_unused()  # nobody else has use for what CuPy keeps
+            release_unused()  # CuPy's pool would keep the instances' memory
         return self._donated_layout(donated) if donated else None
 
     def _donated_layout(self, inputs: Sequence[int]) -> DonatedLayout | None:
@@ -125,8 +136,8 @@ class CapturedProgram:
             array[...] = result
 
     def call(self, inputs: Sequence[Any], out: Any) -> Sequence[Any]:
-        """Computes the outputs on the current stream of the first input's library.  The streams of
-        others' libraries wait for it, as it waits for them.
+        """Computes the outputs on the current stream of the first input's library.  Current streams
+        of other arrays' libraries wait for this one, as it waits for them.
 
         GraphError or DeviceError if an array does not fit.
         """
@@ -135,29 +146,29 @@ class CapturedProgram:
     def _computed(
         self, inputs: Sequence[Any], out: Any, in_place: bool
     ) -> tuple[Instance, Sequence[Any]]:
-        """The instance that computed, and the outputs.
+        """Enqueues a run; returns the instance that it ran on, and the outputs.
 
-        in_place: whether kernels may work where arrays lie; else all are copied, so that the
-            inputs lie in the instance's own memory afterwards, too.
+        in_place: whether kernels may read and write the arrays directly; otherwise all are copied,
+            so that the instance's own buffers hold the inputs afterwards.
         """
         device = self.device
         if self._runtime.getDevice() != device:
             with on_device(device):
                 return self._computed(inputs, out, in_place)
-        given = [read(s, a, device) for s, a in zip(self._inputs, inputs, strict=True)]
-        library = given[0].library if given else NUMPY
-        stream = _stream_of(given, device)
+        arrays = [read(s, a, device) for s, a in zip(self._inputs, inputs, strict=True)]
+        library = arrays[0].library if arrays else NUMPY
+        stream = _stream_of(arrays, device)
         results = self._results(library, out)
-        in_place = in_place and (out is None or self._are_apart(given, results))
-        several = len(given) > 1 or out is not None
-        others = _others_of((*given, *results), stream, device) if several else ()
-        for other in others:  # what another library has enqueued for its arrays comes first
+        in_place = in_place and (out is None or self._are_disjoint(arrays, results))
+        several_libraries = len(arrays) > 1 or out is not None
+        others = _others_of((*arrays, *results), stream, device) if several_libraries else ()
+        for other in others:  # first the work that another library has enqueued on its arrays
             _follow(stream, other)
-        instance = self._enqueue(given, results, stream, in_place)
+        instance = self._enqueue(arrays, results, stream, in_place)
         for other in others:
             _follow(other, stream)
-        for one in results:
-            if one.library.is_host:
+        for result in results:
+            if result.library.is_host:
                 self._runtime.streamSynchronize(stream)
                 break
         return instance, () if out is not None else self._finished(results)
@@ -165,55 +176,56 @@ class CapturedProgram:
     def run_on(
         self, stream: int, inputs: Sequence[int], outputs: Sequence[int], donated: int = 0
     ) -> None:
-        """Computes the outputs on a stream; all are addresses on the device of contiguous arrays
-        of the right types, no output overlapping any other, which nobody checks.
+        """Computes the outputs on a stream, without checks: inputs and outputs are device addresses
+        of contiguous arrays of the right types, and no output overlaps any other array.
 
-        donated: the address of a buffer in which inputs lie as :meth:`use_external_buffers` said,
-            and which holds nothing of use afterwards; 0 if there is none.
+        donated: the address of a buffer in the layout that :meth:`use_external_buffers` returned,
+            whose contents are lost; 0 if there is none.
         """
         if self._runtime.getDevice() != self.device:
             with on_device(self.device):
                 return self.run_on(stream, inputs, outputs, donated)
-        given, results = list(map(_lying_at, inputs)), list(map(_lying_at, outputs))
-        self._enqueue(given, results, stream, True, donated)
+        arrays, results = list(map(_array_at, inputs)), list(map(_array_at, outputs))
+        self._enqueue(arrays, results, stream, True, donated)
 
     def _enqueue(
         self,
-        given: Sequence[Given],
+        inputs: Sequence[Given],
         results: Sequence[Given],
         stream: int,
-        apart: bool,
+        disjoint: bool,
         donated: int = 0,
     ) -> Instance:
-        instance = self._at_addresses(given, results, donated) if apart else None
+        instance = self._at_addresses(inputs, results, donated) if disjoint else None
         instance = self._take(_key(stream)) if instance is None else instance
         if self._states is None:
-            self._start(instance, given, results, stream, apart)
+            self._start(instance, inputs, results, stream, disjoint)
         else:
             with self._states.turn(stream):
-                self._start(instance, given, results, stream, apart)
+                self._start(instance, inputs, results, stream, disjoint)
         return instance
 
     def _start(
         self,
         instance: Instance,
-        given: Sequence[Given],
+        inputs: Sequence[Given],
         results: Sequence[Given],
         stream: int,
-        apart: bool,
+        disjoint: bool,
     ) -> None:
         runtime = self._runtime
         with instance.lock:
-            # Also on the stream of the last run, by its handle, which another may have by now.
+            # Even on the stream of the last run: a new stream may have its handle by now.
             runtime.streamWaitEvent(stream, instance.done.ptr)
-            instance.launch(given, results, stream, apart)
+            instance.launch(inputs, results, stream, disjoint)
             runtime.eventRecord(instance.done.ptr, stream)
 
     # Several runs in a launch
 
     def repeat(self, count: int) -> None:
-        """Gets ready for launches of so many runs, which take turns in memory, as those of a
-        program with states do.  OutOfMemoryError if there is no room for their inputs and outputs.
+        """Makes the graph for launches of ``count`` runs, which use the same memory one after the
+        other, as all runs of a program with states do.  OutOfMemoryError if there is no room for
+        their inputs and outputs.
         """
         with on_device(self.device), self._lock:
             if count in self._repeated:
@@ -221,98 +233,100 @@ class CapturedProgram:
             assert self._states is not None
             table, constants = self.table, self._constants
             if self._limit is not None:
-                beside = bytes_beside(table, count)
-                needed = constants.bytes + table.block.own_bytes + beside
+                ends_bytes = bytes_beside(table, count)
+                needed = constants.bytes + table.block.own_bytes + ends_bytes
                 if needed > self._limit.bytes:
                     raise OutOfMemoryError(
                         f"{self._limit.said}; {count} runs in a launch take {needed} bytes, of "
-                        f"which their inputs and outputs are {beside}"
+                        f"which their inputs and outputs are {ends_bytes}"
                     )
             values = self._instances[None].begin
             states = self._states.addresses
             with told():
-                made = Repeated(table, count, values, states, constants.address)
-            self._repeated[count] = made
+                repeated = Repeated(table, count, values, states, constants.address)
+            self._repeated[count] = repeated
 
     def launch(self, calls: Sequence[Sequence[Any]]) -> Sequence[np.ndarray]:
         """Computes the outputs for the inputs of several calls, one run after the other, in one
-        launch on the current stream of the first array's library, and waits for it.  The first axis
-        of results is that of the runs.
+        launch on the current stream of the first array's library, and waits for it.  The results
+        have the runs as their first axis.
 
         GraphError or DeviceError if an array does not fit.
         """
         assert self._states is not None
         device, runtime = self.device, self._runtime
         with on_device(device):
-            given = [
+            arrays = [
                 [read(s, a, device) for s, a in zip(self._inputs, call, strict=True)]
                 for call in calls
             ]
             self.repeat(len(calls))
             repeated = self._repeated[len(calls)]
-            stream = _stream_of(given[0], device)
-            others = _others_of(list(chain.from_iterable(given)), stream, device)
+            stream = _stream_of(arrays[0], device)
+            others = _others_of(list(chain.from_iterable(arrays)), stream, device)
             for other in others:
                 _follow(stream, other)
             with self._states.turn(stream):
-                found = repeated.launch(given, stream)
+                copied = repeated.launch(arrays, stream)
             runtime.streamSynchronize(stream)
-        results = repeated.results(found, self._outputs)
+        results = repeated.results(copied, self._outputs)
         return [from_bits(r, slot.dtype) for r, slot in zip(results, self._outputs, strict=True)]
 
     def bind(self, inputs: Sequence[Any], out: Any) -> Bound:
-        """What computes from these very arrays, and into ``out``, without a copy.
+        """Returns a program bound to these arrays, which reads them and writes ``out`` in place.
 
         GraphError unless they lie on the device, contiguous and aligned, in the compiled dtypes.
         """
         with on_device(self.device):
-            given = [read(s, a, self.device) for s, a in zip(self._inputs, inputs, strict=True)]
-            for slot, array, one in zip(self._inputs, inputs, given, strict=True):
+            arrays = [read(s, a, self.device) for s, a in zip(self._inputs, inputs, strict=True)]
+            for slot, array, one in zip(self._inputs, inputs, arrays, strict=True):
                 if one.library.is_host or not as_it_is(array, one):
                     raise GraphError(
                         f"{slot.what} cannot be bound: valid is a contiguous array on "
                         f"cuda:{self.device}, {slot.described()}"
                     )
-            library = given[0].library if given else CUPY
+            library = arrays[0].library if arrays else CUPY
             results = self._results(library, out)
             if any(one.library.is_host for one in results):
                 raise GraphError("out is a NumPy array; valid is an array on the GPU")
-            return self._bound(library, given, results)
+            return self._bound(library, arrays, results)
 
     def _bound(
-        self, library: ArrayLibrary, given: Sequence[Given], results: Sequence[Given]
+        self, library: ArrayLibrary, inputs: Sequence[Given], results: Sequence[Given]
     ) -> Bound:
-        for slot, one in zip(self._inputs, given, strict=True):
+        for slot, one in zip(self._inputs, inputs, strict=True):
             check_aligned(slot, one)
             for other, two in zip(self._outputs, results, strict=True):
                 check_apart(slot, one, other, two)
         for slot, one in zip(self._outputs, results, strict=True):
             check_aligned(slot, one)
-        ends = [[one.pointer for one in some] for some in (given, results)]
+        ends = [[one.pointer for one in some] for some in (inputs, results)]
         with told(), self._states.unchanged() if self._states else nullcontext():
             instance = self.instance(self.table, self._constants.address, *ends)
         outputs = tuple(self._finished(results))
-        kept = (given, results, self)
+        kept = (inputs, results, self)
         return Bound(instance, self.device, library, kept, outputs, self._states)
 
     def clock(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float]:
-        """What gives the seconds of a run on copies of the inputs, of so many in a row, by the
-        GPU's clock."""
+        """Returns a function of a number of runs: it runs so many in a row, on device copies of the
+        inputs, and returns the seconds of one by the GPU's clock."""
         with on_device(self.device):
             arrays = [cupy().asarray(array) for array in inputs]
-            given = [read(s, a, self.device) for s, a in zip(self._inputs, arrays, strict=True)]
-            bound = self._bound(CUPY, given, self._results(CUPY, None))
+            read_arrays = [
+                read(s, a, self.device) for s, a in zip(self._inputs, arrays, strict=True)
+            ]
+            bound = self._bound(CUPY, read_arrays, self._results(CUPY, None))
         return partial(self._seconds, bound)
 
     def _seconds(self, bound: Bound, count: int) -> float:
         with on_device(self.device):
             return seconds_of_runs(bound, count)
 
-    def _are_apart(self, given: Sequence[Given], results: Sequence[Given]) -> bool:
-        """Whether no result overlaps anything that is given."""
+    def _are_disjoint(self, inputs: Sequence[Given], results: Sequence[Given]) -> bool:
+        """Whether no result overlaps an input."""
         return not any(
             overlap(slot, one, other, two)
-            for slot, one in zip(self._inputs, given, strict=True)
+            for slot, one in zip(self._inputs, inputs, strict=True)
             for other, two in zip(self._outputs, results, strict=True)
         )
 
@@ -325,11 +339,11 @@ class CapturedProgram:
     def _results(self, library: ArrayLibrary, out: Any) -> list[Given]:
         if out is not None:
             return outputs_of(out, self._outputs, self.device)
-        found = []
+        results = []
         for slot in self._outputs:
             array = library.empty(slot, self.device)
-            found.append(Given(library.pointer(array), library, array, library.written))
-        return found
+            results.append(Given(library.pointer(array), library, array, library.written))
+        return results
 
     # Instances
 
@@ -340,58 +354,60 @@ class CapturedProgram:
         inputs: Sequence[int] | None = None,
         outputs: Sequence[int] | None = None,
     ) -> Instance:
-        """Memory of its own for a table, or on the caller's inputs and outputs."""
+        """Makes an instance of a table, on its own buffers or on a caller's inputs and outputs."""
         states = self._states.addresses if self._states else ()
         return Instance(table, states, constants, inputs, outputs)
 
     def _take(self, key: object) -> Instance:
-        """The instance of a stream, an idle one, a new one, or the one that was made first; with
-        states, whose runs take turns, the only one."""
+        """The instance for calls of a key (a stream): the one it had, an idle one, a new one, or
+        the oldest.  With states, whose runs are ordered, there is only one."""
         if self._states is not None:
             return self._instances[None]
-        found = self._instances.get(key)
-        if found is not None:
-            return found
+        instance = self._instances.get(key)
+        if instance is not None:
+            return instance
         with self._lock:
-            found = self._instances.pop(None, None)
-            if found is None:
-                found = self._another()
-            self._instances[key] = found
-            return found
+            instance = self._instances.pop(None, None)
+            if instance is None:
+                instance = self._another()
+            self._instances[key] = instance
+            return instance
 
     def _at_addresses(
-        self, given: Sequence[Given], results: Sequence[Given], donated: int
+        self, inputs: Sequence[Given], results: Sequence[Given], donated: int
     ) -> Instance | None:
-        """The instance whose ends that libraries take lie where these arrays do, of which it then
-        copies none.  It is made when such addresses come a second time, as they do where an
-        allocator gives what was freed in the step before, or at once if it has no other memory.
-        None where there is none."""
+        """The instance that reads and writes these arrays in place, also those that libraries take;
+        None if they have to be copied.
+
+        It is made when their addresses come a second time, as they do where an allocator returns
+        what was freed in the step before, or at once after :meth:`use_external_buffers`.
+        """
         if self._states is not None or self._limit is not None:
             return None
         with self._lock:
-            return self._external.of((*given, *results), self._external_instance, donated)
+            return self._external.of((*inputs, *results), self._external_instance, donated)
 
     def _external_instance(
         self, external: Sequence[int | None], fixed: Sequence[int], arena: SharedArena
     ) -> Instance:
-        made = Instance(
+        instance = Instance(
             self.table, (), self._constants.address, external=external, fixed=fixed, arena=arena
         )
-        self._instances.clear()  # they are larger: all ends lie in memory of theirs
-        return made
+        self._instances.clear()  # they are larger, with buffers for all inputs and outputs
+        return instance
 
     def _another(self) -> Instance:
         for key, instance in self._instances.items():
             if instance.is_idle():
                 del self._instances[key]
                 return instance
-        within = self._limit is None or self._limit.bytes >= self.bytes + self.table.block.own_bytes
-        if len(self._instances) < _MOST_INSTANCES and within:
+        fits = self._limit is None or self._limit.bytes >= self.bytes + self.table.block.own_bytes
+        if len(self._instances) < _MOST_INSTANCES and fits:
             try:
                 with told():
                     return self.instance(self.table, self._constants.address)
             except OutOfMemoryError:
-                pass  # the streams then take turns, in the memory that there is
+                pass  # the streams then share an instance
         if not self._instances:
             with told():
                 return self.instance(self.table, self._constants.address)
@@ -402,14 +418,14 @@ class CapturedProgram:
         """Device memory that the program holds now."""
         distinct = {id(instance) for instance in self._instances.values()}
         states = self._states.bytes if self._states else 0
-        more = self._external.bytes + sum(repeated.bytes for repeated in self._repeated.values())
-        own = len(distinct) * self.table.block.own_bytes
-        return states + self._constants.bytes + own + more
+        other = self._external.bytes + sum(repeated.bytes for repeated in self._repeated.values())
+        buffers = len(distinct) * self.table.block.own_bytes
+        return states + self._constants.bytes + buffers + other
 
 
 class Bound:
     """A program on fixed arrays: calling it computes ``outputs`` on the current stream of the
-    arrays' library.  Calls must not overlap: they work in the same memory."""
+    arrays' library.  Calls must not overlap, since they use the same memory."""
 
     def __init__(
         self,
@@ -435,7 +451,7 @@ class Bound:
         """Computes."""
         device = self._device
         if self._current() != device:
-            with on_device(device):  # a context takes as long as half a launch
+            with on_device(device):  # only if needed: the context costs half a launch
                 return self()
         stream = self._library.stream(device)
         if self._states is None:
@@ -445,30 +461,31 @@ class Bound:
 
 
 @lru_cache(maxsize=1 << 14)
-def _lying_at(address: int) -> Given:
+def _array_at(address: int) -> Given:
     return Given(address, CUPY, None)
 
 
 def _key(stream: int) -> object:
-    """A stream; the per-thread default stream is another one in each thread."""
+    """The key of a stream's instance; the per-thread default stream differs from thread to
+    thread."""
     return (stream, threading.get_ident()) if stream == _PER_THREAD_STREAM else stream
 
 
-def _stream_of(given: Sequence[Given], device: int) -> int:
-    for one in given:
-        if not one.library.is_host:
-            return one.library.stream(device)
+def _stream_of(arrays: Sequence[Given], device: int) -> int:
+    for array in arrays:
+        if not array.library.is_host:
+            return array.library.stream(device)
     return CUPY.stream(device)
 
 
 def _others_of(arrays: Sequence[Given], stream: int, device: int) -> Sequence[int]:
-    """The other streams on which the arrays' libraries work."""
-    libraries = {one.library for one in arrays if not one.library.is_host}
+    """The current streams of the arrays' libraries, but for ``stream``."""
+    libraries = {array.library for array in arrays if not array.library.is_host}
     return sorted({library.stream(device) for library in libraries} - {stream})
 
 
 def _follow(later: int, earlier: int) -> None:
-    """What is enqueued on a stream from now on waits for all that is on another one."""
+    """Makes later work on one stream wait for all earlier work on another."""
     cuda = cupy().cuda
     event = cuda.Event(block=False, disable_timing=True)
     cuda.runtime.eventRecord(event.ptr, earlier)

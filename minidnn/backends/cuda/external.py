@@ -1,9 +1,9 @@
-"""Instances whose inputs and outputs are callers' buffers, for addresses that come again.
+"""Instances on callers' buffers: no copies of inputs and outputs, for addresses that recur.
 
-Kernels are told at each launch where buffers are.  Libraries are not: an instance on external
-buffers serves the addresses of those that libraries take at which it was made, and another instance
-serves others.  All of a program share an arena, and so do all programs of a device that have no
-memory for inputs and outputs.
+Each launch sets the addresses that generated kernels receive.  The addresses that a library's call
+receives are fixed when an instance is captured, so there is one instance for each set of them.  All
+such instances of a program share an arena, and so do all programs of a device that keep no memory
+for inputs and outputs.
 """
 
 from __future__ import annotations
@@ -20,33 +20,38 @@ from .instance import Instance, SharedArena
 from .memory import told
 from .table import CudaTable
 
-_MOST_KEPT, _MOST_MET = 3, 16
-"""So many instances are kept, and so many addresses without one are remembered."""
+_MOST_KEPT, _MOST_COUNTED = 3, 16
+"""The most instances that are kept, and the most sets of addresses without one whose calls are
+counted."""
 _OFTEN = 50
-"""Making an instance takes as long as a few dozen calls: once as many as may be are kept, another
-one is made for addresses that came so often."""
+"""Calls with the same addresses before an instance for them replaces another one, once the most
+are kept: making one takes as long as a few dozen calls."""
 
-#: Makes an instance of the addresses of its ends, the numbers of those that stay there, and what it
-#: shares its memory with.
+#: Makes an instance, of the addresses of its ends, the indices of those whose address is fixed, and
+#: the arena that it shares.
 MakeExternal = Callable[[Sequence[int | None], Sequence[int], SharedArena], Instance]
 
-#: Of each device, as long as a program works in it.
+#: The arena that programs of a device share, for each device, as long as a program uses it.
 _SHARED: WeakValueDictionary[int, SharedArena] = WeakValueDictionary()
 
 
 class ExternalInstances:
-    """Those of one table, by the addresses of the ends that libraries take.
+    """A cache of one table's instances on callers' buffers.
+
+    The key is the address of the donated buffer, if any, and the addresses of the ends that
+    libraries take.
 
     Attributes:
-        kept: the instances, those that were used last behind.
-        places: the numbers of the ends that libraries take, inputs first.
-        is_worth: whether less lies in one more instance than copies would move.
+        kept: the instances, the most recently used last.
+        places: the indices of the ends that libraries take, inputs first.
+        is_worth: whether an instance saves enough copies: the arrays at ``places`` have more than
+            half as many bytes as values and workspaces.
     """
 
     def __init__(self, table: CudaTable) -> None:
         sizes = (*table.inputs, *table.outputs)
         self.places = tuple(p for p, size in enumerate(sizes) if size and not table.sites(1 + p))
-        self.is_worth = sum(sizes[place] for place in self.places) > table.block.bytes // 2
+        self.is_worth = sum(sizes[index] for index in self.places) > table.block.bytes // 2
         self.kept: OrderedDict[tuple[int, ...], Instance] = OrderedDict()
         self._met: OrderedDict[tuple[int, ...], int] = OrderedDict()
         self._makes = True
@@ -56,16 +61,16 @@ class ExternalInstances:
 
     @property
     def bytes(self) -> int:
-        """Device memory that they hold now, which other programs may share."""
+        """Device memory of the arena, in bytes, which other programs may share."""
         is_own = any(not donated for donated, *_ in self.kept)
         return self._arena.bytes if self._arena is not None and is_own else 0
 
     def share(self, device: int, reserves: bool = True) -> None:
-        """From now on one is made when addresses come for the first time, in the arena of the
-        device's programs that do so.
+        """From now on makes an instance when addresses come for the first time, in the arena that
+        the device's programs share.
 
-        reserves: whether the arena is made large enough for this table at once: else callers mostly
-            donate a buffer to work in.
+        reserves: whether the arena has to be large enough for this table; not where callers mostly
+            donate a buffer.
         """
         self._at_once = True
         self._arena = _SHARED.setdefault(device, SharedArena())
@@ -73,48 +78,50 @@ class ExternalInstances:
             self._arena.bytes = max(self._arena.bytes, self._bytes)
 
     def of(self, ends: Sequence[Given], make: MakeExternal, donated: int = 0) -> Instance | None:
-        """The instance of these arrays, inputs first; None where there is none.
+        """The instance for these arrays; None if they have to be copied.
 
-        make: makes one.  (Who kept it would keep the program alive that keeps this.)
-        donated: the address of a caller's buffer in which it works; 0 for the arena.
+        ends: the caller's arrays, inputs first.
+        make: makes an instance.  (An attribute would refer back to the program that owns this.)
+        donated: the address of a caller's buffer for values and workspaces; 0 for the arena.
         """
         if not (self._at_once or self.is_worth):
             return None
-        addresses = (donated, *(ends[place].pointer for place in self.places))
-        found = self.kept.get(addresses)
-        if found is not None:
+        addresses = (donated, *(ends[index].pointer for index in self.places))
+        instance = self.kept.get(addresses)
+        if instance is not None:
             self.kept.move_to_end(addresses)
-            return found
+            return instance
         if not (self._makes and self._came_often(addresses)):
             return None
         external = [one.pointer if _is_reached(one) else None for one in ends]
-        if any(external[place] is None for place in self.places) or driver.driver() is None:
+        if any(external[index] is None for index in self.places) or driver.driver() is None:
             return None
         if len(self.kept) >= _MOST_KEPT:
             self.kept.popitem(last=False)
         try:
             with told():
                 arena = SharedArena(address=donated) if donated else self._own()
-                made = self.kept[addresses] = make(external, self.places, arena)
+                new_instance = self.kept[addresses] = make(external, self.places, arena)
         except OutOfMemoryError:
             self._makes = False  # copies take less memory
             return None
-        return made
+        return new_instance
 
     def _own(self) -> SharedArena:
         self._arena = self._arena or SharedArena()
         return self._arena
 
     def _came_often(self, addresses: tuple[int, ...]) -> bool:
-        """Whether addresses, which have no instance, came as often as one is worth."""
+        """Counts a call with addresses that have no instance; whether there were enough calls to
+        make one."""
         count = self._met[addresses] = self._met.pop(addresses, 0) + 1
-        if len(self._met) > _MOST_MET:
+        if len(self._met) > _MOST_COUNTED:
             self._met.popitem(last=False)
         if len(self.kept) >= _MOST_KEPT:
             return count >= _OFTEN
         return count > 1 or self._at_once
 
 
-def _is_reached(one: Given) -> bool:
-    """Whether kernels can work where an array lies."""
-    return one.kind == DEVICE_TO_DEVICE and one.pointer % ALIGNMENT == 0
+def _is_reached(array: Given) -> bool:
+    """Whether kernels can read and write an array in place: it is on the device, and aligned."""
+    return array.kind == DEVICE_TO_DEVICE and array.pointer % ALIGNMENT == 0

@@ -1,4 +1,8 @@
-"""The fastest of several kernels that give the same bits: measured once, remembered on disk."""
+"""Measures which of several kernels with the same results is the fastest, once for each device.
+
+A task of a fused sequence or of a product may have several launches (its own and ``others``).  The
+choice is cached on disk.
+"""
 
 from __future__ import annotations
 
@@ -29,30 +33,32 @@ _VERSION = 1
 _store = CacheStore("cuda_sequence", ".json", 32 << 20)
 
 Load = Callable[[Sequence[Launch]], list[Loaded]]
+"""Loads launches onto the current device, and compiles them where no cache has them."""
 
 
 class Fastest:
-    """Which launch computes each task of several, on the current device.
-
-    Tasks with the same launches are measured once.
-    """
+    """The fastest launch of each task on the current device; tasks with the same launches share a
+    measurement."""
 
     def __init__(self, plan: Plan, tasks: Iterable[Task]) -> None:
         self._plan = plan
         self._tasks = {_launches(task): task for task in tasks if task.others}
         self._known: dict[tuple[Launch, ...], Launch] = {}
         for launches in self._tasks:
-            if (found := _recall(launches)) is not None:
-                self._known[launches] = found
+            if (fastest := _recall(launches)) is not None:
+                self._known[launches] = fastest
 
     def launches(self) -> list[Launch]:
-        """What may be needed, to be compiled together: all, of those that nothing is known of."""
+        """The launches to compile: the fastest where it is known, otherwise all of a task."""
         missing = [one for some in self._missing() for one in some]
         return [*self._known.values(), *missing]
 
     def measure(self, load: Load, constants: Constants) -> None:
-        """Measures what is not remembered.  What there is no memory for stays as the cost model
-        has it, and a MiniDNNWarning says so."""
+        """Measures the tasks whose fastest launch is not known.
+
+        Where there is no memory for a task's operands, it keeps the cost model's launch, and a
+        MiniDNNWarning says so.
+        """
         start = time.perf_counter()
         missing = self._missing()
         for launches in missing:
@@ -68,7 +74,7 @@ class Fastest:
             log.info("measured %d sequences in %.2f s", len(missing), time.perf_counter() - start)
 
     def __call__(self, task: Task) -> Launch:
-        """The task's launch, once all is measured."""
+        """The launch that computes a task, after :meth:`measure`."""
         assert isinstance(task.work, Launch)
         return self._known[_launches(task)] if task.others else task.work
 
@@ -76,28 +82,32 @@ class Fastest:
         return [launches for launches in self._tasks if launches not in self._known]
 
     def _fastest(self, task: Task, loaded: Sequence[Loaded], constants: Constants) -> Launch:
-        # The cost model's keeps to its budget of registers, which tests see to; others may not.
-        able = [loaded[0], *(one for one in loaded[1:] if not one.resources.spill_bytes)]
-        kept: list[Any] = []
+        # The cost model's launch keeps to its budget of registers, which tests check; others may
+        # spill.
+        runnable = [loaded[0], *(one for one in loaded[1:] if not one.resources.spill_bytes)]
+        owners: list[Any] = []
         try:
-            pointers = [self._scratch(task, p, constants, kept) for p in task.pointers]
+            pointers = [self._scratch(task, p, constants, owners) for p in task.pointers]
         except cupy().cuda.memory.OutOfMemoryError as error:
             raise OutOfMemoryError(f"no memory for its operands: {error}") from error
-        times = race([Contestant(one.bind(pointers)) for one in able])
+        times = race([Contestant(one.bind(pointers)) for one in runnable])
         order = sorted((ms, i) for i, ms in enumerate(times) if ms is not None)
-        best = able[order[0][1]].launch
+        best = runnable[order[0][1]].launch
         log.info(
             "%s: the fastest of %d kernels takes %.4f ms, the cost model's %.4f",
             task.node.name,
-            len(able),
+            len(runnable),
             order[0][0],
             times[0],
         )
         _remember([one.launch for one in loaded], best, order[0][0], times[0])
         return best
 
-    def _scratch(self, task: Task, pointer: Pointer, constants: Constants, kept: list[Any]) -> int:
-        """Where numbers lie on which a kernel is timed: random ones, since timings on zeros lie."""
+    def _scratch(
+        self, task: Task, pointer: Pointer, constants: Constants, owners: list[Any]
+    ) -> int:
+        """The address of an operand for timing: constants as they are, others random, since timings
+        on zeros mislead.  ``owners`` collects what keeps the memory allocated."""
         if isinstance(pointer, Data):
             return constants.address + constants.offset(pointer)
         if isinstance(pointer, InWorkspace):
@@ -106,8 +116,8 @@ class Fastest:
             assert isinstance(pointer, Value)
             type = self._plan.annotations.place(pointer).buffer.type
             spec = TensorSpec((type.size,), (1,), type.dtype)
-        kept.append(arrays.random_like(spec, len(kept)))
-        return int(kept[-1].ptr)
+        owners.append(arrays.random_like(spec, len(owners)))
+        return int(owners[-1].ptr)
 
 
 def _launches(task: Task) -> tuple[Launch, ...]:
@@ -117,12 +127,12 @@ def _launches(task: Task) -> tuple[Launch, ...]:
 
 def _key(launches: Sequence[Launch]) -> str:
     device = machine.device_name(cupy().cuda.runtime.getDevice())
-    named = [(one.source.name, one.grid, one.block, one.shared_bytes) for one in launches]
-    return digest("fastest kernel", _VERSION, named, device)
+    identities = [(one.source.name, one.grid, one.block, one.shared_bytes) for one in launches]
+    return digest("fastest kernel", _VERSION, identities, device)
 
 
 def _recall(launches: Sequence[Launch]) -> Launch | None:
-    """What was remembered; None for what is missing or of another shape."""
+    """The launch that the cache has as the fastest; None if there is no valid entry."""
     data = _store.read(_key(launches))
     if data is None:
         return None
@@ -134,11 +144,11 @@ def _recall(launches: Sequence[Launch]) -> Launch | None:
 
 
 def _remember(
-    launches: Sequence[Launch], best: Launch, milliseconds: float, usual: float | None
+    launches: Sequence[Launch], best: Launch, milliseconds: float, model_milliseconds: float | None
 ) -> None:
     entry = {
         "fastest": launches.index(best),
         "milliseconds": milliseconds,
-        "milliseconds of the cost model's": usual,
+        "milliseconds of the cost model's": model_milliseconds,
     }
     _store.put(_key(launches), json.dumps(entry, indent=1).encode(), label="fastest kernel")

@@ -1,8 +1,8 @@
-"""Kernels on a device: many small ones compiled to few cubins, loaded, and launched on addresses.
+"""Compiles kernels, caches and loads them, and launches them on addresses.
 
-Each kernel is found again whatever unit it was compiled in.  Networks share kernels without sharing
-units: an index entry for each kernel says which compiled unit has it and what it takes, and only
-kernels without one are compiled.
+Many small kernels are compiled to few units (cubins).  Networks share kernels without sharing
+units: an index entry for each kernel names the cached unit that has it, and the kernel's resources.
+Only kernels without an entry are compiled.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from .nvrtc import OPTIONS, Nvrtc, Resources, load
 from .prelude import prelude
 
 _LEAST_PER_UNIT = 2
+"""Kernels of a unit, on average, at least."""
 _UNIT_BYTES = 512 << 20
 _INDEX_BYTES = 32 << 20
+"""Bytes that units, and index entries, may take on disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """A compiled kernel: its unit, its name in it, and what it takes.
+    """A compiled kernel: the cubin that has it, its symbol there, and its resources.
 
-    The unit is held, not its file, which the cache may drop while others are still compiled.
+    It holds the cubin's bytes instead of a path, since the cache may drop the file while other
+    kernels are still compiled.
     """
 
     cubin: bytes = field(repr=False)
@@ -43,9 +46,9 @@ class CompiledKernel:
 def compile_kernels(
     sources: Sequence[KernelSource], arch: str, *, jobs: int | None = None
 ) -> list[CompiledKernel]:
-    """The compiled kernels, in the order of ``sources``; what is cached is not compiled.
+    """Returns the compiled kernels in the order of ``sources``, from the cache where it has them.
 
-    ``arch`` is "sm_90" and the like.
+    ``arch`` is an architecture such as "sm_90", ``jobs`` the most compilers that run at once.
 
     Raises:
         ValueError: two kernels of one name have different texts.
@@ -62,7 +65,7 @@ def compile_kernels(
         for name, source in unique.items()
     }
     ready: dict[str, CompiledKernel] = {}
-    read = cache(units.read)  # many kernels lie in one unit
+    read = cache(units.read)  # a unit has many kernels
     for name, key in keys.items():
         if (entry := index.read(key)) is not None:
             known = json.loads(entry)
@@ -110,24 +113,25 @@ def _build(
 
 
 def group(sources: Sequence[KernelSource], jobs: int) -> list[list[KernelSource]]:
-    """Distributes kernels over units of about equal length, for ``jobs`` compilers at once.
+    """Distributes kernels over units of about equal source length, for ``jobs`` compilers at once.
 
-    Equal arguments give equal units, in every process.
+    Equal arguments give equal units in every process.
     """
     count = min(len(sources), max(1, min(jobs, len(sources) // _LEAST_PER_UNIT)))
     return in_groups(sources, count)
 
 
 Run = Callable[[], None]
-"""Starts work on CuPy's current stream."""
+"""Enqueues work on CuPy's current stream."""
 
 _PLENTY = 48 << 10
+"""Bytes of dynamic shared memory that a block may have without asking for more."""
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A launch whose kernel is on the device."""
+    """A launch whose kernel is loaded on a device."""
 
     launch: Launch
     kernel: CompiledKernel
@@ -135,15 +139,15 @@ class Loaded:
 
     @property
     def resources(self) -> Resources:
-        """What the kernel takes, as the assembler says."""
+        """The registers and memory of the kernel, as the assembler reports them."""
         return self.kernel.resources
 
     def bind(self, pointers: Sequence[int]) -> KernelRun:
-        """Launches with these pointers on CuPy's current stream."""
+        """Returns what launches the kernel with these pointers on CuPy's current stream."""
         return KernelRun(self, tuple(pointers))
 
     def describe(self) -> str:
-        """What it takes of a multiprocessor."""
+        """One line on its registers, shared memory and occupancy."""
         shared = self.resources.shared_bytes + self.launch.shared_bytes
         return (
             f"{self.resources.registers} registers, {shared} bytes of shared memory, "
@@ -152,7 +156,7 @@ class Loaded:
 
     @property
     def occupancy(self) -> float:
-        """The part of a multiprocessor's threads that its blocks can fill."""
+        """The fraction of a multiprocessor's threads that resident blocks of the kernel fill."""
         driver = cupy().cuda.driver
         threads = 1
         for size in self.launch.block:
@@ -161,13 +165,13 @@ class Loaded:
             self.function.ptr, threads, self.launch.shared_bytes
         )
         device = cupy().cuda.Device()
-        most = device.attributes["MaxThreadsPerMultiProcessor"]
-        return float(blocks * threads / most)
+        max_threads = device.attributes["MaxThreadsPerMultiProcessor"]
+        return float(blocks * threads / max_threads)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class KernelRun:
-    """A kernel of ours with its arguments: addresses and whole numbers, 64 bits each."""
+    """A generated kernel with its arguments: addresses and integers, 64 bits each."""
 
     loaded: Loaded
     arguments: tuple[int, ...]
@@ -180,8 +184,8 @@ class KernelRun:
 
 
 class LaunchLoader:
-    """Gives loaded launches, those that are asked for at once compiled together; what an ``other``
-    has loaded is not loaded again."""
+    """Loads launches, and keeps them.  Kernels of one call are compiled together; those that
+    ``other``, the loader of another program, has are not loaded again."""
 
     def __init__(self, arch: str, other: LaunchLoader | None = None) -> None:
         self._arch = arch
@@ -193,9 +197,9 @@ class LaunchLoader:
         with self._lock:
             missing = list(dict.fromkeys(one for one in launches if one not in self._known))
             if missing:
-                there = {} if self._other is None else self._other.there()
+                others = {} if self._other is None else self._other.there()
                 for one in missing:
-                    same = there.get(one.source.name)
+                    same = others.get(one.source.name)
                     if same is not None and one.shared_bytes <= same.launch.shared_bytes:
                         self._known[one] = replace(same, launch=one)
                 missing = [one for one in missing if one not in self._known]
@@ -205,29 +209,30 @@ class LaunchLoader:
             return [self._known[one] for one in launches]
 
     def there(self) -> dict[str, Loaded]:
-        """What is loaded, by the kernels' names."""
+        """The loaded launches, by their kernels' names."""
         with self._lock:
             return {one.launch.source.name: one for one in self._known.values()}
 
 
 def load_launches(launches: Sequence[Launch], arch: str) -> list[Loaded]:
-    """The launches on the current device, their kernels compiled where no cache has them."""
+    """Loads launches onto the current device; compiles their kernels where no cache has them."""
     kernels = compile_kernels([launch.source for launch in launches], arch)
     return load_compiled(list(zip(launches, kernels, strict=True)))
 
 
 def load_compiled(compiled: Sequence[tuple[Launch, CompiledKernel]]) -> list[Loaded]:
-    """The launches of compiled kernels on the current device."""
-    most: dict[str, int] = {}  # the limit is a function's, which several launches may share
+    """Loads compiled kernels onto the current device, for these launches."""
+    # Several launches may share a function, which has one limit.
+    shared_limits: dict[str, int] = {}
     for launch, kernel in compiled:
-        most[kernel.name] = max(most.get(kernel.name, 0), launch.shared_bytes)
+        shared_limits[kernel.name] = max(shared_limits.get(kernel.name, 0), launch.shared_bytes)
     modules: dict[bytes, Any] = {}
     loaded = []
     for launch, kernel in compiled:
         if kernel.cubin not in modules:
             modules[kernel.cubin] = _module(kernel.cubin)
         function = modules[kernel.cubin].get_function(kernel.name)
-        shared_bytes = most[kernel.name]
+        shared_bytes = shared_limits[kernel.name]
         if shared_bytes > _PLENTY:
             cupy().cuda.driver.funcSetAttribute(function.ptr, _MOST_SHARED, shared_bytes)
         loaded.append(Loaded(launch, kernel, function))

@@ -1,4 +1,8 @@
-"""Instances: a program's memory on the device and the CUDA graph that works on it."""
+"""Instances: a program's activations and workspaces on the device, and the CUDA graph on them.
+
+Several instances of a program can run at once, each on a stream of its own; those that share an
+arena run one after the other.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +24,16 @@ from .table import CudaTable, Site
 
 
 class SharedArena:
-    """Memory for values and workspaces, in which instances take turns.
+    """Device memory for values and workspaces that one or several instances use, one at a time.
 
     Args:
-        bytes: how many are allocated at once, at least.
-        address: of a caller's memory, which suffices for every instance; 0 to allocate some.
+        bytes: the least size of an allocation.
+        address: a caller's memory, which is large enough for every instance; 0 to allocate.
 
     Attributes:
-        bytes: as given, or more by now.
-        lock: for who enqueues a run.
-        done: the event after the last one.
+        bytes: the size that is allocated, or will be when the first instance asks for memory.
+        lock: held while a run is enqueued.
+        done: the event recorded after the last run; the next one waits for it.
     """
 
     def __init__(self, bytes: int = 0, address: int = 0) -> None:
@@ -41,8 +45,11 @@ class SharedArena:
         self._allocated = 0
 
     def memory(self, size: int) -> tuple[int, Any]:
-        """Where that for an instance of so many bytes begins, and what keeps it.  Where there is
-        less, there is more from now on; instances that were made before work where they did."""
+        """Returns the address of memory for an instance of ``size`` bytes, and the owner that keeps
+        it allocated.
+
+        If the arena is smaller, it gets a larger allocation; earlier instances keep the old one.
+        """
         if self._address:
             return self._address, None
         with self.lock:
@@ -54,23 +61,37 @@ class SharedArena:
 
 
 def _wait(event: Any) -> None:
+    """Waits for the last run before an instance's memory is freed."""
     with suppress(Exception):  # an error of the device, which its next use reports
         event.synchronize()
 
 
 class Instance:
-    """One set of buffers, on which a whole table is captured as a CUDA graph.  It is run once here,
-    on zeros, which changes the states that are updated, unless its buffers are external.
+    """One set of buffers, and the CUDA graph of a whole table captured on them.
+
+    Unless its inputs and outputs are external, making an instance runs the table once, on zeros,
+    which changes the states that the table updates.
 
     Args:
-        states: where each lies.
-        constants: where they begin.
-        inputs, outputs: the caller's, at these addresses, for good; by default memory of its own.
-        external: the addresses of callers' buffers for all inputs, then outputs, where kernels work
-            until they are told of others; None for one that is copied from or to memory that is
-            allocated for that.
-        fixed: the numbers of those that stay at that address.
-        arena: where it works with others, if its buffers are external; by default one of its own.
+        table: the launches, in order.
+        states: the address of each state.
+        constants: the address of the constants.
+        inputs, outputs: the addresses of a caller's arrays, which are used for good; by default
+            the instance has buffers of its own.
+        external: the first addresses of callers' buffers for all inputs, then outputs, which later
+            launches may replace; None for one that is copied through a buffer of the instance.
+        fixed: the indices, in ``external``, of those that are never replaced.
+        arena: memory shared with other instances, if buffers are external; by default its own.
+
+    Attributes:
+        begin: the address of values and workspaces.
+        inputs, outputs: the addresses that kernels were captured with.
+        lock, done: those of the arena.
+        stream: the stream on which the table is captured.
+        runs: the bound launches of each task, in order.
+        takes, gives: the ends of inputs and outputs, None for those whose address is fixed; empty
+            for a caller's arrays that are used for good.
+        executable: the handle of the executable graph.
     """
 
     def __init__(
@@ -86,11 +107,10 @@ class Instance:
     ) -> None:
         cuda = cupy().cuda
         block, sizes = table.block, (*table.inputs, *table.outputs)
-        own = inputs is None or outputs is None
+        unbound = inputs is None or outputs is None
         if arena is None:
-            arena = SharedArena(block.own_bytes if own else block.bytes)
+            arena = SharedArena(block.own_bytes if unbound else block.bytes)
         begin, self._memory = arena.memory(block.bytes)
-        #: Where the memory of values begins.
         self.begin = begin
         count = len(block.inputs)
         if external is None:
@@ -102,36 +122,35 @@ class Instance:
         bases = (begin, *self.inputs, *self.outputs, *states, constants)
         self._runtime = cuda.runtime
         self.lock, self.done = arena.lock, arena.done
-        # What is freed may be given to others at once, so nothing may work there.  A collector of
-        # cycles destroys this and the event in any order: it must not be waited for in __del__.
+        # Freed memory may be reused at once, so the last run must be over by then.  The garbage
+        # collector destroys this object and the event in any order, so __del__ could not wait.
         finalize(self, _wait, arena.done).atexit = False
         self.stream = cuda.Stream(non_blocking=True)
-        #: Of each task, in order.
         self.runs = [[row.bind(bases) for row in rows] for rows in table.tasks]
         self._copies = [(*resolved((to, source), bases), size) for to, source, size in table.copies]
-        #: What reaches callers' arrays; a bound instance, which has them, has none.
+        # An instance that is bound to a caller's arrays for good has no ends.
         self.takes: list[End | None] = []
         self.gives: list[End | None] = []
         self._sites: list[tuple[Site, ...]] = []
-        #: Of all arrays of the launch before, if the graph works at all of them.
+        #: The addresses of the last launch, if the graph reached all of its arrays.
         self._reached: list[int] | None = None
-        if own:
-            made = [
+        if unbound:
+            all_ends = [
                 None
-                if place in fixed
-                else End(address, size, takes=place < count, own=external is None)
-                for place, (address, size) in enumerate(zip(ends, sizes, strict=True))
+                if index in fixed
+                else End(address, size, takes=index < count, own=external is None)
+                for index, (address, size) in enumerate(zip(ends, sizes, strict=True))
             ]
-            self.takes, self.gives = made[:count], made[count:]
+            self.takes, self.gives = all_ends[:count], all_ends[count:]
             self._sites = [
-                () if place in fixed else table.sites(1 + place) for place in range(len(ends))
+                () if index in fixed else table.sites(1 + index) for index in range(len(ends))
             ]
         with self.stream:
-            if inputs is None and external is None:  # what nobody has written yet is zeros
+            if inputs is None and external is None:  # the first run reads zeros
                 for address, size in zip(self.inputs, table.inputs, strict=True):
                     cuda.runtime.memsetAsync(address, 0, size, self.stream.ptr)
-            if external is None:  # else another instance did, and what lies there is in use
-                self._enqueue()  # loads what is loaded late, and shows failures
+            if external is None:  # else another instance did this, and the buffers hold data
+                self._enqueue()  # loads modules that load lazily, and shows failures
                 self.stream.synchronize()
             takes, gives = ([end for end in some if end] for some in (self.takes, self.gives))
             self._replay = Replay(self.stream, self._captured, takes, gives)
@@ -142,31 +161,32 @@ class Instance:
     def launch(
         self, given: Sequence[Given], results: Sequence[Given], stream: int, apart: bool
     ) -> None:
-        """Computes results of what is given, on a stream, without waiting.
+        """Enqueues a run on a stream: copies of inputs that the graph does not reach, the graph,
+        and copies of such outputs.
 
-        apart: whether kernels may work on these arrays where they lie, as no result overlaps
-            anything that is given.
+        apart: whether kernels may read and write these arrays directly, as no result overlaps any
+            other array.
         """
         runtime = self._runtime
-        pointers = [one.pointer for one in (*given, *results)] if apart else None
+        pointers = [array.pointer for array in (*given, *results)] if apart else None
         if pointers is not None and pointers == self._reached:
             return runtime.graphLaunch(self.executable, stream)
         self._reached = None
-        is_all = apart
-        for end, one in zip(self.takes, given, strict=True):
-            if end is not None and not end.reach(one.pointer, one.kind, apart):
-                runtime.memcpyAsync(end.address, one.pointer, end.bytes, one.kind, stream)
-                is_all = False
-        left = [
-            (end, one)
-            for end, one in zip(self.gives, results, strict=True)
-            if end is not None and not end.reach(one.pointer, one.kind, apart)
+        reached_all = apart
+        for end, array in zip(self.takes, given, strict=True):
+            if end is not None and not end.reach(array.pointer, array.kind, apart):
+                runtime.memcpyAsync(end.address, array.pointer, end.bytes, array.kind, stream)
+                reached_all = False
+        copied = [
+            (end, array)
+            for end, array in zip(self.gives, results, strict=True)
+            if end is not None and not end.reach(array.pointer, array.kind, apart)
         ]
-        if is_all and not left:
+        if reached_all and not copied:
             self._reached = pointers
         runtime.graphLaunch(self.executable, stream)
-        for end, one in left:
-            runtime.memcpyAsync(one.pointer, end.address, end.bytes, one.kind, stream)
+        for end, array in copied:
+            runtime.memcpyAsync(array.pointer, end.address, end.bytes, array.kind, stream)
 
     def _enqueue(self) -> None:
         for run in chain.from_iterable(self.runs):
@@ -174,14 +194,15 @@ class Instance:
         self.copy_outputs()
 
     def _captured(self) -> None:
-        """Enqueues all, and has the ends know the nodes of the kernels that work on them."""
+        """Enqueues the table during capture, and gives each end the arguments of the kernel nodes
+        that read or write it."""
         nodes: dict[int, KernelNode] = {}
-        wanted = {site.row for sites in self._sites for site in sites}
+        rows = {site.row for sites in self._sites for site in sites}
         for number, run in enumerate(chain.from_iterable(self.runs)):
             run()
-            if number in wanted and (now := driver.captured(self.stream.ptr)) is not None:
+            if number in rows and (state := driver.captured(self.stream.ptr)) is not None:
                 assert isinstance(run, KernelRun)
-                (node,) = now[1]
+                (node,) = state[1]
                 nodes[number] = KernelNode(node, run.arguments)
         self.copy_outputs()
         for end, sites in zip((*self.takes, *self.gives), self._sites, strict=True):
@@ -189,11 +210,12 @@ class Instance:
                 end.aims = [Aim(nodes[one.row], one.argument, one.offset) for one in sites]
 
     def copy_outputs(self) -> None:
-        """Copies outputs that no kernel writes: inputs, constants, and values given twice."""
+        """Enqueues the copies of outputs that no kernel writes: inputs, constants, and values that
+        are an output twice."""
         runtime, stream = cupy().cuda.runtime, self.stream.ptr
         for to, source, size in self._copies:
             runtime.memcpyAsync(to, source, size, DEVICE_TO_DEVICE, stream)
 
     def is_idle(self) -> bool:
-        """Whether what was last started on it is done."""
+        """Whether its last run, or the last one in its arena, is over."""
         return bool(self.done.done)

@@ -1,4 +1,4 @@
-"""What a printer gives and a program launches: the text of a kernel and how it is started."""
+"""Kernel launches as plain data: printers return them, programs compile, load and launch them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from ...kernels.schedule import AxisSchedule
 from ..codegen.code import Code
 from ..codegen.kernel import KernelSource
 
-#: What kernels that are described once for all engines are here.
+#: The schedule of kernels in the engines' common kernel IR (:mod:`minidnn.kernels`) on a GPU.
 SCHEDULE = AxisSchedule(points=1 << 17, widest=16)
-#: The same where a new size must compile nothing.
+#: The schedule for kernels that take sizes as arguments, so that a new size compiles nothing.
 ANY_SIZE = AxisSchedule(keeps_sizes=True, keeps_ones=True)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel and its launch: blocks, threads a block, and bytes of dynamic shared memory.
+    """A kernel and its launch configuration.
 
-    Arguments are pointers, in the order that the printer states, then ``numbers``: sizes, as far as
-    they do not stand in the text.
-    More than 48 KiB of ``shared_bytes`` must be allowed to the function first
-    (``CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES``).
+    The kernel's arguments are pointers, in the order that its printer states, then ``numbers``.
+
+    Attributes:
+        source: the kernel's text.
+        grid: blocks along x, y and z.
+        block: threads of a block along x, y and z.
+        shared_bytes: dynamic shared memory of a block.  More than 48 KiB must be allowed to the
+            function first (``CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES``).
+        numbers: sizes that are arguments, as the text does not contain them.
     """
 
     source: KernelSource
@@ -36,13 +41,14 @@ class Launch:
     def named(
         cls, kind: str, code: Code, blocks: int, threads: int, shared_bytes: int = 0
     ) -> Launch:
-        """A launch of a kernel named after its text, in which ``@`` stands for the name."""
+        """Returns a launch of a kernel named after its text, in which ``@`` stands for the name, on
+        a one-dimensional grid."""
         source = KernelSource.named(kind, str(code))
         return cls(source, (blocks, 1, 1), (threads, 1, 1), shared_bytes)
 
     @classmethod
     def of(cls, kernel: Kernel) -> Launch:
-        """A launch of a kernel that is described once for all engines."""
+        """Returns a launch of a kernel of the engines' common kernel IR."""
         grid = -(-kernel.tasks // THREADS), 1, 1
         numbers = (*kernel.sizes.values(), kernel.tasks) if kernel.sizes else ()
         return cls(render(kernel), grid, (THREADS, 1, 1), 0, numbers)

@@ -1,4 +1,8 @@
-"""From a plan to tasks: a kernel or a contraction, and operands, for each node of the graph."""
+"""Lowers a plan to tasks: for each node of the graph its kernels or contraction, with pointers.
+
+Kernels are printed here; algorithms of contractions and of cuDNN are chosen later
+(:mod:`.prepare`).
+"""
 
 from __future__ import annotations
 
@@ -89,21 +93,28 @@ def lower_plan(
     deterministic: bool = True,
     any_size: bool = False,
 ) -> list[Task]:
-    """The tasks of a plan for a machine, in the order in which they run, with ``others``
-    to be measured beside the cost model's choice, if they are wanted; ``deterministic``: every run
-    must give the same bits; ``any_size``: by kernels that know no sizes of planes.
+    """The tasks of a plan for a machine, in the order in which they run.
 
-    UnsupportedError names a node that no kernel computes as it stands in this graph.
+    Args:
+        tf32: whether contractions of float32 may use TF32 tensor cores.
+        accuracy: "high" excludes algorithms that compute through Winograd or FFT.
+        others: whether tasks have the kernels to measure beside the cost model's choice.
+        deterministic: whether every run must give the same bits.
+        any_size: whether kernels take spatial sizes as arguments, where such kernels exist.
+
+    UnsupportedError names a node that no kernel computes with the layouts of this graph.
     """
     lowering = _Lowering(plan, machine, tf32, accuracy, others, deterministic, any_size)
-    waited, nodes, tasks = awaited(plan.graph), plan.graph.nodes, list[Task]()
-    for place in range(len(nodes) + 1):
-        tasks += map(_wait, waited.get(place, ()))
-        tasks += lowering.node(nodes[place]) if place < len(nodes) else ()
+    waits, nodes, tasks = awaited(plan.graph), plan.graph.nodes, list[Task]()
+    for index in range(len(nodes) + 1):
+        tasks += map(_wait, waits.get(index, ()))
+        tasks += lowering.node(nodes[index]) if index < len(nodes) else ()
     return tasks
 
 
 class _Lowering:
+    """Lowers the nodes of one plan; the arguments are those of :func:`lower_plan`."""
+
     def __init__(
         self,
         plan: Plan,
@@ -123,16 +134,17 @@ class _Lowering:
         self.any_size = any_size
 
     def tensor(self, value: Value) -> Tensor:
-        """How a value lies in memory; a constant lies as NCHW."""
+        """The offset and strides of a value in its buffer; a constant is NCHW."""
         place = self.plan.annotations.within(value)
         return tensor_of(value.type, self.plan.layout(value), place.buffer.type, place.channel)
 
     def node(self, node: Node) -> Sequence[Task]:
+        """The tasks of a node; none if it is a view of its operand."""
         op, annotations = node.op, self.plan.annotations
         if annotations.is_view(node):
             return ()
-        if self.any_size and (found := self._of_any_size(node)) is not None:
-            return found
+        if self.any_size and (tasks_of_any_size := self._of_any_size(node)) is not None:
+            return tasks_of_any_size
         if isinstance(op, FusedSequence):
             averages = self._averages_planes(node, op)
             return (self._plane_average(node),) if averages else self._sequence(node, op)
@@ -145,11 +157,11 @@ class _Lowering:
             return self._functions(node)
         if isinstance(op, FusedElements):
             launch = print_elements(annotations, node)
-            given = (*node.inputs, *op.body.constants)
-            return (Task(node, launch, (*map(pointer_to, given), *node.outputs)),)
-        if isinstance(op, Variance):  # alone where the passes had no fuel
+            values = (*node.inputs, *op.body.constants)
+            return (Task(node, launch, (*map(pointer_to, values), *node.outputs)),)
+        if isinstance(op, Variance):  # outside of a region where optimization fuel ran out
             return self._sums(node, sum_alone(node))
-        if isinstance(op, Windowed):  # alone where the passes had no fuel
+        if isinstance(op, Windowed):  # likewise
             return self._sequence(node, window_alone(node))
         if isinstance(op, (FusedContraction, ContractionOperator)):
             return self._contraction(node)
@@ -173,8 +185,8 @@ class _Lowering:
             launch = print_softmax(op, x.type, strided_of(annotations, x))
         elif isinstance(op, AdaptiveAvgPool2d):
             x = node.inputs[0]
-            whole = node.output.shape[2:] == (1, 1) and not isinstance(x, Constant)
-            if whole and averages_planes(x.shape[0], self.tensor(x)):
+            is_global = node.output.shape[2:] == (1, 1) and not isinstance(x, Constant)
+            if is_global and averages_planes(x.shape[0], self.tensor(x)):
                 return (self._plane_average(node),)
             launch = self._adaptive(node, SCHEDULE)
         elif isinstance(op, Elementwise):
@@ -186,7 +198,7 @@ class _Lowering:
         return (Task(node, launch, (*map(pointer_to, node.inputs), node.output)),)
 
     def _of_any_size(self, node: Node) -> Sequence[Task] | None:
-        """A node whose kernel knows no size of a plane; None if there is no such kernel."""
+        """The task of a node whose kernel takes spatial sizes as arguments, if there is one."""
         op = node.op
         if isinstance(op, AdaptiveAvgPool2d):
             pointers = pointer_to(node.inputs[0]), node.output
@@ -213,29 +225,30 @@ class _Lowering:
         )
 
     def _other(self, node: Node) -> Task:
-        """What works on values in NCHW order of any rank."""
+        """The task of an operator on strided values of any rank, whose axes are in NCHW order."""
         op, x = node.op, node.inputs[0]
         annotations = self.plan.annotations
-        lies = strided_of(annotations, x)
+        strided = strided_of(annotations, x)
         table: list[Pointer] = []
         operands = [pitched(annotations, value) for value in (*node.inputs, *node.outputs)]
         if (kernel := lower(op, operands, SCHEDULE)) is not None:
             launch = Launch.of(kernel)
             table += map(numbers_of, kernel.tables)
         elif isinstance(op, Reduce):
-            launch = print_reduce(op, x.type, lies)
+            launch = print_reduce(op, x.type, strided)
         elif isinstance(op, ArgMax):
-            launch = print_argmax(op, x.type, lies)
+            launch = print_argmax(op, x.type, strided)
         else:
             assert isinstance(op, (LayerNorm, GroupNorm)), f"no kernel for {op}"
-            launch = print_layer_norm(op, x.type, lies, len(node.inputs) - 1)
+            launch = print_layer_norm(op, x.type, strided, len(node.inputs) - 1)
         return Task(node, launch, (*map(pointer_to, node.inputs), *table, node.output))
 
     def _check_dense(self, node: Node, *values: Value) -> None:
-        placed = [value for value in values if value in self.plan.annotations.placements]
-        if placed:
+        """UnsupportedError if a value is a slice of a concatenation's buffer."""
+        slices = [value for value in values if value in self.plan.annotations.placements]
+        if slices:
             raise UnsupportedError(
-                f"node {node.name!r}: {node.op.name} cannot read {placed[0]!r}, which lies in a "
+                f"node {node.name!r}: {node.op.name} cannot read {slices[0]!r}, which lies in a "
                 "slice of a join"
             )
 
@@ -247,48 +260,48 @@ class _Lowering:
         return (begin,) if op.lasts else (begin, _wait(node))
 
     def _averages_planes(self, node: Node, op: FusedSequence) -> bool:
-        """Whether a region is one average of whole planes, of which threads share the rows."""
+        """Whether a region is a global average that :func:`print_plane_average` computes."""
         if len(op.body.nodes) != 1 or len(node.inputs) != 1:
             return False
         inner = op.body.nodes[0].op
         if not isinstance(inner, AvgPool2d) or isinstance(node.inputs[0], Constant):
             return False
         _, _, rows, columns = node.inputs[0].type.plane
-        whole = inner.kernel_size == (rows, columns) and inner.padding == (0, 0)
-        counted = inner.divisor_override in (None, rows * columns)
+        is_global = inner.kernel_size == (rows, columns) and inner.padding == (0, 0)
+        divides_by_size = inner.divisor_override in (None, rows * columns)
         x = self.tensor(node.inputs[0])
-        return whole and counted and averages_planes(node.output.shape[0], x)
+        return is_global and divides_by_size and averages_planes(node.output.shape[0], x)
 
     def _plane_average(self, node: Node) -> Task:
         x = node.inputs[0]
-        given, made = self.tensor(x), self.tensor(node.output)
-        launch = print_plane_average(x.shape[0], given, made, self.machine)
+        source, target = self.tensor(x), self.tensor(node.output)
+        launch = print_plane_average(x.shape[0], source, target, self.machine)
         return Task(node, launch, (x, node.output))
 
     def _sequence(self, node: Node, op: FusedSequence) -> Sequence[Task]:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
 
-        def lies(value: Value) -> Tensor:
+        def tensor(value: Value) -> Tensor:
             return self.tensor(outer.get(value, value))
 
-        suited = print_region(op, lies, self.machine)
-        values = [outer.get(slot.value, slot.value) for slot in suited.binding.slots]
+        scheduled = print_region(op, tensor, self.machine)
+        values = [outer.get(slot.value, slot.value) for slot in scheduled.binding.slots]
         pointers: list[Pointer] = [pointer_to(value) for value in values]
-        others = print_variants(op, lies, self.machine) if self.others else ()
-        vectors = [outer.get(vector.value, vector.value) for vector in suited.binding.vectors]
-        apart = are_apart(suited.binding)
-        if apart or all(isinstance(value, Constant) for value in vectors):
-            if apart:
+        variants = print_variants(op, tensor, self.machine) if self.others else ()
+        vectors = [outer.get(vector.value, vector.value) for vector in scheduled.binding.vectors]
+        are_separate = are_apart(scheduled.binding)
+        if are_separate or all(isinstance(value, Constant) for value in vectors):
+            if are_separate:
                 pointers += map(pointer_to, vectors)
             elif vectors:
-                pointers.append(Data(suited.kernel.vectors, "float32", (id(op), "vectors")))
-            return (Task(node, suited.kernel.launch, tuple(pointers), tuple(others)),)
-        packing, size = print_vectors(suited.binding)
+                pointers.append(Data(scheduled.kernel.vectors, "float32", (id(op), "vectors")))
+            return (Task(node, scheduled.kernel.launch, tuple(pointers), tuple(variants)),)
+        packing, size = print_vectors(scheduled.binding)
         packed = InWorkspace(0)
         return (
             Task(node, packing, (*map(pointer_to, vectors), packed), (), size),
-            Task(node, suited.kernel.launch, (*pointers, packed), tuple(others), size),
+            Task(node, scheduled.kernel.launch, (*pointers, packed), tuple(variants), size),
         )
 
     def _functions(self, node: Node) -> Sequence[Task]:
@@ -309,72 +322,75 @@ class _Lowering:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
         sums = print_sums(op, lambda value: self.tensor(outer.get(value, value)))
-        given = [pointer_to(outer.get(value, value)) for value in sums.operands]
+        operands = [pointer_to(outer.get(value, value)) for value in sums.operands]
         results = [node.outputs[i] for i in sums.sums]
         if sums.parts is None:
-            return (Task(node, sums.first, (*given, *results)),)
+            return (Task(node, sums.first, (*operands, *results)),)
         parts = InWorkspace(0)
         return (
-            Task(node, sums.first, (*given, parts), (), sums.bytes),
+            Task(node, sums.first, (*operands, parts), (), sums.bytes),
             Task(node, sums.parts, (parts, *results), (), sums.bytes),
         )
 
     def _contraction(self, node: Node) -> Sequence[Task]:
         if (reason := why_not_bytes(parts_of(node))) is not None:
             raise UnsupportedError(f"node {node.name!r}: {reason}")
-        found = contraction_of(node, *self._given())
+        placed = contraction_of(node, *self._given())
         if self.any_size:
-            found = replace(found, problem=replace(found.problem, any_size=True))
-        self._check_rows(node, found)
-        packing, filter = self._filter(node, found.weight, found.problem, found.whole)
+            placed = replace(placed, problem=replace(placed.problem, any_size=True))
+        self._check_rows(node, placed)
+        packing, weight = self._filter(node, placed.weight, placed.problem, placed.whole)
         pointers: list[Pointer] = [
-            placed_at(found.source),
-            filter,
-            found.result,
-            *map(placed_at, found.others),
-            *map(pointer_to, found.vectors),
-            *map(pointer_to, found.before_vectors),
-            *map(pointer_to, found.behind),
+            placed_at(placed.source),
+            weight,
+            placed.result,
+            *map(placed_at, placed.others),
+            *map(pointer_to, placed.vectors),
+            *map(pointer_to, placed.before_vectors),
+            *map(pointer_to, placed.behind),
         ]
         size = sum(task.workspace_bytes for task in packing)
-        return *packing, Task(node, found.problem, tuple(pointers), (), size)
+        return *packing, Task(node, placed.problem, tuple(pointers), (), size)
 
     def _given(self) -> tuple[Callable[[Value], Tensor], Callable[[Value], bool], bool, str, bool]:
-        """What contractions depend on beside their nodes."""
+        """The arguments of ``contraction_of`` and ``gradient_of`` after the node."""
         return self.tensor, self._is_planar, self.tf32, self.accuracy, self.deterministic
 
     def _gradient(self, node: Node) -> Task:
-        found = gradient_of(node, *self._given())
-        _, weight = self._filter(node, found.weight, found.problem)
-        return Task(node, found.problem, (placed_at(found.source), weight, placed_at(found.result)))
+        placed = gradient_of(node, *self._given())
+        _, weight = self._filter(node, placed.weight, placed.problem)
+        return Task(
+            node, placed.problem, (placed_at(placed.source), weight, placed_at(placed.result))
+        )
 
     def _fused_gradient(self, node: Node, op: FusedGradient) -> Task:
-        """The gradient, with what is read in front of it, what is read and stored behind it, and
-        the sums."""
+        """The task of a gradient with its prologue and its epilogue reductions."""
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
-        made = op.gradient.output
+        gradient = op.gradient.output
 
-        def lies(value: Value) -> Tensor:
-            passes = value is made and not op.is_kept
-            return tensor_of(made.type, CHANNELS_LAST) if passes else self.tensor(outer[value])
+        def tensor(value: Value) -> Tensor:
+            unstored = value is gradient and not op.is_kept
+            return (
+                tensor_of(gradient.type, CHANNELS_LAST) if unstored else self.tensor(outer[value])
+            )
 
         rest = (self.tf32, self.accuracy, self.deterministic)
-        found = gradient_of(op.gradient, lies, lambda value: False, *rest)
-        problem = found.problem
+        placed = gradient_of(op.gradient, tensor, lambda value: False, *rest)
+        problem = placed.problem
         pointers: list[Pointer] = [
-            Address(outer[made], found.source.bytes) if op.is_kept else InWorkspace(0),
-            pointer_to(outer[found.weight]),
-            Address(outer[found.result.value], found.result.bytes),
+            Address(outer[gradient], placed.source.bytes) if op.is_kept else InWorkspace(0),
+            pointer_to(outer[placed.weight]),
+            Address(outer[placed.result.value], placed.result.bytes),
         ]
         if op.front is not None:
-            front, others = in_front(op.front, lies)
+            front, others = in_front(op.front, tensor)
             problem = replace(problem, front=front)
             pointers += (pointer_to(outer[value]) for value in others)
         if (sums := op.sums) is not None:
             read = [value for value in sums.body.inputs[1:] if value.shape == sums.shape]
-            stored = list(map(lies, sums.stored.values()))
-            behind, others = recorded(sums, made, list(map(lies, read)), stored, op.is_kept)
+            stored = list(map(tensor, sums.stored.values()))
+            behind, others = recorded(sums, gradient, list(map(tensor, read)), stored, op.is_kept)
             problem = replace(problem, behind=behind)
             pointers += (pointer_to(outer[value]) for value in others)
             first = (op.front is not None) + op.is_kept
@@ -386,25 +402,25 @@ class _Lowering:
         node: Node,
         weight: Value,
         problem: ContractionProblem,
-        whole: BytesOnly | None = None,
+        quantized: BytesOnly | None = None,
     ) -> tuple[Sequence[Task], Pointer]:
-        """The filter as the problem has it, and what makes it of one that is computed at run time
-        where passes have not brought it about."""
+        """The pointer to a filter in the problem's layout, and the task that packs it if it is
+        computed at run time for a gathered image; otherwise passes gave it that layout."""
         gather = problem.gather
         if isinstance(weight, Constant):
-            return (), _packed(weight, problem, whole)
+            return (), _packed(weight, problem, quantized)
         self._check_dense(node, weight)
         planar = self._is_planar(weight)
         if gather is None:
             assert weight.type.rank == 2 or lies_one_way(weight) or planar == problem.planar, node
             return (), weight
         kernel, channels = weight.shape[2:], weight.shape[1]
-        places = np.arange(1, 1 + weight.type.size)
+        indices = np.arange(1, 1 + weight.type.size)
         if planar:
-            places = places.reshape(weight.shape)
+            indices = indices.reshape(weight.shape)
         else:
-            places = places.reshape(-1, *kernel, channels).transpose(0, 3, 1, 2)
-        table = gather.filter(places, weight.dtype).ravel() - 1
+            indices = indices.reshape(-1, *kernel, channels).transpose(0, 3, 1, 2)
+        table = gather.filter(indices, weight.dtype).ravel() - 1
         ends = Pitched.dense(weight.type), Pitched.dense(TensorType(table.shape, weight.dtype))
         launch, packed = Launch.of(move.lower(IndexMap((table,)), *ends, SCHEDULE)), InWorkspace(0)
         size = table.size * ITEMSIZE[weight.dtype]
@@ -413,14 +429,14 @@ class _Lowering:
     def _is_planar(self, value: Value) -> bool:
         return self.plan.layout(value).block == 1
 
-    def _check_rows(self, node: Node, found: PlacedContraction) -> None:
-        """A linear layer reads rows that follow each other."""
-        values = [place.value for place in (found.source, found.result, *found.others)]
-        linear = found.weight.type.rank == 2
-        placed = [value for value in values if value in self.plan.annotations.placements]
-        if linear and placed:
+    def _check_rows(self, node: Node, contraction: PlacedContraction) -> None:
+        """UnsupportedError if a linear layer reads or writes a slice of a concatenation."""
+        values = [a.value for a in (contraction.source, contraction.result, *contraction.others)]
+        is_linear = contraction.weight.type.rank == 2
+        slices = [value for value in values if value in self.plan.annotations.placements]
+        if is_linear and slices:
             raise UnsupportedError(
-                f"node {node.name!r}: a linear layer cannot read or write {placed[0]!r}, which "
+                f"node {node.name!r}: a linear layer cannot read or write {slices[0]!r}, which "
                 "lies in a slice of a join"
             )
 
@@ -430,22 +446,24 @@ class _Lowering:
         return Task(node, launch, (*map(pointer_to, node.inputs), numbers_of(table), node.output))
 
     def _join(self, node: Node, op: Concat) -> Sequence[Task]:
-        """Copies the operands that were not written in place."""
+        """The copies of the operands that their producers did not write in place."""
         axis = op.axis % node.output.type.rank
         return [self._joined(node, *each, axis) for each in self.plan.annotations.copied(node)]
 
     def _joined(self, node: Node, value: Value, first: int, axis: int) -> Task:
+        """Copies an operand into a concatenation's result, from index ``first`` of ``axis`` on."""
         out = node.output
         if axis == 1 and out.type.rank == 4 and out.dtype in TYPES:
             base = self.plan.annotations.place(out)
             layout = self.plan.layout(out)
             part = tensor_of(value.type, layout, base.buffer.type, base.channel + first)
             return self._copy(node, value, part)
-        given, made = (pitched(self.plan.annotations, each) for each in (value, out))
-        kernel = move.lower_copy(given, made, axis, first, SCHEDULE)
+        source, target = (pitched(self.plan.annotations, each) for each in (value, out))
+        kernel = move.lower_copy(source, target, axis, first, SCHEDULE)
         return Task(node, Launch.of(kernel), (pointer_to(value), out))
 
     def _copy(self, node: Node, value: Value, target: Tensor) -> Task:
+        """Copies a value into a view of the node's result."""
         batch, source = value.type.plane[0], self.tensor(value)
         if self.any_size and value.dtype in TYPES and target.dtype in TYPES:
             launch = print_chain_for_any_size(batch, [source], target)
@@ -455,19 +473,19 @@ class _Lowering:
 
 
 def _wait(node: Node) -> Task:
-    """What waits for the sums over ranks that a node has begun."""
+    """The task that waits for the sums over ranks that a node has begun."""
     assert isinstance(node.op, SumOverRanks)
     return Task(node, RankSum(node.op, (), node.name, begins=False), ())
 
 
-def _packed(weight: Constant, problem: ContractionProblem, whole: BytesOnly | None) -> Data:
-    """A constant filter in the order in which the problem has it."""
+def _packed(weight: Constant, problem: ContractionProblem, quantized: BytesOnly | None) -> Data:
+    """A constant filter in the problem's layout."""
     gather = problem.gather
-    if whole is not None:
+    if quantized is not None:
         order = (gather, problem.x.dtype, is_by_channel(problem))
-        before = (id(whole.bias), whole.zero, repr(whole.numbers))
-        make = packed_filter(weight, whole, problem)
-        return Data(make, weight.dtype, (id(weight), *before, *order))
+        constants = (id(quantized.bias), quantized.zero, repr(quantized.numbers))
+        make = packed_filter(weight, quantized, problem)
+        return Data(make, weight.dtype, (id(weight), *constants, *order))
     if gather is not None:
         key = (id(weight), gather)
         return Data(lambda: gather.filter(weight.data, weight.dtype), weight.dtype, key)

@@ -1,4 +1,4 @@
-"""The GPU as it is found, and its figures for the cost model."""
+"""Properties of this machine's GPUs, and the cost model's figures that follow from them."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from ...gpu import cupy
 
 _HOPPER = (9, 0)
 _HZ = 1.98e9
-"""The clock of an H200, at which its figures were measured."""
+"""The clock of an H200, at which its figures were measured, in Hz."""
 _LANES = 128
-"""Multiply-adds of float32 that a multiprocessor of an H200 does in a cycle."""
+"""Float32 multiply-adds of an H200's multiprocessor in a cycle."""
 _TENSOR = 2048
-"""The same of float16 on its tensor cores."""
+"""Float16 multiply-adds of its tensor cores in a cycle."""
 _GRAPHICS = (1.0, 0.125)
 _RATES = {(8, 0): (0.5, 0.5), (8, 6): _GRAPHICS, (8, 9): _GRAPHICS, (12, 0): _GRAPHICS}
-"""What a multiprocessor computes in a cycle, relative to an H200's: float32, and products on tensor
-cores with float32 sums.  Source: CUDA programming guide, "Arithmetic Instructions", and NVIDIA's
-whitepapers of Ampere, Ada, Hopper and Blackwell (tensor cores of graphics cards add in float32 at
-half their rate).  Of those that are not listed an H200's is taken."""
+"""Throughput of a multiprocessor in a cycle by compute capability, relative to an H200's: float32,
+and tensor cores with float32 accumulators.  Source: CUDA programming guide, "Arithmetic
+Instructions", and NVIDIA's whitepapers of Ampere, Ada, Hopper and Blackwell (tensor cores of
+graphics cards add in float32 at half their rate).  Others are taken to have an H200's."""
 _PRODUCTS = {"float32": 1.0, "tf32": 7.0, "float16": 14.0, "bfloat16": 14.0}
-"""What contractions reach at each precision on an H200, relative to float32."""
+"""The throughput that contractions reach at each precision on an H200, relative to float32."""
 
 _ENOUGH = 7.75
-"""Blocks a multiprocessor: a thousand on an H200, where it was measured."""
+"""Blocks for each multiprocessor: a thousand on an H200, where this was measured."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A GPU as far as choices depend on it.
+    """The properties of a GPU on which choices of kernels and algorithms depend.
 
     Attributes:
-        name: by which NVIDIA sells it.
-        capability: its compute capability.
-        multiprocessors: how many it has.
+        name: NVIDIA's product name.
+        capability: its compute capability, as major and minor number.
+        multiprocessors: the number of multiprocessors.
         bandwidth: bytes a second to and from its memory, read and written.
-        shared_bytes: bytes of shared memory that a block can have.
-        cache_bytes: bytes of the last cache.
-        hertz: the clock of its multiprocessors.
+        shared_bytes: the most shared memory of a block, in bytes.
+        cache_bytes: the size of the L2 cache, in bytes.
+        hertz: the clock of its multiprocessors, in Hz.
     """
 
     name: str
@@ -54,18 +54,19 @@ class Machine:
 
     @property
     def arch(self) -> str:
-        """What kernels are compiled for: "sm_90"."""
+        """The architecture that kernels are compiled for, such as "sm_90"."""
         major, minor = self.capability
         return f"sm_{major}{minor}"
 
     @property
     def joins_three(self) -> bool:
-        """Whether the largest of three numbers is one instruction."""
+        """Whether the maximum of three numbers is one instruction."""
         return self.capability >= _HOPPER
 
     @property
     def has_clusters(self) -> bool:
-        """Whether blocks can run at once and read each other's shared memory."""
+        """Whether thread block clusters exist: blocks that run at once and read each other's shared
+        memory."""
         return self.capability >= _HOPPER
 
     @property
@@ -76,13 +77,14 @@ class Machine:
 
     @property
     def tensor_operations(self) -> float:
-        """Operations a second of tensor cores in float16 with float32 sums."""
+        """Operations a second of tensor cores in float16 with float32 accumulators, a multiply-add
+        counted as two."""
         rate = _TENSOR * _RATES.get(self.capability, (1.0, 1.0))[1]
         return 2 * rate * self.multiprocessors * self.hertz
 
     @property
     def enough_blocks(self) -> int:
-        """With so many blocks it hardly matters whether they come out even."""
+        """The number of blocks from which on it hardly matters whether the last wave is full."""
         return int(_ENOUGH * self.multiprocessors)
 
     def device(self, precision: str) -> Device:
@@ -91,7 +93,7 @@ class Machine:
         share = self.multiprocessors / H200.workers * (self.hertz / _HZ)
         scalar, products = _RATES.get(self.capability, (1.0, 1.0))
         rate = _PRODUCTS[precision] * (scalar if precision == "float32" else products)
-        # Reduced precisions keep channels side by side: a block then computes several, and planes
+        # Reduced precisions are channels last: a block then computes several channels, and planes
         # do not fit its registers.
         base = H200 if precision == "float32" else replace(H200, lanes=8, register_bytes=1)
         return replace(
@@ -107,23 +109,23 @@ class Machine:
 
 
 _REACHED = 0.87
-"""The part of the memory's nominal rate that copies reach: 4.3 of 4.9 TB/s on an H200."""
+"""The fraction of the memory's nominal bandwidth that copies reach: 4.3 of 4.9 TB/s on an H200."""
 
 
 @cache
 def machine_of(index: int) -> Machine:
-    """The GPU of that index; DeviceError if there is none, with what CUDA says."""
+    """The properties of the GPU of that index; DeviceError if CUDA sees none."""
     runtime = cupy().cuda.runtime
     count = runtime.getDeviceCount()
     if index >= count:
         raise DeviceError(f"cuda:{index} does not exist: CUDA sees {count} GPU{'s' * (count != 1)}")
-    found = runtime.getDeviceProperties(index)
-    name = found["name"]
+    properties = runtime.getDeviceProperties(index)
+    name = properties["name"]
     attributes: Mapping[str, int] = cupy().cuda.Device(index).attributes
     return Machine(
         name=name.decode() if isinstance(name, bytes) else str(name),
-        capability=(int(found["major"]), int(found["minor"])),
-        multiprocessors=int(found["multiProcessorCount"]),
+        capability=(int(properties["major"]), int(properties["minor"])),
+        multiprocessors=int(properties["multiProcessorCount"]),
         bandwidth=_bandwidth(attributes),
         shared_bytes=int(attributes["MaxSharedMemoryPerBlockOptin"]),
         cache_bytes=int(attributes["L2CacheSize"]),
@@ -132,7 +134,8 @@ def machine_of(index: int) -> Machine:
 
 
 def _bandwidth(attributes: Mapping[str, int]) -> float:
-    """Bytes a second that copies reach; an H200's where CUDA does not tell."""
-    clock = attributes.get("MemoryClockRate") or 0  # kHz, of two transfers
+    """The bandwidth that copies reach, in bytes a second; an H200's where CUDA does not report the
+    memory's clock."""
+    clock = attributes.get("MemoryClockRate") or 0  # kHz, two transfers in each cycle
     width = attributes.get("GlobalMemoryBusWidth") or 0  # bits
     return _REACHED * 2e3 * clock * width / 8 or H200.bandwidth

@@ -1,4 +1,8 @@
-"""Memory on the device: how it is asked for, and what is done when there is no more."""
+"""Allocates device memory, and reports and handles its shortage.
+
+Everything here allocates from CuPy's memory pool.  When the device is full, a program is prepared
+again within a :class:`Limit`, with algorithms that need less workspace.
+"""
 
 from __future__ import annotations
 
@@ -18,29 +22,32 @@ from ...gpu import cupy
 log = logging.getLogger(__name__)
 
 LEFT_FREE = 16 << 20
-"""Bytes of what is free that nobody plans to take: allocations are rounded up, by 2 MiB each, and
-CUDA itself needs some for kernels and graphs."""
+"""Free bytes that a limit leaves out: allocations are rounded up, by 2 MiB each, and CUDA itself
+needs memory for kernels and graphs."""
 ALIGNMENT = 256
-"""Bytes that places in an allocation are multiples of, as CUDA's own allocations are."""
+"""The alignment of offsets in an allocation, in bytes; CUDA's own allocations have it, too."""
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY
 _CUDNN_FULL = (
     Status.CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED,
-    # Formerly CUDNN_STATUS_ALLOC_FAILED, for what could not be allocated wherever.
+    # Formerly CUDNN_STATUS_ALLOC_FAILED, for failed allocations on the host or the device.
     Status.CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED,
 )
 T = TypeVar("T")
 
 
 class Shortage(OutOfMemoryError):
-    """The device has no room, whatever limit was given."""
+    """The device's memory is full, whatever limit was given."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """Bytes that weights, values and workspaces of an instance may take together.
+    """The memory that a program may take.
 
-    ``said`` begins an error about it.  Where memory is ``short`` there is no room for anything
-    beside them either, such as tensors to time algorithms with while the weights lie there.
+    Attributes:
+        bytes: for weights, values and workspaces of an instance together.
+        said: the beginning of error messages about the limit.
+        short: whether the device has no room for anything else either, such as tensors for timing
+            algorithms while the weights are allocated.
     """
 
     bytes: int
@@ -49,7 +56,7 @@ class Limit:
 
 
 def aligned(size: int) -> int:
-    """The multiple of :data:`ALIGNMENT` that many bytes are rounded up to.
+    """Rounds a number of bytes up to a multiple of :data:`ALIGNMENT`.
 
     Example:
         >>> aligned(0), aligned(1), aligned(256)
@@ -59,25 +66,26 @@ def aligned(size: int) -> int:
 
 
 def make_within(limit: Limit | None, make: Callable[[Limit | None], T]) -> T:
-    """What ``make`` makes within a limit, or if the device's memory runs out meanwhile, within what
-    is free then, which a MiniDNNWarning says.
+    """Returns what ``make`` returns for a limit.
 
-    OutOfMemoryError if that does not suffice either; it keeps nothing alive that was made.
+    If the device's memory runs out, ``make`` is called once more, with the memory that is free then
+    as its limit, and a MiniDNNWarning says so.  OutOfMemoryError if that does not suffice either;
+    the error holds no references to what was made.
     """
     try:
         with told():
             return make(limit)
     except Shortage as error:
         short = str(error)
-    least = _what_is_free(limit)  # when the error is gone, and what its frames held
-    text = f"{short}; {least.said}, and algorithms are chosen again that fit there"
+    free_limit = _what_is_free(limit)  # after the error, whose traceback kept memory alive
+    text = f"{short}; {free_limit.said}, and algorithms are chosen again that fit there"
     log.warning(text)
     warnings.warn(text, MiniDNNWarning, stacklevel=2)
     try:
         with told():
-            return make(least)
+            return make(free_limit)
     except Shortage as error:
-        short = f"{error}; {least.said}"
+        short = f"{error}; {free_limit.said}"
     except OutOfMemoryError as error:
         short = str(error)
     release_unused()
@@ -85,14 +93,14 @@ def make_within(limit: Limit | None, make: Callable[[Limit | None], T]) -> T:
 
 
 def _what_is_free(limit: Limit | None) -> Limit:
-    """What may be taken of the current device's memory, where nothing is kept for later."""
+    """The limit that the current device's free memory sets, once caches have been emptied."""
     gc.collect()
     release_unused()
     cuda = cupy().cuda
     free = int(cuda.runtime.memGetInfo()[0])
     pool = cupy().get_default_memory_pool()
-    if most := pool.get_limit():
-        free = min(free, max(0, most - pool.total_bytes()))
+    if pool_limit := pool.get_limit():
+        free = min(free, max(0, pool_limit - pool.total_bytes()))
     within = max(0, free - LEFT_FREE)
     if limit is not None:
         within = min(within, limit.bytes)
@@ -101,19 +109,21 @@ def _what_is_free(limit: Limit | None) -> Limit:
 
 
 def release_unused() -> None:
-    """Gives CUDA back what CuPy's pool keeps for later."""
+    """Returns the unused memory of CuPy's pool to CUDA."""
     cupy().get_default_memory_pool().free_all_blocks()
 
 
 def allocated(size: int, what: str) -> Any:
-    """Memory of the current device, its address ``.ptr``; Shortage names ``what`` it is for."""
+    """Allocates ``size`` bytes on the current device and returns their owner, whose ``ptr`` is the
+    address; a Shortage names ``what`` they are for."""
     return with_room(lambda: cupy().cuda.alloc(max(1, size)), f"{size} bytes of {what}")
 
 
 def with_room(make: Callable[[], T], what: str) -> T:
-    """What ``make`` makes in CuPy's memory; Shortage if there is no room for ``what``.
+    """Returns what ``make`` allocates in CuPy's pool; Shortage if there is no room for ``what``.
 
-    Under a limit of its own CuPy's pool does not look whether what it keeps for later would do.
+    If the pool is full, its unused blocks are freed and ``make`` is called once more: a pool with a
+    limit does not do so itself.
     """
     full = cupy().cuda.memory.OutOfMemoryError
     try:
@@ -129,7 +139,8 @@ def with_room(make: Callable[[], T], what: str) -> T:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Meanwhile it is a Shortage, too, when CUDA or cuDNN finds no memory for itself."""
+    """Within the context, raises a Shortage where CUDA or cuDNN fails to allocate memory for its
+    own use."""
     try:
         yield
     except Exception as error:

@@ -1,9 +1,8 @@
-"""NVRTC, CUDA's compiler as a library: source text in, machine code for one architecture out.
+"""Binding to NVRTC, CUDA's compiler as a library: source text in, a cubin for one architecture out.
 
-It needs no GPU and no driver.  It is looked for in this order: the environment variable
+NVRTC needs no GPU and no driver.  It is searched for in this order: the environment variable
 ``MINIDNN_NVRTC`` (a file), the wheel ``nvidia-cuda-nvrtc`` (CUDA 13) or ``nvidia-cuda-nvrtc-cu12``,
-the dynamic loader's own search path, ``$CUDA_PATH`` and ``$CUDA_HOME``.  Nothing is loaded before
-the first use.
+the dynamic loader's own search path, ``$CUDA_PATH`` and ``$CUDA_HOME``.  It is loaded on first use.
 """
 
 from __future__ import annotations
@@ -28,13 +27,19 @@ NAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
 OLDEST = (12, 4)
 
 OPTIONS = ("-fmad=false", "-std=c++17", "-diag-suppress=177", "--ptxas-options=-v")
-"""What every unit is compiled with, beside its architecture; no fast math, ever."""
+"""The compiler options of every unit, beside its architecture; fast math is never among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a kernel takes, as the assembler says: registers of a thread, bytes of its stack
-    frame, of spills to it and from it, and of static shared memory of a block."""
+    """The resources of a kernel, as the assembler (ptxas) reports them.
+
+    Attributes:
+        registers: of a thread.
+        stack_bytes: the stack frame of a thread.
+        spill_bytes: stores and loads of spilled registers.
+        shared_bytes: static shared memory of a block.
+    """
 
     registers: int
     stack_bytes: int
@@ -43,12 +48,12 @@ class Resources:
 
 
 UNKNOWN = Resources(0, 0, 0, 0)
-"""Of a kernel that was loaded from a file, which does not tell."""
+"""The resources of a kernel from a stored program, which does not record them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Machine code (a cubin), and what each of its kernels takes."""
+    """A cubin, and the resources of each of its kernels, by name."""
 
     cubin: bytes
     resources: dict[str, Resources]
@@ -66,7 +71,7 @@ class Nvrtc:
         self.version = (major.value, minor.value)
 
     def compile(self, text: str, arch: str, name: str = "unit") -> Compiled:
-        """Machine code for ``arch`` ("sm_90").
+        """Compiles a unit for ``arch`` ("sm_90"); ``name`` is the unit's name in messages.
 
         CompileError with the compiler's messages if the text is not valid.
         """
@@ -92,8 +97,8 @@ class Nvrtc:
 
     @cached_property
     def _no_cache(self) -> tuple[str, ...]:
-        """Keeps NVRTC from its own cache, where it has one: what comes from there comes without
-        the assembler's log, which says what kernels take."""
+        """The option that turns off NVRTC's own cache, in releases that have one: a result from
+        there has no assembler's log, which the kernels' resources are read from."""
         option, program = "-no-cache", ctypes.c_void_p()
         dll = self._dll
         status = dll.nvrtcCreateProgram(ctypes.byref(program), b"", b"probe.cu", 0, None, None)
@@ -119,59 +124,61 @@ class Nvrtc:
 
 
 def read_resources(log: str) -> dict[str, Resources]:
-    """What the assembler's log says of each kernel."""
-    found: dict[str, Resources] = {}
-    for part in log.split("Compiling entry function '")[1:]:
-        name = part[: part.index("'")]
+    """The resources of each kernel in an assembler's log."""
+    resources: dict[str, Resources] = {}
+    for section in log.split("Compiling entry function '")[1:]:
+        name = section[: section.index("'")]
 
-        def number(pattern: str, text: str = part) -> int:
+        def number(pattern: str, text: str = section) -> int:
             match = re.search(pattern, text)
             return int(match[1]) if match else 0
 
-        found[name] = Resources(
+        resources[name] = Resources(
             number(r"Used (\d+) registers"),
             number(r"(\d+) bytes stack frame"),
             number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
             number(r"(\d+) bytes smem"),
         )
-    return found
+    return resources
 
 
 @cache
 def load() -> Nvrtc:
-    """NVRTC; DeviceError, which says where it was looked for, if there is none."""
+    """Loads NVRTC; DeviceError with the places that were searched if there is none."""
     tried = []
-    for origin, place in _candidates():
-        if os.sep in place and not Path(place).exists():
-            tried.append(f"{origin}: {place} does not exist")
+    for origin, path in _candidates():
+        if os.sep in path and not Path(path).exists():
+            tried.append(f"{origin}: {path} does not exist")
             continue
         try:
-            dll = _open(place)
+            dll = _open(path)
         except OSError as error:
-            tried.append(f"{origin}: {place} cannot be loaded ({error})")
+            tried.append(f"{origin}: {path} cannot be loaded ({error})")
             continue
-        found = Nvrtc(dll, place)
-        if found.version >= OLDEST:
-            return found
-        tried.append(f"{origin}: {place} is version {found.version[0]}.{found.version[1]}")
-    places = "".join(f"\n  {line}" for line in tried)
+        nvrtc = Nvrtc(dll, path)
+        if nvrtc.version >= OLDEST:
+            return nvrtc
+        tried.append(f"{origin}: {path} is version {nvrtc.version[0]}.{nvrtc.version[1]}")
+    searched = "".join(f"\n  {line}" for line in tried)
     oldest = ".".join(map(str, OLDEST))
     raise DeviceError(
         f"no NVRTC {oldest} or newer was found; install it with 'pip install nvidia-cuda-nvrtc', "
-        f"or set {ENVIRONMENT} to the path of {NAMES[0]}. Looked at:{places}"
+        f"or set {ENVIRONMENT} to the path of {NAMES[0]}. Looked at:{searched}"
     )
 
 
-def _open(place: str) -> ctypes.CDLL:
-    """The library, with that of its built-in functions: it opens these by name when it compiles,
-    and not every release looks beside itself (13.5 does, 13.0, which PyTorch asks for, does not).
+def _open(path: str) -> ctypes.CDLL:
+    """Opens the library, after that of its built-in functions.
+
+    NVRTC opens the latter by name when it compiles, and not every release searches its own folder
+    (13.5 does; 13.0, which PyTorch requires, does not).
     """
-    if os.sep in place:
-        for builtins in sorted(Path(place).parent.glob("libnvrtc-builtins.so.*")):
-            # Where one cannot be loaded, NVRTC says what it lacks.
+    if os.sep in path:
+        for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")):
+            # If this fails, NVRTC itself reports what it lacks.
             with contextlib.suppress(OSError):
                 ctypes.CDLL(str(builtins))
-    return ctypes.CDLL(place)
+    return ctypes.CDLL(path)
 
 
 def why_unusable() -> str | None:
@@ -184,7 +191,7 @@ def why_unusable() -> str | None:
 
 
 def _candidates() -> Iterator[tuple[str, str]]:
-    """Where NVRTC may be, as pairs (origin, path or bare name), best first."""
+    """The places where NVRTC may be, as pairs (origin, path or bare name), best first."""
     if os.environ.get(ENVIRONMENT):
         yield f"environment variable {ENVIRONMENT}", os.environ[ENVIRONMENT]
         return
@@ -209,4 +216,4 @@ def _wheel_folders(package: str) -> Sequence[Path]:
         spec = importlib.util.find_spec(package)
     except ModuleNotFoundError:
         return ()
-    return [Path(place) for place in (spec.submodule_search_locations or ())] if spec else ()
+    return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else ()

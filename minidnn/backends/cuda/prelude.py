@@ -1,52 +1,54 @@
-"""What every CUDA translation unit begins with, and the rules a printer keeps.
+"""The prelude of every CUDA translation unit, and the rules that printers of kernels keep.
 
-**Rounding.**  Units are compiled with ``-fmad=false`` and without fast math: ``a * b + c`` is two
-roundings, a fused one is written ``md_fma(a, b, c)``; division and square root are exact, denormal
-numbers are kept.
+**Rounding.**  Units are compiled with ``-fmad=false`` and without fast math: ``a * b + c`` rounds
+twice, and a fused multiply-add is written ``md_fma(a, b, c)``.  Division and square root are
+correctly rounded, denormal numbers are kept.
 
-**NaN.**  ``md_max`` and ``md_min`` are one instruction each (``max.NaN.f32``, from sm_80 on) that
-gives NaN if either operand is NaN, and takes +0 for larger than -0: so maxima are the same in any
-order.  What they give for NaN has the sign bit clear.  ``md_max_positive`` compares as integers: it
-is for numbers whose sign bit is clear, or of which one is.
+**NaN.**  ``md_max`` and ``md_min`` are one instruction each (``max.NaN.f32``, from sm_80 on), which
+returns NaN if either operand is NaN and orders +0 above -0: so a maximum does not depend on the
+order of its operands.  The NaN that they return has the sign bit clear.  ``md_max_positive``
+compares as integers: the sign bit of at least one operand must be clear.
 
-**Copies.**  ``md_copy<Bytes>(to, from)`` starts to copy 4, 8 or 16 bytes from global to shared
-memory and does not wait, ``md_copy_if<Bytes>(to, from, some)`` zeros where there is nothing to be
-read; ``md_copy_wait()`` waits for all that this thread has started.  ``md_copy_commit()`` makes a
-group of those started since the last, ``md_copy_wait_but<N>()`` waits for all but the last N.
+**Asynchronous copies.**  ``md_copy<Bytes>(to, from)`` starts to copy 4, 8 or 16 bytes from global
+to shared memory; ``md_copy_if<Bytes>(to, from, some)`` writes zeros instead if ``some`` is false.
+``md_copy_wait()`` waits for all copies of this thread.  ``md_copy_commit()`` makes a group of the
+copies since the last one, ``md_copy_wait_but<N>()`` waits for all groups but the last N.
 
-**Warps.**  ``md_sync_warp()`` is what ``__syncwarp()`` promises.  The compiler leaves that one out
-where it believes that a warp is together, and so it does for ``__syncthreads()`` in blocks of one
-warp; but after a division of which some threads took the slow path (operands that are infinite, NaN
-or far from 1, which call a function) the warp was not (NVRTC 13.0 on an H200: threads read what
-others had not yet written).  A mask that the compiler does not know leaves it no choice.
+**Warps.**  ``md_sync_warp()`` does what ``__syncwarp()`` promises.  The compiler omits the latter
+where it believes that a warp has converged, and likewise ``__syncthreads()`` in blocks of one warp.
+But a warp may still be diverged after a division whose slow path (operands that are infinite, NaN
+or far from 1) some threads took: with NVRTC 13.0 on an H200, threads read what others had not yet
+written.  A mask that the compiler does not know keeps it from omitting the barrier.
 
-**Clusters**, from sm_90 on.  A kernel whose head says ``__cluster_dims__(P, 1, 1)`` runs P blocks
-that follow each other in x at once; blocks are of whole warps.  ``md_cluster_meet()`` is where all
-their threads wait for each other; ``md_load_of(x, p, block)`` reads a multiple of 4 floats from
-where ``p``, aligned to 16 bytes, would point in the shared memory of one of them, 0 to P - 1.  That
-one must neither have ended nor have written there again: ``md_cluster_done()`` says that this
-thread reads no more, and ``md_cluster_leave()`` waits until all have said so.  Meeting and saying
-so wait for what the thread has written to global memory, too: store between done and leave.
+**Thread block clusters**, from sm_90 on.  A kernel with ``__cluster_dims__(P, 1, 1)`` runs P
+neighbouring blocks along x at once; blocks consist of whole warps.  ``md_cluster_meet()`` is a
+barrier for all their threads.  ``md_load_of(x, p, block)`` reads a multiple of 4 floats from the
+shared memory of one of the blocks (0 to P - 1), at the offset that ``p`` has in this block, aligned
+to 16 bytes.  That block must neither have ended nor have overwritten them: ``md_cluster_done()``
+says that this thread reads no more, and ``md_cluster_leave()`` waits until all threads have said
+so.  ``md_cluster_meet()`` and ``md_cluster_done()`` also wait for the thread's global stores, so
+results are best stored between done and leave.
 
-**Element types.**  ``float``, ``md_half``, ``md_bf16``, ``md_u8`` and ``md_s8`` in memory, float in
-registers.  ``md_value`` reads one, ``md_as<T>`` rounds to one, ``md_round<T>`` is the float that it
-then is; bytes saturate, lose fractions and are the least number of NaN.
-``md_max_pairs<T>`` is ``md_max`` of two pairs of halves as they lie in registers, of which
-``md_load_pairs`` reads as many as are wanted and ``md_of_pairs<T>(x, v)`` gives number v as float.
-``md_load(x, p)`` and ``md_store(p, x)`` move N neighbours with accesses as wide as
-``sizeof(T) * N``, to which ``p`` is aligned; ``md_load_floats(x, p)`` any multiple of 4 floats.
-``md_load_row(x, p)`` and ``md_store_row(p, x)`` move N halves of shared memory from any place on by
-words of two; up to 4 bytes behind them are read, too.
-``md_write(p, x)`` is ``md_store`` to global memory in one instruction for certain: NVRTC makes four
-of a store of 16 bytes in functions that it inlines; halves are then converted two at a time.
+**Element types.**  Memory holds ``float``, ``md_half``, ``md_bf16``, ``md_u8`` and ``md_s8``,
+registers hold float.  ``md_value`` converts an element to float, ``md_as<T>`` rounds a float to an
+element, ``md_round<T>`` does both in turn.  Conversions to 8-bit integers truncate and saturate,
+and give the smallest value for NaN.
+``md_max_pairs<T>`` is ``md_max`` of two packed pairs of float16 or bfloat16, each in a 32-bit
+register; ``md_load_pairs`` loads such pairs, and ``md_of_pairs<T>(x, v)`` is element v as float.
+``md_load(x, p)`` and ``md_store(p, x)`` move N neighbouring elements with one access of
+``sizeof(T) * N`` bytes, to which ``p`` is aligned; ``md_load_floats(x, p)`` loads any multiple of 4
+floats.  ``md_load_row(x, p)`` and ``md_store_row(p, x)`` move N elements of 16 bits in shared
+memory, at any offset, in words of two; loads also read up to 2 bytes before and 4 bytes after.
+``md_write(p, x)`` is an ``md_store`` to global memory that is sure to be one instruction: NVRTC
+splits a 16-byte store in inlined functions into four.  It converts to 16 bits two at a time.
 
-**Functions** beside CUDA's own are those of :mod:`..codegen.functions`: ``expf`` and the like
+**Functions** beyond CUDA's own are those of :mod:`..codegen.functions`: ``expf`` and the like
 differ from release to release, and some of them lose NaN or flush denormal numbers.  No header is
-included: parsing ``cuda_fp16.h`` takes longer than compiling most kernels.  ``md_narrow_...`` are
-for results of two bytes, of :mod:`.expressions`.
+included: parsing ``cuda_fp16.h`` takes longer than compiling most kernels.  The ``md_narrow_...``
+functions are for results that are rounded to float16 or bfloat16, see :mod:`.expressions`.
 
-The emulator of the tests compiles the same texts with the system's C++ compiler and defines
-itself what stands between ``#ifdef __CUDACC__`` and its ``#endif``.
+The tests' emulator compiles the same texts with the system's C++ compiler, and has its own
+definitions in place of those between ``#ifdef __CUDACC__`` and its ``#endif``.
 """
 
 from __future__ import annotations
@@ -471,9 +473,9 @@ MD_FUNCTION float md_narrow_erf(float x) {
 
 TYPES = {"float32": "float", "float16": "md_half", "bfloat16": "md_bf16"}
 TYPES |= {"uint8": "md_u8", "int8": "md_s8"}
-"""The names of element types in CUDA."""
+"""The C++ type of an element of each dtype."""
 
 
 def prelude() -> str:
-    """The first lines of a translation unit."""
+    """The text that every translation unit begins with."""
     return _INTRINSICS + _TYPES + CUDA.fill(FUNCTIONS) + _NARROW

@@ -1,4 +1,8 @@
-"""From tasks to what runs: kernels compiled and loaded, recipes chosen, weights laid down."""
+"""From tasks to a table that runs: kernels compiled, algorithms chosen, weights copied to the GPU.
+
+Each task becomes *work*, which knows its kernel or its library call with all choices made, and
+work becomes the rows of a :class:`CudaTable`, whose addresses are offsets in slots.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +35,19 @@ from .table import CudaTable, KernelRow, LibraryRow, Row
 from .task import InWorkspace, Pointer, Task, data_of
 
 MOST_WORKSPACE = 1 << 30
-"""Bytes that algorithms may take beside their tensors, unless ``memory_limit`` leaves less, or more
-lies free among the values meanwhile."""
+"""Bytes of workspace that an algorithm may take, unless ``memory_limit`` leaves less, or the arena
+of values has a larger gap while it runs."""
 
 
 @dataclass(frozen=True)
 class NodeOperands:
-    """What the pointers of a node are: its workspace is so many bytes behind where the memory of an
-    instance begins."""
+    """Maps the pointers of a node's tasks to operands: offsets in the slots of a table.
+
+    Attributes:
+        slots: the slot and offset of each value.
+        constants: the offset of each constant.
+        workspace: the offset of the node's workspace in an instance's memory, in bytes.
+    """
 
     slots: Slots
     constants: Constants
@@ -56,13 +65,18 @@ class NodeOperands:
 
 @dataclass(frozen=True)
 class KernelWork:
-    """A kernel of ours, the fastest of so many that were measured, if any."""
+    """A generated kernel.
+
+    Attributes:
+        loaded: the kernel on the device, with its launch.
+        measured: how many kernels it was the fastest of; 0 if none was measured.
+    """
 
     loaded: Loaded
     measured: int = 0
 
     def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
-        """What it starts on its operands."""
+        """The rows of the table that start it on its operands."""
         return [KernelRow.of(self.loaded, list(map(operands, pointers)))]
 
     def describe(self) -> str:
@@ -72,35 +86,41 @@ class KernelWork:
 
 @dataclass(frozen=True)
 class ContractionWork:
-    """A contraction by its recipe, its workspace behind what others have ``left`` in the node's."""
+    """A contraction with its chosen configuration.
+
+    Attributes:
+        built: the executable: kernels and library plans.
+        left: the offset of its workspace in the node's, in bytes: before it is what the node's
+            other tasks leave there, such as a packed filter.
+    """
 
     built: Built
     left: int = 0
 
     def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
-        """What it starts on its operands."""
+        """The rows of the table that start it on its operands."""
         x, w, y, *rest = map(operands, pointers)
         problem = self.built.problem
-        first = len(problem.others)
-        second = first + len(problem.vectors)
-        third = second + len(problem.before_vectors)
-        fourth = third + (0 if problem.front is None else len(problem.front.read))
-        read = (pointers[1], *pointers[3 + first : 3 + third])
-        at = Addresses(
-            *(x, w, y, tuple(rest[:first]), tuple(rest[first:second])),
-            before=tuple(rest[second:third]),
-            front=tuple(rest[third:fourth]),
-            behind=tuple(rest[fourth:]),
+        others_end = len(problem.others)
+        vectors_end = others_end + len(problem.vectors)
+        before_end = vectors_end + len(problem.before_vectors)
+        front_end = before_end + (0 if problem.front is None else len(problem.front.read))
+        read = (pointers[1], *pointers[3 + others_end : 3 + before_end])
+        addresses = Addresses(
+            *(x, w, y, tuple(rest[:others_end]), tuple(rest[others_end:vectors_end])),
+            before=tuple(rest[vectors_end:before_end]),
+            front=tuple(rest[before_end:front_end]),
+            behind=tuple(rest[front_end:]),
             are_settled=all(isinstance(pointer, Data) for pointer in read),
         )
-        return self.built.rows(at, operands(InWorkspace(self.left)))
+        return self.built.rows(addresses, operands(InWorkspace(self.left)))
 
     def describe(self) -> str:
         recipe, problem = self.built.recipe, self.built.problem
-        left = len(problem.stages) - recipe.form.stages
+        unfused = len(problem.stages) - recipe.form.stages
         text = ("gathered, " if problem.gather else "") + recipe.algorithm(problem)
-        if left:
-            text += f", then {left} stage{'s' * (left > 1)} in a kernel"
+        if unfused:
+            text += f", then {unfused} stage{'s' * (unfused > 1)} in a kernel"
         if recipe.form.packed:
             text += ", carried into its slice"
         text += f", {self.built.workspace / 1e6:.1f} MB of workspace"
@@ -109,13 +129,13 @@ class ContractionWork:
 
 @dataclass(frozen=True)
 class RankWork:
-    """Sums over ranks."""
+    """A sum over ranks that NCCL computes, or the wait for one."""
 
     work: RankSum
     sums: RankSums
 
     def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
-        """What it starts on its operands."""
+        """The rows of the table that start it on its operands."""
         return [self.sums.row(self.work, list(map(operands, pointers)))]
 
     def describe(self) -> str:
@@ -124,12 +144,12 @@ class RankWork:
 
 @dataclass(frozen=True)
 class FunctionWork:
-    """A function of cuDNN's."""
+    """A call of a function of cuDNN."""
 
     call: FunctionCall
 
     def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
-        """What it starts on its operands."""
+        """The rows of the table that start it on its operands."""
         return [LibraryRow(self.call, tuple(map(operands, pointers)))]
 
     def describe(self) -> str:
@@ -138,16 +158,16 @@ class FunctionWork:
 
 @dataclass(frozen=True)
 class ConvolutionWork:
-    """A convolution of cuDNN's, or a gradient of one, with its algorithm."""
+    """A convolution of cuDNN, or a gradient of one, with its algorithm."""
 
     layer: LayerConvolution
     call: FixedConvolution
 
     def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
-        """What it starts on its operands."""
+        """The rows of the table that start it on its operands."""
         x, w, y = (operands(pointers[i]) for i in self.layer.order)
-        room = operands(InWorkspace(0)) if self.call.workspace else 0
-        return [LibraryRow(self.call, (x, w, y, 0, 0, room))]
+        workspace = operands(InWorkspace(0)) if self.call.workspace else 0
+        return [LibraryRow(self.call, (x, w, y, 0, 0, workspace))]
 
     def describe(self) -> str:
         problem = self.call.descriptors
@@ -160,7 +180,7 @@ Work = KernelWork | ContractionWork | RankWork | FunctionWork | ConvolutionWork
 
 @dataclass(frozen=True)
 class Done:
-    """A task that can run."""
+    """A node and the work of one of its tasks."""
 
     node: Node
     work: Work
@@ -168,8 +188,16 @@ class Done:
 
 @dataclass(frozen=True)
 class PreparedPlan:
-    """The tasks in order, the table that they become, and the numbers on the device; the bytes of
-    the workspaces that its block has."""
+    """A plan that can run.
+
+    Attributes:
+        tasks: the work of each task, in order.
+        table: the launches that they become.
+        slots: the slot and offset of each value.
+        constants: the weights on the device.
+        load: the loader that has the plan's kernels.
+        workspaces: the workspace of each node, in bytes.
+    """
 
     tasks: tuple[Done, ...]
     table: CudaTable
@@ -187,10 +215,20 @@ def prepare(
     limit: Limit | None,
     other: PreparedPlan | None = None,
 ) -> PreparedPlan:
-    """Everything that is done once, on the current device; what it has in common with an ``other``
-    of the same network is that one's.
+    """Prepares the tasks of a plan on the current device: compiles and loads kernels, chooses
+    algorithms, copies weights, and lays out memory.
 
-    OutOfMemoryError if the limit does not suffice, a Shortage if memory runs out.
+    Args:
+        plan: the plan.
+        tasks: its tasks, in order.
+        machine: the device's properties.
+        tune: "heuristic", "quick" or "exhaustive".
+        limit: the memory that the program may take.
+        other: the prepared plan of the same network for another size, whose kernels, configurations
+            and constants are used again.
+
+    Raises:
+        OutOfMemoryError: the limit does not suffice, or as a Shortage, the device's memory.
     """
     short = limit is not None and limit.short
     outputs: dict[Value, Data] = {}
@@ -202,17 +240,17 @@ def prepare(
     launches = [t.work for t in tasks if isinstance(t.work, Launch) and not t.others]
     load = LaunchLoader(machine.arch, None if other is None else other.load)
     fastest = Fastest(plan, tasks)
-    # Where memory is short, tensors for one timing at a time have to do.
-    with threads() as making, threads(*([1] if short else [])) as building:
+    # Where memory is short, one thread builds, so that tensors for one timing exist at a time.
+    with threads() as make_pool, threads(*([1] if short else [])) as build_pool:
         data = (p for p in pointers if isinstance(p, Data))
-        constants = Constants(data, making, None if other is None else other.constants)
+        constants = Constants(data, make_pool, None if other is None else other.constants)
         workspace_limit = MOST_WORKSPACE
         if limit is not None:
-            left = _left(limit, lay_out(plan, {}), constants)
-            workspace_limit = min(_power_of_two(left), MOST_WORKSPACE)
-        taken = {} if other is None else _taken(tasks, other)
-        tuning = Tuning(machine, tune, workspace_limit, load, _spare(plan, tasks), taken)
-        choice = Choice(problems, tuning, building)
+            free_bytes = _left(limit, lay_out(plan, {}), constants)
+            workspace_limit = min(_power_of_two(free_bytes), MOST_WORKSPACE)
+        known = {} if other is None else _taken(tasks, other)
+        tuning = Tuning(machine, tune, workspace_limit, load, _spare(plan, tasks), known)
+        choice = Choice(problems, tuning, build_pool)
         load([*launches, *fastest.launches(), *choice.launches()])
         if not short:
             constants.lay_down()  # while cuDNN builds, before anything is measured
@@ -221,12 +259,12 @@ def prepare(
         workspaces = _workspaces(tasks, built, convolutions)
         block = lay_out(plan, workspaces)
         if limit is not None and constants.bytes + block.own_bytes > limit.bytes:
-            # Each workspace is within the limit, but where one lies no input or output can; or an
-            # image has to be gathered, whatever that takes.
+            # Each workspace is within the limit, but inputs and outputs cannot share its memory;
+            # or an image has to be gathered, whatever workspace that takes.
             tuning = replace(tuning, workspace_limit=0, spare={})
-            choice = Choice(problems, tuning, building)
+            choice = Choice(problems, tuning, build_pool)
             load(choice.launches())
-            # A contraction may have no way without a workspace.
+            # Some contraction may have no algorithm without a workspace.
             with suppress(UnsupportedError, NoAlgorithmError):
                 built, convolutions = choice.made(), _chosen(tasks, tune, 0)
                 workspaces = _workspaces(tasks, built, convolutions)
@@ -237,7 +275,7 @@ def prepare(
             constants.lay_down()
         fastest.measure(load, constants)
     slots = Slots(plan, {value: Operand(0, at) for value, at in plan.arena.offsets.items()}, 1)
-    done, rows, sums = [], [], RankSums()
+    works, rows, sums = [], [], RankSums()
     for task in tasks:
         work: Work
         if isinstance(task.work, RankSum):
@@ -253,7 +291,7 @@ def prepare(
             work = ContractionWork(built[task.work], aligned(task.workspace_bytes))
         operands = NodeOperands(slots, constants, block.workspaces.get(task.node, 0))
         rows.append(tuple(work.rows(task.pointers, operands)))
-        done.append(Done(task.node, work))
+        works.append(Done(task.node, work))
     copies = []
     for i, value in enumerate(plan.graph.outputs):
         if (source := slots.source(i)) is not None:
@@ -267,11 +305,11 @@ def prepare(
         tuple(value.type.bytes for value in plan.graph.outputs),
         tuple(copies),
     )
-    return PreparedPlan(tuple(done), table, slots, constants, load, workspaces)
+    return PreparedPlan(tuple(works), table, slots, constants, load, workspaces)
 
 
 def _taken(tasks: Sequence[Task], other: PreparedPlan) -> dict[ContractionProblem, Recipe]:
-    """What the same contractions of another program are computed by."""
+    """The configurations of the same contractions in another program of the network."""
     if len(tasks) != len(other.tasks):
         return {}
     return {
@@ -282,7 +320,8 @@ def _taken(tasks: Sequence[Task], other: PreparedPlan) -> dict[ContractionProble
 
 
 def _left(limit: Limit, block: Block, constants: Constants) -> int:
-    """Bytes that the limit leaves beside weights and block."""
+    """Bytes that the limit leaves beside weights and an instance; OutOfMemoryError if these do not
+    fit."""
     needed = constants.bytes + block.own_bytes
     if needed > limit.bytes:
         raise OutOfMemoryError(
@@ -293,15 +332,15 @@ def _left(limit: Limit, block: Block, constants: Constants) -> int:
 
 
 def _power_of_two(size: int) -> int:
-    """The largest one within ``size``, so that what is chosen is found again where about as much is
-    free; 0 within 0."""
+    """The largest power of two up to ``size`` (0 for 0).  As a limit it is the same for about as
+    much free memory, so that choices under it are found in the cache again."""
     return 1 << size.bit_length() >> 1
 
 
 def _chosen(
     tasks: Sequence[Task], tune: str, workspace_limit: int
 ) -> dict[LayerConvolution, FixedConvolution]:
-    """The algorithms of convolutions that are layers of their own."""
+    """The algorithms of the convolutions that are single calls of cuDNN."""
     layers = dict.fromkeys(t.work for t in tasks if isinstance(t.work, LayerConvolution))
     return {layer: chosen(layer, tune, workspace_limit) for layer in layers}
 
@@ -311,20 +350,21 @@ def _workspaces(
     built: Mapping[ContractionProblem, Built],
     convolutions: Mapping[LayerConvolution, FixedConvolution],
 ) -> dict[Node, int]:
-    """Bytes that each node takes beside its values."""
-    found: dict[Node, int] = {}
+    """The workspace of each node, in bytes: the largest of its tasks."""
+    workspaces: dict[Node, int] = {}
     for task in tasks:
         size = task.workspace_bytes
         if isinstance(task.work, ContractionProblem):
             size = aligned(size) + built[task.work].workspace
         elif isinstance(task.work, LayerConvolution):
             size = convolutions[task.work].workspace
-        found[task.node] = max(found.get(task.node, 0), size)
-    return found
+        workspaces[task.node] = max(workspaces.get(task.node, 0), size)
+    return workspaces
 
 
 def _spare(plan: Plan, tasks: Sequence[Task]) -> dict[ContractionProblem, int]:
-    """What is free in the arena while each contraction runs, wherever it stands in the plan."""
+    """Bytes of the largest gap in the arena while each contraction runs: the least of them, where a
+    contraction occurs several times in the plan."""
     nodes: dict[ContractionProblem, list[Node]] = {}
     for task in tasks:
         if isinstance(task.work, ContractionProblem):

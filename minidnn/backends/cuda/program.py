@@ -1,4 +1,4 @@
-"""A plan on a GPU: kernels and algorithms chosen, weights laid down, and what is known of it."""
+"""A compiled plan on a GPU: prepares itself, then runs, and reports how and how fast it runs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,19 @@ from .task import Task
 
 
 class CudaProgram(CapturedProgram):
-    """A compiled plan; one with states is ready once they were found, which lie in memory of the
-    store's."""
+    """A compiled plan.  One without states is prepared when it is made; one with states when it is
+    attached to the store whose memory holds them.
+
+    Args:
+        plan: the plan.
+        tasks: its tasks.
+        device: the index of the GPU.
+        machine: the GPU's properties.
+        tune: "heuristic", "quick" or "exhaustive".
+        memory_limit: bytes of device memory that it may take; None for all that is free.
+        lower: lowers the same plan for other sizes to tasks.
+        other: the prepared plan of another size, whose kernels and constants are used again.
+    """
 
     def __init__(
         self,
@@ -55,27 +66,27 @@ class CudaProgram(CapturedProgram):
             self._make()
 
     def attach(self, store: Store) -> None:
-        """Finds its states in a store, or puts them there, and gets ready."""
+        """Finds its states in a store, or puts them there, and prepares the plan."""
         with told():
             self._states = StatesInTurn(self.plan.graph, store, self.device)
         with self._states.unchanged():
             self._make()
 
     def _make(self) -> None:
-        """Everything that is done once."""
-        given, held = self._memory_limit, self._states.bytes if self._states else 0
+        """Prepares the plan and makes the first instance, within the memory limit."""
+        limit_bytes, state_bytes = self._memory_limit, self._states.bytes if self._states else 0
         limit = None
-        if given is not None:
-            states = f", of which states take {held}" if held else ""
-            limit = Limit(given - held, f"memory_limit={given} bytes{states}")
+        if limit_bytes is not None:
+            states = f", of which states take {state_bytes}" if state_bytes else ""
+            limit = Limit(limit_bytes - state_bytes, f"memory_limit={limit_bytes} bytes{states}")
 
         target = self.plan.target
-        # Of those of any size, of which most never run, the first call makes it.
-        later = isinstance(target, CudaTarget) and target.any_size
+        # Most programs of a plan for any size never run, so the first call makes their instance.
+        is_lazy = isinstance(target, CudaTarget) and target.any_size
 
         def make(limit: Limit | None) -> tuple[Limit | None, PreparedPlan, Instance | None]:
             prepared = self._prepare(limit)
-            if later:
+            if is_lazy:
                 return limit, prepared, None
             return limit, prepared, self.instance(prepared.table, prepared.constants.address)
 
@@ -85,21 +96,21 @@ class CudaProgram(CapturedProgram):
 
     def _donated_layout(self, inputs: Sequence[int]) -> DonatedLayout:
         block = lay_out(self.plan, self.prepared.workspaces, frozenset(inputs))
-        return DonatedLayout(block.own_bytes, tuple(block.inputs[place] for place in inputs))
+        return DonatedLayout(block.own_bytes, tuple(block.inputs[index] for index in inputs))
 
     def of_size(self, plan: Plan) -> CudaProgram:
-        """The program of the same plan for other sizes, by the same kernels and constants as far as
-        these are those of any size."""
+        """The program of the same plan for other sizes, which uses again the kernels and constants
+        that do not depend on sizes."""
         target = plan.target
         assert isinstance(target, CudaTarget) and target.any_size and self._lower is not None
         with told(), on_device(self.device):
             _, memory = cupy().cuda.runtime.memGetInfo()
             plan.check_fits(memory, self._machine.name)
-            given = (self.device, self._machine, "heuristic", self._memory_limit, self._lower)
-            return CudaProgram(plan, self._lower(plan), *given, self.prepared)
+            arguments = (self.device, self._machine, "heuristic", self._memory_limit, self._lower)
+            return CudaProgram(plan, self._lower(plan), *arguments, self.prepared)
 
     def stored(self) -> StoredProgram:
-        """It as a file has it; UnsupportedError if it has states."""
+        """Returns what a file holds of the program; UnsupportedError if it has states."""
         from .stored import store
 
         if self._states is not None:
@@ -109,20 +120,22 @@ class CudaProgram(CapturedProgram):
             return store(self.table, constants.copied(), machine_of(self.device))
 
     def details(self, node: Node) -> str:
-        """How a node is computed."""
+        """One line on how a node is computed: algorithms, kernels and what they take."""
         with on_device(self.device):
-            said = [t.work.describe() for t in self.prepared.tasks if t.node is node]
-        return "; ".join(dict.fromkeys(said))
+            lines = [t.work.describe() for t in self.prepared.tasks if t.node is node]
+        return "; ".join(dict.fromkeys(lines))
 
     def refusals(self, node: Node) -> dict[str, str]:
-        """Our kernels that were not tried for a contraction, and why."""
+        """The generated kernels that cannot compute a node's contraction, each with the reason."""
         works = (done.work for done in self.prepared.tasks if done.node is node)
         problems = [work.built.problem for work in works if isinstance(work, ContractionWork)]
         return refusals(problems[0], machine_of(self.device)) if problems else {}
 
     def seconds_of_nodes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[Node, float]:
-        """Computes the outputs; the seconds of each node, by events around its kernels, which run
-        once more for that and leave states as they are."""
+        """Computes the outputs and returns the seconds of each node, by events around its kernels.
+
+        The kernels run once more for this, and states keep the values of the first run.
+        """
         if sums_over_ranks(self.plan.graph):
             raise UnsupportedError(WHY_NO_TIMES)
         from .timing import seconds_of_tasks
@@ -137,7 +150,8 @@ class CudaProgram(CapturedProgram):
         return total
 
     def bound_seconds(self, operations: int, bytes: int, contraction: bool) -> float:
-        """The least time for that much work, by the device's figures."""
+        """The least time in seconds for so many operations and bytes moved, by the device's
+        figures."""
         target = self.plan.target
         assert isinstance(target, CudaTarget)
         device = target.device

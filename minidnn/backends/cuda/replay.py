@@ -1,13 +1,14 @@
-"""A plan captured as a CUDA graph, at whose ends each launch sets the callers' addresses.
+"""CUDA graphs whose inputs and outputs (*ends*) are bound to the caller's arrays at each launch.
 
-Callers' arrays lie elsewhere each time.  Where kernels of ours alone work on an input or output,
-they are told where it is, and nothing is copied.  Else a node of the graph copies it: to enqueue a
-copy takes the driver's host part longer than to launch the graph.  Either way addresses are set
-only where they are others than the last time.
+The addresses of a caller's arrays change from call to call.  Where generated kernels alone read or
+write an end, the arguments of their graph nodes are set to the caller's address, and nothing is
+copied.  Otherwise a memcpy node of the graph copies it: enqueuing a copy on its own takes the host
+longer than launching the graph.  Either way a node is updated only if the address differs from the
+last launch's.
 
-A node that is switched off still takes part in every launch.  Graphs of hundreds of ends, as are
-parameters and their gradients, have none for ends that kernels are told of: what has to be copied
-there all the same, the caller copies.
+A disabled node still costs time in every launch.  So graphs with hundreds of ends, such as
+parameters and their gradients, have no memcpy nodes for ends that kernels reach directly: if such
+an end needs a copy after all, whoever launches the graph enqueues it.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from .memory import allocated
 _DEVICE = 2
 """``CU_MEMORYTYPE_DEVICE``."""
 _MOST_IDLE = 16
-"""A graph of more ends than that has no nodes that would mostly be switched off."""
+"""Ends up to which a graph has memcpy nodes even where they are disabled in most launches."""
 
 
 def _side(name: str) -> tuple[tuple[str, Any], ...]:
-    """The fields of a copy's source or destination."""
+    """The fields of ``CUDA_MEMCPY3D`` for its source ("src") or destination ("dst")."""
     return (
         *((name + field, ctypes.c_size_t) for field in ("XInBytes", "Y", "Z", "LOD")),
         (name + "MemoryType", ctypes.c_int),
@@ -66,19 +67,20 @@ class _KernelStruct(ctypes.Structure):
 
 
 class KernelNode:
-    """A kernel of ours in a graph, whose arguments are 64 bits each and can be set."""
+    """The node of a generated kernel in a graph, whose arguments (64 bits each) can be set."""
 
     def __init__(self, node: int, arguments: Sequence[int]) -> None:
         self._node = ctypes.c_void_p(node)
         self._arguments = (ctypes.c_uint64 * len(arguments))(*arguments)
-        begin = ctypes.addressof(self._arguments)
-        places = (begin + 8 * place for place in range(len(arguments)))
-        self._places = (ctypes.c_void_p * len(arguments))(*places)
+        base = ctypes.addressof(self._arguments)
+        pointers = (base + 8 * index for index in range(len(arguments)))
+        self._places = (ctypes.c_void_p * len(arguments))(*pointers)
         self._params = _KernelStruct()
         self._set: Callable[..., int] | None = None
 
     def attach(self, executable: ctypes.c_void_p) -> None:
-        """The node is part of an executable graph now; nothing happens the second time."""
+        """Names the executable graph that the node belongs to; later calls do nothing, as several
+        ends may share a node."""
         if self._set is None:
             driver.call("cuGraphKernelNodeGetParams_v2", self._node, ctypes.byref(self._params))
             self._params.kernelParams = ctypes.addressof(self._places)
@@ -86,42 +88,48 @@ class KernelNode:
             self._given = (executable, self._node, ctypes.byref(self._params))
 
     def set(self, argument: int, value: int) -> bool:
-        """Whether launches from the next one on have that argument; if not, it is as it was."""
+        """Sets an argument for the next launches.  Returns whether the driver accepted it; if not,
+        the argument keeps its value."""
         assert self._set is not None
-        before = self._arguments[argument]
+        old = self._arguments[argument]
         self._arguments[argument] = value
         if self._set(*self._given) == driver.SUCCESS:
             return True
-        self._arguments[argument] = before  # the kernel's other arguments can still be set
+        self._arguments[argument] = old  # the kernel's other arguments can still be set
         return False
 
 
 @dataclass(frozen=True)
 class Aim:
-    """An argument of a kernel that is an address, so many bytes behind the caller's."""
+    """A kernel's argument that is an address: ``offset`` bytes into a caller's array."""
 
     kernel: KernelNode
     argument: int
     offset: int
 
     def at(self, address: int) -> bool:
-        """Whether the kernel works there from now on."""
+        """Points the kernel at a caller's array; returns whether the driver accepted it."""
         return self.kernel.set(self.argument, address + self.offset)
 
 
 class End:
-    """An input's or output's memory, and what reaches a caller's array instead: the kernels that
-    work there, or a node that copies it there or back.
+    """An input or output of a graph, which reads or writes a caller's array in one of two ways: its
+    kernels are pointed at the array, or a memcpy node copies between the array and a buffer of the
+    instance.
 
     Args:
-        address: where kernels work until they are told of another address.
+        address: where kernels read or write until they are pointed elsewhere.
+        size: bytes.
         takes: whether it is an input.
-        own: whether that memory is the instance's.  Else it is a caller's, and the first array that
-            has to be copied has memory allocated for the copy.
+        own: whether ``address`` is memory of the instance.  Otherwise it is a caller's, and a
+            buffer is allocated for the first array that has to be copied.
 
     Attributes:
-        address: of the instance's own memory; 0 as long as there is none.
-        aims: all arguments that are its address, if kernels of ours alone take it.
+        address: the instance's buffer; 0 as long as there is none.
+        bytes: its size.
+        node: the memcpy node, if the graph has one.
+        params: that node's parameters.
+        aims: all arguments that are its address, if generated kernels alone take it.
     """
 
     def __init__(self, address: int, size: int, takes: bool, own: bool = True) -> None:
@@ -146,7 +154,7 @@ class End:
         self._context: ctypes.c_void_p | None = None
 
     def attach(self, executable: int, context: ctypes.c_void_p) -> None:
-        """The node, if there is one, and the kernels are part of an executable graph now."""
+        """Names the executable graph that the memcpy node, if any, and the kernels belong to."""
         self._handle = ctypes.c_void_p(executable)
         self._context = context
         if self.node:
@@ -158,16 +166,18 @@ class End:
 
     @property
     def is_direct(self) -> bool:
-        """Whether kernels work in the caller's memory now, and nothing is copied."""
+        """Whether kernels read or write the caller's array, and nothing is copied."""
         return self._aimed != self.address
 
     def reach(self, address: int, kind: int = DEVICE_TO_DEVICE, apart: bool = True) -> bool:
-        """Whether the graph works at that address, or copies from or to it, from its next launch
-        on; if not, it copies nothing here, and that is left to the caller.  No bytes need no copy.
+        """Sets the address of the caller's array for the next launches.
 
-        kind: how the array would be copied.
-        apart: whether no other array of the launch overlaps it that is written or, if this one is,
-            read.
+        Returns whether the graph reaches it, directly or by its memcpy node.  If not, the graph
+        copies nothing here, and whoever launches it copies between the array and the buffer.  An
+        end of no bytes is always reached.
+
+        kind: the kind of copy that the array would need (``cudaMemcpyKind``).
+        apart: whether no other array of the launch overlaps this one, where either is written.
         """
         if not self.bytes:
             return True
@@ -189,32 +199,33 @@ class End:
                 self._switch(True)
                 self._reached = address
                 return True
-            # It is no memory of this device's own: managed memory, for example.
+            # The driver refuses memory that is not this device's own, such as managed memory.
         self._switch(False)
         return False
 
     def _aim(self, address: int) -> bool:
-        """Whether all kernels work at that address; if the driver refuses, they stay where they
-        were made to work for good."""
+        """Points all kernels at an address and returns whether the driver accepted it.  If not,
+        they are pointed at the instance's buffer for good."""
         if address == self._aimed:
             return True
         if all(aim.at(address) for aim in self.aims):
             self._aimed = address
             return True
-        own = self._own()
-        if not all(aim.at(own) for aim in self.aims):
+        buffer = self._own()
+        if not all(aim.at(buffer) for aim in self.aims):
             raise DeviceError("cuGraphExecKernelNodeSetParams takes no address, not even the first")
-        self._aimed, self.aims = own, ()
+        self._aimed, self.aims = buffer, ()
         return False
 
     def _own(self) -> int:
-        """The address of memory of the instance's."""
+        """The address of the instance's buffer, which is allocated when it is first needed."""
         if not self.address:
             self._memory = allocated(self.bytes, "the copy of an array that kernels cannot reach")
             self.address = int(self._memory.ptr)
         return self.address
 
     def _switch(self, copies: bool) -> None:
+        """Enables or disables the memcpy node."""
         if copies is not self._copies:
             driver.call(
                 "cuGraphNodeSetEnabled", self._handle, self.node, ctypes.c_uint(int(copies))
@@ -223,7 +234,17 @@ class End:
 
 
 class Replay:
-    """What ``enqueue`` starts on a stream, as an executable CUDA graph between its ends."""
+    """An executable CUDA graph of the work that ``enqueue`` starts on a stream.
+
+    Args:
+        stream: a stream of its own, on which the work is captured.
+        enqueue: starts the work, and may set the ends' ``aims`` to nodes of the graph.
+        takes: the ends that are inputs.
+        gives: the ends that are outputs.
+
+    Attributes:
+        executable: the handle that ``cudaGraphLaunch`` takes.
+    """
 
     def __init__(
         self,
@@ -233,23 +254,23 @@ class Replay:
         gives: Sequence[End] = (),
     ) -> None:
         runtime = cupy().cuda.runtime
-        # The graph stays as long as what is made of it: its nodes name what is to be changed.
+        # The graph lives as long as its executable: its nodes identify those that are updated.
         runtime.streamBeginCapture(stream.ptr, runtime.streamCaptureModeRelaxed)
         try:
             enqueue()
-            found = driver.captured(stream.ptr)
+            captured = driver.captured(stream.ptr)
         finally:
             graph = runtime.streamEndCapture(stream.ptr)
         weakref.finalize(self, runtime.graphDestroy, graph).atexit = False
         context = ctypes.c_void_p()
         takes, gives = ([end for end in some if end.bytes] for some in (takes, gives))
-        ends = (*takes, *gives) if found is not None else ()
-        if found is not None and ends:
+        ends = (*takes, *gives) if captured is not None else ()
+        if captured is not None and ends:
             driver.call("cuCtxGetCurrent", ctypes.byref(context))
             takes, gives = (
                 [end for end in some if _has_node(end, len(ends))] for some in (takes, gives)
             )
-            _add_copies(graph, context, takes, gives, found[1])
+            _add_copies(graph, context, takes, gives, captured[1])
         self.executable = int(runtime.graphInstantiate(graph))
         weakref.finalize(self, runtime.graphExecDestroy, self.executable).atexit = False
         for end in ends:
@@ -257,7 +278,7 @@ class Replay:
 
 
 def _has_node(end: End, count: int) -> bool:
-    """Whether a node copies for an end, in a graph of so many."""
+    """Whether a graph of ``count`` ends has a memcpy node for this end."""
     return not end.aims or (count <= _MOST_IDLE and bool(end.address))
 
 
@@ -268,30 +289,31 @@ def _add_copies(
     gives: Sequence[End],
     last: Sequence[int],
 ) -> None:
-    """Copies in front of what a graph begins with, and behind its last nodes."""
-    whole, count = ctypes.c_void_p(graph), ctypes.c_size_t()
-    driver.call("cuGraphGetRootNodes", whole, None, ctypes.byref(count))
-    first = (ctypes.c_void_p * count.value)()
+    """Adds a memcpy node before the graph's root nodes for each input, and after its ``last`` nodes
+    for each output."""
+    handle, count = ctypes.c_void_p(graph), ctypes.c_size_t()
+    driver.call("cuGraphGetRootNodes", handle, None, ctypes.byref(count))
+    roots = (ctypes.c_void_p * count.value)()
     if count.value:  # the driver refuses to list nothing
-        driver.call("cuGraphGetRootNodes", whole, first, ctypes.byref(count))
-    behind = (ctypes.c_void_p * len(last))(*last)
+        driver.call("cuGraphGetRootNodes", handle, roots, ctypes.byref(count))
+    dependencies = (ctypes.c_void_p * len(last))(*last)
     for end in takes:
-        _add(whole, end, (ctypes.c_void_p * 0)(), context)
-        for node in first:
-            ends = (ctypes.c_void_p * 1)(end.node.value), (ctypes.c_void_p * 1)(node)
-            driver.call("cuGraphAddDependencies_v2", whole, *ends, None, ctypes.c_size_t(1))
+        _add(handle, end, (ctypes.c_void_p * 0)(), context)
+        for node in roots:
+            edge = (ctypes.c_void_p * 1)(end.node.value), (ctypes.c_void_p * 1)(node)
+            driver.call("cuGraphAddDependencies_v2", handle, *edge, None, ctypes.c_size_t(1))
     for end in gives:
-        _add(whole, end, behind, context)
+        _add(handle, end, dependencies, context)
 
 
-def _add(whole: ctypes.c_void_p, end: End, behind: Any, context: ctypes.c_void_p) -> None:
+def _add(graph: ctypes.c_void_p, end: End, dependencies: Any, context: ctypes.c_void_p) -> None:
     driver.call(
         "cuGraphAddMemcpyNode",
         *(
             ctypes.byref(end.node),
-            whole,
-            behind if len(behind) else None,
-            ctypes.c_size_t(len(behind)),
+            graph,
+            dependencies if len(dependencies) else None,
+            ctypes.c_size_t(len(dependencies)),
         ),
         *(ctypes.byref(end.params), context),
     )

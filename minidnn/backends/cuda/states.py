@@ -1,4 +1,4 @@
-"""The states of a store in a GPU's memory, and the order of the runs that work on them."""
+"""The states of a store in a GPU's memory, and the order of the runs that read and update them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .memory import allocated
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """A state's array on a GPU."""
+    """A state's array on a GPU: the owner of its memory, and its shape, dtype and size in bytes."""
 
     memory: Any
     shape: tuple[int, ...]
@@ -33,9 +33,10 @@ class DeviceArray:
 class DeviceMemory(StateMemory):
     """A GPU's memory, for one store.
 
-    Runs are started on any streams and not waited for, and each works on what the one before it
-    left: a stream waits for the one before.  That may be itself, but handles do not tell, as a new
-    stream may have that of one that is gone and whose work still runs.
+    Runs are enqueued on any streams without waiting, and each reads the states that the run before
+    it wrote, so its stream waits for an event after that run.  It does so even if the handle is
+    that of the last run's stream: a new stream may have the handle of a destroyed one whose work
+    still runs.
     """
 
     def __init__(self, device: int) -> None:
@@ -76,33 +77,38 @@ class DeviceMemory(StateMemory):
         with cuda.Device(self._device):
             self._done.synchronize()
             kept.memory.copy_from_host(bits.ctypes.data, kept.bytes)
-            # From pageable memory a copy may still be on its way, and streams that do not wait for
-            # the default one run on.
+            # A copy from pageable memory may return before its transfer is over, and non-blocking
+            # streams do not wait for the default one.
             cuda.Stream.null.synchronize()
 
 
 class StatesInTurn:
-    """The states of a graph in a store, and when a program may work on them."""
+    """The states of one program's graph in a store, and the order of its runs on them.
+
+    Attributes:
+        addresses: the device address of each state, in the graph's order.
+        bytes: their size.
+    """
 
     def __init__(self, graph: Graph, store: Store, device: int) -> None:
         self._store = store
         with store.lock:
-            held: dict[State, DeviceArray] = store.hold(graph.states, DeviceMemory(device))
+            arrays: dict[State, DeviceArray] = store.hold(graph.states, DeviceMemory(device))
             assert isinstance(store.memory, DeviceMemory)
             self._memory = store.memory
         self._updated = [state.name for state in graph.updates]
-        #: Where each lies, in the graph's order.
-        self.addresses = [held[state].address for state in graph.states]
-        self.bytes = sum(one.bytes for one in held.values())
-        self._kept = held
+        self.addresses = [arrays[state].address for state in graph.states]
+        self.bytes = sum(array.bytes for array in arrays.values())
+        self._kept = arrays
 
     @contextmanager
     def turn(self, stream: int) -> Iterator[None]:
-        """What is enqueued on a stream of the current device meanwhile comes behind all earlier
-        runs on the store's states, and in front of all later ones."""
+        """Orders the work that is enqueued within the context on a stream of the current device:
+        after all earlier runs on the store's states, and before all later ones."""
         with self._store.lock, self._memory.turn(stream):
             yield
 
     def unchanged(self) -> AbstractContextManager[None]:
-        """Meanwhile no other run begins; what happens to the states is undone."""
+        """Within the context no other run begins; at its end the states have their old values
+        again."""
         return self._store.unchanged(self._updated)

@@ -1,4 +1,7 @@
-"""Programs of GPUs in files: the table, the code of its kernels, and cuDNN's plans."""
+"""Stores GPU programs in files and restores them: the table, cubins and cuDNN's serialized plans.
+
+A document of JSON types has the table; a row refers to its cubin or plan by number.
+"""
 
 from __future__ import annotations
 
@@ -31,51 +34,53 @@ _PLAN = "plan {}"
 
 
 def store(table: CudaTable, constants: np.ndarray, machine: Machine) -> StoredProgram:
-    """What a file has of a table.
+    """Returns the parts of a file that holds a program.
 
     Args:
-        constants: the bytes of all, as they lie on the device.
+        table: the program's launches.
+        constants: the bytes of all constants, in the layout that they have on the device.
+        machine: the GPU that the program is compiled for.
     """
     units: dict[bytes, int] = {}
     plans: dict[Execution, int] = {}
 
-    def row(each: Row) -> list[Any]:
+    def row(entry: Row) -> list[Any]:
         arguments = [
-            one if isinstance(one, int) else [one.slot, one.offset] for one in each.arguments
+            one if isinstance(one, int) else [one.slot, one.offset] for one in entry.arguments
         ]
-        if isinstance(each, KernelRow):
-            kernel, launch = each.loaded.kernel, each.loaded.launch
+        if isinstance(entry, KernelRow):
+            kernel, launch = entry.loaded.kernel, entry.loaded.launch
             unit = units.setdefault(kernel.cubin, len(units))
             shape = (launch.grid, launch.block, launch.shared_bytes)
             return ["kernel", arguments, unit, kernel.name, *shape]
-        if isinstance(each.call, PlanCall):
-            number = plans.setdefault(each.call.plan, len(plans))
-            return ["plan", arguments, number, each.call.settled]
-        if isinstance(each.call, FunctionCall):
-            return ["function", arguments, each.call.stored()]
-        assert isinstance(each.call, FixedConvolution)
-        return ["fixed", arguments, each.call.stored()]
+        if isinstance(entry.call, PlanCall):
+            number = plans.setdefault(entry.call.plan, len(plans))
+            return ["plan", arguments, number, entry.call.settled]
+        if isinstance(entry.call, FunctionCall):
+            return ["function", arguments, entry.call.stored()]
+        assert isinstance(entry.call, FixedConvolution)
+        return ["fixed", arguments, entry.call.stored()]
 
     block = table.block
     document: dict[str, Any] = {
         "card": _card(machine),
         "library": cudnn_machine.library_name(),
-        "tasks": [[row(each) for each in rows] for rows in table.tasks],
+        "tasks": [[row(entry) for entry in rows] for rows in table.tasks],
         "block": [block.bytes, block.own_bytes, block.inputs, block.outputs],
         "inputs": table.inputs,
         "outputs": table.outputs,
         "copies": [[to.slot, source.slot, source.offset, n] for to, source, n in table.copies],
     }
-    stored = [plan.stored() for plan in plans]
-    document["plans"] = [[plan.ids, plan.scalars, plan.joined] for plan in stored]
+    stored_plans = [plan.stored() for plan in plans]
+    document["plans"] = [[plan.ids, plan.scalars, plan.joined] for plan in stored_plans]
     code: dict[str, bytes | memoryview] = {_UNIT.format(i): unit for unit, i in units.items()}
-    code |= {_PLAN.format(i): plan.text.encode() for i, plan in enumerate(stored)}
-    # All are read to be copied to the device, so that nothing is spared by checking a part of them.
+    code |= {_PLAN.format(i): plan.text.encode() for i, plan in enumerate(stored_plans)}
+    # All constants are read to be copied to the device, so checking only a part would save nothing.
     return StoredProgram(machine.arch, document, code, [constants], constants.nbytes)
 
 
 def why_not_here(document: dict[str, Any], index: int) -> str | None:
-    """For what a stored program is, if it is not for this GPU and this cuDNN."""
+    """Why a stored program cannot run here: the GPU or cuDNN that it is for; None if it can."""
     card, library = _card(machine_of(index)), cudnn_machine.library_name()
     if document["card"] != card:
         return f"is for {document['card']}, and cuda:{index} is {card}"
@@ -91,10 +96,14 @@ def restore(
     interface: Interface,
     index: int,
 ) -> CapturedProgram:
-    """The program of a document, on the GPU of that index.
+    """Returns the program of a document, on the GPU of that index.
 
     Args:
-        constants: the bytes of the file's.
+        document: the table and what it is for.
+        code: returns a part of the file by its name: a cubin or a plan.
+        constants: the bytes of the file's constants.
+        interface: names and types of inputs and outputs.
+        index: the index of the GPU.
 
     Raises:
         DeviceError: its code cannot be loaded here.
@@ -105,9 +114,9 @@ def restore(
     outputs = [ArraySlot.of(f"out[{i}]", v.type) for i, v in enumerate(interface.outputs)]
     with told(), on_device(index):
         table = _table(document, code, index)
-        laid = LaidDown(constants)
+        weights = LaidDown(constants)
         program = CapturedProgram(index, inputs, outputs)
-        program.use(table, laid, program.instance(table, laid.address))
+        program.use(table, weights, program.instance(table, weights.address))
     return program
 
 
@@ -126,9 +135,9 @@ def _table(document: dict[str, Any], code: Callable[[str], memoryview], index: i
         plans.append(Execution.restored(StoredExecution(text, ids, scalars, joined), index))
 
     def row(stored: Sequence[Any]) -> Row:
-        kind, given, *rest = stored
+        kind, operands, *rest = stored
         arguments: tuple[KernelArgument, ...] = tuple(
-            one if isinstance(one, int) else Operand(*one) for one in given
+            one if isinstance(one, int) else Operand(*one) for one in operands
         )
         if kind == "kernel":
             return KernelRow(next(loaded), arguments)
@@ -139,10 +148,10 @@ def _table(document: dict[str, Any], code: Callable[[str], memoryview], index: i
         return LibraryRow(FixedConvolution.restored(*rest), arguments)
 
     tasks = tuple(tuple(map(row, task)) for task in document["tasks"])
-    whole, own, inputs, outputs = document["block"]
+    instance_bytes, own_bytes, inputs, outputs = document["block"]
     return CudaTable(
         tasks,
-        Block(whole, own, tuple(inputs), tuple(outputs), {}),
+        Block(instance_bytes, own_bytes, tuple(inputs), tuple(outputs), {}),
         tuple(document["inputs"]),
         tuple(document["outputs"]),
         tuple((Operand(to), Operand(slot, at), n) for to, slot, at, n in document["copies"]),
@@ -150,5 +159,5 @@ def _table(document: dict[str, Any], code: Callable[[str], memoryview], index: i
 
 
 def _card(machine: Machine) -> str:
-    """What code, plans and grids are made for."""
+    """The GPU that cubins, plans and grids are made for: model, architecture and size."""
     return f"{machine.name} ({machine.arch}, {machine.multiprocessors} multiprocessors)"

@@ -1,4 +1,8 @@
-"""What the passes ask a GPU: layouts, prices, refusals."""
+"""What the passes ask of a GPU: layouts, costs, and why a fusion is refused.
+
+Each ``refuse_`` method returns the reason, or None where a kernel computes the fused node; its
+question is documented at :class:`~minidnn.fusion.target.Target`.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +49,13 @@ from .tensor import LANES
 _GRADIENTS = (Conv2dInputGradient, Conv2dWeightGradient)
 _BOTH = (CHANNELS_LAST, PLANAR)
 _DEPTHWISE_FIRST = 15.0
-"""Exact float32 depthwise convolutions are taken to need that much longer in NCHW than in NHWC, in
-multiples of what their operations take at peak.  It is what cuDNN needs in NCHW: 14 to 16 for
-windows of 7x7 (convnext_tiny), 16 to 31 for 3x3 (shufflenet_v2_x1_0), batch 32 on an H200.  Our
-kernel of planes needs less, but without the price mobilenet_v2 takes 60 % longer at batch 1, where
+"""The assumed extra time of exact float32 depthwise convolutions in NCHW over NHWC, in multiples of
+the time of their operations at peak.  It is what cuDNN needs in NCHW: 14 to 16 for windows of 7x7
+(convnext_tiny), 16 to 31 for 3x3 (shufflenet_v2_x1_0), batch 32 on an H200.  Our depthwise NCHW
+kernel needs less, but without this cost mobilenet_v2 takes 60 % longer at batch 1, although
 efficientnet_b0 takes 16 % less at 32, on an H100."""
 _EXACT_LAST = 3.0
-"""Other exact float32 convolutions take that much longer in NHWC, in the same multiples: what
+"""The assumed extra time of other exact float32 convolutions in NHWC, in the same multiples.  It
 explains the times of mobilenet_v2 (3.3), efficientnet_b0 (3.6), mnasnet1_0 (1.8) and
 mobilenet_v3_large (0.5), batch 32 on an H200, with some of their 1x1 convolutions in NHWC."""
 
@@ -61,14 +65,20 @@ STORAGE = {
     "float16": "float16",
     "bfloat16": "bfloat16",
 }
-"""In which dtype values lie in memory at each precision."""
+"""The dtype that values have in memory at each precision."""
 
 HALVES = ("float16", "bfloat16")
+"""The dtypes of half precision."""
 
 
 @dataclass(frozen=True)
 class CudaTarget(Target):
-    """Contractions by tensor cores want NHWC; exact float32 is faster in NCHW."""
+    """A GPU: contractions on tensor cores prefer NHWC, exact float32 is faster in NCHW.
+
+    Attributes:
+        precision: a key of :data:`STORAGE`.
+        any_size: whether kernels have to serve every spatial size without being compiled again.
+    """
 
     precision: str = "float32"
     any_size: bool = False
@@ -78,8 +88,8 @@ class CudaTarget(Target):
         return STORAGE[self.precision]
 
     def is_exact(self, node: Node) -> bool:
-        """Whether a node's products are float32 products: of values that are in half precision or
-        bytes they never are, whatever was asked for."""
+        """Whether a node multiplies in float32: never in half precision or int8, whatever precision
+        was asked for."""
         return self.precision != "tf32" and node.inputs[0].dtype not in (*HALVES, *BYTES)
 
     @property
@@ -135,17 +145,17 @@ class CudaTarget(Target):
             return (CHANNELS_LAST,)
         plain = exact and self.precision not in HALVES
         if plain and self.any_size:
-            return (PLANAR,)  # whatever is faster for some sizes
+            return (PLANAR,)  # also where channels last is faster for some sizes
         return (PLANAR, CHANNELS_LAST) if plain else _BOTH
 
     def reads(self, node: Node, value: Value, layout: Layout) -> Layout:
-        """Moving channels last, or back, moves nothing where they lie last on the other side."""
+        """A Transpose to or from channels last reads the other layout, so that it moves no data."""
         layouts = _turned(node)
         return layout if layouts is None else layouts[0]
 
     def reads_any(self, node: Node, value: Value) -> bool:
-        """An image of few channels is gathered, wherever its pixels lie, and so is its filter; one
-        of one pixel or one channel lies the same way in all layouts."""
+        """An image of few channels, and its filter, are gathered from any layout; a value of one
+        pixel or one channel is the same in all layouts."""
         if isinstance(node.op, LayerFunction):
             return node.op.function in PRODUCTS and value.type.rank == 4 and lies_one_way(value)
         inner = _contraction(node)
@@ -226,16 +236,16 @@ class CudaTarget(Target):
             return "only kernels of 1x1 convolutions in half precision do so"
         if any(channels % LANES for channels in gradient.inputs[1].shape[:2]):
             return f"its channels are no multiple of {LANES}"
-        made, nodes = sequence.output, sequence.op.body.nodes
-        if any(node.output.shape != made.shape for node in nodes):
+        result, nodes = sequence.output, sequence.op.body.nodes
+        if any(node.output.shape != result.shape for node in nodes):
             return "it computes vectors"
-        tensors = [value for value in sequence.inputs if value.shape == made.shape]
-        if any(value.dtype != made.dtype for value in tensors):
+        tensors = [value for value in sequence.inputs if value.shape == result.shape]
+        if any(value.dtype != result.dtype for value in tensors):
             return "what it reads has several dtypes"
         if len(tensors) > MOST_IN_FRONT:
             return f"it reads more than {MOST_IN_FRONT} tensors"
-        vectors = [value for value in sequence.inputs if value.shape != made.shape]
-        if any((v.dtype, v.type.size) != ("float32", made.shape[1]) for v in vectors):
+        vectors = [value for value in sequence.inputs if value.shape != result.shape]
+        if any((v.dtype, v.type.size) != ("float32", result.shape[1]) for v in vectors):
             return "it reads other values than tensors and vectors of float32"
         return None
 
@@ -272,8 +282,8 @@ class CudaTarget(Target):
         return reads_otherwise(node) or super().refuse_epilogue(contraction, node)
 
     def refuse_slice(self, node: Node, value: Value, channel: int) -> str | None:
-        sums = (FusedContraction, FusedSums, Concat)
-        if value.type.rank == 1 and isinstance(node.op, sums):
+        writers_of_vectors = (FusedContraction, FusedSums, Concat)
+        if value.type.rank == 1 and isinstance(node.op, writers_of_vectors):
             return None
         if isinstance(node.op, (Reorder, FusedGradient, *_GRADIENTS)) or not _takes_layouts(node):
             return f"{node.op.name} writes a value of its own"
@@ -292,7 +302,7 @@ class CudaTarget(Target):
 
 
 def _why_not_behind_sums(contraction: Node, node: Node) -> str | None:
-    """Why a node cannot be computed on sums of int32; None if it can."""
+    """Why a node cannot be an epilogue of int32 sums; None if it can."""
     if (reason := why_not_point_by_point(contraction, node)) is not None:
         return reason
     tensors = [value for value in node.tensors if value is not contraction.output]
@@ -304,7 +314,8 @@ def _why_not_behind_sums(contraction: Node, node: Node) -> str | None:
 
 
 def _turned(node: Node) -> tuple[Layout, Layout] | None:
-    """The layouts of operand and result between which a Transpose of channels moves nothing."""
+    """The layouts of operand and result with which a Transpose to or from channels last moves no
+    data; None for other nodes."""
     if not isinstance(node.op, Transpose) or node.output.dtype not in TYPES:
         return None
     if node.op.dims == (0, 2, 3, 1):
@@ -313,7 +324,7 @@ def _turned(node: Node) -> tuple[Layout, Layout] | None:
 
 
 def _takes_layouts(node: Node) -> bool:
-    """Whether a node's values may lie in another layout than NCHW, and in slices."""
+    """Whether a node's values may have another layout than NCHW, or be slices of wider buffers."""
     if isinstance(node.op, Concat):
         return node.op.axis % node.output.type.rank == 1
     if isinstance(node.op, (Contraction, FusedContraction)):
@@ -329,12 +340,12 @@ def _takes_layouts(node: Node) -> bool:
 
 
 def _contraction(node: Node) -> Node:
-    """What a fused contraction begins with; any other node itself."""
+    """The contraction node of a fused contraction; any other node itself."""
     return node.op.body.nodes[0] if isinstance(node.op, FusedContraction) else node
 
 
 def _weight(node: Node) -> Value:
-    """The operand that is a contraction's weight, or the constant."""
+    """The operand that is a contraction's weight, or the constant in its body."""
     weight = _contraction(node).inputs[1]
     if isinstance(node.op, FusedContraction):
         return dict(zip(node.op.body.inputs, node.inputs, strict=True)).get(weight, weight)
@@ -342,13 +353,13 @@ def _weight(node: Node) -> Value:
 
 
 def _multiplied(node: Node, op: FusedGradient) -> list[Value]:
-    """The operands of a region that its gradient reads."""
+    """The operands of a fused region that its convolution's gradient reads."""
     outer = zip(op.body.inputs, node.inputs, strict=True)
     return [value for inner, value in outer if inner in op.gradient.inputs]
 
 
 def _is_pointwise(gradient: Node) -> bool:
-    """Whether a gradient for an image is that of a matrix product of pixels and filters."""
+    """Whether an input gradient is that of a 1x1 convolution: a matrix product over channels."""
     assert isinstance(gradient.op, Conv2dInputGradient)
     geometry, kernel = gradient.op.convolution, gradient.inputs[1].shape[2:]
     plain = geometry.groups == 1 and geometry.padding == ((0, 0), (0, 0))

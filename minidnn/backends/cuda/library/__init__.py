@@ -1,1 +1,1 @@
-"""cuDNN's fixed functions as a graph's layers, each one call (the strategy "cudnn")."""
+"""The strategy "cudnn": each layer of a graph is one call of cuDNN's legacy API."""

@@ -1,4 +1,8 @@
-"""Calls of cuDNN's functions on addresses: descriptors are made once, when a call is bound."""
+"""Calls of cuDNN's legacy functions: activation, pooling, softmax, normalization, dropout, sums.
+
+A :class:`FunctionCall` is plain data, which a file can hold.  Binding it to addresses makes its
+descriptors once; the bound call only enqueues work.
+"""
 
 from __future__ import annotations
 
@@ -49,17 +53,19 @@ from .support import (
 )
 
 Run = Callable[[], None]
+"""Enqueues work on CuPy's current stream."""
 ADD_TENSOR = "cudnnAddTensor"
 
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A function of cuDNN's on the current device.
+    """A call of one of cuDNN's functions, without the addresses of its tensors.
 
     Attributes:
-        function: its name.
-        tensors: how tensors lie, in the order of the addresses; vectors have no place here.
-        numbers: what it is told besides.
+        function: the function's name in the library.
+        tensors: dtype, shape and strides of each tensor, in the order of the addresses, without
+            the vectors of normalizations, whose descriptor follows from the first tensor's.
+        numbers: the other arguments: modes, coefficients, sizes of windows, epsilon.
     """
 
     function: str
@@ -67,41 +73,44 @@ class FunctionCall:
     numbers: tuple[float, ...]
 
     def bind(self, addresses: Sequence[int]) -> Run:
-        """Runs on CuPy's current stream; it allocates nothing and waits for nothing.
+        """Returns what enqueues the call on CuPy's current stream, without allocating or waiting.
 
         Args:
-            addresses: of operands and results, in the order of the graph's node.
+            addresses: device addresses of operands, then results, in the order of the graph's node.
         """
         return _BINDERS[self.function](self, addresses)
 
     def described(self) -> dict[str, Any]:
-        """What an error tells about it."""
+        """The parameters of the call that an error message shows."""
         return {
-            **{f"tensor {i}": str(each) for i, each in enumerate(self.tensors)},
+            **{f"tensor {i}": str(tensor) for i, tensor in enumerate(self.tensors)},
             "numbers": self.numbers,
         }
 
     def describe(self) -> str:
-        """The function, and how its first tensor lies."""
+        """The function's name and the layout of its first tensor, for a program's details."""
         first = self.tensors[0]
         last = first.strides[1] == 1 and first.shape[1] > 1
         order = "NHWC" if last and first.shape[2] * first.shape[3] > 1 else "NCHW"
         return f"{self.function} in {order}"
 
     def stored(self) -> tuple[Any, ...]:
-        """It as a file has it."""
+        """The fields as JSON can hold them."""
         return self.function, self.tensors, self.numbers
 
     @classmethod
     def restored(cls, stored: Sequence[Any]) -> FunctionCall:
-        """What :meth:`stored` gave, as JSON has it."""
+        """The call of the fields that :meth:`stored` returned, as JSON gives them back."""
         function, tensors, numbers = stored
         keys = tuple(TensorKey(DataType(d), tuple(s), tuple(t)) for d, s, t in tensors)
         return cls(function, keys, tuple(numbers))
 
 
 def _started(call: FunctionCall, name: str, kept: object, *arguments: Any) -> Run:
-    """The function on arguments behind its handle; ``kept`` are the descriptors among them."""
+    """Returns what calls the function ``name`` with the current handle and these arguments.
+
+    ``kept`` are the owners of the descriptors among them, which must live as long as the call.
+    """
     function = getattr(library.load(), name)
 
     def run(kept: object = kept) -> None:
@@ -135,12 +144,14 @@ def _softmax(call: FunctionCall, at: Sequence[int]) -> Run:
 def _on_tensors(
     call: FunctionCall, at: Sequence[int], kind: object, kept: object, *more: object
 ) -> Run:
-    """A function that takes tensors, each behind its descriptor, and gives the last one."""
+    """Binds a function whose arguments are ``kind`` and ``more``, then the operands, each a
+    descriptor and an address, and the result last; ONE and ZERO are the factors of the new result
+    and of the old one."""
     tensors = _described(call)
-    pairs = [(each.value, address) for each, address in zip(tensors, at, strict=True)]
-    given = [part for pair in pairs[:-1] for part in pair]
-    everything = (kind, *more, ONE, *given, ZERO, *pairs[-1])
-    return _started(call, call.function, (kept, tensors), *everything)
+    pairs = [(tensor.value, address) for tensor, address in zip(tensors, at, strict=True)]
+    operands = [argument for pair in pairs[:-1] for argument in pair]
+    arguments = (kind, *more, ONE, *operands, ZERO, *pairs[-1])
+    return _started(call, call.function, (kept, tensors), *arguments)
 
 
 def _stored_norm(call: FunctionCall, at: Sequence[int]) -> Run:
@@ -154,22 +165,25 @@ def _stored_norm(call: FunctionCall, at: Sequence[int]) -> Run:
 
 
 def _batch_norm(call: FunctionCall, at: Sequence[int]) -> Run:
-    """The stored statistics are copied to where they are moved."""
+    """Binds the normalization by the statistics of a batch.
+
+    cuDNN updates running statistics in place, so the old ones are copied to the results first.
+    """
     x, y = _described(call)
     vector = derived_descriptor(x, SPATIAL)
     eps, *factor = call.numbers
     if not factor:
         source, scale, bias, result, mean, inverse = at
-        moved: tuple[int | None, int | None] = (None, None)
+        running: tuple[int | None, int | None] = (None, None)
         copies: list[tuple[int, int]] = []
     else:
         source, scale, bias, *old, result, mean, inverse, new_mean, new_var = at
-        moved = (new_mean, new_var)
+        running = (new_mean, new_var)
         copies = list(zip((new_mean, new_var), old, strict=True))
     size = 4 * x.get().shape[1]
     normalize = _started(
         call, BATCH_NORM, (x, y, vector), SPATIAL, ONE, ZERO, x.value, source, y.value, result,
-        vector.value, scale, bias, factor[0] if factor else 1.0, *moved, eps, mean, inverse,
+        vector.value, scale, bias, factor[0] if factor else 1.0, *running, eps, mean, inverse,
     )  # fmt: skip
     copies = [(to, of) for to, of in copies if to != of]
     if not copies:
@@ -198,10 +212,10 @@ def _batch_norm_gradient(call: FunctionCall, at: Sequence[int]) -> Run:
 
 def _op_tensor(call: FunctionCall, at: Sequence[int]) -> Run:
     a, b, c = _described(call)
-    one, other, result = at
+    left, right, result = at
     kind = OpTensorDescriptor.of(OpTensorOp(int(call.numbers[0])), DataType.CUDNN_DATA_FLOAT)
     return _started(
-        call, OP_TENSOR, (a, b, c, kind), kind.value, ONE, a.value, one, ONE, b.value, other, ZERO,
+        call, OP_TENSOR, (a, b, c, kind), kind.value, ONE, a.value, left, ONE, b.value, right, ZERO,
         c.value, result,
     )  # fmt: skip
 
@@ -213,13 +227,13 @@ def _bias_gradient(call: FunctionCall, at: Sequence[int]) -> Run:
 
 
 def _add_tensor(call: FunctionCall, at: Sequence[int]) -> Run:
-    """The first one is added to the second one, along whose channels it lies."""
+    """Binds the addition of a bias to a tensor, in place; the bias runs over the channels."""
     bias, y = _described(call)
     pairs = (ONE, bias.value, at[0], ONE, y.value, at[1])
     return _started(call, ADD_TENSOR, (bias, y), *pairs)
 
 
-#: By dtype, how an element is kept in bits, for what is checked.
+#: For each dtype the unsigned integer type of its size, and the bits of 1.0.
 _ONE_BITS = {
     DataType.CUDNN_DATA_FLOAT: (np.uint32, 0x3F800000),
     DataType.CUDNN_DATA_HALF: (np.uint16, 0x3C00),
@@ -228,8 +242,8 @@ _ONE_BITS = {
 
 
 def print_mask(size: int) -> Launch:
-    """The kernel that packs a mask; pointers are the elements that are kept, as numbers over 0, and
-    the reserve space."""
+    """The kernel that packs a dropout mask of ``size`` elements to bits.  Its pointers are the mask
+    as float32, positive where an element is kept, and cuDNN's reserve space."""
     code = Code()
     with code.block('extern "C" __global__ void @(const float *kept, unsigned char *mask)'):
         code.line(f"const long long t = blockIdx.x * {THREADS}ll + threadIdx.x;")
@@ -242,24 +256,26 @@ def print_mask(size: int) -> Launch:
 
 
 def reserve_bytes(size: int) -> int:
-    """Bytes of a mask, up to a multiple of the widest words that it may be read by."""
+    """Bytes of a packed mask of ``size`` elements, rounded up to a multiple of 16, the widest
+    access that may read it."""
     return -(-size // 128) * 16
 
 
 def _packed(kept: np.ndarray) -> np.ndarray:
-    """What the kernel writes."""
+    """The bytes that the kernel of :func:`print_mask` writes for a mask, computed with NumPy."""
     bits = np.packbits(kept.ravel() > 0, bitorder="little")
     return np.pad(bits, (0, reserve_bytes(kept.size) - bits.size))
 
 
 def _dropout(call: FunctionCall, at: Sequence[int]) -> Run:
-    """Multiplies by a mask and by ``1 / (1 - p)``, where ``p`` is the probability to be 0.
+    """Binds a multiplication by a mask and by ``1 / (1 - p)``, where ``p`` is the probability that
+    an element is dropped.
 
-    cuDNN's function for the gradient of dropout multiplies by the mask that its reserve space
-    holds, and that is what dropout itself does with a mask that there is already.  So the mask of
-    the graph's own generator is packed into the reserve space: a bit an element, the lowest of each
-    byte first.  That cuDNN reads it so is checked on the device before a program is used, for each
-    size: UnsupportedError if it does not.
+    cuDNN's function for the gradient of dropout multiplies by the mask in its reserve space, which
+    is also what dropout computes of a given mask.  So the mask of the graph's own generator is
+    packed into the reserve space: a bit for each element, the lowest of each byte first.  A run on
+    the device checks here, for each size, that cuDNN reads the mask in this order; UnsupportedError
+    if it does not.
     """
     key, p = call.tensors[0], call.numbers[0]
     x = TensorDescriptor.strided(*key)
@@ -284,25 +300,30 @@ def _dropout(call: FunctionCall, at: Sequence[int]) -> Run:
 def _check_order(
     key: TensorKey, elements: int, size: int, run: Callable[[int, int, int], None]
 ) -> None:
-    """UnsupportedError unless the bits of a mask are what elements are multiplied by."""
+    """Checks that cuDNN takes the bits of a mask in the order of the elements; UnsupportedError if
+    it does not, with the order that it takes.
+
+    ``run`` multiplies elements by a mask, of the addresses of source, result and mask.
+    """
     cupy_ = cupy()
     dtype, one = _ONE_BITS[key.dtype]
     ones = cupy_.asarray(np.full(elements, one, dtype))
-    found = cupy_.empty_like(ones)
+    result = cupy_.empty_like(ones)
 
     def kept_by(bits: np.ndarray) -> np.ndarray:
         mask = cupy_.asarray(bits)
-        run(ones.data.ptr, found.data.ptr, mask.data.ptr)
-        return np.asarray(found.get() != 0)
+        run(ones.data.ptr, result.data.ptr, mask.data.ptr)
+        return np.asarray(result.get() != 0)
 
     kept = np.random.default_rng(0).integers(0, 2, elements)
     if np.array_equal(kept_by(_packed(kept)), kept != 0):
         return
-    # Which bit each element goes by: its digits, from masks of all bits whose number has one.
-    numbers = np.arange(8 * reserve_bytes(elements))
+    # Find the bit that each element reads, digit by digit: the mask of a digit has all bits whose
+    # index has that binary digit.
+    indices = np.arange(8 * reserve_bytes(elements))
     order = np.zeros(elements, np.int64)
-    for digit in range(int(numbers.size).bit_length()):
-        bits = np.packbits((numbers >> digit) & 1, bitorder="little")
+    for digit in range(int(indices.size).bit_length()):
+        bits = np.packbits((indices >> digit) & 1, bitorder="little")
         order += kept_by(bits).astype(np.int64) << digit
     raise UnsupportedError(
         f"dropout of {elements} elements: cuDNN, whose mask takes {size} bytes, does not read one "

@@ -1,4 +1,7 @@
-"""Convolutions, linear layers and their gradients by cuDNN's functions: which algorithm."""
+"""The choice of cuDNN's algorithm for convolutions, linear layers and their gradients.
+
+Serves the strategy "cudnn", where each of these is a call of its own with nothing fused.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +17,30 @@ from ....cudnn.gpu_turn import turn
 from ....gpu import cupy
 from ..contraction.fixed import FixedConvolution
 
-#: The order of a node's operands and results, as image, filter and output of the convolution.
+#: For each operation the indices of image, filter and output of the forward convolution among the
+#: node's operands and result.
 ORDERS = {"forward": (0, 1, 2), "backward_data": (2, 1, 0), "backward_filter": (0, 2, 1)}
 
 
 @dataclass(frozen=True)
 class LayerConvolution:
-    """A convolution or one of its gradients; ``exactly``: no algorithm that goes through Winograd
-    or FFT."""
+    """A convolution or one of its gradients, without an algorithm; ``exactly`` excludes algorithms
+    that compute through Winograd or FFT."""
 
     key: ConvolutionKey
     exactly: bool = False
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Where image, filter and output stand among operands and result."""
+        """The indices of image, filter and output among operands and result."""
         return ORDERS[self.key.operation]
 
 
 def chosen(layer: LayerConvolution, tune: str, workspace_limit: int) -> FixedConvolution:
-    """The algorithm that cuDNN guesses to be the fastest, or has measured to be, on the current
-    device.
+    """The fastest algorithm of cuDNN on the current device: by its heuristic if ``tune`` is
+    "heuristic", otherwise by its measurement.
 
-    NoAlgorithmError if none fits.
+    NoAlgorithmError if none fits ``workspace_limit`` (bytes) and the other constraints.
     """
     measures = tune != "heuristic"
     key = replace(
@@ -49,34 +53,34 @@ def chosen(layer: LayerConvolution, tune: str, workspace_limit: int) -> FixedCon
         candidates = candidates_for(Problem(key))
     fitting, skipped = constrained(key, candidates)
     refused = list(skipped)
-    for one in fitting:
-        reason = _why_not(layer, one)
+    for candidate in fitting:
+        reason = _why_not(layer, candidate)
         if reason is None:
-            found = _made(key, one)
-            if isinstance(found, FixedConvolution):
-                return found
-            reason = found
-        refused.append(f"{one.name} {reason}")
+            fixed = _made(key, candidate)
+            if isinstance(fixed, FixedConvolution):
+                return fixed
+            reason = fixed
+        refused.append(f"{candidate.name} {reason}")
     raise no_algorithm(key, tuple(refused))
 
 
-def _why_not(layer: LayerConvolution, one: Candidate) -> str | None:
-    if layer.exactly and ("FFT" in one.name or "WINO" in one.name):
+def _why_not(layer: LayerConvolution, candidate: Candidate) -> str | None:
+    if layer.exactly and ("FFT" in candidate.name or "WINO" in candidate.name):
         return "computes through Winograd or FFT"
-    if is_coarse_winograd(one.name, layer.key.w.shape[2:]):
+    if is_coarse_winograd(candidate.name, layer.key.w.shape[2:]):
         return "is less accurate with windows over 3"
     return None
 
 
-def _made(key: ConvolutionKey, one: Candidate) -> FixedConvolution | str:
-    """The algorithm with the workspace that it takes; or why it cannot run."""
-    problem = Problem(replace(key, math=one.math, search=str(one.algorithm)))
+def _made(key: ConvolutionKey, candidate: Candidate) -> FixedConvolution | str:
+    """The algorithm with the workspace that it takes, or why it cannot run."""
+    problem = Problem(replace(key, math=candidate.math, search=str(candidate.algorithm)))
     try:
-        workspace = problem.workspace(one.algorithm)
+        workspace = problem.workspace(candidate.algorithm)
     except CuDNNError as error:
         if not error.unsupported:
             raise
         return str(error).partition("\n")[0]
     if workspace > key.workspace_limit:
         return f"wants {workspace} bytes of workspace, over {key.workspace_limit}"
-    return FixedConvolution.of(problem, one.algorithm, workspace)
+    return FixedConvolution.of(problem, candidate.algorithm, workspace)

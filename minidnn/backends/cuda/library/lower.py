@@ -1,4 +1,7 @@
-"""From nodes that are functions of cuDNN's to calls, and what these are given."""
+"""Lowers nodes that are functions of cuDNN to calls and their operands.
+
+Most nodes become one call.  A layer with a bias and dropout become two steps.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ from .support import (
     WEIGHT_GRADIENT,
 )
 
+#: The operation in a convolution's key, by the name of the function.
 _OPERATIONS = {
     CONVOLUTION: "forward",
     INPUT_GRADIENT: "backward_data",
@@ -39,12 +43,18 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Reserve:
-    """Where a node's workspace begins."""
+    """The pointer to the beginning of a node's workspace, which is dropout's reserve space."""
 
 
 @dataclass(frozen=True)
 class LibraryStep:
-    """What a node starts: on what, and bytes of its workspace that are used."""
+    """One call or launch of a node.
+
+    Attributes:
+        work: the call or launch.
+        given: its pointers, in order.
+        workspace_bytes: bytes at the beginning of the node's workspace that it uses.
+    """
 
     work: FunctionCall | LayerConvolution | Launch
     given: tuple[Value | Data | Reserve, ...]
@@ -53,12 +63,12 @@ class LibraryStep:
 
 @dataclass(frozen=True)
 class Lowering:
-    """What calls depend on beside their nodes.
+    """Lowers nodes; the fields are what calls depend on beside their nodes.
 
     Attributes:
-        is_planar: whether a value lies as NCHW.
-        tf32: whether products of float32 may be those of tf32.
-        exactly: whether no algorithm may go through Winograd or FFT.
+        is_planar: whether a value's layout is NCHW.
+        tf32: whether contractions of float32 may use TF32 tensor cores.
+        exactly: whether algorithms that compute through Winograd or FFT are excluded.
         deterministic: whether every run must give the same bits.
     """
 
@@ -68,14 +78,14 @@ class Lowering:
     deterministic: bool
 
     def steps(self, node: Node) -> Sequence[LibraryStep]:
-        """What a node starts, in order."""
+        """The calls and launches of a node, in order."""
         op = node.op
         assert isinstance(op, LayerFunction)
         if op.function in PRODUCTS:
             return self._product(node, op)
-        planar = self._lies_planar(node)
+        planar = self._all_planar(node)
         values = (*node.inputs, *node.outputs)
-        given = tuple(_given(value, planar) for value in values)
+        pointers = tuple(_given(value, planar) for value in values)
         if op.function == DROPOUT:
             return self._dropout(node, op)
         keys: tuple[TensorKey, ...]
@@ -89,9 +99,10 @@ class Lowering:
         else:
             tensors = [value for value in values if value.type.rank >= LEAST_RANK]
             keys = tuple(_tensor(value, planar) for value in tensors)
-        return (LibraryStep(FunctionCall(op.function, keys, op.numbers), given),)
+        return (LibraryStep(FunctionCall(op.function, keys, op.numbers), pointers),)
 
-    def _lies_planar(self, node: Node) -> bool:
+    def _all_planar(self, node: Node) -> bool:
+        """Whether all tensors of a node are NCHW; constants take either layout."""
         return all(
             self.is_planar(value)
             for value in (*node.inputs, *node.outputs)
@@ -99,9 +110,10 @@ class Lowering:
         )
 
     def _product(self, node: Node, op: LayerFunction) -> Sequence[LibraryStep]:
+        """A convolution or one of its gradients, and the addition of a bias if there is one."""
         *operands, bias = (*node.inputs, None) if len(node.inputs) == 2 else node.inputs
         values = [*(value for value in operands if value is not None), node.output]
-        planar = self._lies_planar(node)
+        planar = self._all_planar(node)
         operation = _OPERATIONS[op.function]
         layer = self._convolution(op, operation, values, planar)
         steps = [LibraryStep(layer, tuple(_given(value, planar) for value in values))]
@@ -142,12 +154,14 @@ class Lowering:
         return LayerConvolution(key, self.exactly)
 
     def _math(self, dtype: DataType) -> MathType:
-        """What products may be: of halves cuDNN leaves tensor cores out unless it is told."""
+        """The math type of a convolution: in half precision cuDNN uses no tensor cores unless it is
+        asked for them."""
         if dtype in (DataType.CUDNN_DATA_HALF, DataType.CUDNN_DATA_BFLOAT16):
             return MathType.CUDNN_TENSOR_OP_MATH
         return MathType.CUDNN_DEFAULT_MATH if self.tf32 else exact_math(dtype)
 
     def _dropout(self, node: Node, op: LayerFunction) -> Sequence[LibraryStep]:
+        """The kernel that packs the mask into the workspace, and cuDNN's call that multiplies."""
         x, kept = node.inputs
         size = x.type.size
         pack = LibraryStep(print_mask(size), (_given(kept, True), Reserve()), reserve_bytes(size))
@@ -158,7 +172,7 @@ class Lowering:
 
 
 def _given(value: Value, planar: bool) -> Value | Data:
-    """A value, or a constant's numbers in the order of the others."""
+    """A value as a pointer; a constant becomes data in the layout of the other operands."""
     if not isinstance(value, Constant):
         return value
     if planar or value.type.rank != 4:
@@ -179,12 +193,12 @@ def _tensor(value: Value, planar: bool) -> TensorKey:
 
 
 def _rows(value: Value) -> TensorKey:
-    """Rows of features, each an image of one pixel."""
+    """The key of a matrix whose rows are images of one pixel, and whose columns are channels."""
     features = value.shape[-1]
     return _key(value.dtype, (value.type.size // features, features, 1, 1))
 
 
 def _along(value: Value, axis: int) -> TensorKey:
-    """An axis as the channels."""
+    """The key of a tensor whose ``axis`` takes the place of the channels."""
     shape = value.shape
     return _key(value.dtype, (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]), 1))

@@ -1,4 +1,4 @@
-"""Which functions cuDNN has for which layers, and why none for others.
+"""The functions of cuDNN's legacy API that compute layers, and why it has none for the others.
 
 Source: cuDNN, "Legacy API": ``cudnnActivationForward``, ``cudnnPoolingForward``,
 ``cudnnSoftmaxForward``, ``cudnnDropoutForward``, ``cudnnBatchNormalizationForwardTraining``,
@@ -28,15 +28,19 @@ BATCH_NORM_GRADIENT = "cudnnBatchNormalizationBackward"
 DROPOUT = "cudnnDropoutBackward"
 OP_TENSOR = "cudnnOpTensor"
 
+#: Functions whose tensors stay NCHW.
 _PLANAR = (SOFTMAX, SOFTMAX_GRADIENT, DROPOUT, BATCH_NORM, BATCH_NORM_GRADIENT)
 
-#: Stride, padding and dilation, along rows and columns, and groups.
+#: The numbers of a linear layer as a 1x1 convolution: stride, padding and dilation along rows and
+#: columns, and groups.
 _LINEAR = (1, 1, 0, 0, 1, 1, 1)
 
 
 def layer_functions(node: Node, storage: str) -> LibraryFunctions | str:
-    """What cuDNN has for a node of a graph in float32 whose tensors will be in ``storage``, or why
-    it has nothing."""
+    """The functions of cuDNN for a node, or why it has none.
+
+    The node's graph is in float32; its tensors will be stored in the dtype ``storage``.
+    """
     op = node.op
     types = [value.type for value in (*node.inputs, *node.outputs)]
     if any(t.dtype in FLOATS and t.dtype not in ("float32", storage) for t in types):
@@ -56,7 +60,7 @@ def layer_functions(node: Node, storage: str) -> LibraryFunctions | str:
         numbers = (int(kind), op.dim % node.output.type.rank)
         forward = LibraryFunction(SOFTMAX, numbers, "full")
         return LibraryFunctions(forward, LibraryFunction(SOFTMAX_GRADIENT, numbers, "full"))
-    # In bfloat16 it neither normalizes nor drops.
+    # cuDNN has neither normalization nor dropout in bfloat16.
     precision: Precision = "full" if storage == "bfloat16" else "given"
     if isinstance(op, ops.BatchNorm):
         eps = (op.eps,)
@@ -75,24 +79,27 @@ def layer_functions(node: Node, storage: str) -> LibraryFunctions | str:
 
 
 def product_gradient(node: Node, operand: int, storage: str) -> LibraryFunction | None:
-    """What cuDNN has for the gradient of a convolution or linear layer for an operand, where that
-    is no node with a function of its own."""
+    """The function of cuDNN for the gradient of a convolution or linear layer with respect to an
+    operand (0 input, 1 weight, 2 bias), where that gradient is no node that :func:`layer_functions`
+    covers; None if there is none."""
     if operand == 2:
-        # In half precision its sum is in half precision, too; ours is in float32.
-        rows = int(isinstance(node.op, ops.Linear))
-        return LibraryFunction(BIAS_GRADIENT, (rows,)) if storage == "float32" else None
+        # In half precision cuDNN also adds up in half precision; our kernel does so in float32.
+        is_linear = int(isinstance(node.op, ops.Linear))
+        return LibraryFunction(BIAS_GRADIENT, (is_linear,)) if storage == "float32" else None
     if not isinstance(node.op, ops.Linear):
         return None
     return LibraryFunction((INPUT_GRADIENT, WEIGHT_GRADIENT)[operand], _LINEAR, "half")
 
 
 def takes_layouts(node: Node) -> bool:
-    """Whether the tensors of a function may lie in another order than NCHW, in which alone cuDNN's
-    normalizations are fast: channels last they take 20 to 40 times as long."""
+    """Whether the tensors of a function may have another layout than NCHW.
+
+    cuDNN's normalizations are fast in NCHW alone: in NHWC they take 20 to 40 times as long.
+    """
     tensors = [v for v in (*node.inputs, *node.outputs) if v.type.rank >= LEAST_RANK]
-    of_rows = node.op.name == BIAS_GRADIENT and bool(getattr(node.op, "numbers", (0,))[0])
-    kept = node.op.name in _PLANAR or of_rows
-    return not kept and all(value.type.rank == 4 for value in tensors)
+    is_matrix = node.op.name == BIAS_GRADIENT and bool(getattr(node.op, "numbers", (0,))[0])
+    planar = node.op.name in _PLANAR or is_matrix
+    return not planar and all(value.type.rank == 4 for value in tensors)
 
 
 def _both(forward: str, backward: str, numbers: tuple[float, ...]) -> LibraryFunctions:
@@ -139,20 +146,20 @@ def _pooling(node: Node) -> LibraryFunctions | str:
         mode = mode if include else modes.CUDNN_POOLING_AVERAGE_COUNT_EXCLUDE_PADDING
     else:
         return "cuDNN has no function for it"
-    whole = [
+    floor_sizes = [
         (size + 2 * pad - kernel) // stride + 1
         for size, pad, kernel, stride in zip(
             x.shape[2:], op.padding, op.kernel_size, op.stride, strict=True
         )
     ]
-    if tuple(whole) != node.output.shape[2:]:
+    if tuple(floor_sizes) != node.output.shape[2:]:
         return "cuDNN's windows end inside"
     return _both(POOLING, POOLING_GRADIENT, (int(mode), *op.kernel_size, *op.padding, *op.stride))
 
 
 def _op_tensor(node: Node) -> LibraryFunctions | str:
-    one, other = node.inputs
-    if one.type != other.type or one.dtype not in FLOATS or one.type.rank < LEAST_RANK:
+    left, right = node.inputs
+    if left.type != right.type or left.dtype not in FLOATS or left.type.rank < LEAST_RANK:
         return "its operands are not two tensors of one shape"
     kind = OpTensorOp.CUDNN_OP_TENSOR_ADD
     if isinstance(node.op, ops.Mul):

@@ -1,1 +1,1 @@
-"""Products of batches of matrices, and attention: computed, read and written where they lie."""
+"""Kernels of batched matrix products and of attention, which read and write strided views."""

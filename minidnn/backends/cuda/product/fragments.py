@@ -1,4 +1,8 @@
-"""Kernels of batches for tensor cores, from files that name what they leave open in dollars."""
+"""Fills the ``.cu`` templates of this folder: kernels of batched products on tensor cores.
+
+A template names its parameters between dollars (``$TILE$``) and includes ``fragments.cu``, the
+functions that load operands to shared memory and issue matrix instructions.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +16,33 @@ from ..prelude import TYPES
 
 
 def unravel(index: str, sizes: Sequence[int], pointers: Mapping[str, Sequence[int]]) -> str:
-    """Moves pointers, of each of which so many elements lie between neighbours along each axis of a
-    batch, to the matrices of a number."""
+    """Statements that move pointers to the matrix of a batch whose number is ``index``.
+
+    Args:
+        index: the expression of that number, counted over all axes of the batch.
+        sizes: the extents of the batch's axes.
+        pointers: for each pointer's name, its strides in elements along these axes.
+    """
     lines = [f"unsigned int rest = {index};"]
     for axis in reversed(range(len(sizes))):
-        place = f"rest % {sizes[axis]}u" if axis else "rest"
-        for name, steps in pointers.items():
-            if steps[axis] != 0:
-                lines.append(f"{name} += ({place}) * {steps[axis]}ll;")
+        coordinate = f"rest % {sizes[axis]}u" if axis else "rest"
+        for name, strides in pointers.items():
+            if strides[axis] != 0:
+                lines.append(f"{name} += ({coordinate}) * {strides[axis]}ll;")
         if axis:
             lines.append(f"rest /= {sizes[axis]}u;")
     return "\n  ".join(lines)
 
 
 _PTX = {"float16": "f16", "bfloat16": "bf16"}
+"""The names of element types in PTX instructions."""
 
 
 def kernel_of(file: Path, dtype: str, parts: Mapping[str, object]) -> KernelSource:
-    """The kernel of a file, of halves: filled in, and named after the file and its own text."""
-    shared = Path(__file__).with_name("fragments.cu")
-    types = {"FRAGMENTS": _template(shared), "T": TYPES[dtype], "PTX": _PTX[dtype]}
+    """The kernel of a template, filled in for float16 or bfloat16, and named after the file and a
+    digest of its text."""
+    fragments = Path(__file__).with_name("fragments.cu")
+    types = {"FRAGMENTS": _template(fragments), "T": TYPES[dtype], "PTX": _PTX[dtype]}
     text = fill(_template(file), {**parts, **types})
     return KernelSource.named(file.stem, text, "$NAME$")
 

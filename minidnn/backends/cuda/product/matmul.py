@@ -1,8 +1,8 @@
-"""Products of batches of matrices: of halves on tensor cores, others in the precision of their sums
-(float32, and whole numbers in int32); and the tasks of them and of what is made of them.
+"""Batched matrix products, and the tasks of the nodes that contain one.
 
-Without tensor cores a block makes 64 x 64 elements, a thread 4 x 4 of them, from slabs of 16 in
-shared memory.
+Products of float16 and bfloat16 run on tensor cores, in tiles that a cost model ranks.  All others
+run on CUDA cores in the precision of their sums (float32; int32 for integers): a block computes a
+tile of 64 x 64 elements, a thread 4 x 4 of them, in steps of 16 along K through shared memory.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from .attention import attention_tasks
 from .fragments import kernel_of, unravel
 
 _INNER = 64
-"""Products of a row and a column that are in shared memory at once."""
+"""Extent of the K tile: the products of a row and a column in one stage of shared memory."""
 _CHUNK = 8
-"""Elements of 16 bytes."""
+"""Elements in 16 bytes, the width of one memory access."""
 
 
 @dataclass(frozen=True)
 class ProductTile:
-    """What a block makes, and what each of its warps does."""
+    """The M x N tile of the result that a block computes, and the tile of each of its warps, in
+    elements."""
 
     rows: int
     columns: int
@@ -45,21 +46,24 @@ class ProductTile:
         return self.rows // self.warp_rows * (self.columns // self.warp_columns) * 32
 
     def count(self, shape: BatchedProduct) -> int:
-        """How many make the products of a pair of matrices."""
+        """The number of tiles that cover one matrix of the result."""
         return -(-shape.rows // self.rows) * -(-shape.columns // self.columns)
 
     def side_by_side(self, shape: BatchedProduct, machine: Machine) -> int:
-        """How many about run at once on a multiprocessor."""
+        """An estimate of the blocks that a multiprocessor runs at once, by shared memory, registers
+        and threads."""
         registers = self.threads * (_REGISTERS + self.warp_rows * self.warp_columns // 32)
-        most = min(machine.shared_bytes // self.shared_bytes(shape), 65536 // registers)
-        return max(1, min(most, 2048 // self.threads))
+        blocks = min(machine.shared_bytes // self.shared_bytes(shape), 65536 // registers)
+        return max(1, min(blocks, 2048 // self.threads))
 
     def shared_bytes(self, shape: BatchedProduct) -> int:
-        lines_a, lines_b = (
-            (_INNER, n) if turned else (n, _INNER)
-            for n, turned in zip((self.rows, self.columns), _turned(shape), strict=True)
+        """Dynamic shared memory of a block, in bytes: one or two stages of both operands, or the
+        tile of the result, which passes through the same memory at the end."""
+        extents_a, extents_b = (
+            (_INNER, n) if outer else (n, _INNER)
+            for n, outer in zip((self.rows, self.columns), _turned(shape), strict=True)
         )
-        stage = sum(lines * _pitch(line) for lines, line in (lines_a, lines_b))
+        stage = sum(lines * _pitch(line) for lines, line in (extents_a, extents_b))
         stages = 2 if shape.inner > _INNER else 1
         return max(stage * stages, self.rows * _pitch(self.columns))
 
@@ -73,24 +77,27 @@ TILES = (
 )
 
 _PRODUCTS = 1024.0
-"""Multiply-adds of a multiprocessor in a cycle."""
+"""Multiply-adds of a multiprocessor in a cycle, as the cost model takes them."""
 _BYTES = 32.0
-"""Bytes that it reads of the second-level cache meanwhile."""
-_WAITS = 3000.0
-"""Cycles that a tile waits for memory, while others go on beside it.  With it the tile chosen for
-products of attention is within 5 % of the fastest (one H200)."""
+"""Bytes that a multiprocessor reads from the L2 cache in a cycle."""
+_LATENCY = 3000.0
+"""Memory latency of a tile in cycles, which other blocks on the multiprocessor hide.  With it the
+tile chosen for products of attention is within 5 % of the fastest (one H200)."""
 _REGISTERS = 38
-"""Of a thread beside its sums."""
+"""Registers of a thread beside its accumulators."""
 _MEASURED = 3
+"""Tiles that are measured: those that the cost model ranks first."""
 
 
 def _pitch(line: int) -> int:
-    """Bytes from one line in shared memory to the next."""
+    """Bytes from one line of ``line`` elements in shared memory to the next: an odd number of
+    16-byte units, so that neighbouring lines begin in different banks."""
     return (line // _CHUNK | 1) * 16
 
 
 def _turned(shape: BatchedProduct) -> tuple[bool, bool]:
-    """Whether the lines of an operand are those of products."""
+    """Whether the first operand is contiguous along M, and the second along N; otherwise they are
+    contiguous along K.  Shared memory keeps the order that they have in global memory."""
     return shape.a.columns != 1, shape.b.columns == 1
 
 
@@ -104,27 +111,30 @@ def why_not_tensor_cores(shape: BatchedProduct) -> str | None:
 
 
 def candidates(shape: BatchedProduct, machine: Machine) -> list[ProductTile]:
-    """The tiles that may be the fastest, the one first that is taken to be."""
+    """The tiles that are worth measuring, the cost model's choice first."""
 
     def cycles(tile: ProductTile) -> float:
-        beside = tile.side_by_side(shape, machine)
+        """Predicted cycles: waves of tiles, each as long as the slower of arithmetic and L2 reads,
+        and the latency that other blocks on the multiprocessor do not hide."""
+        resident = tile.side_by_side(shape, machine)
         products = tile.rows * tile.columns * shape.inner / _PRODUCTS
-        moved = (tile.rows + tile.columns) * shape.inner + tile.rows * tile.columns
-        bytes = moved * 2 / _BYTES
-        rounds = -(-tile.count(shape) * shape.count // machine.multiprocessors)
-        waits = min(products, bytes) + _WAITS
-        return rounds * (max(products, bytes) + waits / min(beside, rounds))
+        elements = (tile.rows + tile.columns) * shape.inner + tile.rows * tile.columns
+        bytes = elements * 2 / _BYTES
+        waves = -(-tile.count(shape) * shape.count // machine.multiprocessors)
+        waits = min(products, bytes) + _LATENCY
+        return waves * (max(products, bytes) + waits / min(resident, waves))
 
     return sorted(TILES, key=cycles)[:_MEASURED]
 
 
 def print_on_tensor_cores(shape: BatchedProduct, tile: ProductTile) -> Launch:
-    """The kernel; pointers are both operands and the result."""
-    turned_a, turned_b = _turned(shape)
+    """The kernel of a product of float16 or bfloat16 on tensor cores; its pointers are both
+    operands and the result."""
+    m_major_a, n_major_b = _turned(shape)
     a, b, y = shape.a, shape.b, shape.y
-    width_a = a.width(_CHUNK, shape.rows if turned_a else shape.inner)
-    width_b = b.width(_CHUNK, shape.columns if turned_b else shape.inner)
-    parts = {
+    width_a = a.width(_CHUNK, shape.rows if m_major_a else shape.inner)
+    width_b = b.width(_CHUNK, shape.columns if n_major_b else shape.inner)
+    parameters = {
         "M": shape.rows,
         "N": shape.columns,
         "K": shape.inner,
@@ -133,13 +143,13 @@ def print_on_tensor_cores(shape: BatchedProduct, tile: ProductTile) -> Launch:
         "BK": _INNER,
         "WM": tile.warp_rows,
         "WN": tile.warp_columns,
-        "TURNED_A": int(turned_a),
-        "TURNED_B": int(turned_b),
+        "TURNED_A": int(m_major_a),
+        "TURNED_B": int(n_major_b),
         "UNRAVEL": unravel("blockIdx.x / (unsigned int)TILES", shape.batch, shape.batch_steps),
-        "FIRST_A": "m0" if turned_a else f"m0 * {a.rows}ll",
-        "FIRST_B": "n0" if turned_b else f"n0 * {b.columns}ll",
-        "STEP_A": a.columns if turned_a else a.rows,
-        "STEP_B": b.rows if turned_b else b.columns,
+        "FIRST_A": "m0" if m_major_a else f"m0 * {a.rows}ll",
+        "FIRST_B": "n0" if n_major_b else f"n0 * {b.columns}ll",
+        "STEP_A": a.columns if m_major_a else a.rows,
+        "STEP_B": b.rows if n_major_b else b.columns,
         "STEP_K_A": a.columns,
         "STEP_K_B": b.rows,
         "STEP_Y": y.rows,
@@ -148,7 +158,7 @@ def print_on_tensor_cores(shape: BatchedProduct, tile: ProductTile) -> Launch:
         "WIDTH_Y": y.width(_CHUNK, shape.columns),
         "FACTOR": "" if shape.factor == 1.0 else f" * {shape.factor!r}f",
     }
-    source = kernel_of(Path(__file__).with_name("product.cu"), shape.dtype, parts)
+    source = kernel_of(Path(__file__).with_name("product.cu"), shape.dtype, parameters)
     grid = (tile.count(shape) * shape.count, 1, 1)
     return Launch(source, grid, (tile.threads, 1, 1), tile.shared_bytes(shape))
 
@@ -193,68 +203,74 @@ extern "C" __global__ void @(const {A} *a, const {B} *b, {Y} *y) {
 
 
 def print_exactly(shape: BatchedProduct, dtype_a: str, dtype_b: str) -> Launch:
-    """The kernel; pointers are both operands, which may be bytes of different signs, and the
-    result."""
+    """The kernel of a product on CUDA cores; its pointers are both operands, which may be one int8
+    and one uint8, and the result."""
     tiles = (-(-shape.rows // 64), -(-shape.columns // 64))
     count = max(1, tiles[0] * tiles[1])
-    whole = shape.result == "int32"
-    left = f"a[m * {shape.a.rows}ll + ka * {shape.a.columns}ll]"
-    right = f"b[kb * {shape.b.rows}ll + n * {shape.b.columns}ll]"
-    # Neighbouring threads read what follows each other.
-    across, along = "i % 64", "i / 64"
-    inner, outer = "i % 16", "i / 16"
-    turned_a, turned_b = shape.a.columns != 1, shape.b.columns != 1
+    is_integer = shape.result == "int32"
+    element_a = f"a[m * {shape.a.rows}ll + ka * {shape.a.columns}ll]"
+    element_b = f"b[kb * {shape.b.rows}ll + n * {shape.b.columns}ll]"
+    # Neighbouring threads read neighbouring elements, whether along M (or N) or along K.
+    mn_fastest, k_slowest = "i % 64", "i / 64"
+    k_fastest, mn_slowest = "i % 16", "i / 16"
+    m_major_a, k_major_b = shape.a.columns != 1, shape.b.columns != 1
     factor = "" if shape.factor == 1.0 else f" * {shape.factor!r}f"
-    parts: dict[str, object] = {
+    parameters: dict[str, object] = {
         "A": STORED[dtype_a],
         "B": STORED[dtype_b],
         "Y": STORED[shape.result],
-        "SUM": "int" if whole else "float",
+        "SUM": "int" if is_integer else "float",
         "UNRAVEL": unravel(
             f"blockIdx.x / {count}u",
             shape.batch,
             shape.batch_steps,
         ),
-        "LINE_A": across if turned_a else outer,
-        "INNER_A": along if turned_a else inner,
-        "LINE_B": outer if turned_b else across,
-        "INNER_B": inner if turned_b else along,
-        "READ_A": f"(int){read(left, dtype_a, True)}" if whole else f"md_value({left})",
-        "READ_B": f"(int){read(right, dtype_b, True)}" if whole else f"md_value({right})",
+        "LINE_A": mn_fastest if m_major_a else mn_slowest,
+        "INNER_A": k_slowest if m_major_a else k_fastest,
+        "LINE_B": mn_slowest if k_major_b else mn_fastest,
+        "INNER_B": k_fastest if k_major_b else k_slowest,
+        "READ_A": f"(int){read(element_a, dtype_a, True)}"
+        if is_integer
+        else f"md_value({element_a})",
+        "READ_B": f"(int){read(element_b, dtype_b, True)}"
+        if is_integer
+        else f"md_value({element_b})",
         "ADDED": "p.items[i] * q.items[j] + sum[i][j]"
-        if whole
+        if is_integer
         else "md_fma(p.items[i], q.items[j], sum[i][j])",
-        "RESULT": "sum[i][j]" if whole else f"md_as<{TYPES[shape.result]}>(sum[i][j]{factor})",
+        "RESULT": "sum[i][j]" if is_integer else f"md_as<{TYPES[shape.result]}>(sum[i][j]{factor})",
         "STEP_Y": shape.y.rows,
     }
-    parts |= {"M": shape.rows, "N": shape.columns, "K": shape.inner}
-    parts |= {"TILES": count, "TILES_N": max(1, tiles[1])}
+    parameters |= {"M": shape.rows, "N": shape.columns, "K": shape.inner}
+    parameters |= {"TILES": count, "TILES_N": max(1, tiles[1])}
     text = _TEXT
-    for name, value in parts.items():
+    for name, value in parameters.items():
         text = text.replace("{" + name + "}", str(value))
     source = KernelSource.named("matmul", text)
     return Launch(source, (count * shape.count, 1, 1), (256, 1, 1), 2 * 16 * 68 * 4)
 
 
 BATCHED = (MatMul, FusedProduct, FusedAttention, FusedAttentionGradient)
+"""The operators of the nodes that :func:`tasks_of_batches` takes."""
 
 
 def tasks_of_batches(node: Node, machine: Machine, others: bool) -> Sequence[Task]:
-    """The tasks of such a node, with ``others`` to be measured if they are wanted."""
+    """The tasks of a node whose operator is one of :data:`BATCHED`; with ``others`` a product has
+    the other tiles' launches as well, to be measured."""
     if isinstance(node.op, (FusedAttention, FusedAttentionGradient)):
         return attention_tasks(node)
-    (launch, *more), operands = print_product(node, machine)
+    (launch, *alternatives), operands = print_product(node, machine)
     shape, _ = shape_of(node)
     a, b = operands
     pointers = at_offset(a, shape.a.offset), at_offset(b, shape.b.offset), node.output
-    return (Task(node, launch, pointers, tuple(more) if others else ()),)
+    return (Task(node, launch, pointers, tuple(alternatives) if others else ()),)
 
 
 def print_product(node: Node, machine: Machine) -> tuple[list[Launch], tuple[Value, Value]]:
-    """The kernels that may be the fastest for a MatMul, or for a region of one: the one first that
-    is taken to be, and the others give the same bits.
+    """The launches that are worth measuring for a MatMul or a region of one, the cost model's
+    choice first; all give the same bits.
 
-    Pointers are the two operands that are told, and the result.
+    Their pointers are the two operands that are returned, and the result.
     """
     shape, (a, b) = shape_of(node)
     if why_not_tensor_cores(shape) is not None:
