@@ -424,7 +424,7 @@ def _others(problem: ContractionProblem) -> str:
 
 
 def _read(problem: ContractionProblem) -> str:
-    """The loads of the epilogue's operands for the next columns of two rows: tensors and vectors."""
+    """The loads of the epilogue's tensors and vectors, for the next columns of two rows."""
     code = Code()
     for i in range(len(problem.others)):
         code.line(f"float x{i}s[AT_ONCE / 4][2];")
