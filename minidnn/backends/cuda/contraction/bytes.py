@@ -26,8 +26,7 @@ from .problem import BytesOnly, ContractionProblem
 
 
 def why_not_bytes(parts: Parts) -> str | None:
-    """Why no kernel computes a contraction of integers; None if one does, or if it is one of other
-    numbers."""
+    """Why no kernel computes a contraction of integers; None if one does, or if it has floats."""
     x, weight, *bias = parts.node.inputs
     if not is_whole_product(x.type, weight.type):
         return None

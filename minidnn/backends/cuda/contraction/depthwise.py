@@ -26,7 +26,7 @@ _ACCESS = 16  # bytes
 _FEW_TAPS = 16
 """Taps of a window: of a larger one a block has twice as many threads, which share its filters."""
 _CHANNELS = 64
-"""Channels of a block: filters of more take room, pixels of fewer are no whole cache lines."""
+"""Channels of a block: more take much shared memory, fewer are no whole cache lines of a pixel."""
 _REGISTERS = 168
 """Registers that a thread may have, by the estimate of :func:`_registers`."""
 _BESIDE = 40
@@ -179,7 +179,7 @@ _START = 500.0
 _ROW = 80.0
 """Cycles that a thread waits for one row more."""
 _EACH = 0.4
-"""Cycles of an instruction that a thread waits for, where few warps run side by side."""
+"""Cycles that a thread waits for an instruction, where few warps run at once."""
 _WAVES = 2
 _FETCHED = 2.6
 """Cycles to fetch an instruction that has not run yet."""

@@ -31,7 +31,7 @@ _THREADS = 256
 _BLOCKS = 2
 """Blocks that a multiprocessor runs at once."""
 _WAVES = 2
-"""Blocks that follow each other in the place of one of these."""
+"""Waves of blocks: how many times as many there are as run at once."""
 _REGISTERS = 96
 """Registers for a thread's sums and for what it reads at once; it needs others beside these."""
 _MEASURED = 3

@@ -44,7 +44,7 @@ _MOST_TAPS = 15
 """Rows or columns of a window: half of the bits of a mask, less one that no pixel has."""
 _MOST_PARTS = 64
 _LEAST_SLABS = 4
-"""Slabs of a part, so that filling the pipeline is not most of its work."""
+"""Slabs of a part, at least, so that filling the pipeline is not most of its work."""
 _THREADS = 512
 """Threads of a multiprocessor, at 128 registers each."""
 _MOST_PIXELS = 1 << 30

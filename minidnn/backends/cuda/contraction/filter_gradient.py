@@ -35,7 +35,7 @@ from .text import source_of, template
 _DEEP = 16
 """K of a slab: pixels."""
 _LEAST_SLABS = 4
-"""Slabs of a part, so that filling the pipeline is not most of its work."""
+"""Slabs of a part, at least, so that filling the pipeline is not most of its work."""
 _THREADS = 512
 """Threads of a multiprocessor, at 128 registers each."""
 _MOST_PIXELS = 1 << 30
@@ -63,10 +63,12 @@ class GradientShape:
 
     @property
     def filters(self) -> int:
+        """Filters of a block."""
         return self.columns if self.turned else self.rows
 
     @property
     def taps(self) -> int:
+        """Taps of channels of a block."""
         return self.rows if self.turned else self.columns
 
     @property

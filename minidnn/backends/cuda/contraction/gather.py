@@ -47,7 +47,7 @@ class Gathering:
     Attributes:
         stride: the distance of blocks, in rows and columns of the image.
         padding: rows and columns of padding before the first ones.
-        columns: of a block: as many as the stride, or as a whole window.
+        columns: columns of a block: as many as the stride, or as a whole window.
         fill: the value of the padding.
     """
 

@@ -1,6 +1,6 @@
 """Contractions as cuDNN graphs: a convolution or a matrix product with the first stages fused.
 
-Of integers cuDNN 9.19 multiplies int8 alone, in NHWC, and its sums begin with 0.  Its engines that
+Of integers cuDNN 9.19 multiplies int8 alone, in NHWC, and its sums begin with 0.  The engines that
 it compiles at run time fuse point-wise operations.  They contract a product and the sum that reads
 it into one fma (seen on an H100), and where they write int8 they round to nearest, ties to even,
 and saturate.  So in the epilogue of an int8 contraction each product must be part of an fma, or
@@ -131,6 +131,7 @@ class _View:
         self.flat = flat
 
     def image(self, spec: TensorSpec) -> TensorSpec:
+        """An image, or the matrix (1, pixels, channels)."""
         if not self.flat:
             return spec
         batch, channels, rows, columns = spec.shape
@@ -139,6 +140,7 @@ class _View:
         return self._matrix(spec, (1, pixels, channels), (pixels * step, step, 1))
 
     def filter(self) -> TensorSpec:
+        """The filter, or the matrix (1, channels, filters)."""
         w = self.problem.w
         if not self.flat:
             return w
@@ -151,6 +153,7 @@ class _View:
         return self._matrix(matrix, (1, columns, rows), steps)
 
     def vector(self) -> TensorSpec:
+        """A vector over the filters, in a shape that is broadcast to results."""
         w = self.problem.w
         channels = w.shape[0]
         if self.flat:

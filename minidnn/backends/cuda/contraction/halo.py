@@ -138,14 +138,14 @@ class HaloKernel(ContractionKernel):
         """The shape with the fewest filters of those that read the image the fewest times, if any
         fits.  Where a multiprocessor has room for one such block: all shapes with as many filters,
         by two groups and by three, then a shape of which a multiprocessor has two blocks."""
-        fitting = [one for one in HALOS if _fits(problem, one, machine)]
-        fitting.sort(key=lambda one: (_rounds(problem, one), one.filters, one.groups))
+        fitting = [halo for halo in HALOS if _fits(problem, halo, machine)]
+        fitting.sort(key=lambda halo: (_rounds(problem, halo), halo.filters, halo.groups))
         chosen = fitting[:1]
         if chosen and _side_by_side(problem, chosen[0], machine) == 1:
-            chosen = [one for one in fitting if one.filters == chosen[0].filters]
-            double = (one for one in fitting if _side_by_side(problem, one, machine) > 1)
-            chosen += [one for one in double if one.filters > _NARROW][:1]
-        return [HALOS.index(one) for one in chosen]
+            chosen = [halo for halo in fitting if halo.filters == chosen[0].filters]
+            double = (halo for halo in fitting if _side_by_side(problem, halo, machine) > 1)
+            chosen += [halo for halo in double if halo.filters > _NARROW][:1]
+        return [HALOS.index(halo) for halo in chosen]
 
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine

@@ -22,7 +22,7 @@ from ..tensor import Tensor, tensor_of
 from .behind import Operators, numbered, rebuilt
 
 MOST_IN_FRONT = 2
-"""Tensors that a producer may read: of more, a multiprocessor has too few pixels in flight."""
+"""Tensors that a producer may read: with more, a multiprocessor has too few pixels in flight."""
 
 
 @dataclass(frozen=True)

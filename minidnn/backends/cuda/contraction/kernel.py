@@ -1,7 +1,7 @@
 """The interface of our kernels of contractions.
 
-A kernel says which problems it can compute, in which tile shapes, and how each is launched; tuning
-measures the shapes beside cuDNN's engines.
+A kernel says which problems it can compute, by which choices (tile shapes, split-K factors), and
+how each is launched; tuning measures the choices beside cuDNN's engines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..machine import Machine
 from .problem import Addresses, ContractionProblem, Direction
 
 UNFUSED = "nothing is fused with it, and cuDNN computes it as fast"
-"""Why kernels that win by fusion alone are not measured."""
+"""Why a kernel that wins by fusion alone is not measured where nothing is fused."""
 
 
 class ContractionKernel(ABC):

@@ -1,4 +1,4 @@
-"""Our kernels of contractions: a kernel is a file beside this one and an entry here."""
+"""The registry of our contraction kernels: each is a file beside this one and an entry here."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _ENTRIES: tuple[ContractionKernel, ...] = (
     WinogradKernel(),
 )
 KERNELS: Mapping[str, ContractionKernel] = {kernel.name: kernel for kernel in _ENTRIES}
-"""The kernels by their names, which forms and the tuning cache have."""
+"""The kernels, by the names that forms and the tuning cache have."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Divisions(Generic[Shape]):
         return self.shapes[shape], parts + 1
 
     def promising(self, priced: Iterable[tuple[float, int]]) -> list[int]:
-        """The cheapest of choices with their prices, at most two of each shape."""
+        """The cheapest few of choices with their prices, at most two of each shape."""
         kept: list[int] = []
         for _, number in sorted(set(priced)):
             shape, _ = self[number]

@@ -167,7 +167,7 @@ class PlanesKernel(ContractionKernel):
         back = problem.direction == IMAGE_GRADIENT
         read, made = (problem.y, problem.x) if back else (problem.x, problem.y)
         begin = 0 if back else made.offset
-        # A gradient begins at its own offset.
+        # The pointer to an image's gradient includes its offset.
         steps = (made.offset, made.row, made.channel, made.image, made.columns)
         return [
             *(_units(problem, choice), *_grid(problem, choice)),

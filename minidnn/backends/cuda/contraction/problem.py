@@ -94,7 +94,7 @@ class ContractionProblem:
 
     @property
     def passes(self) -> bool:
-        """Whether the epilogue reduction alone reads the result, which is no output."""
+        """Whether the result is no output, but read by the epilogue reduction alone."""
         return self.behind is not None and not self.behind.keeps
 
     @property
@@ -118,7 +118,7 @@ class ContractionProblem:
 
     @property
     def input(self) -> TensorSpec:
-        """The tensor that cuDNN reads: it fuses no prologue, so this is the result of that."""
+        """The tensor that cuDNN reads: the gathered image, or the result of the prologue."""
         return spec_of(self.prepared if self.before else self.gathered, self.batch)
 
     @property
@@ -384,8 +384,8 @@ def lies_one_way(weight: Value) -> bool:
 
 
 def _nearest(t: Tensor) -> int:
-    """The part of an offset that alignment leaves, in elements.  The rest belongs to the address,
-    so equal problems at other offsets in a buffer are one."""
+    """An offset as counted from the last aligned address before it.  The rest is added to the
+    address, so equal problems at other offsets in a buffer are one."""
     return t.offset % (ALIGNMENT // t.itemsize)
 
 

@@ -1,4 +1,4 @@
-"""Contractions of int8 and uint8 without tensor cores: groups, and channels that fill no chunks.
+"""Integer contractions without tensor cores: those with groups, or channels that fill no chunks.
 
 A thread computes one filter or four of a pixel.  Groups of one channel are computed byte by byte,
 four neighbours of a word at a time; others by dot products of four packed bytes (``dp4a``), which

@@ -116,7 +116,7 @@ class Built:
 
     @property
     def workspace(self) -> int:
-        """Bytes beside the tensors: the core's workspace, and all that kernels pass on."""
+        """Bytes beside the tensors: the core's workspace, and what the kernels around it write."""
         return room(self.problem, self.recipe.form, self.core.workspace)
 
     def describe_kernels(self) -> list[str]:
@@ -283,7 +283,7 @@ def target(problem: ContractionProblem, form: Form) -> TensorSpec:
 
 def used(problem: ContractionProblem, stages: int) -> tuple[list[int], list[int], list[PointStep]]:
     """The indices of other tensors and of vectors that stages from number ``stages`` on read, and
-    the steps of those stages, whose arguments count these alone."""
+    the steps of those stages, with arguments that are renumbered accordingly."""
     steps = [stage.step for stage in problem.stages[stages:]]
     arguments = [a for step in steps for a in step.arguments]
     tensors = sorted({a.index - 1 for a in arguments if a.kind == "tensor"})

@@ -10,10 +10,10 @@ a fixed order, so that every run gives the same bits.
 The least time is that of reading both tensors once.  A 7x7 convolution of stride 2 from 3 to 64
 channels on 128 images of 224 x 224 reads 244 MB: 0.08 ms at 3 TB/s, which is 11 cycles of a
 multiprocessor for each pixel of its part.  Its 30 GFLOP become 35, as the 21 numbers that a window
-takes of a row have 24 places: 9 cycles of tensor cores.  Each of a block's 8 warps makes 32 filters
-by 11 chunks of 8 taps, 88 sums a thread, and reads 960 bytes of shared memory for each pixel with
-its neighbours: 8 cycles.  The three are so close to each other that about twice the least time is
-to be expected.  For a 3x3 window memory alone counts.
+takes of a row are padded to 24: 9 cycles of tensor cores.  Each of a block's 8 warps makes 32
+filters by 11 chunks of 8 taps, 88 sums a thread, and reads 960 bytes of shared memory for each
+pixel with its neighbours: 8 cycles.  The three are so close to each other that about twice the
+least time is to be expected.  For a 3x3 window memory alone counts.
 
 A block takes at most half the shared memory, so that a multiprocessor has two, of 16 warps
 together; there is room for the gradients of four steps, of which three are in flight.
@@ -22,8 +22,8 @@ The rows of an image lie in shared memory so that what a window reads of one of 
 side by side, begins at a multiple of 16 bytes for every pixel: then ``ldmatrix`` reads windows
 where they overlap, and nothing is copied for each pixel.  Pixels are ``step`` numbers apart.  Where
 that is no multiple of eight, a row lies there in several copies, each shifted by ``step``: copy g
-is for every pixel whose number has the remainder g.  Channels may be padded, which makes the step
-even or the copies few.
+is for the pixels whose number is g modulo the number of copies.  Channels may be padded, which
+makes the step even or the copies few.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class StemShape:
         stages: steps whose gradients have room in shared memory.
         rows: the layout of a row of the image.
         window: chunks of the whole window.
-        kept: rows of the image in shared memory.
+        kept: rows of the image in shared memory: those of a step, and the new ones of the next.
     """
 
     filters: int

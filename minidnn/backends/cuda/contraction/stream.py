@@ -97,14 +97,14 @@ STREAMS = (
 _MOST_SUMS = {2: 120, 3: 88}
 """Registers of a thread for accumulators and sums, by the number of groups that multiply."""
 _MOST_BESIDE_MAKERS = 2
-"""Groups that multiply beside one that computes a producer: of more each has too few registers."""
+"""Groups that multiply beside one that computes a producer: more have too few registers each."""
 _LEAST_SLABS = 48 << 10
 _MOST_SLABS = 128 << 10
 """Bytes of pixels in flight: fewer do not keep memory busy, more are of no use."""
 _MOST_SLABS_MADE = 120 << 10
 """The most beside a group that computes the producer; more have not been measured."""
 _LEAST_PASSING = 3
-"""Slabs of pixels and filters: of fewer none would be in flight while two groups read."""
+"""Slabs of pixels and filters: with fewer, none would be in flight while two groups read."""
 _READ_AGAIN = 32
 """How many results of a pixel take as much work as reading the pixel again."""
 _LEAST_PIXELS = 128 * 64

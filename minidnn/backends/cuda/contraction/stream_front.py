@@ -1,4 +1,4 @@
-"""Producer fusion in streams: code for ``stream.cu`` that computes the gradient that it reads.
+"""Producer fusion in ``stream.cu``: the code that computes the gradient which the kernel reads.
 
 A slab has the pixels of all tensors that the producer reads, side by side.  A warp group of its own
 computes the result, eight channels at a time, writes it where the first tensor was in the slab, and
@@ -18,8 +18,8 @@ from .text import fill
 _NOTHING = {"MAKES": 0, "TENSORS": 1, "LOAD": "", "FACTS": 0, "FRONT": ""}
 
 _REGISTERS = 104
-"""Of a thread that computes the producer: with the 40 of one that loads and the 184 of each of two
-that multiply (``stream.cu``), four times 128."""
+"""Registers of a thread that computes the producer: with the 40 of one that loads and the 184 of
+each of two that multiply (``stream.cu``), four times 128."""
 
 _LOAD = """\
           const T *from$I$ = f$I$ + (m0 + first) * P_f$I$ + (some ? q * 8 : 0);

@@ -1,4 +1,4 @@
-"""Epilogue reductions: the code of kernels that fuse one, and the sweep behind other cores.
+"""Epilogue reductions: the code of kernels that fuse one, and the sweep that follows other cores.
 
 A kernel that fuses one (``stream.cu``, ``halo.cu``) adds up chunks of eight filters of a pixel, of
 which a thread has those of the same filters in all of its tiles.  Each block leaves partial sums in
@@ -105,7 +105,7 @@ def totals_text(behind: SumsBehind) -> str:
 
 
 def lay_vectors(dtypes: Sequence[str]) -> str:
-    """Copies the vectors for the block's filters to shared memory, as floats, at ``given_at``."""
+    """The code that copies the vectors for a block's filters, as floats, to ``given_at``."""
     code = Code()
     code.line("float *const given = (float *)(md_shared + (given_at - begins));")
     if dtypes:
@@ -136,7 +136,7 @@ def print_chunk(code: Code, behind: SumsBehind, made: str, total: str, reads_vec
 
     Args:
         made: the chunk of the contraction's result; those of other tensors are ``word0[h]`` and on.
-        total: the array of a sum of the chunk's filters, with a field for the number of the sum.
+        total: the array of sums that the chunk is added to, with a field for the sum's number.
         reads_vectors: whether it has to load the vectors first.
     """
     op, tensors = region_of(behind), len(behind.tensors)

@@ -32,7 +32,8 @@ def fill(text: str, parts: Mapping[str, object]) -> str:
 
 
 def source_of(file: str, parts: Mapping[str, object], specific: bool = False) -> KernelSource:
-    """The kernel of a template beside this file, named after its file and its text."""
+    """The kernel of a template beside this file, named after its file and its text; it is
+    ``specific`` if it uses instructions of one architecture alone."""
     text = fill(template(file), parts)
     return KernelSource.named(Path(file).stem, text, "$NAME$", specific)
 
@@ -74,7 +75,8 @@ def vectors_of(problem: ContractionProblem) -> str:
 def compute_stages(
     code: Code, problem: ContractionProblem, count: str = "8", result: str = "r"
 ) -> None:
-    """Prints the epilogue of ``count`` results in ``a0``; other tensors are in ``a1`` and on."""
+    """Prints the epilogue of ``count`` elements, from ``a0`` to ``result``; the other tensors' are
+    in ``a1`` and on."""
     code.line("#pragma unroll")
     with code.block(f"for (int j = 0; j < {count}; j++)"):
         steps = [stage.step for stage in problem.stages]

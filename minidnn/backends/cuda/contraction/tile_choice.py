@@ -36,10 +36,12 @@ class Tile:
 
     @property
     def threads(self) -> int:
+        """Threads of a block."""
         return self.pixels // self.warp_pixels * (self.filters // self.warp_filters) * 32
 
     @property
     def slab_bytes(self) -> int:
+        """Shared memory of a slab, in bytes."""
         return (self.pixels + self.filters) * self.products * 2
 
     def shared_bytes(self, parts: int) -> int:

@@ -60,9 +60,9 @@ _COMPILED = 1
 of a core, and on ResNet-50 and DenseNet-121 the first was within 1 % of the best of eight."""
 _PROPOSED = 4
 _PROPOSED_COMPILED = 8
-"""Among how many of cuDNN's proposals for a convolution precompiled engines are looked for, and
-among how many runtime-compiled ones: on ResNet-50 and EfficientNet-B0 the first four were within
-0.2 % of the best of eight."""
+"""Precompiled engines are measured that are among the first four of cuDNN's proposals for a
+convolution, and runtime-compiled ones among the first eight: on ResNet-50 and EfficientNet-B0 the
+first four were within 0.2 % of the best of eight."""
 _TRIED = 3
 """How many proposals for a form are built when nothing is measured, should the first not run; and
 how many are measured of forms whose engines differ less."""
@@ -114,6 +114,7 @@ class Tuning:
 
     @property
     def device(self) -> str:
+        """The name of the current device."""
         return device_name(cupy().cuda.runtime.getDevice())
 
 
@@ -259,8 +260,8 @@ def with_compiled(
 def _by_cudnn(
     problem: ContractionProblem, forms: Sequence[Form], ahead: Ahead, needed: bool, tuning: Tuning
 ) -> Ahead:
-    """The candidates of these forms, built where they were not built ahead.  If they are needed, as
-    there are no others, runtime-compiled engines take the place of precompiled ones that lack."""
+    """The candidates of these forms, built where they were not built ahead.  If none is found but
+    one is needed, as there is nothing else, runtime-compiled engines are built."""
     candidates = {
         form: ahead[form] if form in ahead else _made(problem, form, tuning) for form in forms
     }
@@ -357,7 +358,8 @@ def _candidates(
     tuning: Tuning,
     compiles: bool | None = None,
 ) -> Iterator[tuple[Recipe, Core]]:
-    """Builds at most ``most`` candidates of a form within the workspace limit.
+    """Builds candidates of a form within the workspace limit: of the first ``most`` choices,
+    algorithms or proposals.
 
     ``compiles`` says whether cuDNN's engines are runtime-compiled; None for both kinds.
     """
@@ -425,6 +427,7 @@ def _nothing(problem: ContractionProblem, tuning: Tuning) -> UnsupportedError:
 
 
 def _key(problem: ContractionProblem, tuning: Tuning) -> str:
+    """The key of a problem in the cache: all that the choice of a recipe depends on."""
     limit = tuning.limit(problem)
     return digest(
         "contraction", _VERSION, problem, tuning.tune, limit, tuning.device, library_name()
