@@ -85,15 +85,15 @@ class FixedConvolution:
         common = (first, first_at, second, second_at, descriptors.conv.value, self.algorithm, *room)
         if self.bias is None or self.activation is None:
             name = descriptors.functions.run
-            rest: tuple[object, ...] = (ZERO, out, result)
+            last_arguments: tuple[object, ...] = (ZERO, out, result)
         else:
             name = "cudnnConvolutionBiasActivationForward"
             residual = (ONE, out, z) if z else (ZERO, out, y)
-            rest = (*residual, self.bias.value, bias, self.activation.value, out, y)
+            last_arguments = (*residual, self.bias.value, bias, self.activation.value, out, y)
         call = getattr(library.load(), name)
 
         def run(kept: FixedConvolution = self) -> None:
-            status = call(current_handle(), ONE, *common, *rest)
+            status = call(current_handle(), ONE, *common, *last_arguments)
             check(status, name, kept.descriptors.key.describe())
 
         return run

@@ -307,9 +307,11 @@ def _sums(problem: ContractionProblem) -> int:
 def _fits(problem: ContractionProblem, halo: Halo, machine: Machine) -> bool:
     """Whether registers and shared memory suffice, and few blocks read the same pixels."""
     least, _ = _slabs(problem, halo.groups)
-    few = _rounds(problem, halo) <= _MOST_ROUNDS
+    few_rounds = _rounds(problem, halo) <= _MOST_ROUNDS
     return (
-        few and halo.adds(_sums(problem)) and _shared(problem, halo, least) <= machine.shared_bytes
+        few_rounds
+        and halo.adds(_sums(problem))
+        and _shared(problem, halo, least) <= machine.shared_bytes
     )
 
 
@@ -340,8 +342,8 @@ def _split(problem: ContractionProblem, halo: Halo, machine: Machine) -> tuple[i
     tiles = -(-problem.batch * line * lines // TILE)
     rounds = _rounds(problem, halo)
     blocks = max(1, machine.multiprocessors * _side_by_side(problem, halo, machine) // rounds)
-    each = -(-tiles // blocks)
-    return tiles, each, -(-tiles // each)
+    block_tiles = -(-tiles // blocks)
+    return tiles, block_tiles, -(-tiles // block_tiles)
 
 
 def _panel(chunks: int) -> int:

@@ -52,7 +52,7 @@ class Divisions(Generic[Shape]):
         kept: list[int] = []
         for _, number in sorted(set(priced)):
             shape, _ = self[number]
-            of_shape = [one for one in kept if self[one][0] == shape]
+            of_shape = [other for other in kept if self[other][0] == shape]
             if len(of_shape) < 2 and len(kept) < _KEPT:
                 kept.append(number)
         return kept
@@ -145,9 +145,9 @@ def planar_epilogue_of(problem: ContractionProblem) -> str:
         code.line(f"const float *const from{i} = {t} + P_offset_{t} + k * P_channel_{t};")
         code.line(f"float a{1 + i}[4];")
         code.line(f"if (P_whole) md_load<4>(a{1 + i}, from{i} + n * P_image_{t} + p);")
-        one = f"from{i}[at_image[j] * P_image_{t} + at_pixel[j]]"
+        element = f"from{i}[at_image[j] * P_image_{t} + at_pixel[j]]"
         code.line("else")
-        code.line(f"  for (int j = 0; j < 4; j++) a{1 + i}[j] = m + j < pixels ? {one} : 0.0f;")
+        code.line(f"  for (int j = 0; j < 4; j++) a{1 + i}[j] = m + j < pixels ? {element} : 0.0f;")
     compute_stages(code, problem, "4")
     code.line("float *const to = y + P_offset_y + k * P_channel_y;")
     code.line("if (P_whole) md_store<4>(to + n * P_image_y + p, r);")

@@ -125,7 +125,7 @@ class PlanesKernel(ContractionKernel):
         back = problem.direction == IMAGE_GRADIENT
         names = ("units", "across", "down", "channels", "top", "left", "image", "channel", "row")
         sizes = ("height", "width", "rows", "columns", "begin", "y_image", "y_channel", "y_row")
-        places = [
+        layouts = [
             f"{what}{i}"
             for i in range(len(problem.others))
             for what in ("begin", "image", "channel", "row")
@@ -148,7 +148,7 @@ class PlanesKernel(ContractionKernel):
             "STEP_ACROSS": across.step,
             "RESULTS": _gradients(across.made) if back else _results(problem),
             "PARAMETERS": parameters_of(
-                problem, (*names, *sizes, "pairs", *places), distances=False
+                problem, (*names, *sizes, "pairs", *layouts), distances=False
             ),
         }
         blocks = -(-_units(problem, choice) // _THREADS)

@@ -56,9 +56,9 @@ class RowsKernel(ContractionKernel):
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """As many parts as give most multiprocessors work, and twice and four times as many."""
         blocks = prod(_grid(problem))
-        most = min(_MOST_PARTS, max(1, problem.x.channels // _LEAST_DEPTH))
-        least = min(most, ceil(_BUSY * machine.multiprocessors / blocks))
-        return list(dict.fromkeys(min(most, least * times) for times in (2, 1, 4)))
+        most_parts = min(_MOST_PARTS, max(1, problem.x.channels // _LEAST_DEPTH))
+        least_parts = min(most_parts, ceil(_BUSY * machine.multiprocessors / blocks))
+        return list(dict.fromkeys(min(most_parts, least_parts * times) for times in (2, 1, 4)))
 
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine

@@ -172,7 +172,10 @@ def print_chunk(code: Code, behind: SumsBehind, made: str, total: str, reads_vec
 
 @dataclass(frozen=True)
 class TileParts(SumParts):
-    """Partial sums of ``blocks`` blocks, which take tiles of ``size`` pixels in turn."""
+    """Partial sums of ``blocks`` blocks that share tiles of ``size`` pixels.
+
+    :meth:`of_part`, which moments need, assumes that blocks take tiles in turn.
+    """
 
     blocks: int = 1
 
@@ -183,8 +186,8 @@ class TileParts(SumParts):
     def of_part(self, part: str) -> str:
         tiles = -(-self.packs // self.size)
         missing = literal(float(tiles * self.size - self.packs))
-        whole = f"(({tiles - 1} - {part}) / {self.blocks} + 1) * {literal(float(self.size))}"
-        return f"({whole} - ({part} == {(tiles - 1) % self.blocks} ? {missing} : 0.0f))"
+        full = f"(({tiles - 1} - {part}) / {self.blocks} + 1) * {literal(float(self.size))}"
+        return f"({full} - ({part} == {(tiles - 1) % self.blocks} ? {missing} : 0.0f))"
 
 
 def tile_parts(problem: ContractionProblem, pixels: int, blocks: int) -> TileParts:
