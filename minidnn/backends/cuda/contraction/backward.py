@@ -1,8 +1,9 @@
-"""Gradients of convolutions for their image: the filter is turned around, then a kernel of
-convolutions takes the result's gradient as its image.
+"""Gradients of convolutions for their image, by our kernels of forward convolutions.
 
-Of a 1x1 convolution that steps over pixels the gradient is that of the pixels it reads, which are
-computed by themselves, and zeros between them.
+One kernel turns the filter around, that is, exchanges filters and channels and reverses windows;
+then the forward kernel takes the result's gradient as its image.  The image's gradient of a strided
+1x1 convolution has zeros but for the pixels that the convolution reads: the forward kernel computes
+these densely, and a last kernel spreads them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MOST_ROWS = 1 << 31
 
 
 class BackwardKernel(ContractionKernel):
-    """The gradient by a kernel of ours for convolutions; a choice is that one's."""
+    """The gradient by a forward kernel of ours; a choice is that kernel's."""
 
     directions = (IMAGE_GRADIENT,)
 
@@ -61,25 +62,25 @@ class BackwardKernel(ContractionKernel):
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """What turns the filter, which it takes with the turned one; then those of the kernel, and
-        what spreads its pixels if it steps over some."""
+        """The kernel that turns the filter around, which takes both filters; then the forward
+        kernel's launches, and the kernel that spreads pixels if there is a stride."""
         forward = self._forward.launches(_turned(problem), choice, machine)
         return [_turning(problem), *forward, *([_spreading(problem)] if _steps(problem) else [])]
 
     def arguments(
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
     ) -> list[list[KernelArgument]]:
-        few = at.workspace + _filter_bytes(problem)
+        dense_at = at.workspace + _filter_bytes(problem)
         inner = replace(
             at,
             x=at.y + problem.y.offset * problem.y.itemsize,
             w=at.workspace,
-            y=few if _steps(problem) else at.x,
-            workspace=few + _few_bytes(problem),
+            y=dense_at if _steps(problem) else at.x,
+            workspace=dense_at + _few_bytes(problem),
         )
         forward = self._forward.arguments(_turned(problem), choice, inner, machine)
         turning: list[KernelArgument] = [at.w, at.workspace, *_turning_numbers(problem)]
-        spreading: list[KernelArgument] = [few, at.x, *_spreading_numbers(problem)]
+        spreading: list[KernelArgument] = [dense_at, at.x, *_spreading_numbers(problem)]
         return [turning, *forward, *([spreading] if _steps(problem) else [])]
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
@@ -91,22 +92,23 @@ class BackwardKernel(ContractionKernel):
 
 
 def _filter_bytes(problem: ContractionProblem) -> int:
+    """Bytes of the filter that is turned around."""
     return aligned(prod(problem.w.shape) * problem.x.itemsize)
 
 
 def _steps(problem: ContractionProblem) -> bool:
-    """Whether it steps over pixels."""
+    """Whether the convolution is strided."""
     return problem.stride != (1, 1)
 
 
 def _few_bytes(problem: ContractionProblem) -> int:
-    """Of the pixels that it does not step over."""
-    few = _turned(problem).y
-    return aligned(problem.batch * few.image * few.itemsize) if _steps(problem) else 0
+    """Bytes of the dense gradient of those pixels that a strided convolution reads."""
+    dense = _turned(problem).y
+    return aligned(problem.batch * dense.image * dense.itemsize) if _steps(problem) else 0
 
 
 def _turned(problem: ContractionProblem) -> ContractionProblem:
-    """The gradient as a convolution of the result's gradient."""
+    """The gradient as a problem of a forward convolution, whose image is the result's gradient."""
     filters, channels, *window = problem.w.shape
     shape = (channels * problem.groups, filters // problem.groups, *window)
     padding = [
@@ -115,8 +117,8 @@ def _turned(problem: ContractionProblem) -> ContractionProblem:
     ]
     image = problem.x
     if _steps(problem):
-        few = replace(image, rows=problem.y.rows, columns=problem.y.columns)
-        image = packed(few, problem.planar)
+        strided = replace(image, rows=problem.y.rows, columns=problem.y.columns)
+        image = packed(strided, problem.planar)
     return replace(
         problem,
         x=problem.y,
@@ -129,24 +131,24 @@ def _turned(problem: ContractionProblem) -> ContractionProblem:
 
 
 def _is_matrix(problem: ContractionProblem) -> bool:
-    """Whether the filter has neither windows nor groups: it is transposed."""
+    """Whether the filter is a matrix, without windows and groups, so that it is just transposed."""
     return problem.groups == 1 and prod(problem.w.shape[2:]) == 1
 
 
 def _turning(problem: ContractionProblem) -> Launch:
-    """The kernel that exchanges filters and channels, and turns windows around."""
+    """The kernel that exchanges filters and channels, and reverses windows."""
     filters, channels = problem.w.shape[:2]
     dtype, size = problem.w.dtype, filters * channels
     if _is_matrix(problem):
-        given = Tensor(dtype, channels, filters, 1, size, 1, channels, channels)
-        return print_copy(1, given, replace(given, channel=filters, row=1, pixel=1))
+        matrix = Tensor(dtype, channels, filters, 1, size, 1, channels, channels)
+        return print_copy(1, matrix, replace(matrix, channel=filters, row=1, pixel=1))
     parts = {"T": TYPES[dtype], "PLANAR": str(problem.planar).lower()}
     blocks = -(-prod(problem.w.shape) // _THREADS)
     return Launch(source_of("turn_filter.cu", parts), (blocks, 1, 1), (_THREADS, 1, 1))
 
 
 def _turning_numbers(problem: ContractionProblem) -> list[int]:
-    """What it takes behind both filters."""
+    """The numbers that this kernel takes after both filters."""
     filters, channels, *window = problem.w.shape
     if _is_matrix(problem):
         return []
@@ -154,18 +156,18 @@ def _turning_numbers(problem: ContractionProblem) -> list[int]:
 
 
 def _rows(problem: ContractionProblem) -> int:
-    """Of all planes."""
+    """Rows of all planes of the image's gradient."""
     return problem.batch * problem.x.channels * problem.x.rows
 
 
 def _spreading(problem: ContractionProblem) -> Launch:
-    """The kernel that puts pixels where they belong, and zeros between them."""
+    """The kernel that spreads pixels at the distances of the stride, with zeros between them."""
     blocks = -(-_rows(problem) // (_THREADS // 32))
     return Launch(source_of("spread.cu", {}), (blocks, 1, 1), (_THREADS, 1, 1))
 
 
 def _spreading_numbers(problem: ContractionProblem) -> list[int]:
-    """What it takes behind few pixels and many."""
+    """The numbers that this kernel takes after the dense and the spread pixels."""
     x, y = problem.x, problem.y
-    lies = (x.channels, x.rows, x.columns, x.image, x.channel, x.row)
-    return [_rows(problem), *lies, y.rows, y.columns, *problem.stride]
+    layout = (x.channels, x.rows, x.columns, x.image, x.channel, x.row)
+    return [_rows(problem), *layout, y.rows, y.columns, *problem.stride]

@@ -1,4 +1,8 @@
-"""What is computed behind a contraction and added up, as plain data."""
+"""Epilogue reductions as plain data, by which contractions that have one are compared.
+
+An epilogue reduction is a region of sums over what point-wise operators make of a contraction's
+result and of other values.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +18,24 @@ from ....graph.types import TensorType
 from ..tensor import Tensor
 
 Operators = tuple[tuple[Operator, tuple[int, ...]], ...]
-"""Each with the values that it reads, which are numbers: first those that are read, then those that
-the operators make."""
+"""Operators, each with the numbers of its operands: first come the values that are read, then those
+that the operators make."""
 
 
 @dataclass(frozen=True)
 class SumsBehind:
-    """A sweep over a contraction's result and other values: the body of a region of sums.
+    """An epilogue reduction: the body of a region of sums that reads a contraction's result.
 
-    Values are numbers: first those that are read, of which the contraction's result is the first,
+    Values have numbers: first those that are read, of which the contraction's result is the first,
     then those that the operators make.
 
     Attributes:
-        read: the types of values that are read.
-        operators: each with the values that it reads.
-        results: sums, and what is stored on the way.
-        tensors: how those that are read and no vectors lie, but for the contraction's result.
-        stored: how what is stored lies.
-        keeps: whether the contraction's result is a result, too.
+        read: the types of the values that are read.
+        operators: each with the numbers of its operands.
+        results: the numbers of the sums and of the values that are stored on the way.
+        tensors: the layouts of the tensors that are read beside the contraction's result.
+        stored: the layouts of the values that are stored.
+        keeps: whether the contraction's result is an output, too.
     """
 
     read: tuple[TensorType, ...]
@@ -43,13 +47,13 @@ class SumsBehind:
 
     @property
     def vectors(self) -> tuple[str, ...]:
-        """The dtypes of the other values that are read."""
+        """The dtypes of the values that are read and are no tensors of the result's shape."""
         shape = self.read[0].shape
         return tuple(type.dtype for type in self.read if type.shape != shape)
 
     @property
     def is_moments(self) -> bool:
-        """Whether it is mean and variance of the result, and nothing else."""
+        """Whether it computes mean and variance of the result, and nothing else."""
         kinds = [type(op) for op, _ in self.operators]
         return kinds == [Reduce, Variance] and self.results == (1, 2)
 
@@ -57,18 +61,20 @@ class SumsBehind:
 def recorded(
     op: FusedSums, first: Value, tensors: Sequence[Tensor], stored: Sequence[Tensor], keeps: bool
 ) -> tuple[SumsBehind, list[Value]]:
-    """A region behind what makes its operand ``first``; and its other operands, tensors first."""
+    """Records a region as the epilogue reduction of the contraction that makes its operand
+    ``first``; returns it with its other operands, tensors first."""
     others = [value for value in op.body.inputs if value is not first]
     others.sort(key=lambda value: value.shape != op.shape)
     number, operators = numbered((first, *others), op.body.nodes)
     read = tuple(value.type for value in (first, *others))
     results = tuple(number[value] for value in op.body.outputs)
-    made = SumsBehind(read, operators, results, tuple(tensors), tuple(stored), keeps)
-    return made, others
+    reduction = SumsBehind(read, operators, results, tuple(tensors), tuple(stored), keeps)
+    return reduction, others
 
 
 def numbered(read: Sequence[Value], nodes: Sequence[Node]) -> tuple[dict[Value, int], Operators]:
-    """The numbers of values that are read and of those that nodes make, and these as operators."""
+    """Numbers the values that are read, then those that nodes make; returns these numbers, and the
+    nodes as operators."""
     number = {value: i for i, value in enumerate(read)}
     operators = []
     for node in nodes:
@@ -78,7 +84,7 @@ def numbered(read: Sequence[Value], nodes: Sequence[Node]) -> tuple[dict[Value, 
 
 
 def rebuilt(read: Sequence[TensorType], operators: Operators) -> tuple[list[Value], list[Node]]:
-    """Values by their numbers, and the nodes again."""
+    """Makes new values, in the order of their numbers, and the nodes that compute them."""
     values, nodes = [Value(type, f"x{i}") for i, type in enumerate(read)], list[Node]()
     for i, (op, operands) in enumerate(operators):
         nodes.append(Node(op, [values[k] for k in operands], f"n{i}"))
@@ -88,7 +94,7 @@ def rebuilt(read: Sequence[TensorType], operators: Operators) -> tuple[list[Valu
 
 @cache
 def region_of(behind: SumsBehind) -> FusedSums:
-    """The region again; its operands are in the order of ``read``."""
+    """Makes the region from what was recorded; its operands are in the order of ``read``."""
     values, nodes = rebuilt(behind.read, behind.operators)
     read, results = values[: len(behind.read)], [values[i] for i in behind.results]
     return FusedSums(Graph(read, results, nodes, "behind"))

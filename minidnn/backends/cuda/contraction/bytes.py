@@ -1,10 +1,12 @@
-"""Filters of bytes as kernels read them: what sums begin with, the numbers that stages read, the
-byte for 0, and the weights.
+"""Packed filters of int8 contractions: a header, then the weights.
+
+The header has the int32 that each filter's sum begins with, the scalars that stages read, and an
+access full of the image's zero point, which takes the place of the padding.
 
     sum over taps of (x - zero) w + bias = sum over taps of x w + (bias - zero * sum over taps of w)
 
-where x is ``zero`` outside of the image.  The bracket is a number of int32 for each filter.  All
-sums wrap, so that their order does not matter.
+where x is ``zero`` outside of the image.  The bracket is what a filter's sum begins with.  All sums
+wrap, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -24,8 +26,7 @@ from .problem import BytesOnly, ContractionProblem
 
 
 def why_not_bytes(parts: Parts) -> str | None:
-    """Why no kernel computes a contraction of whole numbers; None if one does, or if it is one of
-    other numbers."""
+    """Why no kernel computes a contraction of integers; None if one does, or if it has floats."""
     x, weight, *bias = parts.node.inputs
     if not is_whole_product(x.type, weight.type):
         return None
@@ -39,23 +40,24 @@ def why_not_bytes(parts: Parts) -> str | None:
 
 
 def is_by_channel(problem: ContractionProblem) -> bool:
-    """Whether each filter reads a channel of its own, and weights lie tap after tap."""
+    """Whether it is depthwise, with one filter for each channel; weights are then ordered by rows,
+    columns and filters."""
     return problem.groups == problem.x.channels == problem.w.shape[0] > 1
 
 
 def header_bytes(problem: ContractionProblem) -> int:
-    """What lies before the weights: a number of 4 bytes for each filter, up to a whole access, an
-    access for each number that stages read, and one that is full of what stands for 0."""
+    """Bytes of the header: 4 for each filter, rounded up to an access of 16, an access for each
+    scalar that stages read, and one that is full of the zero point."""
     return number_at(problem, problem.numbers) + ALIGNMENT
 
 
 def number_at(problem: ContractionProblem, index: int) -> int:
-    """Where a number that stages read lies."""
+    """The offset in bytes of a scalar that stages read."""
     return (-(-problem.w.shape[0] * 4 // ALIGNMENT) + index) * ALIGNMENT
 
 
 def header_of(problem: ContractionProblem) -> str:
-    """The lines that find the parts of a filter ``w``, which then begins with the weights; numbers
+    """The code that reads the header of a filter ``w`` and advances ``w`` to the weights; scalars
     are ``k0`` and on."""
     code = Code()
     code.line("const int *const starts = (const int *)w;")
@@ -70,7 +72,7 @@ def header_of(problem: ContractionProblem) -> str:
 def packed_filter(
     weight: Constant, whole: BytesOnly, problem: ContractionProblem
 ) -> Callable[[], np.ndarray]:
-    """What makes the bytes that kernels of a problem read."""
+    """Returns a function that makes the packed filter: header and weights, as int8."""
     bias, zero = whole.bias, whole.zero
 
     def make() -> np.ndarray:
@@ -81,12 +83,12 @@ def packed_filter(
         if bias is not None:
             starts[:filters] += bias.data
         if problem.gather is not None:
-            ordered = problem.gather.filter(data, weight.dtype)
+            weights = problem.gather.filter(data, weight.dtype)
         else:
-            ordered = data.transpose((1, 2, 3, 0) if is_by_channel(problem) else (0, 2, 3, 1))
+            weights = data.transpose((1, 2, 3, 0) if is_by_channel(problem) else (0, 2, 3, 1))
         numbers = np.repeat(np.array(whole.numbers, np.float32), ALIGNMENT // 4)
         zeros = np.full(ALIGNMENT, zero, problem.x.dtype)
-        parts = (starts.astype(np.int32), numbers, zeros, np.ascontiguousarray(ordered))
-        return np.concatenate([part.reshape(-1).view(np.int8) for part in parts])
+        fields = (starts.astype(np.int32), numbers, zeros, np.ascontiguousarray(weights))
+        return np.concatenate([field.reshape(-1).view(np.int8) for field in fields])
 
     return make

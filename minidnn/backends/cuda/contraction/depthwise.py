@@ -1,9 +1,9 @@
-"""Depthwise convolutions: each group of channels has one input, so nothing is left for tensor
-cores, and moving the image is most of the work.
+"""Depthwise convolutions, channels last: each group has one input channel, so nothing is left for
+tensor cores, and moving the image is most of the work.
 
-Threads take channels that lie side by side, in accesses of up to 16 bytes, and a strip of pixels,
-so that what is read once serves several results.  How wide, how many rows and how many columns is
-a :class:`Strip`; a price orders those that fit registers.  Results are the same for all of them.
+A thread computes a strip of pixels for neighbouring channels, which it reads in accesses of up to
+16 bytes, so that what is read once serves several results.  A :class:`Strip` says how many rows,
+columns and channels; a cost model orders those that fit registers.  All give the same results.
 """
 
 from __future__ import annotations
@@ -24,33 +24,34 @@ from .text import compute_stages, parameters_of, source_of
 
 _ACCESS = 16  # bytes
 _FEW_TAPS = 16
-"""With more, a block's filters are worth more threads."""
+"""Taps of a window: of a larger one a block has twice as many threads, which share its filters."""
 _CHANNELS = 64
-"""Of a block: filters of more take room, pixels of fewer are no whole lines of the cache."""
+"""Channels of a block: more take much shared memory, fewer are no whole cache lines of a pixel."""
 _REGISTERS = 168
+"""Registers that a thread may have, by the estimate of :func:`_registers`."""
 _BESIDE = 40
-"""Registers for addresses and all that is no pixel, filter or sum."""
+"""Registers for addresses, and for all but pixels, filters and sums."""
 _SPARE = 26
-"""Registers that the compiler should have beside those that are counted."""
+"""Registers that the compiler is given beside those of the estimate."""
 _FILE = 65536
 """Registers of a multiprocessor."""
 _UNROLLED = 1700
-"""Multiply-adds of a thread, whose instructions still fit the cache for them."""
+"""Multiply-adds of a thread, unrolled: so many instructions still fit the instruction cache."""
 _UNROLLED_ROWS = 5
-"""Of a filter: with more, a thread makes one row."""
+"""Rows of a filter: with more, a thread computes one row."""
 _FEW_ROWS = 3
-"""Of a filter: with more, they are a loop where a thread makes one row."""
+"""Rows of a filter: with more, they are a loop where a thread computes one row."""
 _MOST = 1 << 31
 _MEASURED = 6
-"""So many strips of a problem: the fastest took 0.2 % more in the mean than that of all."""
+"""Of so many strips the fastest took 0.2 % more time in the mean than the fastest of all."""
 _NARROW = 1 << 16
-"""Results of a multiprocessor: where there are more, wide strips leave none idle, and those of two
-channels lost wherever they were measured."""
+"""Results for each multiprocessor: where there are more, wide strips leave none idle, and strips of
+two channels lost wherever they were measured."""
 
 
 @dataclass(frozen=True)
 class Strip:
-    """What a thread makes: so many rows and columns of so many channels."""
+    """What a thread computes: rows and columns of pixels, of ``lanes`` channels."""
 
     lanes: int
     rows: int
@@ -67,7 +68,7 @@ STRIPS = tuple(
 
 
 def strips_for(problem: ContractionProblem, machine: Machine) -> list[int]:
-    """Those of :data:`STRIPS` that fit, the cheapest first."""
+    """The indices of the :data:`STRIPS` that fit, the cheapest first."""
     possible = [i for i, strip in enumerate(STRIPS) if _is_possible(problem, strip, machine)]
     return sorted(possible, key=lambda i: (_price(problem, STRIPS[i], machine), i))
 
@@ -83,6 +84,7 @@ def _worth_measuring(problem: ContractionProblem, machine: Machine) -> list[int]
 
 
 def _is_possible(problem: ContractionProblem, strip: Strip, machine: Machine) -> bool:
+    """Whether alignment, sizes, registers and shared memory allow a strip."""
     lanes, multiplier = strip.lanes, _multiplier(problem)
     size = problem.x.itemsize
     if lanes * size > _ACCESS or problem.w.shape[0] % lanes:
@@ -106,12 +108,13 @@ def _is_possible(problem: ContractionProblem, strip: Strip, machine: Machine) ->
 
 
 def is_aligned(t: Tensor, batch: int, lanes: int) -> bool:
-    """Whether so many channels of every pixel can be read at once."""
+    """Whether ``lanes`` channels of every pixel can be read in one access."""
     steps = (t.pixel, t.row, *((t.image,) if batch > 1 else ()))
     return all(step % lanes == 0 for step in steps)
 
 
 def _multiplier(problem: ContractionProblem) -> int:
+    """The depth multiplier: filters of each input channel."""
     return problem.w.shape[0] // problem.groups
 
 
@@ -128,7 +131,7 @@ def _multiply_adds(problem: ContractionProblem, strip: Strip) -> int:
 
 
 def _registers(problem: ContractionProblem, strip: Strip) -> int:
-    """About how many a thread needs: open sums, filters, a row of the image and where it lies."""
+    """Estimates a thread's registers: open sums, filters, a row of the image and its addresses."""
     reach = (problem.w.shape[2] - 1) * problem.dilation[0]
     open_rows = min(strip.rows, reach // problem.stride[0] + 1)
     read = max(1, strip.lanes // _multiplier(problem))
@@ -142,26 +145,26 @@ def _registers(problem: ContractionProblem, strip: Strip) -> int:
 
 
 def _blocks(problem: ContractionProblem, strip: Strip) -> int:
-    """Blocks of a multiprocessor at once, to which the compiler keeps."""
+    """Blocks that a multiprocessor runs at once, which the kernel's launch bounds demand."""
     threads = _most_threads(problem)
     registers = _registers(problem, strip) + _SPARE
     return max(1, min(1024 // threads, _FILE // (threads * registers)))
 
 
 def _packs(problem: ContractionProblem, strip: Strip) -> int:
-    """Packs of channels of a block: about equally many in each."""
+    """Packs of ``lanes`` channels that a block has: about equally many in each block."""
     packs = problem.w.shape[0] // strip.lanes
     blocks = -(-packs * strip.lanes // _CHANNELS)
     return -(-packs // blocks)
 
 
 def _pitch(problem: ContractionProblem, strip: Strip) -> int:
-    """Floats from one tap of a block's filters to the next."""
+    """Floats from one tap of a block's filters to the next, in shared memory."""
     return _packs(problem, strip) * strip.lanes + 4
 
 
 def _strips(problem: ContractionProblem, strip: Strip) -> tuple[int, int]:
-    """Down and across one image."""
+    """Strips of one image, down and across."""
     y = problem.y
     return -(-y.rows // strip.rows), -(-y.columns // strip.columns)
 
@@ -170,21 +173,21 @@ def _strips(problem: ContractionProblem, strip: Strip) -> tuple[int, int]:
 # batches 1, 32 and 128: a half of the first choices are within 3 % of the fastest.  So are they of
 # 49 random ones, which were not fitted to.
 _BYTES = 60.0
-"""That a multiprocessor gets from the last cache in a cycle."""
+"""Bytes that a multiprocessor gets from the L2 cache in a cycle."""
 _START = 500.0
 """Cycles until a thread has its filters and its first row."""
 _ROW = 80.0
 """Cycles that a thread waits for one row more."""
 _EACH = 0.4
-"""Cycles of an instruction that a thread waits for, where few warps run side by side."""
+"""Cycles that a thread waits for an instruction, where few warps run at once."""
 _WAVES = 2
 _FETCHED = 2.6
-"""Cycles to get an instruction that has not run yet."""
+"""Cycles to fetch an instruction that has not run yet."""
 
 
 def _price(problem: ContractionProblem, strip: Strip, machine: Machine) -> float:
-    """Cycles that a kernel takes about: of the busiest of its parts, and those that its threads
-    wait."""
+    """Estimates the cycles of a kernel: those of its busiest resource (instructions, accesses, or
+    bytes from the L2 cache), and those that its threads wait."""
     tall, wide = _reach(problem, strip)
     size, pixels = problem.x.itemsize, strip.rows * strip.columns
     read = max(1, strip.lanes // _multiplier(problem))
@@ -193,21 +196,21 @@ def _price(problem: ContractionProblem, strip: Strip, machine: Machine) -> float
     converted = 0 if size == 4 else loads * read
     instructions = _multiply_adds(problem, strip) + converted + 2 * loads + filters
     instructions += pixels * strip.lanes * 4 + 150
-    passed = loads * max(1, read * size / 4) + filters * 2 + pixels * strip.lanes * size / 4
-    # Neighbours across share what they read in the first cache, those below do not.
-    fetched = 32 * (tall * strip.columns * problem.stride[1] * read + pixels * strip.lanes) * size
+    accesses = loads * max(1, read * size / 4) + filters * 2 + pixels * strip.lanes * size / 4
+    # Horizontal neighbours share what they read in the L1 cache, vertical ones do not.
+    l2_bytes = 32 * (tall * strip.columns * problem.stride[1] * read + pixels * strip.lanes) * size
     blocks = _grid(problem, strip)
     warps = blocks[0] * blocks[1] * -(-_threads(problem, strip) // 32)
-    each = max(instructions / 4, passed, fetched / _BYTES)
-    together = _blocks(problem, strip) * _most_threads(problem) // 32
-    waves = -(-warps // (machine.multiprocessors * together))
-    text = instructions / (problem.w.shape[2] if _is_loop(problem, strip) else 1)
-    waiting = waves * (_START + tall * _ROW + instructions * _EACH) + text * _FETCHED
-    return each * warps / machine.multiprocessors + waiting
+    busiest = max(instructions / 4, accesses, l2_bytes / _BYTES)
+    resident_warps = _blocks(problem, strip) * _most_threads(problem) // 32
+    waves = -(-warps // (machine.multiprocessors * resident_warps))
+    code_size = instructions / (problem.w.shape[2] if _is_loop(problem, strip) else 1)
+    waiting = waves * (_START + tall * _ROW + instructions * _EACH) + code_size * _FETCHED
+    return busiest * warps / machine.multiprocessors + waiting
 
 
 def _is_loop(problem: ContractionProblem, strip: Strip) -> bool:
-    """Whether rows are a loop: it takes few registers and little text, but makes one row."""
+    """Whether a filter's rows are a loop: that is few registers and little code, for one row."""
     return strip.rows == 1 and problem.w.shape[2] > _FEW_ROWS
 
 
@@ -221,17 +224,17 @@ def _threads(problem: ContractionProblem, strip: Strip) -> int:
 
 
 def _grid(problem: ContractionProblem, strip: Strip) -> tuple[int, int]:
-    """Blocks over strips, if each makes one of each thread, and over channels."""
+    """Blocks along strips, if each thread computes one, and blocks along channels."""
     down, across = _strips(problem, strip)
     packs = _packs(problem, strip)
-    together = _threads(problem, strip) // packs
+    strips_at_once = _threads(problem, strip) // packs
     groups = -(-problem.w.shape[0] // (packs * strip.lanes))
-    return -(-problem.batch * down * across // together), groups
+    return -(-problem.batch * down * across // strips_at_once), groups
 
 
 def _rounds(problem: ContractionProblem, strip: Strip, machine: Machine) -> int:
-    """Strips that each thread makes one after the other, for which its block keeps the filters:
-    so many that blocks fill the GPU about twice."""
+    """Strips that each thread computes one after the other, for which its block keeps the filters:
+    so many that the blocks make about two waves."""
     blocks, groups = _grid(problem, strip)
     room = _WAVES * machine.multiprocessors * _blocks(problem, strip)
     return -(-blocks * groups // room)
@@ -278,8 +281,8 @@ class DepthwiseKernel(ContractionKernel):
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """Arguments: image, filter, the others, the vectors of what comes after, the result; then
-        the numbers of :meth:`numbers`."""
+        """Arguments: image, filter, the others, the vectors of the epilogue, the result; then the
+        numbers of :meth:`numbers`."""
         strip = STRIPS[choice]
         _, _, *kernel = problem.w.shape
         parts = {
@@ -334,7 +337,7 @@ class DepthwiseKernel(ContractionKernel):
 
 
 def _vectors(problem: ContractionProblem) -> str:
-    """The vectors of what comes after, of a thread's channels."""
+    """The loads of the epilogue's vectors for a thread's channels."""
     code = Code()
     for i in range(len(problem.vectors)):
         code.line(f"float b{i}[L];")
@@ -343,6 +346,7 @@ def _vectors(problem: ContractionProblem) -> str:
 
 
 def _epilogue(problem: ContractionProblem) -> str:
+    """The epilogue of ``L`` channels of pixel ``m``."""
     code = Code()
     for i in range(len(problem.others)):
         code.line(f"float a{1 + i}[L];")

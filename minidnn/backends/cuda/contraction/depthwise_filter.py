@@ -1,8 +1,8 @@
-"""Gradients of the filters of depthwise convolutions, channels last, summed in parts.
+"""Gradients of the filters of depthwise convolutions, channels last, with split-K over the pixels.
 
-A thread keeps the sums of one row of the filter for a few channels, so that it has few registers,
-and many pixels on their way.  A block goes over a part of all pixels; a second kernel adds the
-parts in a fixed order, so that every run gives the same bits.
+A thread keeps the sums of one row of the filter for a few channels, so that it needs few registers
+and has many pixels in flight.  A block goes over a part of all pixels; a second kernel adds the
+partial sums in a fixed order, so that every run gives the same bits.
 
 The least time is that of reading image and gradient once, or that of a multiply-add for each tap of
 each element: on an H200 the latter counts from windows of 5 x 5 on.
@@ -26,13 +26,14 @@ from .text import source_of
 
 _ACCESS = 16  # bytes
 _CHANNELS = 64
-"""Of a block: whole lines of the cache."""
+"""Channels of a block, which are whole cache lines."""
 _THREADS = 256
 _BLOCKS = 2
-"""Of a multiprocessor side by side; each has as many one after the other."""
+"""Blocks that a multiprocessor runs at once."""
 _WAVES = 2
+"""Waves of blocks: how many times as many there are as run at once."""
 _REGISTERS = 96
-"""Of a thread's sums and of what it reads at once, beside which others are needed."""
+"""Registers for a thread's sums and for what it reads at once; it needs others beside these."""
 _MEASURED = 3
 _MOST = 1 << 31
 _NAMES = ("packs", "units", "all", "across", "channels", "rows", "columns", "top", "left")
@@ -41,7 +42,7 @@ _STRIDES = ("height", "width", "image", "row", "pixel", "dy_image", "dy_row", "d
 
 @dataclass(frozen=True)
 class FilterUnit:
-    """What a thread reads at once: so many columns of dy, of so many channels."""
+    """What a thread reads at once: columns of a row of dy, of ``lanes`` channels."""
 
     lanes: int
     columns: int
@@ -54,7 +55,7 @@ UNITS = tuple(FilterUnit(*each) for each in product((8, 4, 2, 1), (7, 4, 8, 2, 1
 
 
 class DepthwiseFilterKernel(ContractionKernel):
-    """A choice is an index of :data:`UNITS`."""
+    """A row of the filter for each thread; a choice is an index of :data:`UNITS`."""
 
     name = "depthwise filter"
     directions = (FILTER_GRADIENT,)
@@ -75,7 +76,7 @@ class DepthwiseFilterKernel(ContractionKernel):
         return 0.5
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
-        """Those with most multiply-adds for what they read."""
+        """The units with the most multiply-adds for what they read."""
 
         def read(choice: int) -> float:
             unit = UNITS[choice]
@@ -86,7 +87,7 @@ class DepthwiseFilterKernel(ContractionKernel):
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """The kernel of the parts, and the one that adds them up."""
+        """The kernel of the partial sums, and the one that adds them up."""
         unit, window = UNITS[choice], problem.w.shape[2:]
         side, packs = _side_by_side(problem, unit), _packs(problem, unit)
         threads = packs * window[0] * side
@@ -133,13 +134,14 @@ class DepthwiseFilterKernel(ContractionKernel):
 
 
 def _possible(problem: ContractionProblem) -> list[int]:
-    """The units that fit: those of the widest access that fits first, then of half of it."""
+    """The units that fit, of the two widest accesses for which any does."""
     fitting = [i for i, unit in enumerate(UNITS) if _fits(problem, unit)]
     lanes = sorted({UNITS[i].lanes for i in fitting}, reverse=True)[:2]
     return [i for i in fitting if UNITS[i].lanes in lanes]
 
 
 def _fits(problem: ContractionProblem, unit: FilterUnit) -> bool:
+    """Whether alignment, sizes, registers and threads of a block allow a unit."""
     (tall, wide), size = problem.w.shape[2:], problem.x.itemsize
     if unit.lanes * size > _ACCESS or problem.w.shape[0] % unit.lanes:
         return False
@@ -161,30 +163,32 @@ def _reach(problem: ContractionProblem, unit: FilterUnit) -> int:
 
 
 def _groups(problem: ContractionProblem, unit: FilterUnit) -> int:
-    """Of channels, one for each block across."""
+    """Groups of channels: one for each block along y."""
     return -(-problem.w.shape[0] // max(_CHANNELS, unit.lanes))
 
 
 def _packs(problem: ContractionProblem, unit: FilterUnit) -> int:
-    """Accesses of a block's channels: about equally many in each."""
+    """Packs of ``lanes`` channels that a block has: about equally many in each block."""
     return -(-(problem.w.shape[0] // unit.lanes) // _groups(problem, unit))
 
 
 def _side_by_side(problem: ContractionProblem, unit: FilterUnit) -> int:
-    """Units of a block at once."""
+    """Units that a block reads at once."""
     return max(1, _THREADS // (_packs(problem, unit) * problem.w.shape[2]))
 
 
 def _across(problem: ContractionProblem, unit: FilterUnit) -> int:
+    """Units of a row of dy."""
     return -(-problem.y.columns // unit.columns)
 
 
 def _count(problem: ContractionProblem, unit: FilterUnit) -> int:
-    """Units of a channel."""
+    """Units of a channel, in all images."""
     return problem.batch * problem.y.rows * _across(problem, unit)
 
 
 def _parts(problem: ContractionProblem, unit: FilterUnit, machine: Machine) -> int:
+    """Into how many parts the pixels are split: enough to fill all waves, but none without work."""
     room = _WAVES * _BLOCKS * machine.multiprocessors
     wanted = -(-room // _groups(problem, unit))
     side = _side_by_side(problem, unit)

@@ -1,8 +1,9 @@
-"""Gradients of depthwise convolutions that step over pixels, for their image, channels last.
+"""Gradients of strided depthwise convolutions for their image, channels last.
 
-A pixel of the image is read by those taps alone that meet it in a step.  A thread makes all pixels
-from one step to the next, each of which has taps of its own, so that none is looked at in vain: the
-least time is that of reading the gradient and writing the image's.
+Only those taps contribute to a pixel of the image that reach it in a whole number of strides.  A
+thread computes a step: a block of as many rows and columns as the stride, each pixel by code for
+its own taps, so that none is tested in vain.  The least time is that of reading the gradient of the
+result and writing that of the image.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ _ACCESS = 16  # bytes
 _MOST_TAPS = 64
 _MOST_SHARED = 48 << 10
 _BLOCKS = 8
-"""Of a multiprocessor: each reads the filter once."""
+"""Blocks of a multiprocessor: each reads the filter once."""
 _MOST = 1 << 31
 
-#: How many pixels of the gradient before or behind its own a step reads, down and across.
+#: Rows and columns of dy from the pixel that has the step's indices to one that the step reads.
 Offset = tuple[int, int]
 
 
 class DepthwiseStepsKernel(ContractionKernel):
-    """All pixels of a step for each thread; there is one choice."""
+    """A step for each thread, of all its pixels; there is one choice."""
 
     name = "depthwise steps"
     directions = (IMAGE_GRADIENT,)
@@ -64,7 +65,7 @@ class DepthwiseStepsKernel(ContractionKernel):
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """It takes filter, gradient and image, then the numbers of :meth:`numbers`."""
+        """Arguments: filter, dy and the image's gradient, then the numbers of :meth:`numbers`."""
         pixels = _taps_of(problem)
         offsets = sorted({offset for taps in pixels.values() for _, offset in taps})
         text = {
@@ -97,49 +98,53 @@ class DepthwiseStepsKernel(ContractionKernel):
 
 
 def _lanes(problem: ContractionProblem) -> int:
-    """Channels that one access takes."""
+    """Channels of one access."""
     tensors = (problem.x, problem.y)
     steps = (n for t in tensors for n in (t.offset, t.image, t.row, t.pixel))
     return gcd(_ACCESS // problem.x.itemsize, problem.x.channels, *steps)
 
 
 def _steps(problem: ContractionProblem) -> tuple[int, int]:
-    """Down and across one image."""
+    """Steps of one image, down and across."""
     (down, across), x = problem.stride, problem.x
     return -(-x.rows // down), -(-x.columns // across)
 
 
 def _count(problem: ContractionProblem) -> int:
-    """Of threads' tasks."""
+    """Tasks of threads: a step of a pack of channels each, in all images."""
     packs = problem.x.channels // _lanes(problem)
     return problem.batch * prod(_steps(problem)) * packs
 
 
 def _shared_bytes(problem: ContractionProblem) -> int:
+    """Shared memory of a block, in bytes: the filter, as floats."""
     return prod(problem.w.shape) * 4
 
 
 def _taps_of(problem: ContractionProblem) -> dict[Offset, list[tuple[int, Offset]]]:
-    """For each pixel of a step the taps that read it, and where their results lie."""
+    """For each pixel of a step the taps that read it, and the offsets of dy that they multiply."""
     rows, columns = problem.w.shape[2:]
-    found: dict[Offset, list[tuple[int, Offset]]] = {}
+    taps_by_pixel: dict[Offset, list[tuple[int, Offset]]] = {}
     for pixel in product(*map(range, problem.stride)):
-        taps = found.setdefault((pixel[0], pixel[1]), [])
+        taps = taps_by_pixel.setdefault((pixel[0], pixel[1]), [])
         for tap in product(range(rows), range(columns)):
             sides = zip(pixel, problem.padding, tap, problem.dilation, strict=True)
-            distances = [at + before - i * d for at, (before, _), i, d in sides]
-            steps = [divmod(far, s) for far, s in zip(distances, problem.stride, strict=True)]
-            if not any(rest for _, rest in steps):
+            distances = [index + first_padding - i * d for index, (first_padding, _), i, d in sides]
+            steps = [
+                divmod(distance, s) for distance, s in zip(distances, problem.stride, strict=True)
+            ]
+            if not any(remainder for _, remainder in steps):
                 taps.append((tap[0] * columns + tap[1], (steps[0][0], steps[1][0])))
-    return found
+    return taps_by_pixel
 
 
 def _name(offset: Offset) -> str:
-    return "_".join(f"m{-one}" if one < 0 else str(one) for one in offset)
+    """The suffix of an offset's variables in the kernel."""
+    return "_".join(f"m{-step}" if step < 0 else str(step) for step in offset)
 
 
 def _gradients(offsets: Sequence[Offset]) -> str:
-    """Reads what lies so far from a step's own gradient, where it is inside."""
+    """The loads of dy at these offsets, where they are inside."""
     code = Code()
     for offset in offsets:
         name, (down, across) = _name(offset), offset
@@ -148,23 +153,23 @@ def _gradients(offsets: Sequence[Offset]) -> str:
         inside += f" && (unsigned int)q{name} < (unsigned int)P_columns"
         code.line(f"const bool in{name} = {inside};")
         code.line(f"float g{name}[L];")
-        place = f"from + r{name} * P_dy_row + q{name} * P_dy_pixel"
-        code.line(f"if (in{name}) md_load<L>(g{name}, {place});")
+        address = f"from + r{name} * P_dy_row + q{name} * P_dy_pixel"
+        code.line(f"if (in{name}) md_load<L>(g{name}, {address});")
     return str(code).rstrip("\n")
 
 
 def _pixels(problem: ContractionProblem, pixels: dict[Offset, list[tuple[int, Offset]]]) -> str:
-    """Makes each pixel of a step, if it is one of the image."""
+    """The sums and the store of each pixel of a step that is inside the image."""
     code = Code()
     down, across = problem.stride
     for (y, x), taps in pixels.items():
-        place = f"row * {down} + {y}", f"column * {across} + {x}"
-        with code.block(f"if ({place[0]} < (int)P_height && {place[1]} < (int)P_width)"):
+        target = f"row * {down} + {y}", f"column * {across} + {x}"
+        with code.block(f"if ({target[0]} < (int)P_height && {target[1]} < (int)P_width)"):
             code.line("float sum[L] = {};")
             for tap, offset in taps:
                 name = _name(offset)
                 code.line(f"if (in{name})")
-                one = f"sum[l] = md_fma(weight[{tap} * channels + l], g{name}[l], sum[l]);"
-                code.line(f"  for (int l = 0; l < L; l++) {one}")
-            code.line(f"md_store<L>(to + ({place[0]}) * P_row + ({place[1]}) * P_pixel, sum);")
+                statement = f"sum[l] = md_fma(weight[{tap} * channels + l], g{name}[l], sum[l]);"
+                code.line(f"  for (int l = 0; l < L; l++) {statement}")
+            code.line(f"md_store<L>(to + ({target[0]}) * P_row + ({target[1]}) * P_pixel, sum);")
     return str(code).rstrip("\n")

@@ -1,9 +1,10 @@
-"""Convolutions in exact float32 by kernels of ours, which share out the sum over the taps too.
+"""Convolutions in exact float32 as implicit matrix products with split-K.
 
 Blocks that compute all products of their results leave most multiprocessors idle where pixels are
-few: at batch 1 a layer of 14x14 pixels and 512 filters makes eight blocks.  Here parts of the sum
-are computed side by side into the workspace, and a second kernel adds them, always in the same
-order, with what follows.  Without parts, the first kernel does all.
+few: at batch 1 a layer of 14x14 pixels and 512 filters makes eight blocks.  Here K, the taps of all
+channels, is split: blocks compute partial sums side by side into the workspace, and a second kernel
+adds them, always in the same order, and computes the epilogue.  With one part the first kernel does
+all.
 """
 
 from __future__ import annotations
@@ -38,20 +39,26 @@ from .problem import Addresses, ContractionProblem
 from .text import parameters_of, source_of, template
 
 _DEEP = 16
-"""Products of a slab."""
+"""K of a slab."""
 _MOST_TAPS = 15
-"""In a row or a column: half of the bits of a mask, less one that no pixel has."""
+"""Rows or columns of a window: half of the bits of a mask, less one that no pixel has."""
 _MOST_PARTS = 64
 _LEAST_SLABS = 4
-"""Of a part, so that filling the pipeline is not most of its work."""
+"""Slabs of a part, at least, so that filling the pipeline is not most of its work."""
 _THREADS = 512
-"""Of a multiprocessor, at 128 registers each."""
+"""Threads of a multiprocessor, at 128 registers each."""
 _MOST_PIXELS = 1 << 30
 
 
 @dataclass(frozen=True)
 class DirectShape:
-    """What a block makes, what a thread of it, and how many slabs are in shared memory at once."""
+    """The tile shape of a block.
+
+    Attributes:
+        filters, pixels: M and N of a block.
+        rows, columns: M and N of a thread.
+        stages: slabs in shared memory at once.
+    """
 
     filters: int
     pixels: int
@@ -117,7 +124,7 @@ class DirectKernel(ContractionKernel):
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """The products, and the sum of their parts if there are several.
+        """The kernel of the products, and the one that adds up parts if there are several.
 
         Arguments of the first are those of :func:`.text.parameters_of`, without others and vectors
         where a second follows; each then takes the numbers of :func:`_sizes_of`.
@@ -130,14 +137,14 @@ class DirectKernel(ContractionKernel):
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
     ) -> list[list[KernelArgument]]:
         first, second = _sizes_of(problem, choice)
-        after = (*at.others, *at.vectors, *at.before, at.y)
+        operands = (*at.others, *at.vectors, *at.before, at.y)
         if not second:
-            return [[at.x, at.w, *after, *first]]
+            return [[at.x, at.w, *operands, *first]]
         product = [at.x, at.w, *at.before, at.workspace, *first]
-        return [product, [at.workspace, at.w, *after, *second]]
+        return [product, [at.workspace, at.w, *operands, *second]]
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
-        """Bytes of all parts."""
+        """Bytes of all partial sums."""
         return part_bytes(problem, DIVISIONS[choice][1])
 
     def shape(self, choice: int) -> str:
@@ -145,7 +152,7 @@ class DirectKernel(ContractionKernel):
 
 
 def _priced(problem: ContractionProblem, machine: Machine) -> Iterator[tuple[float, int]]:
-    """Cycles, about, of each division: a multiprocessor multiplies 128 times in one."""
+    """Estimates the cycles of each choice: a multiprocessor has 128 multiply-adds in one."""
     slabs = -(-_products(problem) // _DEEP)
     for i, shape in enumerate(SHAPES):
         tiles = prod(_grid(problem, shape))
@@ -154,13 +161,13 @@ def _priced(problem: ContractionProblem, machine: Machine) -> Iterator[tuple[flo
                 break
             parts = filled(slabs, wanted)
             # Blocks of the busiest multiprocessor.
-            each = -(-tiles * parts // machine.multiprocessors)
-            warps = min(each, _THREADS // shape.threads) * shape.threads // 32
+            blocks = -(-tiles * parts // machine.multiprocessors)
+            warps = min(blocks, _THREADS // shape.threads) * shape.threads // 32
             rate = 128 * min(1.0, (warps + 2) / 10)  # two warps a scheduler hide what they wait for
             depth = -(-slabs // parts) * _DEEP
-            moved = shape.filters + shape.pixels
-            work = shape.filters * shape.pixels * depth + 10 * moved * depth
-            cycles = each * work / rate + 1500
+            loaded = shape.filters + shape.pixels
+            work = shape.filters * shape.pixels * depth + 10 * loaded * depth
+            cycles = blocks * work / rate + 1500
             if parts > 1:
                 cycles += 3000 + 2 * part_bytes(problem, parts) / 2500
             yield cycles, DIVISIONS.number(i, parts)
@@ -179,8 +186,8 @@ def _sizes_of(problem: ContractionProblem, choice: int) -> tuple[list[int], list
         *(x.rows, x.columns, x.image, x.channel, x.row),
         *(rows * columns, rows, columns, *problem.dilation),
     ]
-    after = place_numbers(problem)
-    return ([*numbers, *after], []) if parts == 1 else (numbers, total_numbers(problem, parts))
+    layouts = place_numbers(problem)
+    return ([*numbers, *layouts], []) if parts == 1 else (numbers, total_numbers(problem, parts))
 
 
 _PRODUCT = (
@@ -192,15 +199,17 @@ _PRODUCT = (
 
 
 def _products(problem: ContractionProblem) -> int:
+    """K: the taps of all channels."""
     return prod(problem.w.shape[1:])
 
 
 def _grid(problem: ContractionProblem, shape: DirectShape) -> tuple[int, int]:
-    """Blocks across pixels and filters."""
+    """Blocks along pixels, and along filters."""
     return -(-pixels_of(problem) // shape.pixels), -(-problem.w.shape[0] // shape.filters)
 
 
 def _product(problem: ContractionProblem, shape: DirectShape, parts: int) -> Launch:
+    """The kernel of the products, which leaves partial sums if there are several parts."""
     window = prod(problem.w.shape[2:]) > 1
     text: dict[str, object] = {
         **{"BM": shape.filters, "BN": shape.pixels, "RM": shape.rows, "RN": shape.columns},
@@ -219,8 +228,8 @@ def _product(problem: ContractionProblem, shape: DirectShape, parts: int) -> Lau
         else _RESULTS.replace("$EPILOGUE$", planar_epilogue_of(problem)),
     }
     names = _PRODUCT if parts > 1 else (*_PRODUCT, *place_names(problem))
-    made = without_stages(problem) if parts > 1 else problem
-    text["PARAMETERS"] = parameters_of(made, names, distances=False)
+    core_problem = without_stages(problem) if parts > 1 else problem
+    text["PARAMETERS"] = parameters_of(core_problem, names, distances=False)
     source = source_of("direct.cu", text)
     shared = shape.shared_bytes + (shape.stages * _DEEP * 8 if window else 0)
     blocks = prod(_grid(problem, shape))
@@ -311,7 +320,7 @@ $EPILOGUE$
 
 
 def _before(problem: ContractionProblem) -> str:
-    """What comes before, which each thread computes on the products that it has loaded itself."""
+    """The prologue, which each thread computes on the elements that it has loaded itself."""
     if not problem.before:
         return ""
     code = Code()

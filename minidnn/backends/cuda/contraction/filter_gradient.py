@@ -1,8 +1,8 @@
-"""Gradients of filters in exact float32 by a kernel of ours: products over all images' pixels.
+"""Gradients of filters in exact float32 as implicit matrix products; K is the pixels of all images.
 
-What is made is small and what is added up is long: each block adds up one part of the pixels into
-the workspace, and a second kernel adds the parts in a fixed order, so that every run gives the same
-bits.
+The result is small and K is long, so K is split: each block adds up one part of the pixels into the
+workspace, and a second kernel adds the partial sums in a fixed order, so that every run gives the
+same bits.
 
 The least time is that of reading image and gradient once, or that of the products where filters and
 taps are many.  Blocks make tiles of filters by taps of channels, or of taps by filters, whichever
@@ -33,19 +33,26 @@ from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
 from .text import source_of, template
 
 _DEEP = 16
-"""Pixels of a slab."""
+"""K of a slab: pixels."""
 _LEAST_SLABS = 4
-"""Of a part, so that filling the pipeline is not most of its work."""
+"""Slabs of a part, at least, so that filling the pipeline is not most of its work."""
 _THREADS = 512
-"""Of a multiprocessor, at 128 registers each."""
+"""Threads of a multiprocessor, at 128 registers each."""
 _MOST_PIXELS = 1 << 30
 _MOST_REACH = 1 << 15
-"""Of a window's rows and columns, whose distances are halves of a word."""
+"""Rows and columns that a window spans: their distances are 16-bit halves of a word."""
 
 
 @dataclass(frozen=True)
 class GradientShape:
-    """What a block makes and what a thread of it; rows are taps if it is turned."""
+    """The tile shape of a block.
+
+    Attributes:
+        rows, columns: M and N of a block.
+        turned: whether rows are taps and columns are filters, not the other way around.
+        own_rows, own_columns: M and N of a thread.
+        stages: slabs in shared memory at once.
+    """
 
     rows: int
     columns: int
@@ -56,10 +63,12 @@ class GradientShape:
 
     @property
     def filters(self) -> int:
+        """Filters of a block."""
         return self.columns if self.turned else self.rows
 
     @property
     def taps(self) -> int:
+        """Taps of channels of a block."""
         return self.rows if self.turned else self.columns
 
     @property
@@ -120,7 +129,7 @@ class FilterGradientKernel(ContractionKernel):
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """The products, and the sum of their parts if there are several."""
+        """The kernel of the products, and the one that adds up parts if there are several."""
         shape, parts = DIVISIONS[choice]
         pointers = ("const float *__restrict__ x", "const float *__restrict__ dy", "float *dw")
         text: dict[str, object] = {
@@ -149,7 +158,7 @@ class FilterGradientKernel(ContractionKernel):
         rows, columns = y.rows, y.columns
         height, breadth = x.rows, x.columns
         if problem.is_pointwise and has_whole_planes(x) and has_whole_planes(y):
-            # A plane is one row, whose end is met less often.
+            # A plane is viewed as one row: threads reach the end of a row less often.
             rows, columns = height, breadth = 1, rows * columns
         return [
             *(problem.w.shape[0], _taps(problem), groups, pixels, depth, rows, columns),
@@ -168,23 +177,24 @@ class FilterGradientKernel(ContractionKernel):
 
 
 def _taps(problem: ContractionProblem) -> int:
-    """Of all channels."""
+    """Taps of all channels."""
     return prod(problem.w.shape[1:])
 
 
 def _slabs(problem: ContractionProblem) -> int:
+    """Slabs of all pixels."""
     return -(-pixels_of(problem) // _DEEP)
 
 
 def _grid(problem: ContractionProblem, shape: GradientShape) -> tuple[int, int]:
-    """Blocks across rows and columns of what is made."""
+    """Blocks along rows and along columns of the result."""
     sizes = problem.w.shape[0], _taps(problem)
     down, across = reversed(sizes) if shape.turned else sizes
     return -(-down // shape.rows), -(-across // shape.columns)
 
 
 def _priced(problem: ContractionProblem, machine: Machine) -> Iterator[tuple[float, int]]:
-    """Cycles, about, of each division: a multiprocessor multiplies 128 times in one."""
+    """Estimates the cycles of each choice: a multiprocessor has 128 multiply-adds in one."""
     slabs = _slabs(problem)
     for i, shape in enumerate(SHAPES):
         tiles = prod(_grid(problem, shape))
@@ -193,13 +203,13 @@ def _priced(problem: ContractionProblem, machine: Machine) -> Iterator[tuple[flo
             wanted = min(max(1, blocks // tiles), slabs // _LEAST_SLABS, MOST_DOWN)
             parts = filled(slabs, max(1, wanted))
             # Blocks of the busiest multiprocessor.
-            each = -(-tiles * parts // machine.multiprocessors)
-            warps = min(each, _THREADS // shape.threads) * shape.threads // 32
+            busiest = -(-tiles * parts // machine.multiprocessors)
+            warps = min(busiest, _THREADS // shape.threads) * shape.threads // 32
             rate = 128 * min(1.0, (warps + 2) / 10)  # two warps a scheduler hide what they wait for
             depth = -(-slabs // parts) * _DEEP
-            moved = shape.rows + shape.columns
-            work = shape.rows * shape.columns * depth + 16 * moved * depth
-            cycles = each * work / rate + 1500
+            loaded = shape.rows + shape.columns
+            work = shape.rows * shape.columns * depth + 16 * loaded * depth
+            cycles = busiest * work / rate + 1500
             if parts > 1:
                 cycles += 3000 + 2 * filter_part_bytes(problem, parts) / 2000
             yield cycles, DIVISIONS.number(i, parts)

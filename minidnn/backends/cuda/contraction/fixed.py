@@ -1,4 +1,4 @@
-"""cuDNN's plans, and its fixed-function convolution and its gradients, on addresses.
+"""Calls of cuDNN on addresses: its plans, and its fixed functions of convolutions and gradients.
 
 Sources: cuDNN, ``cudnnConvolutionForward``, ``cudnnConvolutionBiasActivationForward``,
 ``cudnnConvolutionBackwardData``, ``cudnnConvolutionBackwardFilter``.
@@ -41,7 +41,8 @@ _OPERATIONS: dict[Direction, Operation] = {
 
 @dataclass(frozen=True)
 class FixedConvolution:
-    """An algorithm for a problem; ``fused`` says whether it takes bias, residual and ReLU."""
+    """An algorithm of a fixed function, for a problem.  The function that fuses bias, residual and
+    ReLU has the descriptors ``bias`` and ``activation``; the others have neither."""
 
     descriptors: Problem
     algorithm: int
@@ -51,7 +52,7 @@ class FixedConvolution:
 
     @classmethod
     def of(cls, descriptors: Problem, algorithm: int, workspace: int) -> FixedConvolution:
-        """With the descriptors of bias and ReLU, where they follow."""
+        """Makes the descriptors of bias and ReLU as well, where the problem fuses these."""
         if not descriptors.key.fused:
             return cls(descriptors, algorithm, workspace)
         channels = descriptors.key.w.shape[0]
@@ -62,37 +63,37 @@ class FixedConvolution:
 
     @classmethod
     def restored(cls, stored: Sequence[Any]) -> FixedConvolution:
-        """What :meth:`stored` gave, as JSON has it."""
+        """Restores what :meth:`stored` returned and JSON has kept."""
         key, algorithm, workspace = stored
         return cls.of(Problem(ConvolutionKey.restored(key)), algorithm, workspace)
 
     def stored(self) -> tuple[Any, ...]:
-        """It as a file has it."""
+        """Returns it as plain data for a file."""
         return self.descriptors.key.stored(), self.algorithm, self.workspace
 
     def bind(self, addresses: Sequence[int]) -> Callable[[], None]:
-        """Runs on CuPy's current stream.
+        """Returns what launches it on CuPy's current stream.
 
         Args:
             addresses: of image, filter, result, bias, residual (0: none) and workspace.
         """
         x, w, y, bias, z, workspace = addresses
-        parts = self.descriptors
-        first, second, out = parts.operands()
+        descriptors = self.descriptors
+        first, second, out = descriptors.operands()
         room = (workspace or None, self.workspace)
-        given, by, result = parts.in_order(x, w, y)
-        common = (first, given, second, by, parts.conv.value, self.algorithm, *room)
+        first_at, second_at, result = descriptors.in_order(x, w, y)
+        common = (first, first_at, second, second_at, descriptors.conv.value, self.algorithm, *room)
         if self.bias is None or self.activation is None:
-            name = parts.functions.run
-            rest: tuple[object, ...] = (ZERO, out, result)
+            name = descriptors.functions.run
+            last_arguments: tuple[object, ...] = (ZERO, out, result)
         else:
             name = "cudnnConvolutionBiasActivationForward"
             residual = (ONE, out, z) if z else (ZERO, out, y)
-            rest = (*residual, self.bias.value, bias, self.activation.value, out, y)
+            last_arguments = (*residual, self.bias.value, bias, self.activation.value, out, y)
         call = getattr(library.load(), name)
 
         def run(kept: FixedConvolution = self) -> None:
-            status = call(current_handle(), ONE, *common, *rest)
+            status = call(current_handle(), ONE, *common, *last_arguments)
             check(status, name, kept.descriptors.key.describe())
 
         return run
@@ -101,8 +102,8 @@ class FixedConvolution:
 def fixed_convolution(
     problem: ContractionProblem, algorithm: int, stages: int, output: TensorSpec
 ) -> FixedConvolution | str:
-    """The convolution with its first ``stages`` stages, written as ``output`` says, by that
-    algorithm; or why cuDNN does not compute it so."""
+    """The convolution with its first ``stages`` stages by that algorithm, its result in the layout
+    ``output``; or why cuDNN does not compute it so."""
     kind = algorithms_of(problem)(algorithm)
     high = problem.accuracy == "high"
     if high and ("FFT" in kind.name or "WINO" in kind.name):
@@ -136,16 +137,17 @@ def algorithms_of(problem: ContractionProblem) -> Any:
 
 
 def _math(problem: ContractionProblem) -> MathType:
-    """What products may be: of halves cuDNN leaves tensor cores out unless it is told."""
+    """The math mode: in half precision cuDNN uses no tensor cores unless it is told to."""
     if problem.is_exact:
         return MathType.CUDNN_FMA_MATH
-    halves = problem.x.dtype != "float32"
-    return MathType.CUDNN_TENSOR_OP_MATH if halves else MathType.CUDNN_DEFAULT_MATH
+    half_precision = problem.x.dtype != "float32"
+    return MathType.CUDNN_TENSOR_OP_MATH if half_precision else MathType.CUDNN_DEFAULT_MATH
 
 
 def _key(
     problem: ContractionProblem, algorithm: int, fused: bool, output: TensorSpec
 ) -> ConvolutionKey:
+    """The key of the descriptors, whose result has the layout ``output``."""
     kind = BY_NAME[problem.x.dtype]
     layout = TensorFormat.CUDNN_TENSOR_NCHW if problem.planar else TensorFormat.CUDNN_TENSOR_NHWC
     return ConvolutionKey(
@@ -171,13 +173,13 @@ def _key(
 
 @dataclass(frozen=True)
 class PlanCall:
-    """A plan; no work in flight writes the inputs in the places ``settled``, such as weights."""
+    """A plan; no work in flight writes its inputs with the indices ``settled``, such as weights."""
 
     plan: Execution
     settled: tuple[int, ...] = ()
 
     def bind(self, addresses: Sequence[int]) -> Callable[[], None]:
-        """Runs on CuPy's current stream.
+        """Returns what launches it on CuPy's current stream.
 
         Args:
             addresses: of the inputs, the output and the workspace.

@@ -1,17 +1,18 @@
 """Images of few channels, gathered for tensor cores.
 
 A convolution of three channels leaves most of a tensor core's inner dimension empty.  With stride
-s, the pixels of each s x s block side by side make s * s times as many channels and a convolution
-of stride 1 with fewer taps; the padding is written, and channels are filled up to a whole access.
+s, the pixels of each s x s block side by side (space to depth) make s * s times as many channels,
+and a convolution of stride 1 with fewer taps.  The gathered image includes the padding, and its
+channels are padded to a whole access of 16 bytes.
 
     y[o] = sum over i of w[i] x[s o + i - p],  i = s b + d
          = sum over b, d of w'[b, d] g[o + b, d],  g[q, d] = x[s q + d - p],  w'[b, d] = w[s b + d]
 
 In tf32 cuDNN's engines take 32 channels of a tap at once, of which such blocks have 4 to 12.  There
 blocks are as wide as the window and overlap, so that more is written, and each row of the window is
-one tap: on an H200 ResNet's first convolution took 0.66 of the time at batch 32.  For halves our
-own kernels read neighbouring blocks from shared memory, and writing more took longer.  Blocks of
-more than 48 channels would take too much memory for what they save.
+one tap: on an H200 ResNet's first convolution took 0.66 of the time at batch 32.  In float16 and
+bfloat16 our own kernels read neighbouring blocks from shared memory, and writing more took longer.
+Blocks of more than 48 channels would take too much memory for what they save.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ..tensor import Tensor
 
 Pair = tuple[int, int]
 _FEW_CHANNELS = 4
-_AT_ONCE = 32  # channels of a tap, in tf32
+_AT_ONCE = 32  # channels of a tap that engines take at once, in tf32
 _WIDEST = 48  # channels of a block that is as wide as the window
 _ACCESS = 16  # bytes
 _THREADS = 128
@@ -41,9 +42,14 @@ _THREADS = 128
 
 @dataclass(frozen=True)
 class Gathering:
-    """How an image becomes blocks: ``stride``, the padding before the first row and column, and the
-    ``columns`` of a block, which are those of its stride or of a whole window, and the number that
-    ``fill``s what lies outside."""
+    """How an image is gathered into blocks.
+
+    Attributes:
+        stride: the distance of blocks, in rows and columns of the image.
+        padding: rows and columns of padding before the first ones.
+        columns: columns of a block: as many as the stride, or as a whole window.
+        fill: the value of the padding.
+    """
 
     stride: Pair
     padding: Pair
@@ -51,17 +57,17 @@ class Gathering:
     fill: int = 0
 
     def channels(self, channels: int, dtype: str) -> int:
-        """Of the gathered image: a whole number of accesses."""
+        """Channels of the gathered image, padded to a whole number of accesses."""
         lanes = _ACCESS // ITEMSIZE[dtype]
         return -(-channels * self.stride[0] * self.columns // lanes) * lanes
 
     def taps(self, kernel: Pair) -> Pair:
-        """Blocks that a window reads."""
+        """Blocks that a window reads, down and across."""
         rows, columns = kernel
         return -(-rows // self.stride[0]), -(-columns // self.columns)
 
     def gathered(self, x: Tensor, output: Pair, taps: Pair) -> Tensor:
-        """The image of blocks for an output of that size: dense, channels last."""
+        """The layout of the gathered image for an output of that size: dense, channels last."""
         rows, columns = (o + t - 1 for o, t in zip(output, taps, strict=True))
         wide = self.channels(x.channels, x.dtype)
         row = columns * wide
@@ -72,27 +78,27 @@ class Gathering:
         out, channels, *kernel = weight.shape
         down, across = self.stride[0], self.columns
         rows, columns = self.taps((kernel[0], kernel[1]))
-        wide = np.zeros((out, channels, rows * down, columns * across), weight.dtype)
-        wide[:, :, : kernel[0], : kernel[1]] = weight
-        blocks = wide.reshape(out, channels, rows, down, columns, across)
+        padded = np.zeros((out, channels, rows * down, columns * across), weight.dtype)
+        padded[:, :, : kernel[0], : kernel[1]] = weight
+        blocks = padded.reshape(out, channels, rows, down, columns, across)
         ordered = blocks.transpose(0, 2, 4, 3, 5, 1).reshape(out, rows, columns, -1)
-        made = np.zeros((out, rows, columns, self.channels(channels, dtype)), weight.dtype)
-        made[..., : ordered.shape[-1]] = ordered
-        return made
+        filled = np.zeros((out, rows, columns, self.channels(channels, dtype)), weight.dtype)
+        filled[..., : ordered.shape[-1]] = ordered
+        return filled
 
 
 def gather_of(
     stride: Pair, padding: Pair, kernel: Pair, channels: int, dtype: str, fill: int = 0
 ) -> Gathering:
-    """The gather of a convolution of so many channels; "float32" is computed in tf32."""
+    """How a convolution with that many channels gathers its image; "float32" stands for tf32."""
     narrow, wide = (channels * stride[0] * columns for columns in (stride[1], kernel[1]))
-    whole = dtype == "float32" and narrow < _AT_ONCE and wide <= _WIDEST
-    return Gathering(stride, padding, kernel[1] if whole else stride[1], fill)
+    spans_window = dtype == "float32" and narrow < _AT_ONCE and wide <= _WIDEST
+    return Gathering(stride, padding, kernel[1] if spans_window else stride[1], fill)
 
 
 def print_gather(batch: int, x: Tensor, made: Tensor, how: Gathering) -> Launch:
-    """The kernel that gathers; pointers are the image and the blocks.  A thread makes one access of
-    a block, the next thread the next, so that a warp writes one piece of memory."""
+    """The kernel that gathers; its pointers are the image and the blocks.  A thread writes 16 bytes
+    of a block and the next thread the next ones, so the writes of a warp are contiguous."""
     lanes = _ACCESS // made.itemsize
     chunks = made.channels // lanes
     count = batch * made.rows * made.columns * chunks
@@ -116,33 +122,33 @@ def print_gather(batch: int, x: Tensor, made: Tensor, how: Gathering) -> Launch:
             code.line(f"const int row = top + down, column = left + rest / {x.channels};")
             inside = f"(unsigned)row < {x.rows}u && (unsigned)column < {x.columns}u"
             code.line(f"const bool inside = down < {how.stride[0]} && {inside};")
-            place = f"rest % {x.channels} * {x.channel} + row * {x.row} + column * {x.pixel}"
+            offset = f"rest % {x.channels} * {x.channel} + row * {x.row} + column * {x.pixel}"
             if x.image >= 1 << 31:
-                place = place.replace("* ", "* (long long)")
-            code.line(f"r[i] = inside ? md_value(x[{place}]) : {how.fill}.0f;")
+                offset = offset.replace("* ", "* (long long)")
+            code.line(f"r[i] = inside ? md_value(x[{offset}]) : {how.fill}.0f;")
         code.line(f"md_store<{lanes}>(y + (long long)t * {lanes}, r);")
     return Launch.named("gather", code, -(-count // _THREADS), _THREADS)
 
 
 def print_gather_for_any_size(batch: int, x: Tensor, made: Tensor, how: Gathering) -> Launch:
-    """The same, of images of any size; a thread makes one number."""
+    """The same for images of any spatial size; a thread writes one number."""
     grid = PlaneGrid(batch, made, ANY_SIZE)
-    given, result = Param("x", x.dtype), Param("y", made.dtype, is_written=True)
+    image, result = Param("x", x.dtype), Param("y", made.dtype, is_written=True)
     wide = x.channels * how.columns
-    rest = grid.c % wide
+    within_row = grid.c % wide
     row = grid.y * how.stride[0] + (grid.c // wide - how.padding[0])
-    column = grid.x * how.stride[1] + (rest // x.channels - how.padding[1])
+    column = grid.x * how.stride[1] + (within_row // x.channels - how.padding[1])
     inside = (grid.c < how.stride[0] * wide) & (row >= 0) & (row < grid.size("rows", x.rows))
     inside = inside & (column >= 0) & (column < grid.size("columns", x.columns))
-    place = grid.place(given, x, row, column, rest % x.channels)
-    number = select(inside, given[place].cast("float32"), float(how.fill)).cast(made.dtype)
+    offset = grid.place(image, x, row, column, within_row % x.channels)
+    number = select(inside, image[offset].cast("float32"), float(how.fill)).cast(made.dtype)
     written = Write(result, grid.place(result, made), number)
-    return Launch.of(grid.kernel("gather", (given, result), (written,)))
+    return Launch.of(grid.kernel("gather", (image, result), (written,)))
 
 
 def wants_gather(op: Conv2d, weight: Sequence[int], precision: str) -> bool:
-    """Whether a convolution has so few channels that its image is gathered for tensor cores, or, of
-    bytes, channels that are no whole accesses."""
+    """Whether a convolution's image is gathered for tensor cores: it has few channels, or, in int8
+    and uint8, channels that do not fill whole accesses."""
     plain = op.groups == 1 and op.dilation == (1, 1)
     if precision in BYTES:
         return plain and weight[1] % ALIGNMENT != 0
@@ -150,5 +156,5 @@ def wants_gather(op: Conv2d, weight: Sequence[int], precision: str) -> bool:
 
 
 def gather_precision(dtype: str, tf32: bool) -> str:
-    """In what a contraction of images of that dtype is computed."""
+    """The precision in which a contraction of images of that dtype is computed."""
     return "tf32" if tf32 and dtype not in BYTES else dtype

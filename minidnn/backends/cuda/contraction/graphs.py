@@ -1,10 +1,10 @@
 """Contractions as cuDNN graphs: a convolution or a matrix product with the first stages fused.
 
-cuDNN 9.19 multiplies int8 alone, in NHWC, and begins sums with 0.  Its engines that compile fuse
-point-wise operations.  They make one fused operation of a product and the sum behind it (seen on an
-H100), round to nearest, ties to even, where they write int8, and saturate.  So what follows sums of
-bytes must have its products in fused operations, or with nothing added to them, and must round in
-the end: then bits are those of our kernels.
+Of integers cuDNN 9.19 multiplies int8 alone, in NHWC, and its sums begin with 0.  The engines that
+it compiles at run time fuse point-wise operations.  They contract a product and the sum that reads
+it into one fma (seen on an H100), and where they write int8 they round to nearest, ties to even,
+and saturate.  So in the epilogue of an int8 contraction each product must be part of an fma, or
+have nothing added to it, and the end must be rounding: then the bits are those of our kernels.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CONVOLUTION, PRODUCT = "convolution", "product"
 
 
 def constraints_of(problem: ContractionProblem, workspace_limit: int) -> Constraints:
-    """What engines may do: the same bits on every run, if that is asked for, and no products below
-    the precision."""
+    """What engines have to keep to: the same bits on every run, if that is asked for, the precision
+    of products, and the workspace limit."""
     return Constraints(
         tf32=problem.tf32,
         deterministic=problem.deterministic,
@@ -34,10 +34,10 @@ def constraints_of(problem: ContractionProblem, workspace_limit: int) -> Constra
 
 
 def graph_of(problem: ContractionProblem, core: str, stages: int, output: TensorSpec) -> Graph:
-    """The contraction with its first ``stages`` stages, written as ``output`` says.
+    """The contraction with its first ``stages`` stages fused; ``output`` is its result's layout.
 
-    Its tensors are image, filter, then what each of the stages reads, in order; of a gradient the
-    result's gradient, then what else is read.
+    The inputs are image, filter, then the operands of the stages, in order; those of a gradient are
+    the result's gradient, then the filter or the image.
     """
     graph = Graph()
     if problem.direction != "forward":
@@ -68,6 +68,7 @@ def graph_of(problem: ContractionProblem, core: str, stages: int, output: Tensor
 
 
 def _add_gradient(graph: Graph, problem: ContractionProblem) -> None:
+    """Adds a gradient of the convolution for its image or its filter."""
     y = _declare(graph, problem.output, "y")
     geometry: dict[str, Any] = {
         "padding": problem.padding,
@@ -86,8 +87,8 @@ def _add_gradient(graph: Graph, problem: ContractionProblem) -> None:
 
 
 def _add_product(graph: Graph, problem: ContractionProblem) -> None:
-    """A gradient of a 1x1 convolution: dy w, or the transposed dy times x, whose sum over all
-    pixels the library divides among blocks as it sees fit."""
+    """Adds a gradient of a 1x1 convolution as a matrix product: dy w, or the transposed dy times x,
+    whose sum over all pixels cuDNN splits among blocks as it sees fit."""
     view = _View(problem, True)
     y = view.image(problem.output)
     if problem.direction == IMAGE_GRADIENT:
@@ -107,6 +108,7 @@ def _fused(
     others: Sequence[TensorSpec],
     number: int,
 ) -> GraphTensor:
+    """Adds stage ``number`` of the epilogue, with the tensor that it reads."""
     if stage.mode == "bias":
         return graph.add(value, _declare(graph, view.vector(), f"bias{number}"))
     if stage.mode == "add":
@@ -122,13 +124,14 @@ def _declare(graph: Graph, spec: TensorSpec, name: str) -> GraphTensor:
 
 
 class _View:
-    """Tensors of a problem as they stand, or as matrices: pixels by channels."""
+    """Tensors of a problem as they are, or viewed as matrices: pixels by channels."""
 
     def __init__(self, problem: ContractionProblem, flat: bool) -> None:
         self.problem = problem
         self.flat = flat
 
     def image(self, spec: TensorSpec) -> TensorSpec:
+        """An image, or the matrix (1, pixels, channels)."""
         if not self.flat:
             return spec
         batch, channels, rows, columns = spec.shape
@@ -137,6 +140,7 @@ class _View:
         return self._matrix(spec, (1, pixels, channels), (pixels * step, step, 1))
 
     def filter(self) -> TensorSpec:
+        """The filter, or the matrix (1, channels, filters)."""
         w = self.problem.w
         if not self.flat:
             return w
@@ -149,6 +153,7 @@ class _View:
         return self._matrix(matrix, (1, columns, rows), steps)
 
     def vector(self) -> TensorSpec:
+        """A vector over the filters, in a shape that is broadcast to results."""
         w = self.problem.w
         channels = w.shape[0]
         if self.flat:
@@ -163,7 +168,7 @@ class _View:
 
 
 def can_be_product(problem: ContractionProblem) -> bool:
-    """Whether the problem is a matrix product over tensors whose pixels lie at one distance."""
+    """Whether the problem is a matrix product of tensors whose pixels have one stride."""
     if not problem.is_pointwise or problem.planar or problem.is_exact:
         return False
     others = (spec_of(t, problem.batch) for t in problem.others)
@@ -178,7 +183,7 @@ def can_be_product(problem: ContractionProblem) -> bool:
 
 
 def fusable_stages(problem: ContractionProblem) -> int:
-    """How many of the first stages cuDNN has names for."""
+    """How many of the first stages cuDNN has point-wise modes for."""
     for count, stage in enumerate(problem.stages):
         if not stage.mode:
             return count
@@ -190,7 +195,7 @@ _SUMS = ("add", "sub")
 
 
 def why_no_engine(problem: ContractionProblem) -> str | None:
-    """Why cuDNN is not asked for a contraction of bytes; None if it is."""
+    """Why cuDNN is not asked for a contraction of integers; None if it is."""
     if problem.x.dtype != "int8" or problem.y.dtype not in ("int8", "float32"):
         return f"it makes {problem.y.dtype} of {problem.x.dtype}"
     if problem.shifted:
@@ -209,7 +214,7 @@ def why_no_engine(problem: ContractionProblem) -> str | None:
 
 
 def why_not_fused(code: Sequence[Instruction], rounds: bool) -> str | None:
-    """Why straight-line code cannot be fused; ``rounds``: it ends by rounding to int8."""
+    """Why cuDNN cannot fuse straight-line code; ``rounds``: whether it has to end by rounding."""
     body, end = _without_rounding(code)
     if rounds != end:
         return "it does not round where it makes bytes"
@@ -222,7 +227,7 @@ def why_not_fused(code: Sequence[Instruction], rounds: bool) -> str | None:
 
 
 def _without_rounding(code: Sequence[Instruction]) -> tuple[Sequence[Instruction], bool]:
-    """Code without rounding to whole numbers and adding 0 in the end, and whether it does that."""
+    """Code without the rounding to integers and the addition of 0 in the end, if it has these."""
     if code[-1].op != "add":
         return code, False
     rounding, zero = (code[i] for i in code[-1].operands)
@@ -232,20 +237,20 @@ def _without_rounding(code: Sequence[Instruction]) -> tuple[Sequence[Instruction
 
 
 def operands_of(problem: ContractionProblem) -> list[Argument]:
-    """The vectors and numbers that stages read, in the order in which a graph declares them."""
-    found = (a for stage in problem.stages for a in stage.step.arguments)
-    return list(dict.fromkeys(a for a in found if a.kind != "chain"))
+    """The vectors and scalars that stages read, in the order in which a graph declares them."""
+    arguments = (a for stage in problem.stages for a in stage.step.arguments)
+    return list(dict.fromkeys(a for a in arguments if a.kind != "chain"))
 
 
 def _add_stages(graph: Graph, problem: ContractionProblem, sums: GraphTensor) -> GraphTensor:
-    """What follows the sums, on operands that it declares."""
+    """Adds all stages on int32 sums, and declares the operands that they read."""
     channels = problem.w.shape[0]
-    given: dict[Argument, GraphTensor] = {}
+    operands: dict[Argument, GraphTensor] = {}
     for a in operands_of(problem):
         size = channels if a.kind == "vector" else 1
         spec = TensorSpec((1, size, 1, 1), (size, 1, size, size), "float32")
         name = f"{a.kind}{a.index}"
-        given[a] = graph.tensor(spec.shape, spec.dtype, strides=spec.strides, name=name)
+        operands[a] = graph.tensor(spec.shape, spec.dtype, strides=spec.strides, name=name)
     value = sums
     for stage in problem.stages:
         body, _ = _without_rounding(stage.step.code)
@@ -253,16 +258,16 @@ def _add_stages(graph: Graph, problem: ContractionProblem, sums: GraphTensor) ->
         for line in body:
             if line.op == "argument":
                 a = stage.step.arguments[int(line.value or 0)]
-                values.append(value if a.kind == "chain" else given[a])
+                values.append(value if a.kind == "chain" else operands[a])
             elif line.op == "constant":
                 values.append(float(line.value or 0))
             else:
-                some = [values[i] for i in line.operands]
+                inputs = [values[i] for i in line.operands]
                 if line.op == "fma":
-                    product = graph.pointwise_in("float32", "mul", *some[:2])
-                    values.append(graph.pointwise_in("float32", "add", product, some[2]))
+                    product = graph.pointwise_in("float32", "mul", *inputs[:2])
+                    values.append(graph.pointwise_in("float32", "add", product, inputs[2]))
                 else:
-                    values.append(graph.pointwise_in("float32", _BY_CUDNN[line.op], *some))
+                    values.append(graph.pointwise_in("float32", _BY_CUDNN[line.op], *inputs))
         last = values[-1]
         assert isinstance(last, GraphTensor)
         value = last

@@ -1,8 +1,11 @@
 """Convolutions of stride 1 by ``wgmma``, each pixel read once: few channels, or few filters.
 
 An implicit matrix product reads every pixel once for each tap of the window.  Here all filters of
-a block, and the pixels around those that it computes, stay in shared memory, so both must fit
-there.
+a block, and the pixels around those that it computes (the halo), stay in shared memory, so both
+must fit there.
+
+Images are one line of pixels, with the padding between rows and between images, so that a tap is a
+shift along the line (``halo.cu``).
 """
 
 from __future__ import annotations
@@ -43,22 +46,22 @@ from .text import (
 )
 
 TILE = 64
-"""Pixels that one ``wgmma`` makes."""
+"""Pixels of a tile: M of ``wgmma``."""
 
 WIDTHS = (128, 96, 64, 32, 16, 8)
-"""Filters that a block may make."""
+"""Filters that a block may make: N of ``wgmma``."""
 
 
 @dataclass(frozen=True)
 class Halo:
-    """How many filters a block makes, and how many warp groups multiply."""
+    """The shape of a block: how many filters it makes, and how many warp groups multiply."""
 
     filters: int
     groups: int = 2
 
     @property
     def threads(self) -> int:
-        """Of a block: one warp group loads."""
+        """Threads of a block: one more warp group loads."""
         return 128 * (self.groups + 1)
 
     @property
@@ -73,8 +76,8 @@ class Halo:
         return -(-_ROWS // self.rows)
 
     def adds(self, sums: int) -> bool:
-        """Whether so many numbers for each of a chunk's filters fit a thread's registers beside the
-        sums of products."""
+        """Whether ``sums`` numbers for each of a chunk's filters fit a thread's registers, beside
+        its accumulators."""
         return self.filters // 2 + sums * LANES <= _MOST_SUMS[self.groups]
 
     def __str__(self) -> str:
@@ -85,23 +88,23 @@ class Halo:
 HALOS = tuple(Halo(filters, groups) for groups in (2, 3) for filters in WIDTHS)
 
 _ROWS = 16
-"""Pixels of a warp."""
+"""Pixels of a tile that belong to a warp."""
 _MOST_SUMS = {2: 104, 3: 80}
-"""Registers of a thread, by the groups that multiply."""
+"""Registers of a thread for accumulators and sums, by the number of groups that multiply."""
 _MOST_OF_TWO = 5
 """Sums and vectors for which a thread has registers where a multiprocessor has two blocks."""
 _REGISTERS = {(2, 1): (0, 0), (2, 2): (48, 96), (3, 1): (80, 144)}
-"""What a thread keeps that loads, and what others take then, by the groups that multiply and the
-blocks of a multiprocessor; 0: as many as all have."""
+"""Registers of a thread that loads and of one that multiplies, by the groups that multiply and the
+blocks of a multiprocessor; 0: all threads have equally many."""
 _NARROW = 32
-"""Filters, of which cuDNN's kernels make more at once."""
+"""Filters: cuDNN's kernels have tiles of more."""
 _SLABS_AHEAD = 2
-"""Slabs on their way while all groups read: more are of no use."""
+"""Slabs in flight while all groups read: more are of no use."""
 _MOST_ROUNDS = 4
 """Blocks that read the same pixels: more have so few filters that shared memory is what limits
 their products."""
 _ALIGNED = 1024
-"""Bytes at which the pattern of a swizzle begins anew."""
+"""Bytes after which the pattern of a swizzle repeats."""
 _NAMES = ("filters", "line", "plane", "tiles", "each", "PY", "PX", "batch", "H", "W")
 _STRIDES = ("image", "row", "pixel", "rows", "columns", "y")
 
@@ -132,26 +135,27 @@ class HaloKernel(ContractionKernel):
         return 0.8 if narrow else 1.1
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
-        """The least filters that read the image few times, if any fit, by two groups and by three;
-        and fewer, where two such blocks fit a multiprocessor and one of those is alone there."""
-        fitting = [one for one in HALOS if _fits(problem, one, machine)]
-        fitting.sort(key=lambda one: (_rounds(problem, one), one.filters, one.groups))
-        found = fitting[:1]
-        if found and _side_by_side(problem, found[0], machine) == 1:
-            found = [one for one in fitting if one.filters == found[0].filters]
-            double = (one for one in fitting if _side_by_side(problem, one, machine) > 1)
-            found += [one for one in double if one.filters > _NARROW][:1]
-        return [HALOS.index(one) for one in found]
+        """The shape with the fewest filters of those that read the image the fewest times, if any
+        fits.  Where a multiprocessor has room for one such block: all shapes with as many filters,
+        by two groups and by three, then a shape of which a multiprocessor has two blocks."""
+        fitting = [halo for halo in HALOS if _fits(problem, halo, machine)]
+        fitting.sort(key=lambda halo: (_rounds(problem, halo), halo.filters, halo.groups))
+        chosen = fitting[:1]
+        if chosen and _side_by_side(problem, chosen[0], machine) == 1:
+            chosen = [halo for halo in fitting if halo.filters == chosen[0].filters]
+            double = (halo for halo in fitting if _side_by_side(problem, halo, machine) > 1)
+            chosen += [halo for halo in double if halo.filters > _NARROW][:1]
+        return [HALOS.index(halo) for halo in chosen]
 
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """Arguments: image, filter, the others, the vectors of what comes after, the result, what
-        is read and stored behind it and the parts of sums, if there are any; then the numbers of
-        :meth:`numbers`.  What joins the parts takes them and the sums."""
+        """Arguments: image, filter, the others, the vectors of the epilogue and the result; of an
+        epilogue reduction what it reads and stores, and the partial sums; then the numbers of
+        :meth:`numbers`.  A second kernel combines the partial sums."""
         halo = HALOS[choice]
         blocks = _side_by_side(problem, halo, machine)
-        kept, taken = _REGISTERS[halo.groups, blocks]
+        loader_registers, multiplier_registers = _REGISTERS[halo.groups, blocks]
         room = machine.shared_bytes // blocks - 1024 * (blocks - 1)
         slabs = _most_slabs(problem, halo, room)
         _, channels, rows, columns = problem.w.shape
@@ -170,8 +174,8 @@ class HaloKernel(ContractionKernel):
             "DX": problem.dilation[1],
             "SLABS": slabs,
             "BLOCKS": blocks,
-            "KEPT": kept,
-            "TAKEN": taken,
+            "KEPT": loader_registers,
+            "TAKEN": multiplier_registers,
             "CHUNKS": _panel(channels // LANES),
             "PARAMETERS": parameters_of(problem, names, results=results),
             "HOPPER": hopper_text(problem.x.dtype, halo.filters),
@@ -251,24 +255,24 @@ def why_not_line(problem: ContractionProblem, machine: Machine) -> str | None:
 
 
 def pitches(problem: ContractionProblem) -> tuple[int, int]:
-    """Pixels from a row to the next, and rows from an image to the next: the padding on both
-    sides is the same zeros."""
+    """Pixels from a row to the next, and rows from an image to the next: neighbours share the zeros
+    of the padding between them."""
     x = problem.gathered
     (top, bottom), (left, right) = problem.padding
     return x.columns + max(left, right), x.rows + max(top, bottom)
 
 
 def _zeros(problem: ContractionProblem, halo: Halo) -> int:
-    """Bytes of zeros in shared memory, of pixels and of filters: a product of 16 channels takes
-    them beside the 8 that are left over of a row of the window."""
+    """Shared memory of zeros, in bytes, which serve as pixels and as filters: a ``wgmma`` of 16
+    channels takes them beside the last 8 of a row of the window."""
     _, channels, _, columns = problem.w.shape
     left_over = channels // LANES * columns % 2
     return left_over * max(halo.filters, TILE) * 16
 
 
 def _slabs(problem: ContractionProblem, groups: int) -> tuple[int, int]:
-    """Slabs of :data:`TILE` pixels in the ring: at least as many as the groups read at a time, and
-    so many as are of use."""
+    """Slabs of :data:`TILE` pixels in the ring: the fewest, which the groups read at a time, and
+    the most that are of use."""
     _, _, rows, columns = problem.w.shape
     reach = (rows - 1) * problem.dilation[0] * pitches(problem)[0]
     reach += (columns - 1) * problem.dilation[1]
@@ -277,45 +281,49 @@ def _slabs(problem: ContractionProblem, groups: int) -> tuple[int, int]:
 
 
 def _turn(problem: ContractionProblem, halo: Halo) -> int:
-    """From one row of results being turned to the next; ``turn.cu`` has the same."""
+    """Elements from one row of results that are transposed to the next, as in ``turn.cu``."""
     padded = halo.filters + 8
     return halo.filters if is_rounded(problem) and halo.filters % 64 == 0 else padded
 
 
 def _shared(problem: ContractionProblem, halo: Halo, slabs: int) -> int:
-    """Bytes of shared memory: filters, zeros, the ring, results being turned, the vectors behind
-    them, barriers."""
+    """Shared memory of a block, in bytes: filters, zeros, the ring, results that are transposed,
+    the vectors of an epilogue reduction, barriers."""
     _, channels, rows, columns = problem.w.shape
     chunks = channels // LANES
     ring = chunks * ((slabs + 1) * TILE + 1) * 16 + _ALIGNED
     itemsize = problem.x.itemsize if is_rounded(problem) else 4
-    turned = halo.groups * 4 * _ROWS * _turn(problem, halo) * itemsize
-    given = sums_behind.shared_bytes(problem, halo.filters)
+    transposed = halo.groups * 4 * _ROWS * _turn(problem, halo) * itemsize
+    vectors = sums_behind.shared_bytes(problem, halo.filters)
     weights = rows * columns * chunks * halo.filters * 16 + _zeros(problem, halo)
-    return weights + ring + turned + given + slabs * 16
+    return weights + ring + transposed + vectors + slabs * 16
 
 
 def _sums(problem: ContractionProblem) -> int:
-    """Numbers that are added up of each filter."""
+    """Sums of each filter that an epilogue reduction has."""
     return 0 if problem.behind is None else registers_of(problem.behind)
 
 
 def _fits(problem: ContractionProblem, halo: Halo, machine: Machine) -> bool:
+    """Whether registers and shared memory suffice, and few blocks read the same pixels."""
     least, _ = _slabs(problem, halo.groups)
-    few = _rounds(problem, halo) <= _MOST_ROUNDS
+    few_rounds = _rounds(problem, halo) <= _MOST_ROUNDS
     return (
-        few and halo.adds(_sums(problem)) and _shared(problem, halo, least) <= machine.shared_bytes
+        few_rounds
+        and halo.adds(_sums(problem))
+        and _shared(problem, halo, least) <= machine.shared_bytes
     )
 
 
 def _most_slabs(problem: ContractionProblem, halo: Halo, limit: int) -> int:
+    """The most slabs that are of use and fit ``limit`` bytes of shared memory; 0 if too few fit."""
     least, most = _slabs(problem, halo.groups)
     fitting = [n for n in range(least, most + 1) if _shared(problem, halo, n) <= limit]
     return max(fitting, default=0)
 
 
 def _side_by_side(problem: ContractionProblem, halo: Halo, machine: Machine) -> int:
-    """Blocks of a multiprocessor: two where both have rings of full length, and registers."""
+    """Blocks of a multiprocessor: two where there is room for two full rings, and registers."""
     _, most = _slabs(problem, halo.groups)
     room = machine.shared_bytes // 2 - 1024  # of which each block takes 1 KiB
     fits = halo.groups == 2 and halo.filters <= 64 and _shared(problem, halo, most) <= room
@@ -324,7 +332,7 @@ def _side_by_side(problem: ContractionProblem, halo: Halo, machine: Machine) -> 
 
 
 def _rounds(problem: ContractionProblem, halo: Halo) -> int:
-    """How many blocks make all filters."""
+    """How many blocks along N make all filters."""
     return -(-problem.w.shape[0] // halo.filters)
 
 
@@ -334,17 +342,17 @@ def _split(problem: ContractionProblem, halo: Halo, machine: Machine) -> tuple[i
     tiles = -(-problem.batch * line * lines // TILE)
     rounds = _rounds(problem, halo)
     blocks = max(1, machine.multiprocessors * _side_by_side(problem, halo, machine) // rounds)
-    each = -(-tiles // blocks)
-    return tiles, each, -(-tiles // each)
+    block_tiles = -(-tiles // blocks)
+    return tiles, block_tiles, -(-tiles // block_tiles)
 
 
 def _panel(chunks: int) -> int:
-    """Chunks of 16 bytes of a pixel that lie side by side: what one of the swizzles spreads."""
+    """Chunks of 16 bytes of a pixel that lie side by side: the width of one of the swizzles."""
     return next((n for n in (8, 4, 2) if chunks % n == 0), 1)
 
 
 _ALL = "(float *)(md_shared + (ring - begins))"
-"""Where threads meet: pixels have all been read by then."""
+"""Shared memory in which a block combines its threads' sums: pixels have all been read by then."""
 
 _COMPUTED = """\
     turn<N, TURN>(turned, c, lane);
@@ -404,13 +412,13 @@ $BODY$
 
 
 def is_rounded(problem: ContractionProblem) -> bool:
-    """Whether results are rounded as the products leave them: nothing else is computed of more
-    digits."""
+    """Whether results are rounded to their dtype right after the products, as there is no epilogue
+    that needs float32."""
     return not problem.stages and problem.y.dtype == problem.x.dtype
 
 
 def results_text(problem: ContractionProblem, down: int) -> dict[str, object]:
-    """The parts of ``halo.cu``; ``down``: rows that a thread writes."""
+    """The fragments of ``halo.cu`` for results; ``down``: rows that a thread writes."""
     behind, rounded = problem.behind, is_rounded(problem)
     text: dict[str, object] = dict.fromkeys(
         ("SUMS", "SUMS_VECTORS", "SUMS_BEGIN", "SUMS_END", "ASK"), ""
@@ -432,7 +440,7 @@ def results_text(problem: ContractionProblem, down: int) -> dict[str, object]:
 
 
 def _ask(behind: SumsBehind, down: int) -> str:
-    """How a thread asks for some rows of other tensors, and for the first."""
+    """The loads of some rows of the reduction's tensors, and those of the first rows."""
     at_once = rows_at_once(behind, down)
     declare, ask = Code(), Code()
     for i, _ in enumerate(behind.tensors):
@@ -443,7 +451,7 @@ def _ask(behind: SumsBehind, down: int) -> str:
 
 
 def _added(behind: SumsBehind, down: int) -> str:
-    """What a thread computes of its chunks, adds up and stores."""
+    """The code of what a thread computes from its chunks, adds up and stores."""
     vectors, body = Code(), Code()
     print_vectors(vectors, behind)
     print_chunk(body, behind, "chunks[j + h]", "totals.of[{}][0]", False)

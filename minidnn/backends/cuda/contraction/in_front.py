@@ -1,4 +1,7 @@
-"""What makes the gradient that a gradient of a convolution reads, as plain data."""
+"""Producers as plain data: what computes the gradient that a gradient of a convolution reads.
+
+A kernel fuses the producer, or it runs as a kernel of its own before the contraction.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,17 @@ from ..tensor import Tensor, tensor_of
 from .behind import Operators, numbered, rebuilt
 
 MOST_IN_FRONT = 2
-"""Tensors: of more, too few pixels are on their way to a multiprocessor at once."""
+"""Tensors that a producer may read: with more, a multiprocessor has too few pixels in flight."""
 
 
 @dataclass(frozen=True)
 class InFront:
-    """Point-wise operators on tensors and vectors, whose last result a contraction reads.
+    """A producer: point-wise operators on tensors and vectors, whose result a contraction reads.
 
     Attributes:
-        read: the types of values that are read, tensors first.
-        operators: each with the numbers of the values that it reads.
-        tensors: how the tensors lie.
+        read: the types of the values that are read, tensors first.
+        operators: each with the numbers of its operands.
+        tensors: the layouts of the tensors.
     """
 
     read: tuple[TensorType, ...]
@@ -38,13 +41,13 @@ class InFront:
 
     @property
     def vectors(self) -> tuple[str, ...]:
-        """The dtypes of the other values that are read."""
+        """The dtypes of the vectors that are read."""
         return tuple(type.dtype for type in self.read[len(self.tensors) :])
 
 
 def in_front(body: Graph, lies: Callable[[Value], Tensor]) -> tuple[InFront, list[Value]]:
-    """Nodes that make their only result of tensors of its shape and of vectors; and what they read,
-    tensors first."""
+    """Records as a producer nodes that make one result from tensors of its shape and from vectors;
+    returns it with what it reads, tensors first."""
     shape = body.outputs[0].shape
     read = sorted(body.inputs, key=lambda value: value.shape != shape)
     _, operators = numbered(read, body.nodes)
@@ -54,7 +57,7 @@ def in_front(body: Graph, lies: Callable[[Value], Tensor]) -> tuple[InFront, lis
 
 @cache
 def region_of(front: InFront) -> FusedSequence:
-    """The nodes again; operands are in the order of ``read``."""
+    """Makes a region of the nodes; its operands are in the order of ``read``."""
     values, nodes = rebuilt(front.read, front.operators)
     _, _, rows, columns = values[-1].type.plane
     body = Graph(values[: len(front.read)], values[-1:], nodes, "in front")
@@ -63,21 +66,22 @@ def region_of(front: InFront) -> FusedSequence:
 
 @cache
 def launch_of(front: InFront, made: Tensor, machine: Machine) -> Launch:
-    """The kernel that computes it by itself; the result lies as ``made``."""
+    """The kernel that computes a producer by itself; ``made`` is its result's layout."""
     region = region_of(front)
     body = region.body
     tensors = (*body.inputs[: len(front.tensors)], *body.outputs)
-    lies = dict(zip(tensors, (*front.tensors, made), strict=True))
+    layouts = dict(zip(tensors, (*front.tensors, made), strict=True))
     for value in body.inputs[len(front.tensors) :]:
-        lies[value] = tensor_of(value.type, CHANNELS_LAST)  # a number for each channel
-    suited = print_region(region, lies.__getitem__, machine)
-    assert _order(region, suited.binding) == order_of(front)
-    return suited.kernel.launch
+        layouts[value] = tensor_of(value.type, CHANNELS_LAST)  # a number for each channel
+    printed = print_region(region, layouts.__getitem__, machine)
+    assert _order(region, printed.binding) == order_of(front)
+    return printed.kernel.launch
 
 
 @cache
 def order_of(front: InFront) -> tuple[int, ...]:
-    """What this kernel takes, by the numbers of what is read; the result's is the next one."""
+    """The order of that kernel's pointers: the numbers of the values that are read; the result's
+    number is the next one."""
     region = region_of(front)
     return _order(region, region.kernel[1])
 

@@ -1,4 +1,8 @@
-"""What is asked of a kernel of ours for contractions."""
+"""The interface of our kernels of contractions.
+
+A kernel says which problems it can compute, by which choices (tile shapes, split-K factors), and
+how each is launched; tuning measures the choices beside cuDNN's engines.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +16,22 @@ from ..machine import Machine
 from .problem import Addresses, ContractionProblem, Direction
 
 UNFUSED = "nothing is fused with it, and cuDNN computes it as fast"
-"""Why kernels are not measured that win where more is computed with a contraction."""
+"""Why a kernel that wins by fusion alone is not measured where nothing is fused."""
 
 
 class ContractionKernel(ABC):
     """A kernel, or a few that run one after the other, for one kind of contraction.
 
-    A *choice* is a number that stands for one of its shapes: an index of tiles, streams, strips or
-    shapes, how many filters or pixels a block makes, or into how many parts sums are divided.
-    Tuning measures choices and remembers the number of the fastest.
+    A *choice* is a number that stands for one of its configurations: an index of tile shapes, or
+    the number of split-K parts, or both.  Tuning measures choices and remembers the fastest one's
+    number.
 
     Attributes:
-        name: in forms, reports and what is remembered.
-        accuracies: for which it is exact enough.
+        name: in forms, reports and the tuning cache.
+        accuracies: the accuracy settings for which it is exact enough.
         directions: which of the three contractions of a convolution it computes.
-        adds_up: whether it computes what is added up behind the contraction.
-        makes_front: whether it computes what stands in front of a gradient.
+        adds_up: whether it fuses the epilogue reduction.
+        makes_front: whether it fuses the producer of the gradient that it reads.
     """
 
     name: str
@@ -56,39 +60,39 @@ class ContractionKernel(ABC):
 
     @abstractmethod
     def price(self, problem: ContractionProblem) -> float:
-        """What it is taken to need, in multiples of the time of cuDNN's first form, until it has
-        been measured.  It orders what is tried and decides nothing else."""
+        """Estimates its time, in multiples of that of cuDNN's first form.  The estimate orders the
+        candidates and decides nothing else."""
 
     @abstractmethod
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
-        """Choices that are worth measuring, the most promising first."""
+        """The choices that are worth measuring, the most promising first."""
 
     @abstractmethod
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """The kernels of a choice, for a machine of its size."""
+        """The launches of a choice, in order, with grids for that machine."""
 
     def arguments(
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
     ) -> list[list[KernelArgument]]:
-        """What each kernel takes: by default one takes all pointers in the order of
-        :func:`.text.parameters_of`, then its numbers."""
+        """The arguments of each launch.  By default there is one, with all pointers in the order
+        of :func:`.text.parameters_of`, then its numbers."""
         reads = (at.x, at.w, *at.others, *at.vectors, *at.before)
         return [[*reads, at.y, *self.numbers(problem, choice, machine)]]
 
     def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
-        """Sizes and strides that one kernel takes behind its pointers."""
+        """Sizes and strides that the one launch takes after its pointers."""
         return []
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
-        """Bytes for what one kernel leaves to the next."""
+        """Bytes of device memory in which launches pass results to the next ones."""
         return 0
 
     @abstractmethod
     def shape(self, choice: int) -> object:
-        """What a choice stands for, as text."""
+        """The configuration that a choice stands for, as text."""
 
     def describe(self, choice: int) -> str:
-        """A choice by name."""
+        """Names a choice in reports: the kernel and its configuration."""
         return f"{self.name} {self.shape(choice)}"

@@ -1,4 +1,4 @@
-"""Our kernels of contractions: a kernel is a file beside this one and an entry here."""
+"""The registry of our contraction kernels: each is a file beside this one and an entry here."""
 
 from __future__ import annotations
 
@@ -50,12 +50,16 @@ _ENTRIES: tuple[ContractionKernel, ...] = (
     WinogradKernel(),
 )
 KERNELS: Mapping[str, ContractionKernel] = {kernel.name: kernel for kernel in _ENTRIES}
-"""By name."""
+"""The kernels, by the names that forms and the tuning cache have."""
 
 
 @dataclass(frozen=True)
 class LoadedContraction:
-    """A kernel's choice on the device: what it launches, one after the other."""
+    """A choice of a kernel of ours, loaded on the device: the core of a recipe.
+
+    Attributes:
+        loaded: what it launches, one after the other.
+    """
 
     problem: ContractionProblem
     kernel: ContractionKernel
@@ -65,13 +69,16 @@ class LoadedContraction:
 
     @property
     def workspace(self) -> int:
-        """Bytes for what one launch leaves to the next."""
+        """Bytes of device memory in which launches pass results to the next ones."""
         return self.kernel.workspace(self.problem, self.choice, self.machine)
 
     def rows(self, at: Addresses) -> list[Row]:
-        """What is launched on those addresses; ``at.x`` is where the image begins."""
-        every = self.kernel.arguments(self.problem, self.choice, at, self.machine)
-        return [KernelRow(one, tuple(some)) for one, some in zip(self.loaded, every, strict=True)]
+        """The launches for those addresses; ``at.x`` includes the image's offset."""
+        arguments = self.kernel.arguments(self.problem, self.choice, at, self.machine)
+        return [
+            KernelRow(kernel, tuple(pointers))
+            for kernel, pointers in zip(self.loaded, arguments, strict=True)
+        ]
 
 
 def load_contraction(
@@ -81,12 +88,12 @@ def load_contraction(
     machine: Machine,
     load: Load,
 ) -> LoadedContraction:
-    """A kernel's choice, loaded."""
+    """Loads the kernels of a choice; ``load`` compiles them where that has not been done."""
     loaded = load(kernel.launches(problem, choice, machine))
     return LoadedContraction(problem, kernel, choice, machine, loaded)
 
 
 def refusals(problem: ContractionProblem, machine: Machine) -> dict[str, str]:
-    """The kernels that are not tried for a problem, and why."""
+    """The names of the kernels that are not tried for a problem, and why."""
     reasons = ((name, kernel.refusal(problem, machine)) for name, kernel in KERNELS.items())
     return {name: reason for name, reason in reasons if reason is not None}

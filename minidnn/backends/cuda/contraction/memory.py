@@ -1,4 +1,4 @@
-"""Device memory on which recipes are timed, or are tried."""
+"""Scratch tensors in device memory, on which executables are timed or tried."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from .problem import Addresses, ContractionProblem, spec_of
 def scratch_addresses(
     problem: ContractionProblem, workspace: int, timed: bool = True
 ) -> tuple[Addresses, int, Any]:
-    """Tensors of a problem and a workspace, and what keeps them alive.
+    """Allocates a problem's tensors and a workspace; returns their addresses, and what keeps the
+    memory alive.
 
-    What is ``timed`` has random numbers, as timings on zeros lie; else whatever is there.
+    Tensors that are ``timed`` hold random numbers, as timings on zeros mislead; others stay
+    uninitialized.
 
     OutOfMemoryError if they do not fit into the free memory.
     """
@@ -37,9 +39,9 @@ def _scratch(
     def tensor(spec: TensorSpec, offset: int) -> int:
         flat = TensorSpec((spec.span + offset,), (1,), spec.dtype)
         size = flat.span * ITEMSIZE[flat.dtype]
-        made = arrays.random_like(flat, seed=len(kept)) if timed else arrays.allocate(size)
-        kept.append(made)
-        return int(made.ptr)
+        array = arrays.random_like(flat, seed=len(kept)) if timed else arrays.allocate(size)
+        kept.append(array)
+        return int(array.ptr)
 
     batch = problem.batch
     at = Addresses(
@@ -54,15 +56,15 @@ def _scratch(
         at = replace(at, behind=_behind(problem, problem.behind, tensor))
     if problem.front is not None:
         at = replace(at, front=_front(problem, problem.front, tensor))
-    room = arrays.allocate(workspace) if workspace else None
-    kept.append(room)
-    return at, 0 if room is None else int(room.ptr), kept
+    workspace_memory = arrays.allocate(workspace) if workspace else None
+    kept.append(workspace_memory)
+    return at, 0 if workspace_memory is None else int(workspace_memory.ptr), kept
 
 
 def _behind(
     problem: ContractionProblem, behind: SumsBehind, tensor: Callable[[TensorSpec, int], int]
 ) -> tuple[int, ...]:
-    """What is read behind the contraction, what is stored there, and the sums."""
+    """Of the epilogue reduction: what it reads, what it stores, and the sums."""
     channels = problem.made.channels
     vectors = [_vector(channels, dtype) for dtype in behind.vectors]
     sums = [_vector(channels, "float32")] * (len(behind.results) - len(behind.stored))
@@ -70,14 +72,14 @@ def _behind(
         *(tensor(spec_of(t, problem.batch), t.offset) for t in behind.tensors),
         *(tensor(vector, 0) for vector in vectors),
         *(tensor(spec_of(t, problem.batch), t.offset) for t in behind.stored),
-        *(tensor(one, 0) for one in sums),
+        *(tensor(total, 0) for total in sums),
     )
 
 
 def _front(
     problem: ContractionProblem, front: InFront, tensor: Callable[[TensorSpec, int], int]
 ) -> tuple[int, ...]:
-    """What is read in front of a gradient."""
+    """The operands of a gradient's producer, tensors first."""
     return (
         *(tensor(spec_of(t, problem.batch), t.offset) for t in front.tensors),
         *(tensor(_vector(problem.y.channels, dtype), 0) for dtype in front.vectors),

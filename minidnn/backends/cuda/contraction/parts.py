@@ -1,7 +1,8 @@
-"""Sums that are computed in parts, side by side into the workspace, and added up by a kernel.
+"""Split-K: blocks compute partial sums into the workspace, which a second kernel adds up.
 
-Those of results are planar, one filter's pixels of all images behind each other; all are always
-added in the same order.
+Each part is the sum over a range of K (taps of channels, or pixels).  Partial sums of a forward
+result are planar: filter after filter, with the pixels of all images.  All are always added in the
+same order.  :class:`Divisions` numbers the choices of kernels that split K.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from .text import compute_stages, parameters_of, source_of
 
 _THREADS = 128
 MOST_DOWN = 65535
-"""Blocks of a grid in y, where filters or channels are."""
+"""The largest extent of a grid in y, where filters or channels are."""
 _KEPT = 4
-"""So many divisions are worth measuring."""
+"""How many choices are worth measuring."""
 RESULT = ("filters", "pixels", "plane", "width", "parts")
 """The names of :func:`result_numbers`."""
 
@@ -32,64 +33,66 @@ Shape = TypeVar("Shape")
 
 
 class Divisions(Generic[Shape]):
-    """One number for one of some shapes of blocks and into how many parts sums are divided."""
+    """Numbers for choices: each stands for the shape of a block and the number of split-K parts."""
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self.shapes = tuple(shapes)
 
     def number(self, shape: int, parts: int) -> int:
-        """Of the shape of that index."""
+        """The choice of the shape with index ``shape`` and that many parts."""
         return (parts - 1) * len(self.shapes) + shape
 
     def __getitem__(self, number: int) -> tuple[Shape, int]:
-        """The shape and the parts."""
+        """The shape of a choice, and its number of parts."""
         parts, shape = divmod(number, len(self.shapes))
         return self.shapes[shape], parts + 1
 
     def promising(self, priced: Iterable[tuple[float, int]]) -> list[int]:
-        """Of numbers with their prices the cheapest first, of each shape two at most."""
+        """The cheapest few of choices with their prices, at most two of each shape."""
         kept: list[int] = []
         for _, number in sorted(set(priced)):
             shape, _ = self[number]
-            of_shape = [one for one in kept if self[one][0] == shape]
+            of_shape = [other for other in kept if self[other][0] == shape]
             if len(of_shape) < 2 and len(kept) < _KEPT:
                 kept.append(number)
         return kept
 
     def shown(self, number: int) -> str:
-        """As text."""
+        """A choice as text."""
         shape, parts = self[number]
         return f"{shape} in {parts} parts" if parts > 1 else str(shape)
 
 
 def filled(slabs: int, parts: int) -> int:
-    """How many of so many parts have slabs: each is as deep as the first, so the last ones may
-    begin behind the end."""
+    """How many of ``parts`` parts are not empty: all have as many slabs as the first, so the last
+    ones may begin after the end."""
     return -(-slabs // -(-slabs // parts))
 
 
 def pixels_of(problem: ContractionProblem) -> int:
+    """Pixels of the result, of all images."""
     return problem.batch * problem.y.rows * problem.y.columns
 
 
 def _width(problem: ContractionProblem) -> int:
-    """Of a filter in a part: pixels, to whole chunks."""
+    """Elements of a filter in a part: its pixels, rounded up to chunks of four."""
     return -(-pixels_of(problem) // 4) * 4
 
 
 def part_bytes(problem: ContractionProblem, parts: int) -> int:
-    """Of all parts; nothing where there is one."""
+    """Bytes of all partial sums; 0 where there is one part."""
     return parts * problem.w.shape[0] * _width(problem) * 4 if parts > 1 else 0
 
 
 def without_stages(problem: ContractionProblem) -> ContractionProblem:
-    """What computes a part: its result is the first part."""
+    """The problem of the kernel that computes partial sums: its result is the first part."""
     y, plane = problem.y, problem.y.rows * problem.y.columns
     part = replace(y, image=plane, channel=_width(problem), row=y.columns, pixel=1, offset=0)
     return replace(problem, y=part, stages=(), others=(), vectors=())
 
 
 def result_numbers(problem: ContractionProblem, parts: int) -> list[int]:
+    """Sizes of the result and of its partial sums."""
     plane = problem.y.rows * problem.y.columns
     return [problem.w.shape[0], pixels_of(problem), plane, _width(problem), parts]
 
@@ -101,21 +104,21 @@ def place_names(problem: ContractionProblem) -> tuple[str, ...]:
 
 
 def place_numbers(problem: ContractionProblem) -> list[int]:
-    """Whether four pixels from a multiple of four on are always a chunk of one image, and where
-    the result and the others lie."""
+    """Whether four pixels from a multiple of four on are always a chunk of one image, and offset
+    and strides of the result and the others."""
     tensors = (problem.y, *problem.others)
-    places = [number for t in tensors for number in (t.offset, t.image, t.channel)]
-    whole = not any(number % 4 for number in (problem.y.rows * problem.y.columns, *places))
-    return [int(whole), *places]
+    layouts = [number for t in tensors for number in (t.offset, t.image, t.channel)]
+    whole = not any(number % 4 for number in (problem.y.rows * problem.y.columns, *layouts))
+    return [int(whole), *layouts]
 
 
 def total_numbers(problem: ContractionProblem, parts: int) -> list[int]:
-    """What the kernel of :func:`print_total` takes after its pointers."""
+    """The numbers that the kernel of :func:`print_total` takes after its pointers."""
     return [*result_numbers(problem, parts), *place_numbers(problem)]
 
 
 def print_total(problem: ContractionProblem) -> Launch:
-    """Adds up parts, which are the image, and computes all stages."""
+    """The kernel that adds up partial sums, which are its image, and computes all stages."""
     names = (*RESULT, *place_names(problem))
     text = {
         "PARAMETERS": parameters_of(problem, names, distances=False),
@@ -126,7 +129,7 @@ def print_total(problem: ContractionProblem) -> Launch:
 
 
 def planar_epilogue_of(problem: ContractionProblem) -> str:
-    """What comes after, on four pixels of filter ``k`` from pixel ``m`` on, and where they go."""
+    """The epilogue and the stores of four pixels of filter ``k`` from pixel ``m`` on."""
     code = Code()
     code.line("const int n = m / plane, p = m - n * plane;")
     code.line("int at_image[4], at_pixel[4];  // of each, where the four are not whole")
@@ -142,9 +145,9 @@ def planar_epilogue_of(problem: ContractionProblem) -> str:
         code.line(f"const float *const from{i} = {t} + P_offset_{t} + k * P_channel_{t};")
         code.line(f"float a{1 + i}[4];")
         code.line(f"if (P_whole) md_load<4>(a{1 + i}, from{i} + n * P_image_{t} + p);")
-        one = f"from{i}[at_image[j] * P_image_{t} + at_pixel[j]]"
+        element = f"from{i}[at_image[j] * P_image_{t} + at_pixel[j]]"
         code.line("else")
-        code.line(f"  for (int j = 0; j < 4; j++) a{1 + i}[j] = m + j < pixels ? {one} : 0.0f;")
+        code.line(f"  for (int j = 0; j < 4; j++) a{1 + i}[j] = m + j < pixels ? {element} : 0.0f;")
     compute_stages(code, problem, "4")
     code.line("float *const to = y + P_offset_y + k * P_channel_y;")
     code.line("if (P_whole) md_store<4>(to + n * P_image_y + p, r);")
@@ -156,31 +159,31 @@ def planar_epilogue_of(problem: ContractionProblem) -> str:
 
 _TOTAL_THREADS = 256
 _EACH = 32
-"""Numbers of a block, of which each warp adds up some of the parts."""
+"""Weights of a block, of which each warp adds up some of the parts."""
 
 
 def filter_part_bytes(problem: ContractionProblem, parts: int) -> int:
-    """Of all parts."""
+    """Bytes of all partial sums of a filter's gradient."""
     return aligned(parts * prod(problem.w.shape) * 4)
 
 
 def print_filter_total(problem: ContractionProblem) -> Launch:
-    """Adds up the parts; it takes the arguments of :func:`total_arguments`."""
+    """The kernel that adds up parts of a filter's gradient; it takes :func:`total_arguments`."""
     source = source_of("stem_total.cu", {"T": TYPES[problem.w.dtype]})
     blocks = -(-prod(problem.w.shape) // _EACH)
     return Launch(source, (blocks, 1, 1), (_TOTAL_THREADS, 1, 1), 4 * _TOTAL_THREADS)
 
 
 def total_arguments(problem: ContractionProblem, at: Addresses, parts: int) -> list[KernelArgument]:
-    """Parts and result, the size of a part, and how many there are."""
+    """The addresses of parts and result, the elements of a part, and how many parts there are."""
     return [at.workspace, at.w, prod(problem.w.shape), parts]
 
 
 def filter_arguments(
     problem: ContractionProblem, at: Addresses, parts: int, numbers: Sequence[int]
 ) -> list[list[KernelArgument]]:
-    """Of a kernel that takes image, gradient, what it makes and its numbers: the result if there is
-    one part; else all parts, which the second kernel then takes."""
+    """The arguments of a kernel that takes image, gradient, its result and ``numbers``.  With one
+    part the result is the filter's gradient; else it is all parts, which a second kernel adds."""
     y = at.y + problem.y.offset * problem.y.itemsize
     if parts == 1:
         return [[at.x, y, at.w, *numbers]]

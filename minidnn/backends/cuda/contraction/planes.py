@@ -1,13 +1,13 @@
-"""Depthwise convolutions of planes in float32, and the gradients of their images.
+"""Depthwise convolutions of NCHW images in float32, and the gradients of their images.
 
-Moving the image is all of the work, so a thread only has to read each number from memory once.  It
-makes a few rows of a column and keeps the filter and the open sums in registers; neighbours across
-a warp read the same lines of the first cache.  A warp may span several rows and planes, so that
-small planes fill it, too.
+Moving the image is all of the work, so the aim is to read each number from memory once.  A thread
+computes a few rows of a column and keeps the filter and the open sums in registers; neighbouring
+lanes read the same lines of the L1 cache.  A warp may span several rows and planes, so that small
+planes fill it, too.
 
-The gradient of an image gathers as the convolution does, with the filter turned.  With a stride s,
-only every s-th tap meets the result's gradient, others for each of s rows; so a thread makes whole
-groups of s x s pixels, for which the compiler knows the taps.
+The gradient of an image gathers as the convolution does, with the filter turned around.  With a
+stride s, only every s-th tap meets the result's gradient, others for each of s rows; so a thread
+computes whole groups of s x s pixels, for which the compiler knows the taps.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from .problem import IMAGE_GRADIENT, Addresses, ContractionProblem
 from .text import compute_stages, parameters_of, source_of
 
 ROWS = (1, 2, 4, 7, 8, 14, 16)
-"""Of a thread, in groups of as many as the stride has where it makes a gradient; these are the
-choices."""
+"""Rows that a thread computes, or of a gradient groups of as many rows as the stride; a choice is
+an index of these."""
 MOST_TAPS = 7
 """Rows and columns of a window."""
 _REGISTERS = 112
 _FEW_REGISTERS = 48
-"""Of numbers and sums: with more, blocks have registers for half as many threads."""
+"""Of filter, sums and a row: with more, a multiprocessor has registers for half as many blocks."""
 _FURTHEST = 48
-"""Rows or columns of a patch."""
+"""Rows or columns that a patch reads."""
 _THREADS = 256
 _MEASURED = 4
 MOST = 1 << 30
@@ -42,14 +42,15 @@ MOST = 1 << 30
 
 @dataclass(frozen=True)
 class Patch:
-    """What a thread reads along one axis, and what it makes of it.
+    """What a thread reads along one axis, and what it computes from that.
 
     Attributes:
-        made: numbers that it makes.
-        read: numbers that it reads.
-        step: between those of neighbours.
-        before: how far in front of a multiple of the step it begins to read.
-        first: for gradients, the tap that leads from the first to the first, in steps of one.
+        made: elements that it computes.
+        read: elements that it reads.
+        step: elements from the first that a thread reads to the first of the next thread.
+        before: how many elements in front of its multiple of the step it begins to read.
+        first: for gradients, the tap, times the dilation, by which the first element that it reads
+            contributes to the first that it computes.
     """
 
     made: int
@@ -63,7 +64,7 @@ class Patch:
 def patch_of(
     groups: int, window: int, stride: int, dilation: int, padding: int, back: bool
 ) -> Patch:
-    """Of so many results, or groups of pixels of a gradient."""
+    """The patch of ``groups`` results, or, with ``back``, of groups of a gradient's pixels."""
     if not back:
         read = (groups - 1) * stride + (window - 1) * dilation + 1
         return Patch(groups, read, groups * stride, padding, 0)
@@ -79,7 +80,7 @@ def patch_of(
 
 
 def why_no_planes(problem: ContractionProblem) -> str | None:
-    """Why a problem is no depthwise convolution of planes, or one that no thread can compute."""
+    """Why a problem is no depthwise convolution in NCHW that threads can compute; None if it is."""
     filters, channels, *window = problem.w.shape
     if problem.x.dtype != "float32" or problem.gather is not None:
         return f"it is in {problem.x.dtype}, or its image is gathered"
@@ -98,7 +99,7 @@ def why_no_planes(problem: ContractionProblem) -> str | None:
 
 
 class PlanesKernel(ContractionKernel):
-    """A column of some rows for each thread; a choice is how many rows, or groups of them."""
+    """Some rows of a column for each thread; a choice is an index of :data:`ROWS`."""
 
     name = "planes"
     directions = ("forward", IMAGE_GRADIENT)
@@ -118,13 +119,13 @@ class PlanesKernel(ContractionKernel):
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """Arguments: what is read, filter, the others, the vectors of what comes after, what is
-        made; then the numbers of :meth:`numbers`."""
+        """Arguments: image or dy, filter, the others, the vectors of the epilogue, the result; then
+        the numbers of :meth:`numbers`."""
         down, across = _patches(problem, choice)
         back = problem.direction == IMAGE_GRADIENT
         names = ("units", "across", "down", "channels", "top", "left", "image", "channel", "row")
         sizes = ("height", "width", "rows", "columns", "begin", "y_image", "y_channel", "y_row")
-        places = [
+        layouts = [
             f"{what}{i}"
             for i in range(len(problem.others))
             for what in ("begin", "image", "channel", "row")
@@ -147,7 +148,7 @@ class PlanesKernel(ContractionKernel):
             "STEP_ACROSS": across.step,
             "RESULTS": _gradients(across.made) if back else _results(problem),
             "PARAMETERS": parameters_of(
-                problem, (*names, *sizes, "pairs", *places), distances=False
+                problem, (*names, *sizes, "pairs", *layouts), distances=False
             ),
         }
         blocks = -(-_units(problem, choice) // _THREADS)
@@ -166,7 +167,7 @@ class PlanesKernel(ContractionKernel):
         back = problem.direction == IMAGE_GRADIENT
         read, made = (problem.y, problem.x) if back else (problem.x, problem.y)
         begin = 0 if back else made.offset
-        # A gradient begins at its own offset.
+        # The pointer to an image's gradient includes its offset.
         steps = (made.offset, made.row, made.channel, made.image, made.columns)
         return [
             *(_units(problem, choice), *_grid(problem, choice)),
@@ -182,7 +183,7 @@ class PlanesKernel(ContractionKernel):
 
 
 def _patches(problem: ContractionProblem, choice: int) -> tuple[Patch, Patch]:
-    """Down and across."""
+    """The patches of a thread, down and across."""
     back = problem.direction == IMAGE_GRADIENT
     geometry = (problem.w.shape[2:], problem.stride, problem.dilation, problem.padding)
     down, across = (
@@ -193,18 +194,19 @@ def _patches(problem: ContractionProblem, choice: int) -> tuple[Patch, Patch]:
 
 
 def _grid(problem: ContractionProblem, choice: int) -> tuple[int, int]:
-    """Units across and down a plane."""
+    """Units, which are threads' tasks, across and down a plane."""
     down, across = _patches(problem, choice)
     made = problem.made
     return -(-made.columns // across.made), -(-made.rows // down.made)
 
 
 def _units(problem: ContractionProblem, choice: int) -> int:
+    """Units of all planes of all images."""
     return problem.batch * problem.made.channels * prod(_grid(problem, choice))
 
 
 def _registers(problem: ContractionProblem, choice: int) -> int:
-    """Of the filter, the sums and a row."""
+    """Registers of a thread for the filter, the sums and a row."""
     down, across = _patches(problem, choice)
     columns = min(across.read, problem.w.shape[3] * across.made)
     return prod(problem.w.shape[2:]) + down.made * across.made + columns
@@ -212,28 +214,28 @@ def _registers(problem: ContractionProblem, choice: int) -> int:
 
 def possible(problem: ContractionProblem) -> list[int]:
     """The choices that fit, none larger than the plane needs."""
-    found = []
+    fitting = []
     for choice in range(len(ROWS)):
         patches = _patches(problem, choice)
         if choice and _grid(problem, choice - 1)[1] == 1:
             break
-        few = _registers(problem, choice) <= _REGISTERS
-        if few and max(patch.read for patch in patches) <= _FURTHEST:
-            found.append(choice)
-    return found
+        fits_registers = _registers(problem, choice) <= _REGISTERS
+        if fits_registers and max(patch.read for patch in patches) <= _FURTHEST:
+            fitting.append(choice)
+    return fitting
 
 
 def _price(problem: ContractionProblem, choice: int, machine: Machine) -> float:
-    """Instructions of the threads of a multiprocessor, about."""
+    """Estimates the instructions of a multiprocessor's threads."""
     down, across = _patches(problem, choice)
     taps, columns = prod(problem.w.shape[2:]), min(across.read, problem.w.shape[3] * across.made)
-    each = 60 + taps + 2 * down.read * columns + taps * down.made
+    instructions = 60 + taps + 2 * down.read * columns + taps * down.made
     waves = _units(problem, choice) / (1024 * machine.multiprocessors)
-    return each * max(1.0, waves)
+    return instructions * max(1.0, waves)
 
 
 def _results(problem: ContractionProblem) -> str:
-    """What comes after, and where it goes."""
+    """The epilogue and the stores of a thread's results."""
     code = Code()
     code.line("const float (&a0)[ROWS] = sum[0];")
     code.line("float r[ROWS];")
@@ -243,10 +245,10 @@ def _results(problem: ContractionProblem) -> str:
         code.line(f"for (int j = 0; j < ROWS; j++) b{i}[j] = md_value(v{i}[k]);")
     for i in range(len(problem.others)):
         code.line(f"float a{1 + i}[ROWS];")
-        place = f"P_begin{i} + n * P_image{i} + k * P_channel{i} + (row + j) * P_row{i} + column"
+        offset = f"P_begin{i} + n * P_image{i} + k * P_channel{i} + (row + j) * P_row{i} + column"
         code.line("#pragma unroll")
         code.line("for (int j = 0; j < ROWS; j++)")
-        code.line(f"  a{1 + i}[j] = row + j < (int)P_rows ? md_value(x{1 + i}[{place}]) : 0.0f;")
+        code.line(f"  a{1 + i}[j] = row + j < (int)P_rows ? md_value(x{1 + i}[{offset}]) : 0.0f;")
     compute_stages(code, problem, "ROWS")
     code.line(f"float *to = {_TO};")
     code.line("#pragma unroll")
@@ -259,6 +261,7 @@ _TO = "y + P_begin + n * P_y_image + k * P_y_channel + row * P_y_row + column"
 
 
 def _gradients(columns: int) -> str:
+    """The stores of a thread's pixels of a gradient, by pairs where these are aligned."""
     code = Code()
     code.line(f"float *to = {_TO};")
     code.line("#pragma unroll")

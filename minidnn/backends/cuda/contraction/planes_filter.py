@@ -1,9 +1,9 @@
-"""Gradients of the filters of depthwise convolutions of planes in float32.
+"""Gradients of the filters of depthwise convolutions in NCHW and float32, with split-K over pixels.
 
 As in :mod:`.planes` a thread takes some rows of a column, and neighbours share what they read.  It
-keeps a sum for each tap, over many such units; a block takes one channel and a part of the units of
-all images, and adds its threads' sums up in a tree.  A second kernel adds the parts in a fixed
-order, so that every run gives the same bits.
+keeps a sum for each tap, over many such units.  A block takes one channel and a part of the units
+of all images, and reduces its threads' sums in a tree.  A second kernel adds the partial sums in a
+fixed order, so that every run gives the same bits.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from .text import source_of
 
 ROWS = (1, 2, 4, 7, 8)
 DIVISIONS = Divisions(tuple(f"of {rows} rows" for rows in ROWS))
-"""Rows of a thread's unit, and parts."""
+"""The choices: the rows of a thread's unit, and the number of parts."""
 _REGISTERS = 80
 _SIDE_BY_SIDE = ((32, 4), (56, 2), (_REGISTERS, 1))
-"""Of sums, a column and a row, and for how many blocks of them a multiprocessor has registers."""
+"""Registers for sums, a column and a row, and how many blocks a multiprocessor has with so many."""
 _FURTHEST = 48
-"""Rows that a unit reaches."""
+"""Rows that a unit reads."""
 _THREADS = 256
 _NAMES = ("units", "all", "across", "down", "channels", "rows", "top", "left", "height", "width")
 _STRIDES = ("image", "channel", "row", "dy_image", "dy_channel", "dy_row")
 
 
 class PlanesFilterKernel(ContractionKernel):
-    """A choice is one of :data:`DIVISIONS`."""
+    """A channel and a part of the units for each block; a choice is one of :data:`DIVISIONS`."""
 
     name = "planes filter"
     directions = (FILTER_GRADIENT,)
@@ -61,7 +61,7 @@ class PlanesFilterKernel(ContractionKernel):
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """The kernel of the parts, and the one that adds them up if there are several."""
+        """The kernel of the partial sums, and the one that adds them up if there are several."""
         rows, parts = _division(choice)
         window = problem.w.shape[2:]
         text = {
@@ -104,13 +104,13 @@ class PlanesFilterKernel(ContractionKernel):
 
 
 def _division(choice: int) -> tuple[int, int]:
-    """Rows of a unit, and parts."""
+    """Rows of a unit, and the number of parts."""
     shape, parts = DIVISIONS[choice]
     return ROWS[DIVISIONS.shapes.index(shape)], parts
 
 
 def _units(problem: ContractionProblem, rows: int) -> int:
-    """Of a channel."""
+    """Units of a channel, in all images."""
     return problem.batch * problem.y.columns * -(-problem.y.rows // rows)
 
 
@@ -121,17 +121,18 @@ def _tall(problem: ContractionProblem, rows: int) -> int:
 
 
 def _registers(problem: ContractionProblem, rows: int) -> int:
+    """Registers of a thread for its sums, a column of dy and a row of the image."""
     return prod(problem.w.shape[2:]) + rows + problem.w.shape[3]
 
 
 def _together(problem: ContractionProblem, rows: int) -> int:
-    """Blocks of a multiprocessor."""
+    """Blocks that a multiprocessor runs at once."""
     registers = _registers(problem, rows)
     return next(blocks for most, blocks in _SIDE_BY_SIDE if registers <= most)
 
 
 def possible(problem: ContractionProblem) -> list[int]:
-    """The units that fit, none larger than the plane needs."""
+    """The rows of units that fit, none larger than the plane needs."""
     return [
         rows
         for i, rows in enumerate(ROWS)
@@ -142,17 +143,17 @@ def possible(problem: ContractionProblem) -> list[int]:
 
 
 def _priced(problem: ContractionProblem, machine: Machine) -> Iterator[tuple[float, int]]:
-    """Instructions of a multiprocessor's threads, about, of each division."""
+    """Estimates the instructions of a multiprocessor's threads for each choice."""
     channels, taps = problem.w.shape[0], prod(problem.w.shape[2:])
     for rows in possible(problem):
         units = _units(problem, rows)
-        each = 50 + 2 * rows + 2 * _tall(problem, rows) * problem.w.shape[3] + taps * rows
-        together = _together(problem, rows)
+        unit_work = 50 + 2 * rows + 2 * _tall(problem, rows) * problem.w.shape[3] + taps * rows
+        blocks_at_once = _together(problem, rows)
         for waves in (1, 2, 4):
-            wanted = max(1, waves * together * machine.multiprocessors // channels)
+            wanted = max(1, waves * blocks_at_once * machine.multiprocessors // channels)
             parts = filled(units, min(wanted, -(-units // _THREADS), MOST_DOWN))
-            of_part = -(-units // parts)
-            rounds = -(-of_part // _THREADS)
-            blocks = -(-channels * parts // (together * machine.multiprocessors))
-            cost = blocks * (rounds * each + 600 + 15 * taps) * together
+            part_units = -(-units // parts)
+            rounds = -(-part_units // _THREADS)
+            blocks = -(-channels * parts // (blocks_at_once * machine.multiprocessors))
+            cost = blocks * (rounds * unit_work + 600 + 15 * taps) * blocks_at_once
             yield cost + (1000 * (parts > 1)), DIVISIONS.number(ROWS.index(rows), parts)

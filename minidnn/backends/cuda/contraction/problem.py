@@ -48,11 +48,11 @@ class EpilogueStep:
 
 @dataclass(frozen=True)
 class ContractionProblem:
-    """What is computed: ``y = stages(convolution(x, w))``, or a gradient of the convolution, by
-    which y is what is read and x or w what is written.
+    """What is computed: ``y = stages(convolution(x, w))``, or a gradient of the convolution, which
+    reads y, that is the gradient of its result, and writes x or w.
 
     Shapes are in NCHW order; ``vectors`` are the dtypes of the vectors over channels that stages
-    read, ``others`` the tensors that they read beside.
+    read, ``others`` the further tensors that stages read, such as residuals.
     """
 
     x: Tensor
@@ -70,47 +70,47 @@ class ContractionProblem:
     planar: bool
     tf32: bool
     accuracy: str = "normal"
-    #: What is computed on the image while it is read, and the dtypes of the vectors for that.
+    #: The prologue, which is computed on the image as it is read, and the dtypes of its vectors.
     before: tuple[PointStep, ...] = ()
     before_vectors: tuple[str, ...] = ()
-    #: How the image is gathered first; ``w``, padding and stride are those for what it becomes.
+    #: How the image is gathered first; ``w``, padding and stride are those for the gathered image.
     gather: Gathering | None = None
     direction: Direction = "forward"
     #: Whether every run must give the same bits.
     deterministic: bool = True
-    #: What is added up of the result, if anything is.
+    #: The epilogue reduction over the result, if there is one.
     behind: SumsBehind | None = None
-    #: What makes the gradient that a gradient reads, and that it stores, too.
+    #: The producer of the gradient ``y`` that a gradient reads; ``y`` is stored, too.
     front: InFront | None = None
-    #: Of bytes whether sums begin with other numbers than 0, or what lies outside is not 0.
+    #: Of int8 and uint8: whether sums begin with numbers other than 0, or the padding is not 0.
     shifted: bool = False
-    #: Whether it is computed by what needs no compiler, whatever its sizes.
+    #: Whether only algorithms that need no compiler may compute it, so that its size may change.
     any_size: bool = False
 
     @property
     def made(self) -> Tensor:
-        """What is written; of a gradient of the filter this is no tensor, but ``w``."""
+        """The tensor that is written, unless that is the filter."""
         return self.x if self.direction == IMAGE_GRADIENT else self.y
 
     @property
     def passes(self) -> bool:
-        """Whether what is written is read for sums alone."""
+        """Whether the result is no output, but read by the epilogue reduction alone."""
         return self.behind is not None and not self.behind.keeps
 
     @property
     def is_whole(self) -> bool:
-        """Whether bytes are multiplied, whose sums are int32."""
+        """Whether it multiplies int8 or uint8, with sums in int32."""
         return self.x.dtype in BYTES
 
     @property
     def numbers(self) -> int:
-        """How many numbers stages read that stand before a filter's weights."""
+        """How many scalars stages read, which are stored before the weights (:mod:`.bytes`)."""
         arguments = (a for stage in self.stages for a in stage.step.arguments)
         return 1 + max((a.index for a in arguments if a.kind == "number"), default=-1)
 
     @property
     def gathered(self) -> Tensor:
-        """The image that the convolution reads."""
+        """The image that the convolution reads: ``x``, or what it is gathered to."""
         if self.gather is None:
             return self.x
         _, _, rows, columns = self.w.shape
@@ -118,12 +118,12 @@ class ContractionProblem:
 
     @property
     def input(self) -> TensorSpec:
-        """What cuDNN reads: it takes nothing that comes before."""
+        """The tensor that cuDNN reads: the gathered image, or the result of the prologue."""
         return spec_of(self.prepared if self.before else self.gathered, self.batch)
 
     @property
     def prepared(self) -> Tensor:
-        """The image as a kernel leaves it that computes what comes before."""
+        """The dense image that the prologue writes where a kernel of its own computes it."""
         return packed(self.x, self.planar)
 
     @property
@@ -132,7 +132,7 @@ class ContractionProblem:
 
     @property
     def packed(self) -> Tensor:
-        """The result as it lies when nothing else lies between its elements."""
+        """The result in a dense layout."""
         return packed(self.y, self.planar)
 
     @property
@@ -147,7 +147,7 @@ class ContractionProblem:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether each pixel is computed from itself alone: a matrix product."""
+        """Whether it is a matrix product: each pixel depends on one pixel of the image."""
         plain = self.w.shape[2:] == (1, 1) and self.stride == (1, 1) and self.groups == 1
         return plain and self.padding == ((0, 0), (0, 0))
 
@@ -170,7 +170,7 @@ class ContractionProblem:
 
 
 def packed(t: Tensor, planar: bool) -> Tensor:
-    """A tensor with nothing between its elements, planar or channels last."""
+    """Returns a tensor of the same size in a dense layout, planar (NCHW) or channels last."""
     if not planar:
         return dense(t)
     plane = t.rows * t.columns
@@ -178,14 +178,14 @@ def packed(t: Tensor, planar: bool) -> Tensor:
 
 
 def dense(t: Tensor) -> Tensor:
-    """A tensor channels last, with nothing between its elements."""
+    """Returns a tensor of the same size in a dense layout, channels last."""
     row = t.columns * t.channels
     return replace(t, image=t.rows * row, channel=1, row=row, pixel=t.channels, offset=0)
 
 
 @dataclass(frozen=True)
 class Address:
-    """A tensor's address: so many bytes from where the storage of a value begins."""
+    """A tensor's address: that many bytes after the beginning of a value's storage."""
 
     value: Value
     bytes: int
@@ -193,9 +193,9 @@ class Address:
 
 @dataclass(frozen=True)
 class BytesOnly:
-    """What is known of a contraction of bytes and stands before its weights: the bias in int32,
-    which byte stands for 0, and the numbers that stages read.  So layers that differ in these alone
-    are one problem."""
+    """Constants of an int8 contraction that are stored before its weights: the bias in int32, the
+    zero point of the image, and the scalars that stages read.  They are not part of the problem,
+    so layers that differ in these alone share one."""
 
     bias: Constant | None
     zero: int
@@ -204,7 +204,7 @@ class BytesOnly:
 
 @dataclass(frozen=True)
 class PlacedContraction:
-    """A problem and the values that it is about."""
+    """A problem, and the values of the graph that are its operands and results."""
 
     problem: ContractionProblem
     source: Address
@@ -213,14 +213,14 @@ class PlacedContraction:
     others: tuple[Address, ...]
     vectors: tuple[Value, ...]
     before_vectors: tuple[Value, ...]
-    #: What is read behind it, what is stored there, and the sums.
+    #: Values of the epilogue reduction: what it reads, what it stores, and the sums.
     behind: tuple[Value, ...] = ()
     whole: BytesOnly | None = None
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where a contraction's tensors begin, before the offsets that stand in the problem."""
+    """Addresses of a contraction's tensors, to which the problem's offsets are added."""
 
     x: KernelArgument
     w: KernelArgument
@@ -229,16 +229,16 @@ class Addresses:
     vectors: tuple[KernelArgument, ...] = ()
     before: tuple[KernelArgument, ...] = ()
     workspace: KernelArgument = 0
-    #: Whether nothing in flight writes the filter or a vector, as they are constants.
+    #: Whether the filter and vectors are constants, which no work in flight writes.
     are_settled: bool = True
-    #: What is read behind the contraction, what is stored there, and the sums.
+    #: Of the epilogue reduction: what it reads, what it stores, and the sums.
     behind: tuple[KernelArgument, ...] = ()
-    #: What is read in front of a gradient, tensors first.
+    #: The operands of a gradient's producer, tensors first.
     front: tuple[KernelArgument, ...] = ()
 
 
 def spec_of(t: Tensor, batch: int) -> TensorSpec:
-    """A tensor as cuDNN sees it; its address is the pointer's and the offset's."""
+    """Describes a tensor to cuDNN, which is given its address: the pointer plus the offset."""
     align = (t.offset * t.itemsize) & -(t.offset * t.itemsize) or ALIGNMENT
     shape, strides = (batch, t.channels, t.rows, t.columns), (t.image, t.channel, t.row, t.pixel)
     return TensorSpec(shape, strides, t.dtype, min(ALIGNMENT, align))
@@ -254,7 +254,7 @@ def contraction_of(
 ) -> PlacedContraction:
     """The contraction that a node of an optimized graph computes.
 
-    ``tensor`` tells how a value of the graph lies, ``is_planar`` whether it is NCHW.
+    ``tensor`` gives the layout of a value of the graph, ``is_planar`` whether it is NCHW.
     """
     parts = parts_of(node)
     outer: dict[Value, Value] = {parts.result: node.outputs[0]}
@@ -272,24 +272,24 @@ def contraction_of(
     if isinstance(op, Linear):
         batch = source.type.size // source.shape[-1]
         x, y = _rows(source), _rows(result)
-        rest = [_rows(value) for value in others]
+        other_tensors = [_rows(value) for value in others]
         geometry, planar = Conv2d(), False
     else:
         assert isinstance(op, Conv2d)
         batch, geometry, planar = source.shape[0], op, is_planar(source)
         x, y = tensor(source), tensor(result)
-        rest = [tensor(value) for value in others]
-    places = []
-    for value, lies in ((source, x), (result, y), *zip(others, rest, strict=True)):
-        places.append(Address(value, (lies.offset - _nearest(lies)) * lies.itemsize))
-    x, y, *rest = (replace(t, offset=_nearest(t)) for t in (x, y, *rest))
+        other_tensors = [tensor(value) for value in others]
+    addresses = []
+    for value, layout in ((source, x), (result, y), *zip(others, other_tensors, strict=True)):
+        addresses.append(Address(value, (layout.offset - _nearest(layout)) * layout.itemsize))
+    x, y, *other_tensors = (replace(t, offset=_nearest(t)) for t in (x, y, *other_tensors))
     shape = (weight.shape[0], weight.shape[1], *(weight.shape[2:] or (1, 1)))
     padding, stride = geometry.padding, geometry.stride
     gather = None
-    few = wants_gather(geometry, shape, gather_precision(x.dtype, tf32))
-    if few and isinstance(op, Conv2d):
-        before_first, kernel = (padding[0][0], padding[1][0]), (shape[2], shape[3])
-        gather = gather_of(stride, before_first, kernel, shape[1], x.dtype, op.zero)
+    gathers = wants_gather(geometry, shape, gather_precision(x.dtype, tf32))
+    if gathers and isinstance(op, Conv2d):
+        first_padding, kernel = (padding[0][0], padding[1][0]), (shape[2], shape[3])
+        gather = gather_of(stride, first_padding, kernel, shape[1], x.dtype, op.zero)
         taps = gather.taps(kernel)
         shape = (shape[0], gather.channels(shape[1], x.dtype), *taps)
         padding, stride, planar = ((0, 0), (0, 0)), (1, 1), False
@@ -303,7 +303,7 @@ def contraction_of(
         dilation=geometry.dilation,
         groups=geometry.groups,
         stages=stages,
-        others=tuple(rest),
+        others=tuple(other_tensors),
         vectors=tuple(value.dtype for value in vectors),
         planar=planar,
         tf32=tf32,
@@ -315,11 +315,11 @@ def contraction_of(
     )
     if parts.statistics:
         problem = replace(problem, behind=moments_of(problem))
-    named = (vectors, before_vectors, parts.statistics)
-    read = [tuple(outer.get(v, v) for v in some) for some in named]
-    first, second, third = read
-    x_at, y_at, *beside = places
-    placed = PlacedContraction(problem, x_at, weight, y_at, tuple(beside), first, second, third)
+    inner_values = (vectors, before_vectors, parts.statistics)
+    outer_values = [tuple(outer.get(v, v) for v in values) for values in inner_values]
+    first, second, third = outer_values
+    x_at, y_at, *extra = addresses
+    placed = PlacedContraction(problem, x_at, weight, y_at, tuple(extra), first, second, third)
     if not problem.is_whole:
         return placed
     stages, numbers = _without_numbers(stages)
@@ -349,9 +349,9 @@ def gradient_of(
         source, result = node.inputs
         weight, direction = node.output, FILTER_GRADIENT
     x, y = tensor(source), tensor(result)
-    places = [
-        Address(value, (lies.offset - _nearest(lies)) * lies.itemsize)
-        for value, lies in ((source, x), (result, y))
+    addresses = [
+        Address(value, (layout.offset - _nearest(layout)) * layout.itemsize)
+        for value, layout in ((source, x), (result, y))
     ]
     geometry, planar = op.convolution, is_planar(node.output)
     out, channels, rows, columns = weight.shape
@@ -374,23 +374,23 @@ def gradient_of(
         direction=direction,
         deterministic=deterministic,
     )
-    return PlacedContraction(problem, places[0], weight, places[1], (), (), ())
+    return PlacedContraction(problem, addresses[0], weight, addresses[1], (), (), ())
 
 
 def lies_one_way(weight: Value) -> bool:
-    """Whether a filter's elements lie in one order, KCRS or KRSC."""
+    """Whether a filter's elements have the same order in KCRS and KRSC layout."""
     _, channels, rows, columns = weight.type.plane
     return channels == 1 or rows * columns == 1
 
 
 def _nearest(t: Tensor) -> int:
-    """What is left of an offset behind the last address that is aligned: equal problems at other
-    places of a buffer are one."""
+    """An offset as counted from the last aligned address before it.  The rest is added to the
+    address, so equal problems at other offsets in a buffer are one."""
     return t.offset % (ALIGNMENT // t.itemsize)
 
 
 def weight_strides(shape: Sequence[int], planar: bool) -> tuple[int, ...]:
-    """Of a filter in KCRS or KRSC order."""
+    """The strides of a dense filter in KCRS (planar) or KRSC order."""
     _, channels, rows, columns = shape
     size = channels * rows * columns
     if planar:
@@ -399,13 +399,13 @@ def weight_strides(shape: Sequence[int], planar: bool) -> tuple[int, ...]:
 
 
 def _rows(value: Value) -> Tensor:
-    """A value as rows of features, each an image of one pixel."""
+    """Views a value as rows of features, each an image of one pixel."""
     features = value.shape[-1]
     return Tensor(value.dtype, features, 1, 1, features, 1, features, features)
 
 
 def moments_of(problem: ContractionProblem) -> SumsBehind:
-    """Mean and variance of a problem's result."""
+    """The epilogue reduction to mean and variance of a problem's result."""
     y = problem.y
     shape = (problem.batch, y.channels, y.rows, y.columns)
     operators: tuple[tuple[Operator, tuple[int, ...]], ...] = (
@@ -432,12 +432,12 @@ def _stages(node: Node, parts: Parts) -> tuple[tuple[EpilogueStep, ...], tuple[V
     for operation in parts.epilogue:
         arguments = []
         for value in operation.operands:
-            kind = CHAIN if value is chain else Argument("tensor", 1 + others.index(value))
-            arguments.append(kind)
+            operand = CHAIN if value is chain else Argument("tensor", 1 + others.index(value))
+            arguments.append(operand)
         for vector in operation.vectors:
-            place = list(vectors).index(vector.value) if vector.value in vectors else len(vectors)
+            index = list(vectors).index(vector.value) if vector.value in vectors else len(vectors)
             vectors[vector.value] = None
-            arguments.append(Argument("vector", place))
+            arguments.append(Argument("vector", index))
         op = nodes[operation.output].op
         step = PointStep(operation.code, tuple(arguments))
         stages.append(_stage(op, step))
@@ -448,9 +448,9 @@ def _stages(node: Node, parts: Parts) -> tuple[tuple[EpilogueStep, ...], tuple[V
 def _without_numbers(
     stages: Sequence[EpilogueStep],
 ) -> tuple[tuple[EpilogueStep, ...], tuple[float, ...]]:
-    """Stages that read their constants but 0 as numbers, and these."""
+    """Stages that read their constants other than 0 as scalar arguments, and those constants."""
     numbers: list[float] = []
-    made = []
+    rewritten = []
     for stage in stages:
         code, arguments = [], list(stage.step.arguments)
         for line in stage.step.code:
@@ -460,19 +460,19 @@ def _without_numbers(
                 numbers.append(float(line.value or 0))
             else:
                 code.append(line)
-        made.append(replace(stage, step=PointStep(tuple(code), tuple(arguments))))
-    return tuple(made), tuple(numbers)
+        rewritten.append(replace(stage, step=PointStep(tuple(code), tuple(arguments))))
+    return tuple(rewritten), tuple(numbers)
 
 
 def _before(parts: Parts) -> tuple[tuple[PointStep, ...], tuple[Value, ...]]:
-    """What is computed on the image, and the vectors that it reads."""
+    """The prologue on the image, and the vectors that it reads."""
     steps = []
     vectors: dict[Value, int] = {}
     for operation in parts.prologue:
         arguments = [CHAIN]
         for vector in operation.vectors:
-            place = vectors.setdefault(vector.value, len(vectors))
-            arguments.append(Argument("vector", place))
+            index = vectors.setdefault(vector.value, len(vectors))
+            arguments.append(Argument("vector", index))
         steps.append(PointStep(operation.code, tuple(arguments)))
     return tuple(steps), tuple(vectors)
 

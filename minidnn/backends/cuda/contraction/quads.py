@@ -1,8 +1,8 @@
-"""Contractions of bytes without tensor cores: groups, and channels that are no whole chunks.
+"""Integer contractions without tensor cores: those with groups, or channels that fill no chunks.
 
 A thread computes one filter or four of a pixel.  Groups of one channel are computed byte by byte,
-four neighbours of a word at a time; others by products of words of four bytes, which are read 16
-bytes at once where they can be.  Sums are exact, and so are results of int32.
+four neighbours of a word at a time; others by dot products of four packed bytes (``dp4a``), which
+are read 16 bytes at once where alignment allows.  Sums are exact, and so are results of int32.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST = 1 << 31
 
 
 class QuadsKernel(ContractionKernel):
-    """There is one choice."""
+    """One filter or four of a pixel for each thread; there is one choice."""
 
     name = "quads"
 
@@ -105,14 +105,14 @@ class QuadsKernel(ContractionKernel):
 
 
 def _common(problem: ContractionProblem) -> int:
-    """Bytes that one access of the image may take, of channels from a group's first on."""
+    """Bytes that one access of the image may take, by the alignment of its pixels."""
     x: Tensor = problem.gathered
     steps = (x.image, x.row, x.pixel, x.offset)
     return gcd(ALIGNMENT, *steps)
 
 
 def _lanes(problem: ContractionProblem) -> int:
-    """Filters of a thread."""
+    """Filters that a thread computes."""
     out = problem.w.shape[0]
     if is_by_channel(problem):
         return 4 if out % 4 == 0 and _common(problem) % 4 == 0 else 1
@@ -120,7 +120,7 @@ def _lanes(problem: ContractionProblem) -> int:
 
 
 def _step(problem: ContractionProblem) -> int:
-    """Bytes of an access: a word, four of them, or a single byte."""
+    """Bytes of an access: a word of four, four words, or a single byte."""
     common = gcd(_common(problem), problem.w.shape[1])
     return common if common in (4, ALIGNMENT) else 4 if common == 8 else 1
 
@@ -157,13 +157,14 @@ _BY_WORD = """\
 
 
 def _products(problem: ContractionProblem) -> str:
+    """The code that adds the products of a tap to a thread's sums."""
     if is_by_channel(problem):
         return _BY_CHANNEL
     return _BY_BYTE if _step(problem) == 1 else _BY_WORD
 
 
 def _results(problem: ContractionProblem, lanes: int) -> str:
-    """What comes after, and where it goes."""
+    """The epilogue and the stores of a thread's results."""
     code = Code()
     code.line(f"y += m * P_y + n{_offset(problem.y)};")
     if not problem.stages and problem.y.dtype not in TYPES:
@@ -177,10 +178,10 @@ def _results(problem: ContractionProblem, lanes: int) -> str:
     for i, t in enumerate(problem.others):
         read.append((f"a{1 + i}", f"x{1 + i}[m * P_other{i} + n + j{_offset(t)}]"))
     read += [(f"b{i}", f"v{i}[n + j]") for i in range(len(problem.vectors))]
-    for name, place in read:
+    for name, element in read:
         code.line(f"float {name}[LANES];")
         code.line("#pragma unroll")
-        code.line(f"for (int j = 0; j < LANES; j++) {name}[j] = md_value({place});")
+        code.line(f"for (int j = 0; j < LANES; j++) {name}[j] = md_value({element});")
     compute_stages(code, problem, "LANES")
     steps = (problem.y.offset, step_of(problem.y), lanes)
     if all(step % lanes == 0 for step in steps):
@@ -193,4 +194,5 @@ def _results(problem: ContractionProblem, lanes: int) -> str:
 
 
 def _offset(t: Tensor) -> str:
+    """The term that adds a tensor's offset to an index."""
     return f" + {t.offset}" if t.offset else ""

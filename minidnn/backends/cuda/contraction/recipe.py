@@ -1,4 +1,8 @@
-"""Recipes: one way to compute a contraction, and how it is built from it."""
+"""Algorithms of contractions, their configurations, and the executables that are built from them.
+
+A :class:`Form` is an algorithm, a :class:`Recipe` is a configuration of it, as tuning remembers it,
+and a :class:`Built` is an executable: its core, and the kernels of ours before and after the core.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +35,17 @@ FIXED = "fixed"
 
 @dataclass(frozen=True)
 class Form:
-    """What computes a contraction: cuDNN by which functions, or which kernel of ours, with how
-    many of the stages, whether it writes a packed result that another kernel then carries to
-    where it belongs, and whether it computes what stands in front of it."""
+    """An algorithm: what computes the contraction, and how much of the problem it fuses.
+
+    Attributes:
+        core: the name of a kernel of ours; or cuDNN's graph of a convolution or a product, or its
+            fixed functions.
+        stages: how many of the epilogue's stages the core fuses, from the first on; a kernel after
+            it computes the others.
+        packed: whether the core writes a dense result to the workspace, which a kernel then copies
+            to the view that is the result.
+        front: whether the core fuses the producer of the gradient that it reads.
+    """
 
     core: str
     stages: int
@@ -42,11 +54,11 @@ class Form:
 
     @property
     def kernel(self) -> ContractionKernel | None:
-        """Ours; None where cuDNN computes it."""
+        """The kernel of ours that is the core; None where cuDNN is."""
         return KERNELS.get(self.core)
 
     def of_core(self, problem: ContractionProblem) -> ContractionProblem:
-        """What the core computes of a problem, beside the stages."""
+        """The problem that the core computes: without the producer, unless the core fuses it."""
         return problem if self.front else replace(problem, front=None)
 
     def __str__(self) -> str:
@@ -56,8 +68,14 @@ class Form:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A form with its engine, algorithm or choice of our kernel's; ``workspace`` and time as they
-    were measured."""
+    """A configuration of a form.
+
+    Attributes:
+        engine: cuDNN's engine or algorithm, or the choice of a kernel of ours.
+        knobs: cuDNN's settings of the engine.
+        workspace: bytes that its executable takes beside the tensors.
+        milliseconds: the time as it was measured; None before that.
+    """
 
     form: Form
     engine: int
@@ -66,7 +84,7 @@ class Recipe:
     milliseconds: float | None = None
 
     def algorithm(self, problem: ContractionProblem) -> str:
-        """The engine with its knobs, cuDNN's name of the algorithm, or our kernel's shape."""
+        """Names the engine with its knobs, cuDNN's algorithm, or our kernel with its choice."""
         if self.form.core == FIXED:
             name: str = algorithms_of(problem)(self.engine).name
             return name.removeprefix("CUDNN_CONVOLUTION_").removeprefix("FWD_ALGO_").lower()
@@ -81,7 +99,13 @@ Core = Plan | FixedConvolution | LoadedContraction
 
 @dataclass(frozen=True)
 class Built:
-    """A recipe that can run."""
+    """An executable: the core of a recipe, and the loaded kernels around it.
+
+    Attributes:
+        prepare: runs before the core, see :func:`prepare_of`.
+        finish: runs after the core, see :func:`finish_of`.
+        sums: the kernels of an epilogue reduction that the core does not compute.
+    """
 
     problem: ContractionProblem
     recipe: Recipe
@@ -92,32 +116,32 @@ class Built:
 
     @property
     def workspace(self) -> int:
-        """Bytes beside the tensors: cuDNN's, and the packed result."""
+        """Bytes beside the tensors: the core's workspace, and what the kernels around it write."""
         return room(self.problem, self.recipe.form, self.core.workspace)
 
     def describe_kernels(self) -> list[str]:
-        """What each kernel of ours takes of a multiprocessor, in order; cuDNN's do not tell."""
-        own = self.core.loaded if isinstance(self.core, LoadedContraction) else ()
-        said = [one.describe() for one in own]
+        """The resources of each kernel of ours, in launch order; those of cuDNN's are unknown."""
+        kernels = self.core.loaded if isinstance(self.core, LoadedContraction) else ()
+        descriptions = [loaded.describe() for loaded in kernels]
         if self.prepare is not None:
-            said.insert(0, f"before it {self.prepare.describe()}")
+            descriptions.insert(0, f"before it {self.prepare.describe()}")
         if self.finish is not None:
-            said.append(f"after it {self.finish.describe()}")
-        said += [f"sums by {one.describe()}" for one in self.sums]
-        return said
+            descriptions.append(f"after it {self.finish.describe()}")
+        descriptions += [f"sums by {loaded.describe()}" for loaded in self.sums]
+        return descriptions
 
     def bind(self, at: Addresses, workspace: int) -> Run:
-        """Runs on those addresses, which are numbers, on CuPy's current stream."""
-        runs = [row.bind(()) for row in self.rows(at, workspace)]
+        """Returns what launches it on CuPy's current stream; the addresses are numbers."""
+        launches = [row.bind(()) for row in self.rows(at, workspace)]
 
         def run() -> None:
-            for one in runs:
-                one()
+            for launch in launches:
+                launch()
 
         return run
 
     def rows(self, at: Addresses, workspace: KernelArgument) -> list[Row]:
-        """What is started on those addresses, in order."""
+        """The launches for those addresses, in order."""
         problem, form = self.problem, self.recipe.form
         packed = workspace + aligned(self.core.workspace)
         prepared = packed + aligned(_packed_bytes(problem, form))
@@ -130,33 +154,34 @@ class Built:
             x = prepared
         rows: list[Row] = []
         if self.prepare is not None:
-            given: tuple[KernelArgument, ...] = (at.x, *at.before, prepared)
+            pointers: tuple[KernelArgument, ...] = (at.x, *at.before, prepared)
             if problem.front is not None:
-                given = tuple((*at.front, at.y)[i] for i in order_of(problem.front))
-            rows.append(KernelRow.of(self.prepare, given))
+                pointers = tuple((*at.front, at.y)[i] for i in order_of(problem.front))
+            rows.append(KernelRow.of(self.prepare, pointers))
         rows += self._core(at, x, y, workspace)
         if self.finish is not None:
             tensors, vectors, _ = used(problem, form.stages)
             others = (*(at.others[i] for i in tensors), *(at.vectors[i] for i in vectors))
-            given = (packed if form.packed else at.y, *others, at.y)
-            rows.append(KernelRow.of(self.finish, given))
+            pointers = (packed if form.packed else at.y, *others, at.y)
+            rows.append(KernelRow.of(self.finish, pointers))
         if self.sums:
             rows += self._sums(at, passing + aligned(_passing_bytes(problem)))
         return rows
 
     def _sums(self, at: Addresses, parts: KernelArgument) -> list[Row]:
-        """The sweep behind the core."""
+        """The launches of the epilogue reduction, whose partial sums lie at ``parts``."""
         behind, (first, *last) = self.problem.behind, self.sums
         assert behind is not None
         count = len(behind.read) - 1 + len(behind.stored)
-        made = at.x if self.problem.direction == IMAGE_GRADIENT else at.y
+        source = at.x if self.problem.direction == IMAGE_GRADIENT else at.y
         sums = at.behind[count:]
-        swept = KernelRow(first, (made, *at.behind[:count], *([parts] if last else sums)))
-        return [swept, *(KernelRow(one, (parts, *sums)) for one in last)]
+        swept = KernelRow(first, (source, *at.behind[:count], *([parts] if last else sums)))
+        return [swept, *(KernelRow(loaded, (parts, *sums)) for loaded in last)]
 
     def _core(
         self, at: Addresses, x: KernelArgument, y: KernelArgument, workspace: KernelArgument
     ) -> list[Row]:
+        """The launches of the core, with the addresses of image and result that it works on."""
         problem, core = self.problem, self.core
         if isinstance(core, LoadedContraction):
             return core.rows(replace(at, x=x, workspace=workspace))
@@ -175,7 +200,7 @@ class Built:
             call = PlanCall(core, tuple(range(1, len(reads))) if at.are_settled else ())
             return [LibraryRow(call, (*reads, y, workspace))]
         reads = [x, at.w]
-        settled = [1]  # the filter; nothing writes it any more, nor vectors, if they are constants
+        settled = [1]  # the filter: as constants, neither it nor vectors are ever written again
         residual: KernelArgument = 0
         for stage in problem.stages[: self.recipe.form.stages]:
             if stage.mode == "bias":
@@ -195,7 +220,7 @@ class Built:
 def build(
     problem: ContractionProblem, recipe: Recipe, core: Core, machine: Machine, load: Load
 ) -> Built:
-    """A recipe whose core is there already."""
+    """Builds the executable of a recipe whose core exists: loads the kernels around it."""
     around = [prepare_of(problem, recipe.form, machine), finish_of(problem, recipe.form)]
     sums = sums_of(problem, recipe.form)
     loaded = iter(load([*(launch for launch in around if launch is not None), *sums]))
@@ -210,19 +235,19 @@ def core_of(
     machine: Machine,
     load: Load,
 ) -> Core:
-    """The plan, algorithm or kernel of a recipe.
+    """Builds the core of a recipe: cuDNN's plan, its fixed function, or a kernel of ours.
 
-    CuDNNError or UnsupportedError if cuDNN does not take it, which can only be if it changed.
+    CuDNNError or UnsupportedError if cuDNN refuses it, which it only does if it has changed.
     """
     if recipe.form.kernel is not None:
-        made = recipe.form.of_core(problem)
-        return load_contraction(made, recipe.form.kernel, recipe.engine, machine, load)
+        core_problem = recipe.form.of_core(problem)
+        return load_contraction(core_problem, recipe.form.kernel, recipe.engine, machine, load)
     if recipe.form.core == FIXED:
         form = recipe.form
-        found = fixed_convolution(problem, recipe.engine, form.stages, target(problem, form))
-        if isinstance(found, str):
-            raise AssertionError(f"a remembered algorithm is refused: {found}")
-        return found
+        convolution = fixed_convolution(problem, recipe.engine, form.stages, target(problem, form))
+        if isinstance(convolution, str):
+            raise AssertionError(f"a remembered algorithm is refused: {convolution}")
+        return convolution
     graph = graph_of(problem, recipe.form.core, recipe.form.stages, target(problem, recipe.form))
     return graph.build(
         choose=EngineConfig(recipe.engine, recipe.knobs),
@@ -231,7 +256,8 @@ def core_of(
 
 
 def prepare_of(problem: ContractionProblem, form: Form, machine: Machine) -> Launch | None:
-    """The kernel that goes before the core, if any."""
+    """The kernel that runs before the core, if any: the producer of a gradient, the gather of an
+    image with few channels, or the prologue."""
     if problem.front is not None:
         return None if form.front else launch_of(problem.front, problem.y, machine)
     if problem.gather is not None:
@@ -251,13 +277,13 @@ def prepare_of(problem: ContractionProblem, form: Form, machine: Machine) -> Lau
 
 
 def target(problem: ContractionProblem, form: Form) -> TensorSpec:
-    """What the core writes."""
+    """The tensor that the core writes: the result, or its dense copy in the workspace."""
     return spec_of(problem.packed if form.packed else problem.y, problem.batch)
 
 
 def used(problem: ContractionProblem, stages: int) -> tuple[list[int], list[int], list[PointStep]]:
-    """The tensors and vectors that the stages after the first so many read, and those stages'
-    steps with these numbers."""
+    """The indices of other tensors and of vectors that stages from number ``stages`` on read, and
+    the steps of those stages, with arguments that are renumbered accordingly."""
     steps = [stage.step for stage in problem.stages[stages:]]
     arguments = [a for step in steps for a in step.arguments]
     tensors = sorted({a.index - 1 for a in arguments if a.kind == "tensor"})
@@ -276,7 +302,8 @@ def used(problem: ContractionProblem, stages: int) -> tuple[list[int], list[int]
 
 
 def finish_of(problem: ContractionProblem, form: Form) -> Launch | None:
-    """The kernel that follows the core: the other stages, and the way to the result's place."""
+    """The kernel that runs after the core, if any: it computes the stages that the core leaves, and
+    writes the view that is the result."""
     if form.stages == len(problem.stages) and not form.packed:
         return None
     tensors, vectors, steps = used(problem, form.stages)
@@ -292,7 +319,8 @@ def finish_of(problem: ContractionProblem, form: Form) -> Launch | None:
 
 
 def sums_of(problem: ContractionProblem, form: Form) -> list[Launch]:
-    """The kernels that read the result for its sums, unless the core adds them up."""
+    """The kernels of the epilogue reduction, which read the result again; none if the core fuses
+    it."""
     if problem.behind is None or (form.kernel is not None and form.kernel.adds_up):
         return []
     sweep = sweep_of(problem)
@@ -300,7 +328,7 @@ def sums_of(problem: ContractionProblem, form: Form) -> list[Launch]:
 
 
 def room(problem: ContractionProblem, form: Form, workspace: int) -> int:
-    """Bytes that a recipe takes beside the tensors, when its core takes ``workspace``."""
+    """Bytes that a form takes beside the tensors, when its core takes ``workspace``."""
     packed, prepared = _packed_bytes(problem, form), _prepared_bytes(problem, form)
     swept = bool(sums_of(problem, form))
     behind = (_passing_bytes(problem), sweep_of(problem).bytes) if swept else ()
@@ -308,18 +336,20 @@ def room(problem: ContractionProblem, form: Form, workspace: int) -> int:
 
 
 def _passing_bytes(problem: ContractionProblem) -> int:
-    """Of a result that is no result of the node, but for a sweep of its own."""
+    """Bytes of a gradient that the epilogue reduction alone reads."""
     x = problem.x
     return problem.batch * x.image * x.itemsize if problem.passes else 0
 
 
 def _prepared_bytes(problem: ContractionProblem, form: Form) -> int:
+    """Bytes of the image that the gather or the prologue writes for the core."""
     if problem.gather is not None or (problem.before and form.kernel is None):
         return problem.batch * problem.input.strides[0] * problem.x.itemsize
     return 0
 
 
 def _packed_bytes(problem: ContractionProblem, form: Form) -> int:
+    """Bytes of the dense result that the core writes if the form is ``packed``."""
     y = problem.packed
     size = problem.batch * y.channels * y.rows * y.columns * ITEMSIZE[y.dtype]
     return size if form.packed else 0

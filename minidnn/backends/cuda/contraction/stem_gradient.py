@@ -1,29 +1,29 @@
-"""Gradients of filters of few input channels by tensor cores: a network's first convolution.
+"""Weight gradients of convolutions with few input channels, by tensor cores: a network's first one.
 
 A gradient of a filter is a matrix product, filters by pixels times pixels by taps.  With three
 channels a library either gathers a matrix of windows, which is many times as large as the image,
 or leaves most of a tensor core empty.  Here a block reads each gradient and each row of the image
-once, windows overlap in shared memory (see below), and sums stay in registers until all
-pixels of a block are done.  Each block leaves one part of the sums; a second kernel adds the parts
-in a fixed order, so that every run gives the same bits.
+once, windows overlap in shared memory (see below), and sums stay in registers until all pixels of a
+block are done.  Each block leaves partial sums (split-K over pixels); a second kernel adds these in
+a fixed order, so that every run gives the same bits.
 
 The least time is that of reading both tensors once.  A 7x7 convolution of stride 2 from 3 to 64
 channels on 128 images of 224 x 224 reads 244 MB: 0.08 ms at 3 TB/s, which is 11 cycles of a
 multiprocessor for each pixel of its part.  Its 30 GFLOP become 35, as the 21 numbers that a window
-takes of a row have 24 places: 9 cycles of tensor cores.  Each of a block's 8 warps makes 32 filters
-by 11 chunks of 8 taps, 88 sums a thread, and reads 960 bytes of shared memory for each pixel with
-its neighbours: 8 cycles.  The three are so close to each other that about twice the least time is
-to be expected.  For a 3x3 window memory alone counts.
+takes of a row are padded to 24: 9 cycles of tensor cores.  Each of a block's 8 warps makes 32
+filters by 11 chunks of 8 taps, 88 sums a thread, and reads 960 bytes of shared memory for each
+pixel with its neighbours: 8 cycles.  The three are so close to each other that about twice the
+least time is to be expected.  For a 3x3 window memory alone counts.
 
 A block takes at most half the shared memory, so that a multiprocessor has two, of 16 warps
-together; there is room for the gradients of four steps, of which three are on their way.
+together; there is room for the gradients of four steps, of which three are in flight.
 
 The rows of an image lie in shared memory so that what a window reads of one of them, S * C numbers
 side by side, begins at a multiple of 16 bytes for every pixel: then ``ldmatrix`` reads windows
 where they overlap, and nothing is copied for each pixel.  Pixels are ``step`` numbers apart.  Where
 that is no multiple of eight, a row lies there in several copies, each shifted by ``step``: copy g
-is for every pixel whose number leaves g.  Channels may be filled up, which makes the step even or
-the copies few.
+is for the pixels whose number is g modulo the number of copies.  Channels may be padded, which
+makes the step even or the copies few.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ MOST_CHANNELS = 8
 MOST_TAPS = 7
 """Rows and columns of a window."""
 _PIXELS = 128
-"""Of a step at most."""
+"""Pixels of a step, at most."""
 _MOST_STAGES = 4
 _LEAST_STAGES = 2
 _MOST_SUMS = 88
 _MOST_SUMS_BEFORE = 64
-"""Of a thread on Hopper and on GPUs before it, for which more do not compile into the 128 registers
-that a thread has where a multiprocessor has two blocks."""
+"""Sums of a thread on Hopper, and on GPUs before it, for which more do not compile into the 128
+registers that a thread has where a multiprocessor has two blocks."""
 _HOPPER = (9, 0)
 _RESERVED = 1024
 """Bytes of shared memory that each block takes beside its own."""
 _CHUNK = 8
-"""Numbers in 16 bytes."""
+"""Elements in 16 bytes."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """How a row of the image lies for windows of so many numbers, ``step`` apart.
+    """The layout of a row of the image in shared memory, for windows that are ``step`` apart.
 
     Attributes:
-        channels: of a pixel, filled up.
-        step: numbers from one pixel of the result to the next.
-        chunks: of 16 bytes that a window takes of a row.
+        channels: channels of a pixel, with those that pad it.
+        step: elements of the row from one pixel of the result to the next.
+        chunks: chunks of 16 bytes that a window takes of a row.
     """
 
     channels: int
@@ -76,17 +76,18 @@ class Rows:
 
     @property
     def copies(self) -> int:
+        """Copies of the row, so that each window begins at a multiple of 16 bytes in one."""
         return _CHUNK // gcd(_CHUNK, self.step)
 
     def pitch(self, pixels: int) -> int:
-        """Numbers from one copy to the next: windows of eight pixels share as few banks as may
-        be.  There is room for one pixel more."""
+        """Elements from one copy to the next, so that windows of eight pixels share the fewest
+        banks.  There is room for one pixel more."""
         reached = (pixels - self.copies) * self.step + self.chunks * _CHUNK
         least = -(-(reached + self.channels) // _CHUNK)
         return _CHUNK * min(range(least, least + _CHUNK), key=self._crowd)
 
     def _crowd(self, pitch: int) -> int:
-        """How many of eight windows share banks, where copies are so many chunks apart."""
+        """How many of eight windows share banks, where copies are ``pitch`` chunks apart."""
         ahead = self.step * self.copies // _CHUNK
         banks = [
             (pixel % self.copies * pitch + pixel // self.copies * ahead) % _CHUNK
@@ -96,12 +97,12 @@ class Rows:
 
 
 def rows_of(channels: int, window: int, stride: int) -> Rows:
-    """The way to lay rows out that makes fewest products, then fewest copies."""
-    found = [
-        Rows(wide, wide * stride, -(-window * wide // _CHUNK))
-        for wide in range(channels, MOST_CHANNELS + 1)
+    """The layout of rows with the fewest products, and of these the one with the fewest copies."""
+    layouts = [
+        Rows(padded, padded * stride, -(-window * padded // _CHUNK))
+        for padded in range(channels, MOST_CHANNELS + 1)
     ]
-    return min(found, key=lambda rows: (rows.chunks, rows.copies, rows.channels))
+    return min(layouts, key=lambda rows: (rows.chunks, rows.copies, rows.channels))
 
 
 @dataclass(frozen=True)
@@ -109,15 +110,15 @@ class StemShape:
     """What a block does in a step: the products of ``down`` times ``across`` pixels of the result.
 
     Attributes:
-        filters: of a block.
-        filter_groups: of warps, which share the filters out.
-        tap_groups: of warps, which share the chunks of the window out.
+        filters: filters of a block.
+        filter_groups: groups of warps that divide the filters.
+        tap_groups: groups of warps that divide the chunks of the window.
         down: rows of the result.
-        across: pixels of a row of them.
+        across: pixels of such a row.
         stages: steps whose gradients have room in shared memory.
-        rows: how a row of the image lies.
+        rows: the layout of a row of the image.
         window: chunks of the whole window.
-        kept: rows of the image in shared memory.
+        kept: rows of the image in shared memory: those of a step, and the new ones of the next.
     """
 
     filters: int
@@ -132,57 +133,59 @@ class StemShape:
 
     @property
     def pixel_groups(self) -> int:
-        """Of warps, which share the pixels out."""
+        """Groups of warps that divide the pixels."""
         return WARPS // (self.filter_groups * self.tap_groups)
 
     @property
     def chunks(self) -> int:
-        """Of the window, that a warp takes."""
+        """Chunks of the window that a warp takes."""
         return -(-self.window // self.tap_groups)
 
     @property
     def row_bytes(self) -> int:
-        """Of a row of the image, with its copies."""
+        """Bytes of a row of the image, with its copies."""
         return self.rows.copies * self.rows.pitch(self.across) * 2
 
     @property
     def stage_bytes(self) -> int:
+        """Bytes of the gradients of a step."""
         return self.down * self.across * self.filters * 2
 
     @property
     def shared_bytes(self) -> int:
-        """Zeros, rows of the image and gradients; in the end the block's sums."""
+        """Shared memory of a block: zeros, rows of the image and gradients; in the end its sums."""
         running = 16 + self.kept * self.row_bytes + self.stages * self.stage_bytes
         return max(running, self.filters * self.window * _CHUNK * 4)
 
     def blocks(self, machine: Machine) -> int:
-        """Side by side on a multiprocessor."""
+        """Blocks that a multiprocessor runs at once."""
         room = machine.shared_bytes + _RESERVED
         return min(2, room // (self.shared_bytes + _RESERVED))
 
 
 def shape_of(problem: ContractionProblem, machine: Machine) -> StemShape | None:
-    """The largest steps that leave room for two blocks, or for one; None if none has room."""
+    """The shape with the largest steps of which two blocks fit a multiprocessor, or one; None if
+    none fits."""
     sums = _MOST_SUMS if machine.capability >= _HOPPER else _MOST_SUMS_BEFORE
-    found = list(_shapes(problem, sums))
+    shapes = list(_shapes(problem, sums))
     for blocks in (2, 1):
-        for shape in found:
+        for shape in shapes:
             if shape.blocks(machine) >= blocks:
                 return shape
     return None
 
 
 def _shapes(problem: ContractionProblem, sums: int) -> Iterator[StemShape]:
-    """From large steps to small ones, each with many stages and with few."""
+    """Shapes from large steps to small ones, each with many stages and then with few."""
     _, channels, down, across = problem.w.shape
     y, stride = problem.y, problem.stride
     rows = rows_of(channels, across, stride[1])
     window = down * rows.chunks
     filters, filter_groups, tap_groups = _warps(problem.w.shape[0], window, sums)
-    for most in range(_PIXELS, 0, -16):
-        parts = -(-y.columns // most)
+    for pixels in range(_PIXELS, 0, -16):
+        parts = -(-y.columns // pixels)
         wide = -(-y.columns // parts // 16) * 16
-        high = max(1, min(y.rows, most // wide))
+        high = max(1, min(y.rows, pixels // wide))
         kept = (high - 1) * stride[0] + down + high * stride[0]
         for stages in range(_MOST_STAGES, _LEAST_STAGES - 1, -1):
             yield StemShape(
@@ -191,20 +194,20 @@ def _shapes(problem: ContractionProblem, sums: int) -> Iterator[StemShape]:
 
 
 def _warps(filters: int, window: int, sums: int) -> tuple[int, int, int]:
-    """Filters of a block, and how its warps share filters and chunks out: so that a thread has
-    no more than ``sums`` and tensor cores and shared memory have least to do."""
-    most = min(64, -(-filters // 16) * 16)
-    most = 64 if most == 48 else most
-    for made in (most, 32, 16):
+    """Filters of a block, and the groups of its warps that divide filters and chunks: so that a
+    thread has at most ``sums``, and tensor cores and shared memory have the least work."""
+    widest = min(64, -(-filters // 16) * 16)
+    widest = 64 if widest == 48 else widest
+    for block in (widest, 32, 16):
         priced = []
         for by_filter in (1, 2, 4):
             for by_tap in (1, 2, 4, 8):
-                own = -(-window // by_tap)
-                fits = made // 16 % by_filter == 0 and by_filter * by_tap <= WARPS
-                if fits and own <= window and made // 16 // by_filter * own * 4 <= sums:
-                    products = made * own * by_tap * 8 / 1024
-                    read = (made * 2 * by_tap + own * by_tap * 16 * by_filter) / 128
-                    priced.append((products + read, made, by_filter, by_tap))
+                chunks = -(-window // by_tap)
+                fits = block // 16 % by_filter == 0 and by_filter * by_tap <= WARPS
+                if fits and chunks <= window and block // 16 // by_filter * chunks * 4 <= sums:
+                    products = block * chunks * by_tap * 8 / 1024
+                    read = (block * 2 * by_tap + chunks * by_tap * 16 * by_filter) / 128
+                    priced.append((products + read, block, by_filter, by_tap))
         if priced:
             return min(priced)[1:]
     raise AssertionError(f"no warps for a window of {window} chunks")
@@ -213,7 +216,7 @@ def _warps(filters: int, window: int, sums: int) -> tuple[int, int, int]:
 _NAMES = ("filters", "rows", "columns", "segments", "steps", "parts", "height", "width")
 _STRIDES = ("top", "left", "image", "row", "pixel", "dy_image", "dy_row", "dy_pixel")
 _LANES = 8
-"""Numbers of a copy of 16 bytes."""
+"""Elements of a copy of 16 bytes."""
 
 
 _TO = "md_shared + to + filter % 8 * 2"
@@ -223,11 +226,11 @@ _COPIES = {
     2: f"md_copy_if<4>({_TO}, from, inside);",
     1: f"((T *)({_TO}))->bits = inside ? from->bits : (unsigned short)0;",
 }
-"""How so many numbers are copied from device memory to shared memory."""
+"""The code that copies so many elements from device memory to shared memory."""
 
 
 class StemGradientKernel(ContractionKernel):
-    """A choice is into how many parts the sums are divided."""
+    """Steps of pixels for each block; a choice is the number of split-K parts."""
 
     name = "stem gradient"
     directions = (FILTER_GRADIENT,)
@@ -255,7 +258,7 @@ class StemGradientKernel(ContractionKernel):
         return 0.5
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
-        """As many as there are blocks at once."""
+        """As many parts as the machine runs blocks at once."""
         shape = _shape(problem, machine)
         groups = -(-problem.w.shape[0] // shape.filters)
         wave = max(1, machine.multiprocessors * shape.blocks(machine) // groups)
@@ -264,8 +267,8 @@ class StemGradientKernel(ContractionKernel):
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """The kernel of the parts, which takes image, gradient and parts, then the numbers of
-        :meth:`numbers`; and the one that adds them up, and makes halves of them."""
+        """The kernel of the partial sums, which takes image, gradient and partial sums, then the
+        numbers of :meth:`numbers`; and the one that adds them up and rounds to half precision."""
         shape = _shape(problem, machine)
         groups = -(-problem.w.shape[0] // shape.filters)
         first = source_of("stem_gradient.cu", _text(problem, shape, machine))
@@ -297,21 +300,24 @@ class StemGradientKernel(ContractionKernel):
 
 
 def _shape(problem: ContractionProblem, machine: Machine) -> StemShape:
-    found = shape_of(problem, machine)
-    assert found is not None, problem.describe()
-    return found
+    """The shape of a problem for which there is one."""
+    shape = shape_of(problem, machine)
+    assert shape is not None, problem.describe()
+    return shape
 
 
 def _segments(problem: ContractionProblem, shape: StemShape) -> int:
-    """Into how many steps a row of the result falls."""
+    """How many steps a row of the result has."""
     return -(-problem.y.columns // shape.across)
 
 
 def _steps(problem: ContractionProblem, shape: StemShape) -> int:
+    """Steps of all images."""
     return problem.batch * _segments(problem, shape) * -(-problem.y.rows // shape.down)
 
 
 def _text(problem: ContractionProblem, shape: StemShape, machine: Machine) -> dict[str, object]:
+    """What the names in dollars of ``stem_gradient.cu`` stand for."""
     _, channels, rows, columns = problem.w.shape
     element = TYPES[problem.x.dtype]
     lanes = _lanes(problem)
@@ -345,7 +351,7 @@ def _text(problem: ContractionProblem, shape: StemShape, machine: Machine) -> di
 
 
 def _lanes(problem: ContractionProblem) -> int:
-    """How many filters' gradients are always copied at once: as they are aligned."""
+    """Filters whose gradients one copy takes, by the alignment of pixels."""
     y = problem.y
     steps = (y.offset, y.pixel, y.row, *((y.image,) if problem.batch > 1 else ()))
     return gcd(_LANES, problem.w.shape[0], *steps)

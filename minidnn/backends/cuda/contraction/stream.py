@@ -1,8 +1,10 @@
 """1x1 convolutions by ``wgmma``: pixels stream past filters, or both pass through shared memory.
 
-It takes scale, shift and ReLU in front, or what makes a gradient that it reads, residuals, slices
-on both sides, and sums behind what it writes.  Filters stay in shared memory where all of a block's
-fit beside a few slabs of pixels; else a slab brings its channels of both.
+One warp group loads slabs of 64 channels into a ring in shared memory, and others multiply.
+The kernel fuses a prologue of scale, shift and ReLU, or the producer of the gradient that it reads,
+an epilogue with residuals, and an epilogue reduction; it reads and writes slices.  The filters of a
+block stay in shared memory where they fit beside a few slabs of pixels; else a slab has its
+channels of both.
 """
 
 from __future__ import annotations
@@ -36,8 +38,13 @@ from .tile import is_packed
 
 @dataclass(frozen=True)
 class Stream:
-    """How many filters a block makes, whether they stay in shared memory, and how many warp groups
-    multiply."""
+    """The tile shape of a block.
+
+    Attributes:
+        filters: N of a tile.
+        stays: whether all channels of these filters stay in shared memory.
+        groups: warp groups that multiply.
+    """
 
     filters: int
     stays: bool = True
@@ -45,33 +52,34 @@ class Stream:
 
     @property
     def halves(self) -> bool:
-        """Whether warp groups share a slab's pixels, and each has a part of the filters; else they
-        share the filters."""
+        """Whether the warp groups divide N: each takes all pixels of a slab and its part of the
+        filters; else they divide M."""
         return not self.stays and self.groups == 2
 
     @property
     def columns(self) -> int:
-        """Filters of a warp group."""
+        """Filters of a warp group, which are N of its ``wgmma``."""
         return self.filters // (self.groups if self.halves else 1)
 
     @property
     def pixels(self) -> int:
-        """Of a tile."""
+        """M of a tile."""
         return 64 * (1 if self.halves else self.groups)
 
     @property
     def lanes(self) -> int:
-        """Threads that write a row of a warp group's filters, a chunk each at a time."""
+        """Threads that write a row of a warp group's filters together, a chunk each at a time."""
         return next(lanes for lanes in (16, 8, 4, 2) if self.columns % (8 * lanes) == 0)
 
     def adds(self, sums: int) -> bool:
-        """Whether so many numbers for each filter that a thread writes fit its registers beside the
-        sums of products."""
+        """Whether ``sums`` numbers for each filter that a thread writes fit its registers, beside
+        its accumulators."""
         kept = sums * self.columns // self.lanes
         return self.columns // 2 + kept <= _MOST_SUMS[self.groups]
 
     @property
     def kind(self) -> tuple[bool, int]:
+        """How work is shared: of each kind one stream is measured."""
         return self.stays, self.groups
 
     def __str__(self) -> str:
@@ -87,22 +95,22 @@ STREAMS = (
 )
 
 _MOST_SUMS = {2: 120, 3: 88}
-"""Registers of a thread, by the groups that multiply."""
+"""Registers of a thread for accumulators and sums, by the number of groups that multiply."""
 _MOST_BESIDE_MAKERS = 2
-"""Groups that multiply beside one that makes what they read: of more each has too few registers."""
+"""Groups that multiply beside one that computes a producer: more have too few registers each."""
 _LEAST_SLABS = 48 << 10
 _MOST_SLABS = 128 << 10
-"""Bytes of pixels on their way: less does not keep memory busy, more is of no use."""
+"""Bytes of pixels in flight: fewer do not keep memory busy, more are of no use."""
 _MOST_SLABS_MADE = 120 << 10
-"""The same beside a group that makes what is read of them; more have not been measured."""
+"""The most beside a group that computes the producer; more have not been measured."""
 _LEAST_PASSING = 3
-"""Slabs of pixels and filters: of fewer none would be on its way while two groups read."""
+"""Slabs of pixels and filters: with fewer, none would be in flight while two groups read."""
 _READ_AGAIN = 32
-"""Results of a pixel that reading it again counts as."""
+"""How many results of a pixel take as much work as reading the pixel again."""
 _LEAST_PIXELS = 128 * 64
-"""Fewer are not enough tiles for blocks that keep their filters."""
+"""Fewer pixels are not enough tiles for blocks that keep their filters."""
 _LEAST_PIXELS_MADE = 64 * 32
-"""Where what the product reads is computed first."""
+"""The same where a prologue or a producer is fused."""
 
 
 class StreamKernel(ContractionKernel):
@@ -140,42 +148,42 @@ class StreamKernel(ContractionKernel):
     def why_slow(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if problem.is_unfused:
             return UNFUSED
-        more = problem.before or problem.front is not None
-        least = _LEAST_PIXELS_MADE if more else _LEAST_PIXELS
-        # Else there are too few to keep filters for, or for them to pass.
+        fuses_before = problem.before or problem.front is not None
+        least = _LEAST_PIXELS_MADE if fuses_before else _LEAST_PIXELS
+        # With fewer, it pays neither to keep filters in shared memory nor to stream them.
         return None if pixels_of(problem) >= least else f"it has fewer than {least} pixels"
 
     def price(self, problem: ContractionProblem) -> float:
         return 0.7
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
-        """One for each way to share work.
+        """The stream with the least work of each kind.
 
-        Filters that pass are measured where scale, shift and ReLU come before the product: else
-        those that stay, or cuDNN's kernels, are as fast.
+        Streams whose filters pass are measured where scale, shift and ReLU are the prologue: else
+        those whose filters stay, or cuDNN's kernels, are as fast.
         """
         limit = machine.shared_bytes
         fitting = [
             i
-            for i, one in enumerate(STREAMS)
-            if (one.stays or problem.before)
-            and _has_room(problem, one)
-            and _slabs(problem, one, limit)
+            for i, stream in enumerate(STREAMS)
+            if (stream.stays or problem.before)
+            and _has_room(problem, stream)
+            and _slabs(problem, stream, limit)
         ]
-        least: dict[tuple[bool, int], int] = {}
+        cheapest: dict[tuple[bool, int], int] = {}
         for i in sorted(fitting, key=lambda i: _work(problem, STREAMS[i])):
-            least.setdefault(STREAMS[i].kind, i)
-        return sorted(least.values(), key=lambda i: _order(STREAMS[i]))
+            cheapest.setdefault(STREAMS[i].kind, i)
+        return sorted(cheapest.values(), key=lambda i: _order(STREAMS[i]))
 
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """A block for each multiprocessor.
+        """A kernel with a block for each multiprocessor.
 
-        Arguments: image, filter, the others, the vectors of what comes after, those of what comes
-        before, the result, what is read in front, if anything is, and where what is made of it is
-        stored, what is read and stored behind it and the parts of sums, if there are any; then the
-        numbers of :meth:`numbers`.  What joins the parts takes them and the sums.
+        Arguments: image, filter, the others, the vectors of the epilogue, those of the prologue and
+        the result; of a producer its operands and its result; of an epilogue reduction what it
+        reads and stores, and the partial sums; then the numbers of :meth:`numbers`.  A second
+        kernel, which combines the partial sums, takes these and the reduction's results.
         """
         stream = STREAMS[choice]
         element = TYPES[problem.x.dtype]
@@ -215,7 +223,7 @@ class StreamKernel(ContractionKernel):
         shared = _fixed(problem, stream) + slabs * slab
         groups = _rounds(problem, stream)
         blocks = _blocks(problem, stream, machine)
-        # One warp group loads, and one may make what the others read.
+        # One warp group loads, and one may compute the producer.
         threads = 128 * (stream.groups + (1 if problem.front is None else 2))
         first = Launch(source, (blocks, groups, 1), (threads, 1, 1), shared)
         if problem.behind is None:
@@ -228,9 +236,9 @@ class StreamKernel(ContractionKernel):
         front = problem.front
         reads: list[KernelArgument] = [at.x, at.w, *at.others, *at.vectors, *at.before, at.y]
         if front is not None:
-            lies = enumerate(front.tensors)
-            first, *places = (at.front[i] + t.offset * t.itemsize for i, t in lies)
-            reads = [first, *reads[1:], *places, *at.front[1 + len(places) :], at.x]
+            tensors = enumerate(front.tensors)
+            first, *others = (at.front[i] + t.offset * t.itemsize for i, t in tensors)
+            reads = [first, *reads[1:], *others, *at.front[1 + len(others) :], at.x]
         return sums_behind.arguments(problem, reads, at, self.numbers(problem, choice, machine))
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
@@ -260,61 +268,61 @@ class StreamKernel(ContractionKernel):
 
 
 def _order(stream: Stream) -> tuple[bool, int]:
-    """Where one comes that is measured: first those of most pixels, whose filters stay."""
+    """The key that sorts choices: first streams whose filters stay, of these first most groups."""
     return not stream.stays, -stream.groups
 
 
 def _work(problem: ContractionProblem, stream: Stream) -> int:
-    """Of a pixel, by the results that are computed, also those that nobody wants; each round reads
-    it again: 128 to 512 channels on 28 x 28, with a residual, take 68 us at batch 128 in rounds of
-    128 filters and 74 in those of 192 (one H200)."""
+    """The work for a pixel, in results that are computed, with those of filters that do not exist.
+    Each round reads the pixel again: 128 to 512 channels on 28 x 28, with a residual, take 68 us at
+    batch 128 in rounds of 128 filters and 74 in those of 192 (one H200)."""
     return _rounds(problem, stream) * (stream.filters + _READ_AGAIN)
 
 
 def _rounds(problem: ContractionProblem, stream: Stream) -> int:
-    """How many blocks make all filters."""
+    """How many blocks along N make all filters."""
     return -(-problem.w.shape[0] // stream.filters)
 
 
 def _blocks(problem: ContractionProblem, stream: Stream, machine: Machine) -> int:
-    """How many blocks share the pixels."""
+    """How many blocks along M share the pixels."""
     tiles = -(-pixels_of(problem) // stream.pixels)
     return min(tiles, max(1, machine.multiprocessors // _rounds(problem, stream)))
 
 
 def _has_room(problem: ContractionProblem, stream: Stream) -> bool:
-    """Whether registers are enough for what is added up behind a problem, and for those that make
-    what is read in front."""
+    """Whether registers are enough for the sums of an epilogue reduction, and for the warp group
+    that computes a producer."""
     if problem.front is not None and stream.groups > _MOST_BESIDE_MAKERS:
         return False
     return problem.behind is None or stream.adds(registers_of(problem.behind))
 
 
 def _slab_bytes(problem: ContractionProblem, stream: Stream) -> int:
-    """Of 64 channels."""
+    """Shared memory of a slab, in bytes: 64 channels of its pixels, and of filters that pass."""
     return 128 * (stream.pixels * tensors_of(problem) + (0 if stream.stays else stream.filters))
 
 
 def _barrier_bytes(problem: ContractionProblem) -> int:
-    """Of a slab: it is full, what is read of it is made, it is empty."""
+    """Shared memory of a slab's barriers, in bytes: full, ready (with a producer) and empty."""
     return 16 if problem.front is None else 24
 
 
 def _fixed(problem: ContractionProblem, stream: Stream) -> int:
-    """Bytes of shared memory beside the slabs: what aligns them, filters that stay, results and
-    what they are joined with, vectors."""
+    """Shared memory beside the slabs, in bytes: their alignment, filters that stay, results and the
+    other tensors, vectors."""
     steps = -(-problem.w.shape[1] // 16)
-    joined = max(1, len(problem.others)) * stream.groups * 4 * 16 * (stream.columns + 8) * 2
+    results = max(1, len(problem.others)) * stream.groups * 4 * 16 * (stream.columns + 8) * 2
     staying = steps * stream.filters * 32 if stream.stays else 0
     before = steps * 64 if problem.before else 0
     before += stream_front.shared_bytes(problem, steps)
     after = len(problem.vectors) * stream.filters * 6
     after += sums_behind.shared_bytes(problem, stream.filters)
-    return 1024 + staying + joined + before + after
+    return 1024 + staying + results + before + after
 
 
 def _slabs(problem: ContractionProblem, stream: Stream, limit: int) -> int:
-    """Slabs of 64 channels in the ring, each with its barriers; 0 if there is no room."""
+    """Stages of the pipeline: slabs of 64 channels, each with its barriers; 0 if too few fit."""
     slab = _slab_bytes(problem, stream)
     count = (limit - _fixed(problem, stream)) // (slab + _barrier_bytes(problem))
     if not stream.stays:
@@ -327,8 +335,8 @@ _NAMES = ("filters", "chunks", "slabs", "tiles", "pixels", "x", "y")
 
 
 def _before_vectors(problem: ContractionProblem) -> str:
-    """Scale and shift, those that a thread needs for a product side by side: of channels 2 i,
-    2 i + 1, 2 i + 8 and 2 i + 9 of sixteen for lane i of four."""
+    """The copies of scale and shift to shared memory, in the order of a thread's fragments: side by
+    side lie channels 2 i, 2 i + 1, 2 i + 8 and 2 i + 9 of sixteen, for lane i of four."""
     if not problem.before:
         return ""
     scale, shift = (argument.index for argument in problem.before[0].arguments[1:])
@@ -337,17 +345,17 @@ def _before_vectors(problem: ContractionProblem) -> str:
     with code.block("for (int i = threadIdx.x; i < steps * 4; i += GROUPS * 128)"):
         code.line("const int q = i / 4 * 16 + i % 4 * 2;")
         code.line("const bool second = i / 4 * 2 + 1 < chunks;")
-        for place, (vector, high) in enumerate(
+        for slot, (vector, high) in enumerate(
             ((scale, False), (scale, True), (shift, False), (shift, True))
         ):
             read = f"*(const unsigned int *)(u{vector} + q{' + 8' if high else ''})"
             read = f"second ? {read} : 0u" if high else read
-            code.line(f"scales[i * 4 + {place}] = {read};")
+            code.line(f"scales[i * 4 + {slot}] = {read};")
     return str(code).rstrip("\n")
 
 
 def _scale(problem: ContractionProblem, index: str, step: str) -> str:
-    """What comes before, on sixteen rows of sixteen channels in a warp's registers."""
+    """The prologue on sixteen rows of sixteen channels, which are a warp's fragments."""
     if not problem.before:
         return ""
     code = Code()
@@ -358,8 +366,8 @@ def _scale(problem: ContractionProblem, index: str, step: str) -> str:
 
 
 def _behind_vectors(problem: ContractionProblem) -> str:
-    """Asks for the vectors of what comes after, for the block's filters: they lie behind the
-    numbers that they are to be."""
+    """The asynchronous copies of the epilogue's vectors for the block's filters.  They go behind
+    the space for the floats that they are converted to."""
     count = len(problem.vectors)
     code = Code()
     if count:
@@ -372,18 +380,18 @@ def _behind_vectors(problem: ContractionProblem) -> str:
 
 
 def _behind_numbers(problem: ContractionProblem) -> str:
-    """A thread makes numbers of what it has asked for."""
+    """The conversion to floats of the vectors that a thread has copied."""
     count = len(problem.vectors)
     code = Code()
     if count:
         code.line("float *const after = (float *)(md_shared + (behind - begins));")
         with code.block("for (int i = threadIdx.x; i < FILTERS / 8; i += GROUPS * 128)"):
             for i in range(count):
-                place = f"{i} * FILTERS + i * 8"
+                index = f"{i} * FILTERS + i * 8"
                 code.line(f"float b{i}[8];")
-                code.line(f"md_load<8>(b{i}, (const T *)(after + {count} * FILTERS) + {place});")
+                code.line(f"md_load<8>(b{i}, (const T *)(after + {count} * FILTERS) + {index});")
                 code.line("#pragma unroll")
-                code.line(f"for (int j = 0; j < 8; j++) after[{place} + j] = b{i}[j];")
+                code.line(f"for (int j = 0; j < 8; j++) after[{index} + j] = b{i}[j];")
     return str(code).rstrip("\n")
 
 
@@ -408,33 +416,33 @@ _COPIES = """\
 
 
 def _others(problem: ContractionProblem) -> str:
-    """How the other tensors of a tile are asked for, and those of the first; beyond the last tile
-    are no pixels."""
+    """The asynchronous copies of the other tensors of a tile, and those of the first tile; beyond
+    the last tile are no pixels."""
     count = len(problem.others)
     copies = "\n".join(fill(_COPIES, {"I": i, "X": 1 + i}) for i in range(count))
     return fill(_OTHERS, {"COPIES": copies}) if count else ""
 
 
 def _read(problem: ContractionProblem) -> str:
-    """What the next columns are joined with: of two rows, and the vectors' for both."""
+    """The loads of the epilogue's tensors and vectors, for the next columns of two rows."""
     code = Code()
     for i in range(len(problem.others)):
         code.line(f"float x{i}s[AT_ONCE / 4][2];")
         code.line("#pragma unroll")
         with code.block("for (int i = 0; i < AT_ONCE / 4; i++)"):
-            place = f"at + {i} * JOINED + (i & 1) * 8 * PITCH + i / 2 * 8"
-            code.line(f"md_load<2>(x{i}s[i], {place});")
+            address = f"at + {i} * JOINED + (i & 1) * 8 * PITCH + i / 2 * 8"
+            code.line(f"md_load<2>(x{i}s[i], {address});")
     for i in range(len(problem.vectors)):
         code.line(f"float2 v{i}s[AT_ONCE / 8];")
         code.line("#pragma unroll")
         with code.block("for (int i = 0; i < AT_ONCE / 8; i++)"):
-            place = f"{i} * FILTERS + n1 - n0 + part + i * 8 + (lane & 3) * 2"
-            code.line(f"v{i}s[i] = pair(behind + ({place}) * 4);")
+            address = f"{i} * FILTERS + n1 - n0 + part + i * 8 + (lane & 3) * 2"
+            code.line(f"v{i}s[i] = pair(behind + ({address}) * 4);")
     return str(code).rstrip("\n")
 
 
 def _epilogue(problem: ContractionProblem) -> str:
-    """What comes after, on two neighbours of a row."""
+    """The epilogue of two neighbours of a row."""
     code = Code()
     for i in range(len(problem.others)):
         code.line(f"const float (&a{1 + i})[2] = x{i}s[i];")

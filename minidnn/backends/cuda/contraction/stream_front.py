@@ -1,8 +1,8 @@
-"""What streams compute of the pixels that they read, as text for ``stream.cu``.
+"""Producer fusion in ``stream.cu``: the code that computes the gradient which the kernel reads.
 
-The first tensor and what else is read lie in a slab side by side.  A warp group of its own puts
-eight channels of the result after the other where the first tensor's were, and writes them to
-memory, too, while others multiply.
+A slab has the pixels of all tensors that the producer reads, side by side.  A warp group of its own
+computes the result, eight channels at a time, writes it where the first tensor was in the slab, and
+to device memory, too, while others multiply.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .text import fill
 _NOTHING = {"MAKES": 0, "TENSORS": 1, "LOAD": "", "FACTS": 0, "FRONT": ""}
 
 _REGISTERS = 104
-"""Of a thread that makes what is read: with the 40 of one that loads and the 184 of each of two
-that multiply (``stream.cu``), four times 128."""
+"""Registers of a thread that computes the producer: with the 40 of one that loads and the 184 of
+each of two that multiply (``stream.cu``), four times 128."""
 
 _LOAD = """\
           const T *from$I$ = f$I$ + (m0 + first) * P_f$I$ + (some ? q * 8 : 0);
@@ -27,7 +27,7 @@ _LOAD = """\
           for (int i = 0; i < PIXELS; i += 16, from$I$ += 16 * P_f$I$)
             if (i < left) copy(to + ($I$ * PIXELS + i) * 128, from$I$, some);"""
 
-# Chunks behind the last stay zeros, as their filters are.
+# Chunks after the last one stay zeros, as those of the filters are.
 _FRONT = """\
   if (group == GROUPS + 1) {
     keep_registers<$REGISTERS$>();
@@ -59,11 +59,11 @@ $BODY$
     return;
   }"""
 _AT_ONCE = 2
-"""Pixels that a thread makes side by side."""
+"""Pixels whose instructions a thread interleaves."""
 
 
 def why_not(problem: ContractionProblem) -> str | None:
-    """Why streams cannot compute what stands in front of a problem; None if they can."""
+    """Why streams cannot fuse the producer of a problem; None if they can."""
     front = problem.front
     if front is None:
         return None
@@ -73,56 +73,59 @@ def why_not(problem: ContractionProblem) -> str | None:
 
 
 def tensors_of(problem: ContractionProblem) -> int:
-    """How many tensors a slab has pixels of."""
+    """How many tensors' pixels a slab has."""
     return 1 if problem.front is None else len(problem.front.tensors)
 
 
 def shared_bytes(problem: ContractionProblem, steps: int) -> int:
-    """Bytes of the vectors that are read, for so many times 16 channels."""
+    """Shared memory of the producer's vectors, in bytes, for ``steps`` times 16 channels."""
     return 0 if problem.front is None else 64 * steps * len(problem.front.vectors)
 
 
 def parameters(problem: ContractionProblem) -> list[str]:
-    """Of the kernel, behind the result; the first tensor is its image."""
+    """The pointers that a kernel takes for the producer, after that of its result; the first tensor
+    is the kernel's image."""
     front = problem.front
     if front is None:
         return []
     element = TYPES[problem.x.dtype]
-    found = [f"const {element} *__restrict__ f{i}" for i in range(1, len(front.tensors))]
-    found += [f"const {TYPES[dtype]} *__restrict__ h{i}" for i, dtype in enumerate(front.vectors)]
-    return [*found, f"{element} *__restrict__ made"]
+    pointers = [f"const {element} *__restrict__ f{i}" for i in range(1, len(front.tensors))]
+    pointers += [
+        f"const {TYPES[dtype]} *__restrict__ h{i}" for i, dtype in enumerate(front.vectors)
+    ]
+    return [*pointers, f"{element} *__restrict__ made"]
 
 
 def names(problem: ContractionProblem) -> list[str]:
-    """Of the numbers of :func:`steps`."""
+    """The names of the numbers of :func:`steps`."""
     return [f"f{i}" for i in range(1, tensors_of(problem))] + ["made"] * bool(problem.front)
 
 
 def steps(problem: ContractionProblem) -> list[int]:
-    """From one pixel to the next of the other tensors, and of what is made."""
+    """Elements from one pixel to the next, of the other tensors and of the producer's result."""
     front = problem.front
     return [] if front is None else [*map(step_of, front.tensors[1:]), step_of(problem.x)]
 
 
 def front_text(problem: ContractionProblem) -> dict[str, object]:
-    """The parts of ``stream.cu``."""
+    """The producer's fragments of ``stream.cu``."""
     front = problem.front
     if front is None:
         return dict(_NOTHING)
     tensors, vectors = len(front.tensors), len(front.vectors)
-    body, laid, read = Code(), Code(), Code()
-    with laid.block("for (int i = thread; i < chunks * 8; i += 128)"):
+    body, copies, loads = Code(), Code(), Code()
+    with copies.block("for (int i = thread; i < chunks * 8; i += 128)"):
         for i in range(vectors):
-            laid.line(f"facts[{i} * steps * 16 + i] = md_value(h{i}[i]);")
+            copies.line(f"facts[{i} * steps * 16 + i] = md_value(h{i}[i]);")
     for i in range(vectors):
-        read.line(f"float w{i}[8];")
-        read.line(f"md_load_floats(w{i}, facts + ({i} * steps * 2 + q) * 8);")
+        loads.line(f"float w{i}[8];")
+        loads.line(f"md_load_floats(w{i}, facts + ({i} * steps * 2 + q) * 8);")
     _print_body(body, front)
     parts = {
         "REGISTERS": _REGISTERS,
         "AT_ONCE": _AT_ONCE,
-        "LAID": str(laid).rstrip("\n"),
-        "VECTORS": str(read).rstrip("\n"),
+        "LAID": str(copies).rstrip("\n"),
+        "VECTORS": str(loads).rstrip("\n"),
         "BODY": str(body).rstrip("\n"),
     }
     return {
@@ -135,7 +138,7 @@ def front_text(problem: ContractionProblem) -> dict[str, object]:
 
 
 def _print_body(code: Code, front: InFront) -> None:
-    """What a thread makes of eight channels of a pixel."""
+    """Prints what a thread computes for eight channels of a pixel."""
     op = region_of(front)
     count = len(front.tensors)
     for i in range(count):
@@ -143,6 +146,6 @@ def _print_body(code: Code, front: InFront) -> None:
         code.line(f"md_load<8>(a{i}, from + {i} * PIXELS * 64);")
     code.line("#pragma unroll")
     with code.block("for (int k = 0; k < 8; k++)"):
-        given = {value: f"a{i}[k]" for i, value in enumerate(op.body.inputs[:count])}
-        given |= {value: f"w{i}[k]" for i, value in enumerate(op.body.inputs[count:])}
-        code.line(f"r[k] = {print_values(code, op, given)[op.body.outputs[0]]};")
+        operands = {value: f"a{i}[k]" for i, value in enumerate(op.body.inputs[:count])}
+        operands |= {value: f"w{i}[k]" for i, value in enumerate(op.body.inputs[count:])}
+        code.line(f"r[k] = {print_values(code, op, operands)[op.body.outputs[0]]};")

@@ -1,8 +1,8 @@
-"""What is added up behind a contraction: by kernels of pixels and filters themselves, as text, with
-a kernel that joins the parts that their blocks leave; or in a sweep of its own.
+"""Epilogue reductions: the code of kernels that fuse one, and the sweep that follows other cores.
 
-Those kernels add up chunks of eight filters of a pixel, of which a thread has those of the same
-filters in all of its tiles.
+A kernel that fuses one (``stream.cu``, ``halo.cu``) adds up chunks of eight filters of a pixel, of
+which a thread has those of the same filters in all of its tiles.  Each block leaves partial sums in
+the workspace, and a second kernel combines them.  A sweep reads the contraction's result again.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from .problem import Addresses, ContractionProblem
 from .text import fill, template
 
 AT_ONCE = 8
-"""Chunks of other tensors that a thread asks for at once."""
+"""Chunks of other tensors, of 16 bytes, that a thread loads at once."""
 
 
 def registers_of(behind: SumsBehind) -> int:
-    """Numbers that a thread keeps for each filter whose results it writes."""
+    """Registers in which a thread keeps the sums of one filter whose results it writes."""
     return 3 if behind.is_moments else len(region_of(behind).reductions)
 
 
 def shared_bytes(problem: ContractionProblem, filters: int) -> int:
-    """Bytes of the vectors that are read behind so many filters."""
+    """Shared memory of a block, in bytes: the vectors that the reduction reads for its filters."""
     return 0 if problem.behind is None else 4 * filters * len(problem.behind.vectors)
 
 
 def why_not(problem: ContractionProblem) -> str | None:
-    """Why kernels cannot add up what is behind a problem; None if they can."""
+    """Why kernels cannot fuse the epilogue reduction of a problem; None if they can."""
     behind = problem.behind
     if behind is None or behind.is_moments:
         return None
@@ -54,28 +54,30 @@ def why_not(problem: ContractionProblem) -> str | None:
 
 
 def parameters(problem: ContractionProblem) -> list[str]:
-    """Of the kernel, behind the result."""
+    """The pointers that a kernel takes for the reduction, after that of its result."""
     behind = problem.behind
     if behind is None:
         return []
     element = TYPES[problem.x.dtype]
-    found = [f"const {element} *__restrict__ t{i}" for i, _ in enumerate(behind.tensors)]
-    found += [f"const {TYPES[dtype]} *__restrict__ g{i}" for i, dtype in enumerate(behind.vectors)]
-    found += [f"{element} *__restrict__ z{i}" for i, _ in enumerate(behind.stored)]
-    return [*found, "float *part"]
+    pointers = [f"const {element} *__restrict__ t{i}" for i, _ in enumerate(behind.tensors)]
+    pointers += [
+        f"const {TYPES[dtype]} *__restrict__ g{i}" for i, dtype in enumerate(behind.vectors)
+    ]
+    pointers += [f"{element} *__restrict__ z{i}" for i, _ in enumerate(behind.stored)]
+    return [*pointers, "float *part"]
 
 
 def names(problem: ContractionProblem) -> list[str]:
-    """Of the numbers of :func:`steps`."""
+    """The names of the numbers of :func:`steps`."""
     behind = problem.behind
     if behind is None:
         return []
     counts = (("t", behind.tensors), ("z", behind.stored))
-    return [f"{name}{i}" for name, some in counts for i, _ in enumerate(some)]
+    return [f"{name}{i}" for name, tensors in counts for i, _ in enumerate(tensors)]
 
 
 def steps(problem: ContractionProblem) -> list[int]:
-    """From one pixel to the next of the tensors that are read and stored behind the contraction."""
+    """Elements from one pixel to the next, of the tensors that the reduction reads and stores."""
     behind = problem.behind
     return [] if behind is None else list(map(step_of, (*behind.tensors, *behind.stored)))
 
@@ -86,24 +88,24 @@ def arguments(
     at: Addresses,
     numbers: Sequence[int],
 ) -> list[list[KernelArgument]]:
-    """What a kernel takes, ``first`` what it takes in any case, and what joins the parts that its
-    blocks leave, if there are sums."""
+    """The arguments of a kernel, ``first`` those that it takes in any case, and of the kernel that
+    combines its blocks' partial sums, if there is a reduction."""
     behind, size = problem.behind, problem.y.itemsize
     if behind is None:
         return [[*first, *numbers]]
-    lies = (*behind.tensors, *(None for _ in behind.vectors), *behind.stored)
-    swept = [a + t.offset * size if t else a for a, t in zip(at.behind, lies, strict=False)]
-    sums = at.behind[len(lies) :]
-    return [[*first, *swept, at.workspace, *numbers], [at.workspace, *sums]]
+    layouts = (*behind.tensors, *(None for _ in behind.vectors), *behind.stored)
+    operands = [a + t.offset * size if t else a for a, t in zip(at.behind, layouts, strict=False)]
+    sums = at.behind[len(layouts) :]
+    return [[*first, *operands, at.workspace, *numbers], [at.workspace, *sums]]
 
 
 def totals_text(behind: SumsBehind) -> str:
-    """The sums of a thread, and how those of a block are joined."""
+    """The code of a thread's sums, and of their reduction over a block."""
     return fill(template("totals.cu"), {"COUNT": registers_of(behind)})
 
 
 def lay_vectors(dtypes: Sequence[str]) -> str:
-    """Lays down the vectors for the block's filters, as numbers, at ``given_at``."""
+    """The code that copies the vectors for a block's filters, as floats, to ``given_at``."""
     code = Code()
     code.line("float *const given = (float *)(md_shared + (given_at - begins));")
     if dtypes:
@@ -115,7 +117,7 @@ def lay_vectors(dtypes: Sequence[str]) -> str:
 
 
 def rows_at_once(behind: SumsBehind, down: int) -> int:
-    """For how many rows that it writes a thread asks for the other tensors' chunks at once."""
+    """Of how many of the ``down`` rows that it writes a thread loads the other tensors at once."""
     at_once = down
     while at_once > 1 and at_once * len(behind.tensors) > AT_ONCE:
         at_once //= 2
@@ -123,19 +125,19 @@ def rows_at_once(behind: SumsBehind, down: int) -> int:
 
 
 def print_vectors(code: Code, behind: SumsBehind) -> None:
-    """Reads the vectors for the filters from ``n`` on, of those that were laid down."""
+    """Prints the loads of the vectors for eight filters from ``n`` on, from shared memory."""
     for i, _ in enumerate(behind.vectors):
         code.line(f"float w{i}[8];")
         code.line(f"md_load_floats(w{i}, given + {i} * FILTERS + n - n0);")
 
 
 def print_chunk(code: Code, behind: SumsBehind, made: str, total: str, reads_vectors: bool) -> None:
-    """What a thread computes of a chunk of pixel ``m``, adds up and stores.
+    """Prints what a thread computes from a chunk of pixel ``m``, adds up and stores.
 
     Args:
-        made: the word that the contraction makes; those of other tensors are ``word0[h]`` and on.
-        total: what the numbers of the chunk are added to, by the sum's number.
-        reads_vectors: whether the vectors have not been read yet.
+        made: the chunk of the contraction's result; those of other tensors are ``word0[h]`` and on.
+        total: the array of sums that the chunk is added to, with a field for the sum's number.
+        reads_vectors: whether it has to load the vectors first.
     """
     op, tensors = region_of(behind), len(behind.tensors)
     first, *others = op.body.inputs
@@ -170,7 +172,10 @@ def print_chunk(code: Code, behind: SumsBehind, made: str, total: str, reads_vec
 
 @dataclass(frozen=True)
 class TileParts(SumParts):
-    """What ``blocks`` leave that share tiles of ``size`` pixels in turn."""
+    """Partial sums of ``blocks`` blocks that share tiles of ``size`` pixels.
+
+    :meth:`of_part`, which moments need, assumes that blocks take tiles in turn.
+    """
 
     blocks: int = 1
 
@@ -181,12 +186,12 @@ class TileParts(SumParts):
     def of_part(self, part: str) -> str:
         tiles = -(-self.packs // self.size)
         missing = literal(float(tiles * self.size - self.packs))
-        whole = f"(({tiles - 1} - {part}) / {self.blocks} + 1) * {literal(float(self.size))}"
-        return f"({whole} - ({part} == {(tiles - 1) % self.blocks} ? {missing} : 0.0f))"
+        full = f"(({tiles - 1} - {part}) / {self.blocks} + 1) * {literal(float(self.size))}"
+        return f"({full} - ({part} == {(tiles - 1) % self.blocks} ? {missing} : 0.0f))"
 
 
 def tile_parts(problem: ContractionProblem, pixels: int, blocks: int) -> TileParts:
-    """The parts of a problem's sums, of blocks that share tiles of so many pixels."""
+    """The partial sums of a problem's reduction, of ``blocks`` that share tiles of ``pixels``."""
     assert problem.behind is not None
     y, op = problem.made, region_of(problem.behind)
     dtypes = {i: node.output.dtype for i, node in op.reductions.items()}
@@ -195,24 +200,24 @@ def tile_parts(problem: ContractionProblem, pixels: int, blocks: int) -> TilePar
 
 
 def join_of_parts(problem: ContractionProblem, pixels: int, blocks: int) -> Launch:
-    """The kernel that joins such parts; it takes them, then where it writes the sums."""
+    """The kernel that combines such partial sums: it takes their address, then the results'."""
     return join_parts(tile_parts(problem, pixels, blocks))
 
 
 @cache
 def sweep_of(problem: ContractionProblem) -> SumsLaunches:
-    """The kernels that read a problem's result for its sums."""
+    """The kernels that compute a problem's epilogue reduction from its result in memory."""
     behind = problem.behind
     assert behind is not None
     op = region_of(behind)
-    lies: dict[Value, Tensor] = {op.body.inputs[0]: problem.made}
-    lies |= zip(op.body.inputs[1 : 1 + len(behind.tensors)], behind.tensors, strict=True)
-    lies |= zip(op.stored.values(), behind.stored, strict=True)
-    return print_sums(op, lies.__getitem__)
+    layouts: dict[Value, Tensor] = {op.body.inputs[0]: problem.made}
+    layouts |= zip(op.body.inputs[1 : 1 + len(behind.tensors)], behind.tensors, strict=True)
+    layouts |= zip(op.stored.values(), behind.stored, strict=True)
+    return print_sums(op, layouts.__getitem__)
 
 
 _ALL = "(float *)(md_shared + (ring - begins))"
-"""Where threads meet: the slabs have all been read by then."""
+"""Shared memory in which a block combines its threads' sums: all slabs have been read by then."""
 _NOTHING = ("SUMS", "SUMS_VECTORS", "SUMS_BEGIN", "SUMS_ADD", "SUMS_END")
 
 _WRITE = """\
@@ -251,7 +256,7 @@ $BODY$
 
 
 def sums_text(problem: ContractionProblem, down: int) -> dict[str, object]:
-    """The parts of ``stream.cu``; ``down``: rows that a thread writes."""
+    """The reduction's fragments of ``stream.cu``; ``down``: rows that a thread writes."""
     behind = problem.behind
     if behind is None:
         return {**dict.fromkeys(_NOTHING, ""), "WRITE": _WRITE, "GIVEN": 0}
@@ -277,7 +282,7 @@ def sums_text(problem: ContractionProblem, down: int) -> dict[str, object]:
 
 
 def _computed(behind: SumsBehind, down: int) -> str:
-    """What a thread computes of its chunks, adds up and stores."""
+    """The code of what a thread computes from its chunks, adds up and stores."""
     at_once = rows_at_once(behind, down)
     ask, declare, body = Code(), Code(), Code()
     for i, _ in enumerate(behind.tensors):

@@ -1,5 +1,8 @@
-"""What the texts of our kernels of contractions share: parameters, filling in, vectors, stages,
-and Hopper's instructions as functions."""
+"""Code that the templates of our contraction kernels share.
+
+A ``.cu`` file beside this one is a template: names in dollars stand for numbers and for code that a
+Python module prints, such as parameters, loads of vectors and the epilogue.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,20 @@ from .problem import ContractionProblem
 
 @cache
 def template(name: str) -> str:
-    """A file beside this one."""
+    """Returns the text of a file beside this one."""
     return Path(__file__).with_name(name).read_text()
 
 
 def fill(text: str, parts: Mapping[str, object]) -> str:
-    """The text with what the names in dollars stand for, one name after the other."""
+    """Replaces names in dollars by what they stand for, one name after the other."""
     for key, value in parts.items():
         text = text.replace(f"${key}$", str(value))
     return text
 
 
 def source_of(file: str, parts: Mapping[str, object], specific: bool = False) -> KernelSource:
-    """The kernel of a file beside this one, filled in, named after the file and its own text."""
+    """The kernel of a template beside this file, named after its file and its text; it is
+    ``specific`` if it uses instructions of one architecture alone."""
     text = fill(template(file), parts)
     return KernelSource.named(Path(file).stem, text, "$NAME$", specific)
 
@@ -40,9 +44,12 @@ def parameters_of(
     distances: bool = True,
     results: Sequence[str] = (),
 ) -> str:
-    """Image, filter, the other tensors, the vectors of what comes after, those of what comes
-    before, the result and further ones; then the numbers of those names, and the others' distances
-    if they are asked for."""
+    """The parameters of a kernel.
+
+    Pointers come first: image, filter, the other tensors, the vectors of the epilogue, those of the
+    prologue, the result and further ``results``.  The numbers ``names`` follow, and, if
+    ``distances`` says so, the pixel strides of the other tensors.
+    """
     pointers = [("x", problem.x.dtype), ("w", problem.x.dtype)]
     pointers += [(f"x{1 + i}", t.dtype) for i, t in enumerate(problem.others)]
     pointers += [(f"v{i}", dtype) for i, dtype in enumerate(problem.vectors)]
@@ -56,8 +63,8 @@ def parameters_of(
 
 
 def vectors_of(problem: ContractionProblem) -> str:
-    """The vectors of what comes after, for the filters from ``n`` on whose results a thread writes,
-    if ``some`` says that there are any."""
+    """The loads of the epilogue's vectors, for the eight filters from ``n`` on that a thread
+    writes, if ``some`` says that there are any."""
     code = Code()
     for i in range(len(problem.vectors)):
         code.line(f"float b{i}[8];")
@@ -68,7 +75,8 @@ def vectors_of(problem: ContractionProblem) -> str:
 def compute_stages(
     code: Code, problem: ContractionProblem, count: str = "8", result: str = "r"
 ) -> None:
-    """What comes after, on so many results in ``a0`` and the others in ``a1`` and on."""
+    """Prints the epilogue of ``count`` elements, from ``a0`` to ``result``; the other tensors' are
+    in ``a1`` and on."""
     code.line("#pragma unroll")
     with code.block(f"for (int j = 0; j < {count}; j++)"):
         steps = [stage.step for stage in problem.stages]
@@ -76,20 +84,20 @@ def compute_stages(
 
 
 def join_of(problem: ContractionProblem) -> str:
-    """The barrier of a warp behind what comes after."""
+    """The barrier at which a warp reconverges after the epilogue."""
     parts = any(may_part(stage.step.code) for stage in problem.stages)
     return "md_sync_warp();" if parts else "__syncwarp();"
 
 
 def element_of(problem: ContractionProblem, other: int) -> str:
-    """The type of the elements of one of the other tensors."""
+    """The element type of one of the other tensors."""
     dtype = problem.others[other].dtype
     return "T" if dtype == problem.x.dtype else TYPES[dtype]
 
 
 def epilogue_of(problem: ContractionProblem, asked: str | None = None) -> str:
-    """What comes after, on ``a0`` and the other tensors' eight numbers behind pixel ``m``: those of
-    the words ``p0`` and on at that index, if they were asked for early."""
+    """The epilogue of eight results in ``a0`` of pixel ``m``.  The other tensors are loaded there;
+    if they were loaded early, ``asked`` is the index of their words in ``p0`` and on."""
     code = Code()
     for i in range(len(problem.others)):
         code.line(f"float a{1 + i}[8];")
@@ -109,7 +117,7 @@ ARCH = "sm_90"
 
 
 def hopper_text(dtype: str, width: int) -> str:
-    """The functions of ``hopper.cu`` for products of ``dtype`` by ``width`` columns at once."""
+    """The device functions of ``hopper.cu``, for ``wgmma`` of ``dtype`` with N = ``width``."""
     count = width // 2
     parts = {
         "N": width,

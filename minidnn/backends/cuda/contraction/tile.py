@@ -1,10 +1,10 @@
-"""Contractions by tensor cores in a kernel of ours: where cuDNN has no engine, or a slow one.
+"""Implicit matrix products on tensor cores (``mma``), where cuDNN has no engine, or a slow one.
 
-Of bytes sums are int32, and begin with what stands before the weights (:mod:`.bytes`).
-It takes what point-wise operators come before a 1x1 convolution, residuals, slices on both sides,
-and any window over channels-last images.  Sizes and strides are numbers in memory, so that one
-kernel serves all shapes; what is computed around the product stands in its text.  Where pixels are
-few, a cluster of blocks makes a tile: each some of the products, whose sums they then add up.
+The kernel computes any window over channels-last images, fuses the prologue of a 1x1 convolution,
+an epilogue and residuals, and reads and writes slices.  Sums of int8 are int32, and begin with
+what the filter's header says (:mod:`.bytes`).  Sizes and strides are arguments, so that one kernel
+serves all shapes; prologue and epilogue are part of its text.  Where tiles are few, a cluster of
+blocks makes a tile (split-K): each multiplies some of the slabs, then they add up their sums.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _NAMES = (*_HEAD, *_GEOMETRY)
 
 
 _FEW_REGISTERS = 112
-"""Threads with fewer beside their sums would spill if they did not divide in 64 bits, by calls, or
-if the first loads were a loop.  Elsewhere short code counts: to fetch it takes longer than the
-first slabs do."""
+"""Threads with fewer registers beside their sums divide in 64 bits, by calls, and unroll the first
+loads: else they would spill.  Others have the shorter code, as fetching instructions takes longer
+than the first slabs do."""
 
 
 class TileKernel(ContractionKernel):
@@ -57,7 +57,7 @@ class TileKernel(ContractionKernel):
         return self.why_no_tile(problem)
 
     def why_no_tile(self, problem: ContractionProblem) -> str | None:
-        """Why no tile computes a problem; None if they do."""
+        """Why no tile computes a problem, whatever the machine; None if tiles do."""
         if problem.x.dtype not in ("float16", "bfloat16", *BYTES):
             return f"it is in {problem.x.dtype}"
         if problem.planar or problem.groups != 1:
@@ -84,7 +84,7 @@ class TileKernel(ContractionKernel):
         return UNFUSED if problem.is_unfused and not has_few_tiles(problem, machine) else None
 
     def price(self, problem: ContractionProblem) -> float:
-        # A kernel would have to go before cuDNN's, or cuDNN's that computes stages is slow.
+        # cuDNN's form has a kernel for the prologue, or its engine that fuses stages is slow.
         return 0.9 if problem.before or (problem.stages and problem.is_pointwise) else 1.2
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
@@ -93,11 +93,11 @@ class TileKernel(ContractionKernel):
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """As many blocks as run side by side on so many multiprocessors, and as many for each tile
-        as its sums have parts.
+        """One kernel with as many blocks as the machine runs at once, which take tiles in turn;
+        with split-K, clusters of blocks do.
 
-        Arguments: image, filter, the others, the vectors of what comes after, those of what comes
-        before, the result; then the numbers of :meth:`numbers`.
+        Arguments: image, filter, the others, the vectors of the epilogue, those of the prologue,
+        the result; then the numbers of :meth:`numbers`.
         """
         tile, parts = DIVISIONS[choice]
         simple = _is_simple(problem)
@@ -284,7 +284,7 @@ def _ptx(problem: ContractionProblem) -> str:
 
 
 def _each(problem: ContractionProblem) -> int:
-    """Elements of a chunk."""
+    """Elements of a chunk of 16 bytes."""
     return ALIGNMENT // problem.x.itemsize
 
 
@@ -292,12 +292,12 @@ _SCALE_SHIFT, _RELU = (linearize(op.expression()) for op in (ScaleShift(), ReLU(
 
 
 def is_packed(problem: ContractionProblem) -> bool:
-    """Whether what comes before is scale, shift and ReLU: one instruction for two numbers."""
+    """Whether the prologue is scale, shift and ReLU: one instruction for two packed elements."""
     return [step.code for step in problem.before] == [_SCALE_SHIFT, _RELU]
 
 
 def _prologue_loads(problem: ContractionProblem) -> str:
-    """The vectors for this thread's chunks, asked for before it waits for the chunks."""
+    """The loads of the prologue's vectors for a thread's chunks, before it waits for the chunks."""
     if not problem.before:
         return ""
     count = len(problem.before_vectors)
@@ -314,8 +314,8 @@ def _prologue_loads(problem: ContractionProblem) -> str:
 
 
 def _prologue(problem: ContractionProblem) -> str:
-    """Each thread computes what comes before on the chunks that it has loaded itself; those behind
-    the last stay zeros, of which it might make infinities."""
+    """The prologue, which each thread computes on the chunks that it has loaded itself.  Chunks
+    after the last one stay zeros: of these the prologue might make infinities."""
     if not problem.before:
         return ""
     code = Code()
@@ -329,7 +329,7 @@ def _prologue(problem: ContractionProblem) -> str:
 
 
 def _print_before(code: Code, problem: ContractionProblem) -> None:
-    """What comes before, on a chunk."""
+    """Prints the prologue of a chunk."""
     if is_packed(problem):
         scale, shift = (a.index for a in problem.before[0].arguments[1:])
         code.line("uint4 x = *(const uint4 *)chunk;")
@@ -347,7 +347,7 @@ def _print_before(code: Code, problem: ContractionProblem) -> None:
 
 
 def _whole_results(problem: ContractionProblem, tile: Tile, simple: bool) -> str:
-    """What a block does with the sums of its tile."""
+    """The code after the products of a tile that one block makes."""
     early = _early(problem, tile.early[not simple], tile.warp_pixels // 16)
     text = {
         "JOIN": join_of(problem),
@@ -359,7 +359,7 @@ def _whole_results(problem: ContractionProblem, tile: Tile, simple: bool) -> str
 
 
 def _added_results(problem: ContractionProblem) -> str:
-    """What a block of a cluster does with its part of the sums."""
+    """The code after the products of a tile that a cluster makes: a block adds up its rows."""
     is_whole = problem.is_whole
     text = {
         "OTHERS": _others_of_parts(problem),
@@ -375,14 +375,14 @@ def _results(file: str, problem: ContractionProblem, text: Mapping[str, str]) ->
 
 
 def _early(problem: ContractionProblem, halves: int, most: int) -> int:
-    """Of how many parts the other tensors are asked for early, where so many are of a tensor of
-    halves: as many as take the same registers."""
+    """For how many groups of sixteen rows the other tensors are loaded early: in as many registers
+    as ``halves`` groups of one float16 tensor take."""
     size = sum(t.itemsize for t in problem.others)
     return min(most, 2 * halves // size) if problem.others else halves
 
 
 def _others(problem: ContractionProblem, early: int) -> str:
-    """The other tensors, asked for long before they are used; if not, they are read there."""
+    """The loads of the other tensors that come early; without them the epilogue loads these."""
     code = Code()
     for i in range(len(problem.others) if early else 0):
         code.line(f"{_word(problem, i)} p{i}[{early}][WN / 16];")
@@ -397,19 +397,19 @@ def _others(problem: ContractionProblem, early: int) -> str:
 
 
 def _next_others(problem: ContractionProblem, early: int) -> str:
-    """Those that are asked for when the registers of these are free."""
+    """The loads for a later group of rows, once the registers of this one are free."""
     code = Code()
     if problem.others and early:
         with code.block(f"if (i + {early} < WM / 16)"):
             code.line(f"const long long next = m + {16 * early};")
             for i in range(len(problem.others)):
-                place = f"p{i}[i % {early}][k]"
-                code.line(f"if (next < P_pixels && some) {place} = {_chunk(problem, i, 'next')};")
+                word = f"p{i}[i % {early}][k]"
+                code.line(f"if (next < P_pixels && some) {word} = {_chunk(problem, i, 'next')};")
     return str(code).rstrip("\n")
 
 
 def _others_of_parts(problem: ContractionProblem) -> str:
-    """The other tensors where a block writes, asked for before the cluster meets."""
+    """The loads of the other tensors for a block's own rows, before the barrier of its cluster."""
     code = Code()
     for i in range(len(problem.others)):
         code.line(f"{_word(problem, i)} p{i}[TIMES];")
@@ -424,9 +424,10 @@ def _others_of_parts(problem: ContractionProblem) -> str:
 
 
 def _chunk(problem: ContractionProblem, i: int, m: str) -> str:
+    """The expression that loads a word of one of the other tensors at pixel ``m``."""
     return f"*(const {_word(problem, i)} *)(x{1 + i} + {m} * P_other{i} + n)"
 
 
 def _word(problem: ContractionProblem, i: int) -> str:
-    """What holds eight numbers of one of the other tensors."""
+    """The type of a word with eight elements of one of the other tensors."""
     return {1: "uint2", 2: "uint4", 4: "md_two_words"}[problem.others[i].itemsize]

@@ -1,8 +1,8 @@
-"""3x3 convolutions in exact float32 by a kernel of ours: Winograd's F(2x2, 3x3), all on the chip.
+"""3x3 convolutions in exact float32 by Winograd's F(2x2, 3x3), fused into one kernel.
 
-cuDNN's kernels carry what they transform through memory, which is much where maps are large and
-channels few.  Here a block transforms tiles as it reads them, multiplies from shared memory and
-transforms the sums back before it writes results; filters are transformed by a kernel before it.
+cuDNN's kernels write transformed tiles to memory, which is much where maps are large and channels
+few.  Here a block transforms tiles as it reads them, multiplies from shared memory and transforms
+the sums back before it writes results; a kernel before it transforms the filters.
 
 Source: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (arXiv 1509.09308).
 """
@@ -31,18 +31,18 @@ from .problem import Addresses, ContractionProblem
 from .text import compute_stages, parameters_of, source_of
 
 _CHANNELS = 8
-"""Of a slab."""
+"""K of a slab: channels."""
 _THREADS = 256
 _LEAST_CHANNELS = 16
 """With fewer, transforming tiles is most of the work."""
 _LEAST_SLABS = 4
-"""Of a part."""
+"""Slabs of a part, at least."""
 _MOST = 1 << 31
 
 
 @dataclass(frozen=True)
 class WinogradShape:
-    """What a block makes: so many tiles, of 2 x 2 results each, of so many filters."""
+    """What a block computes: ``tiles`` of 2 x 2 results each, of ``filters`` filters."""
 
     filters: int
     tiles: int
@@ -56,7 +56,7 @@ DIVISIONS = Divisions(SHAPES)
 
 
 class WinogradKernel(ContractionKernel):
-    """F(2x2, 3x3) on the chip; a choice is one of :data:`DIVISIONS`."""
+    """F(2x2, 3x3) in one kernel; a choice is one of :data:`DIVISIONS`."""
 
     name = "winograd"
     accuracies = ("normal",)
@@ -79,31 +79,31 @@ class WinogradKernel(ContractionKernel):
         return 1.3
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
-        """Of each shape that wastes no filters the two cheapest."""
+        """The two cheapest choices of each shape that computes the fewest surplus filters."""
         filters = problem.w.shape[0]
         padded = [-(-filters // shape.filters) * shape.filters for shape in SHAPES]
-        found = []
+        chosen = []
         for i in range(len(SHAPES)):
             if padded[i] == min(padded):
                 priced = sorted(
                     (_cycles(problem, SHAPES[i], parts, machine), parts)
                     for parts in _parts(problem)
                 )
-                found += [DIVISIONS.number(i, parts) for _, parts in priced[:2]]
-        return found
+                chosen += [DIVISIONS.number(i, parts) for _, parts in priced[:2]]
+        return chosen
 
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """The kernels of the filters, of the convolution, and of the sum of its parts.
+        """The kernels that transform filters, convolve, and add up partial sums if there are any.
 
         Arguments of the first: filter, transformed filter; of the second: image, transformed
         filter, the others, the vectors, the result; each then takes the numbers
         of :func:`_sizes_of`.
         """
         shape, parts = DIVISIONS[choice]
-        made = problem if parts == 1 else without_stages(problem)
-        launches = [_filter_launch(problem, shape), _launch(made, shape, parts)]
+        core_problem = problem if parts == 1 else without_stages(problem)
+        launches = [_filter_launch(problem, shape), _launch(core_problem, shape, parts)]
         return launches if parts == 1 else [*launches, print_total(problem)]
 
     def arguments(
@@ -111,15 +111,15 @@ class WinogradKernel(ContractionKernel):
     ) -> list[list[KernelArgument]]:
         shape, parts = DIVISIONS[choice]
         first, second, *third = _sizes_of(problem, choice)
-        filters, behind = [at.w, at.workspace, *first], [*at.others, *at.vectors, at.y]
+        filters, operands = [at.w, at.workspace, *first], [*at.others, *at.vectors, at.y]
         if parts == 1:
-            return [filters, [at.x, at.workspace, *behind, *second]]
+            return [filters, [at.x, at.workspace, *operands, *second]]
         sums = at.workspace + _filter_bytes(problem, shape)
         products = [at.x, at.workspace, sums, *second]
-        return [filters, products, [sums, at.w, *behind, *third[0]]]
+        return [filters, products, [sums, at.w, *operands, *third[0]]]
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
-        """Bytes of the transformed filter, and of parts behind it."""
+        """Bytes of the transformed filter, and of the partial sums after it."""
         shape, parts = DIVISIONS[choice]
         return _filter_bytes(problem, shape) + part_bytes(problem, parts)
 
@@ -128,8 +128,8 @@ class WinogradKernel(ContractionKernel):
 
 
 def _parts(problem: ContractionProblem) -> list[int]:
-    """Into how many parts sums can be divided: none is empty, which would read filters behind the
-    last."""
+    """Into how many parts K can be split: none is empty, as that would read filters after the last
+    one."""
     slabs = _slabs(problem)
     divisible = all(map(has_whole_planes, (problem.y, *problem.others)))
     most = max(1, slabs // _LEAST_SLABS) if divisible else 1
@@ -139,7 +139,7 @@ def _parts(problem: ContractionProblem) -> list[int]:
 def _cycles(
     problem: ContractionProblem, shape: WinogradShape, parts: int, machine: Machine
 ) -> float:
-    """About: a multiprocessor has one block, which multiplies 128 times in three of four cycles."""
+    """Estimates cycles: a multiprocessor has one block, with 128 multiply-adds in three of four."""
     blocks = -(-_blocks(problem, shape) * parts // machine.multiprocessors)
     slab = shape.filters * shape.tiles * 16 * _CHANNELS / (0.75 * 128)
     adding = 3000 + 2 * part_bytes(problem, parts) / 2500 if parts > 1 else 0
@@ -147,14 +147,17 @@ def _cycles(
 
 
 def _filter_bytes(problem: ContractionProblem, shape: WinogradShape) -> int:
+    """Bytes of the transformed filter."""
     return _slabs(problem) * _CHANNELS * 16 * _padded(problem, shape) * 4
 
 
 def _slabs(problem: ContractionProblem) -> int:
+    """Slabs of all channels."""
     return -(-problem.w.shape[1] // _CHANNELS)
 
 
 def _blocks(problem: ContractionProblem, shape: WinogradShape) -> int:
+    """Blocks of a part."""
     return -(-_tiles(problem) // shape.tiles) * (_padded(problem, shape) // shape.filters)
 
 
@@ -162,53 +165,58 @@ def _sizes_of(problem: ContractionProblem, choice: int) -> list[list[int]]:
     """The numbers that each kernel takes."""
     shape, parts = DIVISIONS[choice]
     filters, channels = problem.w.shape[:2]
-    made = problem if parts == 1 else without_stages(problem)
-    x, y = problem.x, made.y
+    core_problem = problem if parts == 1 else without_stages(problem)
+    x, y = problem.x, core_problem.y
     down, across = _down_across(problem)
-    places = [[t.offset, t.image, t.channel, t.row] for t in (y, *made.others)]
+    layouts = [[t.offset, t.image, t.channel, t.row] for t in (y, *core_problem.others)]
     numbers = [
         *(channels, filters, _padded(problem, shape) // shape.filters),
         *(-(-_slabs(problem) // parts) * _CHANNELS, part_bytes(problem, parts) // parts // 4),
         *(_tiles(problem), down * across, across),
         *(before for before, _ in problem.padding),
         *(x.rows, x.columns, x.image, x.channel, x.row, y.rows, y.columns),
-        *(number for some in places for number in some),
+        *(number for layout in layouts for number in layout),
     ]
-    every = [[channels, filters, _padded(problem, shape)], numbers]
-    return every if parts == 1 else [*every, total_numbers(problem, parts)]
+    sizes = [[channels, filters, _padded(problem, shape)], numbers]
+    return sizes if parts == 1 else [*sizes, total_numbers(problem, parts)]
 
 
 def _names(problem: ContractionProblem) -> tuple[str, ...]:
+    """The names of the numbers that the convolution's kernel takes."""
     tensors = ["y", *(f"x{1 + i}" for i in range(len(problem.others)))]
-    places = (f"{what}_{t}" for t in tensors for what in ("offset", "image", "channel", "row"))
+    strides = (f"{what}_{t}" for t in tensors for what in ("offset", "image", "channel", "row"))
     return (
         *("channels", "filters", "groups", "depth", "part"),
         *("tiles", "plane", "across", "top", "left"),
-        *("height", "width", "image", "channel", "row", "rows", "columns", *places),
+        *("height", "width", "image", "channel", "row", "rows", "columns", *strides),
     )
 
 
 def _down_across(problem: ContractionProblem) -> tuple[int, int]:
-    """Tiles of an image."""
+    """Tiles of an image, down and across."""
     return -(-problem.y.rows // 2), -(-problem.y.columns // 2)
 
 
 def _tiles(problem: ContractionProblem) -> int:
+    """Tiles of all images."""
     down, across = _down_across(problem)
     return problem.batch * down * across
 
 
 def _padded(problem: ContractionProblem, shape: WinogradShape) -> int:
+    """Filters, rounded up to whole blocks."""
     return -(-problem.w.shape[0] // shape.filters) * shape.filters
 
 
 def _filter_launch(problem: ContractionProblem, shape: WinogradShape) -> Launch:
+    """The kernel that transforms the filters."""
     source = source_of("winograd_filter.cu", {})
     grid = (-(-_padded(problem, shape) // _THREADS), _slabs(problem) * _CHANNELS, 1)
     return Launch(source, grid, (_THREADS, 1, 1))
 
 
 def _launch(problem: ContractionProblem, shape: WinogradShape, parts: int) -> Launch:
+    """The kernel of the convolution."""
     text = {
         "FILTERS": shape.filters,
         "TILES": shape.tiles,
@@ -221,21 +229,21 @@ def _launch(problem: ContractionProblem, shape: WinogradShape, parts: int) -> La
 
 
 def _epilogue(problem: ContractionProblem) -> str:
-    """What comes after, on the four results of a tile."""
+    """The epilogue of the four results of a tile."""
     code = Code()
     for i in range(len(problem.vectors)):
         code.line(f"const float b{i}[4] = {{v{i}[k], v{i}[k], v{i}[k], v{i}[k]}};")
     for i in range(len(problem.others)):
-        place = _place(f"x{1 + i}")
-        code.line(f"const float *const from{1 + i} = x{1 + i} + {place};")
+        offset = _place(f"x{1 + i}")
+        code.line(f"const float *const from{1 + i} = x{1 + i} + {offset};")
         code.line(f"float a{1 + i}[4];")
         code.line("#pragma unroll")
-        at = f"from{1 + i}[j / 2 * P_row_x{1 + i} + j % 2]"
-        code.line(f"for (int j = 0; j < 4; j++) a{1 + i}[j] = there[j] ? {at} : 0.0f;")
+        element = f"from{1 + i}[j / 2 * P_row_x{1 + i} + j % 2]"
+        code.line(f"for (int j = 0; j < 4; j++) a{1 + i}[j] = there[j] ? {element} : 0.0f;")
     compute_stages(code, problem, "4")
     return str(code).rstrip("\n")
 
 
 def _place(t: str) -> str:
-    """Where a tile begins in a tensor, by the numbers of that name."""
+    """The offset at which a tile begins in tensor ``t``, by the numbers of its name."""
     return f"P_offset_{t} + n * P_image_{t} + k * P_channel_{t} + row * P_row_{t} + column"
