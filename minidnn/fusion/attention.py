@@ -79,8 +79,8 @@ class _OfAttention(Region):
     def given(self) -> Sequence[tuple[int, StridedView]]:
         """For each operand of the node the index of the region's operand that it is a view of, and
         the view."""
-        found = map(read_view, self.node.inputs)
-        return [(self.body.inputs.index(value), view) for value, view in found]
+        sources = map(read_view, self.node.inputs)
+        return [(self.body.inputs.index(value), view) for value, view in sources]
 
     def written(self, value: Value) -> tuple[int, StridedView]:
         """The index of the region's result that a result of the node is a part of, and its view."""
@@ -97,9 +97,9 @@ class FusedAttention(_OfAttention):
         """Sizes and layouts for its kernel."""
         node = self.node
         views = [*(view for _, view in self.given), self.written(node.outputs[0])[1]]
-        found = attention_shape(node, views)
-        assert isinstance(found, AttentionShape), found
-        return found
+        description = attention_shape(node, views)
+        assert isinstance(description, AttentionShape), description
+        return description
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,9 +115,9 @@ class FusedAttentionGradient(_OfAttention):
     def shape(self) -> AttentionGradientShape:
         """Sizes and layouts for its kernels."""
         views = [view for _, view in (*self.given, *self.results)]
-        found = gradient_shape(self.node, views)
-        assert isinstance(found, AttentionGradientShape), found
-        return found
+        description = gradient_shape(self.node, views)
+        assert isinstance(description, AttentionGradientShape), description
+        return description
 
 
 def attention_shape(node: Node, views: Sequence[StridedView]) -> AttentionShape | str:
@@ -142,11 +142,11 @@ def gradient_shape(node: Node, views: Sequence[StridedView]) -> AttentionGradien
 
     views: of the node's operands, and then of its results.
     """
-    q, k, v, y, _, g, *made = views
+    q, k, v, y, _, g, *gradients = views
     attention = attention_shape(node, (q, k, v, y))
     if isinstance(attention, str):
         return attention
-    of_g, dq, dk, dv = (_lines(view) for view in (g, *made))
+    of_g, dq, dk, dv = (_lines(view) for view in (g, *gradients))
     if of_g is None or dq is None or dk is None or dv is None:
         return "features of gradients do not follow each other"
     return AttentionGradientShape(attention, of_g, dq, dk, dv)

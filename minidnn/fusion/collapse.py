@@ -143,8 +143,8 @@ def _priced(
 
 
 def _kinds(stack: Stack) -> list[int]:
-    """A number for each step, the same for steps that compute the same, read values of as many
-    steps before, and are read as many steps later.
+    """A number for each step, the same for steps that compute the same, read values that were
+    computed as many steps before, and are read as many steps later.
 
     Runs of the same kinds have one price, which is all that blocks that repeat need to know: a
     chain of n steps has n (n + 1) / 2 runs, and looking at one takes as long as it is.

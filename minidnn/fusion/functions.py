@@ -92,12 +92,12 @@ class LayerFunction(Operator):
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         wide = any(array.dtype == np.float64 for array in inputs)
-        found = evaluate(self.body, inputs, "float64" if wide else None)
+        results = evaluate(self.body, inputs, "float64" if wide else None)
         pairs = zip(self.body.inputs, inputs, strict=True)
         narrow = next((array.dtype for value, array in pairs if self.narrows(value.type)), None)
         return tuple(
             array.astype(narrow) if narrow is not None and self.narrows(value.type) else array
-            for value, array in zip(self.body.outputs, found, strict=True)
+            for value, array in zip(self.body.outputs, results, strict=True)
         )
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
@@ -112,8 +112,8 @@ class LayerFunction(Operator):
 
 def body_of(inputs: Sequence[Value], outputs: Sequence[Value], name: str) -> Graph:
     """Returns the nodes that compute the outputs from the inputs, as a graph of its own."""
-    given = [Value(value.type, f"operand{i}") for i, value in enumerate(inputs)]
-    known = dict(zip(inputs, given, strict=True))
+    operands = [Value(value.type, f"operand{i}") for i, value in enumerate(inputs)]
+    known = dict(zip(inputs, operands, strict=True))
     nodes: list[Node] = []
 
     def of(value: Value) -> Value:
@@ -126,4 +126,4 @@ def body_of(inputs: Sequence[Value], outputs: Sequence[Value], name: str) -> Gra
         return known.get(value, value)
 
     results = [of(value) for value in outputs]
-    return Graph(given, results, nodes, name)
+    return Graph(operands, results, nodes, name)

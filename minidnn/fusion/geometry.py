@@ -240,7 +240,7 @@ class Counts:
 
 
 MOST_TAPS = 8
-"""Along each axis of a window that computes what it reduces: its taps are unrolled."""
+"""The most taps along each axis of a window that computes what it reduces, and is unrolled."""
 
 
 def stays_in_registers(steps: Sequence[Step], inputs: Iterable[Value]) -> bool:
@@ -274,12 +274,12 @@ def most_kept(steps: Sequence[Step], buffered: Iterable[Value]) -> int:
 def most_beside(steps: Sequence[Step], inputs: Iterable[Value]) -> int:
     """Returns how many planes threads have in addition to those between steps, while a window
     computes what it reduces: its results, and those of its operands that are inputs."""
-    given, found = set(inputs), [0]
+    input_set, counts = set(inputs), [0]
     for operation in (operation for step in steps for operation in step.operations):
         window = operation.window
         if window is not None and not window.is_plain:
-            found.append(1 + len(given.intersection(operation.operands[: window.under])))
-    return max(found)
+            counts.append(1 + len(input_set.intersection(operation.operands[: window.under])))
+    return max(counts)
 
 
 def peak(steps: Sequence[Step], sizes: Mapping[Value, int]) -> int:

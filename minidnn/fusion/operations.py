@@ -132,12 +132,12 @@ class Stack:
     @cached_property
     def readers(self) -> dict[Value, tuple[int, ...]]:
         """The steps that read each value."""
-        found: dict[Value, dict[int, None]] = {}
+        readers_of: dict[Value, dict[int, None]] = {}
         for i, step in enumerate(self.steps):
             for operation in step.operations:
                 for value in operation.operands:
-                    found.setdefault(value, {})[i] = None
-        return {value: tuple(steps) for value, steps in found.items()}
+                    readers_of.setdefault(value, {})[i] = None
+        return {value: tuple(steps) for value, steps in readers_of.items()}
 
     @cached_property
     def position(self) -> dict[Value, int]:

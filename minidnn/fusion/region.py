@@ -86,8 +86,8 @@ class FusedSequence(Region):
     spread: tuple[int, ...] = field(default=(), repr=False)
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        found = super().infer(*inputs)
-        return tuple(_number(t) if i in self.summed else t for i, t in enumerate(found))
+        types = super().infer(*inputs)
+        return tuple(_number(t) if i in self.summed else t for i, t in enumerate(types))
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         return self._added(super().reference(*inputs))
@@ -171,17 +171,17 @@ class FusedElements(Region):
     def members(self) -> tuple[tuple[Node, ...], ...]:
         """The nodes of each member, in the body's order."""
         home: dict[Value, list[Node]] = {}
-        found: list[list[Node]] = []
+        groups: list[list[Node]] = []
         for node in self.body.nodes:
-            joined = [node]
+            group = [node]
             near = {id(home[value]): home[value] for value in _elements(node) if value in home}
             for nodes in near.values():
-                found.remove(nodes)
-                joined = nodes + joined
-            found.append(joined)
-            home |= {value: joined for each in joined for value in _elements(each)}
+                groups.remove(nodes)
+                group = nodes + group
+            groups.append(group)
+            home |= {value: group for each in group for value in _elements(each)}
         position = self.body.position
-        return tuple(tuple(sorted(nodes, key=position.__getitem__)) for nodes in found)
+        return tuple(tuple(sorted(nodes, key=position.__getitem__)) for nodes in groups)
 
 
 def _elements(node: Node) -> list[Value]:

@@ -105,8 +105,8 @@ def rows_of(node: Node) -> RowShape | str:
     if isinstance(node.op, Expand):
         return _why_not_repeated(node.inputs[0], node.output.shape) or rows
     if isinstance(node.op, Reshaping):
-        given = node.inputs[0].type
-        same = given.rank > 1 and given.shape[-1] == last
+        source = node.inputs[0].type
+        same = source.rank > 1 and source.shape[-1] == last
         return rows if same else "it makes other rows"
     return f"{node.op.name} is no operator over rows"
 
@@ -148,9 +148,9 @@ class FusedRows(Region):
 
     def role(self, value: Value) -> Role:
         """The role of a value of the body."""
-        found = self.rows.role(value.type)
-        assert found is not None, value
-        return found
+        role = self.rows.role(value.type)
+        assert role is not None, value
+        return role
 
 
 def rows_of_all(body: Graph) -> RowShape:

@@ -2,7 +2,7 @@
 
 The cost of a sequence is predicted as for a roofline: bytes to and from memory over bandwidth,
 operations (with what patches compute twice) over peak, and bytes to and from the patch over
-the patch's bandwidth; the largest of the three, plus a fixed overhead.
+the patch's bandwidth; the largest of the three, plus overheads.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ with chains of 3x3 windows in planes of 28 to 400 columns."""
 
 
 CODE_BYTES = 128
-"""Bytes of instructions for each operation of an element of planes in registers, of which a thread
-has some: 40 KB for 300 operations on an H100."""
+"""Bytes of instructions for each operation per element of planes in registers, of which a thread
+has several: 40 KB for 300 operations on an H100."""
 
 WAITS = 4
 """A patch of a task that keeps rows begins with a wait for memory, about as long as so many step
@@ -50,7 +50,7 @@ overheads."""
 class Schedule:
     """How a sequence is cut into patches.
 
-    A patch is ``rows`` by ``columns`` positions of the anchor, the smallest output.  A task
+    A patch is ``rows`` by ``columns`` positions of the anchor (:attr:`Sequence.anchor`).  A task
     computes ``strips`` patches one below the other.  With more than one, rows that the next
     patch needs again stay in rolling buffers; with one, every patch recomputes its halo, as
     BrainSlug does.  ``stage`` copies inputs that windows read into the patch first.
@@ -183,13 +183,13 @@ class Sequence:
         """Values of the sequence that are read by windows or in a later step: they are kept in
         buffers of the patch.  All others stay in registers."""
         step_of = {o.output: i for i, step in enumerate(self.steps) for o in step.operations}
-        found: dict[Value, None] = {}
+        buffered_values: dict[Value, None] = {}
         for i, step in enumerate(self.steps):
             for operation in step.operations:
                 for value, window in operation.reads:
                     if value in step_of and (window or step_of[value] < i):
-                        found[value] = None
-        return tuple(found)
+                        buffered_values[value] = None
+        return tuple(buffered_values)
 
     @cached_property
     def staged(self) -> tuple[Value, ...]:
@@ -305,7 +305,7 @@ class Sequence:
         for value in buffers:
             need, first = rows[value], self._bottom[value] if schedule.in_place else value
             if schedule.strips == 1:
-                # A plane that lies over another one begins some rows above it.
+                # A plane that overwrites another one begins some rows above it.
                 above = held[first] + 1 if first in held else 0
                 held[first] = max(above, need.span(schedule.rows))
             elif first in held:
@@ -318,11 +318,11 @@ class Sequence:
     @cached_property
     def _bottom(self) -> dict[Value, Value]:
         """For each value in a buffer the first value in that buffer."""
-        found: dict[Value, Value] = {value: value for value in self.staged}
+        bottom: dict[Value, Value] = {value: value for value in self.staged}
         for value in self.buffered:
             below = self.overwritten.get(value)
-            found[value] = value if below is None else found[below]
-        return found
+            bottom[value] = value if below is None else bottom[below]
+        return bottom
 
     @cached_property
     def _lags(self) -> dict[Value, int]:
@@ -355,7 +355,7 @@ class Sequence:
         for operation in self.operations:
             for value in operation.operands:
                 readers.setdefault(value, []).append(operation)
-        found: dict[Value, Value] = {}
+        below: dict[Value, Value] = {}
         for step in self.steps:
             window = step.operations[0].window
             source = step.operations[0].operands[0]
@@ -367,8 +367,8 @@ class Sequence:
             if results and all(
                 o.window is None or o.window.join == window.join for o in readers[results[0]]
             ):
-                found[results[0]] = source
-        return found
+                below[results[0]] = source
+        return below
 
     def _local_bytes(
         self, schedule: Schedule, device: Device, counted: Mapping[Value, int], item: int

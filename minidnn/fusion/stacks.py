@@ -93,7 +93,7 @@ def channel_frame(nodes: Sequence[Node]) -> dict[Value, int] | None:
     """Returns the first channel of each value computed by ``nodes`` on one common channel axis.
 
     Element-wise and window operators keep channels where they are; a concatenation puts its
-    operands one behind the other.  None if a value would need two places.
+    operands one after the other.  None if a value would need two places.
     """
     inside = {value for node in nodes for value in node.outputs}
     links: dict[Value, list[tuple[Value, int]]] = {value: [] for value in inside}
@@ -132,7 +132,7 @@ class _Group:
         self.bits = 1 << position
         self.before = 0
         self.after = 0
-        # int8 and uint8 store floats: what must be equal among float dtypes need not be here.
+        # int8 and uint8 store floats; they do not count among the dtypes that must be equal.
         self.dtypes = {value.dtype for value in node.outputs} - {*BYTES}
         self.mixes = mixes_floats(node) and not _has_bytes(node)
         moves = isinstance(node.op, (Concat, Windowed))
@@ -227,12 +227,13 @@ class Groups:
 
 
 def _bits(mask: int) -> list[int]:
-    found = []
+    """The positions of a mask's bits, in order."""
+    positions = []
     while mask:
         low = mask & -mask
-        found.append(low.bit_length() - 1)
+        positions.append(low.bit_length() - 1)
         mask ^= low
-    return found
+    return positions
 
 
 def find_stacks(graph: Graph) -> list[list[Node]]:

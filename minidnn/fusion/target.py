@@ -73,8 +73,8 @@ class Target:
 
     @property
     def drops_in_stacks(self) -> bool:
-        """Whether a stack drops samples by random numbers drawn before it faster than a kernel that
-        draws them."""
+        """Whether a stack that drops samples, by random numbers that were drawn before, is faster
+        than a kernel that draws them."""
         return False
 
     def layer_functions(self, node: Node) -> LibraryFunctions | str:
@@ -169,13 +169,13 @@ class Target:
         return "this device adds up stored values"
 
     def refuse_summed_gradient(self, gradient: Node) -> str | None:
-        """Why a gradient of a convolution for its input cannot have sums of it as an epilogue; None
-        if it can."""
+        """Why a convolution's gradient for its input cannot have sums of it as an epilogue; None if
+        it can."""
         return "this device adds up stored values"
 
     def refuse_front(self, gradient: Node, sequence: Node) -> str | None:
-        """Why a gradient of a convolution for its input cannot have the sequence that makes the
-        gradient which it reads as a prologue; None if it can."""
+        """Why ``sequence`` cannot be the prologue of ``gradient``, a convolution's gradient for its
+        input, which reads its result; None if it can."""
         return "this device reads stored gradients"
 
     @property

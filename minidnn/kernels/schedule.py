@@ -98,7 +98,7 @@ class Nest:
 def decoded(
     flat: Expr, prefix: str, names: Sequence[str], sizes: dict[str, Expr]
 ) -> tuple[tuple[Let, ...], dict[str, Expr]]:
-    """Returns the positions along axes of a linear index, and the statements that compute them."""
+    """Returns the statements that compute positions along axes from a linear index, and these."""
     lets: list[Let] = []
     axes = {name: constant(0) for name in names}
     wide = [name for name in names if sizes[name] != constant(1)] or names[-1:]

@@ -41,8 +41,9 @@ def lower(
 def collapse(
     shape: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> tuple[list[int], list[list[int]]]:
-    """Returns the same loops with as few axes as possible, but one at least: axes of size 1 are
-    dropped, and neighbouring axes merged that every operand passes with one stride."""
+    """Returns the sizes and strides of the same loops with as few axes as possible, but one at
+    least: axes of size 1 are dropped, and neighbouring axes merged that every operand passes with
+    one stride."""
     sizes: list[int] = []
     merged_strides: list[list[int]] = [[] for _ in strides]
     for axis, size in enumerate(shape):

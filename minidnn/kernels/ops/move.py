@@ -94,10 +94,8 @@ def _contiguous_axis(offsets: Sequence[np.ndarray]) -> int | None:
     if any((each == OUTSIDE).any() or not each.size for each in offsets):
         return None
     lengths = enumerate(map(len, offsets[:-1]))
-    found = [
-        axis for axis, n in lengths if n >= _LEAST_TRANSPOSED and _run(offsets[axis]) == (0, n)
-    ]
-    return found[-1] if found else None
+    axes = [axis for axis, n in lengths if n >= _LEAST_TRANSPOSED and _run(offsets[axis]) == (0, n)]
+    return axes[-1] if axes else None
 
 
 def _transposed(

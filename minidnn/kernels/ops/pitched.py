@@ -34,8 +34,8 @@ class Pitched:
     def pack(self, bytes: int) -> int:
         """The most elements of at most ``bytes`` bytes that one access moves: samples begin at
         multiples of it."""
-        most = max(1, bytes // ITEMSIZE[self.type.dtype])
-        return gcd(most, prod(self.type.shape[1:]), self.pitch, self.offset)
+        widest = max(1, bytes // ITEMSIZE[self.type.dtype])
+        return gcd(widest, prod(self.type.shape[1:]), self.pitch, self.offset)
 
     def place(self, element: Expr, pack: int = 1) -> Expr:
         """The offset of an element of the dense value, both counted in packs."""

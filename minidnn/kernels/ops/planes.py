@@ -186,7 +186,7 @@ class PlaneGrid:
             zeros: what is written after the last channel, and for how many channels.
         """
         whole, left, lane = self._looped(body), self._left, LANE
-        if self.block > 1:  # a condition on lanes has them run loops, and not loops run lanes
+        if self.block > 1:  # a condition on lanes puts the loop over lanes around the others
             whole = (If(lane >= 0 if left is None else lane < left, whole),)
         if left is not None:
             for count, zero in zeros:

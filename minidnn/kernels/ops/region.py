@@ -107,16 +107,16 @@ class _Lowering:
         for i, operation in enumerate(self.operations):
             under = 0 if operation.window is None else operation.window.under
             read = (*operation.operands[under:], *(v.value for v in operation.vectors))
-            given = [self._operand(value) for value in read]
+            arguments = [self._operand(value) for value in read]
             if operation.window is not None:
-                result = self._windowed(operation.window, operation.operands, given, f"w{i}")
+                result = self._windowed(operation.window, operation.operands, arguments, f"w{i}")
             else:
-                result = self._named(f"r{i}", compute(operation.code, given, "float32"))
-            made = operation.output
-            if made in self.params:
-                stored.append(self._stored(made, result))
-            rounded = result.cast(made.dtype).cast("float32")
-            self.numbers[made] = result if rounded == result else self._named(f"n{i}", rounded)
+                result = self._named(f"r{i}", compute(operation.code, arguments, "float32"))
+            output = operation.output
+            if output in self.params:
+                stored.append(self._stored(output, result))
+            rounded = result.cast(output.dtype).cast("float32")
+            self.numbers[output] = result if rounded == result else self._named(f"n{i}", rounded)
         zeros = [
             (self.layouts[value].padding, self._stored(value, constant(0.0, "float32")))
             for value, param in self.params.items()
@@ -198,8 +198,8 @@ def _joined(
         return body, total
     rows, columns = map(_counted, [window] * 2, window.whole, at, extent)
     count = rows * columns if window.divisor is None else constant(window.divisor)
-    given = total, count.cast("int32").cast("float32")
-    return [*body, Let(result, compute(linearize(window.finish), given, "float32"))], result
+    arguments = total, count.cast("int32").cast("float32")
+    return [*body, Let(result, compute(linearize(window.finish), arguments, "float32"))], result
 
 
 def _tap(axis: WindowAxis, at: Expr, tap: Expr, size: Expr) -> tuple[Expr, Expr | None]:

@@ -55,9 +55,9 @@ class Printer(ABC):
 
     def functions(self) -> str:
         """The functions that integer expressions need."""
-        found = expressions(self.kernel.body)
-        whole = any(each.op == "compute" and each.dtype == "int64" for each in found)
-        return self.DIALECT.fill(WHOLE_FUNCTIONS) if whole else ""
+        exprs = expressions(self.kernel.body)
+        has_integers = any(each.op == "compute" and each.dtype == "int64" for each in exprs)
+        return self.DIALECT.fill(WHOLE_FUNCTIONS) if has_integers else ""
 
     def block(self, body: Sequence[Statement]) -> None:
         for statement in body:

@@ -114,6 +114,8 @@ def print_flat(
 
 
 class _Printer:
+    """Prints a plan without windows."""
+
     def __init__(
         self, plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor], flat: Flat
     ) -> None:
@@ -360,8 +362,8 @@ def merge_batch(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -
 
 
 def _kind(plane: Plane | None, anchor: tuple[int, int], channels: int) -> str | None:
-    """What a tensor has an element for: everything ("full"), or each of the things named; None for
-    others."""
+    """Names what a tensor has an element for: each element ("full"), image, channel or plane; None
+    if it is something else."""
     if plane is None:
         return "full"
     if plane.one_image:

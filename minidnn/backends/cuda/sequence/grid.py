@@ -24,7 +24,7 @@ MOST_RESIDENT = 104
 as many again."""
 
 OTHERS = 28
-"""Registers that a thread needs beside the elements of planes."""
+"""Registers that a thread needs in addition to the elements of planes."""
 
 BLOCK_COST = 600.0
 """The cost of starting a block, in the unit of :func:`_cost`: 65,536 blocks of one warp, each a
@@ -39,7 +39,7 @@ KEPT, KEPT_OF_SUMS = 1.4, 3.0
 precision in several windows."""
 
 KEPT_OF_HALVES = 1.2
-"""The same for a lone window over float16 or bfloat16."""
+"""Registers for each element of a lone window over float16 or bfloat16."""
 
 ACCESS = 3.0
 """The cost of moving a 32-bit word between shared memory and registers, for each of the threads
@@ -59,7 +59,7 @@ average pooling, normalization and ReLU over 56 x 56 take 0.38 ms there and 0.49
 28 x 28 0.50 and 0.49, over 14 x 14 0.33 and 0.25."""
 
 MOST_TAPS = 8
-"""Along each axis of a window over planes in registers."""
+"""The most taps along each axis of a window over planes in registers."""
 
 WARP = BANKS = 32
 
@@ -122,7 +122,7 @@ def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list
     kept_each, waits = KEPT_OF_SUMS if sums else KEPT, WAITS_OF_ONE if lone else WAITS
     direct = not all(window.is_plain for window in windows)
     halves = not direct and len(windows) == 1 and all(t.itemsize == 2 for t in tensors)
-    found: list[tuple[float, Grid]] = []
+    priced: list[tuple[float, Grid]] = []
     for rows in range(max(1, reach[0]), min(height, MOST_RESIDENT) + 1):
         for columns in range(max(1, reach[1]), min(width, MOST_RESIDENT // rows) + 1):
             registers = kept * rows * columns
@@ -141,17 +141,18 @@ def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list
                         warps = min(warps, _warps_of_edges(plan, grid))
                     cost = sum(_cost(grid, height, width, window) for window in windows)
                     cost *= 1.0 + waits / warps
-                    found.append((cost + BLOCK_COST / (channels * height * width), grid))
-    found.sort(key=lambda one: one[0])
+                    priced.append((cost + BLOCK_COST / (channels * height * width), grid))
+    priced.sort(key=lambda one: one[0])
     if halves:
-        first = [(cost + _accesses(grid, height, width), grid) for cost, grid in found[:ACCESSED]]
-        found[:ACCESSED] = sorted(first, key=lambda one: one[0])
-    return [grid for _, grid in found]
+        first = [(cost + _accesses(grid, height, width), grid) for cost, grid in priced[:ACCESSED]]
+        priced[:ACCESSED] = sorted(first, key=lambda one: one[0])
+    return [grid for _, grid in priced]
 
 
 def planes_at_once(plan: KernelPlan) -> int:
     """Returns how many planes a thread has its rectangle of at once: those that it keeps and, while
-    a window computes its taps, its result and those of its operands that are inputs."""
+    a window computes its taps (it is not plain), its result and those of its operands that are
+    inputs."""
     beside = [0]
     for operation in plan.operations:
         window = operation.window
@@ -184,15 +185,16 @@ def shared_bytes(plan: KernelPlan, grid: Grid) -> int:
 
 
 def _accesses(grid: Grid, height: int, width: int) -> float:
-    """The cost of an element of half precision: the words of a rectangle's rows, there and back."""
+    """The cost of the shared memory accesses for an element of half precision: the words of a
+    rectangle's rows are stored there and loaded again."""
     words = (grid.columns // 2 + 1) / grid.columns
     wasted = grid.threads * grid.rows * grid.columns / (grid.channels * height * width)
     return ACCESS * words * _conflicts(grid, height, width) * wasted
 
 
 def _conflicts(grid: Grid, height: int, width: int) -> float:
-    """How many threads of a warp conflict in a bank of shared memory at most, as they access the
-    first element of their rectangles; the mean of a block's warps."""
+    """The worst bank conflict of a warp whose threads access the first elements of their
+    rectangles, as the mean over a block's warps."""
     worst = 0
     for first in range(0, grid.threads, WARP):
         banks: dict[int, set[int]] = {}
@@ -325,11 +327,11 @@ def taps_along(axis: Axis) -> list[tuple[int, int]]:
 
 def reach_of(window: Window) -> tuple[tuple[int, int], tuple[int, int]]:
     """Along rows and columns, how many positions before and after its own an output reads."""
-    found = []
+    reach = []
     for axis in window.axes:
         offsets = [offset for offset, _ in taps_along(axis)]
-        found.append((-min(offsets), max(offsets)))
-    down, across = found
+        reach.append((-min(offsets), max(offsets)))
+    down, across = reach
     return down, across
 
 

@@ -29,7 +29,7 @@ from .grid import SMALL_PLANE
 
 WARP = 32
 SECTOR_BYTES = 32
-"""The granularity of global memory accesses."""
+"""The granularity of global memory accesses, in bytes."""
 
 LINE_BYTES = 128
 TILE_ROWS = 4
@@ -45,10 +45,10 @@ PACK_OF_SUMS = 4
 neighbouring outputs, which share conversions and sums of rows."""
 
 MEMORY_CYCLES, BARRIER_CYCLES = 600, 150
-"""For which a round of items waits: for global memory, or at the barrier behind a step."""
+"""How long a round of items waits: for global memory, or at the barrier after a step."""
 
 MOST_THREADS = 512
-"""Of a block, as :func:`choose_mapping` chooses it."""
+"""The most threads that :func:`choose_mapping` gives a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +390,7 @@ def _ceil(number: int, unit: int) -> int:
 
 
 ALIGNMENT = 16
-"""Of buffers in shared memory, in bytes."""
+"""The alignment of buffers in shared memory, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,8 @@ def print_sequence(
 
 
 class _Printer:
+    """Prints a plan whose patches are in shared memory, spread over threads by a mapping."""
+
     def __init__(
         self,
         plan: KernelPlan,
@@ -128,6 +130,8 @@ class _Printer:
         )
 
     def _body(self, groups: Sequence[int]) -> Code:
+        """The body of the kernel, which finds the block's task, and its segment and group of
+        channels."""
         code = Code()
         total = sum(groups)
         with code.block(""):
@@ -148,6 +152,7 @@ class _Printer:
     # A segment of channels
 
     def _segment(self, code: Code, segment: int, group: str) -> None:
+        """Prints what a block does with a group of a segment's channels."""
         begin, end = self.binding.segments[segment]
         size = self.mapping.group
         code.line(f"const int first = {begin} + {group} * {size};")
@@ -195,6 +200,7 @@ class _Printer:
     # Loops
 
     def _loops(self, code: Code, segment: int) -> None:
+        """Prints the steps of the block's task, one patch or several."""
         plan, schedule = self.plan, self.plan.schedule
         height, width = plan.anchor
         steps = [(i, step) for i, step in enumerate(plan.steps) if step.segments[segment]]
@@ -374,6 +380,7 @@ class _Printer:
         return self._outside(function, number, (flat[0], flat[1]))
 
     def _buffer(self, code: Code, function: Function, number: int) -> PlaneView:
+        """The view of a plane's buffer in shared memory."""
         plane = self.plan.planes[number]
         assert plane.buffer is not None
         buffer = self.mapping.places.of[plane.buffer.storage]
@@ -400,6 +407,7 @@ class _Printer:
     def _outside(
         self, function: Function, number: int, flat: tuple[bool, bool] = (False, False)
     ) -> PlaneView:
+        """The view of a plane's tensor in global memory."""
         plane = self.plan.planes[number]
         tensor = self.tensors[self._at(plane)]
         const = "const " if plane.input is not None else ""
@@ -423,7 +431,7 @@ class _Printer:
     def _targets(
         self, code: Code, function: Function, number: int, rows: Span
     ) -> list[StoreTarget]:
-        """Returns where a result is stored: its buffer, its output."""
+        """Returns where a result is stored: its buffer and its output, if it has these."""
         plane = self.plan.planes[number]
         targets: list[StoreTarget] = []
         if plane.buffer is not None:

@@ -43,12 +43,13 @@ moving words saves a third of shared memory's accesses: 0.90 of a copy's rate ov
 _UNITS = (16, 8, 4, 2)
 """Widths of accesses in bytes."""
 _LEAST_UNIT = 8
-"""Bytes; accesses that are narrower would take most of a kernel's instructions."""
+"""The narrowest access in bytes: narrower ones would take most of a kernel's instructions."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of a step's function: its text, with ``<vector k>`` for its vectors, and these."""
+    """A call of a step's function: its text, with ``<vector k>`` for vectors, and the vectors'
+    numbers."""
 
     text: str
     vectors: tuple[int, ...]
@@ -66,6 +67,8 @@ def print_resident(
 
 
 class _Printer:
+    """Prints a plan whose planes stay in the registers of a grid's threads."""
+
     def __init__(
         self,
         plan: KernelPlan,
@@ -179,6 +182,8 @@ class _Printer:
     # A segment of channels
 
     def _segment(self, code: Code, segment: int) -> None:
+        """Prints what a block does with its channels of a segment: stage inputs, run steps, store
+        outputs."""
         plan, grid = self.plan, self.grid
         self.arrays = assign_arrays(plan, segment)
         operations = [o for step in plan.steps for o in step.segments[segment]]

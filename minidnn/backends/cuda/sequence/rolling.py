@@ -39,16 +39,16 @@ all multiprocessors evenly: 14 rows reach 0.81 to 0.86 of a copy's rate where 7 
 """
 
 MOST_TAPS = 5
-"""Along each axis: with the sums of more rows, too few threads would fit the registers."""
+"""The most taps along each axis: sums of more rows would leave registers for too few threads."""
 
 THREADS = 128
 ENOUGH_THREADS = 1 << 16
 """Half of the threads that a GPU has room for; with fewer, strips are shorter."""
 
 REGISTERS = 80
-"""Of a thread that computes averages of up to 3x3 alone.  Without this bound the compiler takes
-fewer and waits for memory (0.83 to 0.92 of a copy's rate instead of 0.89 to 0.94); with 64 or 72 it
-spills some."""
+"""Registers of a thread that computes averages of up to 3x3 alone.  If that is not said, the
+compiler takes fewer and waits for memory (0.83 to 0.92 of a copy's rate instead of 0.89 to 0.94);
+with 64 or 72 it spills some."""
 
 
 @dataclass(frozen=True, slots=True)

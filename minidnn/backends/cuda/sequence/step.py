@@ -20,8 +20,8 @@ from .view import Lanes, PlaneView, Span, minus, plus, times
 from .window import Finish, WindowPrinter, identity_text, join_text
 
 FEW_TAPS = 16
-"""Computed taps that are unrolled, at most, so that all elements are loaded before the first are
-combined."""
+"""Windows that are computed tap by tap are unrolled up to so many taps: then all elements are
+loaded before the first are combined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,7 @@ class StepPrinter:
             self.pack.declare(f"v{number}", f"a{number}[{channel}]")
 
     def _tile(self) -> None:
+        """Prints the operations at the positions of a tile."""
         self.load_vectors()
         at = next((i for i, o in enumerate(self.operations) if o.window is not None), None)
         if at is None:
@@ -144,8 +145,8 @@ class StepPrinter:
         if is_looped(window):
             self.row(0, [self._tap_by_tap(windowed, window)])
             return
-        own = {o.result for o in self.prologue}
-        read = [n for o in self.prologue for n in o.operands if n not in own] or [source]
+        computed = {o.result for o in self.prologue}
+        read = [n for o in self.prologue for n in o.operands if n not in computed] or [source]
         pack = self._pack_of(window, source)
         taps = {n: self._taps(n, pack, window, len(read) > 1) for n in dict.fromkeys(read)}
         for each in taps.values():
@@ -163,7 +164,8 @@ class StepPrinter:
             self.row(row, [self._as_floats(pack, total) for total in totals])
 
     def _tap_by_tap(self, operation: PlanOperation, window: Window) -> str:
-        """Reduces the computed taps of one output, and returns the result's name."""
+        """Reduces the taps of one output, each computed by itself, and returns the result's
+        name."""
         pack, under = self.pack, operation.operands[: window.under]
         here = [pack.at(self._operand(n, 0, 0)) for n in operation.operands[window.under :]]
         computed = {o.result for o in self.prologue}
@@ -237,6 +239,7 @@ class StepPrinter:
         return self.pack if view.one_channel else Pairs(self.code, size, view.dtype)
 
     def _as_floats(self, pack: Pack, name: str) -> str:
+        """Returns a pack of float32 with the elements of a pack."""
         if not isinstance(pack, Pairs):
             return name
         fresh = self.code.fresh()

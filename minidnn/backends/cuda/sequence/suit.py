@@ -1,5 +1,5 @@
 """Chooses the patch of a sequence again, now that the layouts of its values are known, and prints
-alternative kernels, which are measured beside the one that the cost model chooses.
+alternatives to the kernel that the cost model chooses, which are measured against it.
 
 Sequences are cut before layouts are chosen.  The bytes of a patch and the width of its row accesses
 depend on the layout, so the schedule is chosen again here, by the same cost model, with the number

@@ -256,8 +256,8 @@ class TapJoin:
     def _computed(self, body: Expression, tap: Tap, here: Sequence[str]) -> str:
         """Returns an expression of a tap's elements, the operands ``here`` and the tap's number."""
         code = self.pack.code
-        given = [*tap.given, *here, literal(float(tap.number))]
-        lines, text = CUDA.print_code(linearize(body), given, code.fresh)
+        arguments = [*tap.given, *here, literal(float(tap.number))]
+        lines, text = CUDA.print_code(linearize(body), arguments, code.fresh)
         code.lines(lines)
         return text
 
@@ -329,8 +329,8 @@ class TapJoin:
         assert self._first_fit is not None
         fits, least, _ = self._first_fit
         count = self.window.under + self.window.here
-        given = [*np.zeros(count, np.float32), np.float32(tap.number)]
-        number = float(evaluate(fits, given))
+        arguments = [*np.zeros(count, np.float32), np.float32(tap.number)]
+        number = float(evaluate(fits, arguments))
         return number if number > least else nan
 
     def _first(
