@@ -1,8 +1,8 @@
-"""Regions of attention and of its gradient, and what a kernel of them must know.
+"""Regions of attention and of its gradient, and the descriptions that their kernels need.
 
-Attention is a softmax of scores, products of queries and keys, whose products with values are added
-up.  A region writes no scores; what it leaves for its gradient is the logarithm of each row's sum
-of exponentials, of which the weights follow.
+Attention adds up values, weighted by the softmax of scores, which are products of queries and keys.
+A region writes no scores; what it leaves for its gradient is the logarithm of each row's sum of
+exponentials, from which the weights follow.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ Steps = tuple[int, ...]
 
 @dataclass(frozen=True)
 class FeatureRows:
-    """How many elements lie between neighbouring rows, whose features follow each other, along each
-    axis of the batch, and in front of the first row."""
+    """Strides in elements of rows whose features are contiguous: from row to row, along each axis
+    of the batch, and the offset of the first row."""
 
     rows: int
     batch: Steps
     offset: int = 0
 
     def is_aligned(self, elements: int) -> bool:
-        """Whether each row begins at a multiple of so many elements."""
+        """Whether each row begins at a multiple of ``elements`` elements."""
         return all(step % elements == 0 for step in (self.rows, *self.batch, self.offset))
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Sizes, how queries, keys, values and the result lie, and by what scores are multiplied."""
+    """Sizes, layouts of queries, keys, values and the result, and the factor of scores."""
 
     dtype: str
     queries: int
@@ -56,8 +56,8 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class AttentionGradientShape:
-    """How the result's gradient and those of queries, keys and values lie; the latter's results are
-    multiplied by the same factor as scores, but for those of values."""
+    """Layouts of the result's gradient and of those of queries, keys and values; the gradients of
+    queries and keys are multiplied by the factor of scores, too."""
 
     attention: AttentionShape
     g: FeatureRows
@@ -67,7 +67,7 @@ class AttentionGradientShape:
 
 
 class _OfAttention(Region):
-    """One node of attention, with the views that are its operands and its results."""
+    """A region of one node of attention, with the views that are its operands and its results."""
 
     @cached_property
     def node(self) -> Node:
@@ -77,12 +77,13 @@ class _OfAttention(Region):
 
     @cached_property
     def given(self) -> Sequence[tuple[int, StridedView]]:
-        """For each operand of the node the operand of the region that it is a view of, and how."""
-        found = map(read_view, self.node.inputs)
-        return [(self.body.inputs.index(value), view) for value, view in found]
+        """For each operand of the node the index of the region's operand that it is a view of, and
+        the view."""
+        sources = map(read_view, self.node.inputs)
+        return [(self.body.inputs.index(value), view) for value, view in sources]
 
     def written(self, value: Value) -> tuple[int, StridedView]:
-        """The result of the region that a result of the node is a part of, and how it lies."""
+        """The index of the region's result that a result of the node is a part of, and its view."""
         return written_view(self.body, value)
 
 
@@ -93,43 +94,43 @@ class FusedAttention(_OfAttention):
 
     @cached_property
     def shape(self) -> AttentionShape:
-        """What its kernel must know."""
+        """Sizes and layouts for its kernel."""
         node = self.node
         views = [*(view for _, view in self.given), self.written(node.outputs[0])[1]]
-        found = attention_shape(node, views)
-        assert isinstance(found, AttentionShape), found
-        return found
+        description = attention_shape(node, views)
+        assert isinstance(description, AttentionShape), description
+        return description
 
 
 @dataclass(frozen=True, eq=False)
 class FusedAttentionGradient(_OfAttention):
-    """The gradients by queries, keys and values, each a result or a part of one."""
+    """The gradients of queries, keys and values, each a result or a part of one."""
 
     @property
     def results(self) -> Sequence[tuple[int, StridedView]]:
-        """For each gradient the result of the region that it is a part of, and how it lies."""
+        """For each gradient the index of the region's result that it is a part of, and its view."""
         return [self.written(value) for value in self.node.outputs]
 
     @cached_property
     def shape(self) -> AttentionGradientShape:
-        """What its kernels must know."""
+        """Sizes and layouts for its kernels."""
         views = [view for _, view in (*self.given, *self.results)]
-        found = gradient_shape(self.node, views)
-        assert isinstance(found, AttentionGradientShape), found
-        return found
+        description = gradient_shape(self.node, views)
+        assert isinstance(description, AttentionGradientShape), description
+        return description
 
 
 def attention_shape(node: Node, views: Sequence[StridedView]) -> AttentionShape | str:
-    """What a kernel of attention must know, or why there is none.
+    """Returns the sizes and layouts for a kernel of attention, or why there is none.
 
-    views: how queries, keys, values and the result lie.
+    views: of queries, keys, values and the result.
     """
     assert isinstance(node.op, (Attention, AttentionGradient))
     q, k, v = node.inputs[:3]
-    lines = [_lines(view) for view in views]
+    layouts = [_lines(view) for view in views]
     if k.shape[-1] != v.shape[-1]:
         return f"keys have {k.shape[-1]} features and values {v.shape[-1]}"
-    of_q, of_k, of_v, of_y = lines
+    of_q, of_k, of_v, of_y = layouts
     if of_q is None or of_k is None or of_v is None or of_y is None:
         return "features do not follow each other"
     sizes = q.shape[-2], k.shape[-2], q.shape[-1], q.shape[:-2]
@@ -137,22 +138,22 @@ def attention_shape(node: Node, views: Sequence[StridedView]) -> AttentionShape 
 
 
 def gradient_shape(node: Node, views: Sequence[StridedView]) -> AttentionGradientShape | str:
-    """What kernels of the gradient must know, or why there are none.
+    """Returns the sizes and layouts for kernels of the gradient, or why there are none.
 
-    views: how the node's operands lie, and then its results.
+    views: of the node's operands, and then of its results.
     """
-    q, k, v, y, _, g, *made = views
+    q, k, v, y, _, g, *gradients = views
     attention = attention_shape(node, (q, k, v, y))
     if isinstance(attention, str):
         return attention
-    of_g, dq, dk, dv = (_lines(view) for view in (g, *made))
+    of_g, dq, dk, dv = (_lines(view) for view in (g, *gradients))
     if of_g is None or dq is None or dk is None or dv is None:
         return "features of gradients do not follow each other"
     return AttentionGradientShape(attention, of_g, dq, dk, dv)
 
 
 def _lines(view: StridedView) -> FeatureRows | None:
-    """How rows lie whose features follow each other; None for others."""
+    """The strides of a view's rows, if their features are contiguous; else None."""
     steps = view.steps
     if steps is None or steps[-1] not in (0, 1):
         return None

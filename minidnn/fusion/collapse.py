@@ -21,8 +21,8 @@ from minidnn.graph.ir import Value
 
 #: "model": by predicted time.  "one", "five", "unrestricted": the paper's strategies of figure
 #: 10, at most that many steps a sequence, as many as fit.  "contractions": only convolutions and
-#: linear layers take what is point-wise around them.  "layers": no fusion at all.  "cudnn": none
-#: either, and every layer that cuDNN has a function for is computed by that.
+#: linear layers are fused, with point-wise operators around them.  "layers": no fusion at all.
+#: "cudnn": none either, and every layer that cuDNN has a function for is computed by that.
 Strategy = Literal["model", "one", "five", "unrestricted", "contractions", "layers", "cudnn"]
 STRATEGIES: tuple[Strategy, ...] = (
     "model",
@@ -33,11 +33,11 @@ STRATEGIES: tuple[Strategy, ...] = (
     "layers",
     "cudnn",
 )
-#: Those that every device has.
+#: Strategies that every device has.
 EVERYWHERE: tuple[Strategy, ...] = tuple(each for each in STRATEGIES if each != "cudnn")
 #: Strategies under which nothing is fused.
 UNFUSED: tuple[Strategy, ...] = ("layers", "cudnn")
-#: Strategies under which nothing but contractions is fused: no stacks, joins are copied.
+#: Strategies under which nothing but contractions is fused: no stacks, concatenations are copied.
 APART: tuple[Strategy, ...] = ("contractions", *UNFUSED)
 
 
@@ -51,6 +51,7 @@ class ScheduledSequence:
 
 
 def check_strategy(strategy: str) -> Strategy:
+    """Returns the strategy of that name; GraphError if there is none."""
     for valid in STRATEGIES:
         if strategy == valid:
             return valid
@@ -58,7 +59,7 @@ def check_strategy(strategy: str) -> Strategy:
 
 
 def cheapest(sequence: Sequence, device: Device, rolling: bool = True) -> ScheduledSequence | None:
-    """The sequence under its cheapest schedule; None if no patch of it fits the device."""
+    """Returns the sequence under its cheapest schedule; None if no patch of it fits the device."""
     best: ScheduledSequence | None = None
     for schedule in sequence.candidates(device, rolling):
         price = sequence.price(schedule, device)
@@ -68,18 +69,18 @@ def cheapest(sequence: Sequence, device: Device, rolling: bool = True) -> Schedu
 
 
 def collapse(stack: Stack, device: Device, strategy: Strategy = "model") -> list[ScheduledSequence]:
-    """The sequences that a stack becomes, in the order in which they run.
+    """Returns the sequences that a stack becomes, in the order in which they run.
 
-    A single step always becomes a sequence: if no patch of it fits the device, with the
-    smallest patch, one position.
+    A single step always becomes a sequence: if no patch of it fits the device, with the smallest
+    patch, one position.
     """
     if strategy == "model":
         return _by_price(stack, device)
     if device.register_bytes:
-        # The paper's patches lie in shared memory alone: no plane fits one byte of registers.
+        # The paper's patches are in shared memory alone: no plane fits one byte of registers.
         device = replace(device, register_bytes=1, reuses_buffers=False)
     limit = {"five": 5, "unrestricted": len(stack.steps)}.get(strategy, 1)
-    found: list[ScheduledSequence] = []
+    sequences: list[ScheduledSequence] = []
     first = 0
     while first < len(stack.steps):
         last = first
@@ -89,9 +90,9 @@ def collapse(stack: Stack, device: Device, strategy: Strategy = "model") -> list
             if longer is None:
                 break
             choice, last = longer, last + 1
-        found.append(choice)
+        sequences.append(choice)
         first = last + 1
-    return found
+    return sequences
 
 
 def _by_price(stack: Stack, device: Device) -> list[ScheduledSequence]:
@@ -121,14 +122,14 @@ def _by_price(stack: Stack, device: Device) -> list[ScheduledSequence]:
 _SHORT = 8
 _MOST_KNOWN = 1 << 10
 _known_prices: dict[tuple[object, ...], tuple[Schedule, Price] | None] = {}
-"""What was chosen for short sequences, by all that it depends on: stacks of one network, and of
-what passes make of it, have most of theirs in common."""
+"""The choices for short sequences, by all that they depend on: stacks of one network, and of what
+passes make of it, have most of theirs in common."""
 
 
 def _priced(
     stack: Stack, first: int, sequence: Sequence, device: Device
 ) -> ScheduledSequence | None:
-    """A sequence that begins with that step of a stack, under its cheapest schedule."""
+    """A sequence that begins with step ``first`` of a stack, under its cheapest schedule."""
     key = (sequence.signature, device)
     if (found := _known_prices.get(key, ())) != ():
         return None if found is None else ScheduledSequence(sequence, *found)
@@ -142,22 +143,22 @@ def _priced(
 
 
 def _kinds(stack: Stack) -> list[int]:
-    """A number for each step, the same for those that compute the same, read values that lie as
-    many steps back, and are read as many steps later.
+    """A number for each step, the same for steps that compute the same, read values that were
+    computed as many steps before, and are read as many steps later.
 
     Runs of the same kinds have one price, which is all that blocks that repeat need to know: a
     chain of n steps has n (n + 1) / 2 runs, and looking at one takes as long as it is.
     """
     operations = [operation for step in stack.steps for operation in step.operations]
-    places = [stack.position[operation.output] for operation in operations]
-    if places != sorted(places):
+    positions = [stack.position[operation.output] for operation in operations]
+    if positions != sorted(positions):
         return list(range(len(stack.steps)))  # what is needed outside has an order of its own
     home = {
         operation.output: (i, j)
         for i, step in enumerate(stack.steps)
         for j, operation in enumerate(step.operations)
     }
-    given = set(stack.outputs)
+    stack_outputs = set(stack.outputs)
 
     def described(i: int) -> tuple[object, ...]:
         def operand(value: Value) -> object:
@@ -167,7 +168,10 @@ def _kinds(stack: Stack) -> list[int]:
         return tuple(
             (
                 (o.window, o.operations, o.output.type, *map(operand, o.operands)),
-                (o.output in given, *(reader - i for reader in stack.readers.get(o.output, ()))),
+                (
+                    o.output in stack_outputs,
+                    *(reader - i for reader in stack.readers.get(o.output, ())),
+                ),
             )
             for o in stack.steps[i].operations
         )
@@ -179,7 +183,8 @@ def _kinds(stack: Stack) -> list[int]:
 def cut(
     count: int, choose: Callable[[int, int], ScheduledSequence | None]
 ) -> list[ScheduledSequence]:
-    """The cheapest way to cut ``count`` steps into runs; ``choose(first, last)`` prices one."""
+    """Returns the cheapest way to cut ``count`` steps into runs; ``choose(first, last)`` prices
+    one."""
     best: list[tuple[float, list[ScheduledSequence]]] = [(0.0, [])]
     for last in range(count):
         options = []
@@ -193,6 +198,7 @@ def cut(
 
 
 def _single(stack: Stack, index: int, device: Device, rolling: bool) -> ScheduledSequence:
+    """A single step as a sequence, with the smallest patch if no other fits the device."""
     sequence = Sequence.of(stack, index, index)
     choice = cheapest(sequence, device, rolling)
     if choice is not None:

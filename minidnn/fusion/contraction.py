@@ -1,4 +1,4 @@
-"""A contraction's region as parts: prologue, contraction, epilogue."""
+"""The region of a contraction, divided into prologue, contraction and epilogue."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from minidnn.graph.operators import Reduce, Variance
 class Parts:
     """What a contraction's kernel computes.
 
-    The prologue turns ``source`` into the contraction's operand 0, element by element; the
-    epilogue turns the contraction's result into ``result``, whose mean and variance over all but
-    channels may be results, too.  Prologue and epilogue are operations in order, over
-    their chain, vectors with one number per channel, and (the epilogue) further tensors.
+    The prologue turns ``source`` into the contraction's operand 0, element by element; the epilogue
+    turns the contraction's result into ``result``, whose mean and variance over all axes but that
+    of channels may be results, too.  Prologue and epilogue are operations in order, over their
+    chain, vectors with one element per channel, and (the epilogue) further tensors.
     """
 
     node: Node
@@ -52,21 +52,23 @@ class Parts:
 
 
 def parts_of(node: Node) -> Parts:
-    """The parts of a fused contraction, or of a contraction by itself."""
+    """Returns the parts of a fused contraction, or of a contraction by itself."""
     if isinstance(node.op, Contraction):
         return Parts(node)
     assert isinstance(node.op, FusedContraction)
     nodes = node.op.body.nodes
-    (at,) = (i for i, inner in enumerate(nodes) if isinstance(inner.op, Contraction))
-    added = tuple(inner.output for inner in nodes if isinstance(inner.op, (Reduce, Variance)))
-    before = tuple(operation_of(inner, 0) for inner in nodes[:at])
-    after = tuple(operation_of(inner, 0) for inner in nodes[at + 1 : len(nodes) - len(added)])
-    return Parts(nodes[at], before, after, added)
+    (index,) = (i for i, inner in enumerate(nodes) if isinstance(inner.op, Contraction))
+    statistics = tuple(inner.output for inner in nodes if isinstance(inner.op, (Reduce, Variance)))
+    prologue = tuple(operation_of(inner, 0) for inner in nodes[:index])
+    epilogue = tuple(
+        operation_of(inner, 0) for inner in nodes[index + 1 : len(nodes) - len(statistics)]
+    )
+    return Parts(nodes[index], prologue, epilogue, statistics)
 
 
 def why_not_point_by_point(contraction: Node, node: Node) -> str | None:
-    """Why a node is not computed element by element in float32 on a contraction's sums of whole
-    numbers; None if it is."""
+    """Why a node is not computed element by element in float32 on the integer sums of a
+    contraction; None if it is."""
     if not isinstance(node.op, Elementwise):
         return f"{node.op.name} is a {node.op.kind} operator"
     if node.output.shape != contraction.output.shape:

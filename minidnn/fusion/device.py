@@ -7,34 +7,35 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Figures of a device.  Times that follow from them are estimates for choosing, no more."""
+    """Figures of a device for the cost model.  Times that follow from them are estimates for
+    choosing, no more."""
 
     name: str
     #: Workers that run patches side by side: cores, or multiprocessors.
     workers: int
     #: Scalar operations a second of the whole device, for element-wise and window code.
     operations: float
-    #: Multiply-adds count 2: what contractions reach.
+    #: Scalar operations a second that contractions reach; a multiply-add counts 2.
     contraction_operations: float
     #: Bytes a second to and from main memory.
     bandwidth: float
-    #: Bytes a second to and from where patches are kept, of the whole device.
+    #: Bytes a second to and from the memory that patches are kept in, of the whole device.
     local_bandwidth: float
-    #: Bytes that one worker may keep a patch's buffers in.
+    #: Bytes of that memory that one worker has for a patch's buffers.
     local_bytes: int
     #: Channels that one worker computes at once.
     lanes: int
-    #: Seconds that one region costs beside its work.
+    #: Seconds of overhead of one region.
     overhead: float
     #: Whether inputs that windows read several times are first copied into the patch.
     stages_inputs: bool = False
     #: Whether a worker computes row after row, so that a result may be written over what it is
     #: computed from, and neighbouring outputs of a max window share maxima.
     in_order: bool = False
-    #: Seconds that a step of a patch costs one worker beside its work.
+    #: Seconds of overhead of one step of a patch, of one worker.
     step_overhead: float = 0.0
     #: Bytes of a worker's cache that is nearer than the one that patches are kept in; 0 if none
-    #: is told apart.
+    #: is modelled.
     near_bytes: int = 0
     #: Bytes of a cache that all workers share, and bytes a second to and from it, of the whole
     #: device; 0 if there is none to be used on purpose.
@@ -43,12 +44,12 @@ class Device:
     #: Bytes of registers that one worker may keep whole planes in; 0: it keeps none there.  A
     #: worker that has any computes several tasks side by side, as many as fit.
     register_bytes: int = 0
-    #: Bytes of instructions that a worker with registers for planes has at hand, and seconds that
-    #: one byte more takes it: planes in registers are computed by code without loops.
+    #: Bytes of instructions that a worker with registers for planes can cache, and seconds that
+    #: each byte more takes it: planes in registers are computed by unrolled code.
     code_bytes: int = 0
     code_seconds: float = 0.0
-    #: Whether buffers that are not in use at the same time lie over each other, and
-    #: whether neighbouring outputs of windows share work though nothing is in order.
+    #: Whether buffers that are not in use at the same time share memory, and whether
+    #: neighbouring outputs of windows share work though rows are computed in no order.
     reuses_buffers: bool = False
     shares_windows: bool = False
 

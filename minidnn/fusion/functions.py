@@ -18,14 +18,16 @@ __all__ = ["LayerFunction", "LibraryFunction", "LibraryFunctions", "body_of"]
 #: Values of fewer axes are vectors over channels: scales, shifts, statistics.
 LEAST_RANK = 2
 
-#: Of what dtype tensors are where values are kept in half precision: of that, if all of them are,
-#: with vectors in float32; all of that, as in products; all in float32.
+#: The dtypes of a function's tensors where values are kept in half precision: "given" is half
+#: precision if all of them are, with vectors in float32; "half" is half precision for all, as in
+#: products; "full" is float32 for all.
 Precision = Literal["given", "half", "full"]
 
 
 @dataclass(frozen=True)
 class LibraryFunction:
-    """A function by the library's name, and what it is told besides its tensors."""
+    """A library's function: its name, the numbers that it is given besides tensors, its
+    precision."""
 
     name: str
     numbers: tuple[float, ...] = ()
@@ -34,8 +36,8 @@ class LibraryFunction:
 
 @dataclass(frozen=True)
 class LibraryFunctions:
-    """What a library has for a layer: its result; its gradient for its input; normalization by the
-    statistics of the batch."""
+    """The functions that a library has for a layer: for its result, for its gradient for its input,
+    and for normalization by the statistics of the batch."""
 
     forward: LibraryFunction
     backward: LibraryFunction | None = None
@@ -59,7 +61,7 @@ class LayerFunction(Operator):
 
     @classmethod
     def of(cls, body: Graph, function: LibraryFunction) -> LayerFunction:
-        """What computes a body by a function."""
+        """Returns the operator that computes a body by a library's function."""
         return cls(body, function.name, function.numbers, function.precision)
 
     @property
@@ -90,12 +92,12 @@ class LayerFunction(Operator):
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         wide = any(array.dtype == np.float64 for array in inputs)
-        found = evaluate(self.body, inputs, "float64" if wide else None)
+        results = evaluate(self.body, inputs, "float64" if wide else None)
         pairs = zip(self.body.inputs, inputs, strict=True)
         narrow = next((array.dtype for value, array in pairs if self.narrows(value.type)), None)
         return tuple(
             array.astype(narrow) if narrow is not None and self.narrows(value.type) else array
-            for value, array in zip(self.body.outputs, found, strict=True)
+            for value, array in zip(self.body.outputs, results, strict=True)
         )
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
@@ -109,9 +111,9 @@ class LayerFunction(Operator):
 
 
 def body_of(inputs: Sequence[Value], outputs: Sequence[Value], name: str) -> Graph:
-    """What computes the outputs of the inputs, as a graph of its own."""
-    given = [Value(value.type, f"operand{i}") for i, value in enumerate(inputs)]
-    known = dict(zip(inputs, given, strict=True))
+    """Returns the nodes that compute the outputs from the inputs, as a graph of its own."""
+    operands = [Value(value.type, f"operand{i}") for i, value in enumerate(inputs)]
+    known = dict(zip(inputs, operands, strict=True))
     nodes: list[Node] = []
 
     def of(value: Value) -> Value:
@@ -124,4 +126,4 @@ def body_of(inputs: Sequence[Value], outputs: Sequence[Value], name: str) -> Gra
         return known.get(value, value)
 
     results = [of(value) for value in outputs]
-    return Graph(given, results, nodes, name)
+    return Graph(operands, results, nodes, name)

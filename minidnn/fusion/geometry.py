@@ -4,8 +4,8 @@ Along each axis, the part of a value that belongs to the patch ``[begin, end)`` 
 is ``[scale * begin + low, scale * end + high)``, cut to the value's true extent.  Positions
 outside of the true extent are padding of the step that reads them; they are never computed.
 
-What patches take of the memory that one worker keeps them in, and what those of a sequence count up
-to (elements, operations, reads), follows from their extents.
+The memory that a patch takes of one worker, and what the patches of a sequence add up to (elements,
+operations, reads), follow from their extents.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Extent:
     to_end: bool = False
 
     def interval(self, begin: int, end: int, last: bool) -> tuple[int, int]:
-        """The positions for the anchor's ``[begin, end)``; ``last``: it ends at the end."""
+        """The positions that the anchor's ``[begin, end)`` needs; ``last``: whether it is the last
+        patch."""
         if self.scale == 0:
             return (0, self.size)
         first = min(max(self.scale * begin + self.low, 0), self.size)
@@ -58,7 +59,7 @@ class Extent:
         )
 
     def span(self, patch: int) -> int:
-        """Positions that a patch of that size needs at most (exact unless cut by an edge)."""
+        """The most positions that a patch of that size needs (exact unless cut by an edge)."""
         if self.scale == 0:
             return self.size
         return min(self.size, self.scale * patch + self.high - self.low)
@@ -84,9 +85,9 @@ def _clipped_sum(first: int, step: int, count: int, most: int) -> int:
 
 
 def scales(operations: Sequence[Operation], anchor: Value, axis: int) -> dict[Value, int] | None:
-    """Positions of each value per position of the anchor along an axis.
+    """Returns the positions of each value per position of the anchor along an axis.
 
-    None if some value has no whole, single such number: then only whole planes are patches.
+    None if some value has no single integer of that kind: then only whole planes are patches.
     """
     links: dict[Value, list[tuple[Value, int | Fraction]]] = {}
     for operation in operations:
@@ -98,24 +99,24 @@ def scales(operations: Sequence[Operation], anchor: Value, axis: int) -> dict[Va
             back = 1 if stride == 1 else 1 / Fraction(stride)
             links[operation.output].append((value, stride))
             links.setdefault(value, []).append((operation.output, back))
-    found: dict[Value, int | Fraction] = {anchor: 1}
+    ratios: dict[Value, int | Fraction] = {anchor: 1}
     pending = [anchor]
     while pending:
         value = pending.pop()
         for other, factor in links[value]:
-            scale = found[value] * factor
-            if other not in found:
-                found[other] = scale
+            scale = ratios[value] * factor
+            if other not in ratios:
+                ratios[other] = scale
                 pending.append(other)
-            elif found[other] != scale:
+            elif ratios[other] != scale:
                 return None
-    if len(found) < len(links) or any(scale.denominator != 1 for scale in found.values()):
+    if len(ratios) < len(links) or any(scale.denominator != 1 for scale in ratios.values()):
         return None
-    return {value: int(scale) for value, scale in found.items()}
+    return {value: int(scale) for value, scale in ratios.items()}
 
 
 def broadcasts(value: Value, reader: Value, axis: int) -> bool:
-    """Whether a reader takes the value's only position for all of its own along an axis."""
+    """Whether a reader uses the value's only position for all of its own along an axis."""
     return value.type.plane[2 + axis] == 1 != reader.type.plane[2 + axis]
 
 
@@ -137,12 +138,12 @@ def extents(
     for value in outputs:
         need(value, owned(value, anchor, known, axis))
     for step in reversed(steps):
-        own = [operation.output for operation in step.operations]
-        wanted = reduce(Extent.hull, (needs[value] for value in own if value in needs))
-        needs.update(dict.fromkeys(own, wanted))
+        results = [operation.output for operation in step.operations]
+        wanted = reduce(Extent.hull, (needs[value] for value in results if value in needs))
+        needs.update(dict.fromkeys(results, wanted))
         for operation in step.operations:
             for value, window in operation.reads:
-                if value not in own:
+                if value not in results:
                     need(value, _read(operation, value, window, wanted, axis))
     return needs
 
@@ -176,7 +177,7 @@ def _read(
 
 
 class Counts:
-    """Counts that schedules of one sequence have in common, each found once.
+    """Counts that the schedules of one sequence have in common, each computed once.
 
     Args:
         operations: of the sequence.
@@ -217,8 +218,8 @@ class Counts:
 
     @cached_property
     def operations(self) -> dict[bool, dict[Value, int]]:
-        """Scalar operations for one element of each value that is computed, by whether
-        neighbouring ones share work."""
+        """Scalar operations for one element of each value that is computed, by whether neighbouring
+        elements share work."""
         return {
             shares: {o.output: o.shared_operations if shares else o.operations for o in self._of}
             for shares in (False, True)
@@ -226,8 +227,8 @@ class Counts:
 
     @cached_property
     def reads(self) -> dict[bool, dict[Value, float]]:
-        """How many elements that do not lie in registers are read for one of each value, by
-        whether neighbouring ones share what they read."""
+        """Elements that are read from outside of registers for one element of each value, by
+        whether neighbouring elements share what they read."""
         operands = {o: sum(value in self._near for value in o.operands) for o in self._of}
         return {
             shares: {
@@ -239,17 +240,17 @@ class Counts:
 
 
 MOST_TAPS = 8
-"""Along each axis: windows that compute what they join are written out tap by tap."""
+"""The most taps along each axis of a window that computes what it reduces, and is unrolled."""
 
 
 def stays_in_registers(steps: Sequence[Step], inputs: Iterable[Value]) -> bool:
-    """Whether all planes have one size, but for inputs of one number, and windows move by one
-    position: then threads can keep the same part of every plane in registers and exchange only its
-    edges."""
+    """Whether all planes have one size, except for inputs with one element for a plane, and windows
+    have stride 1: then threads can keep the same part of every plane in registers and exchange only
+    its edges."""
     operations = [operation for step in steps for operation in step.operations]
     under = {value for o in operations for value, window in o.reads if window is not None}
-    given = [v for v in inputs if v in under or v.type.plane[2:] != (1, 1)]
-    planes = {v.type.plane[2:] for v in (*given, *(o.output for o in operations))}
+    full_inputs = [v for v in inputs if v in under or v.type.plane[2:] != (1, 1)]
+    planes = {v.type.plane[2:] for v in (*full_inputs, *(o.output for o in operations))}
     windows = [o.window for o in operations if o.window is not None]
     return (
         len(planes) == 1
@@ -260,34 +261,35 @@ def stays_in_registers(steps: Sequence[Step], inputs: Iterable[Value]) -> bool:
 
 
 def _is_written_out(window: Window) -> bool:
+    """Whether a window's taps can be unrolled."""
     return max(axis.kernel for axis in window.axes) <= MOST_TAPS
 
 
 def most_kept(steps: Sequence[Step], buffered: Iterable[Value]) -> int:
-    """How many planes lie between steps at once, where a result may take the place of what it is
+    """Returns how many planes are kept between steps at once, where a result may replace what it is
     computed from."""
     return max(1, *_held(steps, dict.fromkeys(buffered, 1), 0))
 
 
 def most_beside(steps: Sequence[Step], inputs: Iterable[Value]) -> int:
-    """How many planes threads have beside those that lie between steps, while a window computes
-    what it joins: its results, and those of its operands that are inputs."""
-    given, found = set(inputs), [0]
+    """Returns how many planes threads have in addition to those between steps, while a window
+    computes what it reduces: its results, and those of its operands that are inputs."""
+    input_set, counts = set(inputs), [0]
     for operation in (operation for step in steps for operation in step.operations):
         window = operation.window
         if window is not None and not window.is_plain:
-            found.append(1 + len(given.intersection(operation.operands[: window.under])))
-    return max(found)
+            counts.append(1 + len(input_set.intersection(operation.operands[: window.under])))
+    return max(counts)
 
 
 def peak(steps: Sequence[Step], sizes: Mapping[Value, int]) -> int:
-    """The most that values in buffers take at once."""
+    """The most that values in buffers take at once, in the unit of ``sizes``."""
     return max(0, *_held(steps, sizes, 1))
 
 
 def _held(steps: Sequence[Step], sizes: Mapping[Value, int], last: Literal[0, 1]) -> list[int]:
     """What values take before the first step and during each; during the step that reads a value
-    last it still has its place (1) or not (0)."""
+    last it still counts (``last`` is 1) or not (0)."""
     changes = [0] * (len(steps) + 2)
     for begin, end, size in _lifetimes(steps, sizes):
         changes[begin + 1] += size
@@ -296,16 +298,16 @@ def _held(steps: Sequence[Step], sizes: Mapping[Value, int], last: Literal[0, 1]
 
 
 def _lifetimes(steps: Sequence[Step], sizes: Mapping[Value, int]) -> list[tuple[int, int, int]]:
-    """For each value the step that computes it (-1: it is copied there first), the last that
-    reads it, and its size."""
+    """Returns for each value the step that computes it (-1: it is copied to the patch first), the
+    last that reads it, and its size."""
     made = {o.output: i for i, step in enumerate(steps) for o in step.operations}
     last = {v: i for i, step in enumerate(steps) for o in step.operations for v in o.operands}
     return [(made.get(v, -1), last.get(v, made.get(v, -1)), size) for v, size in sizes.items()]
 
 
 def tasks_at_once(device: Device, bytes: int, kept: int | None) -> int:
-    """How many tasks one worker computes side by side; ``kept``: bytes of a task's planes in
-    registers, if they stay there."""
+    """Returns how many tasks of ``bytes`` one worker computes concurrently; ``kept``: bytes of a
+    task's planes in registers, if they stay there."""
     if not device.register_bytes:
         return 1
     if kept is not None:

@@ -31,10 +31,10 @@ def interpret(
     inputs: Sequence[np.ndarray],
     vectors: Sequence[np.ndarray],
 ) -> list[np.ndarray]:
-    """The outputs of a plan, each of shape (batch, channels, rows, columns).
+    """Returns the outputs of a plan, each of shape (batch, channels, rows, columns).
 
-    ``inputs`` are arrays of that rank in the order of ``binding.inputs``, ``vectors`` of rank 1
-    in the order of ``binding.vectors``.  If any is of float64, so is every floating-point result.
+    ``inputs`` are arrays of that rank in the order of ``binding.inputs``, ``vectors`` of rank 1 in
+    the order of ``binding.vectors``.  If any is of float64, so is every floating-point result.
     """
     outputs = []
     written = []
@@ -60,18 +60,18 @@ def _dtype(name: str, wide: bool) -> np.dtype:
 
 
 def _as(dtype: np.dtype, array: np.ndarray) -> np.ndarray:
-    """Results as they are stored."""
+    """Results in the dtype that they are stored in."""
     return saturated(dtype.name, array) if dtype.name in BYTES else array.astype(dtype)
 
 
 def _float(array: np.ndarray) -> np.ndarray:
-    """What is computed with and kept: of bytes floats."""
+    """Values as they are computed with and kept: int8 and uint8 as float32."""
     return array.astype(np.float32) if array.dtype.name in BYTES else array
 
 
 @dataclass
 class _Storage:
-    """Rows of the planes that lie in one storage."""
+    """The rows of the planes that share one storage."""
 
     data: np.ndarray
     #: Which plane's row each row of the storage holds, or -1, and which row of it.
@@ -83,6 +83,8 @@ class _Storage:
 
 @dataclass
 class _Task:
+    """One task on one segment of channels."""
+
     plan: KernelPlan
     binding: Binding
     segment: int
@@ -111,7 +113,8 @@ class _Task:
                 self.done[number] = max(end, self.done[number])
 
     def _turns(self, begin: int, end: int) -> list[Span]:
-        """Rows computed at once: what is overwritten in place is, row by row."""
+        """The rows that are computed at once: row by row, if results overwrite operands in
+        place."""
         if self.plan.schedule.in_place:
             return [(row, row + 1) for row in range(begin, end)]
         return [(begin, end)] if begin < end else []
@@ -145,6 +148,7 @@ class _Task:
         return _as(dtype, scalar.run(operation.code, [*tensors, *vectors]))
 
     def _window(self, operation: PlanOperation, rows: Span, columns: Span) -> np.ndarray:
+        """The result of a window operation at rows and columns."""
         window = operation.window
         assert window is not None
         under, here = operation.operands[: window.under], operation.operands[window.under :]
@@ -188,17 +192,17 @@ class _Task:
         storage = None if buffer is None else self.storages.get(buffer.storage)
         if buffer is None or storage is None or number not in storage.columns:
             raise PlanError(f"p{number} is read before it is computed")
-        where = (rows + buffer.shift) % buffer.rows
-        first, past = storage.columns[number]
-        lost = (storage.row[where] != rows) | (storage.plane[where] != number)
-        if lost.any() or columns.min() < first or columns.max() >= past:
+        buffer_rows = (rows + buffer.shift) % buffer.rows
+        first, end = storage.columns[number]
+        lost = (storage.row[buffer_rows] != rows) | (storage.plane[buffer_rows] != number)
+        if lost.any() or columns.min() < first or columns.max() >= end:
             held = sorted(storage.row[storage.plane == number])
             raise PlanError(
                 f"p{number}: rows {rows.min()}..{rows.max()}, columns {columns.min()}.."
                 f"{columns.max()} are read, but the buffer holds rows {held}, "
-                f"columns {first}..{past - 1}"
+                f"columns {first}..{end - 1}"
             )
-        return storage.data[:, :, where[:, None], columns - first]
+        return storage.data[:, :, buffer_rows[:, None], columns - first]
 
     def _vector(self, number: int) -> np.ndarray:
         shift = self.binding.vectors[number].channel
@@ -208,6 +212,7 @@ class _Task:
     def _keep(
         self, number: int, plane: Plane, result: np.ndarray, rows: Span, columns: Span
     ) -> None:
+        """Stores a result in its buffer."""
         assert plane.buffer is not None
         buffer = plane.buffer
         height, width = buffer.rows, buffer.columns
@@ -218,10 +223,10 @@ class _Task:
         storage = self.storages[buffer.storage]
         if columns[1] - columns[0] > width or rows[1] - rows[0] > height:
             raise PlanError(f"p{number}: {rows}x{columns} do not fit the buffer {plane.buffer}")
-        where = (np.arange(*rows) + buffer.shift) % height
-        storage.data[:, :, where, : columns[1] - columns[0]] = result
-        storage.plane[where] = number
-        storage.row[where] = np.arange(*rows)
+        buffer_rows = (np.arange(*rows) + buffer.shift) % height
+        storage.data[:, :, buffer_rows, : columns[1] - columns[0]] = result
+        storage.plane[buffer_rows] = number
+        storage.row[buffer_rows] = np.arange(*rows)
         storage.columns[number] = columns
 
     def _write(

@@ -2,7 +2,7 @@
 
 An operation computes one plane per channel from others, point by point or from windows.  A
 step holds at most one window operation, first, and any number of point-wise ones; within a
-step nothing but registers lies between operations.  Steps are ordered by how many windows lie
+step operations pass values in registers alone.  Steps are ordered by how many windows come
 before them, so that any run of consecutive steps can become one sequence.
 """
 
@@ -22,12 +22,14 @@ from minidnn.graph.scalar_ops import SCALAR_OPS
 from minidnn.graph.window import Window
 
 MOST_SHARED = 8
+"""Taps along an axis, up to which neighbouring outputs of a window share work."""
+
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """A parameter with one number per channel, and where its channels begin on the frame."""
+    """A parameter with one element per channel, and its first channel on the frame."""
 
     value: Value
     channel: int
@@ -37,8 +39,8 @@ class Vector:
 class Operation:
     """Computes ``output`` from ``operands``, either by a window or by straight-line code.
 
-    Of a window's operands the first are read under it, the others at the output's position.
-    A concatenation has neither: on each channel it is the one operand that lies there.
+    Of a window's operands the first are read under it, the others at the output's position. A
+    concatenation has neither: at each channel it is the one operand that has the channel.
     """
 
     output: Value
@@ -49,11 +51,12 @@ class Operation:
 
     @property
     def is_join(self) -> bool:
+        """Whether it is a concatenation."""
         return self.window is None and not self.code
 
     @property
     def reads(self) -> list[tuple[Value, Window | None]]:
-        """Its operands, each with the window under which it is read, if any."""
+        """Its operands, each with the window that it is read under, if any."""
         return reads(self.operands, self.window)
 
     @property
@@ -66,12 +69,12 @@ class Operation:
 
     @property
     def taps(self) -> int:
-        """How often it reads an operand for one element."""
+        """How many elements of an operand it reads for one of its own."""
         return 1 if self.window is None else self.window.taps
 
     @property
     def shared_taps(self) -> float:
-        """The same where two rows are computed at once and keep the columns they share."""
+        """The same where two rows are computed at once and keep the columns that they share."""
         if self.window is None or not shares_work(self.window):
             return self.taps
         down, across = self.window.whole
@@ -80,7 +83,8 @@ class Operation:
 
     @property
     def shared_operations(self) -> int:
-        """The same where neighbouring outputs share the maxima of columns, or sums of rows."""
+        """Scalar operations for one element where neighbouring outputs share the maxima of columns,
+        or the sums of rows."""
         if self.window is None:
             return self.operations
         if not shares_work(self.window):
@@ -98,7 +102,7 @@ def shares_work(window: Window) -> bool:
 
 
 def reads(operands: Sequence[T], window: Window | None) -> list[tuple[T, Window | None]]:
-    """Operands of an operation, each with the window under which it is read, if any."""
+    """Returns the operands of an operation, each with the window that it is read under, if any."""
     under = 0 if window is None else window.under
     return [(each, window if i < under else None) for i, each in enumerate(operands)]
 
@@ -114,10 +118,10 @@ class Step:
 
 @dataclass(eq=False)
 class Stack:
-    """A stack as steps.
+    """A stack that is lowered to steps.
 
-    ``frame`` says where the channels of each value lie on the stack's channel axis; values
-    from outside lie where their reader wants them and are not in it.
+    ``frame`` has the first channel of each value that the stack computes, on its channel axis.
+    Values from outside are not in it: a reader takes them at its own channels.
     """
 
     nodes: tuple[Node, ...]
@@ -128,16 +132,16 @@ class Stack:
     @cached_property
     def readers(self) -> dict[Value, tuple[int, ...]]:
         """The steps that read each value."""
-        found: dict[Value, dict[int, None]] = {}
+        readers_of: dict[Value, dict[int, None]] = {}
         for i, step in enumerate(self.steps):
             for operation in step.operations:
                 for value in operation.operands:
-                    found.setdefault(value, {})[i] = None
-        return {value: tuple(steps) for value, steps in found.items()}
+                    readers_of.setdefault(value, {})[i] = None
+        return {value: tuple(steps) for value, steps in readers_of.items()}
 
     @cached_property
     def position(self) -> dict[Value, int]:
-        """Where each computed value stands among the nodes."""
+        """The index of each computed value's node."""
         return {node.output: i for i, node in enumerate(self.nodes)}
 
     @cached_property
@@ -150,7 +154,7 @@ class Stack:
 
 
 def lower(nodes: Sequence[Node], outputs: Sequence[Value]) -> Stack:
-    """The stack made of ``nodes``, whose ``outputs`` are needed outside."""
+    """Lowers ``nodes``, whose ``outputs`` are needed outside, to a stack."""
     frame = channel_frame(nodes)
     if frame is None:
         raise ValueError("the nodes' channels do not fit on one axis: this is no stack")
@@ -183,28 +187,30 @@ def lower(nodes: Sequence[Node], outputs: Sequence[Value]) -> Stack:
 
 
 def _late(steps: Sequence[Step], outputs: set[Value]) -> list[Step]:
-    """Steps in an order in which each that reads what is there in any case when its results are
-    first read, or stored, stands just before that: its results need not be kept in between."""
+    """Returns the steps in an order in which results need not be kept for long: a step whose
+    operands are kept in any case until its results are first read, or stored, stands just before
+    that."""
     computed = {operation.output for step in steps for operation in step.operations}
-    found: list[Step] = []
+    ordered: list[Step] = []
     for step in reversed(steps):
         results = {operation.output for operation in step.operations}
-        place = 0
+        index = 0
         if not results & outputs:
-            first = next((i for i, other in enumerate(found) if _read(other) & results), 0)
-            there = results.union(outputs, *map(_read, found[first:]))
-            if _read(step) & computed <= there:
-                place = first
-        found.insert(place, step)
-    return found
+            first = next((i for i, other in enumerate(ordered) if _read(other) & results), 0)
+            kept = results.union(outputs, *map(_read, ordered[first:]))
+            if _read(step) & computed <= kept:
+                index = first
+        ordered.insert(index, step)
+    return ordered
 
 
 def _read(step: Step) -> set[Value]:
+    """The values that a step reads."""
     return {value for operation in step.operations for value in operation.operands}
 
 
 def operation_of(node: Node, channel: int) -> Operation:
-    """The operation that a fusable node maps to, its channels beginning at ``channel``."""
+    """Returns the operation that a fusable node maps to, its channels beginning at ``channel``."""
     op = node.op
     if isinstance(op, Windowed):
         return Operation(node.output, node.inputs, window=op.window())
@@ -217,5 +223,6 @@ def operation_of(node: Node, channel: int) -> Operation:
 
 
 def copy_operation(value: Value, output: Value) -> Operation:
-    """Copies a plane: how an input comes to lie in the patch before windows read it."""
+    """Returns the copy of a plane, by which an input comes into the patch before windows read
+    it."""
     return Operation(output, (value,), code=linearize(argument(0)))

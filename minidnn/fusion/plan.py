@@ -1,7 +1,7 @@
 """The kernel plan: one fused kernel, free of any device.
 
-A plan says everything that a printer prints: what lies where, which loops run over which
-extents, and what is computed at each position.  Printers decide nothing.  Plans are plain
+A plan says everything that a printer prints: the buffers of values, the extents of loops, and
+what is computed at each position.  Printers decide nothing.  Plans are plain
 values: equal plans, which share one compiled kernel, are equal Python objects and have one text,
 in every process.  Batch size, numbers of channels and pointers are not part of a plan but of its
 :class:`Binding`.
@@ -9,7 +9,7 @@ in every process.  Batch size, numbers of channels and pointers are not part of 
 The loops of a plan::
 
     for each image, each segment of channels, each task (a column of `strips` patches):
-        for each of its patches, from top to bottom, `lead` imagined ones above it first:
+        for each of its patches, from top to bottom, `lead` more above them first:
             for each step:
                 rows    = those of the step's extent that no earlier patch of the task computed
                           and that one of its own patches needs
@@ -18,7 +18,7 @@ The loops of a plan::
 
 Results are rounded to their dtype where they are stored, and as soon as they are computed where
 others read them.  Choosing the largest or the smallest, and changing signs, give the same before
-rounding and after it, so what only such code reads is rounded behind it.
+rounding and after it, so a result that only such code reads is rounded after that code.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from minidnn.graph.window import Window
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Where a plane lies in the patch: row r at ``(r + shift) % rows`` of a storage.
+    """Where the patch keeps a plane: row r is row ``(r + shift) % rows`` of a storage.
 
-    Columns begin with the first that the patch needs of any plane in that storage.  Planes
-    share a storage where one overwrites the other.
+    Its first column is the first that the patch needs of any plane in that storage.  Planes share a
+    storage where one overwrites the other.
     """
 
     storage: int
@@ -57,19 +57,19 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """A value of the kernel, of one channel: an input, or computed by an operation."""
+    """A value of the kernel, of one channel: an input, or the result of an operation."""
 
     extent: tuple[int, int]
     dtype: str
     #: What a patch needs of it, along rows and columns.
     rows: Extent
     columns: Extent
-    #: Which of the kernel's inputs it is, or None; inputs may have only one image or channel
-    #: for all.
+    #: Its index among the kernel's inputs, or None; inputs may be broadcast along images or
+    #: channels.
     input: int | None = None
     one_image: bool = False
     one_channel: bool = False
-    #: Which of the kernel's outputs it is, or None, and the part of it that a patch writes.
+    #: Its index among the kernel's outputs, or None, and the part of it that a patch writes.
     output: int | None = None
     owned: tuple[Extent, Extent] | None = None
     #: Its buffer in the patch; None if it lives in registers only.
@@ -91,7 +91,7 @@ class PlanOperation:
 
     @property
     def reads(self) -> list[tuple[int, Window | None]]:
-        """Its operands, each with the window under which it is read, if any."""
+        """Its operands, each with the window that it is read under, if any."""
         return reads(self.operands, self.window)
 
 
@@ -105,7 +105,7 @@ class PlanStep:
 
     @property
     def operations(self) -> list[PlanOperation]:
-        """Those of all segments."""
+        """The operations of all segments."""
         return [o for segment in self.segments for o in segment]
 
 
@@ -120,17 +120,17 @@ class KernelPlan:
     inputs: int
     outputs: int
     vectors: int
-    #: Patches above the first that a task of several begins with; what lies above the plane or
-    #: is not needed by the task's own patches is not computed.
+    #: Patches above the first that a task of several begins with; rows above the plane, and rows
+    #: that the task's own patches do not need, are not computed.
     lead: int = 0
-    #: Of which outputs only the sums over planes are wanted.
+    #: The outputs of which only the sum over each plane is stored.
     summed: tuple[int, ...] = ()
-    #: Of which of these the variance over the plane is wanted instead.
+    #: Those of them of which the variance over each plane is stored instead.
     spread: tuple[int, ...] = ()
 
     @property
     def operations(self) -> list[PlanOperation]:
-        """Those of all steps."""
+        """The operations of all steps."""
         return [o for step in self.steps for o in step.operations]
 
     def patches(self, axis: int) -> list[tuple[int, int, bool]]:
@@ -146,7 +146,7 @@ class KernelPlan:
         return [strips[i : i + count] for i in range(0, len(strips), count)]
 
     def led(self, strips: list[tuple[int, int, bool]]) -> list[tuple[int, int, bool]]:
-        """A task's patches, with those that lead it."""
+        """A task's patches, preceded by those that lead it."""
         first, rows = strips[0][0], self.schedule.rows
         begins = range(first - self.lead * rows, first, rows)
         return [*((b, b + rows, False) for b in begins), *strips]
@@ -173,8 +173,8 @@ class KernelPlan:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A tensor that a kernel reads or writes: channel 0 of ``value`` lies at ``channel`` of the
-    kernel's channel axis."""
+    """A tensor that a kernel reads or writes: its channel 0 is channel ``channel`` of the kernel's
+    channel axis."""
 
     value: Value
     channel: int
@@ -182,7 +182,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a plan is run on: tensors, vectors, and where its segments of channels lie."""
+    """What a plan is run on: tensors, vectors, its segments of the channel axis, and the batch."""
 
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
@@ -196,7 +196,7 @@ class Binding:
         return (*self.inputs, *self.outputs)
 
     def slot_of(self, plane: Plane) -> int | None:
-        """Which of the slots a plane is; None if it lives within the kernel."""
+        """The index of a plane among the slots; None if it lives within the kernel."""
         if plane.input is not None:
             return plane.input
         return None if plane.output is None else len(self.inputs) + plane.output
@@ -206,14 +206,17 @@ _CHOOSES = {"argument", "constant", "maximum", "minimum", "abs", "neg"}
 
 
 def roundings(operations: Sequence[PlanOperation], planes: Sequence[Plane]) -> dict[int, str]:
-    """For each result of a segment's operations the dtype that it is rounded to before others of
-    them read it: float32, that is not at all, if it is a number of its dtype already, or if
-    nobody reads it, or only what chooses for what is only stored."""
+    """Returns for each result of a segment's operations the dtype that it is rounded to before
+    others of them read it.
+
+    That is float32, which is no rounding, if the result is a number of its dtype already, if nobody
+    reads it, or if only code that chooses reads it for results that are only stored.
+    """
     strict: set[int] = set()
     for operation in reversed(operations):
         if operation.result in strict or not _chooses(operation, planes):
             strict.update(operation.operands)
-    found: dict[int, str] = {}
+    dtypes: dict[int, str] = {}
     unrounded: set[int] = set()
     for operation in operations:
         number = operation.result
@@ -221,12 +224,12 @@ def roundings(operations: Sequence[PlanOperation], planes: Sequence[Plane]) -> d
         exact = (window is not None and window.chooses) or (
             _chooses(operation, planes) and unrounded.isdisjoint(operation.operands)
         )
-        found[number] = "float32"
+        dtypes[number] = "float32"
         if not exact and number in strict:
-            found[number] = planes[number].dtype
+            dtypes[number] = planes[number].dtype
         elif not exact:
             unrounded.add(number)
-    return found
+    return dtypes
 
 
 def _chooses(operation: PlanOperation, planes: Sequence[Plane]) -> bool:
@@ -241,8 +244,8 @@ def _chooses(operation: PlanOperation, planes: Sequence[Plane]) -> bool:
 
 
 def chooses(code: Sequence[Instruction], dtype: str) -> bool:
-    """Whether straight-line code gives one of its arguments, or a number of a dtype, up to the
-    sign."""
+    """Whether straight-line code gives one of its arguments, or a constant that a dtype has, up to
+    the sign."""
     constants = [float(line.value or 0.0) for line in code if line.op == "constant"]
     held = rounded_to(dtype, np.array(constants, np.float32)).astype(np.float64)
     return all(line.op in _CHOOSES for line in code) and held.tolist() == constants

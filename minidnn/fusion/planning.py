@@ -17,7 +17,7 @@ from minidnn.graph.window import Window
 
 
 def build_plan(body: Graph, schedule: Schedule) -> tuple[KernelPlan, Binding]:
-    """The plan of a sequence given as a graph of fusable nodes, and its binding.
+    """Returns the plan of a sequence given as a graph of fusable nodes, and its binding.
 
     GraphError if the schedule does not suit the sequence.
     """
@@ -31,6 +31,7 @@ def build_plan(body: Graph, schedule: Schedule) -> tuple[KernelPlan, Binding]:
 
 
 def _check(sequence: Part, schedule: Schedule) -> None:
+    """Raises GraphError if the schedule does not suit the sequence."""
     whole = sequence.anchor.type.plane[2:]
     if min(schedule.rows, schedule.columns, schedule.strips) < 1:
         raise GraphError(f"schedule {schedule}: rows, columns and strips must be at least 1")
@@ -93,20 +94,21 @@ class _Builder:
         return plan, binding
 
     def _segments(self) -> tuple[tuple[int, int], ...]:
-        """The channel axis, cut wherever a computed value or an operand of a join begins or
-        ends."""
+        """The channel axis, cut wherever a computed value or an operand of a concatenation begins
+        or ends."""
         cuts: set[int] = set()
         for operation in self.sequence.operations:
-            place, past = self._channels(operation.output)
-            cuts.update((place, past))
+            begin, end = self._channels(operation.output)
+            cuts.update((begin, end))
             if operation.is_join:
                 for value in operation.operands:
-                    place += value.type.plane[1]
-                    cuts.add(place)
+                    begin += value.type.plane[1]
+                    cuts.add(begin)
         ordered = sorted(cuts)
         return tuple(pairwise(ordered))
 
     def _channels(self, value: Value) -> tuple[int, int]:
+        """The first channel of a value on the frame, and the end of its channels."""
         begin = self.frame[value]
         return (begin, begin + value.type.plane[1])
 
@@ -126,7 +128,7 @@ class _Builder:
         return slots
 
     def _operation(self, operation: Operation, begin: int, end: int) -> PlanOperation | None:
-        """An operation on a segment of channels; None if its output does not lie there."""
+        """An operation on a segment of channels; None if its output has no channels there."""
         first, past = self._channels(operation.output)
         if not first <= begin < end <= past:
             return None
@@ -180,6 +182,7 @@ class _Builder:
         return tuple(planes)
 
     def _is_broadcast(self, value: Value) -> bool:
+        """Whether some operation broadcasts a value of one channel."""
         return any(
             value in operation.operands
             and not operation.is_join
@@ -188,7 +191,7 @@ class _Builder:
         )
 
     def _with_buffers(self, plan: KernelPlan) -> tuple[Plane, ...]:
-        """The planes with their buffers: how large and where those are."""
+        """The planes with their buffers: storages, sizes and shifts."""
         over = self.sequence.overwritten if self.schedule.in_place else {}
         shifts: dict[int, int] = {}
         storages: dict[int, list[int]] = {}
@@ -222,10 +225,10 @@ class _Builder:
 def _rows_held(
     plan: KernelPlan, storages: Sequence[Sequence[int]], shifts: Mapping[int, int]
 ) -> list[int]:
-    """For each storage the rows from the first to the last that are needed at once.
+    """Returns for each storage the rows from the first to the last that are needed at once.
 
-    ``storages`` are the planes that share each one, ``shifts`` tells by how much the rows of a
-    plane lie higher than they are numbered.
+    ``storages`` are the planes that share each one, ``shifts`` what is added to the number of a
+    plane's row to give its row in the storage.
     """
     follower = _Follower(plan, storages, shifts)
     for task in plan.tasks():
@@ -234,6 +237,8 @@ def _rows_held(
 
 
 class _Follower:
+    """Follows tasks patch by patch, and finds the most rows that each storage holds."""
+
     def __init__(
         self, plan: KernelPlan, storages: Sequence[Sequence[int]], shifts: Mapping[int, int]
     ) -> None:
@@ -249,9 +254,11 @@ class _Follower:
         self.touched: list[list[int]] = []
         for i, step in enumerate(plan.steps):
             operations = step.operations
-            own = {o.result for o in operations}
-            results = [number for number in home if number in own]
-            reads = [r for o in operations for r in o.reads if r[0] in home and r[0] not in own]
+            computed = {o.result for o in operations}
+            results = [number for number in home if number in computed]
+            reads = [
+                r for o in operations for r in o.reads if r[0] in home and r[0] not in computed
+            ]
             for number, window in reads:
                 self.readers[number].append((i, window))
             self.results.append(results)
@@ -259,7 +266,7 @@ class _Follower:
             self.touched.append(list(dict.fromkeys(home[number] for number in touched)))
 
     def follow(self, task: list[tuple[int, int, bool]]) -> None:
-        """Follows a task; its own patches are given."""
+        """Follows a task; ``task`` is its own patches."""
         steps = self.plan.steps
         done = [step.rows.interval(*task[0])[0] for step in steps]
         stop = [step.rows.interval(*task[-1])[1] for step in steps]
@@ -284,7 +291,8 @@ class _Follower:
         done: Sequence[int],
         stop: Sequence[int],
     ) -> None:
-        """Takes account of what a storage holds while a step computes rows from ``begin`` on."""
+        """Accounts for the rows that a storage holds while a step computes rows from ``begin``
+        on."""
         first: int | None = None
         last = 0
         for number in self.storages[storage]:
@@ -304,7 +312,7 @@ class _Follower:
             self.held[storage] = max(self.held[storage], last - first)
 
     def _first_read(self, number: int, window: Window | None, row: int) -> int:
-        """The first row of a plane that a reader's row needs."""
+        """The first row of a plane that a reader needs for a row of its own."""
         if window is None:
             return row
         return min(max(0, window.rows.first(row)), self.plan.planes[number].extent[0])

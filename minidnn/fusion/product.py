@@ -1,6 +1,5 @@
-"""A region of a product of batches of matrices and of the orders in which its matrices lie, and
-what a kernel of such a product must know.
-"""
+"""Regions of batched matrix products whose operands and results are views with other axis orders,
+and the description that a kernel of such a product needs."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ __all__ = ["FusedProduct"]
 
 @dataclass(frozen=True, eq=False)
 class FusedProduct(Region):
-    """A MatMul with the views that are its operands and its result, and with factors before and
-    behind it.  ``body`` is these nodes: each operand's in a chain, then the MatMul, then the
+    """A MatMul with the views that are its operands and its result, and with scalar factors before
+    and after it.  ``body`` is these nodes: each operand's in a chain, then the MatMul, then the
     result's."""
 
     @cached_property
@@ -29,18 +28,19 @@ class FusedProduct(Region):
 
     @cached_property
     def multiplied(self) -> tuple[tuple[Value, StridedView], tuple[Value, StridedView]]:
-        """The body's inputs that the product's first and second operand are views of, and how."""
+        """The body's inputs that the product's first and second operand are views of, with these
+        views."""
         a, b = map(read_view, self.matmul.inputs)
         return a, b
 
     @cached_property
     def result(self) -> StridedView:
-        """How the product's result lies in what the region writes."""
+        """The view of the region's result that the product is written to."""
         return written_view(self.body, self.matmul.output)[1]
 
     @cached_property
     def factor(self) -> float:
-        """By what the product's sums are multiplied."""
+        """The scalar that the product's sums are multiplied by."""
         product = 1.0
         for node in self.body.nodes:
             factor = factor_of(node)
@@ -53,8 +53,9 @@ Steps = tuple[int, ...]
 
 @dataclass(frozen=True)
 class _MatrixSteps:
-    """How many elements lie between neighbouring rows, columns, and matrices along each axis of the
-    batch, and in front of the first matrix; 0 where there is one of them, or one for all."""
+    """Strides in elements: from row to row, from column to column, and from matrix to matrix along
+    each axis of the batch, and the offset of the first matrix; 0 where there is one of them, or one
+    for all."""
 
     rows: int
     columns: int
@@ -63,11 +64,12 @@ class _MatrixSteps:
 
     @property
     def turned(self) -> _MatrixSteps:
+        """The strides of the transposed matrices."""
         return replace(self, rows=self.columns, columns=self.rows)
 
     def width(self, widest: int, inner: int) -> int:
-        """How many elements can be read or written at once along the axis on which they follow each
-        other, which has ``inner`` of them: ``widest``, 2 or 1."""
+        """The vector width of accesses along the contiguous axis, which has ``inner`` elements:
+        ``widest``, 2 or 1."""
         line = self.rows if self.columns == 1 else self.columns
         others = (line, *self.batch, self.offset, inner)
         return next(n for n in (widest, 2, 1) if all(step % n == 0 for step in others))
@@ -75,8 +77,8 @@ class _MatrixSteps:
 
 @dataclass(frozen=True)
 class BatchedProduct:
-    """``rows`` x ``inner`` by ``inner`` x ``columns``, for each matrix of ``batch``; the result's
-    columns follow each other, and so do rows or columns of the operands."""
+    """A batched matrix product: ``rows`` x ``inner`` by ``inner`` x ``columns`` for each matrix of
+    ``batch``; rows of the result are contiguous, and so are rows or columns of each operand."""
 
     dtype: str
     result: str
@@ -91,18 +93,19 @@ class BatchedProduct:
 
     @property
     def batch_steps(self) -> dict[str, Steps]:
-        """Those along each axis of the batch, of operands and result."""
+        """The strides along each axis of the batch, of operands and result."""
         return {"a": self.a.batch, "b": self.b.batch, "y": self.y.batch}
 
     @property
     def count(self) -> int:
-        """How many products of matrices there are."""
+        """The number of matrix products."""
         return prod(self.batch)
 
 
 def shape_of(node: Node) -> tuple[BatchedProduct, tuple[Value, Value]]:
-    """The product of a MatMul or of a region of one, and the first and second operand; those of the
-    shape are the other way round where the result's rows follow each other."""
+    """Returns the product of a MatMul or of a region of one, with its first and second operand;
+    where columns of the result are contiguous, that is the transposed product, its operands
+    exchanged."""
     shape, operands = _product_of(node)
     return _merged(shape), operands
 
@@ -132,18 +135,19 @@ def _product_of(node: Node) -> tuple[BatchedProduct, tuple[Value, Value]]:
 
 
 def _matrices(view: StridedView, rank: int) -> _MatrixSteps:
+    """The strides of a view's matrices, with ``rank`` axes of the batch."""
     shape, known = view.shape, view.steps
     assert known is not None, view
     rows, columns = known[-2:]
     if rows != 1 and shape[-1] == 1:
-        columns = 1  # of one column any step will do
+        columns = 1  # of one column any stride will do
     elif columns != 1 and shape[-2] == 1:
         rows = 1
     return _MatrixSteps(rows, columns, (*(0,) * (rank + 2 - len(shape)), *known[:-2]), view.offset)
 
 
 def _merged(shape: BatchedProduct) -> BatchedProduct:
-    """With as few axes of batches as count all matrices."""
+    """The same product with as few axes of the batch as count all matrices."""
     sizes = list(shape.batch)
     steps = [list(matrices.batch) for matrices in (shape.a, shape.b, shape.y)]
     axis = 0

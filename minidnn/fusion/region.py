@@ -1,4 +1,5 @@
-"""Regions: what one kernel computes, as a node of the graph."""
+"""Regions: nodes of the graph that become one kernel; their bodies are the nodes that it
+computes."""
 
 from __future__ import annotations
 
@@ -69,12 +70,12 @@ class Region(Operator):
 class FusedSequence(Region):
     """A sequence of a stack, computed patch by patch as ``schedule`` says.
 
-    For reports: the number of its stack, from 1 on, and which ``part`` of the ``parts`` it is that
-    the stack was cut into.  0: no stack.
+    For reports: ``stack`` is the number of its stack, from 1 on (0: none), and ``part`` its number
+    among the ``parts`` that the stack was cut into.
 
-    Of the body's outputs those of the numbers ``summed`` are no results; the sum over each of their
-    planes is, (N, C, 1, 1), added up in an order of the kernel's own; or, of the numbers ``spread``
-    among them, the variance over each plane.
+    Of the body's outputs with the numbers ``summed`` the region gives not the planes, but the sum
+    over each of them, (N, C, 1, 1), added up in an order of the kernel's own; or, of the numbers
+    ``spread`` among them, the variance over each plane.
     """
 
     schedule: Schedule
@@ -85,13 +86,15 @@ class FusedSequence(Region):
     spread: tuple[int, ...] = field(default=(), repr=False)
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        found = super().infer(*inputs)
-        return tuple(_number(t) if i in self.summed else t for i, t in enumerate(found))
+        types = super().infer(*inputs)
+        return tuple(_number(t) if i in self.summed else t for i, t in enumerate(types))
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         return self._added(super().reference(*inputs))
 
     def _added(self, results: Iterable[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """The results, with sums and variances instead of planes that are added up."""
+
         def added(i: int, array: np.ndarray) -> np.ndarray:
             if i in self.spread:
                 return array.var((2, 3), keepdims=True)
@@ -101,7 +104,7 @@ class FusedSequence(Region):
 
     @property
     def origin(self) -> str:
-        """The stack that it is, or is a part of."""
+        """The stack that it is, or is a part of, for reports."""
         cut = f", part {self.part} of {self.parts}" if self.parts > 1 else ""
         return f"stack {self.stack}{cut}" if self.stack else "no stack"
 
@@ -111,18 +114,18 @@ class FusedSequence(Region):
 
     @cached_property
     def kernel(self) -> tuple[KernelPlan, Binding]:
-        """The kernel plan and what it is bound to (values of the body)."""
+        """The kernel plan and its binding to values of the body."""
         plan, binding = build_plan(self.body, self.schedule)
         return replace(plan, summed=self.summed, spread=self.spread), binding
 
     def interpret(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The outputs, computed patch by patch by the plan's interpreter."""
+        """Returns the outputs, computed patch by patch by the plan's interpreter."""
         plan, binding = self.kernel
         wide = any(array.dtype == np.float64 for array in inputs)
-        given = dict(zip(self.body.inputs, inputs, strict=True))
+        arrays = dict(zip(self.body.inputs, inputs, strict=True))
 
         def array(value: object) -> np.ndarray:
-            data = value.data if isinstance(value, Constant) else given[value]  # type: ignore[index]
+            data = value.data if isinstance(value, Constant) else arrays[value]  # type: ignore[index]
             return data.astype(np.float64) if wide else data
 
         tensors = [array(s.value).reshape(s.value.type.plane) for s in binding.inputs]
@@ -135,12 +138,12 @@ class FusedSequence(Region):
 
 
 def _number(type: TensorType) -> TensorType:
-    """The type of a number for each plane."""
+    """The type of one element for each plane."""
     return TensorType((*type.shape[:2], 1, 1), type.dtype)
 
 
 def window_alone(node: Node) -> FusedSequence:
-    """The region of one window, whose patch is the whole plane."""
+    """Returns the region of one window, whose patch is the whole plane."""
     operands = [Value(value.type, value.name) for value in node.inputs]
     inner = Node(node.op, operands, node.name)
     _, _, rows, columns = node.output.type.plane
@@ -150,14 +153,14 @@ def window_alone(node: Node) -> FusedSequence:
 
 @dataclass(frozen=True, eq=False)
 class FusedContraction(Region):
-    """A contraction with the point-wise operators before and after it that it absorbed; mean and
-    variance of its result, over all axes but that of channels, may be results behind it."""
+    """A contraction with the point-wise operators that it absorbed as prologue and epilogue; mean
+    and variance of its result, over all axes but that of channels, may be further results."""
 
 
 @dataclass(frozen=True, eq=False)
 class FusedElements(Region):
-    """Element-wise operators in one launch.  Those that read each other's results, or the same
-    values, are a member, and have one shape: each element of all of them is computed together.
+    """Element-wise operators in one launch.  Operators that read each other's results, or the same
+    values, form a *member* and have one shape: each element of all of them is computed together.
     Operands have that shape, or one element."""
 
     @property
@@ -166,44 +169,44 @@ class FusedElements(Region):
 
     @cached_property
     def members(self) -> tuple[tuple[Node, ...], ...]:
-        """The members' nodes, in the body's order."""
+        """The nodes of each member, in the body's order."""
         home: dict[Value, list[Node]] = {}
-        found: list[list[Node]] = []
+        groups: list[list[Node]] = []
         for node in self.body.nodes:
-            joined = [node]
+            group = [node]
             near = {id(home[value]): home[value] for value in _elements(node) if value in home}
             for nodes in near.values():
-                found.remove(nodes)
-                joined = nodes + joined
-            found.append(joined)
-            home |= {value: joined for each in joined for value in _elements(each)}
+                groups.remove(nodes)
+                group = nodes + group
+            groups.append(group)
+            home |= {value: group for each in group for value in _elements(each)}
         position = self.body.position
-        return tuple(tuple(sorted(nodes, key=position.__getitem__)) for nodes in found)
+        return tuple(tuple(sorted(nodes, key=position.__getitem__)) for nodes in groups)
 
 
 def _elements(node: Node) -> list[Value]:
-    """What has an element for each of a node's result."""
+    """The values of a node that have an element for each one of its result."""
     return [value for value in (*node.inputs, node.output) if value.shape == node.output.shape]
 
 
 @dataclass(frozen=True, eq=False)
 class FusedSums(Region):
     """Sums, means and variances over all axes but that of channels, of what point-wise operators
-    make of the operands; all of them in one sweep.  Each of them has the shape (C,), or, of sums
-    and means of planes, (N, C); the other results are made by point-wise operators and stored on
-    the way.  Operands are tensors, vectors over channels, or have a number for each plane."""
+    compute from the operands, all in one sweep.  Each of them has the shape (C,), or, of sums and
+    means of planes, (N, C); the other results are computed by point-wise operators and stored on
+    the way. Operands are tensors, vectors over channels, or have an element for each plane."""
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Of what is added up."""
+        """The shape of the values that are added up."""
         return next(iter(self.reductions.values())).inputs[0].shape
 
     @cached_property
     def reductions(self) -> dict[int, Node]:
         """The body's sums, means and variances, by the numbers of their results."""
-        made = {node.output: node for node in self.body.nodes}
-        found = {i: made[value] for i, value in enumerate(self.body.outputs)}
-        return {i: node for i, node in found.items() if isinstance(node.op, (Reduce, Variance))}
+        producers = {node.output: node for node in self.body.nodes}
+        nodes = {i: producers[value] for i, value in enumerate(self.body.outputs)}
+        return {i: node for i, node in nodes.items() if isinstance(node.op, (Reduce, Variance))}
 
     @cached_property
     def by_plane(self) -> bool:
@@ -213,7 +216,7 @@ class FusedSums(Region):
 
     @cached_property
     def plane_numbers(self) -> tuple[Value, ...]:
-        """The operands with a number for each plane of several images."""
+        """The operands with one element for each plane of several images."""
         batch, channels, *plane = self.shape
         shape = (batch, channels, *(1 for _ in plane))
         several = batch > 1 and shape != self.shape
@@ -221,20 +224,24 @@ class FusedSums(Region):
 
     @cached_property
     def stored(self) -> dict[int, Value]:
-        """The other results, by their numbers."""
+        """The results that are no reductions, by their numbers."""
         results = enumerate(self.body.outputs)
         return {i: value for i, value in results if i not in self.reductions}
 
 
 @dataclass(frozen=True, eq=False)
 class FusedGradient(Region):
-    """The gradient of a convolution for its input, with what is computed in front of it and sums
-    behind it.  ``body`` is the nodes that make the gradient that it reads, if any of them are here,
-    its own, and those of the sums, if there are any.  Results are, in this order, what is made in
-    front, the gradient itself, if others read it, and what the sums give."""
+    """The gradient of a convolution for its input, with a prologue, which computes the output's
+    gradient that it reads, and an epilogue of sums.
+
+    ``body`` is the nodes of the prologue, if it has one, the gradient itself, and the nodes of the
+    sums, if there are any.  Results are, in this order, that of the prologue, the gradient itself,
+    if others read it, and what the sums give.
+    """
 
     @cached_property
     def _place(self) -> int:
+        """The index of the gradient among the body's nodes."""
         nodes = self.body.nodes
         return next(i for i, node in enumerate(nodes) if isinstance(node.op, Conv2dInputGradient))
 
@@ -249,13 +256,13 @@ class FusedGradient(Region):
 
     @cached_property
     def front(self) -> Graph | None:
-        """What makes the gradient that is read."""
+        """The prologue, which computes the gradient that is read; None if there is none."""
         nodes = self.body.nodes[: self._place]
         return self._part(nodes, [], [nodes[-1].output]) if nodes else None
 
     @cached_property
     def sums(self) -> FusedSums | None:
-        """The region of sums, the gradient its first operand."""
+        """The region of sums, whose first operand is the gradient; None if there are none."""
         nodes = self.body.nodes[self._place + 1 :]
         outputs = self.body.outputs[(self._place > 0) + self.is_kept :]
         return FusedSums(self._part(nodes, [self.gradient.output], outputs)) if nodes else None
@@ -263,6 +270,7 @@ class FusedGradient(Region):
     def _part(
         self, nodes: Sequence[Node], first: Sequence[Value], outputs: Sequence[Value]
     ) -> Graph:
+        """Some nodes of the body as a graph, whose first inputs are ``first``."""
         made = {value for node in nodes for value in node.outputs}
         read = dict.fromkeys((*first, *(v for node in nodes for v in node.inputs if v not in made)))
         return Graph(list(read), list(outputs), list(nodes), self.body.name)
@@ -270,8 +278,8 @@ class FusedGradient(Region):
 
 @dataclass(frozen=True, eq=False)
 class FusedNormalization(Region):
-    """A layer normalization of the channels of an image, with the moves of channels to the last
-    place and back that it takes: ``body`` is these three nodes."""
+    """A layer normalization of the channels of an image, with the transposes that move channels to
+    the last axis and back: ``body`` is these three nodes."""
 
     @cached_property
     def normalization(self) -> LayerNorm:
@@ -281,25 +289,25 @@ class FusedNormalization(Region):
 
     @cached_property
     def vectors(self) -> tuple[Value, ...]:
-        """Weight and bias, values of the body, as far as there are any."""
+        """Weight and bias, values of the body, if there are any."""
         return self.body.nodes[1].inputs[1:]
 
 
 def is_sum_of_planes(node: Node) -> bool:
-    """Whether a node adds up the planes of images, or makes their means."""
+    """Whether a node sums or averages the planes of images."""
     op = node.op
     return isinstance(op, Reduce) and op.how in ("sum", "mean") and op.dims == (2, 3)
 
 
 def sum_alone(node: Node) -> FusedSums:
-    """The region of one sum."""
+    """Returns the region of one sum."""
     operands = [Value(value.type, value.name) for value in node.inputs]
     inner = Node(node.op, operands, node.name)
     return FusedSums(Graph(operands, inner.outputs, [inner], node.name))
 
 
 def constants(graph: Graph) -> Iterator[Constant]:
-    """The constants of a graph and of its regions; some perhaps several times."""
+    """Yields the constants of a graph and of its regions; some perhaps several times."""
     for node in graph.nodes:
         yield from (value for value in node.inputs if isinstance(value, Constant))
         if isinstance(node.op, Region):

@@ -1,9 +1,9 @@
 """Regions over rows: chains of element-wise operators and reductions along the last axis.
 
-All that such a region computes belongs to rows of one length.  A value of it has an element for
-each element of the rows, a number for each row, a vector with an element for each place of a row,
-or one element.  So a row can stay where it is computed, from the first operator to the last: it is
-read once, and written once where somebody else needs it.
+All values of such a region belong to rows of one length.  A value has an element for each element
+of the rows, for each row, for each position in a row (a vector), or one element.  So a row can stay
+in the kernel that computes it, from the first operator to the last: it is read once, and written
+once where another kernel needs it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """``count`` rows of ``length`` elements; a length of 0 fits any, of what has numbers alone."""
+    """``count`` rows of ``length`` elements; a length of 0, of values with one element for each
+    row, fits any."""
 
     count: int
     length: int
 
     def role(self, type: TensorType) -> Role | None:
-        """What a value of that type has an element for; None if it belongs to other rows."""
+        """The role of a value of that type; None if it belongs to other rows."""
         shape = type.shape
         last = shape[-1] if shape else 1
         wide = len(shape) > 1 and last == self.length
@@ -62,7 +63,7 @@ class RowShape:
         return Role.SCALAR if type.size == 1 else None
 
     def merged(self, other: RowShape) -> RowShape | None:
-        """The rows of both; None if they differ."""
+        """The rows that fit both; None if they differ."""
         if self.count != other.count or (self.length and other.length not in (0, self.length)):
             return None
         return self if self.length else other
@@ -79,7 +80,7 @@ def is_along_rows(node: Node) -> bool:
 
 
 def is_column_sum(node: Node) -> bool:
-    """Whether a node adds up rows, and gives a vector: it needs all rows."""
+    """Whether a node adds up all rows to a vector: it needs all of them."""
     op = node.op
     if not isinstance(op, Reduce) or op.how != "sum":
         return False
@@ -87,7 +88,7 @@ def is_column_sum(node: Node) -> bool:
 
 
 def rows_of(node: Node) -> RowShape | str:
-    """The rows that a node computes, or why it computes none."""
+    """Returns the rows that a node computes, or why it computes none."""
     dtypes = {value.dtype for value in (*node.inputs, *node.outputs)}
     if not dtypes.issubset(_STORED) or not node.outputs or not node.inputs:
         return f"it computes with {' and '.join(sorted(dtypes)) or 'nothing'}"
@@ -104,8 +105,8 @@ def rows_of(node: Node) -> RowShape | str:
     if isinstance(node.op, Expand):
         return _why_not_repeated(node.inputs[0], node.output.shape) or rows
     if isinstance(node.op, Reshaping):
-        given = node.inputs[0].type
-        same = given.rank > 1 and given.shape[-1] == last
+        source = node.inputs[0].type
+        same = source.rank > 1 and source.shape[-1] == last
         return rows if same else "it makes other rows"
     return f"{node.op.name} is no operator over rows"
 
@@ -121,7 +122,7 @@ def _why_not_elementwise(node: Node, op: Elementwise, rows: RowShape) -> str | N
 
 
 def _why_not_repeated(value: Value, shape: tuple[int, ...]) -> str | None:
-    """Why a value cannot be repeated to rows of a shape; None if it can."""
+    """Why a value cannot be broadcast to rows of a shape; None if it can."""
     is_number = value.shape == (*shape[:-1], 1)
     is_vector = value.type.size == shape[-1] == (value.shape or (1,))[-1]
     if is_number or is_vector or value.type.size == 1:
@@ -131,12 +132,12 @@ def _why_not_repeated(value: Value, shape: tuple[int, ...]) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class FusedRows(Region):
-    """A region over rows.  Its results are rows and numbers of rows; and sums of rows over all
-    of them, vectors, which nothing else of the region reads."""
+    """A region over rows.  Its results are rows, values with one element for each row, and sums
+    over all rows: vectors, which nothing else of the region reads."""
 
     @cached_property
     def rows(self) -> RowShape:
-        """Those of all nodes."""
+        """The rows that all nodes have in common."""
         return rows_of_all(self.body)
 
     @cached_property
@@ -146,27 +147,27 @@ class FusedRows(Region):
         return {i: made[value] for i, value in enumerate(self.body.outputs) if value in made}
 
     def role(self, value: Value) -> Role:
-        """What a value of the body has an element for."""
-        found = self.rows.role(value.type)
-        assert found is not None, value
-        return found
+        """The role of a value of the body."""
+        role = self.rows.role(value.type)
+        assert role is not None, value
+        return role
 
 
 def rows_of_all(body: Graph) -> RowShape:
-    """The rows of a body whose nodes all have the same ones."""
-    found: RowShape | None = None
+    """Returns the rows that all nodes of a body have in common."""
+    common: RowShape | None = None
     for node in body.nodes:
-        own = rows_of(node)
-        assert isinstance(own, RowShape), f"{node.name}: {own}"
-        found = own if found is None else found.merged(own)
-        assert found is not None, f"{node.name} computes other rows"
-    assert found is not None
-    return found
+        node_rows = rows_of(node)
+        assert isinstance(node_rows, RowShape), f"{node.name}: {node_rows}"
+        common = node_rows if common is None else common.merged(node_rows)
+        assert common is not None, f"{node.name} computes other rows"
+    assert common is not None
+    return common
 
 
 def row_alone(node: Node) -> FusedRows | None:
-    """The region of one reduction or normalization of trailing axes, its value seen as rows; None
-    if a node is none, or its rows have no more than one element.
+    """Returns the region of one reduction or normalization over trailing axes, its value seen as
+    rows; None if a node is neither, or its rows have no more than one element.
 
     Its operands and its result are the node's, in other shapes.
     """

@@ -2,7 +2,7 @@
 
 The cost of a sequence is predicted as for a roofline: bytes to and from memory over bandwidth,
 operations (with what patches compute twice) over peak, and bytes to and from the patch over
-the patch's bandwidth; the largest of the three, plus a fixed overhead.
+the patch's bandwidth; the largest of the three, plus overheads.
 """
 
 from __future__ import annotations
@@ -32,29 +32,30 @@ from minidnn.graph.window import Window
 
 FAR_ONCE = 0.15
 FAR_AGAIN = 1.0
-"""How much longer it takes to read what no longer lies in the nearest cache when a window comes to
-it: once, and again for the next rows where not even one window's rows fit.  Measured on Zen 5 with
-chains of 3x3 windows in planes of 28 to 400 columns."""
+"""The relative extra time of reads that the nearest cache no longer holds when a window comes to
+them: once, and again for the next rows where not even one window's rows fit.  Measured on Zen 5
+with chains of 3x3 windows in planes of 28 to 400 columns."""
 
 
 CODE_BYTES = 128
-"""Of instructions, for each operation of an element of planes in registers, of which a thread has
-some: 40 KB for 300 operations on an H100."""
+"""Bytes of instructions for each operation per element of planes in registers, of which a thread
+has several: 40 KB for 300 operations on an H100."""
 
 WAITS = 4
-"""Each strip that keeps rows begins with a wait for memory, about as long as so many steps."""
+"""A patch of a task that keeps rows begins with a wait for memory, about as long as so many step
+overheads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """How a sequence is cut into patches.
 
-    A patch is ``rows`` by ``columns`` positions of the anchor, the smallest output.  A task
+    A patch is ``rows`` by ``columns`` positions of the anchor (:attr:`Sequence.anchor`).  A task
     computes ``strips`` patches one below the other.  With more than one, rows that the next
     patch needs again stay in rolling buffers; with one, every patch recomputes its halo, as
     BrainSlug does.  ``stage`` copies inputs that windows read into the patch first.
-    ``in_place`` lets the result of a window lie over what the window reads, one row after the
-    other: for workers that compute rows in order.
+    ``in_place`` lets the result of a window overwrite what the window reads, row after row: for
+    workers that compute rows in order.
     """
 
     rows: int
@@ -71,7 +72,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a sequence is predicted to take: seconds, and what they follow from."""
+    """The predicted cost of a sequence: seconds, and what they follow from."""
 
     seconds: float
     #: Bytes read from and written to main memory.
@@ -86,7 +87,7 @@ class Price:
 
 
 class Sequence:
-    """Consecutive steps of a stack, as one kernel."""
+    """Consecutive steps of a stack that become one kernel."""
 
     def __init__(
         self, steps: Iterable[Step], outputs: Iterable[Value], batch: int, channels: int
@@ -107,23 +108,23 @@ class Sequence:
 
     @classmethod
     def of(cls, stack: Stack, first: int, last: int) -> Sequence:
-        """The steps ``first`` to ``last`` of a stack, both included."""
-        inside = stack.steps[first : last + 1]
-        given = set(stack.outputs)
+        """Returns the steps ``first`` to ``last`` of a stack, both included, as a sequence."""
+        steps = stack.steps[first : last + 1]
+        stack_outputs = set(stack.outputs)
         outputs = {
             operation.output
-            for step in inside
+            for step in steps
             for operation in step.operations
-            if operation.output in given
+            if operation.output in stack_outputs
             or any(not first <= i <= last for i in stack.readers.get(operation.output, ()))
         }
         # In the nodes' order, as the region's body will have them: the anchor depends on it.
         ordered = sorted(outputs, key=stack.position.__getitem__)
-        return cls(inside, ordered, stack.batch, stack.channels)
+        return cls(steps, ordered, stack.batch, stack.channels)
 
     @cached_property
     def signature(self) -> tuple[object, ...]:
-        """All that prices depend on: sequences that repeat in a network have it in common."""
+        """All that prices depend on: sequences that repeat in a network have equal ones."""
         numbers: dict[Value, int] = {}
 
         def number(value: Value) -> tuple[int, object]:
@@ -140,8 +141,8 @@ class Sequence:
 
     @cached_property
     def anchor(self) -> Value:
-        """The smallest output, the last of several, or what lies under a window that moves by less
-        than one position, if that is smaller: patches are cut along its plane."""
+        """The value along whose plane patches are cut: the smallest output, the last of several, or
+        the operand of a window with a fractional stride, if that is smaller."""
 
         def area(value: Value) -> int:
             return value.type.plane[2] * value.type.plane[3]
@@ -179,16 +180,16 @@ class Sequence:
 
     @cached_property
     def buffered(self) -> tuple[Value, ...]:
-        """Values of the sequence that are read by windows or in a later step: they lie in the
-        patch.  All others live in registers."""
+        """Values of the sequence that are read by windows or in a later step: they are kept in
+        buffers of the patch.  All others stay in registers."""
         step_of = {o.output: i for i, step in enumerate(self.steps) for o in step.operations}
-        found: dict[Value, None] = {}
+        buffered_values: dict[Value, None] = {}
         for i, step in enumerate(self.steps):
             for operation in step.operations:
                 for value, window in operation.reads:
                     if value in step_of and (window or step_of[value] < i):
-                        found[value] = None
-        return tuple(found)
+                        buffered_values[value] = None
+        return tuple(buffered_values)
 
     @cached_property
     def staged(self) -> tuple[Value, ...]:
@@ -200,7 +201,8 @@ class Sequence:
         )
 
     def patch_counts(self, schedule: Schedule) -> tuple[int, int, int]:
-        """Strips, tasks along rows, and tasks along columns, for each image and channel block."""
+        """Patches along rows, tasks along rows, and tasks along columns, for each image and channel
+        block."""
         _, _, rows, columns = self.anchor.type.plane
         strips = ceil(rows / schedule.rows)
         return strips, ceil(strips / schedule.strips), ceil(columns / schedule.columns)
@@ -237,7 +239,7 @@ class Sequence:
         turns = tasks * strips * len(self.steps) / device.workers
         memory = moved / device.bandwidth
         if device.register_bytes:
-            # What patches have in common is read again, mostly from a cache twice as fast.
+            # Elements that patches share are read again, mostly from a cache twice as fast.
             read = sum(counted[v] * ITEMSIZE[v.dtype] for v in self.inputs)
             again = read - sum(v.type.bytes for v in self.inputs)
             memory += max(0, again) / (2 * device.bandwidth)
@@ -252,7 +254,7 @@ class Sequence:
                 inside += tasks / device.workers * code * device.code_seconds
         both = max(memory, inside)
         if device.in_order or device.register_bytes:
-            # What one task waits for memory, only others can fill.
+            # Only other tasks can hide what one task waits for memory.
             both += min(memory, inside) / side_by_side**2
         if device.register_bytes and schedule.strips > 1:
             waits = WAITS * tasks * strips / device.workers
@@ -272,7 +274,7 @@ class Sequence:
         return stays_in_registers(self.steps, self.inputs)
 
     def _kept_bytes(self, schedule: Schedule, device: Device) -> int | None:
-        """What one channel's planes take in registers, as float32; None if they do not stay
+        """Bytes of one channel's planes in registers, as float32; None if they do not stay
         there."""
         _, _, rows, columns = self.anchor.type.plane
         whole = (schedule.rows, schedule.columns, schedule.strips) == (rows, columns, 1)
@@ -283,8 +285,8 @@ class Sequence:
         return bytes if bytes <= device.register_bytes else None
 
     def lead(self, schedule: Schedule) -> int:
-        """Strips before the first in which a task already computes what the first one needs, so
-        that no strip computes more rows than another."""
+        """Patches before the first in which a task already computes what the first one needs, so
+        that no patch computes more rows than another."""
         strips, tasks, _ = self.patch_counts(schedule)
         if min(strips, schedule.strips) == 1:
             return 0
@@ -295,15 +297,15 @@ class Sequence:
         return max(0, *(ceil(halo / schedule.rows) for halo in halos))
 
     def _held_rows(self, schedule: Schedule) -> dict[Value, int]:
-        """About how many rows the buffer of each value needs; of values in one place, the first
-        has them all."""
+        """About how many rows each buffer needs; of values that share one, the first has the rows
+        of all."""
         rows, _ = self.extents
         buffers = (*self.buffered, *(self.staged if schedule.stage else ()))
         held: dict[Value, int] = {}
         for value in buffers:
             need, first = rows[value], self._bottom[value] if schedule.in_place else value
             if schedule.strips == 1:
-                # A plane that lies over another one begins some rows above it.
+                # A plane that overwrites another one begins some rows above it.
                 above = held[first] + 1 if first in held else 0
                 held[first] = max(above, need.span(schedule.rows))
             elif first in held:
@@ -315,16 +317,16 @@ class Sequence:
 
     @cached_property
     def _bottom(self) -> dict[Value, Value]:
-        """For each value in a buffer the first one in its place."""
-        found: dict[Value, Value] = {value: value for value in self.staged}
+        """For each value in a buffer the first value in that buffer."""
+        bottom: dict[Value, Value] = {value: value for value in self.staged}
         for value in self.buffered:
             below = self.overwritten.get(value)
-            found[value] = value if below is None else found[below]
-        return found
+            bottom[value] = value if below is None else bottom[below]
+        return bottom
 
     @cached_property
     def _lags(self) -> dict[Value, int]:
-        """For each value the most rows that a reader still needs of those before the newest."""
+        """For each value the most rows before its newest ones that a reader still needs."""
         lags: dict[Value, int] = {}
         for operation in self.operations:
             for value, window in operation.reads:
@@ -333,7 +335,7 @@ class Sequence:
         return lags
 
     def _lag(self, value: Value, reader: Value, window: Window | None) -> int:
-        """How many rows of a value a reader still needs of those before the newest ones."""
+        """How many rows before the newest ones of a value a reader still needs."""
         rows, _ = self.extents
         have, wanted = rows[value], rows[reader]
         if have.scale == 0 or wanted.scale == 0:
@@ -343,18 +345,17 @@ class Sequence:
 
     @cached_property
     def overwritten(self) -> dict[Value, Value]:
-        """For each value that may lie over another one: which.
+        """For each value that may overwrite another one in place: the other.
 
-        The other is read by a window alone, which moves by one position, keeps the plane's
-        size and reads each element before it is overwritten if rows and columns are computed
-        in order.
+        The other is read by a window alone, which moves by one position, keeps the plane's size and
+        reads each element before it is overwritten if rows and columns are computed in order.
         """
         buffered = set(self.buffered)
         readers: dict[Value, list[Operation]] = {}
         for operation in self.operations:
             for value in operation.operands:
                 readers.setdefault(value, []).append(operation)
-        found: dict[Value, Value] = {}
+        below: dict[Value, Value] = {}
         for step in self.steps:
             window = step.operations[0].window
             source = step.operations[0].operands[0]
@@ -366,13 +367,14 @@ class Sequence:
             if results and all(
                 o.window is None or o.window.join == window.join for o in readers[results[0]]
             ):
-                found[results[0]] = source
-        return found
+                below[results[0]] = source
+        return below
 
     def _local_bytes(
         self, schedule: Schedule, device: Device, counted: Mapping[Value, int], item: int
     ) -> float:
-        """Bytes that steps write to and read from the patch and, again and again, the inputs."""
+        """Bytes that steps write to the patch, and that they read from it and, several times, from
+        inputs."""
         buffers = (*self.buffered, *(self.staged if schedule.stage else ()))
         written = sum(counted[value] for value in buffers)
         reads = self._counts.reads[device.shares].items()
@@ -381,7 +383,8 @@ class Sequence:
     def _far_bytes(
         self, schedule: Schedule, device: Device, counted: Mapping[Value, int], item: int
     ) -> float:
-        """Bytes that windows read as slowly again, since the nearest cache no longer has them."""
+        """Bytes that windows read from beyond the nearest cache, each times its relative extra
+        time."""
         if not device.near_bytes:
             return 0.0
         rows, columns = self.extents
@@ -406,8 +409,8 @@ class Sequence:
         _, _, rows, columns = self.anchor.type.plane
         stage = device.stages_inputs and bool(self.staged)
         if device.register_bytes:
-            # Elsewhere windows may as well read inputs by way of the caches, and what is computed
-            # of several planes takes them from where all inputs lie.
+            # Otherwise windows may as well read inputs through the caches, and windows that
+            # compute what they reduce read them from global memory in any case.
             windows = [o.window for o in self.operations if o.window is not None]
             plain = all(window.is_plain for window in windows)
             stage = stage and plain and self.stays_in_registers
@@ -431,8 +434,8 @@ class Sequence:
                 yield Schedule(min(size, rows), size, 1, stage, place)
 
     def with_staged_inputs(self, frame: dict[Value, int]) -> tuple[Sequence, dict[Value, int]]:
-        """The same, with steps before it that copy the inputs that windows read, and the frame
-        with the copies on it: each lies where the window that reads it writes."""
+        """Returns the sequence with steps before it that copy the inputs that windows read, and the
+        frame with the copies on it: each has the channels of the window's result."""
         copies: dict[tuple[Value, int], Value] = {}
         first: dict[tuple[int, int], Step] = {}
         steps = []
@@ -459,7 +462,7 @@ class Sequence:
 
 
 def _moves_by_one(window: Window, source: Value, extent: tuple[int, int]) -> bool:
-    """Whether a window moves by one position, and its plane is as large as the source's."""
+    """Whether a narrow window moves by one position and keeps the size of the source's plane."""
     narrow = window.columns.kernel <= (8 if window.joins.chooses else 4)
     return (
         narrow

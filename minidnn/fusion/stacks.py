@@ -41,7 +41,7 @@ def why_not_fusable(node: Node) -> str | None:
 
 
 def computes_in_several(node: Node) -> str | None:
-    """Why a node's dtypes keep it from being computed together with others; None if they don't."""
+    """Why a node's dtypes keep it from being fused with others; None if they don't."""
     dtypes = dict.fromkeys(value.dtype for value in (*node.inputs, *node.outputs))
     if len(dtypes) > 1 or next(iter(dtypes)) not in FLOATS:
         return f"it computes with {' and '.join(dtypes)}"
@@ -50,7 +50,7 @@ def computes_in_several(node: Node) -> str | None:
 
 def mixes_floats(node: Node) -> bool:
     """Whether a node computes in float32 with values of float32 and of one half precision, or with
-    bytes that stand for numbers."""
+    int8 or uint8 that stand for real numbers."""
     op, read = node.op, [value.dtype for value in node.inputs]
     if not isinstance(op, Formula) or op.computed_in(read) != "float32":
         return False
@@ -65,7 +65,7 @@ def _has_bytes(node: Node) -> bool:
 
 
 def _chooses_bytes(node: Node) -> bool:
-    """Whether a node gives the largest bytes under windows, as it would give the largest floats."""
+    """Whether a node is a maximum over windows of int8 or uint8, as it would be of floats."""
     if not isinstance(node.op, Windowed) or not node.op.window().chooses:
         return False
     dtypes = {value.dtype for value in (*node.inputs, *node.outputs)}
@@ -80,7 +80,7 @@ def is_tensor_operand(node: Node, index: int) -> bool:
 
 
 def reads_otherwise(node: Node) -> str | None:
-    """Why a node's tensors cannot be read where its result is written; None if they can."""
+    """Why a node's tensors cannot be read at the positions of its result; None if they can."""
     tensors = [value for i, value in enumerate(node.inputs) if is_tensor_operand(node, i)]
     if any(isinstance(value, Constant) for value in tensors):
         return "it reads a constant tensor"
@@ -90,10 +90,10 @@ def reads_otherwise(node: Node) -> str | None:
 
 
 def channel_frame(nodes: Sequence[Node]) -> dict[Value, int] | None:
-    """Where the channels of each value computed by ``nodes`` lie on one common channel axis.
+    """Returns the first channel of each value computed by ``nodes`` on one common channel axis.
 
     Element-wise and window operators keep channels where they are; a concatenation puts its
-    operands side by side.  None if a value would have to lie in two places.
+    operands one after the other.  None if a value would need two places.
     """
     inside = {value for node in nodes for value in node.outputs}
     links: dict[Value, list[tuple[Value, int]]] = {value: [] for value in inside}
@@ -124,19 +124,19 @@ def channel_frame(nodes: Sequence[Node]) -> dict[Value, int] | None:
 
 
 class _Group:
-    """Nodes of one group, as bits over positions those of others before and after it, and what
-    joining it with another asks of it."""
+    """A group of nodes; the nodes before and after it, as bits over positions; and what decides
+    whether it may be merged with another group."""
 
     def __init__(self, node: Node, position: int) -> None:
         self.positions = [position]
         self.bits = 1 << position
         self.before = 0
         self.after = 0
-        # Bytes are what floats are stored as: nothing asks of them what it asks of floats.
+        # int8 and uint8 store floats; they do not count among the dtypes that must be equal.
         self.dtypes = {value.dtype for value in node.outputs} - {*BYTES}
         self.mixes = mixes_floats(node) and not _has_bytes(node)
         moves = isinstance(node.op, (Concat, Windowed))
-        #: Of what is moved: read or given by joins and windows.
+        #: The dtypes that concatenations and windows read or give.
         self.moved = {v.dtype for v in (*node.inputs, *node.outputs)} if moves else set[str]()
         self.batches = {value.shape[:1] for value in node.outputs}
         self.joins = isinstance(node.op, Concat)
@@ -202,8 +202,8 @@ class Groups:
     def merge(self, nodes: Sequence[Node]) -> None:
         """Makes one group of the groups of these nodes; the caller has asked can_merge.
 
-        What lies behind all of them knows all of them already, and what lies before likewise: the
-        rest, which is few in a chain, is told.
+        Groups after all of them have all of them in their sets already, and so have groups before
+        all of them: only the rest, which is few in a chain, is updated.
         """
         merged, *others = sorted(
             dict.fromkeys(map(self.of, nodes)), key=lambda group: -len(group.positions)
@@ -227,12 +227,13 @@ class Groups:
 
 
 def _bits(mask: int) -> list[int]:
-    found = []
+    """The positions of a mask's bits, in order."""
+    positions = []
     while mask:
         low = mask & -mask
-        found.append(low.bit_length() - 1)
+        positions.append(low.bit_length() - 1)
         mask ^= low
-    return found
+    return positions
 
 
 def find_stacks(graph: Graph) -> list[list[Node]]:
@@ -241,7 +242,7 @@ def find_stacks(graph: Graph) -> list[list[Node]]:
     Grown greedily: in the graph's order, each fusable node joins the stacks of its operands
     where the result stays contractible and its channels fit on one axis.  A concatenation that
     something outside of its stack reads is left out, and stacks are grown again: it is better
-    made by placing its operands side by side in memory.
+    computed by writing its operands side by side in memory.
     """
     fusable = {node for node in graph.nodes if why_not_fusable(node) is None}
     loose = [n for n in graph.nodes if n in fusable and _is_loose_join(graph, n, fusable)]
@@ -257,6 +258,7 @@ def find_stacks(graph: Graph) -> list[list[Node]]:
 
 
 def _grow(graph: Graph, fusable: set[Node]) -> list[list[Node]]:
+    """Grows stacks of fusable nodes: merges each with the stacks of its operands where it may."""
     groups = Groups(graph)
     for node in graph.nodes:
         if node not in fusable:
@@ -275,11 +277,11 @@ def _grow(graph: Graph, fusable: set[Node]) -> list[list[Node]]:
 
 
 def _belongs_to_reader(groups: Groups, fusable: set[Node], node: Node, value: Value) -> bool:
-    """Whether a node is better computed with what reads its result alone than with what makes a
+    """Whether a node is better fused with the only reader of its result than with the producer of a
     tensor that it reads.
 
-    So it is where these cannot be computed together, as something between them, such as a sum,
-    needs all of the tensor: that is stored anyway, and the result need not be.
+    So it is where all three cannot be fused, as something between them, such as a sum, needs all of
+    the tensor: that is stored anyway, and the result need not be.
     """
     graph = groups.graph
     producer = value.producer
@@ -294,9 +296,9 @@ def _belongs_to_reader(groups: Groups, fusable: set[Node], node: Node, value: Va
         return False
     if not (isinstance(node.op, Windowed) and isinstance(reader.op, Windowed)):
         return False
-    others = [each for each in node.tensors if each is not value]
+    others = [tensor for tensor in node.tensors if tensor is not value]
     # What else it reads must have been computed for it.
-    if not others or not all(_is_computed_for(graph, node, each) for each in others):
+    if not others or not all(_is_computed_for(graph, node, tensor) for tensor in others):
         return False
     return not groups.can_merge([producer, node, reader])
 
@@ -304,8 +306,8 @@ def _belongs_to_reader(groups: Groups, fusable: set[Node], node: Node, value: Va
 def _moves_less(
     groups: Groups, fusable: set[Node], node: Node, value: Value, producer: Node
 ) -> bool:
-    """Whether a chain of element-wise nodes from a stored value on moves fewer bytes where the
-    first that cannot be computed with the value's producer reads what the chain gives."""
+    """Whether a chain of element-wise nodes from a stored value on moves fewer bytes if it is fused
+    with the first reader that cannot be fused with the value's producer."""
     graph, chain = groups.graph, [node]
     while True:
         result = chain[-1].output
@@ -317,7 +319,7 @@ def _moves_less(
         if not groups.can_merge([producer, *chain, reader]):
             break
         chain.append(reader)
-    read = _read_for(graph, [each for one in chain for each in one.tensors])
+    read = _read_for(graph, [each for member in chain for each in member.tensors])
     for tensor in _read_for(graph, [each for each in reader.tensors if each is not result]):
         read.pop(tensor, None)
     bytes = sum(each.type.bytes for each in read if each.shape == value.shape)
@@ -325,31 +327,38 @@ def _moves_less(
 
 
 def _read_for(graph: Graph, tensors: Sequence[Value]) -> dict[Value, None]:
-    """What tensors are computed of that lies in memory, where element-wise nodes make them for one
-    reader alone."""
-    found: dict[Value, None] = {}
+    """Returns the stored tensors that ``tensors`` are computed from, where element-wise nodes
+    compute them for one reader alone."""
+    stored: dict[Value, None] = {}
     pending = list(tensors)
     while pending:
         value = pending.pop()
-        made = value.producer
-        if made is not None and made in graph.position and _is_made_for_one(graph, made):
-            pending += made.tensors
+        producer = value.producer
+        if (
+            producer is not None
+            and producer in graph.position
+            and _is_made_for_one(graph, producer)
+        ):
+            pending += producer.tensors
         else:
-            found[value] = None
-    return found
+            stored[value] = None
+    return stored
 
 
 def _is_made_for_one(graph: Graph, node: Node) -> bool:
+    """Whether a node is element-wise and its result has a single reader."""
     if not isinstance(node.op, Elementwise) or why_not_fusable(node) is not None:
         return False
     return graph.only_reader(node.output) is not None
 
 
 def _is_computed_for(graph: Graph, node: Node, value: Value) -> bool:
-    """Whether a value is an element-wise node's that only this node reads."""
-    made = value.producer
+    """Whether a value is computed by an element-wise node and read by this node alone."""
+    producer = value.producer
     return (
-        made is not None and isinstance(made.op, Elementwise) and graph.only_reader(value) is node
+        producer is not None
+        and isinstance(producer.op, Elementwise)
+        and graph.only_reader(value) is node
     )
 
 
@@ -362,9 +371,9 @@ def _is_loose_join(graph: Graph, node: Node, stack: set[Node]) -> bool:
 
 
 def _try_join(groups: Groups, producer: Node, node: Node, value: Value) -> None:
-    """Joins two nodes' groups, if patches can pass from one to the other."""
+    """Merges two nodes' groups, if patches can pass from one to the other."""
     if isinstance(node.op, Elementwise) and value.shape != node.output.shape:
-        return  # a broadcast reads another place than it writes
+        return  # a broadcast reads other positions than it writes
     first, second = groups.of(producer), groups.of(node)
     if first is second:
         return
@@ -380,8 +389,8 @@ def _try_join(groups: Groups, producer: Node, node: Node, value: Value) -> None:
 
 
 def _compute_alike(first: _Group, second: _Group) -> bool:
-    """Whether dtypes let two groups be one: several of them stand side by side only where formulas
-    mix them, and what windows and joins move among them is of one half precision."""
+    """Whether dtypes let two groups be one: different ones are fused only where formulas mix them,
+    and what windows and concatenations move among them has one half-precision dtype."""
     if not (first.mixes or second.mixes):
         return len(first.dtypes | second.dtypes) <= 1
     moved = first.moved | second.moved
@@ -396,8 +405,8 @@ def _reads_broadcast(first: _Group, second: _Group) -> bool:
 
 
 def boundary(graph: Graph, nodes: Sequence[Node]) -> tuple[list[Value], list[Value]]:
-    """The tensors that a set of nodes reads from outside, and those of its own that are read
-    outside, are results of the graph, or read by nobody, each in order of appearance.
+    """Returns the tensors that a set of nodes reads from outside, and those of its own that are
+    read outside, are results of the graph, or read by nobody, each in order of appearance.
 
     The last are results of dead nodes, which stay where the fuel for dropping them is used up: a
     region of such nodes would have no result without them.

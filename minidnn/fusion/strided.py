@@ -1,7 +1,7 @@
-"""Where the elements of a value lie in another one, of which it is a view.
+"""Strided views: where the elements of a value are in another value.
 
-What transposes, slices, and gives another shape, moves nothing if whoever reads its result reads
-the source by other steps; and the same holds for what is written.
+Transposes, slices and reshapes move nothing if whoever reads their result reads the source with
+other strides; and the same holds for values that are written.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Steps = tuple[int, ...]
 
 
 Run = tuple[int, int]
-"""So many elements, and how many of the source lie between neighbours."""
+"""A number of elements, and their stride in the source."""
 
 
 @dataclass(frozen=True)
 class StridedView:
-    """How a value lies in its source: for each axis runs, of which the last one goes round first,
-    and how many elements lie in front of the first one."""
+    """A value as a view of its source: runs for each axis, the innermost last, and the offset of
+    the first element."""
 
     axes: tuple[tuple[Run, ...], ...]
     offset: int = 0
 
     @classmethod
     def dense(cls, value: Value) -> StridedView:
-        """A value as it is stored."""
+        """The view of a value as it is stored."""
         runs = zip(value.shape, dense_steps(value.type), strict=True)
         return cls(tuple((run,) for run in runs))
 
@@ -49,8 +49,8 @@ class StridedView:
 
     @cached_property
     def steps(self) -> Steps | None:
-        """How many elements of the source lie between neighbours along each axis, 0 where there is
-        one; None if an axis has several steps."""
+        """The stride of each axis in elements of the source, 0 for an axis of one element; None if
+        an axis has several strides."""
         steps = []
         for runs in self.axes:
             merged = _merged(runs)
@@ -60,22 +60,23 @@ class StridedView:
         return tuple(steps)
 
     def transposed(self, dims: Sequence[int]) -> StridedView:
+        """The view with its axes permuted."""
         return StridedView(tuple(self.axes[axis] for axis in dims), self.offset)
 
     def part(
         self, starts: Sequence[int], sizes: Sequence[int], by: Sequence[int]
     ) -> StridedView | None:
-        """Along each axis so many elements from a start on, every ``by``-th; None if there are
-        no such runs."""
+        """The part with ``sizes`` elements from ``starts`` on along the axes, every ``by``-th; None
+        if no runs describe it."""
         axes: list[tuple[Run, ...]] = []
         offset = self.offset
-        for runs, start, size, each in zip(self.axes, starts, sizes, by, strict=True):
+        for runs, start, size, step in zip(self.axes, starts, sizes, by, strict=True):
             merged = _merged(runs)
-            if (start, size, each) == (0, prod(n for n, _ in merged), 1):
+            if (start, size, step) == (0, prod(n for n, _ in merged), 1):
                 axes.append(runs)
             elif len(merged) == 1:
                 offset += start * merged[0][1]
-                axes.append(((size, each * merged[0][1]),))
+                axes.append(((size, step * merged[0][1]),))
             else:
                 return None
         return StridedView(tuple(axes), offset)
@@ -84,25 +85,26 @@ class StridedView:
         """The same elements in another shape; None if sizes do not divide the runs."""
         if 0 in shape:
             return None
-        left = [list(run) for run in _merged([run for runs in self.axes for run in runs])]
+        remaining = [list(run) for run in _merged([run for runs in self.axes for run in runs])]
         axes: list[tuple[Run, ...]] = []
         for size in reversed(shape):
             runs: list[Run] = []
             while size > 1:
-                length, step = left[-1]
+                length, step = remaining[-1]
                 part = gcd(size, length)
                 if part == 1 or part not in (size, length):
                     return None
                 runs.insert(0, (part, step))
-                left[-1] = [length // part, step * part]
+                remaining[-1] = [length // part, step * part]
                 size //= part
-                if left[-1][0] == 1:
-                    left.pop()
+                if remaining[-1][0] == 1:
+                    remaining.pop()
             axes.insert(0, tuple(runs))
         return StridedView(tuple(axes), self.offset)
 
     def is_aligned(self, elements: int) -> bool:
-        """Whether its last axis follows itself, and all else lies at multiples of so many."""
+        """Whether its last axis is contiguous, and the other strides and the offset are multiples
+        of ``elements``."""
         steps = self.steps
         if steps is None:
             return False
@@ -110,20 +112,20 @@ class StridedView:
 
 
 def _merged(runs: Sequence[Run]) -> list[Run]:
-    """Runs without those of one element, and one for several that follow each other."""
-    found: list[Run] = []
+    """Runs without those of one element, and with contiguous ones merged."""
+    merged: list[Run] = []
     for size, step in runs:
         if size == 1:
             continue
-        if found and found[-1][1] == step * size:
-            found[-1] = (found[-1][0] * size, step)
+        if merged and merged[-1][1] == step * size:
+            merged[-1] = (merged[-1][0] * size, step)
         else:
-            found.append((size, step))
-    return found
+            merged.append((size, step))
+    return merged
 
 
 def dense_steps(type: TensorType) -> Steps:
-    """How many elements lie between neighbours along each axis of a dense value."""
+    """Returns the strides of a dense value."""
     steps = [1] * type.rank
     for axis in reversed(range(type.rank - 1)):
         steps[axis] = steps[axis + 1] * type.shape[axis + 1]
@@ -138,8 +140,8 @@ def is_view(node: Node) -> bool:
 
 
 def view_of(source: Value, nodes: Sequence[Node]) -> StridedView | None:
-    """The result of a chain of nodes as a view of what it begins with; what is no view computes
-    element by element.  None if its elements have no steps there."""
+    """Returns the result of a chain of nodes as a view of the source; nodes that are no views
+    compute element by element.  None if its elements have no strides there."""
     view: StridedView | None = StridedView.dense(source)
     for node in nodes:
         view = None if view is None else _behind(node, view)
@@ -147,7 +149,7 @@ def view_of(source: Value, nodes: Sequence[Node]) -> StridedView | None:
 
 
 def read_view(value: Value) -> tuple[Value, StridedView]:
-    """The input of a body that a value is a view of, and how."""
+    """Returns the input of a body that a value is a view of, and the view."""
     nodes: list[Node] = []
     while (node := value.producer) is not None:
         nodes.insert(0, node)
@@ -158,7 +160,8 @@ def read_view(value: Value) -> tuple[Value, StridedView]:
 
 
 def written_view(body: Graph, value: Value) -> tuple[int, StridedView]:
-    """Which output of a body a value is written to as a part of it, and where it lies there."""
+    """Returns the index of the output of a body that a value is written to as a part of it, and its
+    view there."""
     if value in body.outputs:
         return body.outputs.index(value), StridedView.dense(value)
     (node,) = body.readers[value]
@@ -169,7 +172,8 @@ def written_view(body: Graph, value: Value) -> tuple[int, StridedView]:
 
 
 def before_view(node: Node, operand: int, view: StridedView) -> StridedView | None:
-    """Where an operand lies if the result of a node does so; None if it has no steps there."""
+    """Returns the view of an operand, given that of a node's result; None if it has no strides
+    there."""
     op, shape = node.op, node.inputs[operand].shape
     if isinstance(op, Transpose):
         return view.transposed([op.dims.index(axis) for axis in range(len(op.dims))])
@@ -184,6 +188,7 @@ def before_view(node: Node, operand: int, view: StridedView) -> StridedView | No
 
 
 def _behind(node: Node, view: StridedView) -> StridedView | None:
+    """The view of a node's result, given that of its operand; None if it has no strides there."""
     op = node.op
     if isinstance(op, Transpose):
         return view.transposed(op.dims)

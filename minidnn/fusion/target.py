@@ -24,7 +24,7 @@ from minidnn.graph.operators import Conv2d
 
 @dataclass(frozen=True)
 class Target:
-    """A device, and what can be computed how on it."""
+    """A device, and what can be computed on it in which way."""
 
     device: Device = TWO_CORES
 
@@ -35,27 +35,27 @@ class Target:
 
     @property
     def keeps_interface(self) -> bool:
-        """Whether inputs and outputs stay float32 wherever float32 values are kept otherwise."""
+        """Whether inputs and outputs of a graph stay float32 though other values do not."""
         return False
 
     @property
     def multiplies_bytes(self) -> bool:
-        """Whether contractions of bytes are computed, and faster than those of floats."""
+        """Whether contractions of int8 and uint8 are computed, and faster than those of floats."""
         return False
 
     @property
     def prefers_linear(self) -> bool:
-        """Whether linear layers in bfloat16 are faster than products of matrices."""
+        """Whether linear layers in bfloat16 are faster than matrix products."""
         return False
 
     @property
     def contracts_matrices(self) -> bool:
-        """Whether gradients of 1x1 convolutions are faster than products of matrices."""
+        """Whether gradients of 1x1 convolutions are faster than matrix products."""
         return False
 
     @property
     def turns_products(self) -> bool:
-        """Whether products of batches read and write matrices whose axes are in other orders."""
+        """Whether batched matrix products read and write matrices whose axes are permuted."""
         return False
 
     def refuse_attention(self, shape: AttentionShape) -> str | None:
@@ -68,22 +68,22 @@ class Target:
 
     @property
     def any_size(self) -> bool:
-        """Whether kernels are those of planes of any size."""
+        """Whether kernels are compiled once for planes of any size."""
         return False
 
     @property
     def drops_in_stacks(self) -> bool:
-        """Whether stacks drop samples by numbers that were drawn before, faster than a kernel that
-        draws does it."""
+        """Whether a stack that drops samples, by random numbers that were drawn before, is faster
+        than a kernel that draws them."""
         return False
 
     def layer_functions(self, node: Node) -> LibraryFunctions | str:
-        """What a library has for a node, or why it has nothing."""
+        """The functions that a library has for a node, or why it has none."""
         return "this device has no library of layers"
 
     def product_gradient(self, node: Node, operand: int) -> LibraryFunction | None:
-        """What a library has for the gradient of a convolution or linear layer for an operand,
-        where that is no node that it has a function for."""
+        """The function that a library has for the gradient of a convolution or linear layer for an
+        operand, where that gradient is no node that it has a function for."""
         return None
 
     def refuse_strategy(self, strategy: str) -> str | None:
@@ -97,7 +97,7 @@ class Target:
         return device.overhead + max(operations / peak, bytes / device.bandwidth)
 
     def compute_seconds(self, node: Node) -> float:
-        """A node's predicted time if all that it reads and writes is at hand."""
+        """A node's predicted time without memory traffic."""
         nodes = node.op.body.nodes if isinstance(node.op, Region) else (node,)
         contracts = any(isinstance(inner.op, Contraction) for inner in nodes)
         device = self.device
@@ -112,8 +112,8 @@ class Target:
         return sum(value.type.bytes for value in dict.fromkeys(constants))
 
     def refuse_convolution_gradient(self, node: Node) -> str | None:
-        """Why a gradient of a convolution must be put together from convolutions; None if the
-        device computes it as one."""
+        """Why a gradient of a convolution must be composed of convolutions; None if the device
+        computes it as one."""
         return None
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
@@ -136,23 +136,23 @@ class Target:
         return self.refuse_mixed(node)
 
     def refuse_mixed(self, node: Node) -> str | None:
-        """Why ``node`` cannot be computed in a contraction's kernel with the dtypes that it has;
-        None if it can."""
+        """Why ``node`` cannot be computed in a contraction's kernel because of its dtypes; None if
+        it can."""
         return computes_in_several(node)
 
     def refuse_channel_norm(self, node: Node) -> str | None:
-        """Why a layer normalization of channels that were moved last cannot be computed where they
-        lie; None if it can."""
+        """Why a layer normalization of channels that were transposed to the last axis cannot be
+        computed in the layout before that; None if it can."""
         return "this device normalizes rows"
 
     @property
     def adds_columns(self) -> bool:
-        """Whether sums over all axes but the last are faster as those of a matrix's columns."""
+        """Whether sums over all axes but the last are faster as sums of a matrix's columns."""
         return False
 
     def refuse_rows(self, region: FusedRows) -> str | None:
-        """Why rows cannot be computed from the first of several operators to the last without
-        being stored in between; None if they can."""
+        """Why a region over rows cannot be one kernel that stores nothing between its operators;
+        None if it can."""
         return "this device stores the results of reductions"
 
     def refuse_sums(self, reduction: Node) -> str | None:
@@ -165,35 +165,34 @@ class Target:
         return "this device adds up stored values"
 
     def refuse_statistics(self, contraction: Node) -> str | None:
-        """Why a contraction cannot have mean and variance of its result as results, too; None if
-        it can."""
+        """Why a contraction cannot give mean and variance of its result, too; None if it can."""
         return "this device adds up stored values"
 
     def refuse_summed_gradient(self, gradient: Node) -> str | None:
-        """Why a gradient of a convolution for its image cannot be computed together with sums of
-        it; None if it can."""
+        """Why a convolution's gradient for its input cannot have sums of it as an epilogue; None if
+        it can."""
         return "this device adds up stored values"
 
     def refuse_front(self, gradient: Node, sequence: Node) -> str | None:
-        """Why a gradient of a convolution for its image cannot be computed together with the
-        sequence that makes the gradient that it reads; None if it can."""
+        """Why ``sequence`` cannot be the prologue of ``gradient``, a convolution's gradient for its
+        input, which reads its result; None if it can."""
         return "this device reads stored gradients"
 
     @property
     def adds_planes(self) -> bool:
-        """Whether sums of planes are computed in sweeps, too, which then may read one number for
+        """Whether sums of planes are computed in sweeps, too, which may then read one element for
         each plane."""
         return False
 
     @property
     def stores_summed(self) -> bool:
-        """Whether sums can store what they compute on the way."""
+        """Whether sums can also store values that they compute on the way."""
         return False
 
     @property
     def computes_together(self) -> bool:
-        """Whether what is element-wise and no part of a stack is computed by one kernel with what
-        has the same shape: where each kernel takes some time to start."""
+        """Whether element-wise operators outside of stacks are fused with others of the same shape
+        into one kernel: where each launch takes some time."""
         return False
 
     def prologue_seconds(self, contraction: Node, nodes: Sequence[Node]) -> float:

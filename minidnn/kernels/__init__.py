@@ -1,1 +1,2 @@
-"""Kernels that are described once and printed for each engine: the level between plan and text."""
+"""Kernels that are described once and printed for each engine: the level between plans and source
+text."""

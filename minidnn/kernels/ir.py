@@ -1,13 +1,13 @@
-"""The description of a kernel: parallel points, statements over them, and expressions.
+"""The intermediate representation of kernels: parallel points, statements over them, and
+expressions.
 
-A kernel runs its body once for each point, in any order.  A point is a task :data:`TASK` and one
-of the task's lanes :data:`LANE`; where a kernel has no lanes, each task is one point.  Statements
-between them name numbers, join many, store elements, repeat, and choose; nothing else has an
-effect.
+A kernel runs its body once for each point, in any order.  A point is a task :data:`TASK` and one of
+the task's lanes :data:`LANE`; where a kernel has no lanes, each task is one point.  Statements name
+values, reduce ranges of them, store elements, loop and branch; nothing but stores has an effect.
 
 Sizes are symbols where kernels of other sizes shall be the same text, and constants elsewhere.
-Arithmetic folds what is known when it is written, so a lowering says ``row * size + at`` whether
-``size`` is a symbol, a constant, or one.
+Arithmetic folds what is known when an expression is made, so a lowering writes ``row * size + at``
+whether ``size`` is a symbol, a constant, or one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .._cached_property import cached_property
 from ..graph.expression import Instruction
 from ..graph.window import Join
 
-#: For each operation its text in languages like C, and what computes it of numbers and arrays.
-#: Operands of divisions are not negative: languages differ in what they give of others.
+#: For each operation its text in languages like C, and a function for numbers and arrays.
+#: Operands of divisions are not negative: languages differ in the quotients of others.
 OPERATIONS: Mapping[str, tuple[str, Callable[..., Any]]] = MappingProxyType(
     {
         "add": ("{} + {}", operator.add),
@@ -70,13 +70,13 @@ def _binary(op: str) -> Callable[[Expr, Expr | float], Expr]:
 
 @dataclass(frozen=True)
 class Expr:
-    """A number: a constant, a symbol, an element of a param, or an operation on others.
+    """A value: a constant, a symbol, an element of a param, or an operation on others.
 
     Attributes:
         op: ``const``, ``var`` (of a statement), ``size`` (of this launch), ``load``, ``cast``, or
             ``compute`` (a scalar expression), or one of :data:`OPERATIONS`.
         value: a constant's number, a variable's or size's name, a param, or code.
-        number: a size's in this launch; expressions that differ in no more are equal, and one text.
+        number: the size in this launch; expressions that differ only in it are equal, and one text.
     """
 
     op: str
@@ -98,8 +98,8 @@ class Expr:
     equals = _binary("eq")
 
     def cast(self, dtype: str) -> Expr:
-        """This number in another dtype.  A constant is folded where it is a whole number that both
-        have, which sizes and numbers of streams are."""
+        """This value in another dtype.  A constant is folded where it is an integer that both
+        dtypes have, as sizes and numbers of streams are."""
         if self.dtype == dtype:
             return self
         if self.op == "const" and {self.dtype, dtype} <= {"int64", "uint32"}:
@@ -107,7 +107,7 @@ class Expr:
         return Expr("cast", dtype, (self,))
 
     def walk(self) -> list[Expr]:
-        """This expression and all in it."""
+        """This expression and all its subexpressions."""
         found = [self]
         for each in found:
             found += each.args
@@ -115,7 +115,7 @@ class Expr:
 
 
 def constant(value: float, dtype: str = "int64") -> Expr:
-    """A number, but no -0.0: that equals 0.0, and kernels that are equal are one text."""
+    """Returns a constant, but no -0.0: that equals 0.0, and kernels that are equal are one text."""
     if value == 0 and math.copysign(1, value) < 0:
         raise ValueError("a constant is -0.0, which equals 0.0")
     return Expr("const", dtype, (), value)
@@ -126,7 +126,8 @@ def variable(name: str, dtype: str = "int64") -> Expr:
 
 
 def operation(op: str, *operands: Expr | float) -> Expr:
-    """An operation, or what it comes to.  Numbers among operands take the others' dtype."""
+    """Returns an operation, or its folded result.  Numbers among operands take the others'
+    dtype."""
     dtype = [x.dtype for x in operands if isinstance(x, Expr)][-1]
     args = tuple([x if isinstance(x, Expr) else constant(x, dtype) for x in operands])
     assert all([x.dtype in (dtype, "bool") for x in args]), f"{op} of {[x.dtype for x in args]}"
@@ -152,14 +153,14 @@ def select(condition: Expr, chosen: Expr | float, other: Expr | float) -> Expr:
 
 
 def compute(code: Sequence[Instruction], operands: Sequence[Expr], dtype: str) -> Expr:
-    """What a scalar expression gives, in float32 or int64; a :class:`Let` names it."""
+    """Returns the value of a scalar expression, in float32 or int64; a :class:`Let` names it."""
     return Expr("compute", dtype, tuple(operands), tuple(code))
 
 
 @dataclass(frozen=True)
 class Let:
-    """Names a number, which reads no param that the kernel writes: so it is the same wherever in
-    its block it is computed."""
+    """Names a value, which reads no param that the kernel writes: so it is the same wherever in its
+    block it is computed."""
 
     name: Expr
     value: Expr
@@ -167,6 +168,8 @@ class Let:
 
 @dataclass(frozen=True)
 class Write:
+    """Stores an element of a param."""
+
     param: Param
     index: Expr
     value: Expr
@@ -184,18 +187,20 @@ class For:
 
 @dataclass(frozen=True)
 class If:
+    """Runs its body where the condition holds."""
+
     condition: Expr
     body: tuple[Statement, ...]
 
 
 @dataclass(frozen=True)
 class FoldRange:
-    """Names what a value comes to, of which there is one for each :attr:`index` from 0 up to
-    ``count``, when these are joined in the order of ``graph.window.join_taps``.
+    """Names the reduction of a range of values, one for each :attr:`index` from 0 up to ``count``,
+    in the order of ``graph.window.join_taps``.
 
     Attributes:
         condition: where it is false there is no value; None: it is true everywhere.
-        body: what the value needs.
+        body: statements that the value needs.
     """
 
     name: Expr
@@ -222,7 +227,7 @@ LANE = variable("lane")
 
 
 def expressions(body: tuple[Statement, ...]) -> list[Expr]:
-    """All expressions in statements, with those in them."""
+    """Returns all expressions in statements, with their subexpressions."""
     found: list[Expr] = []
     for each in body:
         match each:
@@ -247,8 +252,8 @@ class Kernel:
     Attributes:
         params: in the order of its pointers: operands, tables, the output.
         lanes: how many lanes task :data:`TASK` has, or None.
-        work: about how many elements a task touches.
-        tables: numbers that go with the sizes of this launch.
+        work: the approximate number of elements that a task touches.
+        tables: arrays of integers that go with the sizes of this launch.
     """
 
     kind: str
@@ -261,6 +266,6 @@ class Kernel:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """The sizes that are arguments, in the order of their first use."""
+        """The sizes that are arguments, by name, in the order of their first use."""
         found = (self.lanes.walk() if self.lanes else []) + expressions(self.body)
         return {each.value: each.number for each in found if each.op == "size"}

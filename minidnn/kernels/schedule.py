@@ -1,4 +1,4 @@
-"""How the axes of a kernel become tasks and lanes, as data for each engine."""
+"""How the parallel axes of a kernel become tasks and lanes; what each engine prefers is data."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class AxisSchedule:
     """What an engine wants of a kernel's parallel axes.
 
     Attributes:
-        lanes: a task's lanes are the innermost axes, as many as make so many points; 0: each task
-            is one point.
-        chunk: lanes of a task at most.
-        points: work that is one after another is split where there are fewer points.
-        widest: bytes that are moved at once.
-        keeps_sizes: sizes are symbols, but for one, which leaves no arithmetic.
-        keeps_ones: that is a symbol, too.
+        lanes: a task's lanes are the innermost axes, as many as have so many points together; 0:
+            each task is one point.
+        chunk: the most lanes of a task.
+        points: sequential work is split where there are fewer points.
+        widest: bytes of the widest access.
+        keeps_sizes: sizes are symbols, except for 1, which leaves no arithmetic.
+        keeps_ones: 1 is a symbol, too.
     """
 
     lanes: int = 0
@@ -31,12 +31,14 @@ class AxisSchedule:
     keeps_ones: bool = False
 
     def size(self, name: str, number: int) -> Expr:
+        """A size of this launch, as a symbol or a constant."""
         if self.keeps_sizes and (self.keeps_ones or number != 1):
             return Expr("size", "int64", (), f"n_{name}", number)
         return constant(number)
 
     def nest(self, apart: int = 0, **extents: int) -> Nest:
-        """Parallel loops over axes, the outermost first, of which lanes of a task share so many."""
+        """Returns parallel loops over axes, the outermost first; at least ``apart`` of these are
+        the same for all lanes of a task."""
         names = list(extents)
         split = len(names)
         while self.lanes and split > apart and prod(extents[n] for n in names[split:]) < self.lanes:
@@ -59,16 +61,16 @@ class AxisSchedule:
         before.append(Let(row, TASK // count))
         lets, axes = decoded(row, "r", outer, sizes)
         element = first + LANE
-        own, lanes = decoded(element, "e", inner, sizes)
-        left = whole - TASK % count * self.chunk
+        lane_lets, lanes = decoded(element, "e", inner, sizes)
+        remaining = whole - TASK % count * self.chunk
         return Nest(
             axes | lanes,
             sizes,
             row * whole + element,
             points // max(length, 1) * chunks,
-            left if chunks == 1 else select(left < self.chunk, left, self.chunk),
+            remaining if chunks == 1 else select(remaining < self.chunk, remaining, self.chunk),
             min(length, self.chunk),
-            (*before, *lets, *own),
+            (*before, *lets, *lane_lets),
         )
 
 
@@ -78,10 +80,10 @@ class Nest:
 
     Attributes:
         axes: the position along each axis.
-        sizes: their sizes.
-        flat: the number of a point, the last axis being the innermost.
+        sizes: the size of each axis.
+        flat: the linear index of a point, the last axis being the innermost.
         tasks: how many there are; ``lanes`` how many points each has, ``width`` at most.
-        before: statements that the positions are made by.
+        before: statements that compute the positions.
     """
 
     axes: dict[str, Expr]
@@ -96,13 +98,13 @@ class Nest:
 def decoded(
     flat: Expr, prefix: str, names: Sequence[str], sizes: dict[str, Expr]
 ) -> tuple[tuple[Let, ...], dict[str, Expr]]:
-    """The positions along axes of a number that counts them all, and what makes them."""
+    """Returns the statements that compute positions along axes from a linear index, and these."""
     lets: list[Let] = []
     axes = {name: constant(0) for name in names}
-    left = [name for name in names if sizes[name] != constant(1)] or names[-1:]
+    wide = [name for name in names if sizes[name] != constant(1)] or names[-1:]
     rest = flat
-    for name in reversed(left):
-        if name == left[0]:
+    for name in reversed(wide):
+        if name == wide[0]:
             axes[name] = rest.cast("int64")
             break
         size = sizes[name].cast(rest.dtype)

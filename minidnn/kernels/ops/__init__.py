@@ -1,4 +1,4 @@
-"""Operators as kernels, an operator or a family of them a file."""
+"""Lowerings: operators as kernels, an operator or a family of them a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import move, random_drop
 from .indexing import lower_gather, lower_scatter_add, lower_take_channels
 from .pitched import Pitched
 
-#: What makes the kernel of an operator for its operands, then its result, on an engine.
+#: The lowering of an operator: from its operands, then its result, and an engine's schedule.
 LOWERINGS: Mapping[type[Operator], Callable[[Any, Sequence[Pitched], AxisSchedule], Kernel]]
 LOWERINGS = MappingProxyType(
     {
@@ -28,9 +28,10 @@ LOWERINGS = MappingProxyType(
 
 
 def lower(op: Operator, operands: Sequence[Pitched], schedule: AxisSchedule) -> Kernel | None:
-    """The kernel of an operator for its operands, then its result; None if it has none here."""
+    """Returns the kernel of an operator for its operands, then its result; None if it has none
+    here."""
     if isinstance(op, Indexed):
-        given, target = operands
-        return move.lower(op.index_map(given.type.shape), given, target, schedule)
-    found = LOWERINGS.get(type(op))
-    return None if found is None else found(op, operands, schedule)
+        source, target = operands
+        return move.lower(op.index_map(source.type.shape), source, target, schedule)
+    lowering = LOWERINGS.get(type(op))
+    return None if lowering is None else lowering(op, operands, schedule)

@@ -1,4 +1,4 @@
-"""Scalar expressions over operands that broadcast; the params are these, and the output."""
+"""Lowers scalar expressions over operands that broadcast; the params are these, and the output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def lower(
     number: str,
     schedule: AxisSchedule,
 ) -> Kernel:
-    """The kernel of a linearized expression that is computed in ``number``, float32 or int64."""
+    """Returns the kernel of a linearized expression that is computed in ``number``, float32 or
+    int64."""
     shape = target.type.shape
     sizes, strides = collapse(shape, [_strides(x, len(shape)) for x in operands])
     nest = schedule.nest(**{f"i{axis}": size for axis, size in enumerate(sizes)})
@@ -40,14 +41,17 @@ def lower(
 def collapse(
     shape: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> tuple[list[int], list[list[int]]]:
-    """The same walk with as few axes as possible, but one at least: those of size 1 dropped,
-    neighbours joined that every operand passes in one go."""
+    """Returns the sizes and strides of the same loops with as few axes as possible, but one at
+    least: axes of size 1 are dropped, and neighbouring axes merged that every operand passes with
+    one stride."""
     sizes: list[int] = []
-    found: list[list[int]] = [[] for _ in strides]
+    merged_strides: list[list[int]] = [[] for _ in strides]
     for axis, size in enumerate(shape):
         if size == 1:
             continue
-        walks = [(kept, operand[axis]) for kept, operand in zip(found, strides, strict=True)]
+        walks = [
+            (kept, operand[axis]) for kept, operand in zip(merged_strides, strides, strict=True)
+        ]
         if not sizes or any(kept[-1] != step * size for kept, step in walks):
             sizes.append(1)
             for kept, _ in walks:
@@ -55,12 +59,12 @@ def collapse(
         sizes[-1] *= size
         for kept, step in walks:
             kept[-1] = step
-    return sizes or [1], found if sizes else [[0] for _ in strides]
+    return sizes or [1], merged_strides if sizes else [[0] for _ in strides]
 
 
 def _strides(x: Pitched, rank: int) -> list[int]:
-    """From one element to the next on each axis of the output, 0 where the operand repeats."""
-    own = x.type.shape
-    steps = [x.pitch, *(prod(own[axis + 1 :]) for axis in range(1, len(own)))][: len(own)]
-    known = [0 if size == 1 else step for size, step in zip(own, steps, strict=True)]
-    return [0] * (rank - len(own)) + known
+    """The strides of an operand along each axis of the output, 0 where it is broadcast."""
+    shape = x.type.shape
+    steps = [x.pitch, *(prod(shape[axis + 1 :]) for axis in range(1, len(shape)))][: len(shape)]
+    known = [0 if size == 1 else step for size, step in zip(shape, steps, strict=True)]
+    return [0] * (rank - len(shape)) + known

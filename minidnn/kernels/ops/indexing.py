@@ -1,4 +1,4 @@
-"""Picking elements by computed indices, adding to them, and picking channels."""
+"""Lowers gathers of elements by computed indices, sums at such indices, and picks of channels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .pitched import Pitched
 
 
 def lower_gather(op: Gather, operands: Sequence[Pitched], schedule: AxisSchedule) -> Kernel:
-    """Picks by computed indices; the params are the value, the indices, and the output."""
+    """Returns the kernel that picks elements by computed indices; the params are the value, the
+    indices, and the output."""
     given, indices, target = operands
     images, outer, size, inner = split_axes(given.type.shape, op.axis % given.type.rank, op.batch)
     count = prod(indices.type.shape[op.batch :])
@@ -39,7 +40,7 @@ def lower_gather(op: Gather, operands: Sequence[Pitched], schedule: AxisSchedule
 
 
 def _inside(index: Expr, extent: Expr) -> tuple[Let, ...]:
-    """Names an index, counts it from the beginning, and moves it inside an axis, as ``at``."""
+    """Names an index as ``at``, counted from the beginning and clamped to an axis."""
     given, place = variable("given"), variable("place")
     last = select(place >= extent, extent - 1, place)
     return (
@@ -49,17 +50,18 @@ def _inside(index: Expr, extent: Expr) -> tuple[Let, ...]:
     )
 
 
-#: Neighbours that a task makes sums of.
+#: The most lanes of a task of :func:`lower_scatter_add`.
 _LANES = 64
 
 
 def lower_scatter_add(
     op: ScatterAdd, operands: Sequence[Pitched], schedule: AxisSchedule
 ) -> Kernel:
-    """Sums at computed indices; the params are the values, the indices, and the output.
+    """Returns the kernel of sums at computed indices; the params are the values, the indices, and
+    the output.
 
-    A point makes the sums at a range of the axis's places, for one element of all other axes: it
-    looks at all indices in their order, so that sums have the same bits in every run.
+    A point computes the sums at a range of the axis's positions, for one element of all other axes:
+    it reads all indices in their order, so that sums have the same bits in every run.
     """
     given, indices, result = operands
     count = prod(indices.type.shape[op.batch :])
@@ -84,7 +86,7 @@ def lower_scatter_add(
         before += Let(first, axes["range"] * length), Let(end, select(last < extent, last, extent))
 
     def element(count: Expr, place: Expr) -> Expr:
-        """An element of this point in one of the two values that have so many places."""
+        """The element of this point at a position of an axis of ``count`` positions."""
         row = axes["image"] * sizes["outer"] + axes["outer"]
         return (row * count + place) * sizes["inner"] + axes["inner"]
 
@@ -102,7 +104,7 @@ def lower_scatter_add(
 def lower_take_channels(
     op: TakeChannels, operands: Sequence[Pitched], schedule: AxisSchedule
 ) -> Kernel:
-    """Picks channels that are planes of one or several values.
+    """Returns the kernel that picks channels, which are planes of one or several values.
 
     The params are the values, a table (the value and the channel for each channel of the output),
     and the output.

@@ -1,6 +1,8 @@
-"""Moving elements by an index map, and copying a value to a range of an axis of another one.
+"""Lowers moves of elements by an index map, and copies of a value to a range of an axis of another
+one.
 
-The params are the value, the map's offsets along axes, and the output; of a copy the two values.
+The params of a move are the value, the map's offsets along axes, and the output; of a copy the two
+values.
 
 Where the innermost axis is one run of neighbours it has no offsets, and only its ends may be
 outside.
@@ -23,20 +25,21 @@ from ..ir import Expr, For, If, Kernel, Let, Param, Statement, Write, constant, 
 from ..schedule import AxisSchedule
 from .pitched import Pitched
 
-#: Where neighbours of the value lie on another axis than the output's, a task makes so many of them
-#: for so many of the output's, between these bounds: what it reads stays in the first-level cache
-#: until all of it is used.
+#: Where the value is contiguous along another axis than the output, a task moves a tile: so many
+#: rows along the value's axis, and lanes along the output's between these bounds.  The elements
+#: that it reads stay in the first-level cache until all of them are used.
 _TILE_ROWS, _FEWEST_LANES, _MOST_LANES = 64, 16, 128
 _LEAST_TRANSPOSED = 8
-#: Bytes of the addresses that share no set of that cache, and lines of a set that count on staying.
+#: Bytes after which addresses share a set of that cache, and lines of a set that likely stay.
 _SETS_BYTES, _WAYS = 4096, 8
 
-#: Rows that take in the axis before them, if they are neighbours and if they are not, and what they
-#: become at most.
+#: Rows that are merged with the axis before them are shorter than this, if their elements are
+#: contiguous and if they are not; and the most elements of a merged row.
 _SHORT_RUN, _SHORT, _LONGEST = 16, 64, 4096
 
 
 def lower(index: IndexMap, given: Pitched, target: Pitched, schedule: AxisSchedule) -> Kernel:
+    """Returns the kernel that moves elements by an index map."""
     small = index.collapsed()
     offsets = small.offsets or (np.zeros(1, np.int64),)
     if schedule.lanes:
@@ -67,7 +70,7 @@ def lower(index: IndexMap, given: Pitched, target: Pitched, schedule: AxisSchedu
     to, end = target.place(nest.flat), schedule.size("end", lead + length)
     if not given.type.size or not (inside or length < inner):
         moved = [Write(y, to, value if given.type.size else fill)]
-    elif run and schedule.lanes:  # each part is a loop over lanes of its own
+    elif run and schedule.lanes:  # each branch is a loop over lanes of its own
         stop = variable("stop")
         lets.append(Let(stop, select(_all(inside), end, first) if inside else end))
         moved = [If(place < first, (Write(y, to, fill),))] if lead else []
@@ -83,17 +86,16 @@ def lower(index: IndexMap, given: Pitched, target: Pitched, schedule: AxisSchedu
 
 
 def _contiguous_axis(offsets: Sequence[np.ndarray]) -> int | None:
-    """The axis along which the value's neighbours are the output's, if the innermost is none."""
+    """The axis along which the value is contiguous, if the innermost is not that one; None if none
+    suits."""
     inner = offsets[-1]
     if _run(inner) is not None or len(inner) < _LEAST_TRANSPOSED or inner[0] == inner[1]:
-        return None  # what is repeated along it stays near
+        return None  # elements that repeat along it stay in the cache
     if any((each == OUTSIDE).any() or not each.size for each in offsets):
         return None
     lengths = enumerate(map(len, offsets[:-1]))
-    found = [
-        axis for axis, n in lengths if n >= _LEAST_TRANSPOSED and _run(offsets[axis]) == (0, n)
-    ]
-    return found[-1] if found else None
+    axes = [axis for axis, n in lengths if n >= _LEAST_TRANSPOSED and _run(offsets[axis]) == (0, n)]
+    return axes[-1] if axes else None
 
 
 def _transposed(
@@ -104,7 +106,7 @@ def _transposed(
     target: Pitched,
     schedule: AxisSchedule,
 ) -> Kernel:
-    """The kernel where a task makes several of the value's neighbours."""
+    """The kernel whose tasks move tiles of several of the value's neighbours."""
     x, y = Param("x", given.bits()), Param("y", given.bits(), is_written=True)
     table = Param("offsets", "int64")
     length, lengths = len(offsets[contiguous]), [len(each) for each in offsets]
@@ -126,8 +128,8 @@ def _transposed(
         offset = variable(f"offset{axis}")
         lets.append(Let(offset, table[place + schedule.size(f"begin{axis}", begin)]))
         at, begin = at + offset, begin + len(each)
-    left = rows - first
-    end = select(left < _TILE_ROWS, left, _TILE_ROWS)
+    remaining = rows - first
+    end = select(remaining < _TILE_ROWS, remaining, _TILE_ROWS)
     write = Write(y, target.place(flat), x[given.place(at)])
     body = (*nest.before, *lets, For(row, constant(0), end, (write,)))
     numbers = np.concatenate([each for axis, each in enumerate(offsets) if axis != contiguous])
@@ -136,18 +138,20 @@ def _transposed(
 
 
 def _all(conditions: Sequence[Expr]) -> Expr:
+    """The conjunction of conditions."""
     return reduce(operator.and_, conditions)
 
 
 def _fill(index: IndexMap, given: Pitched) -> Expr:
+    """The bits that positions outside of the value become."""
     dtype = given.type.dtype
     bits = to_bits(np.array([index.fill]), dtype).view(f"u{ITEMSIZE[dtype]}")
     return constant(int(bits[0]), given.bits())
 
 
 def _widened(axes: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """The axes, of which the inner one has taken in the axis before it, or a part of that, while it
-    is so short that finding where a row begins takes longer than moving it."""
+    """The axes, the innermost merged with the axis before it, or a part of that, while it is so
+    short that finding where a row begins takes longer than moving it."""
     *outer, inner = axes
     while outer and len(inner) < (_SHORT_RUN if _run(inner) else _SHORT):
         size = len(outer[-1])
@@ -167,7 +171,7 @@ def _widened(axes: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
 
 
 def _is_split(axis: np.ndarray, share: int) -> bool:
-    """Whether an axis is the same steps of that many elements, from several places on."""
+    """Whether an axis is the same offsets of that many elements, from several first ones on."""
     if share == len(axis):
         return True
     rows = axis.reshape(-1, share)
@@ -175,7 +179,8 @@ def _is_split(axis: np.ndarray, share: int) -> bool:
 
 
 def _run(inner: np.ndarray) -> tuple[int, int] | None:
-    """Where neighbours begin and how many they are, if all else is outside; else None."""
+    """Where a run of neighbours begins and its length, if all other positions are outside; else
+    None."""
     (inside,) = np.nonzero(inner != OUTSIDE)
     if not inside.size:
         return (0, 0)
@@ -188,7 +193,7 @@ def _run(inner: np.ndarray) -> tuple[int, int] | None:
 def lower_copy(
     part: Pitched, whole: Pitched, axis: int, first: int, schedule: AxisSchedule
 ) -> Kernel:
-    """The kernel that copies a value to positions ``first`` and on of the axis."""
+    """Returns the kernel that copies a value to positions ``first`` and on of the axis."""
     shape, begin = part.type.shape, first * prod(part.type.shape[axis + 1 :])
     run, step = prod(shape[axis:]), prod(whole.type.shape[axis:])
     pack = gcd(run, step, begin, *(each.pack(schedule.widest) for each in (part, whole)))

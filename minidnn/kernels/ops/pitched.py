@@ -1,4 +1,4 @@
-"""What lowerings know of an operand: its type, and where its elements lie."""
+"""What lowerings know of an operand: its type, and the layout of its elements."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..ir import Expr
 
 @dataclass(frozen=True)
 class Pitched:
-    """A value in NCHW order, whose samples may lie apart.
+    """A value in NCHW order, whose samples may be apart in memory.
 
     Attributes:
         pitch: elements from one sample to the next.
-        offset: where the first begins.
+        offset: of the first sample.
     """
 
     type: TensorType
@@ -24,19 +24,21 @@ class Pitched:
 
     @classmethod
     def dense(cls, type: TensorType) -> Pitched:
+        """The layout of a value that is contiguous."""
         return cls(type, prod(type.shape[1:]))
 
     def bits(self, pack: int = 1) -> str:
-        """The dtype of so many elements that are moved as they are."""
+        """The dtype of ``pack`` elements that are moved together as they are."""
         return f"bits{8 * ITEMSIZE[self.type.dtype] * pack}"
 
     def pack(self, bytes: int) -> int:
-        """The most neighbours in so many bytes that begin at each multiple of as many elements."""
-        most = max(1, bytes // ITEMSIZE[self.type.dtype])
-        return gcd(most, prod(self.type.shape[1:]), self.pitch, self.offset)
+        """The most elements of at most ``bytes`` bytes that one access moves: samples begin at
+        multiples of it."""
+        widest = max(1, bytes // ITEMSIZE[self.type.dtype])
+        return gcd(widest, prod(self.type.shape[1:]), self.pitch, self.offset)
 
     def place(self, element: Expr, pack: int = 1) -> Expr:
-        """Where an element of the dense value lies, both counted in packs."""
+        """The offset of an element of the dense value, both counted in packs."""
         sample, offset = prod(self.type.shape[1:]) // pack, self.offset // pack
         if self.pitch == sample * pack or self.type.shape[0] == 1:
             return element + offset

@@ -1,4 +1,4 @@
-"""Points over planes, and where the elements of planes lie."""
+"""Points over planes, and the offsets of their elements in a value's layout."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from ..ir import (
 )
 from ..schedule import AxisSchedule, decoded
 
-#: Positions that a task computes of the planes of a block of channels, and of one plane.
+#: Positions of a plane that a task computes, for a block of channels and for one channel.
 _OF_BLOCK, _OF_PLANE = 256, 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """Strides of a value, in elements.
+    """The layout of a value: strides in elements.
 
-    Element (n, c, y, x) lies at ``offset + n * image + c // block * channel + y * row + x * pixel +
-    c % block`` of what a kernel's pointer points to.
+    Element (n, c, y, x) has the offset ``offset + n * image + c // block * channel + y * row + x *
+    pixel + c % block`` from a kernel's pointer.
     """
 
     dtype: str
@@ -46,20 +46,20 @@ class Planes:
     row: int
     pixel: int
     offset: int = 0
-    #: Channels that lie side by side, before the next pixel.
+    #: Channels that are contiguous, before the next pixel.
     block: int = 1
-    #: The number in its block of its first channel; channels behind its last that become zeros.
+    #: The index in its block of its first channel; channels after its last that become zeros.
     first: int = 0
     padding: int = 0
 
     @classmethod
     def over_channels(cls, dtype: str, channels: int) -> Planes:
-        """Of numbers for each channel, which are the same everywhere in a plane."""
+        """The layout of a vector over channels, which is broadcast over planes."""
         return cls(dtype, channels, 1, 1, 0, 1, 0, 0)
 
     @property
     def flat(self) -> Planes:
-        """The same as one row."""
+        """The same with each plane as one row."""
         return replace(self, rows=1, columns=self.rows * self.columns)
 
 
@@ -68,7 +68,7 @@ class PlaneGrid:
     column ``x``.
 
     Args:
-        made: how the result lies.
+        made: the layout of the result.
         flat: whether planes are one row, whatever their size.
         block: channels that are a task's lanes; 1: lanes are positions of a row, or, of planes of
             one position, channels.
@@ -79,7 +79,7 @@ class PlaneGrid:
     ) -> None:
         self.made, self.block, self._schedule = made, block, schedule
         self._loops: list[tuple[Expr, Expr, Expr]] = []
-        #: The lane that is the first without a channel; None: all lanes have one.
+        #: The first lane without a channel; None: all lanes have one.
         self._left: Expr | None = None
         extents = {"image": batch, "channel": made.channels, "row": made.rows}
         extents["column"] = made.columns
@@ -98,7 +98,7 @@ class PlaneGrid:
         self.n, self.c, self.y, self.x = axes["image"], axes["channel"], axes["row"], axes["column"]
 
     def _tasks(self, extents: Mapping[str, int]) -> None:
-        """A task computes some rows of the planes of a block, or a part of one row."""
+        """Divides points into tasks: some rows of the planes of a block, or a part of one row."""
         block, columns = self.block, extents["column"]
         along = "channel" if self._in_pixel else "row" if "row" in extents else "column"
         most = _OF_PLANE if block == 1 else _OF_BLOCK
@@ -112,7 +112,7 @@ class PlaneGrid:
         past, size = begin + share, self.sizes[along]
         cut = Let(end, select(past < size, past, size))
         self._before = (*lets, Let(begin, places["part"] * share), cut)
-        rest = size - TASK % sizes["part"] * share  # what names lanes stands before the body
+        rest = size - TASK % sizes["part"] * share  # lanes are counted before the body
         lanes = select(rest < share, rest, share)
         self.n, self.c, self.y, self.x = places["image"], places["block"], constant(0), constant(0)
         if along == "row":
@@ -133,7 +133,7 @@ class PlaneGrid:
         self._points = prod(axes.values()), lanes, work
 
     def size(self, name: str, number: int) -> Expr:
-        """A number that depends on sizes."""
+        """A number that depends on sizes, as a symbol or a constant."""
         return self._schedule.size(name, number)
 
     def place(
@@ -144,8 +144,8 @@ class PlaneGrid:
         x: Expr | None = None,
         c: Expr | None = None,
     ) -> Expr:
-        """Where the point's element of a value lies, which is repeated along axes of size 1, or the
-        one in another row, column and channel."""
+        """The offset of the point's element in a value, which is broadcast along axes of size 1; or
+        of the element in another row, column and channel."""
         made, channel = self.made, c or self.c
         place = self.size(f"{param.name}_offset", lies.offset)
         is_shared = lies.channels == 1 < made.channels
@@ -166,7 +166,7 @@ class PlaneGrid:
             ("pixel", x or self.x, pixel),
         )
         side = "channel" if self._in_pixel or lies.pixel != lies.block else "pixel"
-        # Of pixels that are side by side there may be one, which is repeated at other sizes.
+        # Of contiguous pixels there may be one, which is broadcast at other sizes.
         knows = self._schedule.lanes or side == "channel" or param.is_written or x is not None
         for name, at, step in ends:
             known = getattr(lies, name) == 0 or (knows and name == side and step <= lies.block)
@@ -180,13 +180,13 @@ class PlaneGrid:
         body: Sequence[Statement],
         zeros: Sequence[tuple[int, Write]] = (),
     ) -> Kernel:
-        """The kernel that does this at each point.
+        """Returns the kernel that runs a body at each point.
 
         Args:
-            zeros: what is written behind the last channel, and for how many.
+            zeros: what is written after the last channel, and for how many channels.
         """
         whole, left, lane = self._looped(body), self._left, LANE
-        if self.block > 1:  # a condition on lanes has them run loops, and not loops run lanes
+        if self.block > 1:  # a condition on lanes puts the loop over lanes around the others
             whole = (If(lane >= 0 if left is None else lane < left, whole),)
         if left is not None:
             for count, zero in zeros:
@@ -196,8 +196,9 @@ class PlaneGrid:
         return Kernel(kind, tuple(params), tasks, lanes, (*self._before, *whole), work)
 
     def _looped(self, body: Sequence[Statement]) -> tuple[Statement, ...]:
-        """What is done at each point, for all points that a lane has; what these share comes first,
-        which compilers leave where it is as they cannot tell that writes do not change it."""
+        """A body in the loops over all points of a lane.  Statements that these points share come
+        first: compilers would leave them in the loops, as they cannot tell that writes do not
+        change what is read."""
         moving = {name for name, *_ in self._loops}
         shared: list[Statement] = []
         rest: list[Statement] = []

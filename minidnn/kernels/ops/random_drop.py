@@ -1,7 +1,7 @@
-"""Dropping elements or channels by random numbers; the params are the operand, seed, step, and the
-output.
+"""Lowers dropping of elements or channels by random numbers; the params are the operand, seed,
+step, and the output.
 
-A point draws four words: for as many elements, or, to drop channels, for its own element.
+A point draws four words: for as many elements or, to drop channels, for its own element.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _ROUNDS = 10
 
 
 def lower(op: RandomDrop, operands: Sequence[Pitched], schedule: AxisSchedule) -> Kernel:
+    """Returns the kernel that drops elements or channels."""
     given, _, _, target = operands
     type = given.type
     x, y = Param("x", type.dtype), Param("y", type.dtype, is_written=True)
@@ -62,7 +63,8 @@ def lower(op: RandomDrop, operands: Sequence[Pitched], schedule: AxisSchedule) -
 def _philox(
     block: Expr, stream: Expr, step: Expr, seed: Expr
 ) -> tuple[list[Statement], Sequence[Expr]]:
-    """What makes the four words of ``graph.philox`` for a block, and these."""
+    """The statements that compute the four words of ``graph.philox`` for a block, and these
+    words."""
     lets: list[Statement] = []
 
     def named(name: str, value: Expr) -> Expr:

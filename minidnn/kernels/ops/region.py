@@ -1,8 +1,8 @@
-"""Element-wise operators and windows over planes of one size; the params are the operands, vectors
-with a number for each channel, and the outputs.
+"""Lowers element-wise operators and windows over planes of one size; the params are the operands,
+vectors with an element for each channel, and the outputs.
 
-Windows read no results of others.  Averages of windows so that the result has a given size are a
-kernel of their own.
+Windows read no results of other operators.  Adaptive averages, whose windows follow from the size
+of the result, are a kernel of their own.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def lower(
     schedule: AxisSchedule,
     operands: Sequence[Value] = (),
 ) -> tuple[Kernel, tuple[Value, ...]]:
-    """The kernel of operations, and the values that its params are.
+    """Returns the kernel of operations, and the values that its params are.
 
     Args:
-        outputs: what is stored of what they compute.
-        layout_of: how outputs and what operations read from outside lie, but for vectors.
-        operands: what they read from outside, in the order of the params; by default all of it.
+        outputs: the results that are stored.
+        layout_of: the layouts of outputs and of operands from outside, but for vectors.
+        operands: values that are read from outside, in the order of the params; by default all.
     """
     made = {operation.output for operation in operations}
     planes = dict.fromkeys(v for o in operations for v in o.operands if v not in made)
@@ -96,7 +96,7 @@ class _Lowering:
             layouts[value] = replace(each.flat if flat else each, image=image)
         block = max(each.block for each in layouts.values())
         if any(o.window and o.window.whole[1].stride > 1 for o in operations):
-            block = max(block, schedule.lanes)  # what lanes along a row read are no neighbours
+            block = max(block, schedule.lanes)  # lanes along a row do not read neighbours
         made = next(layouts[value] for value, param in params.items() if param.is_written)
         self.grid = PlaneGrid(batch, made, schedule, flat, block)
         self.numbers: dict[Value, Expr] = {}
@@ -107,16 +107,16 @@ class _Lowering:
         for i, operation in enumerate(self.operations):
             under = 0 if operation.window is None else operation.window.under
             read = (*operation.operands[under:], *(v.value for v in operation.vectors))
-            given = [self._operand(value) for value in read]
+            arguments = [self._operand(value) for value in read]
             if operation.window is not None:
-                result = self._windowed(operation.window, operation.operands, given, f"w{i}")
+                result = self._windowed(operation.window, operation.operands, arguments, f"w{i}")
             else:
-                result = self._named(f"r{i}", compute(operation.code, given, "float32"))
-            made = operation.output
-            if made in self.params:
-                stored.append(self._stored(made, result))
-            rounded = result.cast(made.dtype).cast("float32")
-            self.numbers[made] = result if rounded == result else self._named(f"n{i}", rounded)
+                result = self._named(f"r{i}", compute(operation.code, arguments, "float32"))
+            output = operation.output
+            if output in self.params:
+                stored.append(self._stored(output, result))
+            rounded = result.cast(output.dtype).cast("float32")
+            self.numbers[output] = result if rounded == result else self._named(f"n{i}", rounded)
         zeros = [
             (self.layouts[value].padding, self._stored(value, constant(0.0, "float32")))
             for value, param in self.params.items()
@@ -130,22 +130,26 @@ class _Lowering:
         return Write(param, self.grid.place(param, self.layouts[value]), result.cast(param.dtype))
 
     def _named(self, name: str, value: Expr) -> Expr:
+        """Names a value of the body."""
         self.body.append(Let(variable(name, value.dtype), value))
         return variable(name, value.dtype)
 
     def _operand(self, value: Value) -> Expr:
+        """The value of an operand at the point, which is loaded once."""
         if value not in self.numbers:
             name = f"a{len(self.numbers)}"
             self.numbers[value] = self._named(name, self._read(value))
         return self.numbers[value]
 
     def _read(self, value: Value, y: Expr | None = None, x: Expr | None = None) -> Expr:
+        """Loads an element of a value as float32, at the point or at another row and column."""
         param = self.params[value]
         return param[self.grid.place(param, self.layouts[value], y, x)].cast("float32")
 
     def _windowed(
-        self, how: Window, operands: Sequence[Value], own: Sequence[Expr], name: str
+        self, how: Window, operands: Sequence[Value], here: Sequence[Expr], name: str
     ) -> Expr:
+        """The result of a window at the point."""
         under, grid = operands[: how.under], self.grid
         first, layout = self.params[under[0]].name, self.layouts[under[0]]
         extent = (
@@ -156,7 +160,7 @@ class _Lowering:
         def read(y: Expr, x: Expr) -> list[Expr]:
             return [self._read(value, y, x) for value in under]
 
-        body, result = _joined(how, extent, (grid.y, grid.x), read, own, name)
+        body, result = _joined(how, extent, (grid.y, grid.x), read, here, name)
         self.body += body
         return result
 
@@ -169,14 +173,15 @@ def _joined(
     own: Sequence[Expr],
     name: str,
 ) -> tuple[list[Statement], Expr]:
-    """What computes a window that moves by whole steps at one position of a plane, and the result.
+    """Returns the statements of a window with integer strides at one position of a plane, and its
+    result.
 
     Args:
         extent: rows and columns of the planes under the window.
         at: the row and column of the output.
         read: the elements under the window at a row and a column, in float32.
         own: those of its other operands at the output's position.
-        name: stands in the names of all that is named.
+        name: the prefix of all names.
     """
     total, line, result = (variable(f"{name}_{x}", "float32") for x in ("total", "line", "result"))
     taps = index_of(total), index_of(line)
@@ -193,27 +198,27 @@ def _joined(
         return body, total
     rows, columns = map(_counted, [window] * 2, window.whole, at, extent)
     count = rows * columns if window.divisor is None else constant(window.divisor)
-    given = total, count.cast("int32").cast("float32")
-    return [*body, Let(result, compute(linearize(window.finish), given, "float32"))], result
+    arguments = total, count.cast("int32").cast("float32")
+    return [*body, Let(result, compute(linearize(window.finish), arguments, "float32"))], result
 
 
 def _tap(axis: WindowAxis, at: Expr, tap: Expr, size: Expr) -> tuple[Expr, Expr | None]:
-    """Where a tap lies, and the condition that it is inside, unless all are."""
+    """The position of a tap, and the condition for it to be inside; None if all are."""
     place = at * axis.stride + (tap * axis.dilation - axis.padding[0])
     inside = axis.ceil_mode or any(axis.padding)
     return place, (place >= 0) & (place < size) if inside else None
 
 
 def _counted(window: Window, axis: WindowAxis, at: Expr, size: Expr) -> Expr:
-    """How many taps count along an axis."""
+    """The number of taps along an axis that count."""
     first = at * axis.stride - axis.padding[0]
 
     def before(end: Expr) -> Expr:
         """Taps before a position."""
-        left = end - first
-        steps = (left + (axis.dilation - 1)) // axis.dilation
-        most = select(steps < axis.kernel, steps, axis.kernel)
-        return select(left < 1, 0, most)
+        distance = end - first
+        steps = (distance + (axis.dilation - 1)) // axis.dilation
+        clipped = select(steps < axis.kernel, steps, axis.kernel)
+        return select(distance < 1, 0, clipped)
 
     if not (axis.ceil_mode or (any(axis.padding) and not window.count_padding)):
         return constant(axis.kernel)
@@ -223,9 +228,9 @@ def _counted(window: Window, axis: WindowAxis, at: Expr, size: Expr) -> Expr:
 
 
 def lower_adaptive(batch: int, given: Planes, made: Planes, schedule: AxisSchedule) -> Kernel:
-    """The kernel of an adaptive average, whose params are the operand and the output.
+    """Returns the kernel of an adaptive average, whose params are the operand and the output.
 
-    Each row is added as the reference does it, then the rows.
+    Each row is added up as the reference does it, then the rows.
     """
     grid = PlaneGrid(batch, made, schedule)
     x, y = Param("x", given.dtype), Param("y", made.dtype, is_written=True)

@@ -1,1 +1,1 @@
-"""What kernels become: text for each engine, and numbers by NumPy."""
+"""Prints kernels as source text, for each engine."""

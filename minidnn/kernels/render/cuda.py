@@ -12,7 +12,7 @@ from ..ir import TASK, Expr, FoldRange, Kernel, Param
 from .text import KEPT, Printer
 
 THREADS = 256
-#: So many tasks are counted in 64 bits.
+#: From so many tasks on they are counted in 64 bits.
 _WIDE = 1 << 31
 _NARROW = (*HALVES, *BYTES)
 
@@ -76,6 +76,8 @@ class _Cuda(Printer):
         return f"({self.TYPES[dtype]}){text}"
 
     def fold(self, fold: FoldRange) -> None:
+        """Prints a fold; one over a number of values that is not known calls ``@_sum`` with a
+        lambda."""
         if fold.count.op == "const":
             super().fold(fold)
             return
@@ -109,8 +111,8 @@ class _Cuda(Printer):
 
 
 def render(kernel: Kernel) -> KernelSource:
-    """The kernel, for blocks of :data:`THREADS` threads; behind its params are its sizes and tasks,
-    where it has sizes."""
+    """Returns the kernel for blocks of :data:`THREADS` threads; its params are followed by its
+    sizes and the number of tasks, where it has sizes."""
     tasks = kernel.tasks // _WIDE * _WIDE if kernel.sizes else kernel.tasks
     return _rendered(kernel.kind, kernel.params, tasks, kernel.lanes, kernel.body)
 

@@ -1,7 +1,7 @@
-"""Kernels as ISPC: a call computes tasks one after another, and a ``foreach`` their lanes.
+"""Prints kernels as ISPC: a call computes tasks one after another, and a ``foreach`` their lanes.
 
-What all lanes share is computed once, outside: loops over numbers that lanes share stay around the
-loop over lanes, which has no more in it than the statements that differ from lane to lane.
+Values that all lanes share are computed once, outside: loops over numbers that lanes share stay
+around the loop over lanes, which has only the statements that differ from lane to lane.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class _Ispc(Printer):
         return f"({param.name} + {self.text(shared)})[{self.text(own)}]"
 
     def statement(self, statement: Statement) -> None:
-        """A loop that does nothing but store a constant would become a call of ``memset``, which
-        takes longer than a short row, if the compiler saw that it stores one element after another.
-        """
+        """Prints a statement; the address of a constant that is stored is not split.  If the
+        compiler saw that a loop does nothing but store a constant to one element after another, it
+        would call ``memset``, which takes longer than a short row."""
         match statement:
             case Write(param, index, Expr("const") as value):
                 self.code.line(f"{param.name}[{self.text(index)}] = {self.text(value)};")
@@ -74,8 +74,8 @@ class _Ispc(Printer):
                 super().statement(statement)
 
     def folded(self, fold: FoldRange) -> str:
-        """Lanes that have no value take what changes nothing: so a compiler sees no loop that each
-        lane leaves by itself."""
+        """Prints one value of a fold; lanes without one take the identity, so that a compiler sees
+        no loop that each lane leaves by itself."""
         if fold.condition is None or not _differs(fold.condition, self._varying):
             return super().folded(fold)
         value = self.code.fresh()
@@ -85,7 +85,8 @@ class _Ispc(Printer):
         return value
 
     def text(self, expr: Expr) -> str:
-        """A comparison of a lane's number, which takes 32 bits, with one that lanes share."""
+        """Prints an expression; a lane's number, which takes 32 bits, is compared in 32 bits with a
+        number that lanes share."""
         if expr.op in ("ge", "lt") and self._in_lanes:
             shared, own = split(expr.args[0], self._varying)
             steps = own.args[1:] if own.op == "mul" and own.args[0] == LANE else ()
@@ -136,7 +137,7 @@ class _Ispc(Printer):
         del self._own[known:]
 
     def _differs(self, statement: Statement) -> bool:
-        """Whether lanes do different things, beside what is in a loop or behind a condition."""
+        """Whether lanes do different things, apart from the body of a loop or a condition."""
         if isinstance(statement, For | If):
             statement = replace(statement, body=())
         return isinstance(statement, FoldRange) or any(
@@ -144,8 +145,8 @@ class _Ispc(Printer):
         )
 
     def _part(self, condition: Expr) -> tuple[str, str] | None:
-        """The first lane and the end of those for which a condition is true, if it says no more
-        than from where to where lanes are."""
+        """Declares the first lane and the end of the lanes for which a condition is true, if it is
+        nothing but bounds of lanes; else None."""
         ends: dict[str, Expr] = {}
         for each in _conjuncts(condition):
             if each.op not in ("ge", "lt") or each.op in ends:
@@ -163,7 +164,8 @@ class _Ispc(Printer):
         return first, end
 
     def _lanes(self, waiting: list[Statement], first: str = "0", end: str = "count") -> None:
-        """Prints what differs from lane to lane, after the numbers that it needs."""
+        """Prints statements that differ from lane to lane as a loop, after the values that they
+        need."""
         if not waiting:
             return
         needed = _variables(*waiting)
@@ -200,11 +202,12 @@ class _Ispc(Printer):
 
 
 def _variables(*statements: Statement) -> set[Expr]:
+    """The variables in statements."""
     return {each for each in expressions(statements) if each.op == "var"}
 
 
 def render(kernel: Kernel) -> KernelSource:
-    """The kernel, whose pointers are its params, then its sizes."""
+    """Returns the kernel, whose pointers are its params, then its sizes."""
     return _rendered(kernel.kind, kernel.params, kernel.lanes, kernel.body)
 
 
@@ -217,15 +220,15 @@ def _rendered(
 
 
 def _differs(expr: Expr, varying: Container[Expr]) -> bool:
-    """Whether an expression differs from lane to lane, as variables in ``varying`` do; what is
-    computed is computed for each."""
+    """Whether an expression differs from lane to lane, as variables in ``varying`` do; scalar
+    expressions are computed for each lane."""
     return any(
         each.op == "compute" or (each.op == "var" and each in varying) for each in expr.walk()
     )
 
 
 def split(index: Expr, varying: Container[Expr]) -> tuple[Expr, Expr]:
-    """An index as a sum of what all lanes share and what is a lane's own."""
+    """Splits an index into a sum of what all lanes share and what is a lane's own."""
     if not _differs(index, varying):
         return index, constant(0)
     if index.op == "add":
@@ -238,7 +241,7 @@ def split(index: Expr, varying: Container[Expr]) -> tuple[Expr, Expr]:
 
 
 def _conjuncts(condition: Expr) -> Iterator[Expr]:
-    """What a condition is the conjunction of."""
+    """Yields the conditions that a condition is the conjunction of."""
     if condition.op == "and":
         for each in condition.args:
             yield from _conjuncts(each)

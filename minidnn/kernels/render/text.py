@@ -1,4 +1,4 @@
-"""What kernels look like in languages like C."""
+"""Prints kernels in languages like C: what CUDA and ISPC have in common."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ..ir import (
     expressions,
 )
 
-#: Texts that are remembered: kernels of other sizes are mostly printed for the second time.
+#: Texts that are cached: kernels of other sizes are mostly the same text again.
 KEPT = 1024
 _SUFFIX = {"uint32": "u", "uint64": "ull"}
 
 
 class Printer(ABC):
-    """Prints statements and expressions; a language has names of types, and ways to memory."""
+    """Prints statements and expressions; a language adds names of types and accesses to memory."""
 
     TYPES: ClassVar[Mapping[str, str]]
     DIALECT: ClassVar[Dialect]
@@ -43,21 +43,21 @@ class Printer(ABC):
 
     @abstractmethod
     def element(self, param: Param, index: Expr) -> str:
-        """An element of a param."""
+        """Returns an element of a param."""
 
     def declared(self, type: str, value: Expr) -> str:
-        """A type of this language, as it is declared for a value."""
+        """A type of this language, as variables that hold a value are declared."""
         return type
 
     @abstractmethod
     def converted(self, value: Expr, dtype: str) -> str:
-        """A number as one of another dtype."""
+        """Returns a value converted to another dtype."""
 
     def functions(self) -> str:
-        """What expressions of whole numbers need."""
-        found = expressions(self.kernel.body)
-        whole = any(each.op == "compute" and each.dtype == "int64" for each in found)
-        return self.DIALECT.fill(WHOLE_FUNCTIONS) if whole else ""
+        """The functions that integer expressions need."""
+        exprs = expressions(self.kernel.body)
+        has_integers = any(each.op == "compute" and each.dtype == "int64" for each in exprs)
+        return self.DIALECT.fill(WHOLE_FUNCTIONS) if has_integers else ""
 
     def block(self, body: Sequence[Statement]) -> None:
         for statement in body:
@@ -82,7 +82,7 @@ class Printer(ABC):
                 self.fold(statement)
 
     def fold(self, fold: FoldRange) -> None:
-        """Prints a fold over a number of values that is known."""
+        """Prints a fold over a known number of values."""
 
         def value(index: str) -> str:
             assert index == fold.index.value
@@ -98,13 +98,14 @@ class Printer(ABC):
         loop.print(fold.name.value, fold.count.value, value)
 
     def folded(self, fold: FoldRange) -> str:
-        """Prints one value of a fold, or goes on with the next where there is none."""
+        """Prints one value of a fold, or continues with the next where there is none."""
         if fold.condition is not None:
             self.code.line(f"if (!({self.text(fold.condition)})) continue;")
         self.block(fold.body)
         return self.operand(fold.value)
 
     def text(self, expr: Expr) -> str:
+        """Returns an expression, after printing the statements that it needs."""
         match expr.op:
             case "const" if expr.dtype == "float32":
                 return literal(expr.value)
@@ -128,6 +129,6 @@ class Printer(ABC):
                 return OPERATIONS[op][0].format(*map(self.operand, expr.args))
 
     def operand(self, expr: Expr) -> str:
-        """An expression as it stands within others."""
+        """Returns an expression as it stands within others."""
         text = self.text(expr)
         return f"({text})" if expr.op in OPERATIONS or text.startswith("-") else text

@@ -1,12 +1,13 @@
-"""Prints plans without windows: element after element, as memory has them.
+"""Prints plans without windows as flat loops: element after element, in the order of memory.
 
-Threads take packs of neighbours as wide as every tensor's alignment allows, whatever plane or pixel
-they belong to; only vectors, and operands with one number for a plane, need to know that.
+Threads take packs of neighbouring elements, as wide as every tensor's alignment allows, whatever
+plane or pixel they belong to; only vectors, and operands with one element for a plane, depend on
+that.
 
-Small images, such as the rows of a batch, are described as one (:func:`merge_batch`).  What is
-computed element after element needs to know of images only where an operand has a number for each
-of them.  So images that lie behind each other become channels of one, or its pixels, and blocks are
-as full as those of large images.
+Small images, such as the rows of a batch, are described as one (:func:`merge_batch`).  An
+element-wise kernel depends on images only where an operand has an element for each of them.  So
+images that are contiguous become channels of one, or its pixels, and blocks are as full as those of
+large images.
 """
 
 from __future__ import annotations
@@ -24,33 +25,33 @@ from .vectors import SequenceKernel, kernel_of, vector_at
 
 _ACCESS = 16  # bytes
 _MANY_VECTORS = 3
-"""Reading so many takes a multiprocessor longer than what it reads of the tensors."""
+"""From so many on, vectors take a multiprocessor longer to read than tensors."""
 _ROUNDS = 2
-"""Packs of a thread that share vectors.  Those regions of efficientnet_b0 that read many take 2.13
-ms on an H200 with one pack, 1.77 with two, 1.79 with four and 1.98 with six."""
+"""Packs of a thread that share vectors.  The regions of efficientnet_b0 that read many of them take
+2.13 ms on an H200 with one pack, 1.77 with two, 1.79 with four and 1.98 with six."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """How elements are numbered: by channel and then pixel (planar), or the other way round; and
-    how they are spread over threads."""
+    """How elements are numbered, by channel and then pixel (planar) or the other way round, and how
+    they are spread over threads."""
 
     planar: bool
     pack: int
-    #: Of a block.
+    #: Threads of a block.
     threads: int = 256
-    #: Packs that a thread loads before it computes.  With one a multiprocessor has all the threads
+    #: Packs that a thread loads before it computes.  With one, a multiprocessor has all the threads
     #: that it can have: 0.99 to 1.01 of a copy's rate on an H200, with two or four 0.94 to 0.97.
-    #: Where packs read many vectors, reading these once for several is worth more.
+    #: Where packs read many vectors, reading these once for several packs is worth more.
     rounds: int = 1
 
 
 def choose_flat(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> Flat | None:
-    """How a plan is computed element after element; None if it cannot be."""
+    """Returns how a plan is computed element after element; None if it cannot be."""
     plan, binding, tensors = merge_batch(plan, binding, tensors)
     if len(plan.steps) != 1 or any(o.window for s in plan.steps[0].segments for o in s):
         return None
-    full = []
+    full_size = []
     planes = {p.input: p for p in plan.planes if p.input is not None}
     for i, (slot, tensor) in enumerate(zip(binding.slots, tensors, strict=True)):
         is_input = i < len(binding.inputs)
@@ -58,19 +59,19 @@ def choose_flat(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -
             continue
         if is_input and planes[i].extent != plan.anchor:
             return None
-        full.append((slot, tensor))
+        full_size.append((slot, tensor))
         if is_input and planes[i].one_channel:
             return None
     area = plan.anchor[0] * plan.anchor[1]
-    dense = [t for _, t in full]
-    if all(t.is_planar and t.row == t.columns and (t.channel == area) for t in dense):
+    full_tensors = [t for _, t in full_size]
+    if all(t.is_planar and t.row == t.columns and (t.channel == area) for t in full_tensors):
         planar = True
-    elif all(t.channel == 1 and t.row == t.columns * t.pixel for t in dense):
+    elif all(t.channel == 1 and t.row == t.columns * t.pixel for t in full_tensors):
         planar = False
     else:
         return None
-    pack = 16 // min(t.itemsize for t in dense)
-    for slot, tensor in full:
+    pack = 16 // min(t.itemsize for t in full_tensors)
+    for slot, tensor in full_size:
         unit = area if planar else 1
         for begin, end in binding.segments:
             pack = gcd(pack, gcd((begin - slot.channel) * unit, (end - begin) * unit))
@@ -80,22 +81,22 @@ def choose_flat(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -
             pack //= 2
     flat = Flat(planar, pack)
     many = _numbers_of_channels(plan) >= _MANY_VECTORS
-    narrow = any(t.itemsize == 2 for t in dense)
+    narrow = any(t.itemsize == 2 for t in full_tensors)
     return _of_same_channels(plan, binding, flat) if many and narrow and not planar else flat
 
 
 def _numbers_of_channels(plan: KernelPlan) -> int:
-    """How many vectors, and operands with a number for each plane, the plan reads."""
+    """How many operands with an element for each channel the plan reads: vectors, and tensors."""
     operations = plan.steps[0].operations
-    vectors = {number for each in operations for number in each.vectors}
-    read = {number for each in operations for number in each.operands}
+    vectors = {number for operation in operations for number in operation.vectors}
+    read = {number for operation in operations for number in operation.operands}
     singles = {n for n in read if plan.planes[n].extent == (1, 1) != plan.anchor}
     return len(vectors) + len(singles)
 
 
 def _of_same_channels(plan: KernelPlan, binding: Binding, flat: Flat) -> Flat:
-    """So many threads that a thread's packs are of the same channels, of pixels below each
-    other."""
+    """Returns ``flat`` with as many threads as give all packs of a thread the same channels, at
+    pixels below each other."""
     (begin, end), *others = binding.segments
     packs = (end - begin) // flat.pack
     if others or (end - begin) % flat.pack or not 0 < packs <= flat.threads:
@@ -108,11 +109,13 @@ def _of_same_channels(plan: KernelPlan, binding: Binding, flat: Flat) -> Flat:
 def print_flat(
     plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor], flat: Flat
 ) -> SequenceKernel:
-    """The kernel of a plan that suits ``flat``."""
+    """Returns the kernel of a plan that is spread as ``flat`` says."""
     return _Printer(*merge_batch(plan, binding, tensors), flat).print()
 
 
 class _Printer:
+    """Prints a plan without windows."""
+
     def __init__(
         self, plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor], flat: Flat
     ) -> None:
@@ -189,7 +192,7 @@ class _Printer:
                 self._compute(pack, segment, k, names)
 
     def _is_wide(self, tensors: Sequence[int], size: int) -> bool:
-        """Whether 32 bits may not count an image's elements."""
+        """Whether offsets in an image need more than 32 bits."""
         return size >= 1 << 30 or any(self._tensor_of(n).is_wide for n in tensors)
 
     def _compute(self, pack: Pack, segment: int, k: int, names: dict[int, str]) -> None:
@@ -214,7 +217,7 @@ class _Printer:
     def _argument(self, pack: Pack, name: str) -> str:
         return name if name in self.singles else pack.at(name)
 
-    # What channels have one number of: vectors, and operands with one number for a plane
+    # Data of channels: vectors, and operands with one element for a plane
 
     def _channel_data(
         self,
@@ -224,7 +227,7 @@ class _Printer:
         names: dict[int, str],
         vectors: dict[int, str],
     ) -> None:
-        """Loads the numbers of the channels of round ``k``'s pack."""
+        """Loads the data of the channels of round ``k``'s pack."""
         begin = self.binding.segments[segment][0]
         operations = self.plan.steps[0].segments[segment]
         if self.has_one_channel:
@@ -246,8 +249,8 @@ class _Printer:
                 self._load(pack, names[number], f"g{number}", tensor.channel, k, wide)
 
     def _wide_load(self, number: int, begin: int) -> str:
-        """What loads the numbers of a pack's planes at once; nothing where they may lie anywhere.
-        Those of float32 may be more than one access moves."""
+        """The function that loads the elements of a pack's planes at once; empty where they are not
+        aligned.  Those of float32 may be more than one access moves."""
         tensor, size = self._tensor_of(number), self.flat.pack
         at = self._at(number)
         assert at is not None
@@ -261,8 +264,8 @@ class _Printer:
         return "md_load_floats" if tensor.dtype == "float32" and size % 4 == 0 else ""
 
     def _load(self, pack: Pack, name: str, base: str, stride: int, k: int, wide: str) -> None:
-        """One number for each channel of a pack; ``wide``: what loads them at once, if anything
-        does."""
+        """Loads one element for each channel of a pack; ``wide``: the function that loads them at
+        once, if any."""
         by = "" if stride == 1 else f" * {stride}"
         if self.has_one_channel:
             pack.code.line(f"const float {name} = md_value(*({base} + c{k}{by}));")
@@ -281,6 +284,7 @@ class _Printer:
         return f"{element} % {self.channels}"
 
     def _at(self, number: int) -> int | None:
+        """The index of a plane among the kernel's tensors; None if it stays in registers."""
         return self.binding.slot_of(self.plan.planes[number])
 
     def _tensor_of(self, number: int) -> Tensor:
@@ -289,7 +293,7 @@ class _Printer:
         return self.tensors[at]
 
     def _is_full(self, number: int) -> bool:
-        """Whether a tensor has an element for each of the plane."""
+        """Whether a tensor has an element for each one of the plane."""
         return self.plan.planes[number].extent == self.plan.anchor
 
     def _tensor(self, code: Code, number: int, begin: int) -> None:
@@ -312,20 +316,21 @@ class _Printer:
 
 
 SMALL = 16384
-"""Elements of an image from which on blocks of its own are no worse: 8 packs of halves a thread."""
+"""Elements of an image from which on blocks of its own are no worse: 8 packs of half precision a
+thread."""
 
 Described = tuple[KernelPlan, Binding, Sequence[Tensor]]
 
 
 def merge_batch(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> Described:
-    """The plan, what it is bound to and how tensors lie, of one image; as given where no
-    description of one image says the same, or images are large."""
-    same = plan, binding, tensors
+    """Returns a plan, its binding and the layouts of its tensors, described as one image; unchanged
+    where one image cannot stand for them, or where images are large."""
+    unchanged = plan, binding, tensors
     operations = plan.operations
     if binding.batch == 1 or len(plan.steps) != 1 or any(o.window for o in operations):
-        return same
+        return unchanged
     if len(binding.segments) != 1 or any(slot.channel for slot in binding.slots):
-        return same
+        return unchanged
     (_, channels), rows, columns = binding.segments[0], *plan.anchor
     inputs = {plane.input: plane for plane in plan.planes}
     planes = [inputs[i] if i < len(binding.inputs) else None for i, _ in enumerate(tensors)]
@@ -334,24 +339,31 @@ def merge_batch(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -
     if None in kinds or not all(
         _follow(tensor, kind, shape) for tensor, kind in zip(tensors, kinds, strict=True)
     ):
-        return same
-    found = set(kinds)
-    if found <= {"full", "image"} and rows * columns == 1 and not binding.vectors:
-        if found == {"full"}:
-            return same if channels >= SMALL else _rows(plan, binding, tensors, kinds, 1, channels)
+        return unchanged
+    present = set(kinds)
+    if present <= {"full", "image"} and rows * columns == 1 and not binding.vectors:
+        if present == {"full"}:
+            return (
+                unchanged
+                if channels >= SMALL
+                else _rows(plan, binding, tensors, kinds, 1, channels)
+            )
         return _rows(plan, binding, tensors, kinds, binding.batch, channels)
     if channels * rows * columns >= SMALL:
-        return same
-    last = all(t.channel == 1 for t, kind in zip(tensors, kinds, strict=True) if kind == "full")
-    if found <= {"full", "channel"} and (last or channels == 1):
+        return unchanged
+    channels_last = all(
+        t.channel == 1 for t, kind in zip(tensors, kinds, strict=True) if kind == "full"
+    )
+    if present <= {"full", "channel"} and (channels_last or channels == 1):
         return _pixels(plan, binding, tensors, kinds, shape)
-    if found <= {"full", "plane"} and not last and not binding.vectors:
+    if present <= {"full", "plane"} and not channels_last and not binding.vectors:
         return _planes(plan, binding, tensors, shape)
-    return same
+    return unchanged
 
 
 def _kind(plane: Plane | None, anchor: tuple[int, int], channels: int) -> str | None:
-    """What a tensor has an element for; None: for something else."""
+    """Names what a tensor has an element for: each element ("full"), image, channel or plane; None
+    if it is something else."""
     if plane is None:
         return "full"
     if plane.one_image:
@@ -364,7 +376,7 @@ def _kind(plane: Plane | None, anchor: tuple[int, int], channels: int) -> str | 
 
 
 def _follow(tensor: Tensor, kind: str | None, shape: tuple[int, int, int]) -> bool:
-    """Whether a tensor's images lie behind each other, with nothing in between."""
+    """Whether a tensor's images are contiguous."""
     channels, rows, columns = shape
     area = rows * columns
     if tensor.offset:
@@ -390,23 +402,25 @@ def _rows(
     count: int,
     channels: int,
 ) -> Described:
-    """Images of one pixel become so many channels, and their channels pixels: where there is a
-    channel for each image, numbers of images are numbers of channels."""
+    """Describes images of one pixel as one image of ``count`` channels, and their channels as its
+    pixels: where there is a channel for each image, elements of images are elements of channels."""
     length = binding.batch * channels // count
     anchor = (1, length)
-    lies = []
+    layouts = []
     for tensor, kind in zip(tensors, kinds, strict=True):
         if kind == "image":
-            lies.append(Tensor(tensor.dtype, count, 1, 1, 0, tensor.image, 1, 1))
+            layouts.append(Tensor(tensor.dtype, count, 1, 1, 0, tensor.image, 1, 1))
         else:
-            lies.append(Tensor(tensor.dtype, count, 1, length, count * length, length, length, 1))
+            layouts.append(
+                Tensor(tensor.dtype, count, 1, length, count * length, length, length, 1)
+            )
     planes = tuple(
         replace(plane, one_channel=False)
         if plane.input is not None and kinds[plane.input] == "image"
         else replace(plane, extent=anchor)
         for plane in plan.planes
     )
-    return replace(plan, anchor=anchor, planes=planes), _bound(binding, count), lies
+    return replace(plan, anchor=anchor, planes=planes), _bound(binding, count), layouts
 
 
 def _pixels(
@@ -416,10 +430,10 @@ def _pixels(
     kinds: Sequence[str | None],
     shape: tuple[int, int, int],
 ) -> Described:
-    """Images become rows of one whose channels lie last."""
+    """Describes images as rows of pixels of one channels-last image."""
     channels, area = shape[0], binding.batch * shape[1] * shape[2]
     anchor = (1, area)
-    lies = [
+    layouts = [
         tensor
         if kind == "channel"
         else Tensor(tensor.dtype, channels, 1, area, channels * area, 1, channels * area, channels)
@@ -431,16 +445,16 @@ def _pixels(
         else replace(plane, extent=anchor)
         for plane in plan.planes
     )
-    return replace(plan, anchor=anchor, planes=planes), _bound(binding, channels), lies
+    return replace(plan, anchor=anchor, planes=planes), _bound(binding, channels), layouts
 
 
 def _planes(
     plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor], shape: tuple[int, int, int]
 ) -> Described:
-    """The channels of all images become those of one."""
+    """Describes the channels of all images as those of one."""
     count = binding.batch * shape[0]
-    lies = [replace(tensor, channels=count, image=count * tensor.channel) for tensor in tensors]
-    return plan, _bound(binding, count), lies
+    layouts = [replace(tensor, channels=count, image=count * tensor.channel) for tensor in tensors]
+    return plan, _bound(binding, count), layouts
 
 
 def _bound(binding: Binding, channels: int) -> Binding:

@@ -1,8 +1,8 @@
-"""Planes that stay in registers: when, and how they are spread over a block's threads.
+"""Planes that stay in registers: which plans allow it, and how planes are spread over threads.
 
-If all planes of a plan have one size, each thread can keep the same part of all of them, a
-rectangle of rows and columns, in registers for the whole kernel.  Windows then only exchange
-the edges of rectangles through shared memory, instead of every element.
+If all planes of a plan have one size, each thread can keep the same rectangle of rows and columns
+of all of them in registers for the whole kernel.  Windows then exchange only the edges of
+rectangles through shared memory, instead of every element.
 """
 
 from __future__ import annotations
@@ -20,62 +20,70 @@ from ....fusion.plan import Binding, KernelPlan, Plane
 from ..tensor import Tensor
 
 MOST_RESIDENT = 104
-"""Numbers that a thread keeps: of 255 registers, half, since windows need as many again."""
+"""Elements of planes that a thread keeps: less than half of its 255 registers, since windows need
+as many again."""
 
 OTHERS = 28
-"""Registers that a thread needs beside those."""
+"""Registers that a thread needs in addition to the elements of planes."""
 
 BLOCK_COST = 600.0
-"""What starting a block costs, as :func:`_cost` counts: 65,536 blocks of one warp, each a plane of
-14 x 14, took three times as long as blocks of 8 to 64 planes."""
+"""The cost of starting a block, in the unit of :func:`_cost`: 65,536 blocks of one warp, each a
+plane of 14 x 14, take three times as long as blocks of 8 to 64 planes."""
 
 WAITS, WAITS_OF_ONE = 5.0, 2.5
-"""What plans wait for, and those of one window over a small plane, where memory hides more."""
+"""Costs grow by ``1 + waits / warps``, for latency that other warps do not hide: of most plans, and
+of those with one window over a small plane, where memory traffic hides more."""
 
 KEPT, KEPT_OF_SUMS = 1.4, 3.0
-"""Registers for each number that a thread keeps: usually, and where it sums numbers of float32 or
-in several windows."""
+"""Registers for each element that a thread keeps: usually, and where windows sum float32, or half
+precision in several windows."""
 
 KEPT_OF_HALVES = 1.2
-"""The same of a lone window over halves."""
+"""Registers for each element of a lone window over float16 or bfloat16."""
 
 ACCESS = 3.0
-"""What a word of shared memory costs between there and registers, times the threads that meet in a
-bank.  A lone window over halves does little else: over 35x35 rectangles of 7x7 of six channels
-reach 0.90 of a copy's rate, of 9x9 of eight, where four threads meet, 0.60."""
+"""The cost of moving a 32-bit word between shared memory and registers, for each of the threads
+that conflict in a bank.  A lone window over half precision does little else: over 35x35, rectangles
+of 7x7 of six channels reach 0.90 of a copy's rate, of 9x9 of eight, where four threads conflict,
+0.60."""
 
 ACCESSED = 32
-"""Grids of which that is counted: those that are cheapest else."""
+"""How many of the grids that are cheapest otherwise are ranked again with these accesses."""
 
 SMALL_PLANE = 64 * 64
-"""Numbers that two warps can keep."""
+"""Elements of a plane that two warps can keep in registers."""
 
 LARGE_SUMS = 48 * 48
-"""Numbers of a plane whose sums take less time by way of shared memory: 20 blocks of average
-pooling, normalization and ReLU over 56 x 56 took 0.38 ms there and 0.49 in registers, over 28 x 28
-0.50 and 0.49, over 14 x 14 0.33 and 0.25."""
+"""Elements of a plane from which on sum windows take less time in shared memory: 20 blocks of
+average pooling, normalization and ReLU over 56 x 56 take 0.38 ms there and 0.49 in registers, over
+28 x 28 0.50 and 0.49, over 14 x 14 0.33 and 0.25."""
 
 MOST_TAPS = 8
+"""The most taps along each axis of a window over planes in registers."""
+
 WARP = BANKS = 32
 
 MOST_OF_SEVERAL = 160
-"""Threads of a block that has several channels: more wait for each other.  Max pooling of float16
-over 14 x 14 reached 0.83 of a copy's rate with 32 threads, 0.81 with 128, 0.74 with 256."""
+"""Threads of a block that has several channels, at most: more of them wait longer for each other.
+Max pooling of float16 over 14 x 14 reaches 0.83 of a copy's rate with 32 threads, 0.81 with 128,
+0.74 with 256."""
 
 SHARED = 227 << 10
-"""Bytes of shared memory of a multiprocessor that its blocks have, of what is compared here."""
+"""Shared memory of a multiprocessor in bytes, as the cost of grids assumes it."""
 
 SHARED_OF_SEVERAL = 32 << 10
-"""Bytes of shared memory that an input of such a block may take: several blocks are to be busy."""
+"""Bytes of shared memory that an input of a block with several channels may take, so that a
+multiprocessor has several blocks."""
 
 BLOCKS_OF_SEVERAL = 1024
-"""There are to be so many of them that every multiprocessor has its share."""
+"""The fewest blocks of several channels each, so that every multiprocessor has its share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Each of ``down`` by ``across`` threads keeps ``rows`` by ``columns`` of every plane of a
-    channel; a block has that of ``channels`` neighbouring ones."""
+    """How planes are spread over a block: each of ``down`` by ``across`` threads keeps a rectangle
+    of ``rows`` by ``columns`` of every plane of a channel, for each of ``channels`` neighbouring
+    channels."""
 
     rows: int
     columns: int
@@ -85,22 +93,23 @@ class Grid:
 
     @property
     def used(self) -> int:
+        """Threads of a block that have a rectangle."""
         return self.down * self.across * self.channels
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Threads of a block, in whole warps."""
         return ceil(self.used / WARP) * WARP
 
 
 def choose_grid(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> Grid | None:
-    """The grid on which a plan is cheapest; None if its planes cannot stay in registers."""
+    """Returns the cheapest grid for a plan; None if its planes cannot stay in registers."""
     return next(iter(grids(plan, binding, tensors)), None)
 
 
 def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list[Grid]:
-    """The grids that a plan can be spread over, from cheap to dear; none if its planes cannot stay
-    in registers."""
+    """Returns the grids for a plan, the cheapest first; none if its planes cannot stay in
+    registers."""
     if not _suits(plan, tensors):
         return []
     height, width = plan.anchor
@@ -113,7 +122,7 @@ def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list
     kept_each, waits = KEPT_OF_SUMS if sums else KEPT, WAITS_OF_ONE if lone else WAITS
     direct = not all(window.is_plain for window in windows)
     halves = not direct and len(windows) == 1 and all(t.itemsize == 2 for t in tensors)
-    found: list[tuple[float, Grid]] = []
+    priced: list[tuple[float, Grid]] = []
     for rows in range(max(1, reach[0]), min(height, MOST_RESIDENT) + 1):
         for columns in range(max(1, reach[1]), min(width, MOST_RESIDENT // rows) + 1):
             registers = kept * rows * columns
@@ -132,40 +141,43 @@ def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list
                         warps = min(warps, _warps_of_edges(plan, grid))
                     cost = sum(_cost(grid, height, width, window) for window in windows)
                     cost *= 1.0 + waits / warps
-                    found.append((cost + BLOCK_COST / (channels * height * width), grid))
-    found.sort(key=lambda one: one[0])
+                    priced.append((cost + BLOCK_COST / (channels * height * width), grid))
+    priced.sort(key=lambda one: one[0])
     if halves:
-        first = [(cost + _accesses(grid, height, width), grid) for cost, grid in found[:ACCESSED]]
-        found[:ACCESSED] = sorted(first, key=lambda one: one[0])
-    return [grid for _, grid in found]
+        first = [(cost + _accesses(grid, height, width), grid) for cost, grid in priced[:ACCESSED]]
+        priced[:ACCESSED] = sorted(first, key=lambda one: one[0])
+    return [grid for _, grid in priced]
 
 
 def planes_at_once(plan: KernelPlan) -> int:
-    """Of how many planes a thread has its part at once: those that it keeps and, while a window
-    computes what it joins, its results and those of its operands that are inputs."""
-    found = [0]
+    """Returns how many planes a thread has its rectangle of at once: those that it keeps and, while
+    a window computes its taps (it is not plain), its result and those of its operands that are
+    inputs."""
+    beside = [0]
     for operation in plan.operations:
         window = operation.window
         if window is not None and not window.is_plain:
             under = {plan.planes[number].input for number in operation.operands[: window.under]}
-            found.append(1 + len(under - {None}))
-    return most_kept(plan) + max(found)
+            beside.append(1 + len(under - {None}))
+    return most_kept(plan) + max(beside)
 
 
 def _warps_of_halves(grid: Grid, registers: float) -> float:
-    """Warps of a multiprocessor for a lone window over halves, in whole blocks."""
+    """Estimates the warps of a multiprocessor for a lone half-precision window, in whole blocks."""
     each = ceil((KEPT_OF_HALVES * registers + OTHERS) / 8) * 8
     blocks = min(32, 65536 // (each * grid.threads))
     return max(1.0, min(48.0, blocks * grid.threads / WARP))
 
 
 def _warps_of_edges(plan: KernelPlan, grid: Grid) -> float:
-    """Warps of a multiprocessor whose blocks have room for a plane and for edges."""
+    """Estimates the warps of a multiprocessor whose shared memory holds a plane and edges for each
+    block."""
     return max(1.0, SHARED // shared_bytes(plan, grid) * grid.threads / WARP)
 
 
 def shared_bytes(plan: KernelPlan, grid: Grid) -> int:
-    """About what a block takes of shared memory whose threads read inputs where they lie."""
+    """Estimates the shared memory of a block whose threads read inputs from global memory, in
+    bytes."""
     windows = [o.window for o in plan.operations if o.window is not None]
     phases = [edges_of(window, grid) for window in windows]
     edges = sum(max(counts) for counts in zip_longest(*phases, fillvalue=0))
@@ -173,37 +185,40 @@ def shared_bytes(plan: KernelPlan, grid: Grid) -> int:
 
 
 def _accesses(grid: Grid, height: int, width: int) -> float:
-    """Of one element of two bytes: the words of a rectangle's rows, there and back."""
+    """The cost of the shared memory accesses for an element of half precision: the words of a
+    rectangle's rows are stored there and loaded again."""
     words = (grid.columns // 2 + 1) / grid.columns
     wasted = grid.threads * grid.rows * grid.columns / (grid.channels * height * width)
     return ACCESS * words * _conflicts(grid, height, width) * wasted
 
 
 def _conflicts(grid: Grid, height: int, width: int) -> float:
-    """How many threads of a warp meet in one of shared memory's banks at most where rectangles
-    begin, in the mean of a block's warps."""
+    """The worst bank conflict of a warp whose threads access the first elements of their
+    rectangles, as the mean over a block's warps."""
     worst = 0
     for first in range(0, grid.threads, WARP):
         banks: dict[int, set[int]] = {}
         for thread in range(first, first + WARP):
             at = min(thread, grid.used - 1)
-            channel, place = divmod(at, grid.down * grid.across)
-            y, x = divmod(place, grid.across)
-            number = (channel * height + y * grid.rows) * width + x * grid.columns
-            banks.setdefault(number // 2 % BANKS, set()).add(number // 2)
+            channel, rectangle = divmod(at, grid.down * grid.across)
+            y, x = divmod(rectangle, grid.across)
+            element = (channel * height + y * grid.rows) * width + x * grid.columns
+            banks.setdefault(element // 2 % BANKS, set()).add(element // 2)
         worst += max(map(len, banks.values()))
     return worst / (grid.threads / WARP)
 
 
 def sums_in_shared_memory(plan: KernelPlan, tensors: Sequence[Tensor]) -> bool:
-    """Whether planes are so large and windows sum so often that registers are no place for them."""
+    """Whether planes are so large, and so many windows are sums, that shared memory suits them
+    better."""
     windows = sum(o.window is not None for o in plan.operations)
     large = plan.anchor[0] * plan.anchor[1] >= LARGE_SUMS
     return large and 2 * _sums_of_float32(plan, tensors) > windows
 
 
 def _sums_of_float32(plan: KernelPlan, tensors: Sequence[Tensor]) -> int:
-    """How many windows are sums, other than one alone over halves, which leave registers free."""
+    """How many windows are sums; none for a lone one over half precision, which leaves registers
+    free."""
     windows = [o.window for o in plan.operations if o.window is not None]
     if len(windows) == 1 and all(t.itemsize == 2 for t in tensors):
         return 0
@@ -211,8 +226,8 @@ def _sums_of_float32(plan: KernelPlan, tensors: Sequence[Tensor]) -> int:
 
 
 def _channel_groups(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list[int]:
-    """How many channels a block may have: their planes follow each other in memory, and all blocks
-    have as many."""
+    """Returns the numbers of channels that a block may have: their planes are contiguous, and all
+    blocks have the same number."""
     size = plan.anchor[0] * plan.anchor[1]
     if plan.summed or any(p.one_channel for p in plan.planes):
         return [1]
@@ -229,15 +244,17 @@ def _channel_groups(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor
 
 
 def _most_threads(registers: int) -> int:
-    """Threads whose registers fit a multiprocessor, with what each needs beside its numbers."""
+    """Threads whose registers fit a multiprocessor, :data:`OTHERS` of each included."""
     return min(1024, 65536 // (-(-(registers + OTHERS) // 8) * 8) // WARP * WARP)
 
 
 def _cost(grid: Grid, height: int, width: int, window: Window) -> float:
-    """Of one element of a plain window: four operations at half rate, shared memory's accesses of
-    edges, and one choice where a rectangle may lie beyond the plane; of others, four operations
-    for each tap and the accesses alone.  More has to be added where there are few warps to fill
-    what others wait.
+    """Estimates the cost of one element of a window.
+
+    Of a plain window: four operations at half rate, the shared memory accesses of edges, and one
+    selection where a rectangle may extend beyond the plane.  Of a window with computed taps: four
+    operations for each tap, and the accesses.  Latency that few warps cannot hide is not part of
+    it.
 
     Measured on an H200, 40 blocks of max pooling, normalization and ReLU over 56 x 56: rectangles
     of 7 x 7 take 0.272 ms, of 14 x 7 0.288, of 7 x 4 0.375, of 14 x 5 (a quarter of the threads
@@ -257,6 +274,8 @@ def _cost(grid: Grid, height: int, width: int, window: Window) -> float:
 
 
 def _suits(plan: KernelPlan, tensors: Sequence[Tensor]) -> bool:
+    """Whether the planes of a plan can stay in registers: all have one size, rows are contiguous,
+    and windows keep that size."""
     if plan.schedule.strips > 1 or len(plan.patches(0)) * len(plan.patches(1)) > 1:
         return False
     if any(plane.extent != plan.anchor and not is_number(plan, plane) for plane in plan.planes):
@@ -273,7 +292,7 @@ def _suits(plan: KernelPlan, tensors: Sequence[Tensor]) -> bool:
 
 
 def is_number(plan: KernelPlan, plane: Plane) -> bool:
-    """Whether an input has one number for a whole plane of the others."""
+    """Whether an input has a single element for each plane of the others."""
     return plane.input is not None and plane.extent == (1, 1) != plan.anchor
 
 
@@ -285,7 +304,8 @@ def planes_of(plan: KernelPlan, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _stays(window: Window) -> bool:
-    """Whether a window's plane has the size of what it reads, and edges alone are exchanged."""
+    """Whether a window's result has the size of what it reads, so that threads exchange edges
+    alone."""
     if window.is_long or window.taps > MOST_TAPS**2:
         return False
     for axis in window.axes:
@@ -298,46 +318,47 @@ def _stays(window: Window) -> bool:
 
 
 def taps_along(axis: Axis) -> list[tuple[int, int]]:
-    """The taps along an axis that moves by one position: how far each lies from the output, and its
+    """Returns the taps along an axis of stride 1: the offset of each from the output, and its
     number."""
-    places, numbers = axis.taps(np.zeros(1, int))
-    pairs = zip(places[0].tolist(), numbers[0].tolist(), strict=True)
-    return [(place, number) for place, number in pairs if number >= 0]
+    offsets, numbers = axis.taps(np.zeros(1, int))
+    pairs = zip(offsets[0].tolist(), numbers[0].tolist(), strict=True)
+    return [(offset, number) for offset, number in pairs if number >= 0]
 
 
 def reach_of(window: Window) -> tuple[tuple[int, int], tuple[int, int]]:
     """Along rows and columns, how many positions before and after its own an output reads."""
-    found = []
+    reach = []
     for axis in window.axes:
         offsets = [offset for offset, _ in taps_along(axis)]
-        found.append((-min(offsets), max(offsets)))
-    down, across = found
+        reach.append((-min(offsets), max(offsets)))
+    down, across = reach
     return down, across
 
 
 def phases_of(window: Window) -> list[int]:
-    """The axes along which a window joins, in order: of a sum along columns first, as sums are
-    defined.  Windows that are not plain have rows exchanged first."""
+    """Returns the axes along which a window is reduced, in order: of a sum columns first, as sums
+    are defined.  Windows with computed taps exchange rows first."""
     order = (1, 0) if window.is_plain and not window.joins.chooses else (0, 1)
     return [axis for axis in order if window.axes[axis].kernel > 1]
 
 
 def edges_of(window: Window, grid: Grid) -> list[int]:
-    """How many numbers a thread gives to its neighbours in each phase."""
+    """How many elements a thread gives to its neighbours in each phase."""
     reach = reach_of(window)
-    found = []
+    counts = []
     for axis in phases_of(window):
         lines = (grid.columns, grid.rows)[axis]
         if not window.is_plain and axis == 1:
             lines += sum(reach[0])  # corners come from the neighbours above and below
-        found.append(window.under * sum(reach[axis]) * lines)
-    return found
+        counts.append(window.under * sum(reach[axis]) * lines)
+    return counts
 
 
 def assign_arrays(plan: KernelPlan, segment: int) -> dict[int, int]:
-    """For each plane that outlives its step, or is stored, which array of registers holds it.
+    """Returns for each plane that outlives its step, or is stored, the array of registers that
+    holds it.
 
-    A plane may take the array of one that its own step reads last.
+    A plane may reuse the array of one that its own step reads last.
     """
     spans: dict[int, tuple[int, int]] = {}
     for i, step in enumerate(plan.steps):
@@ -349,21 +370,21 @@ def assign_arrays(plan: KernelPlan, segment: int) -> dict[int, int]:
             stored = plane.output is not None and plane.output not in plan.summed
             if plane.buffer is not None or stored:
                 spans[operation.result] = (i, i)
-    found: dict[int, int] = {}
+    arrays: dict[int, int] = {}
     free_from: list[int] = []
     for number, (begin, end) in spans.items():
         for array, free in enumerate(free_from):
             if free <= begin:
-                found[number] = array
+                arrays[number] = array
                 free_from[array] = max(end, begin + 1)
                 break
         else:
-            found[number] = len(free_from)
+            arrays[number] = len(free_from)
             free_from.append(max(end, begin + 1))
-    return found
+    return arrays
 
 
 def most_kept(plan: KernelPlan) -> int:
-    """How many planes lie in registers at once."""
+    """How many planes are in registers at once."""
     segments = range(len(plan.steps[0].segments))
     return max(1, *(1 + max(assign_arrays(plan, s).values(), default=0) for s in segments))

@@ -1,13 +1,13 @@
 """How a plan's work is spread over blocks and threads.
 
 A block computes one task (a patch, or a column of patches) of a *group* of channels of one image.
-*Planar* blocks keep planes one after the other, and neighbouring threads compute neighbouring
-pixels; others keep channels side by side, and a thread computes a *pack* of them.  A thread's share
-of a step is a *tile* of positions, which share the work of windows.
+In a *planar* mapping (NCHW) neighbouring threads compute neighbouring pixels; in others (channels
+last) they compute neighbouring channels, a *pack* of them each.  A thread's share of a step is a
+*tile* of positions, which share the loads of their windows.
 
-Tiles are chosen by what a position costs in shared memory's accesses of 32 numbers: taps that a
-tile loads, times the conflicts that threads of a warp have in its banks.
-The buffers of a patch lie in a block's shared memory.
+Tiles are chosen by the shared memory accesses that a position costs, each of 32 elements: the taps
+that a tile loads, times the bank conflicts between threads of a warp.  The buffers of a patch are
+in the shared memory of a block.
 """
 
 from __future__ import annotations
@@ -29,28 +29,31 @@ from .grid import SMALL_PLANE
 
 WARP = 32
 SECTOR_BYTES = 32
-"""What memory is read and written in."""
+"""The granularity of global memory accesses, in bytes."""
 
 LINE_BYTES = 128
 TILE_ROWS = 4
-"""Rows of a tile whose channels lie side by side and whose neighbours share rows."""
+"""Rows of a channels-last tile whose neighbouring outputs share rows of taps."""
 
 THREADS_OF_COPIED_SUM, ROWS_OF_COPIED_SUM = 256, 11
-"""Of a block that copies a patch and sums over it, and of a thread's tile: eight such blocks fill a
-multiprocessor, and tall tiles read few rows twice (33 rows of 131: 0.87 of a copy's rate, with
-tiles of four rows 0.85, and then with 128 threads 0.75)."""
+"""Threads of a block that stages a patch and sums over it, and rows of a thread's tile: eight such
+blocks fill a multiprocessor, and tall tiles read few rows twice (33 rows of 131: 0.87 of a copy's
+rate, with tiles of four rows 0.85, and then with 128 threads 0.75)."""
 
 PACK_OF_SUMS = 4
-"""Channels that a thread sums at once, in float32: then there is room for neighbours, which share
-conversions and sums of rows."""
+"""Channels that a thread sums at once, in float32: few enough that registers are left for
+neighbouring outputs, which share conversions and sums of rows."""
 
 MEMORY_CYCLES, BARRIER_CYCLES = 600, 150
+"""How long a round of items waits: for global memory, or at the barrier after a step."""
+
 MOST_THREADS = 512
+"""The most threads that :func:`choose_mapping` gives a block."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadTile:
-    """Positions of a step that one thread computes together."""
+    """The positions of a step that one thread computes together."""
 
     rows: int
     columns: int
@@ -58,22 +61,23 @@ class ThreadTile:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """Everything that a plan leaves open."""
+    """How a plan is spread over blocks and threads: all that the plan leaves open."""
 
     planar: bool
     #: Channels of a block, and of a thread.
     group: int
     pack: int
     threads: int
-    #: For each step.
+    #: A thread's tile in each step.
     tiles: tuple[ThreadTile, ...]
+    #: The patch's buffers in shared memory.
     places: SharedBuffers
 
 
 def choose_mapping(
     plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor], machine: Machine
 ) -> Mapping:
-    """The mapping of a plan on tensors that lie as given: inputs, then outputs."""
+    """Returns the mapping of a plan on tensors in their layouts: inputs, then outputs."""
     planar = _is_planar(plan, binding, tensors)
     limit = machine.shared_bytes
     pack = 1 if planar else pack_of(binding, tensors)
@@ -120,7 +124,8 @@ def choose_mapping(
 
 
 def _is_planar(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> bool:
-    """Whether pixels are neighbours in most of what is moved."""
+    """Whether most of the elements that are moved belong to NCHW tensors, where pixels are
+    adjacent."""
     weights = [0, 0]
     for slot, tensor in zip(binding.slots, tensors, strict=True):
         if tensor.rows * tensor.columns == 1 or tensor.channels == 1:
@@ -132,20 +137,24 @@ def _is_planar(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) ->
 
 
 def unit_of(t: Tensor) -> int:
-    """How many numbers one access moves of a planar tensor's rows: as many as are 16 bytes, or a
-    half or a quarter of that, so that rows and what lies between them are multiples of it, and all
-    of them lie in the plane or none."""
+    """Returns the vector width of row accesses to a planar tensor, in elements, at most 16 bytes.
+
+    Offset, strides and row length are multiples of it, so that a vector is in the plane as a whole,
+    or not at all.
+    """
     if t.pixel != 1:
         return 1
     return gcd(16 // t.itemsize, t.offset, t.image, t.channel, t.row, t.columns)
 
 
 def reads_units(plan: KernelPlan, tensors: Sequence[Tensor]) -> bool:
-    """Whether a lone window moves by one position and rows are units of at least four numbers:
-    then each thread reads and writes some of a few rows, and its neighbours' edges come from the
-    cache, with less work than by way of shared memory.  Halves of small planes are better kept in
-    registers, as units convert each several times: over 56 x 56 and 28 x 28 that reaches 0.97 or
-    0.98 of a copy's rate, by units 0.80 to 0.94."""
+    """Whether a lone window can read and write its rows by vectors of at least four elements.
+
+    Then each thread reads and writes vectors of a few rows, and the edges of its neighbours come
+    from the cache, which is less work than staging in shared memory.  Small planes of float16 and
+    bfloat16 are better kept in registers, as vector accesses convert each element several times:
+    over 56 x 56 and 28 x 28 registers reach 0.97 or 0.98 of a copy's rate, vectors 0.80 to 0.94.
+    """
     if len(plan.steps) != 1 or len(plan.patches(0)) * len(plan.patches(1)) > 1:
         return False
     if any(t.itemsize == 2 for t in tensors) and plan.anchor[0] * plan.anchor[1] <= SMALL_PLANE:
@@ -155,8 +164,8 @@ def reads_units(plan: KernelPlan, tensors: Sequence[Tensor]) -> bool:
 
 
 def _columns_of(window: Window | None, tensors: Sequence[Tensor]) -> int:
-    """Columns of a tile that reads and writes units: all of one, if neighbouring outputs have most
-    of their columns in common, else a register of them."""
+    """Columns of a tile that reads and writes vectors: a whole vector, if neighbouring outputs
+    share most of their columns, else what one 32-bit register holds."""
     unit = min(map(unit_of, tensors))
     if window is not None and window.columns.stride == 1:
         return unit
@@ -164,28 +173,29 @@ def _columns_of(window: Window | None, tensors: Sequence[Tensor]) -> int:
 
 
 def skips(plan: KernelPlan) -> bool:
-    """Whether a window's neighbours share taps though it moves by more than one position."""
+    """Whether neighbouring outputs of a window share taps though its stride is greater than 1."""
     windows = [o.window for t in plan.steps for s in t.segments for o in s if o.window is not None]
     return any(1 < axis.stride < axis.kernel for w in windows for axis in w.axes)
 
 
 def _adds_overlapping(step: PlanStep) -> bool:
-    """Whether a step has sums of which neighbours share taps along both axes."""
+    """Whether a step has a sum window whose neighbouring outputs share taps along both axes."""
     windows = [o.window for s in step.segments for o in s if o.window is not None]
     sums = (w for w in windows if w.is_plain and not w.joins.chooses)
     return any(all(map(moves_by_one, w.axes)) for w in sums)
 
 
 def _sums_what_it_copies(plan: KernelPlan) -> bool:
-    """Whether a plan is a sum whose neighbours share taps, and before it what has no window."""
+    """Whether a plan consists of a step without windows, and of a sum window whose neighbouring
+    outputs share taps."""
     if len(plan.steps) != 2 or not _adds_overlapping(plan.steps[1]):
         return False
     return all(o.window is None for o in plan.steps[0].operations)
 
 
 def pack_of(binding: Binding, tensors: Sequence[Tensor]) -> int:
-    """Channels that every access of a thread can move at once.  More than eight would take too many
-    registers as floats."""
+    """Returns the channels that every access of a thread can move at once, at most eight: more
+    would take too many registers as float32."""
     common = min(8, 16 // min(tensor.itemsize for tensor in tensors))
     for begin, end in binding.segments:
         common = gcd(common, gcd(begin, end))
@@ -201,8 +211,9 @@ def pack_of(binding: Binding, tensors: Sequence[Tensor]) -> int:
 
 
 def _channel_group(sizes: Sequence[int], positions: int, pack: int, itemsize: int) -> int:
-    """Channels of a block whose threads take packs, of segments of these sizes: enough for wide
-    accesses and full blocks, and of those the fewest of which blocks come out even."""
+    """Returns the channels of a block whose threads take packs, for segments of ``sizes`` channels:
+    enough for wide accesses and full blocks and, of such groups, the one that leaves the fewest
+    channels of blocks unused."""
     sector = max(pack, SECTOR_BYTES // itemsize)
     least = max(LINE_BYTES // itemsize, _ceil(128 * pack // positions, pack))
 
@@ -213,50 +224,54 @@ def _channel_group(sizes: Sequence[int], positions: int, pack: int, itemsize: in
 
 
 def _fullest(group: int, positions: int, binding: Binding, machine: Machine) -> int:
-    """Channels of a block whose last warp is hardly idle, if there are enough such blocks."""
+    """Returns the channels of a block whose last warp is hardly idle, if there are enough such
+    blocks."""
     counts, channels = [group], [end - begin for begin, end in binding.segments]
     while positions * 2 * group <= MOST_THREADS and gcd(*channels) % (2 * group) == 0:
         group *= 2
         if binding.batch * sum(channels) // group >= machine.enough_blocks:
             counts.append(group)
 
-    def taken(count: int) -> float:
+    def padding_ratio(count: int) -> float:
         return _ceil(positions * count, WARP) / (positions * count)
 
-    return min(counts, key=lambda count: (round(taken(count), 1), count))
+    return min(counts, key=lambda count: (round(padding_ratio(count), 1), count))
 
 
 def _instructions(step: PlanStep, tile: ThreadTile) -> int:
-    """About how many a tile takes."""
-    taken = 0
+    """Estimates the instructions that a tile takes for one channel."""
+    instructions = 0
     windows = {o.window for s in step.segments for o in s if o.window is not None}
     for window in sorted(windows, key=repr):
         down, across = window.axes
         rows = _taken(down.kernel, down.stride, down.dilation, tile.rows)
-        taken += 2 * rows * _taken(across.kernel, across.stride, across.dilation, tile.columns)
-    return 20 + taken + 6 * tile.rows * tile.columns
+        instructions += (
+            2 * rows * _taken(across.kernel, across.stride, across.dilation, tile.columns)
+        )
+    return 20 + instructions + 6 * tile.rows * tile.columns
 
 
 def _few_rounds(items: int, most: int) -> int:
-    """Threads of a block without barriers: as few rounds as they need, and no more of them."""
+    """Returns the threads of a block without barriers: as few as compute all items in the fewest
+    rounds."""
     rounds = ceil(items / most)
     return max(WARP, _ceil(ceil(items / rounds), WARP))
 
 
 def _threads(steps: Sequence[tuple[int, int, int]], most_blocks: int) -> int:
-    """Threads of a block, from each step's items, the instructions of one, and the cycles for
-    which each round of items waits.
+    """Returns the threads of a block, from each step's items, the instructions of one item, and the
+    cycles for which each round of items waits.
 
-    A multiprocessor issues four instructions of warps a cycle; a warp alone waits about three
-    cycles for each of its own.  Blocks fill each other's waits, as many as there is room for.
+    A multiprocessor issues four warp instructions a cycle; a warp by itself waits about three
+    cycles for each of its own.  While one block waits, others run, at most ``most_blocks`` of them.
     """
     best: tuple[float, int] | None = None
     for threads in range(WARP, MOST_THREADS + 1, WARP):
         room = min(32, 2048 // threads, 65536 // (threads * 56), most_blocks)
         issued = waited = 0.0
-        for items, each, wait in steps:
-            issued += ceil(items / WARP) * each / 4
-            waited += ceil(items / threads) * (each * 3 + wait)
+        for items, instructions, wait in steps:
+            issued += ceil(items / WARP) * instructions / 4
+            waited += ceil(items / threads) * (instructions * 3 + wait)
         cost = max(issued, waited / max(1, room))
         if best is None or cost < best[0] * 0.98:
             best = (cost, threads)
@@ -265,12 +280,13 @@ def _threads(steps: Sequence[tuple[int, int, int]], most_blocks: int) -> int:
 
 
 def _items(step: PlanStep, tile: ThreadTile, plan: KernelPlan) -> int:
+    """The tiles of a step, which are spread over threads."""
     rows, columns = extent_of(step, plan)
     return ceil(rows / tile.rows) * ceil(columns / tile.columns)
 
 
 def extent_of(step: PlanStep, plan: KernelPlan) -> tuple[int, int]:
-    """Rows and columns that a step computes at most at once."""
+    """Returns the most rows and columns that a step computes at once."""
     rows = min(step.rows.size, step.rows.span(plan.schedule.rows))
     return rows, step.columns.span(plan.schedule.columns)
 
@@ -278,7 +294,7 @@ def extent_of(step: PlanStep, plan: KernelPlan) -> tuple[int, int]:
 def _tile(
     plan: KernelPlan, step: PlanStep, planar: bool, pack: int, by_units: Sequence[Tensor]
 ) -> ThreadTile:
-    """The tile of a step; ``by_units``: the tensors, if their rows may be moved by units."""
+    """Returns the tile of a step; ``by_units``: the tensors, if vectors may move their rows."""
     rows, columns = extent_of(step, plan)
     windows = [o.window for s in step.segments for o in s if o.window is not None]
     if any(is_looped(w) for w in windows):
@@ -287,9 +303,9 @@ def _tile(
     if not planar:
         return ThreadTile(1, 1) if window is None else _tile_of_packs(window, rows, columns, pack)
     if _touches_memory(plan, step) or window is None:
-        # Neighbouring threads must meet neighbouring numbers.
+        # Neighbouring threads must access neighbouring elements.
         across = _columns_of(window, by_units) if by_units else 1
-        # A warp's accesses of units are whole rows one below the other: few of them lie between.
+        # A warp's vectors are whole rows one below the other, with few rows between them.
         down = 2 if across > 2 else 4
         if window is not None and across == 2 and window.rows.kernel <= window.rows.stride:
             down = 2
@@ -300,7 +316,7 @@ def _tile(
 
 
 def _tile_of_packs(window: Window, rows: int, columns: int, pack: int) -> ThreadTile:
-    """A tile of positions whose channels lie side by side: each takes ``pack`` registers."""
+    """Returns the tile of a channels-last step, of which each position takes ``pack`` registers."""
     down, across = map(moves_by_one, window.axes)
     if down:
         return ThreadTile(min(TILE_ROWS, rows), min(2 if across or pack <= 4 else 1, columns))
@@ -308,11 +324,12 @@ def _tile_of_packs(window: Window, rows: int, columns: int, pack: int) -> Thread
 
 
 def moves_by_one(axis: Axis) -> bool:
-    """Whether neighbouring outputs have most of their taps along an axis in common."""
+    """Whether neighbouring outputs share most of their taps along an axis."""
     return axis.stride == 1 < axis.kernel
 
 
 def _touches_memory(plan: KernelPlan, step: PlanStep) -> bool:
+    """Whether a step reads inputs or writes outputs, which are in global memory."""
     numbers = {n for s in step.segments for o in s for n in (*o.operands, o.result)}
     return any(
         plan.planes[n].input is not None or plan.planes[n].output is not None for n in numbers
@@ -321,6 +338,7 @@ def _touches_memory(plan: KernelPlan, step: PlanStep) -> bool:
 
 @cache
 def _best_tile(window: Window, rows: int, columns: int) -> ThreadTile:
+    """Returns the tile of a window between buffers that costs least."""
     best: tuple[float, ThreadTile] | None = None
     for down in range(1, min(8, rows) + 1):
         for across in range(1, min(7, columns) + 1):
@@ -332,7 +350,7 @@ def _best_tile(window: Window, rows: int, columns: int) -> ThreadTile:
 
 
 def _cost(window: Window, rows: int, columns: int, down: int, across: int) -> float:
-    """Accesses of shared memory for a position, and what threads without work waste."""
+    """Estimates the shared memory accesses of a position, with the share of idle threads."""
     vertical, horizontal = window.whole
     loads = _taken(vertical.kernel, vertical.stride, vertical.dilation, down)
     loads *= _taken(horizontal.kernel, horizontal.stride, horizontal.dilation, across)
@@ -348,12 +366,14 @@ def _cost(window: Window, rows: int, columns: int, down: int, across: int) -> fl
 
 
 def _taken(kernel: int, stride: Fraction | int, dilation: int, outputs: int) -> int:
+    """How many positions along an axis the windows of neighbouring outputs read together."""
     return len({o * stride + t * dilation for o in range(outputs) for t in range(kernel)})
 
 
 @cache
 def _conflicts(wide: int, items: int, across: int, down: int) -> float:
-    """The times that a warp's access is repeated because its threads meet in a bank."""
+    """How often a warp's access is repeated because of bank conflicts, in the worst of the first
+    four warps."""
     worst = 0
     for first in range(0, min(items, 4 * WARP), WARP):
         banks: dict[int, set[int]] = {}
@@ -365,19 +385,21 @@ def _conflicts(wide: int, items: int, across: int, down: int) -> float:
 
 
 def _ceil(number: int, unit: int) -> int:
+    """Rounds a number up to a multiple of ``unit``."""
     return -(-number // unit) * unit
 
 
 ALIGNMENT = 16
+"""The alignment of buffers in shared memory, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedBuffer:
-    """A buffer: bytes from the start of shared memory, and strides in elements."""
+    """A buffer in shared memory: its offset and size in bytes, and its strides in elements."""
 
     offset: int
     dtype: str
-    #: From one row, column and channel to the next.
+    #: Strides from one row, column and channel to the next.
     row: int
     column: int
     channel: int
@@ -386,19 +408,19 @@ class SharedBuffer:
 
 @dataclass(frozen=True, slots=True)
 class SharedBuffers:
-    """The buffers of a plan's storages, and bytes of shared memory."""
+    """The buffers of a plan, by storage, and the bytes of shared memory that they take."""
 
     of: dict[int, SharedBuffer]
     bytes: int
 
 
 def place_buffers(plan: KernelPlan, group: int, planar: bool) -> SharedBuffers:
-    """Places for ``group`` channels a block.
+    """Assigns offsets in shared memory to the buffers of ``group`` channels a block.
 
-    Where patches keep nothing from one to the next, storages that
-    are not in use at the same time lie over each other.
+    Storages whose lifetimes do not overlap share memory, unless patches keep rows from one to the
+    next.
     """
-    found: dict[int, SharedBuffer] = {}
+    placed: dict[int, SharedBuffer] = {}
     spans = _lifetimes(plan)
     order = sorted(spans, key=lambda storage: (spans[storage], storage))
     total = 0
@@ -416,26 +438,28 @@ def place_buffers(plan: KernelPlan, group: int, planar: bool) -> SharedBuffers:
         else:
             row, column, channel = buffer.columns * group, group, 1
             size = row * buffer.rows
-        taken = -(-size * ITEMSIZE[dtype] // ALIGNMENT) * ALIGNMENT
+        size_bytes = -(-size * ITEMSIZE[dtype] // ALIGNMENT) * ALIGNMENT
         begin, _ = spans[storage]
-        near = [p for other, p in found.items() if spans[other][1] >= begin]
-        offset = _first_gap(near, taken)
-        found[storage] = SharedBuffer(offset, dtype, row, column, channel, taken)
-        total = max(total, offset + taken)
-    return SharedBuffers(found, total)
+        live = [p for other, p in placed.items() if spans[other][1] >= begin]
+        offset = _first_gap(live, size_bytes)
+        placed[storage] = SharedBuffer(offset, dtype, row, column, channel, size_bytes)
+        total = max(total, offset + size_bytes)
+    return SharedBuffers(placed, total)
 
 
 def _first_gap(near: list[SharedBuffer], size: int) -> int:
+    """Returns the lowest offset at which ``size`` bytes fit between the buffers in ``near``."""
     offset = 0
-    for place in sorted(near, key=lambda place: place.offset):
-        if place.offset - offset >= size:
+    for buffer in sorted(near, key=lambda buffer: buffer.offset):
+        if buffer.offset - offset >= size:
             break
-        offset = max(offset, place.offset + place.bytes)
+        offset = max(offset, buffer.offset + buffer.bytes)
     return offset
 
 
 def _lifetimes(plan: KernelPlan) -> dict[int, tuple[int, int]]:
-    """For each storage the first and the last step that touches it; all, if rows are kept."""
+    """Returns for each storage the first and the last step that touch it; all steps, if rows are
+    kept from patch to patch."""
     spans: dict[int, tuple[int, int]] = {}
     for i, step in enumerate(plan.steps):
         for operation in step.operations:

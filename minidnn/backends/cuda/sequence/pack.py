@@ -1,4 +1,4 @@
-"""Numbers side by side in one thread: a float, or several that one wide access moves."""
+"""Packs: one float32 of a thread, or several neighbouring elements that one wide access moves."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from ..prelude import TYPES
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Prints what happens to packs of ``size`` numbers, of which each variable holds one."""
+    """Prints statements about packs of ``size`` elements, of which each printed variable holds
+    one."""
 
     code: Code
     size: int
 
     def declare(self, name: str, text: str) -> None:
-        """A new variable; ``text`` is what one number of it is, of packs ``a`` given as
-        :meth:`at`."""
+        """Declares a variable; ``text`` is the expression of one element, in which packs are named
+        as by :meth:`at`."""
         if self.size == 1:
             self.code.line(f"float {name} = {text};")
         else:
@@ -29,14 +30,14 @@ class Pack:
             self.each(f"{name}[v] = {text};")
 
     def each(self, text: str) -> None:
-        """One statement for every number."""
+        """Prints one statement for every element."""
         if self.size == 1:
             self.code.line(text)
         else:
             self.code.line(f'_Pragma("unroll") for (int v = 0; v < {self.size}; v++) {text}')
 
     def at(self, name: str) -> str:
-        """The number of a pack that a statement is about."""
+        """The element of a pack that a statement is about."""
         return name if self.size == 1 else f"{name}[v]"
 
     def load(
@@ -47,8 +48,8 @@ class Pack:
         otherwise: str = "0.0f",
         function: str = "md_load",
     ) -> None:
-        """A new variable read from memory, or ``otherwise`` where the condition does not hold; a
-        pack by ``function``."""
+        """Declares a variable and loads it from memory, or ``otherwise`` where the condition does
+        not hold; a pack by ``function``."""
         if self.size == 1:
             value = f"md_value(*({address}))"
             text = f"{condition} ? {value} : {otherwise}" if condition else value
@@ -75,7 +76,7 @@ class Pack:
         condition: str = "",
         function: str = "md_store",
     ) -> None:
-        """Writes a variable to memory where the condition holds; a pack by ``function``."""
+        """Stores a variable to memory where the condition holds; a pack by ``function``."""
         test = f"if ({condition}) " if condition else ""
         if self.size == 1:
             self.code.line(f"{test}*({address}) = md_as<{TYPES[dtype]}>({name});")
@@ -90,10 +91,10 @@ class Pack:
         dtype: str,
         stored: str = "float32",
     ) -> None:
-        """A new variable computed by straight-line code, rounded to ``dtype``.
+        """Declares a variable that is computed by straight-line code and rounded to ``dtype``.
 
-        Arguments are single numbers or, as :meth:`at` prints them, packs.  The code is as exact as
-        wanted of ``stored``, the dtype that the result has in memory.
+        Arguments are single numbers or, as :meth:`at` prints them, elements of packs.  The code is
+        as precise as results that are ``stored`` in that dtype need it.
         """
         lines, result = print_as(stored, code, arguments, self.code.fresh)
         if dtype != "float32":
@@ -108,12 +109,12 @@ class Pack:
             self.code.line(f"{name}[v] = {result};")
 
     def maximum(self, a: str, b: str, positive: bool) -> str:
-        """The larger of two; ``positive``: neither has its sign bit set."""
+        """Returns the larger of two; ``positive``: neither has its sign bit set."""
         return f"md_max_positive({a}, {b})" if positive else f"md_max({a}, {b})"
 
     @property
     def least(self) -> str:
-        """What no number is below."""
+        """The least of all numbers, the identity of a maximum."""
         return "floatbits(0xff800000)"
 
     @property
@@ -121,14 +122,14 @@ class Pack:
         return "0.0f"
 
     def element(self, name: str, index: int | str) -> str:
-        """A number of a pack as a float."""
+        """Returns an element of a pack as a float."""
         return f"{name}[{index}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs(Pack):
-    """Packs of float16 or bfloat16 as they lie in memory, two in a register: for maxima alone,
-    of which one instruction makes two.  What :meth:`Pack.at` gives is a pair."""
+    """Packs of float16 or bfloat16 as they are in memory, two in a 32-bit register: for maxima
+    alone, of which one instruction computes two.  What :meth:`Pack.at` names is such a register."""
 
     dtype: str = "float16"
 
@@ -166,9 +167,11 @@ class Pairs(Pack):
 
 
 def unit_pack(code: Code, size: int, dtype: str) -> Pack:
-    """How neighbours of a row are held that one access loads: as they lie."""
+    """Returns a pack for the neighbours of a row that one access loads, held as they are in
+    memory."""
     return Pack(code, size) if dtype == "float32" else Pairs(code, size, dtype)
 
 
 Loader = Callable[[int, int], str]
-"""Loads the element so many rows and columns from the first tap of a tile; its variable."""
+"""Loads the element at a row and a column from the first tap of a tile, and returns its
+variable."""

@@ -1,5 +1,5 @@
-"""Kernel plans before they are printed: which planes have no sign bits, what is computed on the way
-to a window, and the barrier between a block's threads."""
+"""Analyses of kernel plans before they are printed: which planes have no sign bits, which steps can
+be a window's prologue, and which barrier a block's threads need."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .grid import WARP
 
 
 def positive_planes(plan: KernelPlan) -> frozenset[int]:
-    """The planes no element of which has its sign bit set, NaN included.
+    """Returns the planes no element of which has its sign bit set, NaN included.
 
-    That is, what ReLU gives, and what is chosen from that alone: on a GPU a maximum with 0 gives
-    neither -0 nor a negative NaN.  A plane that several operations compute, each for a segment of
-    channels, is one if it is for all of them.
+    These are the results of ReLU, and of what only chooses from them: on a GPU a maximum with 0
+    gives neither -0 nor a negative NaN.  A plane that several operations compute, each for a
+    segment of channels, is one of them if all operations say so.
     """
     known: dict[int, bool] = {}
     for step in plan.steps:
         for segment in step.segments:
             for operation in segment:
-                own = _is_positive(plan, operation, known)
-                known[operation.result] = known.get(operation.result, True) and own
+                result_is_positive = _is_positive(plan, operation, known)
+                known[operation.result] = known.get(operation.result, True) and result_is_positive
     return frozenset(number for number, is_positive in known.items() if is_positive)
 
 
@@ -45,37 +45,37 @@ def _is_positive(plan: KernelPlan, operation: PlanOperation, known: Mapping[int,
 def _code_is_positive(code: Sequence[Instruction], operands: Sequence[bool]) -> bool:
     known: list[bool] = []
     for line in code:
-        inner = [known[i] for i in line.operands]
+        inputs = [known[i] for i in line.operands]
         match line.op:
             case "argument":
                 index = int(line.value or 0)
-                own = index < len(operands) and operands[index]
+                is_positive = index < len(operands) and operands[index]
             case "constant":
                 number = 0.0 if line.value is None else float(line.value)
-                own = math.copysign(1.0, number) > 0 and not math.isnan(number)
+                is_positive = math.copysign(1.0, number) > 0 and not math.isnan(number)
             case "maximum":
-                own = any(inner)
+                is_positive = any(inputs)
             case "minimum":
-                own = all(inner)
+                is_positive = all(inputs)
             case "abs":
-                own = True
+                is_positive = True
             case _:
-                own = False
-        known.append(own)
+                is_positive = False
+        known.append(is_positive)
     return known[-1]
 
 
 _MOST_AGAIN = 4
-"""Taps of an output that each compute what comes before the window, for some elements again."""
+"""Taps of an output that each compute the window's prologue, for some elements again."""
 
 
 def absorb_prologues(plan: KernelPlan) -> KernelPlan:
-    """The plan with point-wise steps that a window can compute on what it reads joined to the
-    window's: their operations stand before it.
+    """Returns the plan with each point-wise step that a window can compute on what it reads merged
+    into the window's step, as a prologue: its operations stand before the window.
 
-    Where the taps of neighbouring outputs do not overlap, each element is read once: then what
-    comes before the window is computed on the way to it, and the plane between them needs no
-    buffer.  So it is where each output has few taps, as those of windows that lead back.
+    Where the taps of neighbouring outputs do not overlap, each element is read once: then the
+    prologue is computed once, too, and the plane between them needs no buffer.  A prologue is also
+    absorbed where each output has few taps, as those of windows that lead back from outputs have.
     """
     if plan.schedule.strips > 1:
         return plan
@@ -95,8 +95,9 @@ def absorb_prologues(plan: KernelPlan) -> KernelPlan:
 
 
 def _between(plan: KernelPlan, steps: list[PlanStep], i: int) -> int | None:
-    """The plane that a step makes for the next one's window alone, if each element is read once."""
-    found: set[int] = set()
+    """Returns the plane that a step makes for the next one's window alone, if that can absorb the
+    step; else None."""
+    sources: set[int] = set()
     for first, second in zip(steps[i].segments, steps[i + 1].segments, strict=True):
         if not first or not second:
             return None
@@ -109,33 +110,34 @@ def _between(plan: KernelPlan, steps: list[PlanStep], i: int) -> int | None:
         if any(o.window is not None for o in first):
             return None
         extent = plan.planes[source].extent
-        own = {o.result for o in first}
-        for number in own:
+        results = {o.result for o in first}
+        for number in results:
             plane = plan.planes[number]
             if plane.output is not None or (plane.buffer is not None and number != source):
                 return None
         for operation in first:
             for number in operation.operands:
                 plane = plan.planes[number]
-                if number not in own and (plane.extent != extent or plane.one_channel):
+                if number not in results and (plane.extent != extent or plane.one_channel):
                     return None
-        found.add(source)
+        sources.add(source)
     readers = [
-        (k, o) for k, step in enumerate(steps) for o in step.operations if found & set(o.operands)
+        (k, o) for k, step in enumerate(steps) for o in step.operations if sources & set(o.operands)
     ]
-    if len(found) != 1 or any(k != i + 1 or o.window is None for k, o in readers):
+    if len(sources) != 1 or any(k != i + 1 or o.window is None for k, o in readers):
         return None
-    return found.pop()
+    return sources.pop()
 
 
 def barrier_of(plan: KernelPlan, threads: int) -> str:
-    """The statement for a block of so many threads.
+    """Returns the barrier statement for a block of so many threads.
 
-    A block of one warp needs none of hardware's barriers.  Averages divide, too.
+    A block of one warp needs no hardware barrier; its threads may diverge in functions that are
+    called, the divisions of averages included.
     """
     if threads > WARP:
         return "__syncthreads();"
     operations = plan.operations
     finishes = any(o.window is not None and not o.window.is_finished for o in operations)
-    parts = finishes or any(may_part(o.code) for o in operations)
-    return "md_sync_warp();" if parts else "__syncwarp();"
+    diverges = finishes or any(may_part(o.code) for o in operations)
+    return "md_sync_warp();" if diverges else "__syncwarp();"

@@ -1,8 +1,8 @@
 """Prints a kernel plan as one CUDA kernel.
 
-The printer decides nothing: buffers, extents, steps and code stand in the plan, how its work is
-spread over threads in the :class:`.mapping.Mapping`.  A block is one task of one group of channels
-of one image; between steps it waits for its own threads.
+The printer decides nothing: buffers, extents, steps and code are in the plan, the spread of its
+work over threads is in the :class:`.mapping.Mapping`.  A block computes one task of one group of
+channels of one image; between steps its threads wait for each other.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def print_sequence(
     machine: Machine,
     mapping: Mapping | Grid | Flat | Rolling | None = None,
 ) -> SequenceKernel:
-    """The kernel of a plan on tensors that lie as given, for a machine, spread over
-    threads by ``mapping``, or as seems fastest.
+    """Returns the kernel of a plan on tensors in their layouts, for a machine, spread over threads
+    by ``mapping``, or as seems fastest.
 
     GraphError if the plan computes in place (on a GPU, rows are computed in no order), or if its
     patch does not fit shared memory.
@@ -57,11 +57,11 @@ def print_sequence(
         flat = choose_flat(plan, binding, tensors)
         if flat is not None:
             return print_flat(plan, binding, tensors, flat)
-        joined = absorb_prologues(plan)
-        rolling = choose_rolling(joined, binding, tensors)
+        absorbed = absorb_prologues(plan)
+        rolling = choose_rolling(absorbed, binding, tensors)
         if rolling is not None:
-            return print_rolling(joined, binding, tensors, rolling)
-        mapping = choose_mapping(joined, binding, tensors, machine)
+            return print_rolling(absorbed, binding, tensors, rolling)
+        mapping = choose_mapping(absorbed, binding, tensors, machine)
         fits = 2 * mapping.places.bytes <= machine.shared_bytes
         grid = None
         if not reads_units(plan, tensors) and not (fits and sums_in_shared_memory(plan, tensors)):
@@ -70,7 +70,7 @@ def print_sequence(
             printed = print_resident(plan, binding, tensors, machine, grid)
             if printed.launch.shared_bytes <= machine.shared_bytes:
                 return printed
-        plan = joined
+        plan = absorbed
     if isinstance(mapping, Flat):
         return print_flat(plan, binding, tensors, mapping)
     if isinstance(mapping, Rolling):
@@ -86,6 +86,8 @@ def print_sequence(
 
 
 class _Printer:
+    """Prints a plan whose patches are in shared memory, spread over threads by a mapping."""
+
     def __init__(
         self,
         plan: KernelPlan,
@@ -103,8 +105,8 @@ class _Printer:
         self.across = len(plan.patches(1))
         self.tasks = len(plan.tasks()) * self.across
         self.rolls = plan.schedule.strips > 1
-        # Kernels of such windows were 2 or 3 % slower where they knew more and wrote 16 bytes at
-        # once: the compiler then takes fewer registers for reading ahead.
+        # Kernels of such windows are 2 or 3 % slower with known lengths and 16-byte stores: the
+        # compiler then takes fewer registers for loading ahead.
         self.skips = not mapping.planar and len(plan.steps) == 1 and skips(plan)
         self.positive = positive_planes(plan)
         self.triples = machine.joins_three
@@ -128,6 +130,8 @@ class _Printer:
         )
 
     def _body(self, groups: Sequence[int]) -> Code:
+        """The body of the kernel, which finds the block's task, and its segment and group of
+        channels."""
         code = Code()
         total = sum(groups)
         with code.block(""):
@@ -148,6 +152,7 @@ class _Printer:
     # A segment of channels
 
     def _segment(self, code: Code, segment: int, group: str) -> None:
+        """Prints what a block does with a group of a segment's channels."""
         begin, end = self.binding.segments[segment]
         size = self.mapping.group
         code.line(f"const int first = {begin} + {group} * {size};")
@@ -162,6 +167,7 @@ class _Printer:
         self._loops(code, segment)
 
     def _used(self, segment: int) -> list[int]:
+        """The planes that a segment's operations read and compute, in order."""
         numbers = {
             n
             for step in self.plan.steps
@@ -171,7 +177,7 @@ class _Printer:
         return sorted(numbers)
 
     def _at(self, plane: Plane) -> int:
-        """Which of the kernel's tensors a plane is."""
+        """The index of a plane among the kernel's tensors."""
         at = self.binding.slot_of(plane)
         assert at is not None
         return at
@@ -194,6 +200,7 @@ class _Printer:
     # Loops
 
     def _loops(self, code: Code, segment: int) -> None:
+        """Prints the steps of the block's task, one patch or several."""
         plan, schedule = self.plan, self.plan.schedule
         height, width = plan.anchor
         steps = [(i, step) for i, step in enumerate(plan.steps) if step.segments[segment]]
@@ -214,7 +221,7 @@ class _Printer:
         self._roll(code, segment, steps)
 
     def _declare_spans(self, code: Code, segment: int) -> None:
-        """Declares what differs between tasks where all of the segment's code sees it."""
+        """Declares the spans that differ between tasks, in the scope of the whole segment."""
         extents = [(step.rows, step.columns) for step in self.plan.steps]
         for number in self._used(segment):
             plane = self.plan.planes[number]
@@ -228,7 +235,8 @@ class _Printer:
                 self._span(code, rows, 0)
 
     def _roll(self, code: Code, segment: int, steps: Sequence[tuple[int, PlanStep]]) -> None:
-        """Patches one below the other, which keep rows from one to the next."""
+        """Prints the loop over patches one below the other, which keep rows from one to the
+        next."""
         plan, schedule = self.plan, self.plan.schedule
         height, _ = plan.anchor
         single = len(plan.tasks()) == 1
@@ -250,7 +258,7 @@ class _Printer:
                     code.line(self.barrier)
 
     def _span(self, code: Code, extent: Extent, axis: int) -> Span:
-        """Positions of the task along an axis: numbers if all tasks have the same."""
+        """Returns the positions of the task along an axis: integers, if all tasks have the same."""
         patches = plan_patches(self.plan, axis)
         known = {extent.interval(*patch) for patch in patches}
         if len(known) == 1:
@@ -272,6 +280,7 @@ class _Printer:
     def _step(
         self, code: Code, segment: int, i: int, step: PlanStep, rows: Span, wait: bool
     ) -> None:
+        """Prints one step as a device function, and calls it."""
         operations = step.segments[segment]
         columns = self._span(code, step.columns, 1)
         if columns.size == 0 or rows.size == 0:
@@ -320,7 +329,7 @@ class _Printer:
             code.line(self.barrier)
 
     def _copied(self, operation: PlanOperation) -> int:
-        """Bytes at once of a copy from a tensor to a buffer alone; 0 for anything else."""
+        """The bytes of one access, if an operation only copies a tensor to a buffer; else 0."""
         plane = self.plan.planes[operation.result]
         if len(operation.operands) != 1 or [line.op for line in operation.code] != ["argument"]:
             return 0
@@ -344,7 +353,8 @@ class _Printer:
     def _local(
         self, function: Function, operation: PlanOperation, local: dict[int, int]
     ) -> PlanOperation:
-        """An operation with the step's own numbers of planes; its vectors are arguments."""
+        """An operation in which planes have the step's own numbers, and vectors are arguments of
+        its function."""
         vectors = []
         for number in operation.vectors:
             at = vector_at(self.binding, number, "first")
@@ -358,34 +368,38 @@ class _Printer:
         )
 
     def _view(self, code: Code, function: Function, number: int, reader: int) -> PlaneView:
+        """The view of an operand: its buffer, or the tensor that it is read from."""
         plane = self.plan.planes[number]
         if plane.buffer is not None:
             return self._buffer(code, function, number)
         assert plane.input is not None
         extent = self.plan.planes[reader].extent
-        flat = tuple(own == 1 != wanted for own, wanted in zip(plane.extent, extent, strict=True))
+        flat = tuple(
+            size == 1 != reader_size for size, reader_size in zip(plane.extent, extent, strict=True)
+        )
         return self._outside(function, number, (flat[0], flat[1]))
 
     def _buffer(self, code: Code, function: Function, number: int) -> PlaneView:
+        """The view of a plane's buffer in shared memory."""
         plane = self.plan.planes[number]
         assert plane.buffer is not None
-        place = self.mapping.places.of[plane.buffer.storage]
+        buffer = self.mapping.places.of[plane.buffer.storage]
         rows = Span(0, plane.extent[0]) if self.rolls else self._span(code, plane.rows, 0)
         before = len(function.formals)
-        offset = function.take("const int", str(place.offset), f"storage {plane.buffer.storage}")
+        offset = function.take("const int", str(buffer.offset), f"storage {plane.buffer.storage}")
         pointer = f"b{offset}"
         if len(function.formals) > before:
-            type = TYPES[place.dtype]
+            type = TYPES[buffer.dtype]
             function.body.line(f"{type} *const {pointer} = ({type} *)(md_shared + {offset});")
         return PlaneView(
             pointer,
-            place.dtype,
+            buffer.dtype,
             plane.extent,
             function.span(rows),
             function.span(self._span(code, plane.columns, 1)),
-            place.row,
-            place.column,
-            place.channel,
+            buffer.row,
+            buffer.column,
+            buffer.channel,
             plane.buffer.rows if self.rolls else 0,
             shared=True,
         )
@@ -393,6 +407,7 @@ class _Printer:
     def _outside(
         self, function: Function, number: int, flat: tuple[bool, bool] = (False, False)
     ) -> PlaneView:
+        """The view of a plane's tensor in global memory."""
         plane = self.plan.planes[number]
         tensor = self.tensors[self._at(plane)]
         const = "const " if plane.input is not None else ""
@@ -416,23 +431,25 @@ class _Printer:
     def _targets(
         self, code: Code, function: Function, number: int, rows: Span
     ) -> list[StoreTarget]:
-        """Where a result is stored: its buffer, its output."""
+        """Returns where a result is stored: its buffer and its output, if it has these."""
         plane = self.plan.planes[number]
-        found: list[StoreTarget] = []
+        targets: list[StoreTarget] = []
         if plane.buffer is not None:
-            found.append(StoreTarget(self._buffer(code, function, number)))
+            targets.append(StoreTarget(self._buffer(code, function, number)))
         if plane.output is not None:
             assert plane.owned is not None
-            own = self._owned_rows(code, plane.owned[0])
-            across = self._span(code, plane.owned[1], 1)
-            found.append(
+            owned_rows = self._owned_rows(code, plane.owned[0])
+            owned_columns = self._span(code, plane.owned[1], 1)
+            targets.append(
                 StoreTarget(
                     self._outside(function, number),
-                    None if own == rows else function.span(own),
-                    None if across == self._span(code, plane.columns, 1) else function.span(across),
+                    None if owned_rows == rows else function.span(owned_rows),
+                    None
+                    if owned_columns == self._span(code, plane.columns, 1)
+                    else function.span(owned_columns),
                 )
             )
-        return found
+        return targets
 
     def _owned_rows(self, code: Code, extent: Extent) -> Span:
         """The rows of an output that a task writes."""
@@ -445,14 +462,15 @@ class _Printer:
 
 
 def plan_patches(plan: KernelPlan, axis: int) -> list[tuple[int, int, bool]]:
-    """What tasks compute of the anchor along an axis, all patches of a task together."""
+    """The positions of the anchor that tasks compute along an axis, all patches of a task
+    together."""
     if axis == 1:
         return plan.patches(1)
     return [(task[0][0], task[-1][1], task[-1][2]) for task in plan.tasks()]
 
 
 def _ends(extent: Extent, begin: str, end: str, size: int) -> tuple[str, str]:
-    """An extent's begin and end for the anchor's positions between two variables."""
+    """An extent's begin and end, as text, for the anchor's positions between two variables."""
     if extent.scale == 0:
         return "0", str(extent.size)
     low = f"min(max({extent.scale} * ({begin}) + {extent.low}, 0), {extent.size})"

@@ -20,9 +20,9 @@ Cells = dict[tuple[int, int], str]
 
 
 @dataclass
-class _Lying:
-    """The elements of a plane in and beside a rectangle: names of those that are loaded, and where
-    edges lie that are not."""
+class _Surroundings:
+    """The elements of a plane in and around a rectangle: the variables of those that are loaded,
+    and the slots of edges that are not."""
 
     names: Cells
     edges: Cells = field(default_factory=dict)
@@ -30,33 +30,33 @@ class _Lying:
 
 @dataclass
 class RectanglePrinter:
-    """Prints a step as a function of the arrays that it reads and writes.
+    """Prints a step as a device function of the arrays of registers that it reads and writes.
 
     Variables that it uses: ``thread``, ``ty``, ``tx``, ``y``, ``x``, ``in`` with a plane's number
-    (where an input is staged), ``corner`` (where the rectangle begins there) and ``edges``.
+    (a staged input), ``corner`` (the rectangle's offset there) and ``edges``.
     """
 
     plan: KernelPlan
     operations: Sequence[PlanOperation]
     grid: Grid
-    #: The arrays of planes that outlive a step.
+    #: The arrays of registers of planes that outlive a step.
     arrays: Mapping[int, int]
     positive: frozenset[int]
     triples: bool
-    #: What results are rounded to when they are computed.
+    #: The dtypes that results are rounded to when they are computed.
     dtypes: Mapping[int, str]
-    #: Where the edges of a window's phases begin, and floats between a thread's numbers.
+    #: Where the slots of a window's two phases begin, and from one slot of a thread to the next.
     halves: tuple[int, int]
     pitch: int
     barrier: str
-    #: The condition for a position of the rectangle to lie in the plane.
+    #: The condition for a position of the rectangle to be in the plane.
     inside: Callable[[int, int], str]
-    #: Dtypes of staged planes whose rows move by words.
+    #: Dtypes of staged planes whose rows are moved by 32-bit words.
     by_words: frozenset[str] = frozenset()
     #: The vectors of the call, in the order of its ``<vector k>``.
     vectors: list[int] = field(default_factory=list)
     names: dict[tuple[int, int, int], str] = field(default_factory=dict)
-    #: The variables of inputs that are one number.
+    #: The variables of inputs with one element for a plane.
     numbers: dict[int, str] = field(default_factory=dict)
 
     def print(self) -> Function:
@@ -126,8 +126,8 @@ class RectanglePrinter:
                 self._add(operation.result, row, column)
 
     def _add(self, number: int, row: int, column: int) -> None:
-        """Adds an element of a plane to what the thread has of its sum; where the variance is
-        wanted, the distance from the thread's first element and its square."""
+        """Adds an element of a plane to the thread's sum; where the variance is wanted, its
+        distance from the thread's first element, and the square of that."""
         total = self.function.take("float &", f"sum{number}")
         test, name = self.inside(row, column), self.names[number, row, column]
         condition = f"if ({test}) " if test else ""
@@ -138,14 +138,15 @@ class RectanglePrinter:
         squares = self.function.take("float &", f"squares{number}")
         if (row, column) == (0, 0):
             self.code.line(f"{first} = {name};")
-        apart = self.code.fresh()
-        self.code.line(f"const float {apart} = {name} - {first};")
-        line = f"{total} += {apart}, {squares} += {apart} * {apart};"
+        distance = self.code.fresh()
+        self.code.line(f"const float {distance} = {name} - {first};")
+        line = f"{total} += {distance}, {squares} += {distance} * {distance};"
         self.code.line(condition + line)
 
     def _windowed(
         self, operation: PlanOperation, window: Window, total: str, row: int, column: int
     ) -> str:
+        """Prints the finish of a window at a position."""
         source = self.plan.planes[operation.operands[0]]
         finish = Finish(self.pack, window, source.extent, source.dtype, branch=True)
         name = f"p{self.local[operation.result]}_{row}_{column}"
@@ -156,6 +157,8 @@ class RectanglePrinter:
         return f"x{self.local[number]}[{row * self.grid.columns + column}]"
 
     def _operand(self, number: int, row: int, column: int) -> str:
+        """Returns the variable of an operand at a position, and loads it if it is a staged
+        input."""
         if (number, row, column) in self.names:
             return self.names[number, row, column]
         if number in self.arrays:
@@ -174,7 +177,7 @@ class RectanglePrinter:
         return name
 
     def _number(self, number: int, dtype: str) -> str:
-        """Loads what is the same for the whole plane."""
+        """Loads the one element that an input has for a whole plane."""
         if number not in self.numbers:
             pointer = self.function.take(f"const {TYPES[dtype]} *__restrict__ const", f"t{number}")
             self.numbers[number] = f"n{self.local[number]}"
@@ -182,8 +185,8 @@ class RectanglePrinter:
         return self.numbers[number]
 
     def _row_of_halves(self, number: int, row: int, column: int, at: str) -> str:
-        """Loads a whole row of the rectangle; what lies beyond the plane's last column is part of
-        the next row, or anything."""
+        """Loads a whole row of the rectangle; elements beyond the plane's last column are of the
+        next row, or undefined."""
         name, columns = f"q{self.local[number]}_{row}", self.grid.columns
         Pack(self.code, columns).load(name, at, self.inside(row, 0), function="md_load_row")
         self.names.update({(number, row, c): f"{name}[{c}]" for c in range(columns)})
@@ -192,7 +195,7 @@ class RectanglePrinter:
     # Windows
 
     def _window(self, operation: PlanOperation, window: Window) -> Cells:
-        """The window at every position, joined (of sums, before they are divided)."""
+        """Returns the window at every position, reduced (of sums, before they are divided)."""
         if not window.is_plain:
             return self._tapped(operation, window)
         (source,) = operation.operands
@@ -213,26 +216,26 @@ class RectanglePrinter:
         for phase, axis in enumerate(phases):
             cells = self._along(phase, axis, window, cells, positive)
         if len(phases) == 1:
-            self.code.line(self.barrier)  # the next step writes to the same place
+            self.code.line(self.barrier)  # the next step writes to the same slots
         return cells
 
     def _tapped(self, operation: PlanOperation, window: Window) -> Cells:
-        """A window that joins what it makes of its operands: tap by tap, in the reference's order.
-        What a thread lacks comes from the threads above and below, then from those beside, which
-        pass on what they got."""
+        """Reduces a window with computed taps, tap by tap in the reference's order.  Elements that
+        a thread lacks come from the threads above and below, then from those to the left and right,
+        which pass on what they received."""
         under, here = operation.operands[: window.under], operation.operands[window.under :]
-        lying = [self._lying(number) for number in under]
+        planes = [self._lying(number) for number in under]
         for phase, axis in enumerate(phases := phases_of(window)):
-            self._exchange(phase, axis, window, lying, phase == len(phases) - 1)
+            self._exchange(phase, axis, window, planes, phase == len(phases) - 1)
         down, across = map(taps_along, window.axes)
         join = TapJoin(self.pack, window, self.plan.anchor, under[0] in self.positive)
         totals: Cells = {}
         for row, column in product(range(self.grid.rows), range(self.grid.columns)):
-            own = [self._operand(number, row, column) for number in here]
+            centre = [self._operand(number, row, column) for number in here]
             taps = [
                 [
                     Tap(
-                        [self._known(each, (row + y, column + x)) for each in lying],
+                        [self._known(plane, (row + y, column + x)) for plane in planes],
                         window.numbered(i, j),
                         self._in_plane(row + y, column + x),
                     )
@@ -240,28 +243,28 @@ class RectanglePrinter:
                 ]
                 for y, i in down
             ]
-            totals[row, column] = join.print(taps, own)
+            totals[row, column] = join.print(taps, centre)
         if len(phases) == 1:
-            self.code.line(self.barrier)  # the next step writes to the same place
+            self.code.line(self.barrier)  # the next step writes to the same slots
         return totals
 
-    def _lying(self, number: int) -> _Lying:
-        """What a thread has of a plane before edges are exchanged."""
-        places = product(range(self.grid.rows), range(self.grid.columns))
-        return _Lying({place: self._operand(number, *place) for place in places})
+    def _lying(self, number: int) -> _Surroundings:
+        """The elements of a plane that a thread has before edges are exchanged."""
+        positions = product(range(self.grid.rows), range(self.grid.columns))
+        return _Surroundings({position: self._operand(number, *position) for position in positions})
 
-    def _known(self, lying: _Lying, place: tuple[int, int]) -> str:
-        """The element at a place, which is loaded if it was not."""
-        if place not in lying.names:
-            lying.names[place] = self._edge(lying.edges[place])
-        return lying.names[place]
+    def _known(self, plane: _Surroundings, position: tuple[int, int]) -> str:
+        """Returns the element at a position, which is loaded if it was not."""
+        if position not in plane.names:
+            plane.names[position] = self._edge(plane.edges[position])
+        return plane.names[position]
 
     def _exchange(
-        self, phase: int, axis: int, window: Window, lying: Sequence[_Lying], last: bool
+        self, phase: int, axis: int, window: Window, planes: Sequence[_Surroundings], last: bool
     ) -> None:
-        """Gives edges along an axis to both neighbours and takes theirs: those of the last exchange
-        where they are needed, so that few wait in registers; of others at once, since the next
-        step's first exchange writes there."""
+        """Writes edges along an axis for both neighbours, and notes the slots of theirs.  Those of
+        the last exchange are loaded where they are needed, so that few wait in registers; others at
+        once, since the next step's first exchange writes to the same slots."""
         reach = reach_of(window)
         before, after = reach[axis]
         length = (self.grid.rows, self.grid.columns)[axis]
@@ -276,23 +279,23 @@ class RectanglePrinter:
             number = (k * (before + after) + edge) * len(lines) + lines.index(line)
             return f"edges[{self.halves[phase] + number * self.pitch} + {thread}]"
 
-        given = [*range(length - before, length), *range(after)]
-        for k, each in enumerate(lying):
-            for line, (edge, position) in product(lines, enumerate(given)):
-                name = self._known(each, at(position, line))
+        sent = [*range(length - before, length), *range(after)]
+        for k, plane in enumerate(planes):
+            for line, (edge, position) in product(lines, enumerate(sent)):
+                name = self._known(plane, at(position, line))
                 self.code.line(f"{slot(k, edge, line, 'thread')} = {name};")
         self.code.line(self.barrier)
         low, high = self._neighbours(axis, window)
-        taken = [*range(-before, 0), *range(length, length + after)]
-        for k, each in enumerate(lying):
-            for line, (edge, position) in product(lines, enumerate(taken)):
+        received = [*range(-before, 0), *range(length, length + after)]
+        for k, plane in enumerate(planes):
+            for line, (edge, position) in product(lines, enumerate(received)):
                 whose = low if position < 0 else high
-                each.edges[at(position, line)] = slot(k, edge, line, whose)
+                plane.edges[at(position, line)] = slot(k, edge, line, whose)
                 if not last:
-                    self._known(each, at(position, line))
+                    self._known(plane, at(position, line))
 
     def _in_plane(self, row: int, column: int) -> str:
-        """The condition for a position beside or in the rectangle to lie in the plane."""
+        """The condition for a position in or around the rectangle to be in the plane."""
         grid, tests = self.grid, []
         for name, at, each, count, size in (
             ("y", row, grid.rows, grid.down, self.plan.anchor[0]),
@@ -305,7 +308,7 @@ class RectanglePrinter:
         return " && ".join(tests)
 
     def _along(self, phase: int, axis: int, window: Window, cells: Cells, positive: bool) -> Cells:
-        """Joins along one axis, after an exchange with both neighbours."""
+        """Reduces along one axis, after an exchange with both neighbours."""
         length, lines = (self.grid.rows, self.grid.columns)[axis], (
             self.grid.columns, self.grid.rows)[axis]  # fmt: skip
         before, after = reach_of(window)[axis]
@@ -337,12 +340,14 @@ class RectanglePrinter:
         return self._lines(axis, window, extended, positive)
 
     def _edge(self, slot: str) -> str:
+        """Loads an element from its slot."""
         name = self.code.fresh()
         self.code.line(f"const float {name} = {slot};")
         return name
 
     def _neighbours(self, axis: int, window: Window) -> tuple[str, str]:
-        """The threads with the rectangles before and after; for the plane's ends, identities."""
+        """Declares the threads with the rectangles before and after; at the plane's ends,
+        identities."""
         grid = self.grid
         nobody = grid.threads + list(JOINS).index(window.join)
         place, count, step = ("ty", grid.down, grid.across) if axis == 0 else ("tx", grid.across, 1)
@@ -354,12 +359,13 @@ class RectanglePrinter:
     def _lines(
         self, axis: int, window: Window, extended: dict[tuple[int, int], str], positive: bool
     ) -> Cells:
+        """Reduces the elements along an axis, those of neighbours included, for every position."""
         length = (self.grid.rows, self.grid.columns)[axis]
         lines = (self.grid.columns, self.grid.rows)[axis]
         along = window.axes[axis]
         before = reach_of(window)[axis][0]
         step = 2 if shares(window, positive, self.triples) else 1
-        found: Cells = {}
+        cells: Cells = {}
         for line in range(lines):
             for first in range(0, length, step):
                 outputs = range(first, min(first + step, length))
@@ -372,6 +378,6 @@ class RectanglePrinter:
                 ]
                 results = join(self.pack, window, ranges, positive)
                 for position, name in zip(outputs, results, strict=True):
-                    at = (position, line) if axis == 0 else (line, position)
-                    found[at] = name
-        return found
+                    cell = (position, line) if axis == 0 else (line, position)
+                    cells[cell] = name
+        return cells

@@ -1,14 +1,16 @@
 """Prints a plan whose planes stay in registers (see :mod:`.grid`): one channel a block, or several
 whose planes are small.
 
-Inputs come by way of shared memory, unless windows compute what they join, and outputs go by way of
-it, so that every access of global memory is wide.  Where blocks' planes begin at no multiple of 8
-bytes, words of 16 bytes are moved all the same: in shared memory the planes lie as far behind the
-beginning of such a word as in memory.  A window joins along rows and along columns in turn; before
-each, threads exchange the edges of their rectangles.  A window that computes what it joins, as the
-gradient of a maximum does, has all edges exchanged first, and joins tap by tap.  Slot
-``thread + k * pitch`` of shared memory holds number k of a thread's edges; two slots more hold the
-identities of maxima and sums, for threads that have no neighbour.  Runs of equal steps are a loop.
+Inputs are staged through shared memory, unless windows have computed taps, and outputs are stored
+through it, so that every access of global memory is wide.  Where blocks' planes are not aligned to
+8 bytes, words of 16 bytes are moved all the same: in shared memory the planes have the offset from
+such a word that they have in global memory.
+
+A plain window is reduced along rows and along columns, one after the other; before each, threads
+exchange the edges of their rectangles.  A window with computed taps, as the gradient of a maximum
+is, has all edges exchanged first, and is reduced tap by tap.  Slot ``thread + k * pitch`` of shared
+memory holds element k of a thread's edges; two more slots for each k hold the identities of maxima
+and sums, for threads without a neighbour.  Runs of equal steps are a loop.
 """
 
 from __future__ import annotations
@@ -34,17 +36,20 @@ from .vectors import SequenceKernel, are_apart, kernel_of, vector_at
 from .view import Functions
 
 _HALVES = frozenset(("float16", "bfloat16"))
-"""Of which a word holds two.  Where rows of rectangles begin at odd places too, that saves a third
-of shared memory's accesses: 0.90 of a copy's rate over 35x35 instead of 0.82."""
+"""Dtypes of which a 32-bit word holds two.  Where rows of rectangles begin at odd elements too,
+moving words saves a third of shared memory's accesses: 0.90 of a copy's rate over 35x35 instead of
+0.82."""
 
 _UNITS = (16, 8, 4, 2)
+"""Widths of accesses in bytes."""
 _LEAST_UNIT = 8
-"""Bytes; narrower accesses would take most of a kernel's instructions."""
+"""The narrowest access in bytes: narrower ones would take most of a kernel's instructions."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of a step's function: what does not change from step to step, and its vectors."""
+    """A call of a step's function: its text, with ``<vector k>`` for vectors, and the vectors'
+    numbers."""
 
     text: str
     vectors: tuple[int, ...]
@@ -57,11 +62,13 @@ def print_resident(
     machine: Machine,
     grid: Grid,
 ) -> SequenceKernel:
-    """The kernel of a plan that suits the grid."""
+    """Returns the kernel of a plan that is spread over a grid."""
     return _Printer(plan, binding, tensors, machine, grid).print()
 
 
 class _Printer:
+    """Prints a plan whose planes stay in the registers of a grid's threads."""
+
     def __init__(
         self,
         plan: KernelPlan,
@@ -80,14 +87,14 @@ class _Printer:
         self.functions = Functions(inline=True)
         self.barrier = barrier_of(plan, grid.threads)
         self.size = plan.anchor[0] * plan.anchor[1]
-        #: Whether threads read inputs where they lie.  What computes of several planes has little
+        #: Whether threads read inputs from global memory.  Windows with computed taps have little
         #: use for wide accesses, and more for room for further blocks.
         self.direct = any(o.window is not None and not o.window.is_plain for o in plan.operations)
         self.by_words: frozenset[str] = frozenset()
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Shared memory: edges first, then regions for whole planes."""
+        """Divides shared memory: edges first, then regions for whole planes."""
         grid = self.grid
         counts = [0, 0]
         for operation in self.plan.operations:
@@ -95,8 +102,8 @@ class _Printer:
                 for phase, edges in enumerate(edges_of(operation.window, grid)):
                     counts[phase] = max(counts[phase], edges)
         self.pitch = grid.threads + len(JOINS)
-        # A window's second exchange writes elsewhere than its first, so that one barrier in each
-        # is enough: what a phase writes, all threads have read before the other phase's barrier.
+        # A window's second exchange writes to other slots than its first, so that one barrier in
+        # each is enough: all threads have read a phase's slots before the other phase's barrier.
         self.halves = (0, counts[0] * self.pitch)
         self.slots = max(1, sum(counts))
         self.overlaid = self._overlays()
@@ -107,7 +114,7 @@ class _Printer:
         self.region_bytes = -(-self.grid.channels * self.size * widest // 16) * 16
         begins_anywhere = any(self._unit(tensor) < _LEAST_UNIT for tensor in planes)
         self.region_bytes += 16 if begins_anywhere else 0
-        # A rectangle begins so many columns, rows and planes on.
+        # The elements from one rectangle to the next along columns, rows and channels.
         steps = (grid.columns, self.plan.anchor[1], self.size)
         if (
             not self.direct
@@ -120,8 +127,8 @@ class _Printer:
         self.regions = 1 if self.direct else max(1, len(self.binding.inputs))
 
     def _overlays(self) -> bool:
-        """Whether edges lie over the regions: if whole planes lie there only before the first
-        window and after the last."""
+        """Whether edges share memory with the regions: if whole planes are in these only before the
+        first window and after the last."""
         steps = self.plan.steps
         has_window = [any(o.window is not None for o in step.operations) for step in steps]
         first = has_window.index(True)
@@ -154,7 +161,7 @@ class _Printer:
             code.line(f"const int first = blockIdx.x % {blocks}u{by};")
             code.line(f"const long long image = blockIdx.x / {blocks}u;")
             code.line("const int thread = threadIdx.x;")
-            # Threads too many compute what nobody reads, beside the last.
+            # Surplus threads compute the last rectangle again, and store nothing.
             code.line(f"const int at = min(thread, {grid.used - 1});")
             of_plane = grid.down * grid.across
             row = (
@@ -175,6 +182,8 @@ class _Printer:
     # A segment of channels
 
     def _segment(self, code: Code, segment: int) -> None:
+        """Prints what a block does with its channels of a segment: stage inputs, run steps, store
+        outputs."""
         plan, grid = self.plan, self.grid
         self.arrays = assign_arrays(plan, segment)
         operations = [o for step in plan.steps for o in step.segments[segment]]
@@ -200,8 +209,8 @@ class _Printer:
             code.line(f"float r{array}[{grid.rows * grid.columns}];")
         sums = [n for n in used if plan.planes[n].output in plan.summed]
         if sums:
-            added = PlaneSums(code, plan, grid, self.barrier, tuple(sums))
-            added.declare()
+            plane_sums = PlaneSums(code, plan, grid, self.barrier, tuple(sums))
+            plane_sums.declare()
         calls: list[_Call] = []
         has_identities = False
         for step in plan.steps:
@@ -213,8 +222,8 @@ class _Printer:
                 self._write_identities(code)
                 has_identities = True
             calls.append(self._call(step, segment))
-            own = [o.result for o in step.segments[segment]]
-            outputs = [n for n in own if plan.planes[n].output is not None and n not in sums]
+            results = [o.result for o in step.segments[segment]]
+            outputs = [n for n in results if plan.planes[n].output is not None and n not in sums]
             if outputs:
                 self._run(code, calls)
                 calls = []
@@ -223,11 +232,11 @@ class _Printer:
         self._run(code, calls)
         if sums:
             first = len(self.binding.inputs)
-            added.write([TYPES[tensor.dtype] for tensor in self.tensors[first:]])
+            plane_sums.write([TYPES[tensor.dtype] for tensor in self.tensors[first:]])
 
     def _write_identities(self, code: Code) -> None:
-        """Fills the slots of threads that there are not; the barrier before they are read is that
-        of the first exchange."""
+        """Fills the slots of missing neighbours; the first exchange has a barrier before they are
+        read."""
         if self.overlaid:
             code.line(self.barrier)
         threads = self.grid.threads
@@ -237,6 +246,7 @@ class _Printer:
                 code.line(f"edges[i * {self.pitch} + {threads + k}] = {value};")
 
     def _tensor(self, code: Code, number: int) -> None:
+        """Declares the pointer to the block's first channel of a plane's tensor."""
         plane = self.plan.planes[number]
         at = self.binding.slot_of(plane)
         if at is None:
@@ -254,19 +264,21 @@ class _Printer:
         code.line(f"{const}{TYPES[tensor.dtype]} *const t{number} = {' + '.join(terms)};")
 
     def _unit(self, tensor: Tensor) -> int:
-        """Bytes of the widest access that every block's planes of a tensor allow."""
+        """The bytes of the widest access that a tensor's planes allow in every block."""
         size = self.grid.channels * self.size
         step = self.grid.channels * tensor.channel
         common = gcd(size, tensor.image, step, tensor.offset) * tensor.itemsize
         return next(unit for unit in _UNITS if common % unit == 0)
 
     def _region(self, index: int, dtype: str) -> str:
+        """The pointer to a region for a whole plane, as elements of a dtype."""
         return (
             f"(({TYPES[dtype]} *)(md_shared + {self.regions_offset + index * self.region_bytes}))"
         )
 
     def _stage(self, code: Code, number: int) -> None:
-        """Starts the copy of an input's planes into its region, where ``in`` points to them."""
+        """Starts the copy of an input's planes to its region, and declares ``in``, which points
+        there."""
         index = self.plan.planes[number].input
         assert index is not None
         tensor = self.tensors[index]
@@ -275,35 +287,35 @@ class _Printer:
         shift = self._shift(code, number, tensor)
         if not shift:
             unit = self._unit(tensor)
-        each = unit // tensor.itemsize
-        step = self.grid.threads * each
+        vector = unit // tensor.itemsize
+        step = self.grid.threads * vector
         code.line(f"const {type} *const in{number} = {region}{shift};")
-        whole = f" - {each - 1}{shift}" if shift else ""
+        margin = f" - {vector - 1}{shift}" if shift else ""
         back = shift.replace("+", "-")
-        with code.block(f"for (int i = thread * {each}; i < {size}{whole}; i += {step})"):
+        with code.block(f"for (int i = thread * {vector}; i < {size}{margin}; i += {step})"):
             code.line(f"md_copy<{unit}>({region} + i, t{number}{back} + i);")
         if shift:
-            code.line(f"const int rest{number} = ({size}{shift}) / {each} * {each} + thread;")
+            code.line(f"const int rest{number} = ({size}{shift}) / {vector} * {vector} + thread;")
             inside = f"rest{number} >= s{number} && rest{number} < {size}{shift}"
             code.line(f"if ({inside}) {region}[rest{number}] = t{number}[rest{number}{back}];")
 
     def _shift(self, code: Code, number: int, tensor: Tensor) -> str:
-        """`` + s``, elements by which the block's part of a tensor begins behind a multiple of 16
-        bytes; nothing where all begin at multiples of 8."""
+        """Declares and returns `` + s``: the elements by which the block's part of a tensor is
+        offset from a multiple of 16 bytes; empty where every block's is a multiple of 8."""
         if self._unit(tensor) >= _LEAST_UNIT:
             return ""
-        each = 16 // tensor.itemsize
+        vector = 16 // tensor.itemsize
         code.line(
-            f"const int s{number} = (unsigned long long)t{number} / {tensor.itemsize} % {each};"
+            f"const int s{number} = (unsigned long long)t{number} / {tensor.itemsize} % {vector};"
         )
         return f" + s{number}"
 
     def _count(self, number: int) -> int:
-        """Elements of a block's planes."""
+        """The elements of a block's planes."""
         return self.size * (1 if self.plan.planes[number].one_channel else self.grid.channels)
 
     def _write(self, code: Code, number: int, segment: int) -> None:
-        """Copies planes from registers to their tensor, by way of a region."""
+        """Stores planes from registers to their tensor, through a region."""
         plane, grid = self.plan.planes[number], self.grid
         assert plane.output is not None
         tensor = self.tensors[len(self.binding.inputs) + plane.output]
@@ -315,14 +327,14 @@ class _Printer:
                 self._write_row(code, number, row, f"{region} + corner{shift}", tensor.dtype)
         code.line(self.barrier)
         unit, size, back = 16 if shift else self._unit(tensor), self._count(number), ""
-        each = unit // tensor.itemsize
-        head = f"for (int i = thread * {each}; i < {size}{shift}; i += {grid.threads * each})"
+        vector = unit // tensor.itemsize
+        head = f"for (int i = thread * {vector}; i < {size}{shift}; i += {grid.threads * vector})"
         with code.block(head):
             if shift:
                 back = f" - s{number}"
-                code.line(f"if (i < s{number} || i + {each} > {size}{shift})")
+                code.line(f"if (i < s{number} || i + {vector} > {size}{shift})")
                 code.line(
-                    f"  for (int j = max(i, s{number}); j < min(i + {each}, {size}{shift}); j++)"
+                    f"  for (int j = max(i, s{number}); j < min(i + {vector}, {size}{shift}); j++)"
                 )
                 code.line(f"    t{number}[j{back}] = {region}[j];")
                 code.line("else")
@@ -330,7 +342,7 @@ class _Printer:
             code.line(f"*({word} *)(t{number}{back} + i) = *(const {word} *)({region} + i);")
 
     def _write_row(self, code: Code, number: int, row: int, region: str, dtype: str) -> None:
-        """Copies a row of the rectangle to the region."""
+        """Copies a row of the rectangle from registers to the region."""
         columns, width = self.grid.columns, self.plan.anchor[1]
         values = [f"r{self.arrays[number]}[{row * columns + column}]" for column in range(columns)]
         to = f"{region} + {row * width}"
@@ -343,35 +355,38 @@ class _Printer:
         test = self._inside(row, 0)
         with code.block(f"if ({test})" if test else ""):
             # The last threads of a row may have fewer columns.
-            some = width - (self.grid.across - 1) * columns
-            for count in dict.fromkeys((columns, some)):
-                if some < columns:
-                    code.line("else" if count == some else f"if (x + {columns} <= {width})")
+            last_columns = width - (self.grid.across - 1) * columns
+            for count in dict.fromkeys((columns, last_columns)):
+                if last_columns < columns:
+                    code.line("else" if count == last_columns else f"if (x + {columns} <= {width})")
                 with code.block(""):
                     code.line(f"const float row[{count}] = {{{', '.join(values[:count])}}};")
                     code.line(f"md_store_row({to}, row);")
 
     def _idle_region(self, number: int, segment: int) -> int:
-        """A region whose input nobody reads any more once a plane is computed."""
+        """The region of an input that nobody reads any more once a plane is computed, or else a new
+        region."""
         if self.direct:
             return 0
-        last: dict[int, int] = {}
-        made = 0
+        last_read: dict[int, int] = {}
+        computed_in = 0
         for i, step in enumerate(self.plan.steps):
             for operation in step.segments[segment]:
                 if operation.result == number:
-                    made = i
+                    computed_in = i
                 for operand in operation.operands:
                     index = self.plan.planes[operand].input
                     if index is not None:
-                        last[index] = i
+                        last_read[index] = i
         for index in range(len(self.binding.inputs)):
-            if last.get(index, -1) <= made:
+            if last_read.get(index, -1) <= computed_in:
                 return index
         self.regions = len(self.binding.inputs) + 1
         return len(self.binding.inputs)
 
     def _inside(self, row: int, column: int) -> str:
+        """The condition for a position of the rectangle to be in the plane; empty if it always
+        is."""
         grid, (height, width) = self.grid, self.plan.anchor
         tests = []
         if (grid.down - 1) * grid.rows + row >= height:
@@ -383,6 +398,7 @@ class _Printer:
     # Steps
 
     def _call(self, step: PlanStep, segment: int) -> _Call:
+        """Prints the function of a step, and returns its call."""
         operations = step.segments[segment]
         printer = RectanglePrinter(
             self.plan,
@@ -403,7 +419,7 @@ class _Printer:
         return _Call(call, tuple(printer.vectors))
 
     def _run(self, code: Code, calls: Sequence[_Call]) -> None:
-        """Calls one after the other; those that differ in their vectors alone, in a loop."""
+        """Prints calls one after the other; those that differ in their vectors alone, as a loop."""
         by = " + channel" if self.grid.channels > 1 else ""
         i = 0
         while i < len(calls):
@@ -427,7 +443,7 @@ class _Printer:
 
 
 def _repeats(calls: Sequence[_Call], first: int) -> tuple[int, tuple[int, ...]]:
-    """How many calls from the first one on differ only in vectors, which lie in equal steps, and
+    """Returns how many calls from the first one on differ only in vectors, by equal steps, and
     those steps."""
     call = calls[first]
     none = tuple(0 for _ in call.vectors)

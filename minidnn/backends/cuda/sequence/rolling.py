@@ -1,11 +1,11 @@
-"""Prints a lone window of sums over halves whose channels lie side by side: each thread goes down
-the rows of a strip.
+"""Prints a lone sum window over channels-last float16 or bfloat16: each thread goes down the rows
+of a strip.
 
-A thread has a pack of channels at a few columns.  Of each row it reads and converts what lies under
-its windows once, sums what lies side by side, and keeps the sums of the last rows in registers,
-while the next row is on its way.  A tile of four rows reads and sums half of them twice, and its
-blocks are too few to come out even over all multiprocessors: :mod:`.step`'s tiles reach 0.67 to
-0.90 of a copy's rate on an H200, strips 0.88 to 0.93.
+A thread has a pack of channels at a few columns.  It reads and converts the elements of each row
+under its windows once, sums neighbouring ones, and keeps the sums of the last rows in registers,
+while the next row is being loaded.  A tile of four rows reads and sums half of them twice, and its
+blocks are too few to fill all multiprocessors evenly: :mod:`.step`'s tiles reach 0.67 to 0.90 of a
+copy's rate on an H200, strips 0.88 to 0.93.
 """
 
 from __future__ import annotations
@@ -30,30 +30,31 @@ from .view import Lanes, PlaneView, Span, plus, times
 from .window import join, taps_of
 
 NUMBERS = 8
-"""Sums that a thread has of each row: of 8 channels, or of 4 at two columns, which shares taps, but
-leaves half a thread idle where columns are odd."""
+"""Sums of each row that a thread has: of 8 channels, or of 4 at two columns, which shares taps, but
+leaves half a thread idle where the number of columns is odd."""
 
 ROWS = 7
-"""About as many rows has a strip.  Taller ones read fewer rows twice, but are too few to come out
-even over all multiprocessors: 14 rows reach 0.81 to 0.86 of a copy's rate where 7 reach 0.89 to
-0.94."""
+"""The approximate rows of a strip.  Taller strips read fewer rows twice, but are too few to fill
+all multiprocessors evenly: 14 rows reach 0.81 to 0.86 of a copy's rate where 7 reach 0.89 to 0.94.
+"""
 
 MOST_TAPS = 5
-"""Along each axis: of more rows the sums would leave too few threads registers."""
+"""The most taps along each axis: sums of more rows would leave registers for too few threads."""
 
 THREADS = 128
 ENOUGH_THREADS = 1 << 16
-"""Half of what a GPU has room for; with fewer, strips are shorter."""
+"""Half of the threads that a GPU has room for; with fewer, strips are shorter."""
 
 REGISTERS = 80
-"""Of a thread that computes averages of up to 3x3 alone.  If that is not said, the compiler takes
-fewer and waits for memory (0.83 to 0.92 of a copy's rate instead of 0.89 to 0.94); with 64 or 72 it
-spills some."""
+"""Registers of a thread that computes averages of up to 3x3 alone.  If that is not said, the
+compiler takes fewer and waits for memory (0.83 to 0.92 of a copy's rate instead of 0.89 to 0.94);
+with 64 or 72 it spills some."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rolling:
-    """A thread's part: ``pack`` channels, ``columns``, and at most ``rows`` of them."""
+    """The strip of a thread: ``pack`` channels at ``columns`` columns, and at most ``rows``
+    rows."""
 
     pack: int
     columns: int
@@ -61,37 +62,39 @@ class Rolling:
 
 
 def choose_rolling(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> Rolling | None:
-    """How a plan is computed by strips; None if it cannot be, or if that does not pay."""
+    """Returns the strips that a plan is computed by; None if it cannot be, or if that does not
+    pay."""
     return next(rollings(plan, binding, tensors), None)
 
 
 def rollings(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> Iterator[Rolling]:
-    """The strips that seem fastest, then others to be measured; none if a plan does not suit."""
+    """Yields the strips that seem fastest, then others to be measured; none if strips do not suit
+    the plan."""
     window = _window_of(plan)
     pack = pack_of(binding, tensors)
     if window is None or pack < 2 or any(t.itemsize != 2 or t.is_planar for t in tensors):
         return
     height, width = plan.anchor
-    halves = NUMBERS // 2
-    wide, square = (pack, 1), (min(pack, halves), 2)
+    half = NUMBERS // 2
+    wide, square = (pack, 1), (min(pack, half), 2)
     is_wide = pack == NUMBERS and width % 2 == 1 and _is_bare(plan, window)
     shapes = [wide, square] if is_wide else [square, wide]
     for pack, columns in dict.fromkeys(shapes):
-        one = Rolling(pack, columns, height)
+        strip = Rolling(pack, columns, height)
         rows = ceil(height / max(1, round(height / ROWS)))
-        threads = binding.batch * _items(plan, binding, replace(one, rows=rows))
+        threads = binding.batch * _items(plan, binding, replace(strip, rows=rows))
         while rows > 2 and threads < ENOUGH_THREADS:
             rows, threads = ceil(rows / 2), 2 * threads
         if threads < 1 << 30:
             for each in dict.fromkeys((rows, ceil(rows / 2), min(2 * rows, height), height)):
-                yield replace(one, rows=each)
+                yield replace(strip, rows=each)
 
 
 def _window_of(plan: KernelPlan) -> Window | None:
-    """The window of a plan of one step that sums, moves by one position and divides all by the same
-    (other divisions take registers that there are not), if what stands behind it reads nothing but
-    its results.  There are no registers for anything behind more than 3x3 taps, nor for calls of
-    functions."""
+    """Returns the window of a plan of one step that sums, moves by one position and divides all
+    sums by the same number (other divisions take registers that there are not), if its epilogue
+    reads nothing but its results.  There are no registers for an epilogue of more than 3x3 taps,
+    nor for calls of functions."""
     if len(plan.steps) != 1 or len(plan.steps[0].segments) != 1:
         return None
     first, *others = plan.steps[0].segments[0]
@@ -114,17 +117,17 @@ def _window_of(plan: KernelPlan) -> Window | None:
 
 
 def _is_bare(plan: KernelPlan, window: Window) -> bool:
-    """Whether ``REGISTERS`` are enough: windows of up to 3x3 taps, and nothing behind them."""
+    """Whether ``REGISTERS`` are enough: for windows of up to 3x3 taps without an epilogue."""
     return len(plan.steps[0].segments[0]) == 1 and all(a.kernel <= 3 for a in window.whole)
 
 
 def _offsets(axis: WindowAxis, columns: int) -> list[int]:
-    """The columns under a thread's windows, from the first tap."""
+    """The columns under a thread's windows, counted from the first tap."""
     return sorted({tap for column in range(columns) for tap in taps_of(axis, column)})
 
 
 def _items(plan: KernelPlan, binding: Binding, rolling: Rolling) -> int:
-    """Threads that have something to do for an image."""
+    """How many threads have work in an image."""
     ((begin, end),) = binding.segments
     height, width = plan.anchor
     down, across = ceil(height / rolling.rows), ceil(width / rolling.columns)
@@ -134,7 +137,7 @@ def _items(plan: KernelPlan, binding: Binding, rolling: Rolling) -> int:
 def print_rolling(
     plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor], rolling: Rolling
 ) -> SequenceKernel:
-    """The kernel of a plan that suits ``rolling``."""
+    """Returns the kernel of a plan whose threads have the strips of ``rolling``."""
     return _Printer(plan, binding, tensors, rolling).print()
 
 
@@ -168,7 +171,8 @@ class _Printer:
         return kernel_of(self.binding, self.tensors, code, blocks, THREADS, at_once=at_once)
 
     def _item(self, code: Code) -> None:
-        """A thread's work: ``c``, ``x`` and rows ``yb`` to ``ye`` are its own."""
+        """Prints a thread's work: channels from ``c``, columns from ``x``, and rows ``yb`` to
+        ``ye``."""
         rolling, (height, width) = self.rolling, self.plan.anchor
         packs, across = (self.end - self.begin) // rolling.pack, ceil(width / rolling.columns)
         end = f"yb + {rolling.rows}"
@@ -189,8 +193,8 @@ class _Printer:
         self._rows(code, printer)
 
     def _step(self, code: Code) -> StepPrinter:
-        """Prints what stands behind the window at (``y``, ``x``), and the stores.  Vectors follow
-        the kernel's tensors."""
+        """Returns the printer of the window's epilogue at (``y``, ``x``), and of the stores.
+        Vectors are numbered after the kernel's tensors."""
         pack, planes, first = self.rolling.pack, self.plan.planes, len(self.tensors)
         targets = {}
         for number in (o.result for o in self.operations):
@@ -219,7 +223,7 @@ class _Printer:
     # Rows
 
     def _rows(self, code: Code, printer: StepPrinter) -> None:
-        """The loop over a strip's rows: loads the next one, sums the last."""
+        """Prints the loop over a strip's rows, which loads the next row and sums the last."""
         down, sums = self.window.whole[0], Pack(code, self.rolling.pack)
         columns = range(self.rolling.columns)
         self._columns(code)
@@ -246,7 +250,7 @@ class _Printer:
                 pairs.each(f"{pairs.at(name)} = {pairs.at(following)};")
 
     def _columns(self, code: Code) -> None:
-        """Declares a pointer to the first tap's column, and which of the columns lie inside."""
+        """Declares the pointer to the first tap's column, and which of the columns are inside."""
         tensor = self.source
         axis, (_, width) = self.window.whole[1], self.plan.anchor
         self.offsets = _offsets(axis, self.rolling.columns)
@@ -263,7 +267,7 @@ class _Printer:
                 code.line(f"const bool j{offset} = {test};")
 
     def _load(self, code: Code, name: str, row: str, test: str) -> None:
-        """Loads a row as it lies, zeros where it lies outside or the test does not hold."""
+        """Loads a row as it is in memory; zeros where it is outside or the test does not hold."""
         tensor, pairs = self.source, self._pairs(code)
         at, inside = code.fresh(), code.fresh()
         tests = [*([test] if test else []), f"(unsigned int){at} < {tensor.rows}u"]
@@ -276,14 +280,14 @@ class _Printer:
             pairs.load(f"{name}_{offset}", address, condition, pairs.zero)
 
     def _summed(self, code: Code, name: str) -> list[str]:
-        """What lies side by side in a loaded row, summed for each column."""
+        """Sums the elements of a loaded row under each column's window."""
         pack, pairs = Pack(code, self.rolling.pack), self._pairs(code)
-        numbers = {}
+        floats = {}
         for offset in self.offsets:
-            numbers[offset] = code.fresh()
-            pack.declare(numbers[offset], pairs.element(f"{name}_{offset}", "v"))
+            floats[offset] = code.fresh()
+            pack.declare(floats[offset], pairs.element(f"{name}_{offset}", "v"))
         taps = [taps_of(self.window.whole[1], column) for column in range(self.rolling.columns)]
-        return join(pack, self.window, [[numbers[o] for o in each] for each in taps], False)
+        return join(pack, self.window, [[floats[o] for o in offsets] for offsets in taps], False)
 
     def _pairs(self, code: Code) -> Pairs:
         return Pairs(code, self.rolling.pack, self.source.dtype)

@@ -20,12 +20,13 @@ from .view import Lanes, PlaneView, Span, minus, plus, times
 from .window import Finish, WindowPrinter, identity_text, join_text
 
 FEW_TAPS = 16
-"""So many are printed without a loop, so that all are loaded before they are joined."""
+"""Windows that are computed tap by tap are unrolled up to so many taps: then all elements are
+loaded before the first are combined."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreTarget:
-    """Where a result is written: all of it, or (of an output) the part that the task owns."""
+    """Where a result is stored: all of it or, of an output, the part that the task owns."""
 
     view: PlaneView
     rows: Span | None = None
@@ -34,27 +35,27 @@ class StoreTarget:
 
 @dataclass
 class StepPrinter:
-    """Prints the operations of one step."""
+    """Prints the operations of one step over the tiles of a block's threads."""
 
     code: Code
-    #: Vector n is the pointer a<n>, to the number of the block's first channel.
+    #: Vector n is the printed pointer a<n>, to the element of the block's first channel.
     operations: Sequence[PlanOperation]
     planes: Sequence[Plane]
-    #: Where planes lie that are read, and those that are written.
+    #: Views of the planes that are read, and where results are stored.
     sources: Mapping[int, PlaneView]
     targets: Mapping[int, Sequence[StoreTarget]]
-    #: What is computed.
+    #: The positions that are computed.
     rows: Span
     columns: Span
     tile: ThreadTile
     lanes: Lanes
-    #: Planes without negative numbers, and whether a maximum of three is one instruction.
+    #: Planes without negative elements, and whether a maximum of three is one instruction.
     positive: frozenset[int]
     triples: bool
     #: Bytes that each copy from a tensor to a buffer moves at once, by result.
     copies: Mapping[int, int] = field(default_factory=dict)
     names: dict[tuple[int, int, int], str] = field(default_factory=dict)
-    #: What is computed on the taps of the window.
+    #: Operations on the taps of the window, computed before it.
     prologue: Sequence[PlanOperation] = ()
 
     def __post_init__(self) -> None:
@@ -77,7 +78,7 @@ class StepPrinter:
     # What a thread computes
 
     def _across(self, axis: int) -> str:
-        """Tiles along an axis."""
+        """The number of tiles along an axis."""
         span, size = (self.rows, self.columns)[axis], (self.tile.rows, self.tile.columns)[axis]
         if span.size is not None:
             return str(ceil(span.size / size))
@@ -89,6 +90,7 @@ class StepPrinter:
         return self.lanes.group // self.lanes.pack
 
     def _items(self) -> int | None:
+        """How many tiles of packs of channels threads compute; None if that is not known here."""
         if self.rows.size is None or self.columns.size is None:
             return None
         down, across = (int(self._across(axis)) for axis in (0, 1))
@@ -98,6 +100,7 @@ class StepPrinter:
         return " * ".join((self._across(0), self._across(1), str(self._packs)))
 
     def _item(self) -> None:
+        """Prints one tile of a pack of channels: its position, then what is computed there."""
         code, packs = self.code, self._packs
         down, across = self._across(0), self._across(1)
         if not self.lanes.planar:
@@ -118,7 +121,7 @@ class StepPrinter:
             self._tile()
 
     def load_vectors(self) -> None:
-        """Declares the vectors' numbers for the channels from ``c`` on."""
+        """Declares the elements of vectors for the channels of a pack, from ``c`` on."""
         for number in dict.fromkeys(n for o in self.operations for n in o.vectors):
             if self.lanes.aligned:
                 self.code.line(f"float v{number}[{self.lanes.pack}];")
@@ -128,6 +131,7 @@ class StepPrinter:
             self.pack.declare(f"v{number}", f"a{number}[{channel}]")
 
     def _tile(self) -> None:
+        """Prints the operations at the positions of a tile."""
         self.load_vectors()
         at = next((i for i, o in enumerate(self.operations) if o.window is not None), None)
         if at is None:
@@ -141,8 +145,8 @@ class StepPrinter:
         if is_looped(window):
             self.row(0, [self._tap_by_tap(windowed, window)])
             return
-        own = {o.result for o in self.prologue}
-        read = [n for o in self.prologue for n in o.operands if n not in own] or [source]
+        computed = {o.result for o in self.prologue}
+        read = [n for o in self.prologue for n in o.operands if n not in computed] or [source]
         pack = self._pack_of(window, source)
         taps = {n: self._taps(n, pack, window, len(read) > 1) for n in dict.fromkeys(read)}
         for each in taps.values():
@@ -160,59 +164,62 @@ class StepPrinter:
             self.row(row, [self._as_floats(pack, total) for total in totals])
 
     def _tap_by_tap(self, operation: PlanOperation, window: Window) -> str:
-        """Joins the taps of one output, each computed by itself; the result's name."""
+        """Reduces the taps of one output, each computed by itself, and returns the result's
+        name."""
         pack, under = self.pack, operation.operands[: window.under]
-        own = [pack.at(self._operand(n, 0, 0)) for n in operation.operands[window.under :]]
-        before = {o.result for o in self.prologue}
-        wanted = (*under, *(n for o in self.prologue for n in o.operands))
-        read = [n for n in dict.fromkeys(wanted) if n not in before]
+        here = [pack.at(self._operand(n, 0, 0)) for n in operation.operands[window.under :]]
+        computed = {o.result for o in self.prologue}
+        operands = (*under, *(n for o in self.prologue for n in o.operands))
+        read = [n for n in dict.fromkeys(operands) if n not in computed]
 
-        def one(
+        def compute_tap(
             number: str, at: tuple[str, str] = ("sy", "sx"), tag: str = "", test: str = ""
         ) -> str:
             names = {plane: f"e{k}{tag}" for k, plane in enumerate(read)}
             for plane, name in names.items():
                 pack.load(name, self.sources[plane].address(*at, self.lanes), test)
             self._before(names, tag)
-            arguments = [*(pack.at(names[n]) for n in under), *own, f"(float)({number})"]
+            arguments = [*(pack.at(names[n]) for n in under), *here, f"(float)({number})"]
             pack.compute(f"tap{tag}", linearize(window.tap), arguments, "float32")
             return f"tap{tag}"
 
         extent = self.planes[under[0]].extent
         if window.taps <= FEW_TAPS:
-            return self._unrolled(window, extent, one)
+            return self._unrolled(window, extent, compute_tap)
         loop = TapLoop(self.code, "int", pack.declare, self._assign, pack.at, CUDA, window.joins)
-        return TapPrinter(loop, window, extent, lambda: None, one).print("y", "x")
+        return TapPrinter(loop, window, extent, lambda: None, compute_tap).print("y", "x")
 
-    def _unrolled(self, window: Window, extent: tuple[int, int], one: Callable[..., str]) -> str:
-        """Joins the taps of one output over planes of ``extent``, without a loop that would wait
-        for each; ``one`` computes a tap of its number, its place, what stands behind names, and
-        the condition for it to be there."""
+    def _unrolled(
+        self, window: Window, extent: tuple[int, int], compute_tap: Callable[..., str]
+    ) -> str:
+        """Reduces the taps of one output over planes of ``extent``, without a loop that would wait
+        for each; ``compute_tap`` computes a tap from its number, its position, a suffix of names,
+        and the condition for it to be inside."""
         pack = self.pack
         rows, columns = (
             [self._tap_at(name, axis, k, size) for k in range(axis.kernel)]
             for name, axis, size in zip("yx", window.axes, extent, strict=True)
         )
         pack.declare("total", identity_text(pack, window))
-        for k, (y, down, above) in enumerate(rows):
+        for k, (y, down, row_test) in enumerate(rows):
             pack.declare(f"part{k}", identity_text(pack, window))
-            for i, (x, across, beside) in enumerate(columns):
-                test = " && ".join(each for each in (above, beside) if each)
+            for i, (x, across, column_test) in enumerate(columns):
+                test = " && ".join(each for each in (row_test, column_test) if each)
                 number = f"({down}) * {window.columns.numbers} + {across}"
-                tap = one(number, (y, x), f"{k}_{i}", test)
-                joined = join_text(pack, window, pack.at(f"part{k}"), pack.at(tap), False)
-                text = f"{test} ? {joined} : {pack.at(f'part{k}')}" if test else joined
+                tap = compute_tap(number, (y, x), f"{k}_{i}", test)
+                combined = join_text(pack, window, pack.at(f"part{k}"), pack.at(tap), False)
+                text = f"{test} ? {combined} : {pack.at(f'part{k}')}" if test else combined
                 self._assign(f"part{k}", text)
-            joined = join_text(pack, window, pack.at("total"), pack.at(f"part{k}"), False)
-            self._assign("total", joined)
+            combined = join_text(pack, window, pack.at("total"), pack.at(f"part{k}"), False)
+            self._assign("total", combined)
         return "total"
 
     def _assign(self, name: str, text: str) -> None:
         self.pack.each(f"{self.pack.at(name)} = {text};")
 
     def _tap_at(self, name: str, axis: Axis, k: int, size: int) -> tuple[str, str, str]:
-        """Declares where a tap of the output lies along an axis: the position, the tap's number,
-        and the condition for it to be there; empty if it always is."""
+        """Declares where a tap of the output is along an axis: its position, its number, and the
+        condition for it to be inside; empty if it always is."""
         declared, number, outside = tap_place(f"{name}{k}", axis, name, str(k), size)
         for variable, text in declared.items():
             self.code.line(f"const int {variable} = {text};")
@@ -221,8 +228,8 @@ class StepPrinter:
         return f"s{name}{k}", number, f"k{name}{k}" if outside else ""
 
     def _pack_of(self, window: Window, source: int) -> Pack:
-        """How the elements under a window are held: as they lie, if they are halves of which the
-        largest is wanted, else as floats."""
+        """How the elements under a window are held: as they are in memory, if they are float16 or
+        bfloat16 of which the maximum is wanted, else as float32."""
         view = self.sources.get(source)
         size = self.lanes.pack
         halves = view is not None and view.dtype in ("float16", "bfloat16")
@@ -232,6 +239,7 @@ class StepPrinter:
         return self.pack if view.one_channel else Pairs(self.code, size, view.dtype)
 
     def _as_floats(self, pack: Pack, name: str) -> str:
+        """Returns a pack of float32 with the elements of a pack."""
         if not isinstance(pack, Pairs):
             return name
         fresh = self.code.fresh()
@@ -244,7 +252,7 @@ class StepPrinter:
         return Taps(self.code, pack, self.lanes, window, view, *spans, self.tile, tag)
 
     def _tap(self, taps: Mapping[int, Taps], window: Window, row: int, column: int) -> str:
-        """Loads what lies under a tap, and computes on it what stands before the window."""
+        """Loads the elements under a tap, and computes the prologue on them."""
         loaded = {number: each.load(row, column) for number, each in taps.items()}
         if not self.prologue:
             return next(iter(loaded.values()))
@@ -259,7 +267,8 @@ class StepPrinter:
         return fresh
 
     def _before(self, loaded: dict[int, str], tag: str = "") -> None:
-        """Computes what stands before the window of what is loaded of a tap."""
+        """Computes the prologue on the elements that were loaded for a tap, and adds its results to
+        them."""
         for operation in self.prologue:
             arguments = [self.pack.at(loaded[n]) for n in operation.operands]
             arguments += [self.pack.at(f"v{n}") for n in operation.vectors]
@@ -269,8 +278,8 @@ class StepPrinter:
             loaded[operation.result] = name
 
     def row(self, row: int, totals: Sequence[str]) -> None:
-        """Computes what stands behind the window for one row of the tile, and stores it;
-        ``totals``: the window at each of its columns, of sums before they are divided."""
+        """Computes the epilogue of the window for one row of the tile, and stores it; ``totals``:
+        the reduced window at each of its columns, of sums before they are divided."""
         for column in range(self.tile.columns):
             for operation in self.operations:
                 if operation.result in self.copies:
@@ -309,7 +318,7 @@ class StepPrinter:
         return name
 
     def _stored(self, operation: PlanOperation) -> str:
-        """The dtype that a result has in memory."""
+        """The dtype of a result in memory."""
         return self.planes[operation.result].dtype
 
     # Memory
@@ -321,13 +330,14 @@ class StepPrinter:
             ("y", row, self.rows, self.tile.rows),
             ("x", column, self.columns, self.tile.columns),
         ):
-            whole = span.size is not None and span.size % size == 0
-            if offset and not whole:
+            is_even = span.size is not None and span.size % size == 0
+            if offset and not is_even:
                 tests.append(f"{plus(name, offset)} < {span.end}")
         return tests
 
     def _operand(self, number: int, row: int, column: int) -> str:
-        """The variable that holds a plane at its reader's position."""
+        """Returns the variable that holds a plane at its reader's position, and loads it if need
+        be."""
         if (number, row, column) in self.names:
             return self.names[number, row, column]
         view = self.sources[number]
@@ -349,14 +359,14 @@ class StepPrinter:
         return name
 
     def _operand_of_unit(self, number: int, row: int, column: int, unit: int) -> str:
-        """Loads what is read at neighbouring positions at once."""
-        first, view, whole = column // unit * unit, self.sources[number], self.code.fresh()
+        """Loads the vector of neighbouring elements that has a position in it."""
+        first, view, vector = column // unit * unit, self.sources[number], self.code.fresh()
         address = view.address(plus("y", row), plus("x", first), self.lanes)
         pack = unit_pack(self.code, unit, view.dtype)
-        pack.load(whole, address, " && ".join(self._inside(row, first)), pack.zero)
+        pack.load(vector, address, " && ".join(self._inside(row, first)), pack.zero)
         for i in range(unit):
             name = f"q{number}_{row}_{first + i}"
-            self.code.line(f"const float {name} = {pack.element(whole, i)};")
+            self.code.line(f"const float {name} = {pack.element(vector, i)};")
             self.names[number, row, first + i] = name
         return self.names[number, row, column]
 
@@ -371,22 +381,24 @@ class StepPrinter:
         self.code.line(f"{f'if ({tests}) ' if tests else ''}md_copy<{bytes}>({to}, {source});")
 
     def _stored_at_once(self, number: int) -> int:
+        """How many elements of a row one store writes."""
         targets = self.targets.get(number, ())
         if not targets or any(target.columns is not None for target in targets):
             return 1
         return self._unit([target.view for target in targets])
 
     def _unit(self, views: Sequence[PlaneView]) -> int:
-        """How many neighbours of a tile one access moves."""
+        """How many neighbouring elements of a tile's row one access moves."""
         begin, size = self.columns.begin, self.columns.size
         if self.pack.size > 1 or not isinstance(begin, int) or size is None:
             return 1
         return gcd(begin, size, self.tile.columns, *(view.unit for view in views))
 
     def _store_unit(self, number: int, row: int, column: int, unit: int) -> None:
+        """Stores a vector of neighbouring elements of a row."""
         names = (self.names[number, row, column + i] for i in range(unit))
-        pair = self.code.fresh()
-        self.code.line(f"const float {pair}[{unit}] = {{{', '.join(names)}}};")
+        vector = self.code.fresh()
+        self.code.line(f"const float {vector}[{unit}] = {{{', '.join(names)}}};")
         y, x = plus("y", row), plus("x", column)
         for target in self.targets.get(number, ()):
             tests = self._inside(row, column)
@@ -394,7 +406,7 @@ class StepPrinter:
                 tests += [f"{y} >= {target.rows.begin}", f"{y} < {target.rows.end}"]
             to = target.view.address(y, x, self.lanes)
             test = f"if ({' && '.join(tests)}) " if tests else ""
-            self.code.line(f"{test}md_write({to}, {pair});")
+            self.code.line(f"{test}md_write({to}, {vector});")
 
     def _store(self, number: int, row: int, column: int) -> None:
         name = self.names[number, row, column]

@@ -1,12 +1,12 @@
-"""The schedule of a sequence once it is known how its values lie, and other kernels of it, which
-are measured beside the one that the cost model chooses.
+"""Chooses the patch of a sequence again, now that the layouts of its values are known, and prints
+alternatives to the kernel that the cost model chooses, which are measured against it.
 
-Sequences are cut before layouts are chosen.  What a patch takes and how wide its rows are read
-depend on the layout, so the schedule is chosen again here, by the same cost model, with the
-channels that a block computes in that layout.  Every schedule gives the same bits.
+Sequences are cut before layouts are chosen.  The bytes of a patch and the width of its row accesses
+depend on the layout, so the schedule is chosen again here, by the same cost model, with the number
+of channels that a block computes in that layout.  Every schedule gives the same bits.
 
-Other kernels differ in patches, in blocks (threads, channels), and in what a thread keeps.  All
-read and write the same tensors and give the same bits.
+The alternative kernels differ in their patches, in their blocks (threads, channels), and in what a
+thread keeps in registers.  All of them read and write the same tensors and give the same bits.
 """
 
 from __future__ import annotations
@@ -46,35 +46,38 @@ from .rolling import Rolling, rollings
 from .vectors import SequenceKernel
 
 PIXELS = 128
-"""About as many outputs has a patch of a lone window whose channels lie side by side: a block of
-several channels is then busy, and its patch small enough that rows are found in the caches again.
-Measured on pooling layers: patches of two rows reach more of the memory's rate than of eight."""
+"""Approximate number of outputs in a patch of a lone channels-last window: a block of several
+channels is then busy, and the patch is small enough that rows which it shares with other patches
+are still in the caches.  Measured on pooling layers: patches of two rows reach a larger share of
+the memory's rate than patches of eight."""
 
 PATCH_OF_SUMS = 4608
-"""Numbers of float32 of a patch that a lone sum reads from shared memory: of 33 rows of 131 a
-multiprocessor has eight (0.87 of a copy's rate), of whole planes of 97x131 four (0.75)."""
+"""Elements (float32) of a patch that a lone sum window reads from shared memory.  With patches of
+33 rows of 131 a multiprocessor has eight blocks (0.87 of a copy's rate), with whole planes of
+97x131 four (0.75)."""
 
 
 @dataclass(frozen=True)
 class Suited:
-    """A printed sequence and what it is bound to."""
+    """A printed sequence, and the binding of its plan to values."""
 
     kernel: SequenceKernel
     binding: Binding
 
 
 def print_region(region: Region, lies: Callable[[Value], Tensor], machine: Machine) -> Suited:
-    """The kernel of a sequence whose values lie as given, for a machine.
+    """Returns the kernel of a sequence for a machine, its values in the layouts that ``lies``
+    gives.
 
-    ``lies`` is asked for values of the region's body.
+    ``lies`` is called with values of the region's body.
     """
-    lying = LaidSequence(region, lies, machine)
-    plan, binding, inputs, outputs = lying.planned(lying.schedule())
+    laid = LaidSequence(region, lies, machine)
+    plan, binding, inputs, outputs = laid.planned(laid.schedule())
     return Suited(print_sequence(plan, binding, inputs, outputs, machine), binding)
 
 
 class LaidSequence:
-    """A sequence whose values lie in some layout, and the schedules that suit it there."""
+    """A sequence whose values have known layouts, and the schedules that suit these."""
 
     def __init__(self, region: Region, lies: Callable[[Value], Tensor], machine: Machine) -> None:
         self.region = region
@@ -85,11 +88,14 @@ class LaidSequence:
         self.sequence = Sequence(stack.steps, body.outputs, stack.batch, stack.channels)
         sums = {body.outputs[number] for number in region.summed}
         values = [v for v in (*self.sequence.inputs, *self.sequence.outputs) if v not in sums]
-        wide = [v for v in values if v.type.plane[2] * v.type.plane[3] > 1 and v.type.plane[1] > 1]
-        self.is_planar = all(lies(value).is_planar for value in wide)
+        spatial = [
+            v for v in values if v.type.plane[2] * v.type.plane[3] > 1 and v.type.plane[1] > 1
+        ]
+        self.is_planar = all(lies(value).is_planar for value in spatial)
 
     def planned(self, schedule: Schedule) -> tuple[KernelPlan, Binding, list[Tensor], list[Tensor]]:
-        """The plan under a schedule, what it is bound to, and how inputs and outputs lie."""
+        """Returns the plan under a schedule, its binding, and the layouts of its inputs and
+        outputs."""
         same = schedule == self.region.schedule
         plan, binding = (self.region if same else replace(self.region, schedule=schedule)).kernel
         inputs = [self._lies(slot.value) for slot in binding.inputs]
@@ -97,15 +103,15 @@ class LaidSequence:
         return plan, binding, inputs, outputs
 
     def schedule(self) -> Schedule:
-        """The one that the cost model chooses, or that suits a lone window.
+        """Returns the schedule that the cost model chooses, or the one that suits a lone window.
 
-        GraphError if no patch fits.
+        GraphError if no patch fits the shared memory.
         """
         region, sequence = self.region, self.sequence
         _, _, rows, columns = sequence.anchor.type.plane
         if region.summed:
             return Schedule(rows, columns)
-        # The cost model's choice may be to copy what a lone window reads; here caches do better.
+        # The cost model may choose to stage the input of a lone window; here the caches do better.
         schedule = replace(region.schedule, stage=False)
         direct = region if schedule == region.schedule else replace(region, schedule=schedule)
         plan = absorb_prologues(direct.kernel[0])
@@ -113,10 +119,10 @@ class LaidSequence:
         lone &= len(sequence.steps) <= 2
         resident = self.is_planar and sequence.stays_in_registers
         if resident and lone:
-            whole = replace(region, schedule=Schedule(rows, columns)).kernel[0]
+            whole_plan = replace(region, schedule=Schedule(rows, columns)).kernel[0]
             tensors = [self._lies(value) for value in (*sequence.inputs, *sequence.outputs)]
-            resident = not reads_units(whole, tensors)
-            if resident and sums_in_shared_memory(whole, tensors):
+            resident = not reads_units(whole_plan, tensors)
+            if resident and sums_in_shared_memory(whole_plan, tensors):
                 planes = sequence.batch * sequence.channels
                 copied = _copied_patches(rows, columns, planes, _reach(sequence), self.machine)
                 if copied is not None:
@@ -139,7 +145,7 @@ class LaidSequence:
         return choice.schedule
 
     def schedules(self) -> list[Schedule]:
-        """All that fit, those that the cost model takes for the fastest first."""
+        """Returns all schedules that fit, in the order of their predicted times."""
         if self.region.summed:
             return [self.schedule()]
         device = self._device()
@@ -148,6 +154,8 @@ class LaidSequence:
         return [priced[i][1] for _, i in sorted(fitting)]
 
     def _device(self) -> Device:
+        """The device for the cost model: of channels-last values, with the channels of one memory
+        sector as lanes, and without planes in registers."""
         device = self.machine.device("float32")
         if self.is_planar:
             return device
@@ -157,13 +165,13 @@ class LaidSequence:
 
 
 def _reads_tensors(plan: KernelPlan) -> bool:
-    """Whether windows read inputs alone."""
+    """Whether all windows read input tensors, and none of them a buffer."""
     read = {n for o in plan.operations for n, window in o.reads if window is not None}
     return all(plan.planes[number].buffer is None for number in read)
 
 
 def _reach(sequence: Sequence) -> int:
-    """The most rows under a window."""
+    """The most rows under a window, from its first to its last."""
     windows = [o.window for o in sequence.operations if o.window is not None]
     return max((w.rows.kernel - 1) * w.rows.dilation + 1 for w in windows)
 
@@ -171,10 +179,10 @@ def _reach(sequence: Sequence) -> int:
 def _copied_patches(
     rows: int, columns: int, planes: int, reach: int, machine: Machine
 ) -> Schedule | None:
-    """Patches of whole rows that a lone sum copies first: of about ``PATCH_OF_SUMS``, or fewer
-    where there are few planes.  None where they would have few rows beside the ``reach`` of a
-    window, as planes are wide or windows tall: most rows would be copied for several patches, and
-    so many may not fit."""
+    """Patches of whole rows that a lone sum window stages in shared memory: of about
+    ``PATCH_OF_SUMS`` elements, or smaller where there are few planes.  None if they would have few
+    rows compared with the ``reach`` of a window, as planes are wide or windows tall: most rows
+    would be copied for several patches, and such patches may not fit."""
     least = 2 * max(TILE_ROWS, reach)
     patches = ceil(rows * columns / PATCH_OF_SUMS)
     if rows < 2 * least * patches:
@@ -185,51 +193,53 @@ def _copied_patches(
 
 
 def _overlapping_patches(rows: int, columns: int) -> Schedule:
-    """Patches whose rows are read again by those above and below: of twice as many pixels, and of
-    as few rows as a tile only where planes are wide."""
+    """Patches of a window whose neighbouring rows of outputs share rows of taps: of twice as many
+    pixels, and of as few rows as a tile only where planes are wide."""
     across = ceil(columns / ceil(columns * TILE_ROWS / (2 * PIXELS)))
     down = max(TILE_ROWS, 2 * PIXELS // across // TILE_ROWS * TILE_ROWS)
     return Schedule(min(rows, down), across)
 
 
 _SCHEDULES = 6
-"""So many of the schedules that the cost model takes for the fastest; more are hardly ever near."""
+"""How many schedules are measured, those that the cost model predicts to be the fastest; others are
+hardly ever near."""
 _BLOCKS_OF = 2
-"""Of so many of them other blocks are tried, too."""
+"""For how many of these schedules blocks of other sizes are measured, too."""
 _GRIDS = 6
+"""How many grids of planes in registers are measured for each schedule."""
 
 
 def print_variants(
     region: Region, lies: Callable[[Value], Tensor], machine: Machine
 ) -> list[Launch]:
-    """The launches of a sequence whose values lie as given, other than that of
-    :func:`print_region`, which take the same pointers and give the same bits."""
-    lying = LaidSequence(region, lies, machine)
-    chosen = lying.schedule()
-    usual, bound, inputs, outputs = lying.planned(chosen)
-    first = print_sequence(usual, bound, inputs, outputs, machine).launch
-    found: dict[Launch, None] = {}
-    others = [one for one in lying.schedules()[:_SCHEDULES] if one != chosen]
-    for place, schedule in enumerate((chosen, *others)):
-        plan, binding, inputs, outputs = lying.planned(schedule)
-        if binding != bound:
-            continue  # its vectors lie in another order
-        for spread_plan, spread in _spreads(plan, binding, (*inputs, *outputs), machine, place):
+    """Returns the launches of a sequence, its values in the layouts that ``lies`` gives, other than
+    the launch of :func:`print_region`: they take the same pointers and give the same bits."""
+    laid = LaidSequence(region, lies, machine)
+    chosen = laid.schedule()
+    usual, usual_binding, inputs, outputs = laid.planned(chosen)
+    first = print_sequence(usual, usual_binding, inputs, outputs, machine).launch
+    launches: dict[Launch, None] = {}
+    alternatives = [one for one in laid.schedules()[:_SCHEDULES] if one != chosen]
+    for rank, schedule in enumerate((chosen, *alternatives)):
+        plan, binding, inputs, outputs = laid.planned(schedule)
+        if binding != usual_binding:
+            continue  # it takes its arguments in another order
+        for spread_plan, spread in _spreads(plan, binding, (*inputs, *outputs), machine, rank):
             printed = print_sequence(spread_plan, binding, inputs, outputs, machine, spread)
             if printed.launch.shared_bytes <= machine.shared_bytes:
-                found[printed.launch] = None
-    found.pop(first, None)
-    return list(found)
+                launches[printed.launch] = None
+    launches.pop(first, None)
+    return list(launches)
 
 
 def _spreads(
     plan: KernelPlan, binding: Binding, tensors: tuple[Tensor, ...], machine: Machine, place: int
 ) -> Iterator[tuple[KernelPlan, Flat | Grid | Mapping | Rolling]]:
-    """The ways to spread a plan over threads, with the plan as each takes it; ``place`` is that of
-    its schedule among all."""
+    """Yields the mappings of a plan to threads, each with the plan as that mapping takes it;
+    ``place`` is the rank of the plan's schedule among those that are measured."""
     flat = choose_flat(plan, binding, tensors)
     if flat is not None:
-        if place == 0:  # patches are nothing to it
+        if place == 0:  # a flat kernel has no patches
             for threads in (128, 256, 512):
                 for rounds in (1, 2, 4):
                     yield plan, replace(flat, threads=threads, rounds=rounds)
@@ -238,21 +248,21 @@ def _spreads(
         yield plan, grid
     if plan.summed:
         return
-    joined = absorb_prologues(plan)
+    absorbed = absorb_prologues(plan)
     if place == 0:
-        for rolling in rollings(joined, binding, tensors):
-            yield joined, rolling
-    mapping = choose_mapping(joined, binding, tensors, machine)
+        for rolling in rollings(absorbed, binding, tensors):
+            yield absorbed, rolling
+    mapping = choose_mapping(absorbed, binding, tensors, machine)
     if mapping.places.bytes <= machine.shared_bytes:
-        yield joined, mapping
+        yield absorbed, mapping
         if place < _BLOCKS_OF:
-            for other in _of_other_size(mapping, joined, binding):
+            for other in _of_other_size(mapping, absorbed, binding):
                 if other.places.bytes <= machine.shared_bytes:
-                    yield joined, other
+                    yield absorbed, other
 
 
 def _of_other_size(mapping: Mapping, plan: KernelPlan, binding: Binding) -> Iterator[Mapping]:
-    """The mapping with half and twice the threads, half and twice the channels, and both."""
+    """Yields the mapping with half and twice the threads, half and twice the channels, and both."""
     channels = max(end - begin for begin, end in binding.segments)
     for by_group in (0.5, 1, 2):
         group = int(mapping.group * by_group)

@@ -1,5 +1,6 @@
-"""Sums of planes on the way: which sequences add up, those whose planes stay in registers, and how
-sums and variances of planes are printed whose elements a block's threads have, a rectangle each."""
+"""Sums and variances of planes that a sequence computes on the way: which sequences can add them
+up, those whose planes stay in registers, and how they are printed over the rectangles that threads
+have."""
 
 from __future__ import annotations
 
@@ -20,12 +21,13 @@ from ..tensor import tensor_of
 from .grid import MOST_RESIDENT, Grid, grids, planes_at_once, shared_bytes
 
 LEAST = 4
-"""Numbers that a thread has of a large plane: with fewer, edges take more than sums spare."""
+"""Elements of a large plane that a thread has at least; with fewer, edges cost more than sums
+save."""
 
 
 def choose_sums(region: FusedSequence, shared: int) -> Grid | None:
-    """The grid on which a sequence whose values lie in NCHW is computed, with so many bytes of
-    shared memory; None if it had better not add up planes."""
+    """Returns the grid of a sequence with values in NCHW that adds up planes, if ``shared`` bytes
+    of shared memory are enough for it; None if it had better not add them up."""
     plan, binding = region.kernel
     if any(isinstance(slot.value, Constant) for slot in binding.slots):
         return None
@@ -34,16 +36,16 @@ def choose_sums(region: FusedSequence, shared: int) -> Grid | None:
         TensorType((*s.value.type.plane[:2], 1, 1)) if s.value in sums else s.value.type
         for s in binding.slots
     ]
-    found = next(iter(grids(plan, binding, [tensor_of(type, PLANAR) for type in types])), None)
-    if found is None or planes_at_once(plan) * LEAST > MOST_RESIDENT:
+    grid = next(iter(grids(plan, binding, [tensor_of(type, PLANAR) for type in types])), None)
+    if grid is None or planes_at_once(plan) * LEAST > MOST_RESIDENT:
         return None
-    return found if shared_bytes(plan, found) <= shared else None
+    return grid if shared_bytes(plan, grid) <= shared else None
 
 
 @dataclass(frozen=True)
 class PlaneSums:
-    """What threads add up is ``sum``; of a variance the distances from the thread's ``first``
-    element, and their ``squares``.
+    """Prints the sums of planes.  A thread accumulates ``sum``; of a variance the distances from
+    its ``first`` element, and their ``squares``.
 
     Attributes:
         barrier: the statement.
@@ -58,24 +60,25 @@ class PlaneSums:
 
     @cached_property
     def _spread(self) -> list[int]:
+        """The planes whose variance is wanted."""
         planes = self.plan.planes
         return [n for n in self.numbers if planes[n].output in self.plan.spread]
 
     def declare(self) -> None:
-        """Declares what threads add up."""
+        """Declares the accumulators of a thread."""
         for n in self.numbers:
             self.code.line(f"float sum{n} = 0.0f;")
         for n in self._spread:
             self.code.line(f"float first{n} = 0.0f, squares{n} = 0.0f;")
 
     def write(self, types: Sequence[str]) -> None:
-        """Adds up what threads have, and writes what is wanted of each plane.
+        """Reduces the accumulators of a block's threads, and writes the result of each plane.
 
-        Of a variance that is first what elements add up to, which gives the mean, and then the
-        squares of distances from that.
+        Of a variance that is first the sum, which gives the mean, and then the squares of distances
+        from that.
 
         Args:
-            types: of the numbers that are written, by outputs.
+            types: of the elements that are written, by outputs.
         """
         code, spread, stride = self.code, self._spread, self.grid.threads
         height, width = self.plan.anchor
@@ -107,8 +110,8 @@ class PlaneSums:
             self._write(n, f"sums[{i * stride}] / {size}", i, types)
 
     def _add_up(self, own: Sequence[str]) -> None:
-        """Adds up numbers that each thread has, two halves of the threads at a time: the sums stand
-        ``threads`` numbers apart."""
+        """Reduces values that each thread has, halving the number of threads from level to level;
+        the sums are ``threads`` elements apart in shared memory."""
         code, threads, used = self.code, self.grid.threads, self.grid.used
         for i, number in enumerate(own):
             text = number if used == threads else f"thread < {used} ? {number} : 0.0f"
@@ -124,6 +127,7 @@ class PlaneSums:
             half //= 2
 
     def _write(self, number: int, text: str, thread: int, types: Sequence[str]) -> None:
+        """Writes a plane's result, by one thread."""
         output = self.plan.planes[number].output
         assert output is not None
         code = self.code

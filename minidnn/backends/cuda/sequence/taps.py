@@ -1,7 +1,8 @@
-"""Prints how a tile of outputs reads what lies under its window, and how taps become one number.
+"""Prints how a tile of outputs loads the elements under its windows, and how taps that are computed
+are reduced.
 
-A position outside of the plane is the window's identity.  Where it is known that a tap of no
-tile lies outside, nothing is tested.
+A position outside of the plane counts as the identity of the window's reduction.  Where it is known
+that a tap of no tile is outside, nothing is tested.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from .window import identity_text, join_text, taps_of
 
 @dataclass
 class Taps:
-    """The elements under the windows of a tile at ``y``, ``x``, which are variables."""
+    """The elements under the windows of a tile whose first output is at ``y``, ``x``, which are
+    variables."""
 
     code: Code
     pack: Pack
@@ -39,17 +41,18 @@ class Taps:
     rows: Span
     columns: Span
     tile: ThreadTile
-    #: Stands behind the names of variables.
+    #: The suffix of the names of variables.
     tag: str = ""
-    #: The condition for a row or column of taps to lie inside, by offset.
+    #: The condition for a row or column of taps to be inside of the plane, by offset.
     row_tests: dict[int, str] = field(default_factory=dict)
     column_tests: dict[int, str] = field(default_factory=dict)
-    #: Units of elements that were loaded together, by row and the first one's column.
+    #: Vectors of elements that were loaded, by row and first column.
     units: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Declares where the first tap lies: ``s`` and ``u``, from the first row and column that
-        the patch has of the plane (of the plane itself, if rows are kept)."""
+        """Declares the position of the first tap: ``s`` and ``u``, from the first row and column
+        that the patch has of the plane (rows from the plane's own first, if they are kept in a
+        ring)."""
         down, across = self.window.whole
         origin = 0 if self.view.ring else self.view.rows.begin
         self.code.line(f"const int s{self.tag} = {minus(_begin('y', down), origin)};")
@@ -57,7 +60,7 @@ class Taps:
         self.code.line(f"const int u{self.tag} = {column};")
 
     def test(self, row: int, column: int) -> str:
-        """The condition for an element to lie inside; empty if it is known to."""
+        """Returns the condition for an element to be inside; empty if it is known to be."""
         column, _ = self._unit(column)
         if row not in self.row_tests:
             self._row(row)
@@ -66,7 +69,7 @@ class Taps:
         return " && ".join(t for t in (self.row_tests[row], self.column_tests[column]) if t)
 
     def load(self, row: int, column: int) -> str:
-        """Loads the element so far from the first tap; its variable."""
+        """Loads the element at an offset from the first tap, and returns its variable."""
         name = f"e{self.tag}{row}_{column}"
         first, size = self._unit(column)
         if size > 1:
@@ -81,20 +84,20 @@ class Taps:
         return name
 
     def _unit(self, column: int) -> tuple[int, int]:
-        """The first column of what is loaded with one, and how many they are: a whole unit where
-        the tile needs all of it, else what a register holds."""
-        most, phase = self._phase
-        while most > self._least:
-            first = column - (column + phase) % most
-            if all(each in self._wanted for each in range(first, first + most)):
-                return first, most
-            most //= 2
-        return column - (column + phase) % most, most
+        """The first column and the size of the vector that a column is loaded with: a whole unit
+        where the tile needs all of it, else what one register holds."""
+        size, phase = self._phase
+        while size > self._least:
+            first = column - (column + phase) % size
+            if all(other in self._wanted for other in range(first, first + size)):
+                return first, size
+            size //= 2
+        return column - (column + phase) % size, size
 
     @cached_property
     def _phase(self) -> tuple[int, int]:
-        """How many neighbours are loaded at once, 1 if it is not known where they begin; and which
-        of its unit the first tap of each tile is."""
+        """The elements of a vector load, 1 if it is not known where tiles begin; and the offset of
+        each tile's first tap in its vector."""
         begin, axis = self.columns.begin, self.window.whole[1]
         if self.pack.size > 1 or not isinstance(begin, int):
             return 1, 0
@@ -104,17 +107,18 @@ class Taps:
 
     @property
     def _least(self) -> int:
-        """How many elements a register holds."""
+        """How many elements one register holds."""
         return 1 if self.view.dtype == "float32" else 2
 
     @cached_property
     def _wanted(self) -> frozenset[int]:
-        """The columns of the tile's taps, from the first."""
+        """The columns of the tile's taps, counted from the first tap."""
         axis = self.window.whole[1]
         return frozenset(tap for o in range(self.tile.columns) for tap in taps_of(axis, o))
 
     def _load_unit(self, row: int, first: int, size: int) -> str:
-        """Loads neighbours as they lie, two in a register; their variable."""
+        """Loads neighbouring elements as they are in memory, two of half precision in a register,
+        and returns their variable."""
         if (row, first) not in self.units:
             test = self.test(row, first)
             number = f"{first}".replace("-", "before")
@@ -131,6 +135,7 @@ class Taps:
         return self.units[row, first]
 
     def _row(self, row: int) -> None:
+        """Declares the pointer to a row of taps, and its test."""
         test, at = "", plus(f"s{self.tag}", row)
         if self.view.ring:
             test = f"(unsigned int)({at}) < {self.view.extent[0]}u"
@@ -141,6 +146,7 @@ class Taps:
         self.code.line(f"const {type} *w{self.tag}{row} = {self._pointer(at)};")
 
     def _column(self, column: int) -> None:
+        """Declares the test of a column of taps."""
         test = ""
         span, axis = self.view.columns, self.window.whole[1]
         if not _is_inside(span, self.columns, self.tile.columns, axis, column):
@@ -167,14 +173,14 @@ def _begin(name: str, axis: WindowAxis) -> str:
 
 
 def _within(position: str, span: Span) -> str:
-    """Whether a position, counted from the span's begin, lies in it."""
+    """The condition for a position, counted from the span's begin, to be in the span."""
     if span.size is not None:
         return f"(unsigned int)({position}) < {span.size}u"
     return f"(unsigned int)({position}) < (unsigned int)({minus(str(span.end), span.begin)})"
 
 
 def _is_inside(has: Span, step: Span, tile: int, axis: WindowAxis, offset: int) -> bool:
-    """Whether it is known that a tap lies in ``has`` for all tiles of a step."""
+    """Whether a row or column of taps is known to be in ``has`` for all tiles of a step."""
     if step.size is None or step.size == 0:
         return False
     if not all(isinstance(bound, int) for bound in (has.begin, has.end, step.begin)):
@@ -187,7 +193,7 @@ def _is_inside(has: Span, step: Span, tile: int, axis: WindowAxis, offset: int) 
 
 
 _LEAST_NAN = "0x7f800001"
-"""The bits of the NaN that is the smallest integer of those without a sign."""
+"""The bits of the smallest NaN without a sign, as integers are compared."""
 
 
 @dataclass(frozen=True)
@@ -195,9 +201,9 @@ class Tap:
     """One tap of an output.
 
     Attributes:
-        given: the elements under it.
-        number: its number.
-        test: the condition for it to lie in the plane; empty if it is known to.
+        given: the names of the elements under it, one for each operand under the window.
+        number: its index among the taps of the window.
+        test: the condition for it to be in the plane; empty if it is known to be.
     """
 
     given: Sequence[str]
@@ -207,18 +213,18 @@ class Tap:
 
 @dataclass(frozen=True)
 class TapJoin:
-    """Joins the taps of outputs of a window that computes what it joins.
+    """Reduces the taps of outputs of a window that computes what it reduces.
 
     A GPU compares and selects at half the rate at which it adds and multiplies, so two kinds of
     taps are printed with fewer selections than their expressions have, for the same bits:
 
-    - of a sum, those that add a number or nothing: the addition stands under the condition.  That
-      leaves out zeros, which changes the sign of a sum of zeros alone, and the window's finish
-      makes that positive in any case;
-    - of a maximum, those that give the tap's number if its element is no less than the window's, or
-      NaN, and the same smaller number otherwise, where numbers fall from tap to tap: the first tap
-      that fits decides.  Elements without a sign bit are compared as integers, in whose order NaN
-      is the largest.
+    - taps of a sum that add a number or nothing: the addition becomes conditional.  That leaves
+      out zeros, which changes the sign of a sum of zeros alone, and the window's finish makes that
+      positive in any case;
+    - taps of a maximum that give the tap's number if its element is no less than the window's own,
+      or NaN, and the same smaller number otherwise, where numbers fall from tap to tap: the first
+      tap that fits decides.  Elements without a sign bit are compared as integers, in whose order
+      NaN is the largest.
 
     Attributes:
         extent: of the planes.
@@ -231,14 +237,15 @@ class TapJoin:
     positive: bool
 
     def print(self, taps: Sequence[Sequence[Tap]], here: Sequence[str]) -> str:
-        """The name of what rows of taps become, joined in the reference's order (of sums, before
-        they are divided); ``here``: the operands at the output's own place."""
+        """Reduces rows of taps in the reference's order, and returns the name of the result (of
+        sums, before they are divided); ``here``: the operands at the output's own position."""
         if self._first_fit is not None and _fall([self._number(t) for row in taps for t in row]):
             return self._first([tap for row in taps for tap in row], here, self._first_fit)
         row_of = self._row if self._added is None else self._row_of_sum
         return self._chained([row_of(row, here) for row in taps])
 
     def _row(self, taps: Sequence[Tap], here: Sequence[str]) -> str:
+        """Reduces one row of taps."""
         identity = identity_text(self.pack, self.window)
         names = []
         for tap in taps:
@@ -247,14 +254,16 @@ class TapJoin:
         return self._chained(names)
 
     def _computed(self, body: Expression, tap: Tap, here: Sequence[str]) -> str:
+        """Returns an expression of a tap's elements, the operands ``here`` and the tap's number."""
         code = self.pack.code
-        given = [*tap.given, *here, literal(float(tap.number))]
-        lines, text = CUDA.print_code(linearize(body), given, code.fresh)
+        arguments = [*tap.given, *here, literal(float(tap.number))]
+        lines, text = CUDA.print_code(linearize(body), arguments, code.fresh)
         code.lines(lines)
         return text
 
     def _chained(self, names: Sequence[str]) -> str:
-        """All joined, one after another.  A sum need not begin with zero, as its finish adds it."""
+        """Combines all, one after another.  A sum need not begin with zero, as its finish adds
+        it."""
         total = names[0]
         for name in names[1:]:
             fresh = self.pack.code.fresh()
@@ -266,7 +275,8 @@ class TapJoin:
 
     @cached_property
     def _added(self) -> tuple[Expression, Expression] | None:
-        """The condition under which a tap adds a number, and that number; None of other taps."""
+        """The condition under which a tap adds a number, and that number; None if taps have another
+        form."""
         tap = self.window.tap
         if self.window.join != "sum" or tap.op != "where":
             return None
@@ -275,6 +285,7 @@ class TapJoin:
         return (condition, number) if adds_or_not else None
 
     def _row_of_sum(self, taps: Sequence[Tap], here: Sequence[str]) -> str:
+        """Adds up one row of taps that add a number or nothing."""
         assert self._added is not None
         condition, number = self._added
         code, total = self.pack.code, self.pack.code.fresh()
@@ -297,33 +308,35 @@ class TapJoin:
     @cached_property
     def _first_fit(self) -> tuple[Expression, float, int] | None:
         """What a tap gives that fits, what one gives that does not, and which argument is the
-        window's own element; None of other windows."""
+        window's own element; None if taps have another form."""
         window = self.window
         if window.join != "max" or window.tap.op != "where" or window.reads_nothing(self.extent):
             return None
         (_, fits, other), last = window.tap.operands, window.under + window.here
         if other.op != "where" or other.operands[1].op != "constant":
             return None
-        taken, least = argument(0), other.operands[1]
+        element, least = argument(0), other.operands[1]
         if any(line.op == "argument" and line.value != last for line in linearize(fits)):
             return None
         for held in range(window.under, last):
-            nan_fits = where(taken <= taken, least, fits)
-            if window.tap == where(taken >= argument(held), fits, nan_fits):
+            nan_fits = where(element <= element, least, fits)
+            if window.tap == where(element >= argument(held), fits, nan_fits):
                 return fits, float(least.value or 0), held
         return None
 
     def _number(self, tap: Tap) -> float:
+        """What a tap gives if it fits; NaN if that is not above what taps give that do not fit."""
         assert self._first_fit is not None
         fits, least, _ = self._first_fit
         count = self.window.under + self.window.here
-        given = [*np.zeros(count, np.float32), np.float32(tap.number)]
-        found = float(evaluate(fits, given))
-        return found if found > least else nan
+        arguments = [*np.zeros(count, np.float32), np.float32(tap.number)]
+        number = float(evaluate(fits, arguments))
+        return number if number > least else nan
 
     def _first(
         self, taps: Sequence[Tap], here: Sequence[str], first_fit: tuple[Expression, float, int]
     ) -> str:
+        """Reduces taps to the number of the first that fits, from the last tap to the first."""
         code = self.pack.code
         _, least, argument_number = first_fit
         held = here[argument_number - self.window.under]
@@ -333,11 +346,11 @@ class TapJoin:
         total = code.fresh()
         code.line(f"float {total} = {literal(least)};")
         for tap in reversed(taps):
-            taken = tap.given[0]
+            element = tap.given[0]
             if self.positive:
-                test = f"(int)intbits({taken}) >= {bits}"
+                test = f"(int)intbits({element}) >= {bits}"
             else:
-                test = f"({taken} >= {held} | !({taken} <= {taken}))"
+                test = f"({element} >= {held} | !({element} <= {element}))"
             test = f"({tap.test}) & ({test})" if tap.test else test
             number = literal(self._number(tap))
             code.line(f"{total} = {test} ? {number} : {total};")
@@ -345,5 +358,5 @@ class TapJoin:
 
 
 def _fall(numbers: Sequence[float]) -> bool:
-    """Whether each number is below the one before; not so of NaN."""
+    """Whether each number is less than the one before; false if one is NaN."""
     return all(a > b for a, b in pairwise(numbers)) and not any(map(isnan, numbers))

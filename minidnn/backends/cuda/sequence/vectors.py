@@ -1,4 +1,5 @@
-"""What a printed plan is: its arguments, of which vectors are one array, or an array each."""
+"""The kernel that a plan is printed as, and its arguments: tensors, and vectors over channels,
+which are packed in one array or passed one by one."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ _THREADS = 256
 
 @dataclass(frozen=True)
 class SequenceKernel:
-    """A printed plan.  Its arguments are pointers: inputs, outputs, then vectors, each by itself
-    (:func:`are_apart`) or all in one array, which ``vectors()`` gives."""
+    """A printed plan.  Its arguments are pointers: inputs, outputs, then vectors, which are
+    separate (:func:`are_apart`) or packed in one array, whose contents ``vectors()`` returns."""
 
     launch: Launch
     vectors: Callable[[], np.ndarray]
@@ -38,9 +39,10 @@ def kernel_of(
     functions: object = "",
     at_once: int = 0,
 ) -> SequenceKernel:
-    """The kernel of that body, behind the functions that it calls, whose names begin with ``$``.
+    """Returns the kernel with a body, preceded by the device functions that it calls, whose names
+    begin with ``$``.
 
-    ``at_once``: blocks for which a multiprocessor's registers are enough.
+    ``at_once``: blocks for which a multiprocessor must have registers, the second launch bound.
     """
     bounds = f"{threads}, {at_once}" if at_once else threads
     head = f'extern "C" __global__ void __launch_bounds__({bounds})'
@@ -51,11 +53,11 @@ def kernel_of(
 
 
 def parameters(binding: Binding, tensors: Sequence[Tensor]) -> str:
-    """The arguments as a kernel declares them: ``a0``, ``a1``, ... and ``vectors``, or
+    """Returns the parameters that a kernel declares: ``a0``, ``a1``, ... and ``vectors``, or
     ``vectors0``, ``vectors1``, ...
 
-    An output may be written over an input of its type that is read element by element: what is
-    written anywhere follows from what was read there, so that no read can come behind it.
+    An output may alias an input of its type that is read element by element: what is written
+    anywhere depends on what was read there, so that no read can follow it.
     """
     parts = []
     for i, tensor in enumerate(tensors):
@@ -69,8 +71,8 @@ def parameters(binding: Binding, tensors: Sequence[Tensor]) -> str:
 
 
 def are_apart(binding: Binding) -> bool:
-    """Whether vectors are read where they lie: some are no constants, and each has a number for
-    every channel of the kernel."""
+    """Whether vectors are read from their own tensors: some are no constants, and each has an
+    element for every channel of the kernel."""
     vectors, frame = binding.vectors, _frame(binding)
     if all(isinstance(vector.value, Constant) for vector in vectors):
         return False
@@ -81,14 +83,15 @@ def are_apart(binding: Binding) -> bool:
 
 
 def vector_at(binding: Binding, number: int | str, channel: str) -> str:
-    """Where a vector's number for a channel is."""
+    """Returns the address of a vector's element for a channel."""
     if are_apart(binding):
         return f"vectors{number} + {channel}"
     return f"vectors + (({number}) * {_frame(binding)} + {channel})"
 
 
 def packed_vectors(binding: Binding) -> np.ndarray:
-    """All vectors in float32, each along the kernel's whole axis of channels, zero elsewhere."""
+    """Returns all vectors in float32, a row each, at their channels of the kernel's channel axis;
+    the rest is zero."""
     packed = np.zeros((len(binding.vectors), _frame(binding)), np.float32)
     for row, vector in zip(packed, binding.vectors, strict=True):
         assert isinstance(vector.value, Constant)
@@ -98,8 +101,9 @@ def packed_vectors(binding: Binding) -> np.ndarray:
 
 
 def print_vectors(binding: Binding) -> tuple[Launch, int]:
-    """The kernel that packs vectors which are no constants, and the bytes that it makes; pointers
-    are the vectors, then what :func:`packed_vectors` gives for constants."""
+    """Returns the launch that packs vectors which are no constants, and the bytes of its result.
+    Its pointers are the vectors, then the array that :func:`packed_vectors` returns for constants.
+    """
     frame = _frame(binding)
     code = Code()
     values = [vector.value for vector in binding.vectors]
@@ -116,5 +120,5 @@ def print_vectors(binding: Binding) -> tuple[Launch, int]:
 
 
 def _frame(binding: Binding) -> int:
-    """Channels of the kernel's whole axis."""
+    """The length of the kernel's channel axis."""
     return max(end for _, end in binding.segments)

@@ -1,9 +1,9 @@
-"""The threads and channels of a block, how a step addresses a plane (in shared memory, or in a
-tensor), and steps as functions.
+"""How printed code addresses planes: the threads and channels of a block, views of planes in shared
+memory or in tensors, and steps as device functions.
 
-Functions of equal text are printed, and compiled, once.  What differs between equal steps (where
-their planes lie, their vectors, what the patch has of them) are arguments.  A function that is
-called once is inlined.
+Functions of equal text are printed, and compiled, once.  What differs between equal steps (the
+addresses of their planes, their vectors, the spans of the patch) is passed as arguments.  A
+function that is called once is inlined.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from ...codegen.code import Code
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """``threads`` compute ``group`` channels, ``pack`` of them each at once.
+    """How the channels of a block are divided: ``threads`` threads compute ``group`` channels,
+    ``pack`` of them each at once.
 
-    Planar: neighbouring threads compute neighbouring pixels, else neighbouring channels.
-    ``full``: every block has all channels of its group; else ``channels`` is a variable.
-    ``aligned``: numbers of vectors over channels lie at multiples of 16 bytes for each pack.
+    Planar: neighbouring threads compute neighbouring pixels, else neighbouring channels. ``full``:
+    every block has all channels of its group; else the variable ``channels`` counts them.
+    ``aligned``: vectors over channels are aligned to 16 bytes at the first channel of each pack.
     """
 
     planar: bool
@@ -36,16 +37,16 @@ Bound = int | str
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Positions along an axis, end not included."""
+    """Positions along an axis, the end excluded."""
 
     begin: Bound
     end: Bound
-    #: How many, if that is known though their ends are not.
+    #: The number of positions, if it is known though their ends are not.
     length: int | None = None
 
     @property
     def size(self) -> int | None:
-        """How many, if that is known."""
+        """The number of positions, if it is known."""
         if self.length is not None:
             return self.length
         if isinstance(self.begin, int) and isinstance(self.end, int):
@@ -55,11 +56,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PlaneView:
-    """A plane that lies in memory.
+    """A plane in memory; strides are in elements.
 
-    ``pointer`` is of the block's first channel.  Position (y, x) lies ``(y - rows.begin) * row +
-    (x - columns.begin) * column`` elements on; where rows are kept from patch to patch (``ring``),
-    row y lies at y modulo that many.  ``rows`` and ``columns`` are what the patch has of it.
+    ``pointer`` points to the block's first channel.  Position (y, x) has the offset ``(y -
+    rows.begin) * row + (x - columns.begin) * column``; where rows are kept from patch to patch
+    (``ring``), row y is at y modulo that many.  ``rows`` and ``columns`` are what the patch has of
+    the plane.
     """
 
     pointer: str
@@ -71,24 +73,24 @@ class PlaneView:
     column: int
     channel: int
     ring: int = 0
-    #: Whether it has one position along an axis for all of its readers'.
+    #: Whether it is broadcast along rows and along columns: one position for all of a reader's.
     flat: tuple[bool, bool] = (False, False)
-    #: Whether it has one channel for all.
+    #: Whether it is broadcast along channels.
     one_channel: bool = False
-    #: Whether it lies in shared memory, or is left to the compiler to write in parts.
+    #: Whether it is in shared memory, and whether the compiler may split its wide stores.
     shared: bool = False
     in_parts: bool = False
-    #: How many neighbours of a row one access moves, from each multiple of that many on.
+    #: Vector width of row accesses in elements, from each multiple of it on.
     unit: int = 1
-    #: Whether 32 bits may not count its elements.
+    #: Whether its offsets need more than 32 bits.
     wide: bool = False
 
     def has_channel(self, lanes: Lanes) -> bool:
-        """Whether its elements are found by channel."""
+        """Whether its addresses depend on the channel."""
         return not self.one_channel and lanes.group > 1
 
     def address(self, y: str, x: str, lanes: Lanes) -> str:
-        """Where position (y, x) of channel ``c`` lies."""
+        """Returns the address of position (y, x) of channel ``c``."""
         terms = [self.pointer]
         if y != "0" or self.ring or self.rows.begin != 0:
             terms.append(self.times(self.row_number(y), self.row))
@@ -99,11 +101,11 @@ class PlaneView:
         return " + ".join(terms)
 
     def times(self, text: str, step: int) -> str:
-        """Elements of so many steps."""
+        """Returns the offset of so many strides ``step``."""
         return times(text, step, self.wide)
 
     def row_number(self, y: str) -> str:
-        """Which of the rows that are kept row ``y`` is."""
+        """Returns the row in memory of the plane's row ``y``."""
         if self.ring:
             return f"(int)((unsigned int)({y}) % {self.ring}u)"
         return minus(y, self.rows.begin)
@@ -125,7 +127,7 @@ def times(text: str, factor: int, wide: bool = False) -> str:
 
 @dataclass
 class Function:
-    """A function being printed, with the arguments of one call."""
+    """A device function being printed, with the arguments of one call."""
 
     body: Code = field(default_factory=Code)
     formals: list[str] = field(default_factory=list)
@@ -133,9 +135,9 @@ class Function:
     known: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def take(self, type: str, actual: str, role: str = "") -> str:
-        """The name of an argument; the same for equal ``actual`` and ``role``.
+        """Returns the name of an argument; the same for equal ``actual`` and ``role``.
 
-        The name stands behind ``type``, or where that says ``{}``.
+        The name follows ``type``, or replaces ``{}`` in it.
         """
         key = (role or actual, type)
         if key not in self.known:
@@ -146,7 +148,7 @@ class Function:
         return self.known[key]
 
     def span(self, span: Span) -> Span:
-        """The span as the function sees it: numbers stay numbers."""
+        """The span as the function sees it: integers stay integers, variables become arguments."""
 
         def bound(value: Bound) -> Bound:
             return value if isinstance(value, int) else self.take("const int", value)
@@ -156,13 +158,14 @@ class Function:
 
 @dataclass
 class Functions:
-    """All functions of a kernel, by their text.  ``inline``: even those called more than once."""
+    """All device functions of a kernel, by their text.  ``inline``: even those called more than
+    once are inlined."""
 
     inline: bool = False
     counts: dict[str, int] = field(default_factory=dict)
 
     def call(self, function: Function) -> str:
-        """A call; ``$`` stands for the kernel's name."""
+        """Returns a call; ``$`` stands for the kernel's name."""
         text = f"({', '.join(function.formals)}) {{\n{function.body}}}\n"
         self.counts[text] = self.counts.get(text, 0) + 1
         number = list(self.counts).index(text)

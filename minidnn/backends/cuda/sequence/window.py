@@ -1,11 +1,11 @@
-"""Prints windows over a tile of outputs, row after row, which share work.
+"""Prints windows over a tile of outputs, row after row, with work shared between neighbours.
 
-Maxima are joined along rows first; two neighbouring outputs share the part that they have in
-common.  The order of a maximum changes no bit.  Sums keep the order of the reference: the taps
-of a row from left to right, then the rows from top to bottom.
+Maxima are reduced along rows first, and two neighbouring outputs share the taps that they have in
+common.  The order of a maximum changes no bit.  Sums keep the order of the reference: the taps of a
+row from left to right, then the rows from top to bottom.
 
-Where no operand is negative (see :mod:`.plans`), floats are compared as integers: then a maximum
-of three is one instruction from sm_90 on, and NaN, whose sign bit is clear, is the largest.
+Where no operand is negative (see :mod:`.plans`), floats are compared as integers: then a maximum of
+three is one instruction from sm_90 on, and NaN, whose sign bit is clear, is the largest.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class WindowPrinter:
     #: Whether no element is negative, and whether maxima of three are single instructions.
     positive: bool = False
     triples: bool = False
-    #: Elements joined along rows, by row of taps.
+    #: Rows of taps, reduced for each column of outputs, by row.
     joined: dict[int, list[str]] = field(default_factory=dict)
 
     def results(self) -> Iterator[tuple[int, list[str]]]:
-        """Row by row the names of the results (of sums, before they are divided)."""
+        """Yields each row with the names of its results (of sums, before they are divided)."""
         step = 1 if self._is_single else 2
         for first in range(0, self.rows, step):
             rows = range(first, min(first + step, self.rows))
@@ -50,40 +50,41 @@ class WindowPrinter:
             for offset in sorted({o for row in taps for o in row}):
                 if offset not in self.joined:
                     self.joined[offset] = self._row(offset)
-            found: list[list[str]] = []
+            columns: list[list[str]] = []
             for column in range(self.columns):
                 ranges = [[self.joined[o][column] for o in row] for row in taps]
-                found.append(self._joined(ranges))
+                columns.append(self._joined(ranges))
             for i, row in enumerate(rows):
-                yield row, [names[i] for names in found]
+                yield row, [names[i] for names in columns]
 
     @property
     def _is_single(self) -> bool:
+        """Whether each output is reduced by itself."""
         return not shares(self.window, self.positive, self.triples)
 
     def _row(self, offset: int) -> list[str]:
-        """The elements of one row of taps, joined for each column of outputs."""
+        """Returns one row of taps, reduced for each column of outputs."""
         ranges = [taps_of(self.window.whole[1], column) for column in range(self.columns)]
         elements = {o: self.load(offset, o) for o in sorted({o for r in ranges for o in r})}
-        found = []
+        totals = []
         step = 1 if self._is_single else 2
         for first in range(0, self.columns, step):
-            part = ranges[first : first + step]
-            found += self._joined([[elements[o] for o in r] for r in part])
-        return found
+            together = ranges[first : first + step]
+            totals += self._joined([[elements[o] for o in r] for r in together])
+        return totals
 
     def _joined(self, ranges: list[list[str]]) -> list[str]:
         return join(self.pack, self.window, ranges, self.positive)
 
 
 def shares(window: Window, positive: bool, triples: bool) -> bool:
-    """Whether neighbouring outputs are joined together: not sums, nor maxima of which three are
-    one instruction."""
+    """Whether two neighbouring outputs are reduced together: not sums, nor maxima of which three
+    operands take one instruction."""
     return window.joins.chooses and not (window.join == "max" and positive and triples)
 
 
 def join(pack: Pack, window: Window, ranges: list[list[str]], positive: bool) -> list[str]:
-    """The maximum or the sum of each list; of two maxima, what they share is joined once."""
+    """Reduces each list to its maximum or its sum; two maxima reduce what they share once."""
     if len(ranges) == 2 and window.joins.chooses:
         first, second = ranges
         shared = [name for name in first if name in second]
@@ -99,6 +100,7 @@ def join(pack: Pack, window: Window, ranges: list[list[str]], positive: bool) ->
 
 
 def _chain(pack: Pack, window: Window, names: list[str], positive: bool) -> str:
+    """Combines elements one after another, and returns the name of the result."""
     total = names[0]
     for name in names[1:]:
         fresh = pack.code.fresh()
@@ -108,14 +110,14 @@ def _chain(pack: Pack, window: Window, names: list[str], positive: bool) -> str:
 
 
 def join_text(pack: Pack, window: Window, a: str, b: str, positive: bool) -> str:
-    """Two elements joined."""
+    """Returns the expression that combines two elements."""
     if window.join == "max":
         return pack.maximum(a, b, positive)
     return taps.join_text(CUDA, window.joins, a, b)
 
 
 def identity_text(pack: Pack, window: Window) -> str:
-    """What stands for positions outside of the plane."""
+    """Returns what positions outside of the plane count as: the identity of the reduction."""
     return pack.least if window.join == "max" else literal(window.joins.identity)
 
 
@@ -126,9 +128,11 @@ def taps_of(axis: WindowAxis, output: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Finish:
-    """Prints what becomes of the joined taps of a window over planes of ``extent`` and ``dtype``.
+    """Prints the finish of a window: what its reduced taps become, over planes of ``extent`` and
+    ``dtype``.
 
-    ``branch``: with one for tiny float32, which is a little faster unless it stands between loads.
+    ``branch``: with a branch for tiny float32, which is a little faster unless it stands between
+    loads.
     """
 
     pack: Pack
@@ -138,10 +142,11 @@ class Finish:
     branch: bool = False
 
     def print(self, name: str, total: str, row: str, column: str, rounded: str) -> str:
-        """The result at a position, rounded to a dtype; its name, a new one unless it is the total.
+        """Prints the result at a position, rounded to a dtype, and returns its name: a new one,
+        unless it is the total.
 
-        The identity is joined because the reference's sums begin with it: of negative zeros they
-        are positive.
+        The identity is added because the reference's sums begin with it: a sum of negative zeros is
+        positive.
         """
         pack, window = self.pack, self.window
         if window.is_finished and window.joins.chooses:
@@ -160,7 +165,7 @@ class Finish:
 
 
 def average_text(finish: Finish, total: str, row: str, column: str) -> str:
-    """A sum divided by how many taps count at this position."""
+    """Returns a sum divided by the number of taps that count at a position."""
     constant, parts = count_parts(finish.window, finish.extent, row, column)
     if not parts:
         return quotient_text(total, constant, finish.dtype, finish.branch)
@@ -171,7 +176,7 @@ def average_text(finish: Finish, total: str, row: str, column: str) -> str:
 def count_parts(
     window: Window, extent: tuple[int, int], row: str, column: str
 ) -> tuple[int, list[str]]:
-    """How many taps count at a position: a constant, and further factors."""
+    """Returns the number of taps that count at a position: a constant, and further factors."""
     counts = window.divisors(extent)
     parts: list[str] = []
     constant = 1
@@ -192,7 +197,8 @@ def count_parts(
 
 
 def quotient_text(total: str, divisor: int, dtype: str, branch: bool = False) -> str:
-    """A sum of numbers of ``dtype`` divided by a whole number, as :class:`Finish` says."""
+    """Returns a sum of elements of ``dtype`` divided by an integer, as :class:`Finish` prints
+    it."""
     if divisor > 0 and divisor & (divisor - 1) == 0:
         return f"({total} + 0.0f) * {1.0 / divisor!r}f"
     if not 3 <= divisor <= 64:
@@ -209,11 +215,11 @@ def quotient_text(total: str, divisor: int, dtype: str, branch: bool = False) ->
 
 @cache
 def product_is_enough(divisor: int) -> bool:
-    """Whether the product with a divisor's inverse is rounded to two bytes as the quotient is.
+    """Whether a product with a divisor's inverse rounds to half precision as the quotient does.
 
-    It is if both lie on the same side of, or are, the middle between two numbers: of 12 bits
-    between two of float16, of 9 between two of bfloat16.  Both grow with the dividend, so the one
-    whose quotient is the middle and its neighbours tell.  (Of tiny sums see
+    It does if both are on the same side of, or are, the midpoint of two neighbouring numbers, which
+    has 12 bits in float16 and 9 in bfloat16.  Both grow with the dividend, so it is enough to test
+    the dividend whose quotient is the midpoint, and its neighbours.  (Of tiny sums see
     ``md_narrow_quotient``.)
     """
     d, middle = np.float32(divisor), np.arange(1 << 11, 1 << 12, dtype=np.float32)
@@ -226,7 +232,7 @@ def product_is_enough(divisor: int) -> bool:
 
 
 def inverse_of(divisor: int) -> tuple[float, float]:
-    """1 / divisor as the sum of two floats, the first of which is below it."""
+    """Returns 1 / divisor as the sum of two floats, the first of which is not above it."""
     exact = Fraction(1, divisor)
     high = np.float32(1.0) / np.float32(divisor)
     if Fraction(float(high)) > exact:
