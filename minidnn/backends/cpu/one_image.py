@@ -1,4 +1,4 @@
-"""A group of nodes as a graph over one image of its batch."""
+"""Batch tiling: rewrites a group of nodes to a graph over one image of its batch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ...runtime.plan import Plan
 
 
 def one_image(plan: Plan, nodes: Sequence[Node]) -> tuple[Plan, dict[Value, Value]]:
-    """The plan for the nodes alone over batches of one image, and for each value of its graph the
-    one of the whole plan's that it is an image of.
+    """The plan for the nodes alone over a batch of one image, and for each value of its graph the
+    value of the whole plan that it is an image of.
 
-    Layouts and placements are those of the whole.
+    Layouts, and views of wider buffers, are those of the whole plan.
     """
     graph, whole = plan.graph, plan.annotations
     image = _Image(graph.inputs[0].type.plane[0])
@@ -39,6 +39,7 @@ class _Image:
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
+        #: The values of the batch, and those of one image.
         self.known: dict[Value, Value] = {}
 
     def of(self, value: Value) -> Value:
