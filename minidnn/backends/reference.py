@@ -81,11 +81,11 @@ class ReferenceProgram:
             self._run(inputs, outputs)
             return
         with self._store.lock:
-            before = {state: self._states[state].copy() for state in self.plan.graph.updates}
+            saved_states = {state: self._states[state].copy() for state in self.plan.graph.updates}
             try:
                 self._run(inputs, outputs)
             except BaseException:
-                for state, array in before.items():
+                for state, array in saved_states.items():
                     self._states[state][...] = array
                 raise
 
@@ -96,7 +96,7 @@ class ReferenceProgram:
             memory.adopt(state, array)
         for value, array in zip(graph.inputs, inputs, strict=True):
             memory.adopt(value, array)
-        ends = _ends(self.plan)
+        last_uses = _ends(self.plan)
         for i, node in enumerate(graph.nodes):
             operands = [self._operand(memory, value) for value in node.inputs]
             try:
@@ -107,7 +107,7 @@ class ReferenceProgram:
                 raise no_memory_for(node, error) from error
             for value, result in zip(node.outputs, results, strict=True):
                 memory.write(value, result)
-            for value in ends.get(i, ()):
+            for value in last_uses.get(i, ()):
                 memory.poison(value)
         for value, out in zip(graph.outputs, outputs, strict=True):
             out[...] = self._operand(memory, value)
@@ -174,8 +174,8 @@ class _Memory:
         view = self._place(value)
         if np.shares_memory(view, result):  # a view has its operand's elements already
             return
-        narrow = value.dtype == "bfloat16" and not self._wide
-        view[...] = rounded_to(value.dtype, result) if narrow else result
+        is_rounded = value.dtype == "bfloat16" and not self._wide
+        view[...] = rounded_to(value.dtype, result) if is_rounded else result
 
     def poison(self, root: Value) -> None:
         """Overwrites storage that nothing may read any more."""

@@ -355,12 +355,12 @@ class CpuProgram(TableProgram):
         outputs: Sequence[Array],
         run: Callable[[list[int]], Any],
     ) -> None:
-        outside = (*inputs, *outputs, *self._states)
+        caller_arrays = (*inputs, *outputs, *self._states)
         guard = next(self._guards)
-        memory = [AlignedMemory(array.nbytes, guard) for array in outside]
-        arrays = [b.array(a.dtype, a.shape) for b, a in zip(memory, outside, strict=True)]
+        memory = [AlignedMemory(array.nbytes, guard) for array in caller_arrays]
+        arrays = [b.array(a.dtype, a.shape) for b, a in zip(memory, caller_arrays, strict=True)]
         written = range(len(inputs), len(inputs) + len(outputs))
-        for i, (guarded_array, array) in enumerate(zip(arrays, outside, strict=True)):
+        for i, (guarded_array, array) in enumerate(zip(arrays, caller_arrays, strict=True)):
             if i not in written:
                 guarded_array[...] = array
         buffers = [AlignedMemory(size, guard) for size in self._sizes] + memory
@@ -377,6 +377,8 @@ class CpuProgram(TableProgram):
         ):
             if guarded_array.tobytes() != array.tobytes():
                 raise GraphError(f"a kernel wrote to the input {value.name!r}")
-        for guarded_array, array in zip(arrays[len(inputs) :], outside[len(inputs) :], strict=True):
+        for guarded_array, array in zip(
+            arrays[len(inputs) :], caller_arrays[len(inputs) :], strict=True
+        ):
             array[...] = guarded_array
         self._finish(inputs, outputs)

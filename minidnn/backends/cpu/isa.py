@@ -127,8 +127,8 @@ def isa_named(name: str) -> Isa:
 def any_isa_named(name: str) -> Isa:
     """The ISA of that name, which may be a base ISA or an extension."""
     extended = (*BFLOAT16_ISAS.values(), *BYTE_ISAS.values())
-    every = (*ISAS.values(), *(isa for found in extended for isa in found))
-    return {isa.name: isa for isa in every}[name]
+    isas = (*ISAS.values(), *(isa for extensions in extended for isa in extensions))
+    return {isa.name: isa for isa in isas}[name]
 
 
 def usable_isa(name: str) -> Isa:

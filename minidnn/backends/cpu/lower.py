@@ -155,8 +155,8 @@ class _Lowering:
 
     def tensor(self, value: Value) -> Tensor:
         """The layout and strides of a value in memory; a constant is NCHW."""
-        wide = self.plan.annotations.within(value).buffer
-        return tensor_of(value.type, self.plan.layout(value), wide.type)
+        buffer = self.plan.annotations.within(value).buffer
+        return tensor_of(value.type, self.plan.layout(value), buffer.type)
 
     def node(self, node: Node) -> Sequence[Task]:
         """The tasks of a node; there are none if its result is a view."""
@@ -167,10 +167,10 @@ class _Lowering:
             return self._widened(node)
         if isinstance(op, FusedSequence):
             dense = all(map(self._is_dense, (*node.inputs, *node.outputs)))
-            first = op.body.nodes[0]
-            if dense and isinstance(first.op, Windowed) and first.output.dtype in BYTES:
+            first_node = op.body.nodes[0]
+            if dense and isinstance(first_node.op, Windowed) and first_node.output.dtype in BYTES:
                 x, y = node.inputs[0], node.output
-                window = print_byte_window(first.op, x.type, y.type)
+                window = print_byte_window(first_node.op, x.type, y.type)
                 return (_shaped_task(node, window, (_pointer(x), y)),)
             flat = dense and is_flat(op.body, self.any_size)
             return (self._flat(node, op),) if flat else self._sequence(node, op)
@@ -194,8 +194,8 @@ class _Lowering:
             return _tasks(node, staged)
         if isinstance(op, AdaptiveAvgPool2d):
             x, y = node.inputs[0], node.output
-            ends = self.tensor(x), self.tensor(y)
-            staged = print_adaptive(op, x.type, *ends, self.isa, self.any_size)
+            tensors = self.tensor(x), self.tensor(y)
+            staged = print_adaptive(op, x.type, *tensors, self.isa, self.any_size)
             return _tasks(node, staged)
         if isinstance(op, (Conv2dInputGradient, Conv2dWeightGradient)):
             return _tasks(node, print_gradient(node, self.tensor, self.isa))
@@ -207,20 +207,20 @@ class _Lowering:
 
     def _widened(self, node: Node) -> Sequence[Task]:
         """The tasks of a node on float32 copies of its operands and results, in workspace."""
-        wide = widened(node)
-        layouts = {twin: self.plan.layout(value) for value, twin in wide.twins.items()}
-        plan = replace(self.plan, graph=wide.graph, annotations=Annotations(layouts))
+        rewritten = widened(node)
+        layouts = {twin: self.plan.layout(value) for value, twin in rewritten.twins.items()}
+        plan = replace(self.plan, graph=rewritten.graph, annotations=Annotations(layouts))
         lowering = replace(self, plan=plan)
-        tasks = lowering.node(wide.graph.nodes[0])
+        tasks = lowering.node(rewritten.graph.nodes[0])
         end = max(task.workspace_bytes for task in tasks)
-        storage: dict[Pointer, Value | Workspace] = {t: v for v, t in wide.twins.items()}
-        for value in wide.copied((*node.inputs, *node.outputs)):
+        storage: dict[Pointer, Value | Workspace] = {t: v for v, t in rewritten.twins.items()}
+        for value in rewritten.copied((*node.inputs, *node.outputs)):
             workspace = Workspace(-(-end // ALIGNMENT) * ALIGNMENT)
-            twin = wide.twins[value]
+            twin = rewritten.twins[value]
             storage[twin], end = workspace, workspace.offset + plan.layout(twin).bytes(twin.type)
 
         def converted(value: Value, into: bool) -> Task:
-            twin = wide.twins[value]
+            twin = rewritten.twins[value]
             ends = [
                 (value.type, self.tensor(value), value),
                 (twin.type, lowering.tensor(twin), storage[twin]),
@@ -237,9 +237,9 @@ class _Lowering:
             replace(t, node=node, pointers=tuple(storage.get(p, p) for p in t.pointers))
             for t in tasks
         ]
-        before = [converted(value, True) for value in wide.copied(node.inputs)]
-        after = [converted(value, False) for value in wide.copied(node.outputs)]
-        return [replace(t, workspace_bytes=end) for t in (*before, *inner, *after)]
+        copies_in = [converted(value, True) for value in rewritten.copied(node.inputs)]
+        copies_out = [converted(value, False) for value in rewritten.copied(node.outputs)]
+        return [replace(t, workspace_bytes=end) for t in (*copies_in, *inner, *copies_out)]
 
     def _is_dense(self, value: Value) -> bool:
         """Whether a value is NCHW and no part of a wider buffer."""
@@ -349,15 +349,15 @@ class _Lowering:
         return self._copy(node, value, out, offset)
 
     def _copy(self, node: Node, value: Value, out: Value, channel: int = 0) -> Task:
-        ends = self.tensor(value), self.tensor(out)
+        tensors = self.tensor(value), self.tensor(out)
         if self.any_size and value.dtype in ELEMENTS:
-            if is_reorder(*ends, self.isa.lanes, channel):
-                moved = print_reorder(value.type, *ends, self.isa.lanes, channel)
+            if is_reorder(*tensors, self.isa.lanes, channel):
+                moved = print_reorder(value.type, *tensors, self.isa.lanes, channel)
                 return _shaped_task(node, moved, (_pointer(value), out))
             body = copied(value.type)
             outer = {body.inputs[0]: value, body.outputs[0]: out}
             return self._of_any_size(node, body, outer, channel)
-        printed = print_copy(value.type, *ends, self.isa, channel)
+        printed = print_copy(value.type, *tensors, self.isa, channel)
         tasks = value.type.plane[0] * printed.tasks_per_image
         pointers = (_pointer(value), out)
         return Task(node, printed.source, pointers, tasks, 1, printed.scratch_bytes)
@@ -370,7 +370,7 @@ def _packing(tasks: Sequence[Task], outer: Mapping[Value, Value]) -> Sequence[Ta
     a region's body to the region's operands.
     """
     end = max(task.workspace_bytes for task in tasks)
-    before: list[Task] = []
+    packing_tasks: list[Task] = []
     packed_at: dict[Pointer, Workspace] = {}
     for pointer in dict.fromkeys(p for task in tasks for p in task.pointers):
         if not isinstance(pointer, (Packed, PackedVectors)):
@@ -383,14 +383,14 @@ def _packing(tasks: Sequence[Task], outer: Mapping[Value, Value]) -> Sequence[Ta
         end = target.offset + ITEMSIZE["float32"] * packed.size
         pointers = (target, *map(_array, packed.numbers), *map(_pointer, values))
         source = packed.kernel or packed.function
-        before.append(Task(tasks[0].node, source, pointers, packed.tasks, packed.grain))
-    if not before:
+        packing_tasks.append(Task(tasks[0].node, source, pointers, packed.tasks, packed.grain))
+    if not packing_tasks:
         return tasks
     return [
         replace(
             task, pointers=tuple(packed_at.get(p, p) for p in task.pointers), workspace_bytes=end
         )
-        for task in (*before, *tasks)
+        for task in (*packing_tasks, *tasks)
     ]
 
 
@@ -446,9 +446,11 @@ def _shaped_task(node: Node, shaped: Shaped, given: Sequence[Pointer] = ()) -> T
     return Task(node, shaped.source, pointers, shaped.tasks, shaped.grain, scratch)
 
 
-def _copied_run(part: TensorType, whole: TensorType, axis: int, first: int) -> Shaped:
+def _copied_run(part: TensorType, target: TensorType, axis: int, first: int) -> Shaped:
     """The kernel that copies a dense value into another one, from ``first`` of an axis on."""
-    return shaped(move.lower_copy(Pitched.dense(part), Pitched.dense(whole), axis, first, SCHEDULE))
+    return shaped(
+        move.lower_copy(Pitched.dense(part), Pitched.dense(target), axis, first, SCHEDULE)
+    )
 
 
 def _shaped(node: Node) -> Shaped:

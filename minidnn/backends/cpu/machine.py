@@ -235,11 +235,11 @@ def measure(machine: Machine, threads: int) -> Rates:
     best, *_ = machine.isas
     streams = [_copy(), read_kernel(), _read_again()]
     # Together in one file: starting ISPC takes longer than compiling them.
-    first, copy, read, again = compile_kernels(
+    best_fma, copy, read, again = compile_kernels(
         [fma_kernel(ISAS[best]), *streams], ISAS[best], jobs=1
     )
     for name in machine.isas:
-        kernel = first
+        kernel = best_fma
         if name != best:
             (kernel,) = compile_kernels([fma_kernel(ISAS[name])], ISAS[name])
         flops.append((name, _fma_rate(kernel, ISAS[name], pool, timer)))

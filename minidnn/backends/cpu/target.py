@@ -91,8 +91,8 @@ class CpuTarget(Target):
 
     def reads(self, node: Node, value: Value, layout: Layout) -> Layout:
         if isinstance(node.op, Conv2dWeightGradient):
-            few = value.shape[1] <= FEW_CHANNELS and value is not node.inputs[1]
-            return PLANAR if few else blocked(self.lanes)
+            is_stem_input = value.shape[1] <= FEW_CHANNELS and value is not node.inputs[1]
+            return PLANAR if is_stem_input else blocked(self.lanes)
         if isinstance(node.op, Conv2dInputGradient):
             return layout if value is node.inputs[0] else PLANAR
         if self._is_stem(node) and value is node.inputs[0]:

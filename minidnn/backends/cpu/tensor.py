@@ -157,6 +157,6 @@ def tensor_of(type: TensorType, layout: Layout, buffer: TensorType | None = None
     """The strides of a value in a layout; ``buffer`` is the wider value that it is a slice of."""
     _, channels, rows, columns = type.plane
     block = layout.block if type.rank == 4 else 1
-    wide = (buffer or type).plane[1]
-    image = -(-wide // block) * block * rows * columns
+    buffer_channels = (buffer or type).plane[1]
+    image = -(-buffer_channels // block) * block * rows * columns
     return Tensor(channels, rows, columns, block, image, type.dtype)

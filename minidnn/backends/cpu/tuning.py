@@ -149,10 +149,10 @@ def tuned_tasks(
         return tasks
     budget = None if tune == "exhaustive" else BUDGET_SECONDS
     tuning = Tuning(plan, isa, threads, accuracy, tasks, list(missing), build)
-    found = tuning.measure(MOST_CANDIDATES[tune], budget)
-    for question, result in found.items():
+    results = tuning.measure(MOST_CANDIDATES[tune], budget)
+    for question, result in results.items():
         memory.write(question, tune, result.choice, result.figures())
-    return tuning.tasks_with({question: result.choice for question, result in found.items()})
+    return tuning.tasks_with({question: result.choice for question, result in results.items()})
 
 
 @dataclass
@@ -230,7 +230,7 @@ class Tuning(Generic[P]):
             for question, count in self._counts(most).items()
         }
         inputs, outputs = _arrays(self._plan.graph)
-        first = self._build(self._tasks)
+        baseline = self._build(self._tasks)
         longest = 0.0
         most = max(len(result.candidates) for result in results.values())
         for number in range(1, most):
@@ -243,12 +243,12 @@ class Tuning(Generic[P]):
                 for question, result in results.items()
                 if number < len(result.candidates)
             }
-            times = self._race(first, chosen, inputs, outputs)
+            times = self._race(baseline, chosen, inputs, outputs)
             for question in chosen:
                 results[question].ratios.append(times[1][question] / times[0][question])
             longest = max(longest, time.perf_counter() - begin)
             self._watch("tuning", number, most + 1)
-        self._confirm(first, results, inputs, outputs)
+        self._confirm(baseline, results, inputs, outputs)
         self._watch("tuning", 1, 1)
         return results
 
@@ -391,14 +391,14 @@ class Choices:
 
     def read(self, question: Question, tune: str) -> Choice | None:
         """The choice that ``tune``, or a more thorough tuning, has made; None if there is none."""
-        for how in ("exhaustive",) if tune == "exhaustive" else ("exhaustive", "quick"):
+        for thoroughness in ("exhaustive",) if tune == "exhaustive" else ("exhaustive", "quick"):
             for banner in self._banners:
-                data = self._store.read(self._key(question, how, banner))
+                data = self._store.read(self._key(question, thoroughness, banner))
                 if data is None:
                     continue
-                found = _decode(data, question)
-                if found is not None:
-                    return found
+                choice = _decode(data, question)
+                if choice is not None:
+                    return choice
                 log.warning("a remembered choice of kernels is of no use; it is measured again")
         return None
 

@@ -164,8 +164,8 @@ def _cached_units(units: Sequence[Unit]) -> dict[Unit, SharedObject]:
     ready: dict[Unit, SharedObject] = {}
     for banner in ispc_banners():
         for unit in units:
-            if unit not in ready and (found := store.use(unit.key(banner), load)) is not None:
-                ready[unit] = found
+            if unit not in ready and (library := store.use(unit.key(banner), load)) is not None:
+                ready[unit] = library
     return ready
 
 
@@ -256,11 +256,11 @@ def _link(
             parts += C_FLAGS
         argv = (*compiler.argv, "-shared", "-o", str(results[key]), *parts, "-lm")
         commands.append(Command(argv, key, timeout, path.parent))
-    last = run_all(commands, jobs)[-1]
-    if not last.ok:
+    ended = run_all(commands, jobs)[-1]
+    if not ended.ok:
         raise CompileError(
-            f"linking {missing[last.command.name].name} with {compiler.argv[0]} "
-            f"{last.describe()}: {last.output.strip()[-2000:]}"
+            f"linking {missing[ended.command.name].name} with {compiler.argv[0]} "
+            f"{ended.describe()}: {ended.output.strip()[-2000:]}"
         )
     return results
 
@@ -281,7 +281,7 @@ def _excerpt(unit: Unit, output: str) -> str:
     """The source lines that the first errors are about, with two lines around each."""
     lines = unit.source.splitlines()
     errors = re.findall(rf"(?m)^{re.escape(unit.name)}:(\d+):\d+: (?:Error|.*[Ee]rror)", output)
-    near = sorted(
+    shown = sorted(
         {
             number
             for at in errors[:3]
@@ -289,7 +289,7 @@ def _excerpt(unit: Unit, output: str) -> str:
             if 1 <= number <= len(lines)
         }
     )
-    return "\n".join(f"{number:6}| {_cut(lines[number - 1])}" for number in near)
+    return "\n".join(f"{number:6}| {_cut(lines[number - 1])}" for number in shown)
 
 
 def _cut(line: str) -> str:

@@ -190,8 +190,8 @@ class _Process:
         self.command = command
         self.started = time.monotonic()
         self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        own = {"TMPDIR": str(command.folder)} if command.folder else {}
-        environment = {**os.environ, "LC_ALL": "C", **own, **dict(command.env)}
+        temporary = {"TMPDIR": str(command.folder)} if command.folder else {}
+        environment = {**os.environ, "LC_ALL": "C", **temporary, **dict(command.env)}
         try:
             with _starting:
                 self.process = subprocess.Popen(

@@ -115,8 +115,8 @@ class PackedVectors:
         return self._pack([data_of(v).astype(np.float32, copy=False) for v in self.values])
 
     def picked(self) -> Packed:
-        """The same packing for values that are no constants: packing the numbers of all elements
-        tells from which element each float comes."""
+        """The same packing for values that are no constants.  ``pack`` is applied to the numbers of
+        all elements, which says from which element each float comes."""
         ends = np.cumsum([0, *(value.type.size for value in self.values)])
         element = self._pack([np.arange(a, b) + 1 for a, b in pairwise(ends)]) - 1
         vector = np.searchsorted(ends, element, "right") - 1
@@ -149,7 +149,7 @@ def first_terms(values: Sequence[Value], zero: int) -> np.ndarray:
 _ALIGNMENT = 64
 _CHUNK_BYTES = 32 << 20
 _SAMPLES = 1024
-"""About as many elements of an array are hashed, to tell arrays apart before bytes are compared."""
+"""Elements of an array whose hash finds equal arrays, before all their bytes are compared."""
 
 
 class PackedConstant:
@@ -271,7 +271,7 @@ def _key(make: Callable[[], Array]) -> Hashable:
     """A key that is equal for functions that make the same constant."""
     if isinstance(make, (Packed, PackedVectors)):
         return make.key
-    if isinstance(make, partial) and all(isinstance(each, Hashable) for each in make.args):
+    if isinstance(make, partial) and all(isinstance(argument, Hashable) for argument in make.args):
         return make.func, make.args
     return make
 

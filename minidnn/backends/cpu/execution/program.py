@@ -270,8 +270,8 @@ def _flatten(
             rows.append(RegionStruct(None, len(operands), 0, region.items, 1, len(region.regions)))
             for member in region.regions:
                 inner, count = f"{what}, member {member.name}", len(member.operands)
-                most = f"{count} operands, more than {MAX_OPERANDS}"
-                _check(count <= MAX_OPERANDS, f"{inner}: {most}")
+                excess = f"{count} operands, more than {MAX_OPERANDS}"
+                _check(count <= MAX_OPERANDS, f"{inner}: {excess}")
                 rows.append(_row(member, inner, operands, slots))
         else:
             strides = [o for o in region.operands if o.item_stride or o.thread_stride]
@@ -398,7 +398,9 @@ class TableProgram:
         self.threads = threads
         self.guarded = guarded
         self._constants_at = constants
-        self._sizes = [whole + threads * own for whole, own in table.memory]
+        self._sizes = [
+            shared_bytes + threads * thread_bytes for shared_bytes, thread_bytes in table.memory
+        ]
         self._program = NativeProgram(
             table.regions, table.constants + 1, table.scratch_bytes, shared_pool(threads), guarded
         )
@@ -461,8 +463,8 @@ class TableProgram:
             self.release_memory()  # perhaps of a network that was dropped once compiled
             memory = [AlignedMemory(size) for size in self._sizes]
         try:
-            own = [buffer.address for buffer in memory]
-            run([*own, *addresses, *self._addresses, self._constants_at])
+            memory_addresses = [buffer.address for buffer in memory]
+            run([*memory_addresses, *addresses, *self._addresses, self._constants_at])
         finally:
             self._idle.append(memory)
 

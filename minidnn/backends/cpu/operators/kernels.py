@@ -166,12 +166,12 @@ def _planes(x: Tensor) -> Planes:
 def _part(whole: Planes, channel: int, channels: int) -> Planes:
     """The view of ``channels`` channels from ``channel`` on; it includes the padding lanes if it
     ends with the last channel."""
-    block, first = divmod(channel, whole.block)
+    block, first_lane = divmod(channel, whole.block)
     end = channel + channels
     return replace(
         whole,
         channels=channels,
         offset=block * whole.channel,
-        first=first,
+        first=first_lane,
         padding=-end % whole.block if end == whole.channels else 0,
     )

@@ -41,8 +41,8 @@ def reads_weight_as_it_lies(node: Node, accuracy: str) -> bool:
     """Whether a node is a linear layer of few rows that reads its weight unpacked."""
     if not isinstance(node.op, Linear) or isinstance(node.inputs[1], Constant):
         return False
-    few = prod(node.output.shape[:-1]) <= FEW_ROWS
-    return few and accuracy != "high" and all(v.dtype == "float32" for v in node.inputs)
+    has_few_rows = prod(node.output.shape[:-1]) <= FEW_ROWS
+    return has_few_rows and accuracy != "high" and all(v.dtype == "float32" for v in node.inputs)
 
 
 def print_linear(node: Node, isa: Isa) -> Staged:
@@ -217,8 +217,8 @@ class _Tile:
 
 def _tile(rows: int, columns: int, isa: Isa) -> _Tile:
     """The register tile for a result of this shape."""
-    most, vectors = (8, 3) if isa.registers == 32 else (6, 2)
-    tiles = max(1, -(-rows // most))
+    most_rows, vectors = (8, 3) if isa.registers == 32 else (6, 2)
+    tiles = max(1, -(-rows // most_rows))
     return _Tile(max(1, -(-rows // tiles)), max(1, min(vectors, columns // isa.lanes)), isa.lanes)
 
 
@@ -289,11 +289,11 @@ def _rows(code: Code, tile: _Tile, vectors: int, masked: bool, starts: bool) -> 
     code.line("const uniform float * uniform later = own;")
     code.line(f"if (c + {width} < across) later = own + {width};")
     code.line("else if (end < depth) later = b + end * columns;")
-    more = (", across - c" if masked else "") + (", starts + r" if starts else "")
+    more_arguments = (", across - c" if masked else "") + (", starts + r" if starts else "")
     with code.block(f"for (uniform int r = 0; r < high; r += {tile.rows})"):
         code.line(
             f"{_name(vectors, masked)}(a + r * depth + k, depth, high - r, own, columns, "
-            f"r == 0 ? later : own, count, to + r * apart + c, apart, k == 0{more});"
+            f"r == 0 ? later : own, count, to + r * apart + c, apart, k == 0{more_arguments});"
         )
     code.line(f"c += {width};")
 
@@ -305,7 +305,7 @@ def _name(vectors: int, masked: bool) -> str:
 def _function(code: Code, tile: _Tile, vectors: int, masked: bool, starts: bool) -> None:
     """Prints the function of a register tile: it accumulates ``count`` products, and adds the sums
     to those at ``to``, or writes them."""
-    every = [(r, v) for r in range(tile.rows) for v in range(vectors)]
+    accumulators = [(r, v) for r in range(tile.rows) for v in range(vectors)]
     head = (
         f"static noinline unmasked void {_name(vectors, masked)}(const uniform float * uniform a, "
         "uniform int64 depth, uniform int rows, const uniform float * uniform b, "
@@ -318,7 +318,7 @@ def _function(code: Code, tile: _Tile, vectors: int, masked: bool, starts: bool)
         for r in range(tile.rows):
             # A row beyond the last is the last once more, and not stored.
             code.line(f"const uniform float * uniform a{r} = a + min(rows - 1, {r}) * depth;")
-        for r, v in every:
+        for r, v in accumulators:
             start = f"fresh ? starts[min(rows - 1, {r})] : 0.0f" if starts else "0.0f"
             code.line(f"float s{r}_{v} = {start};")
         code.line("#pragma nounroll")
@@ -335,10 +335,10 @@ def _function(code: Code, tile: _Tile, vectors: int, masked: bool, starts: bool)
                 code.line(f"{{ const float x = a{r}[k]; {sums} }}")
             code.line("b += columns;")
             code.line("later += columns;")
-        for r, v in every:
-            place = f"to[{r} * apart + {v * tile.lanes} + programIndex]"
+        for r, v in accumulators:
+            target = f"to[{r} * apart + {v * tile.lanes} + programIndex]"
             lanes = " && programIndex < some" if masked else ""
-            code.line(f"if (rows > {r}{lanes}) {place} = fresh ? s{r}_{v} : {place} + s{r}_{v};")
+            code.line(f"if (rows > {r}{lanes}) {target} = fresh ? s{r}_{v} : {target} + s{r}_{v};")
 
 
 def matrices(type: TensorType, batch: tuple[int, ...]) -> np.ndarray:

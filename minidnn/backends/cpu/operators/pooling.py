@@ -369,7 +369,7 @@ MD_KERNEL(@) {{
 
 
 _CALL_BYTES = 1 << 12
-"""About as many bytes are read by a call, whose tasks follow from that."""
+"""About as many bytes are read by one call of the kernel, which computes as many tasks."""
 
 
 def print_byte_window(op: Windowed, x: TensorType, y: TensorType) -> Shaped:

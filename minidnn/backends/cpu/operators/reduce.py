@@ -350,11 +350,11 @@ def print_reduce(op: Reduce, x: TensorType) -> Staged:
     workspace = (Workspace(0), Workspace(-(-buffer_bytes[0] // 64) * 64))
     stages: list[Stage] = []
     for number, step in enumerate(steps):
-        last = number == len(steps) - 1
+        is_last = number == len(steps) - 1
         source = 0 if number == 0 else workspace[(number - 1) % 2]
         source_type = STORED[x.dtype] if number == 0 else wide
-        result_type = STORED[x.dtype] if last else wide
-        result = 1 if last else workspace[number % 2]
+        result_type = STORED[x.dtype] if is_last else wide
+        result = 1 if is_last else workspace[number % 2]
         stages.append(_print(op.how, step, source_type, result_type, (source, result)))
     return Staged(tuple(stages), workspace[1].offset + buffer_bytes[1] if len(steps) > 1 else 0)
 
@@ -368,9 +368,9 @@ def _steps(shape: tuple[int, ...], op: Reduce) -> list[_Step]:
         outer = prod(size for size, _ in groups[:index])
         inner = prod(size for size, _ in groups[index + 1 :])
         length = groups.pop(index)[0]
-        beside = max(1, _WIDTH // 2 // max(inner, 1)) if inner > 1 else 1
+        rows_at_once = max(1, _WIDTH // 2 // max(inner, 1)) if inner > 1 else 1
         tasks = outer * max(1, -(-inner // _WIDTH))
-        part = parts_of(length, max(1, min(inner, _WIDTH)), tasks, beside)
+        part = parts_of(length, max(1, min(inner, _WIDTH)), tasks, rows_at_once)
         steps.append(_Step(outer, length, inner, part))
         if steps[-1].parts > 1:
             parts = steps[-1].parts

@@ -280,10 +280,10 @@ def print_softmax(op: Softmax | LogSoftmax, type: TensorType) -> Staged:
     if inner < _SHORT and length <= _SHORT and outer * inner >= 2 * _SHORT:
         return _each(outer, length, inner, log, shift)
     chunks = max(1, -(-inner // _WIDTH))
-    beside = max(1, _WIDTH // max(inner, 1))
-    part = parts_of(length, max(1, min(inner, _WIDTH)), outer * chunks, beside)
+    rows_at_once = max(1, _WIDTH // max(inner, 1))
+    part = parts_of(length, max(1, min(inner, _WIDTH)), outer * chunks, rows_at_once)
     if part < length:
-        return _parted(outer, length, inner, part, chunks, beside, log)
+        return _parted(outer, length, inner, part, chunks, rows_at_once, log)
     if inner == 1:
         keep = "" if log else " y[i] = e;"
         formals = "" if log else ", uniform float * uniform y"
@@ -324,12 +324,12 @@ def _each(outer: int, length: int, inner: int, log: bool, shift: str) -> Staged:
 
 
 def _parted(
-    outer: int, length: int, inner: int, part: int, chunks: int, beside: int, log: bool
+    outer: int, length: int, inner: int, part: int, chunks: int, rows_at_once: int, log: bool
 ) -> Staged:
     """The kernels for an axis that is split into parts."""
     parts = -(-length // part)
     results = outer * parts * inner
-    sizes = [length, part, parts, inner, chunks, beside, results]
+    sizes = [length, part, parts, inner, chunks, rows_at_once, results]
     combined = Workspace(-(-results * 8 // 64) * 64)
     names = {"width": _WIDTH, "sizes": 4, "out": 3}
     if log:

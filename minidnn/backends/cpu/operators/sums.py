@@ -101,7 +101,7 @@ class _Printer:
     def _first(self, is_single: bool) -> KernelSource:
         """The kernel that adds the pixels of a part."""
         code = Code()
-        before = CASCADE.format(wide="float", join="c + a")
+        cascade = CASCADE.format(wide="float", join="c + a")
         sizes = len(self.tensors) + len(self.vectors) + (self.many if is_single else 1)
         with code.block("MD_KERNEL(@)"):
             code.line(f"const uniform int64 * uniform n = MD_IN(int64, {sizes});")
@@ -116,7 +116,7 @@ class _Printer:
                     code.line(f"const float w{i} = {read};")
                 self._part(code)
                 self._finish(code, is_single, sizes)
-        return KernelSource.named("sums", before + str(code))
+        return KernelSource.named("sums", cascade + str(code))
 
     def _part(self, code: Code) -> None:
         """Prints the loops over the pixels from ``begin`` to ``end``, image after image."""
@@ -128,8 +128,8 @@ class _Printer:
             for i, value in enumerate(self.tensors):
                 at = f"image * n[{len(_SIZES) + 2 * i}] + b * n[{len(_SIZES) + 2 * i + 1}]"
                 element = ELEMENTS[value.dtype]
-                place = f"MD_IN({element.type}, {i}) + {at} + q * {self.lanes}"
-                code.line(f"{element.constant_pointer} x{i} = {place};")
+                address = f"MD_IN({element.type}, {i}) + {at} + q * {self.lanes}"
+                code.line(f"{element.constant_pointer} x{i} = {address};")
             with code.block(f"for (uniform int p = 0; p < run; p += {_BLOCK})"):
                 code.line(f"const uniform int past = min(p + {_BLOCK}, run);")
                 code.lines(f"float s{i}_{k} = 0.0f;" for i in range(self.many) for k in range(4))
@@ -179,8 +179,8 @@ class _Printer:
                 to = f"MD_OUT(float, {sizes - self.many + i})"
                 code.line(self._store(i, to))
             else:
-                place = f"(({i} * parts + t % parts) * blocks + b) * {self.lanes} + programIndex"
-                code.line(f"MD_OUT(float, {sizes - 1})[{place}] = total{i};")
+                index = f"(({i} * parts + t % parts) * blocks + b) * {self.lanes} + programIndex"
+                code.line(f"MD_OUT(float, {sizes - 1})[{index}] = total{i};")
 
     def _store(self, number: int, to: str) -> str:
         op = self.op.reductions[number].op
@@ -202,11 +202,11 @@ class _Printer:
                 for i in range(self.many):
                     with code.block(""):
                         code.line(f"float levels[{LEVELS}];")
-                        place = f"(({i} * parts + p) * blocks + b) * {self.lanes} + programIndex"
-                        partial = f"MD_IN(float, 0)[{place}]"
+                        index = f"(({i} * parts + p) * blocks + b) * {self.lanes} + programIndex"
+                        partial = f"MD_IN(float, 0)[{index}]"
                         with code.block("for (uniform int64 p = 0; p < parts; p++)"):
                             code.line(f"@_push(levels, p + 1, {partial});")
                         code.line(f"const float total{i} = @_rest(levels, parts, 0.0f);")
                         code.line(self._store(i, f"MD_OUT(float, {i + 1})"))
-        before = CASCADE.format(wide="float", join="c + a")
-        return KernelSource.named("sum_parts", before + str(code))
+        cascade = CASCADE.format(wide="float", join="c + a")
+        return KernelSource.named("sum_parts", cascade + str(code))

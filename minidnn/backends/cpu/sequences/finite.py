@@ -171,8 +171,8 @@ def _mul(a: Interval, b: Interval) -> Interval:
 def _div(a: Interval, b: Interval) -> Interval:
     if b.low <= 0.0 or (a.infinite and b.infinite):
         return _ANYTHING  # the rule below is for positive divisors alone
-    ends = [x / y for x in (a.low, a.high) for y in (b.low, b.high)]
-    return _bounded(min(ends), max(ends))
+    quotients = [x / y for x in (a.low, a.high) for y in (b.low, b.high)]
+    return _bounded(min(quotients), max(quotients))
 
 
 def _neg(a: Interval) -> Interval:

@@ -67,8 +67,8 @@ class WindowPrinter:
     def _carried(self) -> int:
         """How many columns of one output's window are kept for the next output; 0 for none."""
         axis = self.window.whole[1]
-        most = CARRIED if self.window.joins.chooses else CARRIED_SUMS
-        if axis.dilation > 1 or axis.kernel > most:
+        widest = CARRIED if self.window.joins.chooses else CARRIED_SUMS
+        if axis.dilation > 1 or axis.kernel > widest:
             return 0
         return max(0, axis.kernel - axis.stride)
 
@@ -172,8 +172,8 @@ def _taps(axis: WindowAxis, output: int) -> list[int]:
 
 def overhang(axis: WindowAxis, size: int) -> tuple[int, int]:
     """How many positions before and after the plane an output's taps reach."""
-    last = axis.tap(axis.output_size(size) - 1, axis.kernel - 1)
-    return axis.padding[0], max(0, last - (size - 1))
+    last_tap = axis.tap(axis.output_size(size) - 1, axis.kernel - 1)
+    return axis.padding[0], max(0, last_tap - (size - 1))
 
 
 def print_divisor(window: Window, extent: tuple[int, int], row: str, column: str) -> str:
@@ -244,7 +244,7 @@ def storages_of(plan: KernelPlan, lanes: int) -> list[Storage]:
 
 def identity_columns(plan: KernelPlan) -> int:
     """The most columns that a window reads of a row outside of the plane."""
-    most = 0
+    columns = 0
     for step in plan.steps:
         outputs = max(
             end - begin for begin, end in map(lambda p: step.columns.interval(*p), plan.patches(1))
@@ -252,8 +252,8 @@ def identity_columns(plan: KernelPlan) -> int:
         for operation in step.operations:
             if operation.window is not None and not is_looped(operation.window):
                 _, axis = operation.window.whole
-                most = max(most, (outputs - 1) * axis.stride + axis.reach)
-    return most
+                columns = max(columns, (outputs - 1) * axis.stride + axis.reach)
+    return columns
 
 
 @dataclass(frozen=True)

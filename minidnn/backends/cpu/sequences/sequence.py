@@ -176,11 +176,13 @@ class _Printer:
                 code.line(f"const uniform int patch = item % {self.tasks};")
                 code.line(f"const uniform int block = item / {self.tasks} % {total};")
                 code.line(f"const uniform int64 image = item / {self.tasks * total};")
-                first = 0
+                first_block = 0
                 for segment, count in enumerate(blocks):
-                    with code.block(f"if (block >= {first} && block < {first + count})"):
-                        self._calls(code, segment, f"block - {first}", variants)
-                    first += count
+                    with code.block(
+                        f"if (block >= {first_block} && block < {first_block + count})"
+                    ):
+                        self._calls(code, segment, f"block - {first_block}", variants)
+                    first_block += count
             if any(move.kind == "stream" for move in self.moves):
                 code.line("memory_barrier();")
         return code
@@ -229,8 +231,8 @@ class _Printer:
             self._loops(code, segment, variant)
 
     def _vector(self, code: Code, number: int, segment: int) -> None:
-        before = self.binding.segments[:segment]
-        blocks = sum(-(-(end - begin) // self.lanes) for begin, end in before)
+        previous = self.binding.segments[:segment]
+        blocks = sum(-(-(end - begin) // self.lanes) for begin, end in previous)
         size = len(self.binding.vectors) * self.lanes
         at = f"({blocks} + block) * {size} + {number * self.lanes} + programIndex"
         code.line(f"const float v{number} = MD_IN(float, {len(self.slots)})[{at}];")

@@ -202,13 +202,13 @@ class StepPrinter:
 
     def _rows(self, begin: str, end: str) -> None:
         code = self.code
-        many = 1
+        rows_at_once = 1
         if self.window is not None and not is_looped(self.window):
-            many = WindowPrinter.rows_at_once(self.window)
+            rows_at_once = WindowPrinter.rows_at_once(self.window)
         code.line(f"uniform int y = {begin};")
-        if many > 1:
-            with code.block(f"for (; y + {many} <= {end}; y += {many})"):
-                self._row_group(many)
+        if rows_at_once > 1:
+            with code.block(f"for (; y + {rows_at_once} <= {end}; y += {rows_at_once})"):
+                self._row_group(rows_at_once)
         with code.block(f"for (; y < {end}; y++)"):
             self._row_group(1)
 
@@ -220,10 +220,10 @@ class StepPrinter:
         code.line("uniform int j = 0;")
         if window is not None:
             window.begin()
-        wide = 2 if self.window is None or not is_looped(self.window) else 1
-        if wide > 1:
-            with code.block(f"for (; j + {wide} <= n; j += {wide})"):
-                self._outputs(rows, wide, window)
+        columns_at_once = 2 if self.window is None or not is_looped(self.window) else 1
+        if columns_at_once > 1:
+            with code.block(f"for (; j + {columns_at_once} <= n; j += {columns_at_once})"):
+                self._outputs(rows, columns_at_once, window)
         with code.block("for (; j < n; j++)"):
             self._outputs(rows, 1, window)
 
@@ -241,11 +241,11 @@ class StepPrinter:
         if window is not None:
             assert self.window is not None
             axis = self.window.rows
-            first = f"y * {axis.stride} - {axis.padding[0]}"
+            first_tap_row = f"y * {axis.stride} - {axis.padding[0]}"
             for offset in window.taken_rows:
                 code.line(
                     f"const uniform float * uniform w{offset} = "
-                    f"{self._window_row(f'{first} + {offset}')};"
+                    f"{self._window_row(f'{first_tap_row} + {offset}')};"
                 )
         at_position = (n for o in self.operations for n, window in o.reads if window is None)
         for number in dict.fromkeys((*at_position, *(o.result for o in self.operations))):
@@ -300,8 +300,10 @@ class StepPrinter:
         view = self.planes[number]
         assert view.ring is not None and self.window is not None
         axis = self.window.columns
-        first = f"({self.columns[0]} * {axis.stride} - {axis.padding[0]} + {view.ring.origin})"
-        at = self._ring_row(number, view.ring, row, first)
+        first_column = (
+            f"({self.columns[0]} * {axis.stride} - {axis.padding[0]} + {view.ring.origin})"
+        )
+        at = self._ring_row(number, view.ring, row, first_column)
         # The row that is read where a window's row is padding.
         identity = f"md_identity_{self.window.join}"
         identity = self._argument("uniform float * uniform", "identity", identity)

@@ -65,12 +65,12 @@ class Move:
 def _tiles(pointer: str, move: Move, lanes: int) -> str:
     """The head of the loop over tiles of the planes at a pointer; ``p`` is the first position of a
     tile before it is clamped to the plane."""
-    first, element = "0", move.element
+    begin, element = "0", move.element
     if move.alike:
         shift = element.bytes.bit_length() - 1
         misalignment = f"(uniform int)(((uniform int64){pointer} >> {shift}) & {lanes - 1})"
-        first = f"n < {MANY_TILES * lanes} ? 0 : -{misalignment}"
-    return f"for (uniform int p = {first}; p < n; p += {lanes})"
+        begin = f"n < {MANY_TILES * lanes} ? 0 : -{misalignment}"
+    return f"for (uniform int p = {begin}; p < n; p += {lanes})"
 
 
 def print_load(code: Code, move: Move, lanes: int) -> None:
@@ -250,8 +250,8 @@ _POSITIONS = 256
 def is_reorder(source: Tensor, result: Tensor, lanes: int, channel: int) -> bool:
     """Whether :func:`print_reorder` moves a value between these layouts, from ``channel`` of the
     result on."""
-    ends = {source.block, result.block} == {1, lanes}
-    return ends and channel % result.block == 0 and source.rows * source.columns > 1
+    is_transposed = {source.block, result.block} == {1, lanes}
+    return is_transposed and channel % result.block == 0 and source.rows * source.columns > 1
 
 
 def print_reorder(
