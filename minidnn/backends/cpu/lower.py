@@ -220,6 +220,7 @@ class _Lowering:
             storage[twin], end = workspace, workspace.offset + plan.layout(twin).bytes(twin.type)
 
         def converted(value: Value, into: bool) -> Task:
+            """The task that copies a value to its twin, or from it."""
             twin = rewritten.twins[value]
             ends = [
                 (value.type, self.tensor(value), value),
@@ -265,6 +266,7 @@ class _Lowering:
         return _shaped_task(node, kernel, [_pointer(of(value)) for value in values])
 
     def _sequence(self, node: Node, op: FusedSequence) -> Sequence[Task]:
+        """The tasks of a fused sequence, preceded by those that pack computed vectors."""
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
         if self.any_size and not op.summed and region.why_not(op.body.nodes, ELEMENTS) is None:
@@ -300,6 +302,7 @@ class _Lowering:
         return _tasks(node, staged, (source, *operands, node.output))
 
     def _contraction(self, node: Node) -> Sequence[Task]:
+        """The tasks of a contraction with its prologue and epilogue, for the chosen algorithm."""
         parts = parts_of(node)
         outer = {parts.result: node.output}
         if isinstance(node.op, FusedContraction):
@@ -349,6 +352,7 @@ class _Lowering:
         return self._copy(node, value, out, offset)
 
     def _copy(self, node: Node, value: Value, out: Value, channel: int = 0) -> Task:
+        """The task that copies a value to another layout, from ``channel`` of ``out`` on."""
         tensors = self.tensor(value), self.tensor(out)
         if self.any_size and value.dtype in ELEMENTS:
             if is_reorder(*tensors, self.isa.lanes, channel):

@@ -363,6 +363,7 @@ def _read_again() -> KernelSource:
 
 
 def _fma_rate(kernel: NativeFunction, isa: Isa, pool: Pool, timer: _Timer) -> float:
+    """Operations a second of :func:`fma_kernel`."""
     buffer = AlignedMemory(pool.threads * TASK_FLOATS * 4)
     buffer.array("f4", (pool.threads * TASK_FLOATS,))[:] = 0.5
     steps = AlignedMemory(4)
@@ -376,6 +377,7 @@ def _fma_rate(kernel: NativeFunction, isa: Isa, pool: Pool, timer: _Timer) -> fl
 
 
 def _products_rate(kernel: NativeFunction, isa: Isa, pool: Pool, timer: _Timer) -> float:
+    """Operations a second of :func:`products_kernel`."""
     products = _products(isa)
     outputs = 16 * products.vectors
     factors = AlignedMemory((PRODUCT_TAPS * products.vectors + 2) * 1024)
@@ -392,6 +394,7 @@ def _products_rate(kernel: NativeFunction, isa: Isa, pool: Pool, timer: _Timer) 
 def _memory_rates(
     copy: NativeFunction, read: NativeFunction, machine: Machine, pool: Pool, timer: _Timer
 ) -> tuple[float, float]:
+    """Bytes a second written plus read while copying, and bytes a second read."""
     task_bytes = STREAM_FLOATS * 4
     streamed = min(max(MEMORY_BYTES, 4 * machine.caches.l3), MOST_MEMORY_BYTES)
     tasks = streamed // task_bytes

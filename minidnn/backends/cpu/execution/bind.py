@@ -157,6 +157,7 @@ class _Operands:
     def operand(
         self, pointer: Pointer, group: tuple[Node, ...] | None, constants: PackedConstants
     ) -> Operand:
+        """The operand of a pointer; for a kernel of a group, with the strides of its images."""
         if isinstance(pointer, Workspace):
             thread_stride = 0 if group is None else self._workspace_bytes
             return Operand(self._workspace, pointer.offset, thread_stride=thread_stride)

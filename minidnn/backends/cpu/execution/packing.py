@@ -215,6 +215,7 @@ class PackedConstants:
         self._before, self._chunk, self._beside = {}, None, None
 
     def _made(self, make: Callable[[], Array]) -> PackedConstant:
+        """Packs a constant, or finds an equal one that another program has packed."""
         if isinstance(make, Packed):
             dtype, size, source = np.dtype(np.float32), make.size, make.weight()
         else:

@@ -261,6 +261,7 @@ def _row_numbers(regions: tuple[BoundKernel | Group, ...]) -> list[int]:
 def _flatten(
     regions: tuple[BoundKernel | Group, ...], slots: int
 ) -> tuple[list[RegionStruct], list[OperandStruct]]:
+    """The rows and operands of the native table; messages name the region that is not valid."""
     rows: list[RegionStruct] = []
     operands: list[OperandStruct] = []
     for index, region in enumerate(regions):
@@ -335,6 +336,7 @@ class HostSum:
         return HostFunction(self.op.name, address, Path(), callback, raised)
 
     def _add(self, pointers: Any) -> None:
+        """Copies the operands to the results, and adds these over all ranks in place."""
         count = len(self.types)
         sums = []
         for i, type in enumerate(self.types):

@@ -242,6 +242,7 @@ def _print_long(
     isa: Isa,
     any_size: bool = False,
 ) -> Staged:
+    """The kernels that add rows, and then the sums of rows, to averages."""
     blocked = source.block > 1
     lanes, planes = source.block, source.blocks
     type = TensorType((batch, source.channels, source.rows, source.columns), source.dtype)

@@ -401,6 +401,7 @@ def _print(
     result_type: str,
     pointers: tuple[int | Workspace, int | Workspace],
 ) -> Stage:
+    """The stage of a step, by the kernel for rows, for columns, or for one output a lane."""
     is_integer = result_type.startswith("int")
     start, join, join_one = (_WHOLE if is_integer else _FLOATS)[how]
     names = {

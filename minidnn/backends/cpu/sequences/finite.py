@@ -100,6 +100,7 @@ def _of(data: np.ndarray) -> Interval:
 
 
 def _window(window: Window, source: Interval, extent: tuple[int, int]) -> Interval:
+    """The interval of a window's results over a plane of ``extent``."""
     if window.join == "max" and window.chooses:
         empty = window.reads_nothing(extent)
         return Interval(-_INFINITY, source.high) if empty else source
@@ -110,6 +111,7 @@ def _window(window: Window, source: Interval, extent: tuple[int, int]) -> Interv
 
 
 def _run(operation: PlanOperation, known: dict[int, Interval], vectors: list[Interval]) -> Interval:
+    """The interval of an operation's result."""
     arguments = [known[number] for number in operation.operands]
     arguments += [vectors[number] for number in operation.vectors]
     values: list[Interval] = []
@@ -119,6 +121,7 @@ def _run(operation: PlanOperation, known: dict[int, Interval], vectors: list[Int
 
 
 def _line(line: Instruction, arguments: Sequence[Interval], values: list[Interval]) -> Interval:
+    """The interval of an instruction's result, where ``values`` are those of earlier ones."""
     if line.op == "argument":
         return arguments[int(line.value or 0)]
     if line.op == "constant":

@@ -99,6 +99,8 @@ def _reads_memory(schedule: Schedule) -> str:
 
 
 class _Printer:
+    """Prints the kernel of one plan for tensors of given layouts."""
+
     def __init__(
         self,
         plan: KernelPlan,
@@ -176,13 +178,11 @@ class _Printer:
                 code.line(f"const uniform int patch = item % {self.tasks};")
                 code.line(f"const uniform int block = item / {self.tasks} % {total};")
                 code.line(f"const uniform int64 image = item / {self.tasks * total};")
-                first_block = 0
+                start = 0
                 for segment, count in enumerate(blocks):
-                    with code.block(
-                        f"if (block >= {first_block} && block < {first_block + count})"
-                    ):
-                        self._calls(code, segment, f"block - {first_block}", variants)
-                    first_block += count
+                    with code.block(f"if (block >= {start} && block < {start + count})"):
+                        self._calls(code, segment, f"block - {start}", variants)
+                    start += count
             if any(move.kind == "stream" for move in self.moves):
                 code.line("memory_barrier();")
         return code

@@ -98,6 +98,7 @@ class StepPrinter:
     # Arguments
 
     def _argument(self, type: str, key: object, actual: str) -> str:
+        """The parameter for what ``key`` identifies; ``actual`` is its argument in this call."""
         if (type, key) not in self.known:
             name = f"a{len(self.formals)}"
             self.known[type, key] = name
@@ -112,6 +113,7 @@ class StepPrinter:
 
     @property
     def _tracks(self) -> bool:
+        """Whether checked inputs are read element by element, not by transposing loads."""
         return any(
             number in self.checked
             and self.planes[number].input is not None
@@ -121,6 +123,7 @@ class StepPrinter:
         )
 
     def _make_temporaries(self) -> None:
+        """Reserves scratch rows for the planes that are transposed."""
         numbers = dict.fromkeys(n for o in self.operations for n in (*o.operands, o.result))
         for number in numbers:
             view = self.planes[number]
@@ -163,6 +166,7 @@ class StepPrinter:
         begin: str,
         end: str,
     ) -> None:
+        """Prints calls of the function that transposes rows ``begin`` to ``end`` of a plane."""
         code = self.code
         pointer = self._pointer(number, view)
         channels = "0" if self.full else self._argument("uniform int", "channels", "channels")
@@ -285,6 +289,7 @@ class StepPrinter:
         )
 
     def _ring_row(self, number: int, ring: Ring, row: str, begin: str = "") -> str:
+        """The address of a row in a ring buffer, from column ``begin`` on."""
         base = self._argument("uniform float * uniform", ring.pointer, ring.pointer)
         shift = self._argument("uniform int", (number, "shift"), str(ring.shift))
         column = self._argument("uniform int", (number, begin or "at"), begin or self._column(ring))
@@ -296,6 +301,7 @@ class StepPrinter:
         return f"({self.columns[0]} + {ring.origin})"
 
     def _window_row(self, row: str) -> str:
+        """The address of a row of taps, or of identities where the row is padding."""
         number = self._source()
         view = self.planes[number]
         assert view.ring is not None and self.window is not None
@@ -389,6 +395,7 @@ class StepPrinter:
         return name
 
     def _read(self, name: str, number: int, view: CallerTensor, at: str) -> None:
+        """Prints the load of an input's element, whose magnitude is recorded if it is checked."""
         code = self.code
         load = view.element.load
         if view.access == "one":
