@@ -1,1 +1,1 @@
-"""What runs a plan: the reference, the CPU and CUDA."""
+"""The backends, which compile plans and run them: the reference, the CPU and CUDA."""

@@ -1,8 +1,8 @@
-"""What a backend is, and which there are.
+"""The protocol of backends, and the function that finds the backend of a device's name.
 
-A backend describes a device, says what it supports, and compiles plans.  Third parties add one
-by an entry point in the group ``minidnn.backends`` whose object is a function without arguments
-that gives a :class:`Backend`.
+A backend describes a device, says what it supports, and compiles plans.  Third parties add a
+backend by an entry point in the group ``minidnn.backends``, whose object is a function without
+arguments that returns a :class:`Backend`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from minidnn.runtime.plan import Plan
 from minidnn.runtime.program import Program
 from minidnn.third_parties import BACKENDS, broken, entries, make
 
-#: The precision with which ``minidnn.compile`` chooses one.
+#: The value of ``precision`` with which ``minidnn.compile`` chooses a precision by measuring.
 AUTO = "auto"
 
 
@@ -35,16 +35,16 @@ class Backend(Protocol):
         """Why the backend cannot be used on this machine, and what to do; None if it can."""
 
     def target(self, precision: str, options: Mapping[str, Any]) -> Target:
-        """Device, prices and refusals, which the passes ask."""
+        """What the passes ask: the device, predicted times, and refusals of fusions."""
 
     def precisions(self) -> Sequence[str]:
-        """The precisions that it computes in, the default first."""
+        """The precisions that the backend computes in, the default first."""
 
     def unsupported(self, node: Node, precision: str) -> str | None:
-        """Why it cannot run a node of an optimized graph; None if it can."""
+        """Why the backend cannot run a node of an optimized graph; None if it can."""
 
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> Program:
-        """The plan as a program; raises UnsupportedError for options that it does not know."""
+        """Compiles a plan to a program; raises UnsupportedError for unknown options."""
 
 
 def why_no_states(backend: Backend) -> str | None:
@@ -59,18 +59,18 @@ def why_no_states(backend: Backend) -> str | None:
 
 
 def training_options(device: str) -> Mapping[str, Any]:
-    """The options with which a device computes steps of training, unless others are given.
+    """The options with which a device's training steps are compiled, unless others are given.
 
-    A backend that has some says so by an attribute of this name.
+    A backend that has such options declares them by an attribute of this name.
     """
-    found: Mapping[str, Any] = getattr(get_backend(device), "training_options", {})
-    return found
+    options: Mapping[str, Any] = getattr(get_backend(device), "training_options", {})
+    return options
 
 
 def check_not_automatic(precision: str | None, what: str, valid: Sequence[str] = ()) -> None:
     """UnsupportedError if a precision is to be chosen by measuring where that is not done.
 
-    ``what``: which is compiled there; ``valid``: the precisions that it may be.
+    ``what``: what is compiled there, for the message; ``valid``: the precisions that are valid.
     """
     if precision == AUTO:
         listed = ", ".join(map(repr, valid)) or "one of the device's precisions"
@@ -81,22 +81,22 @@ def check_not_automatic(precision: str | None, what: str, valid: Sequence[str] =
 
 
 def any_size_options(device: str, graph: Graph) -> Mapping[str, Any] | None:
-    """The options with which a device's kernels are those of planes of any size, so that nothing is
-    compiled for another size; None if it has no such kernels for a graph.
+    """The options with which a device's kernels serve any spatial size, so that nothing is compiled
+    for another size; None if the device has no such kernels for a graph.
 
-    A backend that has says so by an attribute of this name, and by ``of_one_size`` for values of
-    which dtypes it has none.
+    A backend with such kernels declares these options by an attribute of this name, and by
+    ``of_one_size`` the dtypes of values for which it has none.
     """
     backend = get_backend(device)
-    found: Mapping[str, Any] | None = getattr(backend, "any_size_options", None)
-    without = getattr(backend, "of_one_size", ())
-    return None if any(value.dtype in without for value in graph.values) else found
+    options: Mapping[str, Any] | None = getattr(backend, "any_size_options", None)
+    unsupported_dtypes = getattr(backend, "of_one_size", ())
+    return None if any(value.dtype in unsupported_dtypes for value in graph.values) else options
 
 
 def why_not_in(backend: Backend, precision: str) -> str | None:
     """Why a backend does not compute in one of its precisions on this machine; None if it does.
 
-    A backend that needs more than itself for some precision has a method of this name.
+    A backend has a method of this name if some machines lack one of its precisions.
     """
     method = getattr(backend, "why_not_in", None)
     reason: str | None = None if method is None else method(precision)
@@ -104,17 +104,17 @@ def why_not_in(backend: Backend, precision: str) -> str | None:
 
 
 def check_inputs_and_outputs_fit(backend: Backend, graph: Graph) -> None:
-    """OutOfMemoryError if the inputs and outputs of a graph, which passes never do without, do not
-    fit into the memory that a backend computes in: some passes take as long as these are large.
+    """OutOfMemoryError if the inputs and outputs of a graph do not fit into the memory that a
+    backend computes in.  No pass removes these, and some passes take longer the larger they are.
 
     A backend that computes in the memory of its process says so by ``uses_host_memory = True``.
     """
     if not getattr(backend, "uses_host_memory", False):
         return
-    outside = dict.fromkeys((*graph.inputs, *graph.outputs))
-    needed, memory = sum(value.type.bytes for value in outside), usable_memory()
+    boundary = dict.fromkeys((*graph.inputs, *graph.outputs))
+    needed, memory = sum(value.type.bytes for value in boundary), usable_memory()
     if needed > memory:
-        largest = max(outside, key=lambda value: value.type.bytes)
+        largest = max(boundary, key=lambda value: value.type.bytes)
         raise OutOfMemoryError(
             f"{largest!r} takes {largest.type.bytes} bytes, and all inputs and outputs of graph "
             f"{graph.name!r} {needed}; this process has {memory}"
@@ -163,8 +163,8 @@ def backend_names() -> list[str]:
 def get_backend(name: str) -> Backend:
     """The backend of that name; "cuda:1" is the second GPU.
 
-    DeviceError if there is none, or if it cannot be used here, with the reason, which for one of a
-    third party may be that it is broken.
+    DeviceError if there is none, or if it cannot be used here, with the reason, which for a backend
+    of a third party may be that it is broken.
     """
     if isinstance(name, str) and name in _BUILT_IN:
         backend = _BUILT_IN[name]()
@@ -181,21 +181,21 @@ def get_backend(name: str) -> Backend:
 
 def _third_party(name: str) -> tuple[Backend, str | None]:
     """The backend of a third party, and why it cannot be used."""
-    found = [entry for entry in entries(BACKENDS) if entry.name == name]
-    if not found:
+    matches = [entry for entry in entries(BACKENDS) if entry.name == name]
+    if not matches:
         valid = ", ".join(map(repr, backend_names()))
         hint = did_you_mean(name, backend_names())
         if name in ("gpu", "cudnn", "nvidia"):
             hint = "; 'cuda' is an NVIDIA GPU, 'cuda:1' the second one"
         raise DeviceError(f"device={name!r}; valid are {valid}{hint}")
-    backend: Backend = make(found[0], Backend)
+    backend: Backend = make(matches[0], Backend)
     try:
         return backend, backend.unavailable()
     except Exception as error:  # whatever its own code does
-        raise broken(found[0], error) from error
+        raise broken(matches[0], error) from error
 
 
-#: Other names of precisions.
+#: Precisions, and other names by which people know them.
 _PRECISIONS = {
     "float32": ("fp32", "single", "float", "full", "f32"),
     "float16": ("fp16", "half", "f16"),
@@ -205,17 +205,17 @@ _PRECISIONS = {
 
 
 def advice_on_precision(given: object) -> str:
-    """What a message ends with about a precision that a device has not: its usual name, and the
-    devices that compute in it."""
+    """The end of a message about a precision that a device lacks: the precision's usual name, and
+    the devices that compute in it."""
     plain = str(given).removeprefix("torch.")
-    name = next((own for own, others in _PRECISIONS.items() if plain in others), plain)
-    able = [each for each, make in _BUILT_IN.items() if name in make().precisions()]
-    called = f"; it is called {name!r}" if able and name != given else ""
-    if not able:
+    name = next((usual for usual, aliases in _PRECISIONS.items() if plain in aliases), plain)
+    devices = [device for device, make in _BUILT_IN.items() if name in make().precisions()]
+    called = f"; it is called {name!r}" if devices and name != given else ""
+    if not devices:
         return called
-    plural = "s" if len(able) > 1 else ""
+    plural = "s" if len(devices) > 1 else ""
     verb = "compute" if plural else "computes"
-    return f"{called}; device{plural} {' and '.join(map(repr, able))} {verb} in {name!r}"
+    return f"{called}; device{plural} {' and '.join(map(repr, devices))} {verb} in {name!r}"
 
 
 def default_device(among: Sequence[str] = PREFERENCE) -> tuple[str, list[str]]:

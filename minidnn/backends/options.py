@@ -1,4 +1,4 @@
-"""Options of ``md.compile`` that several backends take, and refusing those that one does not."""
+"""Checks of the options of ``md.compile`` that several backends take."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 from minidnn.errors import GraphError, UnsupportedError
 
 ACCURACIES = ("normal", "direct", "high")
-"""Any algorithm may be used; none that rounds more than adding products up does; sums are added up
-so that they round less, where a device has such kernels."""
+"""Values of the option ``accuracy``: any algorithm may be used; none that rounds more than a sum of
+products; sums are added so that they round less, where a device has such kernels."""
 
 TUNES = ("heuristic", "quick", "exhaustive")
-"""Nothing is measured; what is likely to be the fastest is; everything is."""
+"""Values of the option ``tune``: nothing is measured; the candidates that are likely to be fastest
+are measured; all candidates are."""
 
 
 def check_options(device: str, options: Mapping[str, Any], valid: Sequence[str]) -> None:
-    """UnsupportedError if an option is none of ``valid``, those of the device."""
+    """UnsupportedError if an option is none of ``valid``, the options of the device."""
     unknown = sorted(set(options) - set(valid))
     if unknown:
         verb = "is" if len(valid) == 1 else "are"
@@ -60,7 +61,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def any_size_option(options: Mapping[str, Any]) -> bool:
-    """Whether kernels are to be those of planes of any size; GraphError if it is no bool."""
+    """Whether kernels are to serve any spatial size; GraphError if the option is no bool."""
     any_size = options.get("any_size", False)
     if type(any_size) is not bool:
         raise GraphError(f"any_size={any_size!r:.80}; valid are True and False")

@@ -1,13 +1,13 @@
 """Runs a plan with NumPy, in the plan's own arena.
 
-Each node is computed by its operators' references.  Results are written where the plan says
-that they lie, and storage is overwritten with NaN once the plan says that it is free, so that
-a wrong lifetime, offset or placement shows as a wrong result.  What a node gives in bfloat16, which
-NumPy computes in float32, is rounded where it is written.  ``interpret=True`` computes sequences
-patch by patch with the interpreter of their kernel plans instead.
+Each node is computed by its operators' references.  Results are written at the offsets that the
+plan has for them, and storage is overwritten with NaN once the plan says that it is free, so that
+a wrong lifetime, offset or view shows as a wrong result.  A result in bfloat16, which NumPy
+computes in float32, is rounded when it is written.  ``interpret=True`` computes sequences patch by
+patch with the interpreter of their kernel plans instead.
 
-States lie in a store, and what they become is written over them; a run that fails leaves the store
-as it was.
+States are arrays of a store, which a run overwrites with their updates; a run that fails leaves the
+store as it was.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ReferenceBackend:
 
 @dataclass
 class ReferenceProgram:
-    """A plan that NumPy executes."""
+    """A plan that NumPy executes, with ``wide`` in float64."""
 
     plan: Plan
     wide: bool
@@ -81,11 +81,11 @@ class ReferenceProgram:
             self._run(inputs, outputs)
             return
         with self._store.lock:
-            before = {state: self._states[state].copy() for state in self.plan.graph.updates}
+            saved_states = {state: self._states[state].copy() for state in self.plan.graph.updates}
             try:
                 self._run(inputs, outputs)
             except BaseException:
-                for state, array in before.items():
+                for state, array in saved_states.items():
                     self._states[state][...] = array
                 raise
 
@@ -96,7 +96,7 @@ class ReferenceProgram:
             memory.adopt(state, array)
         for value, array in zip(graph.inputs, inputs, strict=True):
             memory.adopt(value, array)
-        ends = _ends(self.plan)
+        last_uses = _ends(self.plan)
         for i, node in enumerate(graph.nodes):
             operands = [self._operand(memory, value) for value in node.inputs]
             try:
@@ -107,7 +107,7 @@ class ReferenceProgram:
                 raise no_memory_for(node, error) from error
             for value, result in zip(node.outputs, results, strict=True):
                 memory.write(value, result)
-            for value in ends.get(i, ()):
+            for value in last_uses.get(i, ()):
                 memory.poison(value)
         for value, out in zip(graph.outputs, outputs, strict=True):
             out[...] = self._operand(memory, value)
@@ -158,6 +158,7 @@ class _Memory:
         return part.view(dtype).reshape(root.shape)
 
     def _place(self, value: Value) -> np.ndarray:
+        """The view of a value in its storage."""
         root = self._root(self._plan.roots[value])
         placement = self._plan.annotations.placements.get(value)
         if placement is None:
@@ -170,11 +171,11 @@ class _Memory:
         return self._place(value)
 
     def write(self, value: Value, result: np.ndarray) -> None:
-        place = self._place(value)
-        if np.shares_memory(place, result):  # a view has its operand's elements already
+        view = self._place(value)
+        if np.shares_memory(view, result):  # a view has its operand's elements already
             return
-        narrow = value.dtype == "bfloat16" and not self._wide
-        place[...] = rounded_to(value.dtype, result) if narrow else result
+        is_rounded = value.dtype == "bfloat16" and not self._wide
+        view[...] = rounded_to(value.dtype, result) if is_rounded else result
 
     def poison(self, root: Value) -> None:
         """Overwrites storage that nothing may read any more."""
@@ -184,19 +185,19 @@ class _Memory:
 
 
 def _dtype(value: Value, wide: bool) -> np.dtype:
-    """What NumPy computes a value in."""
+    """The dtype in which NumPy computes a value."""
     return np.dtype(np.float64) if wide and "float" in value.dtype else numpy_dtype(value.dtype)
 
 
 def _widening(plan: Plan, wide: bool) -> int:
-    """How many times the planned bytes NumPy takes: more than 1 for float64 and bfloat16."""
-    found = (_dtype(v, wide).itemsize // ITEMSIZE[v.dtype] for v in plan.arena.offsets)
-    return max(found, default=1)
+    """The factor from planned bytes to NumPy's: more than 1 for float64 and bfloat16."""
+    factors = (_dtype(v, wide).itemsize // ITEMSIZE[v.dtype] for v in plan.arena.offsets)
+    return max(factors, default=1)
 
 
 def _ends(plan: Plan) -> dict[int, list[Value]]:
-    """The storage that is used for the last time by each node."""
-    found: dict[int, list[Value]] = {}
+    """By a node's number, the values whose storage it is the last to use."""
+    last_uses: dict[int, list[Value]] = {}
     for life in lifetimes(plan.graph, plan.annotations):
-        found.setdefault(life.last, []).append(life.value)
-    return found
+        last_uses.setdefault(life.last, []).append(life.value)
+    return last_uses

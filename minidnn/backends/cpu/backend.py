@@ -49,7 +49,7 @@ from .sequences import sequence
 from .target import CpuTarget, device_for
 from .tuning import Build, tuned_tasks
 
-#: What computes in floats alone, and what takes every dtype of which values may be, with these.
+#: Operators with kernels for floats.
 _FLOAT: tuple[type, ...] = (
     *(FusedRegion, Contraction, Windowed, ops.Softmax, ops.LogSoftmax, ops.AdaptiveAvgPool2d),
     *(
@@ -61,14 +61,15 @@ _FLOAT: tuple[type, ...] = (
         ops.SumOverRanks,
     ),
 )
+#: Operators with kernels for every dtype of values.
 _ANY = (
     *(Elementwise, Reshaping, Indexed),
     *(ops.ArgMax, ops.Concat, ops.Gather, ops.MatMul, ops.RandomDrop, ops.Reduce, ops.TakeChannels),
 )
-#: What computes with whole numbers, too, and says itself what it takes.
+#: Operators of ``_FLOAT`` that compute with integers as well, as far as their own checks allow.
 _WITH_BYTES = (Contraction, FusedContraction, FusedSequence, ops.Reorder, Windowed)
 _OTHERS = ("int32", "int64", *BYTES, "bool")
-#: What sums one number after the other: of halves, sums would lose their digits.
+#: Operators that add one element after the other, and take no bfloat16: sums would lose digits.
 _IN_FULL = (ops.ScatterAdd,)
 
 
@@ -79,7 +80,7 @@ class CpuBackend:
     keeps_states = True
     uses_host_memory = True
     interface = "float32"
-    #: What F(4x4) rounds more is a small part of a result, but steps add it up.
+    #: The rounding error of Winograd's F(4x4) is small in one result, but training steps add it up.
     training_options: Mapping[str, Any] = {"accuracy": "direct"}
     any_size_options: Mapping[str, Any] = {"any_size": True}
 
@@ -166,15 +167,18 @@ def _accuracy(options: Mapping[str, Any], precision: str) -> str:
 def builder(
     plan: Plan, isa: Isa, threads: int, guarded: bool = False, store: Store | None = None
 ) -> Build[CpuProgram]:
-    """Makes programs of a plan from its tasks, whose states are those of ``store``, if any."""
+    """Returns a function that makes programs of a plan from its tasks.
+
+    States are those of ``store``, if it is given.  Kernels of ``other`` are not compiled again.
+    """
 
     def build(tasks: Sequence[Task], other: CpuProgram | None = None) -> CpuProgram:
-        texts = [task.source for task in tasks if isinstance(task.source, KernelSource)]
-        there = {} if other is None else other.kernels
-        lacked = [text for text in texts if text.name not in there]
-        compiled = dict(there)
-        for text, function in zip(lacked, compile_kernels(lacked, isa), strict=True):
-            compiled[text.name] = function
+        sources = [task.source for task in tasks if isinstance(task.source, KernelSource)]
+        known = {} if other is None else other.kernels
+        missing = [source for source in sources if source.name not in known]
+        compiled = dict(known)
+        for source, function in zip(missing, compile_kernels(missing, isa), strict=True):
+            compiled[source.name] = function
         kernels: list[NativeFunction] = []
         for task in tasks:
             if isinstance(task.source, str):
@@ -205,17 +209,17 @@ def _threads(options: Mapping[str, Any]) -> int:
 
 
 class CpuProgram(TableProgram):
-    """A plan as a table of regions.
+    """A plan as a table of kernel launches.
 
-    The constants are packed when it is made; it has no further use for those of the graph.
+    The constants are packed when the program is made; those of the graph are not needed any more.
 
     When ``guarded`` (the debug mode) every run has fresh buffers between guard pages, those of
-    inputs and outputs included: an access behind a buffer ends the process, in every other run one
-    before it, what was never written is NaN, and GraphError names a buffer beside which something
-    was written, or an input that was.
+    inputs and outputs included: an access past the end of a buffer ends the process, in every other
+    run one before its start; memory that was never written is NaN; and GraphError names a buffer
+    around which something was written, or an input that was overwritten.
 
-    A program may take constants of another one for the same plan, as far as they are packed by the
-    same functions.
+    A program may share constants of ``other``, a program of the same plan, as far as the same
+    functions pack them.
     """
 
     def __init__(
@@ -231,7 +235,7 @@ class CpuProgram(TableProgram):
         self.plan = plan
         self.tasks = tuple(tasks)
         self.isa = isa
-        #: Those that were compiled, by name.
+        #: The kernels that were compiled, by name.
         self.kernels = {
             task.source.name: kernel
             for task, kernel in zip(tasks, kernels, strict=True)
@@ -242,15 +246,15 @@ class CpuProgram(TableProgram):
         table, self._names = bind(plan, tasks, kernels, self.constants, guarded)
         self.constants.finish()
         super().__init__(table, threads, guarded=guarded)
-        #: Where buffers of a guarded run touch memory that cannot be accessed.
+        #: The end of all buffers that touches a guard page, which changes from run to run.
         self._guards = cycle((Guard.END, Guard.START))
 
     def attach(self, store: Store) -> None:
         self.use_states(list(store.hold(self.plan.graph.states).values()), store.lock)
 
     def of_size(self, plan: Plan) -> CpuProgram:
-        """The program of the same plan for other sizes, by the same kernels and constants as far as
-        these are those of any size."""
+        """The program of the same plan for other sizes, with the same kernels and constants as far
+        as these serve any size."""
         target = plan.target
         assert isinstance(target, CpuTarget) and target.any_size
         plan.check_fits(usable_memory(), "this process")
@@ -259,7 +263,7 @@ class CpuProgram(TableProgram):
 
     @property
     def constant_bytes(self) -> int:
-        """Its packed constants, those that other programs use, too, included."""
+        """Bytes of its packed constants, including those that other programs share."""
         return self.constants.bytes
 
     @property
@@ -268,26 +272,26 @@ class CpuProgram(TableProgram):
         return {constant: constant.bytes for constant in self.constants.all}
 
     def stored(self) -> StoredProgram:
-        """It as a file has it; UnsupportedError if it is guarded or has states."""
+        """The program as a file has it; UnsupportedError if it is guarded or has states."""
         if self.guarded:
             raise UnsupportedError(
                 "what is compiled to be debugged (guarded=True) cannot be saved compiled"
             )
         if self.table.states:
             raise UnsupportedError(WHY_NO_STATES)
-        packed = [(each.address, each.array()) for each in self.constants.all]
+        packed = [(constant.address, constant.array()) for constant in self.constants.all]
         return store(self.table, packed, self.isa.name, self.threads)
 
     def seconds(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Array:
-        """Computes the outputs and tells the seconds of each of :attr:`tasks`."""
-        found: list[Array] = []
-        self._run(inputs, outputs, lambda bases: found.append(self._program.run_timed(bases)))
-        return found[0]
+        """Computes the outputs; returns the seconds of each of :attr:`tasks`."""
+        times: list[Array] = []
+        self._run(inputs, outputs, lambda bases: times.append(self._program.run_timed(bases)))
+        return times[0]
 
     def seconds_of_nodes(
         self, inputs: Sequence[Array], outputs: Sequence[Array]
     ) -> dict[Node, float]:
-        """Computes the outputs; the seconds of each node, of all its kernels together."""
+        """Computes the outputs; returns the seconds of each node, of all its kernels together."""
         if sums_over_ranks(self.plan.graph):
             raise UnsupportedError(WHY_NO_TIMES)
         total: dict[Node, float] = {}
@@ -296,22 +300,22 @@ class CpuProgram(TableProgram):
         return total
 
     def details(self, node: Node) -> str:
-        """The algorithm of a contraction."""
+        """The name of a contraction's algorithm; empty for other nodes."""
         task = self._contractions.get(node)
         return "" if task is None or task.choice is None else task.choice.algorithm.name
 
     def refusals(self, node: Node) -> dict[str, str]:
-        """The algorithms that do not compute a contraction, and why."""
+        """The algorithms that cannot compute a contraction, and the reason of each."""
         task = self._contractions.get(node)
         return {} if task is None or task.question is None else refusals(task.question)
 
     def spared_operations(self, node: Node) -> int:
-        """How many operations less than its definition a contraction's algorithm takes."""
+        """The operations of a contraction's definition that its algorithm saves."""
         task = self._contractions.get(node)
         if task is None or task.choice is None or task.question is None:
             return 0
-        taken = task.choice.algorithm.operations(task.choice.scheme)
-        return task.question.images * (task.question.problem.operations - taken)
+        computed = task.choice.algorithm.operations(task.choice.scheme)
+        return task.question.images * (task.question.problem.operations - computed)
 
     @cached_property
     def _contractions(self) -> dict[Node, Task]:
@@ -321,16 +325,16 @@ class CpuProgram(TableProgram):
     def bound_seconds(self, operations: int, bytes: int, contraction: bool) -> float:
         """The least time that this machine's measured rates allow, on this program's threads.
 
-        Operations of a contraction are multiply-adds, others count one an instruction.  Bytes
-        that fit the second-level caches come at their rate, others at the memory's.
+        Operations of a contraction are multiply-adds; of others each is an instruction.  Bytes that
+        fit the L2 caches are read at their rate, others at that of memory.
         """
         machine, rates = describe_machine(), measured_rates()
         threads = min(self.threads, machine.cores)
-        pairs = contraction and self.isa.products
-        name = self.isa.name if pairs else self.isa.extends or self.isa.name
+        has_dot_product = contraction and self.isa.products
+        name = self.isa.name if has_dot_product else self.isa.extends or self.isa.name
         peak = rates.peak(name, threads) / (1 if contraction else 2)
-        near = bytes <= machine.caches.l2 * threads
-        rate = rates.l2 * threads / machine.cores if near else rates.copy
+        fits_l2 = bytes <= machine.caches.l2 * threads
+        rate = rates.l2 * threads / machine.cores if fits_l2 else rates.copy
         return max(operations / peak, bytes / rate)
 
     def _run(
@@ -351,15 +355,15 @@ class CpuProgram(TableProgram):
         outputs: Sequence[Array],
         run: Callable[[list[int]], Any],
     ) -> None:
-        outside = (*inputs, *outputs, *self._states)
+        caller_arrays = (*inputs, *outputs, *self._states)
         guard = next(self._guards)
-        given = [AlignedMemory(array.nbytes, guard) for array in outside]
-        arrays = [b.array(a.dtype, a.shape) for b, a in zip(given, outside, strict=True)]
+        memory = [AlignedMemory(array.nbytes, guard) for array in caller_arrays]
+        arrays = [b.array(a.dtype, a.shape) for b, a in zip(memory, caller_arrays, strict=True)]
         written = range(len(inputs), len(inputs) + len(outputs))
-        for i, (own, array) in enumerate(zip(arrays, outside, strict=True)):
+        for i, (guarded_array, array) in enumerate(zip(arrays, caller_arrays, strict=True)):
             if i not in written:
-                own[...] = array
-        buffers = [AlignedMemory(size, guard) for size in self._sizes] + given
+                guarded_array[...] = array
+        buffers = [AlignedMemory(size, guard) for size in self._sizes] + memory
         run([*(buffer.address for buffer in buffers), self._constants_at])
         buffers += [constant.memory for constant in self.constants.all]
         names = self._names + ["the constants"] * (len(buffers) - len(self._names))
@@ -368,9 +372,13 @@ class CpuProgram(TableProgram):
                 raise GraphError(
                     f"a kernel wrote beside the {buffer.size} bytes of {name}, at {at}"
                 )
-        for value, own, array in zip(self.plan.graph.inputs, arrays, inputs, strict=False):
-            if own.tobytes() != array.tobytes():
+        for value, guarded_array, array in zip(
+            self.plan.graph.inputs, arrays, inputs, strict=False
+        ):
+            if guarded_array.tobytes() != array.tobytes():
                 raise GraphError(f"a kernel wrote to the input {value.name!r}")
-        for own, array in zip(arrays[len(inputs) :], outside[len(inputs) :], strict=True):
-            array[...] = own
+        for guarded_array, array in zip(
+            arrays[len(inputs) :], caller_arrays[len(inputs) :], strict=True
+        ):
+            array[...] = guarded_array
         self._finish(inputs, outputs)

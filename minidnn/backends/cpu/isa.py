@@ -1,6 +1,7 @@
-"""The instruction sets that kernels are printed and compiled for.
+"""The instruction sets (ISAs) that kernels are printed and compiled for.
 
-The ISA is always explicit: it is named in every compile call and is part of every cache key.
+The ISA is always explicit: it is named in every compile call and is part of every cache key.  A
+base ISA computes in float32; its extensions add dot products of bfloat16 or int8.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ class Isa:
     """One instruction set.
 
     Attributes:
-        name: ``"avx512"`` or ``"avx2"``.
-        target: ISPC's name of it, with the number of program instances.
+        name: ``"avx512"``, ``"avx2"``, or the name of an extension of one of them.
+        target: ISPC's ``--target``, with the number of program instances.
         lanes: fp32 lanes of a gang (ISPC's ``programCount``), one vector register.
         registers: vector registers that a kernel may use.
-        flags: what Linux calls the features that a processor must have.
-        extends: the name of the one that it is, with further instructions.
+        flags: the features that a processor must have, in Linux's names.
+        extends: the name of the base ISA that this one extends; "" for a base ISA.
     """
 
     name: str
@@ -35,10 +36,11 @@ class Isa:
     lanes: int
     registers: int
     flags: tuple[str, ...]
-    #: How it multiplies values in bfloat16: "vectors" or "tiles" of pairs; "" for not at all.
+    #: Its dot products of bfloat16: on "vectors" or on the "tiles" of AMX; "" for none.
     products: str = ""
     extends: str = ""
-    #: How it multiplies bytes of whole blocks of channels: "vectors" or "tiles" of quads.
+    #: Its dot products of int8 for kernels on blocks of channels: on "vectors" (VNNI) or on the
+    #: "tiles" of AMX; "" for none.
     quads: str = ""
 
 
@@ -90,17 +92,17 @@ AVX2_VNNI = replace(
 BYTE_ISAS: Mapping[str, tuple[Isa, ...]] = MappingProxyType(
     {"avx512": (AMX_INT8, AVX512_VNNI), "avx2": (AVX2_VNNI,)}
 )
-"""By the name of an instruction set, what extends it by products of bytes, the best first."""
+"""By the name of a base ISA, its extensions with dot products of int8, the best first."""
 
 ISAS: Mapping[str, Isa] = MappingProxyType({isa.name: isa for isa in (AVX512, AVX2)})
-"""Those for float32, the best first."""
+"""The base ISAs by name, the best first."""
 
 BFLOAT16_ISAS: Mapping[str, tuple[Isa, ...]] = MappingProxyType({"avx512": (AMX_BF16, AVX512_BF16)})
-"""By the name of an instruction set, what extends it by products of bfloat16, the best first."""
+"""By the name of a base ISA, its extensions with dot products of bfloat16, the best first."""
 
 
 def processor_flags() -> frozenset[str]:
-    """The features of the first processor, in Linux's names; empty where they are not told."""
+    """The features of the first processor, in Linux's names; empty where they cannot be read."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -112,7 +114,7 @@ def processor_flags() -> frozenset[str]:
 
 
 def isa_named(name: str) -> Isa:
-    """The ISA of that name, to price or print kernels for whatever processor.
+    """The base ISA of that name, to price or print kernels for any processor.
 
     Raises:
         DeviceError: there is none of that name.
@@ -123,14 +125,15 @@ def isa_named(name: str) -> Isa:
 
 
 def any_isa_named(name: str) -> Isa:
-    """The ISA of that name, those with further instructions included."""
+    """The ISA of that name, which may be a base ISA or an extension."""
     extended = (*BFLOAT16_ISAS.values(), *BYTE_ISAS.values())
-    every = (*ISAS.values(), *(isa for found in extended for isa in found))
-    return {isa.name: isa for isa in every}[name]
+    isas = (*ISAS.values(), *(isa for extensions in extended for isa in extensions))
+    return {isa.name: isa for isa in isas}[name]
 
 
 def usable_isa(name: str) -> Isa:
-    """The ISA of that name, to run kernels: one that the processor lacks would end the process.
+    """The base ISA of that name, to run kernels: executing one that the processor lacks would end
+    the process.
 
     Raises:
         DeviceError: there is none of that name, or this processor does not execute it.
@@ -147,14 +150,14 @@ def usable_isa(name: str) -> Isa:
 
 
 def bfloat16_isa(isa: Isa) -> Isa:
-    """What computes in bfloat16 beside an ISA on this processor.
+    """The best extension of an ISA with dot products of bfloat16 on this processor.
 
     Raises:
-        DeviceError: there is nothing of that kind, or the processor lacks it.
+        DeviceError: the ISA has no such extension, or the processor lacks it.
     """
-    found = why_no_bfloat16(isa)
-    if found is not None:
-        raise DeviceError(f"precision='bfloat16' on device 'cpu': {found}; valid is 'float32'")
+    reason = why_no_bfloat16(isa)
+    if reason is not None:
+        raise DeviceError(f"precision='bfloat16' on device 'cpu': {reason}; valid is 'float32'")
     return next(i for i in BFLOAT16_ISAS[isa.name] if is_usable(i))
 
 
@@ -167,8 +170,8 @@ def is_usable(isa: Isa) -> bool:
 
 @cache
 def _tiles_permitted() -> bool:
-    """Asks Linux for the registers of tiles, which are so large that threads have no room for them
-    unless they are asked for."""
+    """Asks Linux for permission to use AMX's tile registers; returns whether it is granted.  They
+    are so large that the kernel reserves memory to save them only for processes that ask."""
     system_call = ctypes.CDLL(None).syscall
     return int(system_call(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)) == 0
 
@@ -177,7 +180,7 @@ _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 def why_no_bfloat16(isa: Isa) -> str | None:
-    """Why this processor does not compute in bfloat16 beside an ISA; None if it does."""
+    """Why this processor has no dot products of bfloat16 that extend an ISA; None if it has."""
     extended = BFLOAT16_ISAS.get(isa.name, ())
     if not extended:
         return f"isa={isa.name!r} has no products of bfloat16, which 'avx512' has"
@@ -188,8 +191,8 @@ def why_no_bfloat16(isa: Isa) -> str | None:
 
 
 def with_bytes(isa: Isa) -> Isa:
-    """An ISA with the instructions that multiply bytes, if this processor has them; itself if not,
-    whose kernels give the same numbers."""
+    """The extension of an ISA with dot products of int8, if this processor has one; otherwise the
+    ISA itself, whose kernels give the same numbers."""
     return next((i for i in BYTE_ISAS.get(isa.name, ()) if is_usable(i)), isa)
 
 

@@ -1,4 +1,8 @@
-"""From a plan to regions: a kernel, operands and tasks for each node of the optimized graph."""
+"""Lowering of a plan: each node of the optimized graph becomes tasks, which are kernel launches.
+
+A task has a printed kernel, the pointers that it receives, and the number of its independent parts.
+Pointers are values, workspace and constants here; :mod:`.execution.bind` gives them addresses.
+"""
 
 from __future__ import annotations
 
@@ -91,10 +95,11 @@ def lower_plan(
     only: Container[Node] | None = None,
     any_size: bool = False,
 ) -> list[Task]:
-    """The kernels of a plan for a pool of ``threads``, in the order in which they run.
+    """The tasks of a plan for a pool of ``threads``, in the order in which they run.
 
-    ``accuracy``: see :func:`.contraction.question_of`; ``choose`` says how contractions are
-    computed; ``only``: for these nodes; ``any_size``: by kernels that know no sizes of planes.
+    ``accuracy``: see :func:`.contraction.question_of`; ``choose`` chooses the algorithms of
+    contractions; ``only``: the nodes to lower, all by default; ``any_size``: with kernels that
+    serve any spatial size.
     """
     choose = choose_for_any_size if any_size else choose
     lowering = _Lowering(plan, isa, threads, accuracy, choose, any_size=any_size)
@@ -104,24 +109,29 @@ def lower_plan(
         if node not in grouped:
             tasks += lowering.node(node) if only is None or node in only else ()
         elif node is grouped[node][0]:
-            tasks += _by_image(plan, grouped[node], lowering, only)
+            tasks += _tile_batch(plan, grouped[node], lowering, only)
     return tasks
 
 
-def _by_image(
-    plan: Plan, group: tuple[Node, ...], whole: _Lowering, only: Container[Node] | None
+def _tile_batch(
+    plan: Plan, group: tuple[Node, ...], batch_lowering: _Lowering, only: Container[Node] | None
 ) -> list[Task]:
-    """The kernels of a group of nodes for one image, which one thread computes."""
-    small, of = one_image(plan, group)
-    lowering = replace(whole, plan=small, threads=1, images=group[0].outputs[0].shape[0])
+    """The tasks of a group of nodes that is computed image after image: those of one image, which
+    one thread computes."""
+    image_plan, originals = one_image(plan, group)
+    lowering = replace(
+        batch_lowering, plan=image_plan, threads=1, images=group[0].outputs[0].shape[0]
+    )
     return [
         replace(
             task,
             node=node,
-            pointers=tuple(of.get(p, p) if isinstance(p, Value) else p for p in task.pointers),
+            pointers=tuple(
+                originals.get(p, p) if isinstance(p, Value) else p for p in task.pointers
+            ),
             group=group,
         )
-        for node, twin in zip(group, small.graph.nodes, strict=True)
+        for node, twin in zip(group, image_plan.graph.nodes, strict=True)
         if only is None or node in only
         for task in lowering.node(twin)
     ]
@@ -129,8 +139,11 @@ def _by_image(
 
 @dataclass(frozen=True)
 class _Lowering:
-    """Lowers nodes; ``images`` times as many images are computed as the plan's nodes say.  With
-    ``any_size`` kernels are those of planes of any size, where there are such."""
+    """Lowers the nodes of a plan.
+
+    ``images`` is how often the plan is run to compute the whole batch: once, or for each image of a
+    group.  With ``any_size`` kernels serve any spatial size, where there are such kernels.
+    """
 
     plan: Plan
     isa: Isa
@@ -141,11 +154,12 @@ class _Lowering:
     any_size: bool = False
 
     def tensor(self, value: Value) -> Tensor:
-        """How a value lies in memory; a constant lies as NCHW."""
-        wide = self.plan.annotations.within(value).buffer
-        return tensor_of(value.type, self.plan.layout(value), wide.type)
+        """The layout and strides of a value in memory; a constant is NCHW."""
+        buffer = self.plan.annotations.within(value).buffer
+        return tensor_of(value.type, self.plan.layout(value), buffer.type)
 
     def node(self, node: Node) -> Sequence[Task]:
+        """The tasks of a node; there are none if its result is a view."""
         op = node.op
         if self.plan.annotations.is_view(node):
             return ()
@@ -153,10 +167,10 @@ class _Lowering:
             return self._widened(node)
         if isinstance(op, FusedSequence):
             dense = all(map(self._is_dense, (*node.inputs, *node.outputs)))
-            first = op.body.nodes[0]
-            if dense and isinstance(first.op, Windowed) and first.output.dtype in BYTES:
+            first_node = op.body.nodes[0]
+            if dense and isinstance(first_node.op, Windowed) and first_node.output.dtype in BYTES:
                 x, y = node.inputs[0], node.output
-                window = print_byte_window(first.op, x.type, y.type)
+                window = print_byte_window(first_node.op, x.type, y.type)
                 return (_shaped_task(node, window, (_pointer(x), y)),)
             flat = dense and is_flat(op.body, self.any_size)
             return (self._flat(node, op),) if flat else self._sequence(node, op)
@@ -180,8 +194,8 @@ class _Lowering:
             return _tasks(node, staged)
         if isinstance(op, AdaptiveAvgPool2d):
             x, y = node.inputs[0], node.output
-            ends = self.tensor(x), self.tensor(y)
-            staged = print_adaptive(op, x.type, *ends, self.isa, self.any_size)
+            tensors = self.tensor(x), self.tensor(y)
+            staged = print_adaptive(op, x.type, *tensors, self.isa, self.any_size)
             return _tasks(node, staged)
         if isinstance(op, (Conv2dInputGradient, Conv2dWeightGradient)):
             return _tasks(node, print_gradient(node, self.tensor, self.isa))
@@ -192,43 +206,44 @@ class _Lowering:
         return (_shaped_task(node, _shaped(node)),)
 
     def _widened(self, node: Node) -> Sequence[Task]:
-        """A node on float32 copies of what it reads and gives, which lie in workspace."""
-        wide = widened(node)
-        layouts = {twin: self.plan.layout(value) for value, twin in wide.twins.items()}
-        plan = replace(self.plan, graph=wide.graph, annotations=Annotations(layouts))
+        """The tasks of a node on float32 copies of its operands and results, in workspace."""
+        rewritten = widened(node)
+        layouts = {twin: self.plan.layout(value) for value, twin in rewritten.twins.items()}
+        plan = replace(self.plan, graph=rewritten.graph, annotations=Annotations(layouts))
         lowering = replace(self, plan=plan)
-        tasks = lowering.node(wide.graph.nodes[0])
+        tasks = lowering.node(rewritten.graph.nodes[0])
         end = max(task.workspace_bytes for task in tasks)
-        places: dict[Pointer, Value | Workspace] = {t: v for v, t in wide.twins.items()}
-        for value in wide.copied((*node.inputs, *node.outputs)):
-            place = Workspace(-(-end // ALIGNMENT) * ALIGNMENT)
-            twin = wide.twins[value]
-            places[twin], end = place, place.offset + plan.layout(twin).bytes(twin.type)
+        storage: dict[Pointer, Value | Workspace] = {t: v for v, t in rewritten.twins.items()}
+        for value in rewritten.copied((*node.inputs, *node.outputs)):
+            workspace = Workspace(-(-end // ALIGNMENT) * ALIGNMENT)
+            twin = rewritten.twins[value]
+            storage[twin], end = workspace, workspace.offset + plan.layout(twin).bytes(twin.type)
 
         def converted(value: Value, into: bool) -> Task:
-            twin = wide.twins[value]
+            """The task that copies a value to its twin, or from it."""
+            twin = rewritten.twins[value]
             ends = [
                 (value.type, self.tensor(value), value),
-                (twin.type, lowering.tensor(twin), places[twin]),
+                (twin.type, lowering.tensor(twin), storage[twin]),
             ]
-            (given, source, read), (made, result, written) = ends if into else ends[::-1]
+            (from_type, source, read), (to_type, result, written) = ends if into else ends[::-1]
             if self._is_dense(value):
-                return _shaped_task(node, print_conversion(given, made), (read, written))
-            printed = print_copy(given, source, result, self.isa)
-            tasks = given.plane[0] * printed.tasks_per_image
+                return _shaped_task(node, print_conversion(from_type, to_type), (read, written))
+            printed = print_copy(from_type, source, result, self.isa)
+            tasks = from_type.plane[0] * printed.tasks_per_image
             scratch = printed.scratch_bytes
             return Task(node, printed.source, (read, written), tasks, 1, scratch)
 
         inner = [
-            replace(t, node=node, pointers=tuple(places.get(p, p) for p in t.pointers))
+            replace(t, node=node, pointers=tuple(storage.get(p, p) for p in t.pointers))
             for t in tasks
         ]
-        before = [converted(value, True) for value in wide.copied(node.inputs)]
-        after = [converted(value, False) for value in wide.copied(node.outputs)]
-        return [replace(t, workspace_bytes=end) for t in (*before, *inner, *after)]
+        copies_in = [converted(value, True) for value in rewritten.copied(node.inputs)]
+        copies_out = [converted(value, False) for value in rewritten.copied(node.outputs)]
+        return [replace(t, workspace_bytes=end) for t in (*copies_in, *inner, *copies_out)]
 
     def _is_dense(self, value: Value) -> bool:
-        """Whether a value lies as NCHW, and by itself."""
+        """Whether a value is NCHW and no part of a wider buffer."""
         alone = self.plan.annotations.within(value).buffer is value
         return self.plan.layout(value).block == 1 and alone
 
@@ -241,16 +256,17 @@ class _Lowering:
     def _of_any_size(
         self, node: Node, body: Graph, outer: Mapping[Value, Value], channel: int = 0
     ) -> Task:
-        """A region whose kernel knows no size of a plane; see :func:`print_for_any_size`."""
+        """The task of a region for any spatial size; see :func:`print_for_any_size`."""
 
         def of(value: Value) -> Value:
             return outer.get(value, value)
 
         lanes = self.isa.lanes
-        made, values = print_for_any_size(body, lambda v: self.tensor(of(v)), lanes, channel)
-        return _shaped_task(node, made, [_pointer(of(value)) for value in values])
+        kernel, values = print_for_any_size(body, lambda v: self.tensor(of(v)), lanes, channel)
+        return _shaped_task(node, kernel, [_pointer(of(value)) for value in values])
 
     def _sequence(self, node: Node, op: FusedSequence) -> Sequence[Task]:
+        """The tasks of a fused sequence, preceded by those that pack computed vectors."""
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
         if self.any_size and not op.summed and region.why_not(op.body.nodes, ELEMENTS) is None:
@@ -274,26 +290,27 @@ class _Lowering:
     def _sums(self, node: Node, op: FusedSums) -> Sequence[Task]:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         sums = print_sums(op, lambda value: self.tensor(outer.get(value, value)), self.isa)
-        given = [_pointer(outer.get(value, value)) for value in sums.operands]
-        return _tasks(node, sums.staged, (*given, *node.outputs))
+        operands = [_pointer(outer.get(value, value)) for value in sums.operands]
+        return _tasks(node, sums.staged, (*operands, *node.outputs))
 
     def _channel_norm(self, node: Node, op: FusedNormalization) -> Sequence[Task]:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         source = outer[op.body.nodes[0].inputs[0]]
         staged = print_channel_norm(op, self.tensor(source), self.tensor(node.output))
         vectors = (outer.get(value, value) for value in op.vectors)
-        given = [partial(data_of, v) if isinstance(v, Constant) else v for v in vectors]
-        return _tasks(node, staged, (source, *given, node.output))
+        operands = [partial(data_of, v) if isinstance(v, Constant) else v for v in vectors]
+        return _tasks(node, staged, (source, *operands, node.output))
 
     def _contraction(self, node: Node) -> Sequence[Task]:
+        """The tasks of a contraction with its prologue and epilogue, for the chosen algorithm."""
         parts = parts_of(node)
         outer = {parts.result: node.output}
         if isinstance(node.op, FusedContraction):
             outer |= dict(zip(node.op.body.inputs, node.inputs, strict=True))
         source, result = outer.get(parts.source, parts.source), node.output
         others = [outer.get(value, value) for value in parts.others]
-        whole = is_whole_product(source.type, parts.node.inputs[1].type)
-        if whole and why_not_in_blocks(parts, self.isa):
+        is_integer = is_whole_product(source.type, parts.node.inputs[1].type)
+        if is_integer and why_not_in_blocks(parts, self.isa):
             printed = print_integer(parts, self.isa, self.any_size)
             return _stages(node, printed, [_pointer(v) for v in (source, *others, result)])
         batch = source.type.plane[0]
@@ -322,7 +339,7 @@ class _Lowering:
         return _packing(tasks, outer)
 
     def _join(self, node: Node, op: Concat) -> Sequence[Task]:
-        """Copies the operands that were not written in place."""
+        """The tasks of a concatenation: copies of operands that were not written in place."""
         axis = op.axis % node.output.type.rank
         copied = self.plan.annotations.copied(node)
         return [self._joined(node, value, axis, offset) for value, offset in copied]
@@ -335,29 +352,30 @@ class _Lowering:
         return self._copy(node, value, out, offset)
 
     def _copy(self, node: Node, value: Value, out: Value, channel: int = 0) -> Task:
-        ends = self.tensor(value), self.tensor(out)
+        """The task that copies a value to another layout, from ``channel`` of ``out`` on."""
+        tensors = self.tensor(value), self.tensor(out)
         if self.any_size and value.dtype in ELEMENTS:
-            if is_reorder(*ends, self.isa.lanes, channel):
-                moved = print_reorder(value.type, *ends, self.isa.lanes, channel)
+            if is_reorder(*tensors, self.isa.lanes, channel):
+                moved = print_reorder(value.type, *tensors, self.isa.lanes, channel)
                 return _shaped_task(node, moved, (_pointer(value), out))
             body = copied(value.type)
             outer = {body.inputs[0]: value, body.outputs[0]: out}
             return self._of_any_size(node, body, outer, channel)
-        printed = print_copy(value.type, *ends, self.isa, channel)
+        printed = print_copy(value.type, *tensors, self.isa, channel)
         tasks = value.type.plane[0] * printed.tasks_per_image
         pointers = (_pointer(value), out)
         return Task(node, printed.source, pointers, tasks, 1, printed.scratch_bytes)
 
 
 def _packing(tasks: Sequence[Task], outer: Mapping[Value, Value]) -> Sequence[Task]:
-    """The tasks of a node, behind those that pack what they read of values that are no constants.
+    """The tasks of a node, preceded by those that pack weights and vectors that are no constants.
 
-    Packed they lie in workspace, behind what the tasks use of it.  ``outer`` gives the operands of
-    a region for the inputs of its body.
+    Packed operands are in workspace, after what the tasks use of it.  ``outer`` maps the inputs of
+    a region's body to the region's operands.
     """
     end = max(task.workspace_bytes for task in tasks)
-    before: list[Task] = []
-    places: dict[Pointer, Workspace] = {}
+    packing_tasks: list[Task] = []
+    packed_at: dict[Pointer, Workspace] = {}
     for pointer in dict.fromkeys(p for task in tasks for p in task.pointers):
         if not isinstance(pointer, (Packed, PackedVectors)):
             continue
@@ -365,16 +383,18 @@ def _packing(tasks: Sequence[Task], outer: Mapping[Value, Value]) -> Sequence[Ta
         if all(isinstance(value, Constant) for value in values):
             continue
         packed = pointer if isinstance(pointer, Packed) else pointer.picked()
-        place = places[pointer] = Workspace(-(-end // ALIGNMENT) * ALIGNMENT)
-        end = place.offset + ITEMSIZE["float32"] * packed.size
-        given = (place, *map(_array, packed.numbers), *map(_pointer, values))
+        target = packed_at[pointer] = Workspace(-(-end // ALIGNMENT) * ALIGNMENT)
+        end = target.offset + ITEMSIZE["float32"] * packed.size
+        pointers = (target, *map(_array, packed.numbers), *map(_pointer, values))
         source = packed.kernel or packed.function
-        before.append(Task(tasks[0].node, source, given, packed.tasks, packed.grain))
-    if not before:
+        packing_tasks.append(Task(tasks[0].node, source, pointers, packed.tasks, packed.grain))
+    if not packing_tasks:
         return tasks
     return [
-        replace(task, pointers=tuple(places.get(p, p) for p in task.pointers), workspace_bytes=end)
-        for task in (*before, *tasks)
+        replace(
+            task, pointers=tuple(packed_at.get(p, p) for p in task.pointers), workspace_bytes=end
+        )
+        for task in (*packing_tasks, *tasks)
     ]
 
 
@@ -383,7 +403,8 @@ def _array(array: np.ndarray) -> Pointer:
 
 
 def _staged(node: Node, isa: Isa) -> Staged | None:
-    """The kernels of what joins elements of NCHW values."""
+    """The kernels of softmax, reductions, normalizations and float32 matrix products, whose values
+    are NCHW; None for other nodes."""
     op, types = node.op, [value.type for value in node.inputs]
     if isinstance(op, (Softmax, LogSoftmax)):
         return print_softmax(op, types[0])
@@ -399,14 +420,14 @@ def _staged(node: Node, isa: Isa) -> Staged | None:
 
 
 def _tasks(node: Node, staged: Staged, given: Sequence[Pointer] = ()) -> list[Task]:
-    """The kernels for the pointers ``given``, which by default are the operands and the output."""
+    """The tasks of stages for the pointers ``given``: by default the operands and the output."""
     return _stages(node, staged, given or (*map(_pointer, node.inputs), node.output))
 
 
 def _stages(
     node: Node, staged: Staged | PrintedContraction, values: Sequence[Pointer]
 ) -> list[Task]:
-    """The tasks of stages whose pointers that are numbers point to ``values``."""
+    """The tasks of stages, whose pointers that are numbers refer to ``values``."""
     return [
         Task(
             node,
@@ -422,20 +443,22 @@ def _stages(
 
 
 def _shaped_task(node: Node, shaped: Shaped, given: Sequence[Pointer] = ()) -> Task:
-    """The task of a kernel without sizes for the pointers ``given``, which by default are the
+    """The task of a kernel whose sizes are an operand, for the pointers ``given``: by default the
     operands, the kernel's tables, and the output."""
     given = given or (*map(_pointer, node.inputs), *map(_array, shaped.tables), node.output)
     pointers, scratch = (*given, lambda: shaped.sizes), shaped.scratch_bytes
     return Task(node, shaped.source, pointers, shaped.tasks, shaped.grain, scratch)
 
 
-def _copied_run(part: TensorType, whole: TensorType, axis: int, first: int) -> Shaped:
-    """The kernel that copies a dense value to positions ``first`` and on of an axis of another."""
-    return shaped(move.lower_copy(Pitched.dense(part), Pitched.dense(whole), axis, first, SCHEDULE))
+def _copied_run(part: TensorType, target: TensorType, axis: int, first: int) -> Shaped:
+    """The kernel that copies a dense value into another one, from ``first`` of an axis on."""
+    return shaped(
+        move.lower_copy(Pitched.dense(part), Pitched.dense(target), axis, first, SCHEDULE)
+    )
 
 
 def _shaped(node: Node) -> Shaped:
-    """The kernel without sizes of a node, and the sizes."""
+    """The kernel of a node over dense values, whose sizes are an operand."""
     op, types = node.op, [value.type for value in node.inputs]
     operands = [Pitched.dense(value.type) for value in (*node.inputs, *node.outputs)]
     if (kernel := lower(op, operands, SCHEDULE)) is not None:
@@ -447,7 +470,7 @@ def _shaped(node: Node) -> Shaped:
 
 
 def _rows(type: TensorType) -> Tensor:
-    """A value as rows of features: what a linear layer sees."""
+    """A value as rows of features, as a linear layer has it: each row is an image of one pixel."""
     return Tensor(type.shape[-1], 1, 1, 1, type.shape[-1], type.dtype)
 
 
@@ -458,4 +481,5 @@ def _pointer(value: Value) -> Pointer:
 
 
 def _bits_of(value: Constant) -> np.ndarray:
+    """A constant's elements as integers of their bits."""
     return to_bits(data_of(value), value.dtype)

@@ -1,8 +1,9 @@
-"""What this machine is, and what it can do: the roofline of ``explain`` and of the cost model.
+"""This machine: its processor, cores and caches, and its measured rates, for rooflines.
 
-What can be told without measuring is found first.  Rates are measured with small ISPC kernels, once
-(about a second), and cached for the processor, the number of cores, and the compiler.  They are the
-best of several short measurements, since a busy machine only ever makes them worse.
+:func:`describe_machine` measures nothing.  Rates are measured with small ISPC kernels, once (about
+a second), and cached for the processor, the number of cores, and the compiler.  They are the best
+of several short measurements, since a busy machine only ever makes them worse.  The passes' cost
+model does not use them: see :func:`minidnn.backends.cpu.target.device_for`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SYSTEM_CPU = Path("/sys/devices/system/cpu/cpu0")
 
 @dataclass(frozen=True)
 class CacheSizes:
-    """Bytes: of a core's first and second level, of the whole last one (0: not known)."""
+    """Sizes in bytes: L1 data cache and L2 cache of one core, the whole L3 (0: not known)."""
 
     l1: int
     l2: int
@@ -46,7 +47,7 @@ class CacheSizes:
 
 @dataclass(frozen=True)
 class Rates:
-    """What was measured, with ``threads`` threads unless another number is named.
+    """Measured rates of a machine, with ``threads`` threads unless another number is named.
 
     Attributes:
         flops: fp32 operations a second by fused multiply-adds from registers (one is two), as
@@ -54,8 +55,8 @@ class Rates:
         flops_one: the same on one thread.
         copy: bytes a second written plus read while copying more than the caches hold.
         read: bytes a second read from memory.
-        l2: bytes a second that all threads together read from their second-level caches.
-        products, products_one: the same as ``flops`` and ``flops_one``, by products of bfloat16.
+        l2: bytes a second that all threads together read from their L2 caches.
+        products, products_one: the same as ``flops`` and ``flops_one``, by bfloat16 dot products.
         disturbed: other processes held the cores all the time; the rates are too low.
     """
 
@@ -141,15 +142,15 @@ BUDGET_SECONDS = 0.4
 FMA_STEPS = 1_000_000
 TASK_FLOATS = 64 * 16
 PRODUCT_TAPS = 16
-"""Of 32 channels: so many steps whose weights stay in the first cache."""
+"""Taps of 32 channels in one call: few enough that their weights stay in the L1 cache."""
 PRODUCT_CALLS = 10_000
 STREAM_FLOATS = 1 << 14
 """Floats of one task of the streaming kernels."""
 
 L2_PASSES = 256
 MEMORY_BYTES = 128 << 20
-"""At least this much is streamed, and four times the last cache, but no more than the following:
-virtual machines tell of all of a server's last cache, of which they get a part."""
+"""At least this much is streamed, and four times the L3 cache, but no more than the following:
+virtual machines report all of a server's L3 cache, of which they get a part."""
 MOST_MEMORY_BYTES = 512 << 20
 
 
@@ -234,11 +235,11 @@ def measure(machine: Machine, threads: int) -> Rates:
     best, *_ = machine.isas
     streams = [_copy(), read_kernel(), _read_again()]
     # Together in one file: starting ISPC takes longer than compiling them.
-    first, copy, read, again = compile_kernels(
+    best_fma, copy, read, again = compile_kernels(
         [fma_kernel(ISAS[best]), *streams], ISAS[best], jobs=1
     )
     for name in machine.isas:
-        kernel = first
+        kernel = best_fma
         if name != best:
             (kernel,) = compile_kernels([fma_kernel(ISAS[name])], ISAS[name])
         flops.append((name, _fma_rate(kernel, ISAS[name], pool, timer)))
@@ -264,7 +265,8 @@ def measure(machine: Machine, threads: int) -> Rates:
 
 
 def fma_kernel(isa: Isa) -> KernelSource:
-    """As many chains as registers allow: latency times throughput needs 8 to 10."""
+    """The kernel that measures the peak rate of fused multiply-adds.  It runs as many independent
+    chains as registers allow: latency times throughput needs 8 to 10."""
     chains = range(isa.registers - 4)
     lines = [f"  float a{i} = x[{i} * programCount + programIndex];" for i in chains]
     lines += ["  for (uniform int i = 0; i < steps; i++) {"]
@@ -285,7 +287,7 @@ def fma_kernel(isa: Isa) -> KernelSource:
 
 
 def products_kernel(isa: Isa) -> KernelSource:
-    """The products of one tile, again and again."""
+    """The kernel that measures the peak rate of bfloat16 dot products, on one register tile."""
     products = _products(isa)
     call = f"{products.name}(x, offsets, {PRODUCT_TAPS}, 1, 0, w, sums);"
     begin, end = (f"{name}();" if products.tiles else "" for name in PAIRS.tiles)
@@ -335,7 +337,8 @@ def _sum(passes: int) -> str:
 
 
 def read_kernel() -> KernelSource:
-    """Sums of tasks of STREAM_FLOATS numbers: as fast as memory can be read."""
+    """The kernel that reads memory as fast as possible: it sums the floats of its tasks, each of
+    STREAM_FLOATS."""
     text = f"""MD_KERNEL(md_rate_read) {{
   const uniform float * uniform x = MD_IN(float, 0) + (uniform int64)md_begin * {STREAM_FLOATS};
   uniform float * uniform y = MD_OUT(float, 1) + md_begin * 64;
@@ -360,6 +363,7 @@ def _read_again() -> KernelSource:
 
 
 def _fma_rate(kernel: NativeFunction, isa: Isa, pool: Pool, timer: _Timer) -> float:
+    """Operations a second of :func:`fma_kernel`."""
     buffer = AlignedMemory(pool.threads * TASK_FLOATS * 4)
     buffer.array("f4", (pool.threads * TASK_FLOATS,))[:] = 0.5
     steps = AlignedMemory(4)
@@ -373,22 +377,24 @@ def _fma_rate(kernel: NativeFunction, isa: Isa, pool: Pool, timer: _Timer) -> fl
 
 
 def _products_rate(kernel: NativeFunction, isa: Isa, pool: Pool, timer: _Timer) -> float:
+    """Operations a second of :func:`products_kernel`."""
     products = _products(isa)
     outputs = 16 * products.vectors
-    given = AlignedMemory((PRODUCT_TAPS * products.vectors + 2) * 1024)
+    factors = AlignedMemory((PRODUCT_TAPS * products.vectors + 2) * 1024)
     sums = AlignedMemory(pool.threads * products.pixels * outputs * 4)
     offsets = AlignedMemory(PRODUCT_TAPS * 4)
     region = BoundKernel(kernel, (Operand(0), Operand(1), Operand(2)), pool.threads)
     program = NativeProgram([region], 3, pool=pool)
     terms = PAIRS.block * PRODUCT_TAPS * PRODUCT_CALLS
     count = 2.0 * products.pixels * outputs * terms * pool.threads
-    bases = [given.address, sums.address, offsets.address]
+    bases = [factors.address, sums.address, offsets.address]
     return count / timer.best(lambda: program.run(bases), pool.threads)
 
 
 def _memory_rates(
     copy: NativeFunction, read: NativeFunction, machine: Machine, pool: Pool, timer: _Timer
 ) -> tuple[float, float]:
+    """Bytes a second written plus read while copying, and bytes a second read."""
     task_bytes = STREAM_FLOATS * 4
     streamed = min(max(MEMORY_BYTES, 4 * machine.caches.l3), MOST_MEMORY_BYTES)
     tasks = streamed // task_bytes
@@ -407,7 +413,8 @@ def _memory_rates(
 
 
 def _l2_rate(kernel: NativeFunction, machine: Machine, pool: Pool, timer: _Timer) -> float:
-    """Half of the second level (at least 128 KiB), read again and again by each thread."""
+    """Bytes a second that all threads read from their L2 caches: each reads a buffer of half an L2
+    cache (at least 128 KiB) again and again."""
     count = max(128 << 10, machine.caches.l2 // 2) // 4 // 128 * 128
     source, target = AlignedMemory(count * 4 * pool.threads), AlignedMemory(256 * pool.threads)
     source.array("f4", (count * pool.threads,))[:] = 1.0

@@ -1,4 +1,4 @@
-"""A group of nodes as a graph over one image of its batch."""
+"""Batch tiling: rewrites a group of nodes to a graph over one image of its batch."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ...runtime.plan import Plan
 
 
 def one_image(plan: Plan, nodes: Sequence[Node]) -> tuple[Plan, dict[Value, Value]]:
-    """The plan for the nodes alone over batches of one image, and for each value of its graph the
-    one of the whole plan's that it is an image of.
+    """The plan for the nodes alone over a batch of one image, and for each value of its graph the
+    value of the whole plan that it is an image of.
 
-    Layouts and placements are those of the whole.
+    Layouts, and views of wider buffers, are those of the whole plan.
     """
-    graph, whole = plan.graph, plan.annotations
+    graph, annotations = plan.graph, plan.annotations
     image = _Image(graph.inputs[0].type.plane[0])
     new = [image.node(node) for node in nodes]
     inputs, outputs = boundary(graph, nodes)
     values = [*inputs, *(value for node in nodes for value in node.outputs)]
-    layouts = {image.of(v): whole.layouts[v] for v in values if v in whole.layouts}
+    layouts = {image.of(v): annotations.layouts[v] for v in values if v in annotations.layouts}
     placements = {
-        image.of(v): Placement(image.of(place.buffer), place.channel)
+        image.of(v): Placement(image.of(placement.buffer), placement.channel)
         for v in values
-        if (place := whole.placements.get(v)) is not None
+        if (placement := annotations.placements.get(v)) is not None
     }
     small = Graph(map(image.of, inputs), map(image.of, outputs), new, graph.name)
     result = replace(plan, graph=small, annotations=Annotations(layouts, placements))
-    return result, {one: value for value, one in image.known.items()}
+    return result, {image_value: value for value, image_value in image.known.items()}
 
 
 class _Image:
@@ -39,6 +39,7 @@ class _Image:
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
+        #: The values of the batch, and those of one image.
         self.known: dict[Value, Value] = {}
 
     def of(self, value: Value) -> Value:

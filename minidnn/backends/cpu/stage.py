@@ -1,7 +1,7 @@
-"""Kernels that run one after another for a node, and how rows of partial results are added.
+"""Stages: kernels that run one after another for a node; and how long reductions are split.
 
-A long row is cut into parts whose length follows from the shape alone: so threads share a row, and
-the bits are the same whatever their number.
+A long row is split into parts whose length follows from the shape alone: so threads share a row,
+and the bits of a reduction are the same for any number of threads.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from .execution.buffers import Array
 
 @dataclass(frozen=True)
 class Workspace:
-    """Memory that the stages of one node share, ``offset`` bytes from its start."""
+    """A pointer into memory that the stages of one node share, ``offset`` bytes from its start."""
 
     offset: int
 
 
 #: What a kernel's pointer points to: a tensor by its number (the source, the further tensors, the
-#: result), workspace, or a constant: packed weights, vectors or numbers (float32, one-dimensional).
-#: Constants are functions, called when the program is built, since packing takes time.
+#: result), workspace, or a constant, which is a one-dimensional array of packed weights, vectors or
+#: numbers.  Constants are functions, called when the program is built, since packing takes time.
 Pointer = int | Workspace | Callable[[], Array]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One kernel over its tasks.
+    """One launch of a kernel.
 
     Attributes:
-        tasks: how many tasks a run has; ``grain`` of them in one call are best.
-        scratch_bytes: memory of a thread.
+        tasks: the number of independent tasks, which threads share.
+        grain: how many tasks are best computed in one call.
+        scratch_bytes: scratch memory of each thread.
     """
 
     source: KernelSource
@@ -46,10 +47,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class PrintedContraction:
-    """A printed contraction.
+    """The printed kernels of a contraction.
 
     Attributes:
-        algorithm: its name, "direct" or "F(4x4, 3x3)".
+        algorithm: the algorithm's name, such as "direct" or "F(4x4, 3x3)".
         workspace_bytes: memory that the stages share.
     """
 
@@ -67,16 +68,16 @@ class PrintedContraction:
 PART = 1 << 14
 """Elements that are worth a task of their own."""
 _ENOUGH_TASKS = 64
-"""So many tasks keep all threads busy: then nothing is cut."""
+"""So many tasks keep all threads busy: then no row is split."""
 _MOST_PARTS = 256
-"""Joining the parts of a row takes little then."""
+"""The most parts of a row: combining so many takes little time."""
 
 
 @dataclass(frozen=True)
 class Staged:
     """The kernels of a node, and the bytes of the workspace that they share.
 
-    Pointers of stages are operands by their number, the output behind them, and workspace.
+    Pointers of stages are numbers (of the operands, then of the output) and workspace.
     """
 
     stages: tuple[Stage, ...]
@@ -90,18 +91,18 @@ def stage(
     tasks: int,
     work: int,
 ) -> Stage:
-    """A stage of a kernel whose last pointer are its sizes; ``work`` elements make a task."""
+    """A stage of a kernel whose last operand is its sizes; a task computes ``work`` elements."""
     grain = max(1, min((1 << 12) // max(1, work), tasks // 8))
     return Stage(source, (*pointers, lambda: np.array(sizes, np.int64)), tasks, grain)
 
 
 def parts_of(length: int, width: int, tasks: int, multiple: int = 1) -> int:
-    """The length of the parts that a row of ``length`` is cut into: all of it, or a multiple.
+    """The length of the parts of a row of ``length``: all of it, or a multiple of ``multiple``.
 
     Args:
         width: elements at each position of the row that a task computes.
-        tasks: how many tasks there are if nothing is cut.
-        multiple: what parts are multiples of.
+        tasks: how many tasks there are if no row is split.
+        multiple: what the length of parts is a multiple of.
     """
     if tasks >= _ENOUGH_TASKS or length * width < 2 * PART:
         return max(length, 1)
@@ -109,8 +110,9 @@ def parts_of(length: int, width: int, tasks: int, multiple: int = 1) -> int:
     return -(-part // multiple) * multiple
 
 
-#: Blocks are joined 16 at a time, these again, and so on, so that errors grow with the number of
-#: levels only. ``@_push`` adds the count-th block, ``@_rest`` joins what is left with ``c``.
+#: A cascade of partial results: those of 16 blocks are combined, 16 of these again, and so on, so
+#: that rounding errors grow only with the number of levels. ``@_push`` combines the result of the
+#: count-th block, ``@_rest`` what is left in all levels, and ``given``.
 CASCADE = """\
 static inline void @_push(varying {wide} * uniform levels, uniform int64 count, {wide} given) {{
   {wide} a = given;
@@ -139,4 +141,4 @@ static inline {wide} @_rest(varying {wide} * uniform levels, uniform int64 count
 }}
 """
 LEVELS = 12
-"""Enough for 16 ** 12 blocks."""
+"""Levels of a cascade: enough for 16 ** 12 blocks."""

@@ -1,4 +1,4 @@
-"""What the passes ask the CPU: layouts, prices, refusals."""
+"""The CPU as a target of the passes: layouts, predicted times, and refusals of fusions."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ from .tensor import ELEMENTS, tensor_of
 
 @dataclass(frozen=True)
 class CpuTarget(Target):
-    """Values of rank 4 lie in blocks of as many channels as a register has lanes."""
+    """The CPU as passes see it.  Values of rank 4 have a blocked layout where kernels allow it: as
+    many channels of a pixel are contiguous as a vector register has lanes."""
 
     lanes: int = 16
     accuracy: str = "normal"
-    #: The dtype in which values lie between kernels.
+    #: The dtype of float values in memory between kernels.
     precision: str = "float32"
+    #: Whether kernels serve any spatial size.
     any_size: bool = False
 
     @property
@@ -50,7 +52,7 @@ class CpuTarget(Target):
 
     @property
     def keeps_interface(self) -> bool:
-        """NumPy has no bfloat16."""
+        """Inputs and outputs stay float32, since NumPy has no bfloat16."""
         return True
 
     @property
@@ -84,13 +86,13 @@ class CpuTarget(Target):
 
     def reads_any(self, node: Node, value: Value) -> bool:
         """Sequences transpose rows of NCHW while they read and write them; long averages have
-        kernels for both."""
+        kernels for both layouts."""
         return isinstance(node.op, FusedSequence) or self._averages_any(node)
 
     def reads(self, node: Node, value: Value, layout: Layout) -> Layout:
         if isinstance(node.op, Conv2dWeightGradient):
-            few = value.shape[1] <= FEW_CHANNELS and value is not node.inputs[1]
-            return PLANAR if few else blocked(self.lanes)
+            is_stem_input = value.shape[1] <= FEW_CHANNELS and value is not node.inputs[1]
+            return PLANAR if is_stem_input else blocked(self.lanes)
         if isinstance(node.op, Conv2dInputGradient):
             return layout if value is node.inputs[0] else PLANAR
         if self._is_stem(node) and value is node.inputs[0]:
@@ -105,6 +107,7 @@ class CpuTarget(Target):
         )
 
     def _is_stem(self, node: Node) -> bool:
+        """Whether a node is a contraction of images with few channels, which are read as NCHW."""
         if not isinstance(node.op, (Contraction, FusedContraction)):
             return False
         source = parts_of(node).source
@@ -156,7 +159,7 @@ class CpuTarget(Target):
         return super().refuse_mixed(node)
 
     def compute_seconds(self, node: Node) -> float:
-        """By the algorithms that are chosen for convolutions."""
+        """A node's predicted time; that of convolutions is of the algorithms chosen for them."""
         seconds = super().compute_seconds(node)
         for inner in self._convolutions(node):
             types = tuple(v.type for v in inner.inputs), (inner.output.type,)
@@ -166,12 +169,12 @@ class CpuTarget(Target):
         return seconds
 
     def weight_bytes(self, node: Node) -> int:
-        """Transformed weights are larger."""
-        given = super().weight_bytes(node)
+        """Bytes of the constants; weights of convolutions count as their algorithms pack them."""
+        total = super().weight_bytes(node)
         for inner in self._convolutions(node):
             if isinstance(weight := inner.inputs[1], Constant):
-                given += self._work(inner).weight_bytes - weight.type.bytes
-        return given
+                total += self._work(inner).weight_bytes - weight.type.bytes
+        return total
 
     @property
     def _isa(self) -> Isa:
@@ -179,13 +182,13 @@ class CpuTarget(Target):
         return isa if self.precision == "float32" else bfloat16_isa(isa)
 
     def _convolutions(self, node: Node) -> list[Node]:
-        """The convolutions of images in a node that algorithms compute."""
+        """The convolutions of images in a node for which an algorithm is chosen."""
         inner = node.op.body.nodes if isinstance(node.op, Region) else (node,)
-        found = [n for n in inner if isinstance(n.op, Conv2d) and n.output.type.rank == 4]
-        return [n for n in found if not is_whole(n) or self._in_blocks(node)]
+        convolutions = [n for n in inner if isinstance(n.op, Conv2d) and n.output.type.rank == 4]
+        return [n for n in convolutions if not is_whole(n) or self._in_blocks(node)]
 
     def _in_blocks(self, node: Node) -> bool:
-        """Whether a contraction of whole numbers is computed on blocks of channels."""
+        """Whether an integer contraction is computed on blocks of channels."""
         return why_not_in_blocks(parts_of(node), with_bytes(self._isa)) is None
 
     def _work(self, convolution: Node) -> NominalWork:
@@ -223,7 +226,8 @@ class CpuTarget(Target):
         return self._refuse_lanes(value, channel)
 
     def _refuse_lanes(self, value: Value, channel: int) -> str | None:
-        """Why a value cannot lie in a wider buffer, from ``channel`` on; None if it can."""
+        """Why a value cannot be a view of a wider buffer that begins at ``channel``; None if it
+        can."""
         if value.dtype not in ELEMENTS:
             return f"it is {value.dtype}"
         if value.type.rank != 4:
@@ -246,7 +250,7 @@ def _weight(node: Node) -> Value | None:
 
 
 def _is_cast(node: Node) -> bool:
-    """Whether a node makes halves of float32 values."""
+    """Whether a node casts float32 to bfloat16."""
     (source, *others), result = node.inputs, node.output
     return (
         not others
@@ -257,11 +261,12 @@ def _is_cast(node: Node) -> bool:
 
 
 def is_whole(node: Node) -> bool:
-    """Whether a contraction is one of whole numbers."""
+    """Whether a contraction is one of integers."""
     return is_whole_product(*(value.type for value in node.inputs))
 
 
 def _joins_elsewhere(node: Node) -> bool:
+    """Whether a node concatenates along another axis than channels."""
     return isinstance(node.op, Concat) and node.op.axis % node.output.type.rank != 1
 
 

@@ -1,6 +1,6 @@
-"""How values and their elements lie in memory, as kernels address, read and write them.
+"""Layouts of values in memory, and their elements as kernels load and store them.
 
-All compute in float32.  Bytes are whole numbers, of which floats keep the whole part.
+Kernels compute in float32.  A float that is stored as int8 or uint8 is clamped and truncated.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from ...graph.layout import Layout
 from ...graph.types import ITEMSIZE, TensorType
 
 _WHOLE = 1.5 * 2**23
+"""Adding this to a small float rounds it to an integer, which the lowest bits of the sum hold."""
 
 
 @dataclass(frozen=True)
 class Element:
-    """One dtype of elements.
+    """How ISPC loads, stores and rounds elements of one dtype.
 
     Attributes:
-        dtype: its name.
-        type: ISPC's name of what lies in memory.
-        widens: a float of an element; ``{}`` is the element.
-        narrows: an element of a float; ``{}`` is the float.
-        rounds: a float that the dtype has, of any; ``{}`` is that.
+        dtype: the dtype's name.
+        type: ISPC's type of an element in memory.
+        widens: the expression of an element as a float; ``{}`` is the element.
+        narrows: the expression of a float as an element; ``{}`` is the float.
+        rounds: the expression of a float rounded to the dtype; ``{}`` is the float.
     """
 
     dtype: str
@@ -55,29 +56,29 @@ class Element:
         return self.constant_pointer if reads else self.pointer
 
     def load(self, at: str) -> str:
-        """The float of the element at a place."""
+        """The expression of the element ``at`` as a float."""
         return self.widens.format(at)
 
     def store(self, at: str, value: str) -> str:
-        """Writes a float to a place."""
+        """The statement that stores a float to the element ``at``."""
         return f"{at} = {self.narrows.format(value)};"
 
     def store_nearest(self, at: str, value: str, zero: int) -> str:
-        """Writes ``zero`` and the whole number that is nearest to a float, ties to even, to a place
-        of a byte: what rounding, adding and :meth:`store` write."""
+        """The statement that stores ``zero`` plus the integer nearest to a float, ties to even, to
+        an int8 or uint8 element: what rounding, adding and :meth:`store` write."""
         bounds = np.iinfo(self.dtype)
         within = f"min(max({value}, {bounds.min - zero}.0f), {bounds.max - zero}.0f)"
-        # Floats of this size are whole: adding rounds, and leaves the number in the lowest bits.
+        # Floats of this size are integers: adding rounds, and leaves the number in the lowest bits.
         bits = f"intbits({within} + {_WHOLE}f)"
         return f"{at} = ({self.type})({bits}{f' + {zero}' if zero else ''});"
 
     def round(self, value: str) -> str:
-        """A float as it would be read again."""
+        """The expression of a float as it would be loaded again after a store."""
         return self.rounds.format(value)
 
 
 def _within(dtype: str) -> str:
-    """A float as the nearest to it of those that a byte's whole numbers lie between."""
+    """The expression of a float clamped to the range of int8 or uint8."""
     bounds = np.iinfo(dtype)
     # ISPC's functions give the second of two numbers if the first is NaN, which becomes the least.
     return f"min(max({{0}}, {bounds.min}.0f), {bounds.max}.0f)"
@@ -101,32 +102,32 @@ ELEMENTS: Mapping[str, Element] = MappingProxyType(
         },
     }
 )
-"""All of them, by their dtypes."""
+"""The elements that these kernels compute with, by dtype."""
 
-#: ISPC's names of how elements lie in memory; a bool is a byte of 0 or 1.
+#: By dtype, ISPC's type of an element in memory; a bool is a byte of 0 or 1.
 STORED = {"float32": "float", "int32": "int32", "int64": "int64", "bool": "unsigned int8"}
 STORED |= {"uint8": "unsigned int8", "int8": "int8"}
 STORED |= {"bfloat16": ELEMENTS["bfloat16"].type}
 
 
-#: How the lanes of a block of channels are read and written: side by side, one element for all,
-#: by transposing rows of pixels, or one by one.
+#: How the lanes of a block of channels are loaded and stored: as a contiguous "vector", as "one"
+#: element that is broadcast, by transposing rows of "planar" pixels, or by a "gather" of lanes.
 Access = Literal["vector", "one", "planar", "gather"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Strides of a value, in elements.
+    """The layout and strides of a value, in elements.
 
-    Element (n, c, y, x) lies at ``n * image + c // block * plane + (y * columns + x) * block +
-    c % block``.  ``block == 1`` is NCHW; otherwise ``block`` channels lie side by side.
+    Element (n, c, y, x) is at offset ``n * image + c // block * plane + (y * columns + x) * block +
+    c % block``.  ``block == 1`` is NCHW; otherwise ``block`` channels of a pixel are contiguous.
     """
 
     channels: int
     rows: int
     columns: int
     block: int
-    #: From one image to the next; more than the value's own size if it is a slice.
+    #: The stride from one image to the next; more than the value's own size if it is a slice.
     image: int
     dtype: str = "float32"
 
@@ -136,7 +137,7 @@ class Tensor:
 
     @property
     def plane(self) -> int:
-        """From one block of channels to the next."""
+        """The stride from one block of channels to the next."""
         return self.rows * self.columns * self.block
 
     @property
@@ -144,7 +145,7 @@ class Tensor:
         return -(-self.channels // self.block)
 
     def access(self, begin: int, lanes: int, shared: bool) -> Access:
-        """How the channels from ``begin`` on are reached; ``shared``: one is for all lanes."""
+        """How the channels from ``begin`` on are accessed; ``shared``: one is for all lanes."""
         if shared:
             return "one"
         if self.block == 1:
@@ -156,6 +157,6 @@ def tensor_of(type: TensorType, layout: Layout, buffer: TensorType | None = None
     """The strides of a value in a layout; ``buffer`` is the wider value that it is a slice of."""
     _, channels, rows, columns = type.plane
     block = layout.block if type.rank == 4 else 1
-    wide = (buffer or type).plane[1]
-    image = -(-wide // block) * block * rows * columns
+    buffer_channels = (buffer or type).plane[1]
+    image = -(-buffer_channels // block) * block * rows * columns
     return Tensor(channels, rows, columns, block, image, type.dtype)

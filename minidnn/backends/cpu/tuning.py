@@ -1,9 +1,10 @@
-"""Measures the candidates for all contractions of a network at once.
+"""Autotuning: measures the candidates for all contractions of a network at once.
 
-The network is compiled several times: as it is by price, then with the second candidate for every
-contraction, with the third, and so on.  Each of these variants runs in turn with the first, and
-what is fastest for each contraction is remembered in the cache folder, for each machine.  At last
-the network with all of these runs against the first one again, and what does not hold is dropped.
+A candidate is an algorithm with a scheme.  The network is compiled several times: with the choices
+by price (predicted time), then with the second candidate for every contraction, with the third, and
+so on.  Runs of each of these variants alternate with runs of the first, and the fastest candidate
+of each contraction is remembered in the cache folder, for each machine.  At last the network with
+all of these runs against the first one again, and a choice that is not faster then is dropped.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ from .isa import Isa
 from .lower import lower_plan
 from .machine import describe_machine
 
-# Two programs for one plan in turn, and what each contraction takes in them.
+# Races: runs of two programs of one plan alternate, and each contraction is timed in both.
 #
-# Contractions are timed where they stand in the network: weights come from memory where the network
-# finds them there, inputs lie in the caches as the layer before left them.
+# Contractions are timed inside the network: weights come from memory where they do so in use, and
+# inputs are in the caches as the layer before left them.
 
 
 LEAST_ROUNDS = 5
 MOST_ROUNDS = 25
 SHORT_SECONDS = 0.05
-"""After another program, a run that is shorter than this is made once more before it counts: what
-stays in the caches from run to run must be there."""
+"""After another program, a run that is shorter than this is repeated, and the repetition counts:
+the caches must hold what stays in them from run to run."""
 
 
 class Timed(Protocol):
-    """What is raced: a program that tells the seconds of its tasks."""
+    """A program that can be raced: it measures the seconds of its tasks."""
 
     @property
     def tasks(self) -> Sequence[Task]: ...
@@ -68,7 +69,7 @@ def race(
     outputs: Sequence[np.ndarray],
     seconds: float,
 ) -> list[Times]:
-    """What the contractions of each program take: the least of several runs in turn, since
+    """The seconds of each program's contractions: the least of several alternating runs, since
     whatever else the machine does only makes them longer.
 
     ``seconds``: how long to go on, if that gives at least :data:`LEAST_ROUNDS`.
@@ -76,48 +77,50 @@ def race(
     samples: list[list[Times]] = [[] for _ in programs]
     end = time.perf_counter() + seconds
     while len(samples[0]) < MOST_ROUNDS:
-        for program, taken in zip(programs, samples, strict=True):
+        for program, runs in zip(programs, samples, strict=True):
             start = time.perf_counter()
             result = program.seconds(inputs, outputs)
             if time.perf_counter() - start < SHORT_SECONDS:
                 result = program.seconds(inputs, outputs)
-            taken.append(_by_question(program.tasks, result))
+            runs.append(_by_question(program.tasks, result))
         if len(samples[0]) >= LEAST_ROUNDS and time.perf_counter() > end:
             break
     return [
-        {question: min(times[question] for times in taken) for question in taken[0]}
-        for taken in samples
+        {question: min(times[question] for times in runs) for question in runs[0]}
+        for runs in samples
     ]
 
 
 def _by_question(tasks: Sequence[Task], seconds: np.ndarray) -> Times:
+    """The seconds of all contractions that ask the same question, added."""
     total: Times = {}
-    for task, each in zip(tasks, seconds, strict=True):
+    for task, task_seconds in zip(tasks, seconds, strict=True):
         if task.question is not None:
-            total[task.question] = total.get(task.question, 0.0) + float(each)
+            total[task.question] = total.get(task.question, 0.0) + float(task_seconds)
     return total
 
 
 log = logging.getLogger("minidnn.cpu")
 
 BUDGET_SECONDS = 110.0
-"""A quick tuning ends within about two minutes; what was not measured by then is told."""
+"""A quick tuning ends within about two minutes; it warns of candidates that were not measured."""
 
 RACE_SECONDS = 1.0
-"""So long two programs run in turn, if that gives a few rounds."""
+"""How long a race lasts, if that gives at least LEAST_ROUNDS rounds."""
 
 MOST_CANDIDATES = {"quick": 8, "exhaustive": 24}
 SHARES = ((0.02, 1.0), (0.005, 0.5), (0.0, 0.25))
-"""A contraction with at least that share of the predicted time gets that part of the candidates."""
+"""Shares of the network's predicted time, and fractions: a contraction with at least that share
+gets that fraction of the candidates."""
 
 GAIN = 0.02
-"""Another choice than that by price must be faster by this part."""
+"""The fraction by which a candidate must be faster than the choice by price."""
 
 P = TypeVar("P", bound=Timed)
 
 
 class Build(Protocol[P]):
-    """Makes a program of tasks; ``other`` is one whose constants may be used."""
+    """Makes a program of tasks; ``other`` is one whose kernels and constants may be shared."""
 
     def __call__(self, tasks: Sequence[Task], other: P | None = None) -> P: ...
 
@@ -125,9 +128,9 @@ class Build(Protocol[P]):
 def tuned_tasks(
     plan: Plan, isa: Isa, threads: int, accuracy: str, tune: str, build: Build[P]
 ) -> list[Task]:
-    """The kernels of a plan as :func:`.lower.lower_plan` gives them, with the fastest choices.
+    """The tasks of a plan as :func:`.lower.lower_plan` returns them, with the fastest choices.
 
-    What is not remembered is measured, and remembered.
+    Choices that are not remembered are measured, and remembered.
     """
     memory = Choices(threads, is_near(plan))
     known: dict[Question, Choice] = {}
@@ -146,22 +149,21 @@ def tuned_tasks(
         return tasks
     budget = None if tune == "exhaustive" else BUDGET_SECONDS
     tuning = Tuning(plan, isa, threads, accuracy, tasks, list(missing), build)
-    found = tuning.measure(MOST_CANDIDATES[tune], budget)
-    for question, result in found.items():
+    results = tuning.measure(MOST_CANDIDATES[tune], budget)
+    for question, result in results.items():
         memory.write(question, tune, result.choice, result.figures())
-    return tuning.tasks_with({question: result.choice for question, result in found.items()})
+    return tuning.tasks_with({question: result.choice for question, result in results.items()})
 
 
 @dataclass
 class Measured:
-    """A contraction's candidates, the first by price, and what was measured of them.
+    """A contraction's candidates, the first by price, and their measured times.
 
     Attributes:
-        ratios: seconds of candidates over those of the first, 1.0 for itself; as many as were
-            measured.
-        chosen: the fastest one's number.
-        first_seconds, chosen_seconds: of all contractions of a run that ask the same question,
-            measured at last, against each other.
+        ratios: seconds of the measured candidates over those of the first, which has 1.0.
+        chosen: the number of the fastest candidate.
+        first_seconds, chosen_seconds: the seconds of the first and of the chosen candidate in the
+            last race, added for all contractions of a run that ask the same question.
     """
 
     candidates: list[Choice]
@@ -191,11 +193,11 @@ class Measured:
 
 
 class Tuning(Generic[P]):
-    """Measures the answers to questions in one network.
+    """Measures the candidates for questions in one network.
 
     Args:
-        tasks: the network as it is by price.
-        questions: what is to be answered.
+        tasks: the network's tasks, with the choices by price where none is remembered.
+        questions: those whose candidates are measured.
     """
 
     def __init__(
@@ -220,7 +222,7 @@ class Tuning(Generic[P]):
         self._race_seconds = race_seconds
 
     def measure(self, most: int, budget: float | None) -> dict[Question, Measured]:
-        """The candidates of all questions, at most so many for each, within that many seconds."""
+        """Measures at most ``most`` candidates for each question, within ``budget`` seconds."""
         start = time.perf_counter()
         self._watch("tuning", 0, most + 1)
         results = {
@@ -228,7 +230,7 @@ class Tuning(Generic[P]):
             for question, count in self._counts(most).items()
         }
         inputs, outputs = _arrays(self._plan.graph)
-        first = self._build(self._tasks)
+        baseline = self._build(self._tasks)
         longest = 0.0
         most = max(len(result.candidates) for result in results.values())
         for number in range(1, most):
@@ -241,45 +243,47 @@ class Tuning(Generic[P]):
                 for question, result in results.items()
                 if number < len(result.candidates)
             }
-            times = self._race(first, chosen, inputs, outputs)
+            times = self._race(baseline, chosen, inputs, outputs)
             for question in chosen:
                 results[question].ratios.append(times[1][question] / times[0][question])
             longest = max(longest, time.perf_counter() - begin)
             self._watch("tuning", number, most + 1)
-        self._confirm(first, results, inputs, outputs)
+        self._confirm(baseline, results, inputs, outputs)
         self._watch("tuning", 1, 1)
         return results
 
     def tasks_with(self, chosen: Mapping[Question, Choice]) -> list[Task]:
-        """The network with other choices; tasks for which nothing changes are the same objects."""
-        now = {task.question: task.choice for task in self._tasks if task.question is not None}
-        differ = {question for question, choice in chosen.items() if now.get(question) != choice}
-        nodes = {task.node for task in self._tasks if task.question in differ}
-        others = lower_plan(
+        """The network's tasks with other choices; tasks that do not change are the same objects."""
+        current = {task.question: task.choice for task in self._tasks if task.question is not None}
+        changed = {
+            question for question, choice in chosen.items() if current.get(question) != choice
+        }
+        nodes = {task.node for task in self._tasks if task.question in changed}
+        lowered = lower_plan(
             self._plan,
             self._isa,
             self._threads,
             self._accuracy,
-            lambda question: chosen.get(question) or now[question] or choose_by_price(question),
+            lambda question: chosen.get(question) or current[question] or choose_by_price(question),
             nodes,
         )
-        made: dict[Node, list[Task]] = {}
-        for task in others:
-            made.setdefault(task.node, []).append(task)
+        lowered_by_node: dict[Node, list[Task]] = {}
+        for task in lowered:
+            lowered_by_node.setdefault(task.node, []).append(task)
         tasks: list[Task] = []
         for task in self._tasks:
-            tasks += made.pop(task.node, []) if task.node in nodes else [task]
+            tasks += lowered_by_node.pop(task.node, []) if task.node in nodes else [task]
         return tasks
 
     def _counts(self, most: int) -> dict[Question, int]:
-        """How many candidates each question gets, those with most predicted time first."""
+        """How many candidates each question gets; those of most predicted time come first."""
         seconds: dict[Question, float] = {}
         for task in self._tasks:
             if task.question is not None and task.choice is not None:
                 speed = nominal_speed(self._isa, task.question.threads)
-                each = task.choice.algorithm.seconds(task.choice.scheme, speed)
-                each *= task.question.images * task.question.threads / self._threads
-                seconds[task.question] = seconds.get(task.question, 0.0) + each
+                predicted = task.choice.algorithm.seconds(task.choice.scheme, speed)
+                predicted *= task.question.images * task.question.threads / self._threads
+                seconds[task.question] = seconds.get(task.question, 0.0) + predicted
         total = sum(seconds.values())
         order = sorted(self._questions, key=lambda question: -seconds[question])
         return {
@@ -306,7 +310,7 @@ class Tuning(Generic[P]):
         inputs: Sequence[np.ndarray],
         outputs: Sequence[np.ndarray],
     ) -> None:
-        """Takes the fastest candidates that are still faster when they run together."""
+        """Chooses the fastest candidates that are still faster when they run together."""
         for result in results.values():
             best = int(np.argmin(result.ratios))
             result.chosen = best if result.ratios[best] < 1 - GAIN else 0
@@ -327,47 +331,47 @@ class Tuning(Generic[P]):
 
 
 def is_near(plan: Plan) -> bool:
-    """Whether the network's weights and values stay in the last cache from run to run."""
+    """Whether the network's weights and values stay in the L3 cache from run to run."""
     size = plan.arena.bytes + sum(constant.type.bytes for constant in _constants(plan.graph))
     return size <= describe_machine().caches.l3
 
 
 def _constants(graph: Graph) -> set[Constant]:
-    found: set[Constant] = set()
+    constants: set[Constant] = set()
     for node in graph.nodes:
-        found.update(value for value in node.inputs if isinstance(value, Constant))
+        constants.update(value for value in node.inputs if isinstance(value, Constant))
         body = getattr(node.op, "body", None)
         if isinstance(body, Graph):
-            found |= _constants(body)
-    return found
+            constants |= _constants(body)
+    return constants
 
 
 def _arrays(graph: Graph) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Normally distributed inputs, and room for outputs."""
+    """Normally distributed inputs, and arrays for outputs."""
     rng = np.random.default_rng(0)
     inputs = [random_array(rng, v.shape, numpy_dtype(v.dtype)) for v in graph.inputs]
     return inputs, [np.empty(v.shape, numpy_dtype(v.dtype)) for v in graph.outputs]
 
 
 def _tell_left_out(results: Mapping[Question, Measured], number: int, budget: float) -> None:
-    left = [len(result.candidates) - number for result in results.values()]
-    count = sum(1 for n in left if n > 0)
+    unmeasured = [len(result.candidates) - number for result in results.values()]
+    count = sum(1 for n in unmeasured if n > 0)
     log.warning(
         "tuning ends after its %d seconds: %d candidates for %d of %d contractions were not "
         "measured, those of least promise by their price",
         budget,
-        sum(n for n in left if n > 0),
+        sum(n for n in unmeasured if n > 0),
         count,
         len(results),
     )
 
 
 VERSION = 1
-"""Of what is remembered of choices."""
+"""The version of remembered choices, a part of their keys."""
 
 
 class Choices:
-    """The choices of this machine, those that were measured to be the fastest.
+    """The remembered choices of this machine, which were measured to be the fastest.
 
     An entry is named by the question, the processor with its caches and cores, the compiler, and
     the text of the modules that make kernels of contractions: when one of these changes, choices
@@ -375,8 +379,8 @@ class Choices:
 
     Args:
         threads: of the whole network; a question's are those that compute it together.
-        near: whether the network's weights and values stay in the last cache from run to run.
-            It changes what is fastest, so it is a part of an entry's name as well.
+        near: whether the network's weights and values stay in the L3 cache from run to run.
+            It changes which candidate is fastest, so it is a part of an entry's name as well.
     """
 
     def __init__(self, threads: int, near: bool) -> None:
@@ -386,22 +390,22 @@ class Choices:
         self._banners = ispc_banners()
 
     def read(self, question: Question, tune: str) -> Choice | None:
-        """What was chosen by ``tune``, or better; None if nothing is known."""
-        for how in ("exhaustive",) if tune == "exhaustive" else ("exhaustive", "quick"):
+        """The choice that ``tune``, or a more thorough tuning, has made; None if there is none."""
+        for thoroughness in ("exhaustive",) if tune == "exhaustive" else ("exhaustive", "quick"):
             for banner in self._banners:
-                data = self._store.read(self._key(question, how, banner))
+                data = self._store.read(self._key(question, thoroughness, banner))
                 if data is None:
                     continue
-                found = _decode(data, question)
-                if found is not None:
-                    return found
+                choice = _decode(data, question)
+                if choice is not None:
+                    return choice
                 log.warning("a remembered choice of kernels is of no use; it is measured again")
         return None
 
     def write(
         self, question: Question, tune: str, choice: Choice, measured: Mapping[str, Any]
     ) -> None:
-        """Remembers a choice; ``measured`` is for people who look into the cache."""
+        """Remembers a choice; the figures in ``measured`` are for people who read the cache."""
         problem = question.problem
         shape = f"{problem.inputs}>{problem.outputs} {problem.kernel} @{problem.out}"
         entry = {
@@ -418,7 +422,7 @@ class Choices:
 
 
 def _decode(data: bytes, question: Question) -> Choice | None:
-    """The choice that an entry names, if it is one that may be made."""
+    """The choice that an entry names, if the question still allows it."""
     try:
         entry = json.loads(data)
         name, described = entry["algorithm"], entry["scheme"]

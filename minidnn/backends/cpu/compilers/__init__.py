@@ -1,1 +1,1 @@
-"""Compilers, what they make and where it is kept: kernels, and the runner that starts them."""
+"""Compilers of kernels and of the native runner, and the cache of what they compile."""

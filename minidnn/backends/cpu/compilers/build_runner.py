@@ -1,4 +1,4 @@
-"""Building the native runner, once for a cache, with the C compiler."""
+"""Builds the native runner with the C compiler, once for each cache."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def cached_runner(extra_flags: tuple[str, ...]) -> SharedObject | None:
 
 
 def built_runner(extra_flags: tuple[str, ...]) -> SharedObject:
+    """Compiles the runner, unless another process has done so meanwhile."""
     building_allowed("the native runner")
     with one_at_a_time(BUILD_LOCK, "compiles", BUILD_SECONDS):
         if (library := cached_runner(extra_flags)) is not None:
@@ -69,8 +70,8 @@ def built_runner(extra_flags: tuple[str, ...]) -> SharedObject:
 
 
 def _keys(extra_flags: tuple[str, ...]) -> list[str]:
-    """What the runner may be called in the cache: as this machine's compiler makes it, or, where
-    compiling is forbidden, as any made it that filled the cache."""
+    """The keys that the runner may have in the cache: that of this machine's compiler, or, where
+    compiling is forbidden, those of all compilers that filled the cache."""
     if building_forbidden():
         return [_key(extra_flags, identity) for identity in known_compilers("cc")]
     return [_key(extra_flags, _identity(find_cc()))]

@@ -1,10 +1,10 @@
 """``minidnn doctor --install-ispc``: a private copy of ISPC in the cache folder.
 
 The copy is a folder of unpacked Debian packages with their own C library, started through their
-own loader, so it runs on any Linux of the same architecture.  It is unpacked beside its place,
-tried, and renamed; the link ``current`` is then replaced in one step.  One process installs at a
-time, the others wait and find it done; a process that was killed leaves a ``.work-`` folder that
-the next installation removes.
+own loader, so it runs on any Linux of the same architecture.  It is unpacked in a ``.work-``
+folder, tried, and renamed; the link ``current`` is then replaced in one step.  One process installs
+at a time, the others wait and find it done; a process that was killed leaves its ``.work-`` folder,
+which the next installation removes.
 
 The packages come through the machine's own apt, without root and without touching the system.  apt
 runs on a private state: an empty list of installed packages (so that it resolves the whole closure
@@ -288,10 +288,10 @@ def _install(folder: Path, watch: Watch, packages: Path | None) -> None:
         _write_wrapper(tree)
         _try_out(tree)
         name = _name_of(debs)
-        place = folder / name
-        if place.exists():  # left without its link: what is there may be broken
-            place.rename(work / "replaced")
-        tree.rename(place)
+        target = folder / name
+        if target.exists():  # left without its link: what is there may be broken
+            target.rename(work / "replaced")
+        tree.rename(target)
         link = work / "current"
         link.symlink_to(name)
         link.replace(folder / "current")

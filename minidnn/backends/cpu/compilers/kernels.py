@@ -1,4 +1,4 @@
-"""Many small kernels to few files, each kernel found again whatever file it was compiled in.
+"""Compiles many small kernels in few files, and finds each again whatever file it is in.
 
 ISPC source goes in, and loaded shared objects come out: in parallel, cached by content.  Starting
 ISPC costs 180 ms, a kernel 50 to 100, linking 5 and loading 0.1.  So kernels are compiled several
@@ -61,10 +61,10 @@ FLAGS = (
     "--wno-perf",
     "--error-limit=8",
 )
-"""What every unit is compiled with; no ``fast-math``, ever (it reorders and drops NaN)."""
+"""Options for every unit; no ``fast-math``, ever (it reorders and drops NaN)."""
 
 C_FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fPIC")
-"""What C beside a unit is compiled with; functions say themselves which instructions they use."""
+"""Options for the C of a unit; its functions declare themselves which instructions they use."""
 
 COMPILE_SECONDS = 120.0
 """A unit that takes longer is killed (``MINIDNN_COMPILE_TIMEOUT``): the largest takes about 5."""
@@ -72,7 +72,7 @@ COMPILE_SECONDS = 120.0
 CACHE_BYTES = 1 << 30
 
 MOST_COLUMNS = 200
-"""Of a source line that a message quotes."""
+"""The most characters of a source line that a message quotes."""
 
 _KEY_VERSION = 1
 
@@ -89,7 +89,7 @@ class Unit:
     beside: str = ""
 
     def key(self, banner: str) -> str:
-        """What the unit is called in the cache when the ISPC with this banner compiled it."""
+        """The unit's key in the cache if the ISPC with this banner compiles it."""
         options = (*FLAGS, *self.options)
         beside = (self.beside, C_FLAGS) if self.beside else ()
         target = (self.isa.target, options, banner)
@@ -107,7 +107,7 @@ def compile_units(
     jobs: int | None = None,
     progress: Watch | None = None,
 ) -> list[SharedObject]:
-    """Compiles what is not cached, and loads all.
+    """Compiles the units that are not cached, and loads all.
 
     Args:
         units: equal ones are compiled once.
@@ -127,9 +127,9 @@ def compile_units(
     limit = compile_seconds() if timeout is None else timeout
     ready = _cached_units(units)
     if len(ready) < len(set(units)):
-        left = {unit for unit in units if unit not in ready}
-        names = ", ".join(sorted(unit.name for unit in left))
-        building_allowed(f"{len(left)} ISPC file{'s' * (len(left) > 1)} ({names})")
+        uncached = {unit for unit in units if unit not in ready}
+        names = ", ".join(sorted(unit.name for unit in uncached))
+        building_allowed(f"{len(uncached)} ISPC file{'s' * (len(uncached) > 1)} ({names})")
         with one_at_a_time(BUILD_LOCK, "compiles", limit):
             # Another process may have built the same while this one waited for its turn.
             ready |= _cached_units([unit for unit in units if unit not in ready])
@@ -159,13 +159,13 @@ def compile_seconds() -> float:
 
 
 def _cached_units(units: Sequence[Unit]) -> dict[Unit, SharedObject]:
-    """Those that are there, loaded before the cache may drop them."""
+    """The units that the cache has, loaded before it may drop them."""
     store = unit_store()
     ready: dict[Unit, SharedObject] = {}
     for banner in ispc_banners():
         for unit in units:
-            if unit not in ready and (found := store.use(unit.key(banner), load)) is not None:
-                ready[unit] = found
+            if unit not in ready and (library := store.use(unit.key(banner), load)) is not None:
+                ready[unit] = library
     return ready
 
 
@@ -182,10 +182,10 @@ def _build(
     try:
         with temporary_folder() as folder:
             objects = _compile(missing, folder, ispc, timeout, jobs, watch)
-            made = _link(objects, missing, compiler, timeout, jobs)
+            libraries = _link(objects, missing, compiler, timeout, jobs)
             return {
                 missing[key]: _placed(store, key, path, missing[key].name)
-                for key, path in made.items()
+                for key, path in libraries.items()
             }
     except OSError as error:
         raise CompileError(
@@ -194,8 +194,9 @@ def _build(
         ) from error
 
 
-def _placed(store: CacheStore, key: str, made: Path, name: str) -> SharedObject:
-    path = store.put_file(key, made, label=name)
+def _placed(store: CacheStore, key: str, built: Path, name: str) -> SharedObject:
+    """Puts a library into the cache, and loads it from there."""
+    path = store.put_file(key, built, label=name)
     library = store.use(key, load)
     if library is None:
         raise CompileError(f"{path} was removed or damaged as soon as it was compiled")
@@ -255,11 +256,11 @@ def _link(
             parts += C_FLAGS
         argv = (*compiler.argv, "-shared", "-o", str(results[key]), *parts, "-lm")
         commands.append(Command(argv, key, timeout, path.parent))
-    last = run_all(commands, jobs)[-1]
-    if not last.ok:
+    ended = run_all(commands, jobs)[-1]
+    if not ended.ok:
         raise CompileError(
-            f"linking {missing[last.command.name].name} with {compiler.argv[0]} "
-            f"{last.describe()}: {last.output.strip()[-2000:]}"
+            f"linking {missing[ended.command.name].name} with {compiler.argv[0]} "
+            f"{ended.describe()}: {ended.output.strip()[-2000:]}"
         )
     return results
 
@@ -279,16 +280,16 @@ def _compile_error(ended: Finished, unit: Unit, ispc: Ispc) -> CompileError:
 def _excerpt(unit: Unit, output: str) -> str:
     """The source lines that the first errors are about, with two lines around each."""
     lines = unit.source.splitlines()
-    found = re.findall(rf"(?m)^{re.escape(unit.name)}:(\d+):\d+: (?:Error|.*[Ee]rror)", output)
-    near = sorted(
+    errors = re.findall(rf"(?m)^{re.escape(unit.name)}:(\d+):\d+: (?:Error|.*[Ee]rror)", output)
+    shown = sorted(
         {
             number
-            for at in found[:3]
+            for at in errors[:3]
             for number in range(int(at) - 2, int(at) + 3)
             if 1 <= number <= len(lines)
         }
     )
-    return "\n".join(f"{number:6}| {_cut(lines[number - 1])}" for number in near)
+    return "\n".join(f"{number:6}| {_cut(lines[number - 1])}" for number in shown)
 
 
 def _cut(line: str) -> str:
@@ -360,14 +361,14 @@ def compile_kernels(
 
     Raises:
         ValueError: two kernels of one name have different texts.
-        CompileError, DeviceError: as :func:`.compiler.compile_units`.
+        CompileError, DeviceError: as :func:`compile_units`.
     """
     unique = by_name(sources)
     index, head = CacheStore("ispc_index", ".json", INDEX_BYTES), prelude(isa)
     ready: dict[str, NativeFunction] = {}
     for banner in ispc_banners():
-        left = [source for name, source in unique.items() if name not in ready]
-        ready |= _cached({s.name: _key(s, head, isa, banner) for s in left}, index)
+        uncached = [source for name, source in unique.items() if name not in ready]
+        ready |= _cached({s.name: _key(s, head, isa, banner) for s in uncached}, index)
     missing = [source for name, source in unique.items() if name not in ready]
     if missing:
         names = ", ".join(source.name for source in missing)
@@ -386,7 +387,7 @@ def compile_kernels(
 
 
 def _cached(keys: Mapping[str, str], index: CacheStore) -> dict[str, NativeFunction]:
-    """The kernels that are there of those with these names and keys."""
+    """The cached kernels among those with these names and keys."""
     units, libraries = unit_store(), dict[str, SharedObject | None]()
     ready = {}
     for name, key in keys.items():

@@ -35,8 +35,8 @@ class SharedObject:
 
     Args:
         path: of its file, for messages.
-        handle: what was loaded.
-        data: what it was loaded from, if that is no file of the cache.
+        handle: the loaded library.
+        data: the bytes that it was loaded from, if that is no file of the cache.
     """
 
     def __init__(self, path: Path, handle: ctypes.CDLL, data: memoryview | None = None) -> None:
@@ -45,7 +45,7 @@ class SharedObject:
         self._data = data
 
     def content(self) -> bytes | memoryview:
-        """Its bytes.
+        """The bytes of the library.
 
         Raises:
             CompileError: the cache has them no longer.
@@ -82,7 +82,7 @@ _next_descriptor = 0
 
 
 def load(path: Path, place: str) -> SharedObject:
-    """The library of that file, loaded once in a process; made to be given to ``Store.use``.
+    """The library of a file in the cache, loaded once in a process: for ``CacheStore.use``.
 
     Raises:
         CompileError: the file cannot be loaded.
@@ -147,20 +147,22 @@ def _once(
 
 
 def _from_memory(data: memoryview) -> ctypes.CDLL:
+    """Loads a library from an anonymous file in memory."""
     global _next_descriptor
-    made = os.memfd_create("minidnn", os.MFD_CLOEXEC)
+    descriptor = os.memfd_create("minidnn", os.MFD_CLOEXEC)
     try:
-        with open(made, "wb", closefd=False) as file:
+        with open(descriptor, "wb", closefd=False) as file:
             file.write(data)
-        # The loader takes a library of a path that it has loaded before for the same one.
-        own = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, _next_descriptor)
+        # The loader takes a path that it has loaded before for the same library: so each descriptor
+        # has a number of its own.
+        unique_descriptor = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _next_descriptor)
     finally:
-        os.close(made)
+        os.close(descriptor)
     try:
-        _next_descriptor = own + 1
-        return ctypes.CDLL(f"/proc/self/fd/{own}")
+        _next_descriptor = unique_descriptor + 1
+        return ctypes.CDLL(f"/proc/self/fd/{unique_descriptor}")
     finally:
-        os.close(own)
+        os.close(unique_descriptor)
 
 
 def _from_temporary(data: bytes | memoryview, name: str) -> ctypes.CDLL:
@@ -176,7 +178,7 @@ SOURCES = Path(__file__).parent.parent / "runner"
 
 
 def sources_digest() -> str:
-    """A digest of the native runner's sources: runners of one can stand for each other."""
+    """A digest of the native runner's sources: runners of equal digests are interchangeable."""
     digest = hashlib.sha256()
     for path in sorted(SOURCES.glob("*.[ch]")):
         digest.update(path.read_bytes())

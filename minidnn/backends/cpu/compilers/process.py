@@ -47,15 +47,15 @@ def terminal_progress() -> Watch:
 
 
 POLL_SECONDS = 0.002, 0.02
-"""At first, and at most: a fiftieth of what has been waited for already."""
+"""The shortest and the longest time between polls: else it is a fiftieth of the time so far."""
 OUTPUT_BYTES = 1 << 18
 """How much of a command's output is kept (its beginning)."""
 
 
 _starting = threading.RLock()
-"""Held while a process is started, and by whoever forks: a child that is forked meanwhile would
-hold open the pipe by which ``Popen`` learns that the command has begun, so that it waits as long as
-the child lives, which may itself wait for what is being compiled."""
+"""Held while a process is started, and during a fork: a child that is forked meanwhile would hold
+open the pipe by which ``Popen`` learns that the command has begun.  ``Popen`` would then wait as
+long as the child lives, which may itself wait for what is being compiled."""
 os.register_at_fork(
     before=_starting.acquire,
     after_in_parent=_starting.release,
@@ -190,8 +190,8 @@ class _Process:
         self.command = command
         self.started = time.monotonic()
         self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        own = {"TMPDIR": str(command.folder)} if command.folder else {}
-        environment = {**os.environ, "LC_ALL": "C", **own, **dict(command.env)}
+        temporary = {"TMPDIR": str(command.folder)} if command.folder else {}
+        environment = {**os.environ, "LC_ALL": "C", **temporary, **dict(command.env)}
         try:
             with _starting:
                 self.process = subprocess.Popen(
@@ -245,6 +245,6 @@ class _Process:
 
 
 def _watchdog(timeout: float) -> list[str]:
-    """The beginning of a command line that ends the command even when we are gone by then."""
+    """The beginning of a command line that ends the command even if this process is killed."""
     tool = shutil.which("timeout")
     return [tool, "-s", "KILL", str(int(timeout) + 5)] if tool else []

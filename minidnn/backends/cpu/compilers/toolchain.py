@@ -1,13 +1,13 @@
-"""Finding ISPC and the C compiler, and asking them who they are.
+"""Finds ISPC and the C compiler, and their versions.
 
 ISPC is looked for in this order: the program that ``MINIDNN_ISPC`` names, ``ispc`` in ``PATH``,
 the private copy that :mod:`.install` made in the cache folder.  The C compiler is ``CC``, then
 ``cc``, ``gcc``, ``clang`` in ``PATH``.  What a program answers to ``--version`` is remembered in
 the cache with its size and time stamp, so that a warm start runs no compiler at all.
 
-Which compilers made what is in the cache is a part of its keys.  Where compiling is forbidden no
-compiler is looked for, so that none need be there: what is in the cache is found by the compilers
-that the cache remembers.
+Keys of the cache include the compiler that made an entry.  Where compiling is forbidden no compiler
+is looked for, so that none need be installed: entries are found by the compilers that the cache
+remembers.
 """
 
 from __future__ import annotations
@@ -250,7 +250,8 @@ def _probe_cc(argv: tuple[str, ...], source: str) -> CCompiler:
 
 
 def _answer(argv: tuple[str, ...], what: str) -> str:
-    """What a program prints when asked about itself; asked once for each state of its file."""
+    """The output of a program that is asked for its version or help, which runs once for each state
+    of its file."""
     try:
         stat = os.stat(argv[0])
     except OSError as error:
@@ -293,12 +294,12 @@ BUILD_LOCK = "ispc-build"
 
 @dataclass(frozen=True)
 class CompilerIdentity:
-    """A compiler as keys know it.
+    """A compiler as keys of the cache identify it.
 
     Attributes:
         tool: "ispc" or "cc".
-        banner: the first line of what it says of its version.
-        arguments: that are always given to it.
+        banner: the first line of its version.
+        arguments: the arguments that it is always given.
     """
 
     tool: str
@@ -318,19 +319,20 @@ def ispc_banners() -> list[str]:
 
 
 def remember(compiler: CompilerIdentity) -> None:
-    """Notes in the cache that it has, or will have, something that this compiler made."""
+    """Records in the cache that it has, or will have, entries that this compiler made."""
     fields = {"tool": compiler.tool, "banner": compiler.banner, "arguments": compiler.arguments}
     _made_by().put(digest("compiler", compiler), json.dumps(fields).encode(), label=compiler.tool)
 
 
 def known_compilers(tool: str) -> list[CompilerIdentity]:
-    """The compilers that made what is in the cache, the last noted first."""
+    """The compilers that made entries of the cache, the last recorded first."""
     store = _made_by()
     entries = sorted(store, key=lambda entry: -entry.written)
-    found = [store.read(entry.key) for entry in entries if entry.label == tool]
-    fields = [json.loads(text) for text in found if text is not None]
+    texts = [store.read(entry.key) for entry in entries if entry.label == tool]
+    fields = [json.loads(text) for text in texts if text is not None]
     return [
-        CompilerIdentity(tool, str(each["banner"]), tuple(each["arguments"])) for each in fields
+        CompilerIdentity(tool, str(compiler["banner"]), tuple(compiler["arguments"]))
+        for compiler in fields
     ]
 
 

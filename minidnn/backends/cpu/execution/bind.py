@@ -1,4 +1,4 @@
-"""From the kernels of a plan to the table that is run: where all that they read and write lies."""
+"""Binding of tasks: resolves the pointers of a plan's kernels to slots and offsets, in a table."""
 
 from __future__ import annotations
 
@@ -22,27 +22,31 @@ from .buffers import Array
 from .packing import PackedConstants
 from .program import BoundKernel, Group, HostSum, Table
 
-#: What a kernel's pointer points to: a value, the workspace that the kernels of a node share, or
-#: a constant that is packed for it.
+#: What a kernel's pointer points to: a value, the workspace that the kernels of a node share, or a
+#: constant, made by a function that packs it.
 Pointer = Value | Workspace | Callable[[], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Task:
-    """One kernel over its tasks, for a node."""
+    """One launch of a kernel for a node: ``tasks`` independent tasks, which threads share.
+
+    ``grain`` tasks are computed in one call of the kernel, with ``scratch_bytes`` of scratch memory
+    for each thread.  All kernels of a node share ``workspace_bytes`` of workspace.
+    """
 
     node: Node
-    #: Its text, the name of a function of the runner, or what calls back into Python.
+    #: The kernel's text, the name of a function of the runner, or a sum that runs in Python.
     source: KernelSource | str | HostSum
     pointers: tuple[Pointer, ...]
     tasks: int
     grain: int = 1
     scratch_bytes: int = 0
     workspace_bytes: int = 0
-    #: The group of nodes to which it belongs, if that is computed image after image: ``tasks`` are
-    #: those of one image then, and pointers are those of the first.
+    #: The group of nodes to which it belongs, if that is computed image after image: then ``tasks``
+    #: are those of one image, and pointers point to the first image.
     group: tuple[Node, ...] | None = None
-    #: Of a contraction: what was chosen for what.
+    #: Of a contraction: the question that an algorithm was chosen for, and the choice.
     question: Question | None = None
     choice: Choice | None = None
 
@@ -54,11 +58,12 @@ def bind(
     constants: PackedConstants,
     guarded: bool,
 ) -> tuple[Table, list[str]]:
-    """The table of a plan, and what its slots are called.
+    """The table of a plan, and the names of its slots, for messages.
 
-    Slot 0 is the arena, slot 1 that of groups of nodes that are computed image after image (each
-    thread has its part of it), slot 2 the workspace.  When ``guarded`` each value's storage has a
-    slot of its own instead of the arenas.  Constants are addressed from 0 on.
+    Slot 0 is the arena.  Slot 1 is the arena of groups of nodes that are computed image after
+    image: each thread has its part of it.  Slot 2 is the workspace.  When ``guarded``, each value's
+    storage has a slot of its own instead of the arenas.  Offsets in the slot of constants are
+    absolute addresses.
     """
     operands = _Operands(plan, max((task.workspace_bytes for task in tasks), default=0), guarded)
     rows = [
@@ -87,83 +92,85 @@ def bind(
 def _grouped(
     rows: Sequence[BoundKernel], groups: Sequence[tuple[Node, ...] | None]
 ) -> list[BoundKernel | Group]:
-    """The regions of the table: those of a group of nodes together, for each image."""
-    found: list[BoundKernel | Group] = []
+    """The regions of the table: the kernels of a group of nodes become one :class:`Group`."""
+    table_regions: list[BoundKernel | Group] = []
     for group, members in itertools.groupby(zip(groups, rows, strict=True), lambda pair: pair[0]):
         regions = tuple(row for _, row in members)
         if group is None:
-            found += regions
+            table_regions += regions
             continue
         name = f"{group[0].name} to {group[-1].name}"
-        found.append(Group(regions, group[0].outputs[0].shape[0], name))
-    return found
+        table_regions.append(Group(regions, group[0].outputs[0].shape[0], name))
+    return table_regions
 
 
 class _Operands:
-    """What kernels' pointers are, in slots."""
+    """Resolves pointers of kernels to operands, and lists the slots that these refer to."""
 
     def __init__(self, plan: Plan, workspace_bytes: int, guarded: bool) -> None:
         graph = plan.graph
         self._plan = plan
-        #: Bytes of each slot of a run's own, for all threads and for each of them.
+        #: For each slot that a run allocates, its bytes for all threads and for each of them.
         self.memory: list[tuple[int, int]] = []
         self.names: list[str] = []
-        own: dict[Value, Operand] = {}
+        operands: dict[Value, Operand] = {}
 
-        def apart(value: Value, whole: int, each: int) -> None:
+        def add_slot(value: Value, shared_bytes: int, thread_bytes: int) -> None:
             """Gives a value a slot of its own."""
-            own[value] = Operand(len(self.memory), thread_stride=each)
-            self.memory.append((whole, each))
+            operands[value] = Operand(len(self.memory), thread_stride=thread_bytes)
+            self.memory.append((shared_bytes, thread_bytes))
             self.names.append(f"the value {value.name!r}")
 
         if guarded:
             for value in plan.arena.offsets:
-                apart(value, plan.layout(value).bytes(value.type), 0)
+                add_slot(value, plan.layout(value).bytes(value.type), 0)
             for value in plan.group_arena.offsets:
-                apart(value, 0, plan.annotations.storage_bytes(value, 1))
+                add_slot(value, 0, plan.annotations.storage_bytes(value, 1))
         else:
-            each = plan.group_arena.bytes
-            own |= {value: Operand(0, offset) for value, offset in plan.arena.offsets.items()}
-            own |= {
-                value: Operand(1, offset, thread_stride=each)
+            thread_bytes = plan.group_arena.bytes
+            operands |= {value: Operand(0, offset) for value, offset in plan.arena.offsets.items()}
+            operands |= {
+                value: Operand(1, offset, thread_stride=thread_bytes)
                 for value, offset in plan.group_arena.offsets.items()
             }
-            self.memory = [(plan.arena.bytes, 0), (0, each)]
+            self.memory = [(plan.arena.bytes, 0), (0, thread_bytes)]
             self.names = ["the arena", "the groups' arena"]
-        #: Nodes use it in turn, or those of a group, on all threads at once.
+        #: The slot of the workspace.  Nodes use it one after another; the nodes of a group run on
+        #: all threads at once, so each thread has a workspace of its own if there are groups.
         self._workspace = len(self.memory)
         self._workspace_bytes = workspace_bytes
         together = bool(plan.annotations.groups)
         self.memory.append((0, workspace_bytes) if together else (workspace_bytes, 0))
-        self.slots = Slots(plan, own, len(self.memory))
+        self.slots = Slots(plan, operands, len(self.memory))
         self.names.append("the workspace")
         self.names += [f"the input {value.name!r}" for value in graph.inputs]
         self.names += [f"the output {value.name!r}" for value in graph.outputs]
         self.names += [f"the state {value.name!r}" for value in graph.states]
 
     def source(self, number: int) -> int | Array | None:
-        """What an output is a copy of, see :class:`Table`."""
-        found = self.slots.source(number)
-        if isinstance(found, Constant):
-            return np.asarray(found.data)
-        return None if found is None else found.slot - self.slots.inputs
+        """What an output is a copy of, as in :attr:`Table.sources`."""
+        source = self.slots.source(number)
+        if isinstance(source, Constant):
+            return np.asarray(source.data)
+        return None if source is None else source.slot - self.slots.inputs
 
     def operand(
         self, pointer: Pointer, group: tuple[Node, ...] | None, constants: PackedConstants
     ) -> Operand:
+        """The operand of a pointer; for a kernel of a group, with the strides of its images."""
         if isinstance(pointer, Workspace):
-            own = 0 if group is None else self._workspace_bytes
-            return Operand(self._workspace, pointer.offset, thread_stride=own)
+            thread_stride = 0 if group is None else self._workspace_bytes
+            return Operand(self._workspace, pointer.offset, thread_stride=thread_stride)
         if not isinstance(pointer, Value):
             return Operand(self.slots.constants, constants.add(pointer).address)
         channel = self._plan.annotations.within(pointer).channel
-        found = self.slots.operand(pointer)
-        found += channel * prod(pointer.shape[2:]) * ITEMSIZE[pointer.dtype]
+        operand = self.slots.operand(pointer)
+        operand += channel * prod(pointer.shape[2:]) * ITEMSIZE[pointer.dtype]
         if group is None:
-            return replace(found, thread_stride=0)
-        if found.thread_stride:
-            return found
-        # A view may have other images than what it is a view of.
+            return replace(operand, thread_stride=0)
+        if operand.thread_stride:
+            return operand
+        # The image stride is that of the storage: a view's images may have another size.
         root = self._plan.roots.get(pointer, pointer)
         image = self._plan.layout(root).bytes(root.type) // pointer.shape[0]
-        return replace(found, item_stride=image)
+        return replace(operand, item_stride=image)

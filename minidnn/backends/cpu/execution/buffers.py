@@ -19,12 +19,12 @@ _UNTOUCHED = -(1 << 63)
 
 
 class Guard(enum.IntEnum):
-    """Where a buffer touches memory that cannot be accessed.
+    """The end of a buffer that touches a guard, which is memory that cannot be accessed.
 
-    With ``END`` and ``START`` 1 MiB on both sides is such memory, and fresh memory is filled with
-    0xff bytes (NaN).  ``END`` finds an access behind the end at once, and one before the start
-    only if it is further away than the gap that filling a page leaves; ``START`` the other way
-    round.
+    ``END`` and ``START`` put guards of 1 MiB on both sides, and fill fresh memory with 0xff bytes
+    (NaN).  With ``END`` the buffer's end touches a guard: an access past the end faults at once,
+    one before the start only if it reaches beyond the gap that rounding up to pages leaves.
+    ``START`` is the reverse.
     """
 
     NONE = 0
@@ -36,7 +36,7 @@ class AlignedMemory:
     """Memory outside Python's heap, freed when the object (and every array on it) is gone.
 
     ``address`` is a multiple of 64 (of 2 MiB from that size on, where large pages are asked for);
-    fresh memory is zero, with guards NaN.
+    fresh memory is zero, or NaN between guards.
 
     Raises:
         OutOfMemoryError: the system has no such memory.
@@ -78,7 +78,7 @@ class AlignedMemory:
         return np.asarray(_View(self, np.dtype(dtype).str, shape, self.address + offset))
 
     def stray_write(self) -> int | None:
-        """The offset of the first byte beside the data that was written, or None.
+        """The offset of the first byte that was written outside of the data, or None.
 
         Only guarded buffers can tell: alignment leaves a gap of less than a page between the
         data and one of the guard pages.

@@ -1,4 +1,4 @@
-"""The native runner as Python sees it: its structures and functions."""
+"""Bindings of the native runner, a library in C (``runner/``): its structures and functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..compilers.library import NativeFunction, SharedObject
 
 ABI = 1
 MAX_OPERANDS = 1024
-"""Of a member of a group, whose addresses a thread keeps on its stack."""
+"""The most operands of a kernel in a group: a thread keeps their addresses on its stack."""
 
 
 class OperandStruct(ctypes.Structure):
@@ -117,10 +117,10 @@ def runner_library(extra_flags: tuple[str, ...] = ()) -> SharedObject:
 
 
 def use_runner(library: SharedObject) -> None:
-    """Has the process run with the runner in a library, if it has none yet.
+    """Makes a library the runner of this process, if it has none yet.
 
     Raises:
-        CompileError: its structures are others.
+        CompileError: the library's structures differ from those of this module.
     """
     with _lock:
         if () not in _runners:
@@ -136,14 +136,15 @@ def why_not_there() -> str | None:
 
 
 def _declare(library: ctypes.CDLL) -> None:
+    """Declares the functions of a runner, and checks its ABI."""
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     sizes = (c_int64 * 3)()
     abi = library.md_abi(sizes)
-    mine = [ctypes.sizeof(kind) for kind in (OperandStruct, RegionStruct, ProgramStruct)]
-    if abi != ABI or list(sizes) != mine:
+    expected = [ctypes.sizeof(kind) for kind in (OperandStruct, RegionStruct, ProgramStruct)]
+    if abi != ABI or list(sizes) != expected:
         raise CompileError(
             f"the native runner has ABI {abi} and structures of {list(sizes)} bytes; "
-            f"native.py has {ABI} and {mine}"
+            f"native.py has {ABI} and {expected}"
         )

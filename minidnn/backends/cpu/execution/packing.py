@@ -1,7 +1,8 @@
-"""Weights and vectors over channels in the order in which kernels read them.
+"""Packing of weights and of vectors over channels into the order in which kernels read them.
 
-Of constants they are made when a program is, in memory that programs of one process share; of
-other values a kernel makes them in every run, before what reads them (:mod:`.lower`).
+Constants are packed when a program is built, into memory that the programs of one process share.
+Other values are packed in every run, by a kernel before those that read them
+(:mod:`minidnn.backends.cpu.lower`).
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from .program import BoundKernel, NativeProgram, shared_pool
 
 
 class Packed:
-    """``size`` floats that a function of the runner makes of values (runner/weights.c).
+    """``size`` floats that a function of the runner packs from values (runner/weights.c).
 
-    Calling it gives those of a constant; :meth:`write` writes them to where they shall lie.
+    Calling it returns the floats of a constant; :meth:`write` writes them into an array.
 
     Args:
-        function: of the runner.
-        values: what it reads; one weight, if that is a constant.
-        numbers: what the function reads besides, arrays of int64 and float64.
-        tasks: into how many parts the work is divided, ``grain`` of them in one call at best.
-        kernel: does the same in every run, of weights that are no constants; None: the function.
+        function: the name of the function of the runner.
+        values: the values that it reads; one weight, if that is a constant.
+        numbers: the function's further operands, arrays of int64 and float64.
+        tasks: the number of tasks of the function, of which ``grain`` are best in one call.
+        kernel: packs weights that are no constants, in every run; None for the function itself.
     """
 
     def __init__(
@@ -58,12 +59,12 @@ class Packed:
 
     @property
     def recipe(self) -> tuple[object, ...]:
-        """What is equal for two that write the same floats of the same weights."""
+        """Equal for two objects that pack the same weights to the same floats."""
         return (self.function, self.size, *(numbers.tobytes() for numbers in self.numbers))
 
     @property
     def key(self) -> Hashable:
-        """What is equal for two that give the same floats."""
+        """Equal for two objects that give the same floats."""
         return self.recipe, self.values
 
     def weight(self) -> Array:
@@ -72,7 +73,7 @@ class Packed:
         return np.ascontiguousarray(data_of(value), np.float32)
 
     def write(self, target: Array, weight: Array, threads: int) -> None:
-        """Writes the floats that it makes of the weights to a contiguous array of ``size``."""
+        """Packs a weight into ``target``, a contiguous array of ``size`` floats."""
         arrays = (target, *self.numbers, weight)
         kernel: NativeFunction = runner_kernel(self.function)
         operands = tuple(map(Operand, range(len(arrays))))
@@ -82,16 +83,17 @@ class Packed:
         )
 
     def __call__(self) -> Array:
-        made = np.empty(self.size, np.float32)
-        self.write(made, self.weight(), 1)
-        return made
+        packed = np.empty(self.size, np.float32)
+        self.write(packed, self.weight(), 1)
+        return packed
 
 
 class PackedVectors:
-    """Floats that ``pack`` makes of arrays with a number for each channel, placing each of these
-    anywhere and zeros elsewhere.
+    """Vectors over channels, packed into one array of floats.
 
-    Calling it gives those of constants.  ``recipe`` is equal for two functions that do the same.
+    ``pack`` copies the elements of the vectors to any positions of the array, and has zeros in all
+    others.  Calling the object returns the array for constants.  ``recipe`` identifies ``pack``: it
+    is equal for two functions that do the same.
     """
 
     def __init__(
@@ -106,24 +108,25 @@ class PackedVectors:
 
     @property
     def key(self) -> Hashable:
-        """What is equal for two that give the same floats."""
+        """Equal for two objects that give the same floats."""
         return self._recipe, self.values
 
     def __call__(self) -> Array:
         return self._pack([data_of(v).astype(np.float32, copy=False) for v in self.values])
 
     def picked(self) -> Packed:
-        """The same of any values: where each float comes from is what ``pack`` makes of numbers."""
+        """The same packing for values that are no constants.  ``pack`` is applied to the numbers of
+        all elements, which says from which element each float comes."""
         ends = np.cumsum([0, *(value.type.size for value in self.values)])
-        place = self._pack([np.arange(a, b) + 1 for a, b in pairwise(ends)]) - 1
-        vector = np.searchsorted(ends, place, "right") - 1
-        halves = np.array([value.dtype == "bfloat16" for value in self.values])[vector]
-        table = np.stack([vector, place - ends[vector], halves], axis=1).astype(np.int64)
+        element = self._pack([np.arange(a, b) + 1 for a, b in pairwise(ends)]) - 1
+        vector = np.searchsorted(ends, element, "right") - 1
+        is_bfloat16 = np.array([value.dtype == "bfloat16" for value in self.values])[vector]
+        table = np.stack([vector, element - ends[vector], is_bfloat16], axis=1).astype(np.int64)
         return Packed("md_pick", self.values, [table], len(table), len(table), _PICKED)
 
 
 _PICKED = 1 << 12
-"""Floats that are picked in one call."""
+"""Floats that one call of ``md_pick`` copies."""
 
 
 def data_of(value: Value) -> Array:
@@ -133,8 +136,8 @@ def data_of(value: Value) -> Array:
 
 
 def first_terms(values: Sequence[Value], zero: int) -> np.ndarray:
-    """The first terms (outputs,) of sums of weights, and of a bias if there is one: that, less what
-    the input's zero adds."""
+    """The initial accumulators (outputs,) of an integer contraction: the bias, if there is one,
+    less what the input's zero point would add.  ``values`` are the weight and the bias."""
     weight, *bias = values
     data = data_of(weight).astype(np.int64)
     start = -zero * data.reshape(len(data), -1).sum(1)
@@ -146,11 +149,11 @@ def first_terms(values: Sequence[Value], zero: int) -> np.ndarray:
 _ALIGNMENT = 64
 _CHUNK_BYTES = 32 << 20
 _SAMPLES = 1024
-"""Elements by which arrays are told apart before their bytes are compared."""
+"""Elements of an array whose hash finds equal arrays, before all their bytes are compared."""
 
 
 class PackedConstant:
-    """Bytes that kernels read, in memory that lives as long as one of its constants is used."""
+    """A constant as kernels read it, in memory that lives as long as any constant in it is used."""
 
     def __init__(self, memory: AlignedMemory, offset: int, dtype: np.dtype, size: int) -> None:
         self.memory = memory
@@ -159,26 +162,27 @@ class PackedConstant:
         self._where = (dtype, (size,), offset)
 
     def array(self) -> Array:
-        """All of it, flat."""
+        """The constant as a one-dimensional array."""
         return self.memory.array(*self._where)
 
 
 _lock = ForkLock()
-#: By how it was packed and of what, as far as a sample tells.
+#: The constants of all programs, by how they were packed and by a sample of what they were packed
+#: from.
 _known: WeakValueDictionary[Hashable, PackedConstant] = WeakValueDictionary()
 
 
 class PackedConstants:
-    """The constants of a program, one after another in large buffers.
+    """The packed constants of a program, one after another in large buffers.
 
-    What another program of the process has packed already, byte for byte, is used as it lies
-    there.  To find that out, it is packed beside it and compared: so sharing takes no time when
-    nothing is shared, and needs none of the weights that were packed.
+    A constant that another program of the process has packed already, byte for byte, is shared.  To
+    find that out, it is packed into a temporary buffer and compared: so sharing takes no time when
+    nothing is shared, and the original weights need not be kept.
 
     Args:
-        threads: that pack.
-        guarded: each constant between guard pages, shared with nobody.
-        packed: constants whose functions, where they are the same, need not be called again.
+        threads: the number of threads that pack.
+        guarded: whether each constant is between guard pages, and shared with no other program.
+        packed: constants of another program; those that equal functions make are taken from there.
     """
 
     def __init__(self, threads: int, guarded: bool, packed: PackedConstants | None = None) -> None:
@@ -192,7 +196,7 @@ class PackedConstants:
 
     @property
     def bytes(self) -> int:
-        """Of all of them, those that are shared included."""
+        """The size of all constants, including those that are shared."""
         return sum(constant.bytes for constant in self.all)
 
     @property
@@ -200,17 +204,18 @@ class PackedConstants:
         return list(dict.fromkeys(self._all.values()))
 
     def add(self, make: Callable[[], Array]) -> PackedConstant:
-        """The constant that a function makes; it is called once."""
+        """The constant that a function makes; equal functions are called once."""
         key = _key(make)
         if key not in self._all:
             self._all[key] = self._before.get(key) or self._made(make)
         return self._all[key]
 
     def finish(self) -> None:
-        """Lets go of what only packing needed."""
+        """Frees what only packing needed."""
         self._before, self._chunk, self._beside = {}, None, None
 
     def _made(self, make: Callable[[], Array]) -> PackedConstant:
+        """Packs a constant, or finds an equal one that another program has packed."""
         if isinstance(make, Packed):
             dtype, size, source = np.dtype(np.float32), make.size, make.weight()
         else:
@@ -236,42 +241,44 @@ class PackedConstants:
             constant = self._placed(dtype, size)
             write(constant.array())
         else:
-            beside = self._room(known.bytes).array(dtype, (size,))
-            write(beside)
-            if _memcmp(known.address, beside.ctypes.data, known.bytes) == 0:
+            candidate = self._room(known.bytes).array(dtype, (size,))
+            write(candidate)
+            if _memcmp(known.address, candidate.ctypes.data, known.bytes) == 0:
                 return known
             constant = self._placed(dtype, size)
-            constant.array()[...] = beside
+            constant.array()[...] = candidate
         with _lock:
             _known.setdefault(key, constant)
         return constant
 
     def _placed(self, dtype: np.dtype, size: int) -> PackedConstant:
-        """A place in the last buffer, or in a new one."""
+        """Allocates a constant in the last buffer, or in a new one."""
         needed = size * dtype.itemsize
         if self._chunk is None or self._used + needed > self._chunk.size:
-            # Pages that nothing is written to take no memory.
+            # Pages of a buffer that are never written take no memory.
             self._chunk, self._used = AlignedMemory(max(needed, _CHUNK_BYTES)), 0
         constant = PackedConstant(self._chunk, self._used, dtype, size)
         self._used += -(-needed // _ALIGNMENT) * _ALIGNMENT
         return constant
 
     def _room(self, size: int) -> AlignedMemory:
+        """The temporary buffer in which constants are packed to be compared."""
         if self._beside is None or self._beside.size < size:
             self._beside = AlignedMemory(size)
         return self._beside
 
 
 def _key(make: Callable[[], Array]) -> Hashable:
-    """What is equal for functions that make the same."""
+    """A key that is equal for functions that make the same constant."""
     if isinstance(make, (Packed, PackedVectors)):
         return make.key
-    if isinstance(make, partial) and all(isinstance(each, Hashable) for each in make.args):
+    if isinstance(make, partial) and all(isinstance(argument, Hashable) for argument in make.args):
         return make.func, make.args
     return make
 
 
 def _sample(array: Array) -> bytes:
+    """A digest of some elements of an array."""
     flat = array.reshape(-1)
     chosen = flat[:: max(1, flat.size // _SAMPLES)]
     return hashlib.blake2b(chosen.tobytes(), digest_size=16).digest()

@@ -1,6 +1,8 @@
-"""A compiled network as a table of regions, and running it with one native call.
+"""A compiled network as a table of regions, and the programs that run it with one native call.
 
-A region may call back into Python: sums over ranks do.  The table knows no graph.
+A region is one launch of a kernel: its operands, and tasks that a pool of threads shares.  Regions
+run one after another.  A region may call back into Python: sums over ranks do.  The table has no
+reference to the graph.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class Pool:
         _pools.add(self)
 
     def alive(self) -> int:
-        """How many threads beside the callers exist now."""
+        """How many threads of its own, callers not included, exist now."""
         return int(self._library.md_pool_alive(self.handle))
 
     def stop(self) -> None:
@@ -109,12 +111,12 @@ def stop_all() -> None:
 
 @dataclass(frozen=True)
 class BoundKernel:
-    """One kernel over ``tasks`` tasks.
+    """A region: one launch of a kernel over ``tasks`` tasks.
 
     Attributes:
         kernel: computes tasks ``begin`` to ``end - 1`` in any order and on any thread: the result
             of a task must not depend on which others ran before it.
-        operands: what ``md_pointers`` holds.
+        operands: the addresses that the kernel receives in ``md_pointers``.
         grain: tasks handed out at a time, to make a call worth its cost.
     """
 
@@ -184,7 +186,7 @@ class NativeProgram:
         # could be held by another thread while this process forks.
         self._idle: collections.deque[_Context] = collections.deque()
         self._bases = ctypes.c_void_p * slots
-        #: Of functions of Python among the regions what they raised.
+        #: For each region that is a Python function, the list of exceptions that it raised.
         self._raised = [
             region.kernel.raised
             for region in self.regions
@@ -246,6 +248,7 @@ class _Context:
 
 
 def _row_numbers(regions: tuple[BoundKernel | Group, ...]) -> list[int]:
+    """The native table's rows of kernels; a group has a row of its own before its members."""
     numbers: list[int] = []
     row = 0
     for region in regions:
@@ -258,6 +261,7 @@ def _row_numbers(regions: tuple[BoundKernel | Group, ...]) -> list[int]:
 def _flatten(
     regions: tuple[BoundKernel | Group, ...], slots: int
 ) -> tuple[list[RegionStruct], list[OperandStruct]]:
+    """The rows and operands of the native table; messages name the region that is not valid."""
     rows: list[RegionStruct] = []
     operands: list[OperandStruct] = []
     for index, region in enumerate(regions):
@@ -267,8 +271,8 @@ def _flatten(
             rows.append(RegionStruct(None, len(operands), 0, region.items, 1, len(region.regions)))
             for member in region.regions:
                 inner, count = f"{what}, member {member.name}", len(member.operands)
-                most = f"{count} operands, more than {MAX_OPERANDS}"
-                _check(count <= MAX_OPERANDS, f"{inner}: {most}")
+                excess = f"{count} operands, more than {MAX_OPERANDS}"
+                _check(count <= MAX_OPERANDS, f"{inner}: {excess}")
                 rows.append(_row(member, inner, operands, slots))
         else:
             strides = [o for o in region.operands if o.item_stride or o.thread_stride]
@@ -312,13 +316,13 @@ class HostFunction(NativeFunction):
 
 @dataclass(frozen=True)
 class HostSum:
-    """The kernel of a node, whose pointers are all operands, then all results."""
+    """A sum over ranks as a kernel, whose pointers are all operands, then all results."""
 
     op: SumOverRanks
     types: tuple[TensorType, ...]
 
     def function(self) -> HostFunction:
-        """It as the runner calls it."""
+        """The sum as a function that the runner can call: a callback into Python."""
         raised: list[BaseException] = []
 
         def kernel(pointers: Any, begin: int, end: int, scratch: Any) -> None:
@@ -327,22 +331,24 @@ class HostSum:
             except BaseException as error:  # C cannot hand it on
                 raised.append(error)
 
-        called = _KERNEL(kernel)
-        address = ctypes.cast(called, ctypes.c_void_p).value or 0
-        return HostFunction(self.op.name, address, Path(), called, raised)
+        callback = _KERNEL(kernel)
+        address = ctypes.cast(callback, ctypes.c_void_p).value or 0
+        return HostFunction(self.op.name, address, Path(), callback, raised)
 
     def _add(self, pointers: Any) -> None:
+        """Copies the operands to the results, and adds these over all ranks in place."""
         count = len(self.types)
         sums = []
         for i, type in enumerate(self.types):
-            found = _array(pointers[count + i], type)
-            found[...] = _array(pointers[i], type)
-            sums.append(found)
+            result = _array(pointers[count + i], type)
+            result[...] = _array(pointers[i], type)
+            sums.append(result)
         if self.op.ranks > 1:
             meeting_of(self.op.ranks).add(sums)
 
 
 def _array(address: int, type: TensorType) -> np.ndarray:
+    """The array of a value at an address, which is not copied."""
     dtype = numpy_dtype(type.dtype)
     size = prod(type.shape) * dtype.itemsize
     if not size:
@@ -353,13 +359,15 @@ def _array(address: int, type: TensorType) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Table:
-    """Regions whose slots are first the memory of a run, then inputs, outputs, states, constants.
+    """The regions of a program, whose operands refer to numbered slots.
+
+    The slots are first the memory of a run, then inputs, outputs, states, and last the constants.
 
     Attributes:
-        memory: of each slot of a run's own, bytes for all threads and bytes for each of them.
+        memory: for each slot that a run allocates, its bytes for all threads and for each of them.
         sources: for each output the input, output or state (they come in this order), or the
             constant, that it is a copy of; None if kernels write it.
-        scratch_bytes: of each thread.
+        scratch_bytes: scratch memory of each thread.
     """
 
     regions: tuple[BoundKernel | Group, ...]
@@ -377,10 +385,10 @@ class Table:
 
 
 class TableProgram:
-    """A table that is run; several threads may do so at once.
+    """Runs a table; several threads may run it at once.
 
     Args:
-        threads: that run it.
+        threads: the number of threads that a run uses.
         constants: the address of the constants' slot.
         guarded: as for :class:`NativeProgram`.
     """
@@ -392,7 +400,9 @@ class TableProgram:
         self.threads = threads
         self.guarded = guarded
         self._constants_at = constants
-        self._sizes = [whole + threads * own for whole, own in table.memory]
+        self._sizes = [
+            shared_bytes + threads * thread_bytes for shared_bytes, thread_bytes in table.memory
+        ]
         self._program = NativeProgram(
             table.regions, table.constants + 1, table.scratch_bytes, shared_pool(threads), guarded
         )
@@ -412,7 +422,7 @@ class TableProgram:
         return sum(self._sizes) + self.threads * self.table.scratch_bytes
 
     def release_memory(self) -> None:
-        """Gives what was freed since back to the system, as far as its allocator can."""
+        """Returns freed memory to the system, as far as the allocator can."""
         runner().md_memory_release()
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -425,7 +435,7 @@ class TableProgram:
         return not self.guarded and all(source is None for source in self.table.sources)
 
     def run_at(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Computes from and to contiguous arrays of the right types at these addresses."""
+        """Like :meth:`run`, on contiguous arrays of the right types at these addresses."""
         with self._lock:
             self._run_on([*inputs, *outputs], self._program.run)
 
@@ -455,16 +465,16 @@ class TableProgram:
             self.release_memory()  # perhaps of a network that was dropped once compiled
             memory = [AlignedMemory(size) for size in self._sizes]
         try:
-            own = [buffer.address for buffer in memory]
-            run([*own, *addresses, *self._addresses, self._constants_at])
+            memory_addresses = [buffer.address for buffer in memory]
+            run([*memory_addresses, *addresses, *self._addresses, self._constants_at])
         finally:
             self._idle.append(memory)
 
     def _finish(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Copies outputs that no kernel writes: inputs, constants, states that stay as they are,
-        and values given twice."""
+        """Writes the outputs that no kernel writes: copies of inputs, constants, unchanged states,
+        or other outputs."""
         arrays = (*inputs, *outputs, *self._states)
         for source, array in zip(self.table.sources, outputs, strict=True):
             if source is not None:
-                given = arrays[source] if isinstance(source, int) else source
-                array[...] = np.reshape(given, array.shape)
+                original = arrays[source] if isinstance(source, int) else source
+                array[...] = np.reshape(original, array.shape)

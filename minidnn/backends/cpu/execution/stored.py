@@ -1,4 +1,4 @@
-"""Programs of the CPU in files: the table, the code of its kernels and of the runner."""
+"""CPU programs in files: the table, the packed constants, the code of kernels and of the runner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .buffers import Array
 from .native import runner_library, use_runner
 from .program import BoundKernel, Group, Table, TableProgram
 
-#: A part of the file with code: its bytes and their digest.
+#: Returns a part of the file with code, by name: its bytes and their digest.
 Code = Callable[[str], tuple[memoryview, str]]
 
 _RUNNER = "the native runner"
@@ -28,16 +28,18 @@ _KERNELS = "kernels {}"
 def store(
     table: Table, packed: Sequence[tuple[int, Array]], isa: str, threads: int
 ) -> StoredProgram:
-    """What a file has of a table.
+    """The form of a table in a file.
 
     Args:
         packed: the constants with their addresses.
     """
-    # Tables of sizes and offsets come first: what is no float may be one.
+    # Arrays of integers come first, since they may hold sizes and offsets: see StoredProgram.
     packed = sorted(packed, key=lambda each: each[1].dtype.kind == "f")
     tables = [array for _, array in packed if array.dtype.kind != "f"]
-    given = [source.reshape(-1) for source in table.sources if isinstance(source, np.ndarray)]
-    arrays = [*(array for _, array in packed), *given]
+    output_constants = [
+        source.reshape(-1) for source in table.sources if isinstance(source, np.ndarray)
+    ]
+    arrays = [*(array for _, array in packed), *output_constants]
     index_bytes = offsets_of([*tables, np.empty(0)])[-1]
     libraries: dict[Path, int] = {}
     for each in table.regions:
@@ -59,13 +61,15 @@ def _document(
     libraries: Mapping[Path, int],
     threads: int,
 ) -> dict[str, Any]:
-    """What a file says of a table whose constants, and then the outputs that are constants, begin
-    at these offsets."""
-    places = {address: offset for (address, _), offset in zip(packed, offsets, strict=False)}
-    given_at = iter(offsets[len(packed) :])
+    """The description of a table in a file.  ``offsets`` are the offsets in the file of the packed
+    constants, then of the outputs that are constants."""
+    packed_offsets = {
+        address: offset for (address, _), offset in zip(packed, offsets, strict=False)
+    }
+    output_offsets = iter(offsets[len(packed) :])
 
     def operand(each: Operand) -> tuple[int, int, int, int]:
-        offset = places[each.offset] if each.slot == table.constants else each.offset
+        offset = packed_offsets[each.offset] if each.slot == table.constants else each.offset
         return (each.slot, offset, each.item_stride, each.thread_stride)
 
     def region(each: BoundKernel | Group) -> list[Any]:
@@ -82,7 +86,7 @@ def _document(
         "memory": table.memory,
         "inputs": table.inputs,
         "sources": [
-            [next(given_at), str(source.dtype), source.shape]
+            [next(output_offsets), str(source.dtype), source.shape]
             if isinstance(source, np.ndarray)
             else source
             for source in table.sources
@@ -92,7 +96,7 @@ def _document(
 
 
 class LoadedProgram(TableProgram):
-    """A table of a file, whose constants are mapped."""
+    """A program that was loaded from a file, whose constants are memory-mapped."""
 
     def __init__(self, table: Table, threads: int, constants: Array) -> None:
         super().__init__(table, threads, constants.ctypes.data)
@@ -105,7 +109,8 @@ class LoadedProgram(TableProgram):
 
 
 def why_not_here(architecture: str, document: dict[str, Any]) -> str | None:
-    """For what a stored program is, if it is not for this machine and this runner."""
+    """Why a stored program cannot run on this machine with this runner ("is for ..."); None if it
+    can."""
     isa = any_isa_named(architecture)
     if missing := sorted(set(isa.flags) - processor_flags()):
         return f"is for {architecture}, and this processor lacks {', '.join(missing)}"
@@ -119,12 +124,12 @@ def why_not_here(architecture: str, document: dict[str, Any]) -> str | None:
 def restore(
     document: dict[str, Any], code: Code, constants: Array, path: Path, threads: int | None
 ) -> LoadedProgram:
-    """The program of a document.
+    """The program that a document describes.
 
     Args:
-        constants: the bytes of the file's.
+        constants: the bytes of the file's constants.
         path: of the file, for messages.
-        threads: where None those that it was compiled for, or all usable cores if that is less.
+        threads: where None, those that it was compiled for, or all usable cores if they are fewer.
 
     Raises:
         GraphError: there cannot be so many threads.

@@ -1,8 +1,7 @@
-"""Copies of values: in another layout, and in another dtype for nodes whose kernels know float32
-alone.
+"""Copies of values: to another layout, and to float32 for nodes whose kernels take no bfloat16.
 
-Of values in bfloat16, sums, statistics and powers are computed in float32; where these nodes stand,
-values are small beside those of contractions.
+Reductions, statistics and exponentials of bfloat16 values are computed in float32.  The values of
+such nodes are small compared with those of contractions, so copies cost little.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from .kernels import Shaped, print_elementwise
 
 
 def copied(type: TensorType) -> Graph:
-    """A region that gives its input."""
+    """A graph of one node that copies its input."""
     value = Value(type, "source")
     op = Formula(argument(0), title="Copy", dtype=type.dtype, compute="float32")
     node = Node(op if type.dtype in BYTES else Identity(), [value], "copy")
@@ -45,8 +44,8 @@ def copied(type: TensorType) -> Graph:
 def print_copy(
     type: TensorType, source: Tensor, result: Tensor, isa: Isa, channel: int = 0
 ) -> SequenceKernel:
-    """Copies a value to where it lies otherwise: in another layout, or from ``channel`` on of a
-    wider value."""
+    """The kernel that copies a value to another layout, or to the channels of a wider value from
+    ``channel`` on."""
     _, _, rows, columns = type.plane
     plan, binding = build_plan(copied(type), Schedule(rows, columns))
     slots = tuple(replace(slot, channel=slot.channel - channel) for slot in binding.outputs)
@@ -54,6 +53,7 @@ def print_copy(
     return print_sequence(plan, binding, [source], [result], isa)
 
 
+#: Operators whose kernels take no bfloat16.
 _KINDS = (
     *(ArgMax, GroupNorm, LayerNorm, LogSoftmax, MatMul),
     *(RandomDrop, Reduce, Softmax, SumOverRanks),
@@ -61,27 +61,30 @@ _KINDS = (
 
 
 def needs_copies(node: Node) -> bool:
-    """Whether a node is computed on copies in float32."""
+    """Whether a node is computed on float32 copies of bfloat16 values."""
     values = (*node.inputs, *node.outputs)
     return isinstance(node.op, _KINDS) and any(value.dtype == "bfloat16" for value in values)
 
 
 @dataclass(frozen=True)
 class Widened:
-    """A node over float32 values, alone in a graph, and what stands in it for each value of the
-    given one's that is computed: the value itself, or a copy of another dtype."""
+    """A node rewritten to float32, alone in a graph.
+
+    ``twins`` maps the operands and results of the original node, constants aside, to those of the
+    new one.  An operand that is not bfloat16 is its own twin.
+    """
 
     graph: Graph
     twins: Mapping[Value, Value]
 
     def copied(self, values: tuple[Value, ...]) -> list[Value]:
-        """Those that have copies, each once."""
-        given = dict.fromkeys(values)
-        return [v for v in given if v in self.twins and self.twins[v].dtype != v.dtype]
+        """The values among these whose twins have another dtype, each once."""
+        unique = dict.fromkeys(values)
+        return [v for v in unique if v in self.twins and self.twins[v].dtype != v.dtype]
 
 
 def widened(node: Node) -> Widened:
-    """The node over float32 values."""
+    """Rewrites a node to float32."""
     twins = {value: _in_float32(value) for value in node.inputs}
     twin = Node(node.op, [twins[value] for value in node.inputs], node.name, node.source)
     twins |= zip(node.outputs, twin.outputs, strict=True)

@@ -1,12 +1,13 @@
 """Kernels of layer and group normalization.  Sizes are operands.
 
-A block's mean is taken first, then the sums of the distances from it and of their squares, of
-which the first corrects the mean that was rounded.  Blocks are joined in float64 by Chan, Golub
-and LeVeque's formula (doi:10.1080/00031305.1983.10483115).  So a mean that is large beside the
-deviation costs no digits.
+A block's mean is computed first, then the sums of the deviations from it and of their squares; the
+former corrects the rounded mean.  Blocks are combined in float64 by Chan, Golub and LeVeque's
+formula (doi:10.1080/00031305.1983.10483115).  So a mean that is large compared with the deviation
+costs no digits.
 
-Of channels that lie in blocks, lanes are channels, whose vectors lie a plane apart.  Each sum is
-added as that of a row of channels is, so that the bits are those of the normalization by itself.
+In the blocked layout lanes are channels, and the vectors of a pixel are a plane apart.  Each sum is
+added in the order of a contiguous row of channels, so that the bits are those of the normalization
+that is not fused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..tensor import Tensor
 _TASK_FLOATS = 1 << 13
 """About so many elements are worth a task."""
 
-# Sizes: pixels of an image, of a task, tasks of an image, channels, from image to image of x and y.
+# Sizes: pixels of an image and of a task, tasks of an image, channels, image strides of x and y.
 _KERNEL = """\
 static inline void @_pixel({constant} x, {pointer} y, uniform int channels,
                            uniform int64 pixels{formals}) {{
@@ -53,7 +54,7 @@ MD_KERNEL(@) {{
 
 
 def print_channel_norm(op: FusedNormalization, x: Tensor, y: Tensor) -> Staged:
-    """The kernel of a region on tensors that lie in blocks of as many channels as there are lanes.
+    """The kernel of a fused normalization of tensors in blocks of as many channels as lanes.
 
     Its pointers are the tensor, weight and bias, if there are any, and the result.
     """
@@ -90,11 +91,13 @@ def print_channel_norm(op: FusedNormalization, x: Tensor, y: Tensor) -> Staged:
     )
     batch, channels, rows, columns = op.body.inputs[0].shape
     pixels = rows * columns
-    each = max(1, min(pixels, _TASK_FLOATS // channels))
-    tasks = -(-pixels // each)
-    sizes = [pixels, each, tasks, channels, x.image, y.image]
+    pixels_of_task = max(1, min(pixels, _TASK_FLOATS // channels))
+    tasks = -(-pixels // pixels_of_task)
+    sizes = [pixels, pixels_of_task, tasks, channels, x.image, y.image]
     source = KernelSource.named("channel_norm", text)
-    return Staged((stage(source, tuple(range(out + 1)), sizes, batch * tasks, each * channels),))
+    return Staged(
+        (stage(source, tuple(range(out + 1)), sizes, batch * tasks, pixels_of_task * channels),)
+    )
 
 
 _BLOCK = 1024
@@ -154,7 +157,7 @@ static inline uniform @_Moments @_moments({pointer} x, uniform int64 length{more
 }}
 """
 
-#: Of rows whose elements lie side by side.
+#: The arguments of :func:`moments_of` for contiguous rows.
 _SIDE_BY_SIDE = {
     "pointer": "const uniform float * uniform",
     "more": "",
@@ -166,17 +169,18 @@ _SIDE_BY_SIDE = {
 
 
 def moments_of(**how: str) -> str:
-    """The function that takes mean and squares of a row, whose vectors are read as is said.
+    """The function that computes count, mean and sum of squared deviations of a row.
 
     Args:
-        how: the type of the pointer; more parameters; what to multiply the distance of two elements
-            with; a vector of elements from ``i`` on with ``p`` vectors between; the loop over what
-            fills no four vectors; and an element there.
+        how: how the row is read: the type of its ``pointer``; ``more`` parameters; ``apart``, the
+            stride of its elements, as a factor; ``whole``, the vector of elements that is ``p``
+            vectors after element ``i``; ``rest``, the loop over elements that fill no four
+            vectors; and ``last``, an element in that loop.
     """
     return _MOMENTS.format(block=_BLOCK, **how)
 
 
-# What is written from element ``first`` of row ``row`` on.
+# Writes ``count`` normalized elements from element ``first`` of row ``row`` on.
 _WRITE = """\
 static inline void @_write(const uniform @_Moments &moments, const uniform float * uniform x,
                            uniform float * uniform y, uniform int64 row, uniform int64 first,
@@ -192,8 +196,8 @@ SCALE = """\
   const uniform float scale = (uniform float)(1.0d / sqrt(variance + {eps}));"""
 """What elements are normalized with: ``((x - mean) - rest) * scale``."""
 _BY_ELEMENT = "  foreach (i = 0 ... count) {{ y[i] = ((x[i] - mean) - rest) * scale{affine}; }}"
-# Sizes behind those of rows: rows of an image, channels of a row, elements of a channel.  Where
-# these are few, lanes find their own channels: quotients of whole numbers this small are exact
+# Sizes after those of rows: rows of an image, channels of a row, elements of a channel.  Where
+# elements are few, each lane computes its own channel: quotients of integers this small are exact
 # when rounded down from floats.
 _BY_CHANNEL = """\
   weight += row % n[3] * n[4];
@@ -220,7 +224,7 @@ _BY_CHANNEL = """\
     }
   }"""
 
-# Sizes: elements of a row, of its parts, and parts.
+# Sizes: elements of a row and of a part, and parts.  A task is a row.
 _WHOLE = """\
 MD_KERNEL(@) {{
   const uniform int64 * uniform n = MD_IN(int64, {last});
@@ -233,6 +237,7 @@ MD_KERNEL(@) {{
 }}
 """
 
+# Rows that are split: a task computes the moments of a part.
 _FIRST = """\
 MD_KERNEL(@) {{
   const uniform int64 * uniform n = MD_IN(int64, 2);
@@ -248,6 +253,7 @@ MD_KERNEL(@) {{
 }}
 """
 
+# A task combines the moments of a row's parts, and writes one part.
 _SECOND = """\
 MD_KERNEL(@) {{
   const uniform int64 * uniform n = MD_IN(int64, {last});
@@ -274,7 +280,7 @@ MD_KERNEL(@) {{
 
 
 def print_layer_norm(op: LayerNorm | GroupNorm, x: TensorType, operands: int) -> Staged:
-    """The kernels of a normalization with so many operands."""
+    """The kernels of a normalization; ``operands`` counts its input, weight and bias."""
     names = ("weight", "bias")[: operands - 1]
     formals = "".join(f", const uniform float * uniform {name}" for name in names)
     sizes: list[int] = []
@@ -283,17 +289,17 @@ def print_layer_norm(op: LayerNorm | GroupNorm, x: TensorType, operands: int) ->
         length = prod(x.shape[x.rank - op.axes :])
         start = " + first"
         affine = "".join(f" {sign} {name}[i]" for sign, name in zip("*+", names, strict=False))
-        each = _BY_ELEMENT.format(affine=affine)
+        loop = _BY_ELEMENT.format(affine=affine)
     else:
         length, inner = prod(x.shape[1:]) // op.groups, prod(x.shape[2:])
         sizes = [op.groups, x.shape[1] // op.groups, inner]
-        each = _BY_CHANNEL if names else _BY_ELEMENT.format(affine="")
+        loop = _BY_CHANNEL if names else _BY_ELEMENT.format(affine="")
     rows = x.size // length
     part = parts_of(length, 1, rows)
     parts = -(-length // part)
     sizes = [length, part, parts, *sizes]
     scale = SCALE.format(eps=f"{float(op.eps)!r}d")
-    write = _WRITE.format(formals=formals, each=each, scale=scale)
+    write = _WRITE.format(formals=formals, each=loop, scale=scale)
     moments = moments_of(**_SIDE_BY_SIDE)
     start = start if parts > 1 else ""
     vectors = "".join(f", MD_IN(float, {i}){start}" for i in range(1, operands))

@@ -1,14 +1,14 @@
-"""The kernels of products of matrices that are both computed; sizes are operands.
+"""Kernels of products of two matrices that are both computed; sizes are operands of the kernels.
 
-A register tile of float32 has some rows and some vectors of columns.  It sums up a part of the
-products, and adds that to the sum of the parts before, so that the error of long sums stays small.
-Tiles of one task share a block of ``b`` in the caches.  The order of a sum follows from its length
-alone.  Products of integers have a kernel of their own.
+A register tile of float32 has some rows and some vectors of columns.  It accumulates one part of
+the K axis in registers, and adds that to the sum of the parts before, so that the rounding error of
+long sums stays small.  The tiles of one task share a block of ``b`` in the caches.  The order of a
+sum follows from its length alone.  Products of integers have a kernel of their own.
 
-A linear layer of few rows whose weight changes from run to run reads it as it lies.  Packing it
-would move it twice more than the product itself, which reads it once.  Rows lie in lanes for that:
-the input is turned first, and the result back.  Sums are added up in the order of the direct
-algorithm, so the bits are those of a weight that is packed.
+A linear layer of few rows whose weight changes from run to run reads the weight unpacked.  Packing
+would move the weight twice more than the product itself, which reads it once.  Lanes are rows of
+the input then: the input is transposed first, and the result back.  Sums are added in the order of
+the direct algorithm, so the bits are those of a packed weight.
 """
 
 from __future__ import annotations
@@ -38,27 +38,28 @@ FEW_ROWS = 64
 
 
 def reads_weight_as_it_lies(node: Node, accuracy: str) -> bool:
-    """Whether a node is such a layer."""
+    """Whether a node is a linear layer of few rows that reads its weight unpacked."""
     if not isinstance(node.op, Linear) or isinstance(node.inputs[1], Constant):
         return False
-    few = prod(node.output.shape[:-1]) <= FEW_ROWS
-    return few and accuracy != "high" and all(v.dtype == "float32" for v in node.inputs)
+    has_few_rows = prod(node.output.shape[:-1]) <= FEW_ROWS
+    return has_few_rows and accuracy != "high" and all(v.dtype == "float32" for v in node.inputs)
 
 
 def print_linear(node: Node, isa: Isa) -> Staged:
-    """The kernels; the pointers are the operands and the output."""
+    """The kernels of a linear layer that reads its weight unpacked: a transposition, the product,
+    and a transposition back.  The pointers are the operands and the output."""
     outputs, features = node.inputs[1].shape
     rows, result = prod(node.output.shape[:-1]), len(node.inputs)
-    turned, products = Workspace(0), Workspace(-(-4 * rows * features // 64) * 64)
+    transposed, products = Workspace(0), Workspace(-(-4 * rows * features // 64) * 64)
     product = product_stage(
         (outputs, rows, features),
-        (1, turned, products),
+        (1, transposed, products),
         isa,
         parts=_parts(node, rows, isa),
         start=2 if result == 3 else None,
     )
     stages = (
-        _turn((rows, features), 0, turned),
+        _turn((rows, features), 0, transposed),
         product,
         _turn((outputs, rows), products, result),
     )
@@ -66,7 +67,7 @@ def print_linear(node: Node, isa: Isa) -> Staged:
 
 
 def _parts(node: Node, rows: int, isa: Isa) -> tuple[int, int]:
-    """Products of a chunk, and of a part, of the direct algorithm's sums."""
+    """The K extents of a chunk and of a part of a chunk in the direct algorithm's sums."""
     tensors = [Tensor(v.shape[-1], 1, 1, 1, v.shape[-1]) for v in (node.inputs[0], node.output)]
     question = question_of(Parts(node), rows, tensors[0], (), tensors[1], isa)
     scheme = choose_by_price(question).scheme
@@ -75,8 +76,9 @@ def _parts(node: Node, rows: int, isa: Isa) -> tuple[int, int]:
 
 
 def _turn(shape: tuple[int, int], source: Pointer, result: Pointer) -> Stage:
-    given, turned = (Pitched.dense(TensorType(each)) for each in (shape, shape[::-1]))
-    move = shaped(lower(Transpose((1, 0)).index_map(shape), given, turned, SCHEDULE))
+    """The stage that transposes a matrix of this shape."""
+    original, transposed = (Pitched.dense(TensorType(extents)) for extents in (shape, shape[::-1]))
+    move = shaped(lower(Transpose((1, 0)).index_map(shape), original, transposed, SCHEDULE))
     pointers = (source, lambda: move.tables[0], result, lambda: move.sizes)
     return Stage(move.source, pointers, move.tasks, move.grain)
 
@@ -116,7 +118,8 @@ MD_KERNEL(@) {{
 
 
 def print_matmul_of_integers(a: TensorType, b: TensorType, y: TensorType) -> Shaped:
-    """The kernel of a product; its pointers are the operands, the output and the sizes."""
+    """The kernel of a product of integers; its pointers are the operands, the output and the
+    sizes."""
     every = range(_ROWS)
     types = {name: STORED[type.dtype] for name, type in (("a", a), ("b", b), ("sum", y))}
     text = _MATMUL.format(
@@ -135,20 +138,20 @@ def print_matmul_of_integers(a: TensorType, b: TensorType, y: TensorType) -> Sha
     batch = y.shape[:-2]
     rows, columns, depth = y.shape[-2], y.shape[-1], a.shape[-1]
     tiles = (-(-rows // _ROWS), -(-columns // _COLUMNS))
-    places = [matrices(a, batch), matrices(b, batch)]
-    head = [rows, columns, depth, *tiles, 7, 7 + len(places[0])]
-    sizes = np.concatenate([np.array(head, np.int64), *places]).astype(np.int64)
+    offsets = [matrices(a, batch), matrices(b, batch)]
+    head = [rows, columns, depth, *tiles, 7, 7 + len(offsets[0])]
+    sizes = np.concatenate([np.array(head, np.int64), *offsets]).astype(np.int64)
     return Shaped(KernelSource.named("matmul", text), sizes, prod(batch) * prod(tiles))
 
 
 PART = 128
-"""Products that are summed up at once: see docs/explanation/numerics-and-determinism.md."""
+"""The K extent of a part: see docs/explanation/numerics-and-determinism.md."""
 
 _ROW_TILES = 6
-"""Tiles of rows of a task: each reads the same columns of ``b`` once they are near."""
+"""Row tiles of a task: they read the same columns of ``b``, which the first brings into caches."""
 
 _COLUMN_TILES = 4
-"""Tiles of columns of a task, if tasks are not few then."""
+"""Column tiles of a task, unless that leaves too few tasks."""
 
 _ENOUGH_TASKS = 32
 
@@ -156,15 +159,15 @@ _SIZES = (
     *("rows", "columns", "depth", "row_groups", "column_groups", "wide", "matrices"),
     *("chunk", "part"),
 )
-"""The first sizes; behind them stands where the matrices of ``a`` and ``b`` begin."""
+"""The names of the first sizes; after them come the offsets of the matrices of ``a`` and ``b``."""
 
 
 def print_matmul(a: TensorType, b: TensorType, y: TensorType, isa: Isa) -> Staged:
-    """The kernel of a product; its pointers are the operands, the output and the sizes."""
+    """The kernel of a float32 product; its pointers are the operands, the output and the sizes."""
     batch = y.shape[:-2]
-    places = [matrices(a, batch), matrices(b, batch)]
+    offsets = [matrices(a, batch), matrices(b, batch)]
     rows, columns, depth = y.shape[-2], y.shape[-1], a.shape[-1]
-    return Staged((product_stage((rows, columns, depth), (0, 1, 2), isa, places),))
+    return Staged((product_stage((rows, columns, depth), (0, 1, 2), isa, offsets),))
 
 
 def product_stage(
@@ -175,37 +178,37 @@ def product_stage(
     parts: tuple[int, int] | None = None,
     start: int | None = None,
 ) -> Stage:
-    """The kernel of products of matrices.
+    """The stage of a batch of float32 matrix products.
 
     Args:
-        shape: rows and columns of the result, and products of a sum.
+        shape: M, N and K.
         pointers: the operands, and the result.
-        places: where each matrix of both operands begins; by default there is one.
-        parts: products of a chunk of a sum, and of a part of a chunk.
-        start: a pointer to what the sums of each row begin with; by default with zero.
+        places: the offsets in elements of the matrices of both operands; by default each has one.
+        parts: K extents of a chunk of a sum, and of a part of a chunk.
+        start: a pointer to the initial values of the sums, one for each row; by default zeros.
     """
     starts = [np.zeros(1, np.int64)] * 2 if places is None else places
     tile = _tile(shape[0], shape[1], isa)
     row_groups = -(-shape[0] // (tile.rows * _ROW_TILES))
     count, across = len(starts[0]), -(-shape[1] // (tile.vectors * isa.lanes))
-    beside = max(1, min(_COLUMN_TILES, across * row_groups * count // _ENOUGH_TASKS))
-    column_groups = -(-across // beside)
-    sizes = [*shape, row_groups, column_groups, beside * tile.vectors * isa.lanes]
+    column_tiles = max(1, min(_COLUMN_TILES, across * row_groups * count // _ENOUGH_TASKS))
+    column_groups = -(-across // column_tiles)
+    sizes = [*shape, row_groups, column_groups, column_tiles * tile.vectors * isa.lanes]
     sizes += [count, *(parts or (max(1, shape[2]), PART))]
-    every = np.concatenate([np.array(sizes), *starts]).astype(np.int64)
-    kept = tile.rows * _ROW_TILES * beside * tile.vectors * isa.lanes
+    size_operand = np.concatenate([np.array(sizes), *starts]).astype(np.int64)
+    scratch_floats = tile.rows * _ROW_TILES * column_tiles * tile.vectors * isa.lanes
     return Stage(
         KernelSource.named("matmul", _print(tile, start is not None)),
-        (*pointers, lambda: every, *(() if start is None else (start,))),
+        (*pointers, lambda: size_operand, *(() if start is None else (start,))),
         count * row_groups * column_groups,
         1,
-        4 * kept,
+        4 * scratch_floats,
     )
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """Sums in registers."""
+    """A register tile: ``rows`` times ``vectors`` accumulators of ``lanes`` floats."""
 
     rows: int
     vectors: int
@@ -213,8 +216,9 @@ class _Tile:
 
 
 def _tile(rows: int, columns: int, isa: Isa) -> _Tile:
-    most, vectors = (8, 3) if isa.registers == 32 else (6, 2)
-    tiles = max(1, -(-rows // most))
+    """The register tile for a result of this shape."""
+    most_rows, vectors = (8, 3) if isa.registers == 32 else (6, 2)
+    tiles = max(1, -(-rows // most_rows))
     return _Tile(max(1, -(-rows // tiles)), max(1, min(vectors, columns // isa.lanes)), isa.lanes)
 
 
@@ -232,13 +236,13 @@ def _print(tile: _Tile, starts: bool) -> str:
 
 
 def _widths(tile: _Tile) -> list[tuple[int, bool]]:
-    """Vectors of tiles, the most first, and whether only some lanes are columns."""
+    """The widths of register tiles in vectors, the widest first, and whether lanes are masked."""
     narrow = [(1, False)] if tile.vectors > 1 else []
     return [(tile.vectors, False), *narrow, (1, True)]
 
 
 def _task(code: Code, tile: _Tile, starts: bool) -> None:
-    """Parts of sums, one after another; tiles of columns in each, tiles of rows in these."""
+    """Prints the loops of a task: over parts of the K axis, column tiles, and row tiles."""
     code.lines(
         (
             "const uniform int64 matrix = t / (row_groups * column_groups);",
@@ -278,17 +282,18 @@ def _task(code: Code, tile: _Tile, starts: bool) -> None:
 
 
 def _rows(code: Code, tile: _Tile, vectors: int, masked: bool, starts: bool) -> None:
-    """The tiles of rows for a tile of columns; the first asks for the next columns."""
+    """Prints the loop over the row tiles of a column tile; the first prefetches columns of the
+    next."""
     width = vectors * tile.lanes
     code.line("const uniform float * uniform own = b + k * columns + c;")
     code.line("const uniform float * uniform later = own;")
     code.line(f"if (c + {width} < across) later = own + {width};")
     code.line("else if (end < depth) later = b + end * columns;")
-    more = (", across - c" if masked else "") + (", starts + r" if starts else "")
+    more_arguments = (", across - c" if masked else "") + (", starts + r" if starts else "")
     with code.block(f"for (uniform int r = 0; r < high; r += {tile.rows})"):
         code.line(
             f"{_name(vectors, masked)}(a + r * depth + k, depth, high - r, own, columns, "
-            f"r == 0 ? later : own, count, to + r * apart + c, apart, k == 0{more});"
+            f"r == 0 ? later : own, count, to + r * apart + c, apart, k == 0{more_arguments});"
         )
     code.line(f"c += {width};")
 
@@ -298,8 +303,9 @@ def _name(vectors: int, masked: bool) -> str:
 
 
 def _function(code: Code, tile: _Tile, vectors: int, masked: bool, starts: bool) -> None:
-    """Sums up ``count`` products for a tile, and adds them to those at ``to``, or writes them."""
-    every = [(r, v) for r in range(tile.rows) for v in range(vectors)]
+    """Prints the function of a register tile: it accumulates ``count`` products, and adds the sums
+    to those at ``to``, or writes them."""
+    accumulators = [(r, v) for r in range(tile.rows) for v in range(vectors)]
     head = (
         f"static noinline unmasked void {_name(vectors, masked)}(const uniform float * uniform a, "
         "uniform int64 depth, uniform int rows, const uniform float * uniform b, "
@@ -312,7 +318,7 @@ def _function(code: Code, tile: _Tile, vectors: int, masked: bool, starts: bool)
         for r in range(tile.rows):
             # A row beyond the last is the last once more, and not stored.
             code.line(f"const uniform float * uniform a{r} = a + min(rows - 1, {r}) * depth;")
-        for r, v in every:
+        for r, v in accumulators:
             start = f"fresh ? starts[min(rows - 1, {r})] : 0.0f" if starts else "0.0f"
             code.line(f"float s{r}_{v} = {start};")
         code.line("#pragma nounroll")
@@ -329,14 +335,14 @@ def _function(code: Code, tile: _Tile, vectors: int, masked: bool, starts: bool)
                 code.line(f"{{ const float x = a{r}[k]; {sums} }}")
             code.line("b += columns;")
             code.line("later += columns;")
-        for r, v in every:
-            place = f"to[{r} * apart + {v * tile.lanes} + programIndex]"
+        for r, v in accumulators:
+            target = f"to[{r} * apart + {v * tile.lanes} + programIndex]"
             lanes = " && programIndex < some" if masked else ""
-            code.line(f"if (rows > {r}{lanes}) {place} = fresh ? s{r}_{v} : {place} + s{r}_{v};")
+            code.line(f"if (rows > {r}{lanes}) {target} = fresh ? s{r}_{v} : {target} + s{r}_{v};")
 
 
 def matrices(type: TensorType, batch: tuple[int, ...]) -> np.ndarray:
-    """Where the matrix of each of the batch begins."""
-    own = type.shape[:-2]
-    first = np.arange(prod(own)).reshape(own) * prod(type.shape[-2:])
-    return np.broadcast_to(first, batch).reshape(-1)
+    """The offset in elements of each matrix of a batch, to which the operand is broadcast."""
+    own_batch = type.shape[:-2]
+    offsets = np.arange(prod(own_batch)).reshape(own_batch) * prod(type.shape[-2:])
+    return np.broadcast_to(offsets, batch).reshape(-1)

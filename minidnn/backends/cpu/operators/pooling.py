@@ -1,13 +1,13 @@
-"""Kernels of pooling beside sequences: adaptive averages, and maxima of bytes over windows.
+"""Kernels of pooling outside of sequences: adaptive averages, and maxima of int8 and uint8.
 
-Short windows are added pixel by pixel, lanes being channels.  Of long ones first the rows are
-added, which threads share, then their sums; both in the order of ``graph.window.sum_taps``.  What
-is read may lie in blocks of channels, which are lanes then, or as NCHW, of whose rows lanes hold
-neighbouring pixels.
+Short windows are added pixel by pixel, with channels in lanes.  For long windows a first kernel
+adds rows, which threads share, and a second one adds their sums; both in the order of
+``graph.window.sum_taps``.  The input has blocks of channels, which are lanes then, or is NCHW,
+where lanes are neighbouring pixels of a row.
 
-Maxima of bytes are of values that lie as NCHW.  A task is a row of results: the largest bytes of
-the rows under its windows first, then of the columns.  Sizes are operands, so that one kernel
-serves all windows of a dtype.
+Maxima of int8 and uint8 are of NCHW values.  A task is a row of results: it reduces the rows under
+its windows first, then the columns.  Sizes are operands, so that one kernel serves all windows of a
+dtype.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def print_adaptive(
     isa: Isa,
     any_size: bool = False,
 ) -> Staged:
-    """The kernels of an adaptive average over a value in blocks or, if it is long, in NCHW; with
-    ``any_size`` those that planes of any size have."""
+    """The kernels of an adaptive average of blocked channels or, if its windows are long, of NCHW;
+    with ``any_size`` kernels that serve any spatial size, for both layouts."""
     if any_size or op.is_long(type):
         return _print_long(op, type.shape[0], source, result, isa, any_size)
     batch = type.shape[0]
@@ -92,8 +92,8 @@ def print_adaptive(
     return Staged((Stage(kernel, (0, 1), batch * source.blocks),))
 
 
-# The sum of up to 4096 pixels side by side, each of one number (of a row in NCHW) or of as many
-# as there are lanes: blocks of 256 in 16 sums, of which halves are added to halves.
+# The sum of up to 4096 contiguous pixels, each of one element (of a row in NCHW) or of as many as
+# there are lanes: blocks of 256 pixels in 16 partial sums, of which halves are added to halves.
 _PLANAR_SUM = """\
 static inline uniform float @_sum(const uniform <type> * uniform x, uniform int count) {
   uniform float total = 0.0f;
@@ -179,9 +179,8 @@ static inline {number} @_long(const uniform {type} * uniform x, uniform int coun
 }}
 """
 
-# Sizes: planes (or blocks) of an image, rows, columns, rows of a task, tasks of a plane's rows,
-# windows beside each other, from image to image and from plane to plane; then the first and past
-# column of each window.
+# Sizes: planes (or blocks) of an image, rows, columns, rows of a task, tasks of a plane, columns of
+# the result, image stride, plane stride; then the begin and the end column of each window.
 _ADD_ROWS = """\
 MD_KERNEL(@) {{
   const uniform int64 * uniform n = MD_IN(int64, 2);
@@ -212,9 +211,9 @@ foreach (r = first ... past) {{
         y[r] = sum;
       }}"""
 
-# Sizes: planes (or blocks) of an image, rows, windows above and beside each other, channels, from
-# image to image and from plane to plane of the result; then the first and past row of each window,
-# and how many columns each has.
+# Sizes: planes (or blocks) of an image, rows, rows and columns of the result, channels, image and
+# plane stride of the result; then the begin and the end row of each window, and the number of
+# columns of each window.
 _ADD_SUMS = """\
 MD_KERNEL(@) {{
   const uniform int64 * uniform n = MD_IN(int64, 2);
@@ -243,17 +242,18 @@ def _print_long(
     isa: Isa,
     any_size: bool = False,
 ) -> Staged:
+    """The kernels that add rows, and then the sums of rows, to averages."""
     blocked = source.block > 1
     lanes, planes = source.block, source.blocks
     type = TensorType((batch, source.channels, source.rows, source.columns), source.dtype)
     x, y = ELEMENTS[source.dtype], ELEMENTS[result.dtype]
     down, across = op.spans(type)
-    if source.columns == len(across) == 1:  # a column is a row
+    if source.columns == len(across) == 1:  # one column is added as one row
         source, down, across = replace(source, rows=1, columns=source.rows), across, down
     names = {"number": "float" if blocked else "uniform float", "lanes": lanes}
 
     def add(element: Element) -> str:
-        """The functions that add up elements."""
+        """The functions that add elements of a row or column."""
         text = _BLOCKED_SUM if blocked else _PLANAR_SUM.replace("<vectors>", str(16 // isa.lanes))
         text = re.sub(r"<(x\[.*?\])>", lambda read: element.load(read[1]), text)
         text = text.replace("<type>", element.type)
@@ -265,16 +265,16 @@ def _print_long(
     read = x.load("z[(int)r * (uniform int)n[2] + i]")
     inner = rows.format(keep=keep, type=x.type, read=read, **names)
     text = add(x) + _ADD_ROWS.format(rows=inner, type=x.type, **names)
-    each = max(1, PART // (source.columns * lanes))
-    turns = -(-source.rows // each)
-    sizes = [planes, source.rows, source.columns, each, turns, len(across)]
+    rows_of_task = max(1, PART // (source.columns * lanes))
+    tasks_of_plane = -(-source.rows // rows_of_task)
+    sizes = [planes, source.rows, source.columns, rows_of_task, tasks_of_plane, len(across)]
     sizes += [source.image, source.plane, *(edge for span in across for edge in span)]
     first = stage(
         KernelSource.named("average_rows", text),
         (0, Workspace(0)),
         sizes,
-        batch * planes * turns,
-        each * source.columns * lanes,
+        batch * planes * tasks_of_plane,
+        rows_of_task * source.columns * lanes,
     )
     store = _store(blocked, result, isa)
     text = add(ELEMENTS["float32"]) + _ADD_SUMS.format(store=store, result=y.type, **names)
@@ -292,7 +292,8 @@ def _print_long(
 
 
 def _store(blocked: bool, result: Tensor, isa: Isa) -> str:
-    """How a channel's average, or a block's, is written; lanes without a channel are zeros."""
+    """The statement that stores the average of a channel or of a block of channels; lanes without
+    a channel are zeros."""
     value = ELEMENTS[result.dtype].narrows.format("value")
     if not blocked and result.dtype != "float32":
         value = f"extract((int){value}, 0)"
@@ -369,11 +370,11 @@ MD_KERNEL(@) {{
 
 
 _CALL_BYTES = 1 << 12
-"""Bytes that a call reads."""
+"""About as many bytes are read by one call of the kernel, which computes as many tasks."""
 
 
 def print_byte_window(op: Windowed, x: TensorType, y: TensorType) -> Shaped:
-    """The kernel of a maximum window over bytes; its pointers are input, output and sizes."""
+    """The kernel of a max window over int8 or uint8; its pointers are input, output and sizes."""
     window = op.window()
     text = _MAXIMUM.format(type=STORED[x.dtype], least=np.iinfo(x.dtype).min)
     sizes = [*x.shape[2:], *y.shape[2:]]

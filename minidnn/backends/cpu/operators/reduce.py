@@ -1,12 +1,12 @@
-"""Kernels that join elements along axes: sums, means, extremes and products.  Sizes are operands.
+"""Kernels of reductions along axes: sums, means, extremes and products.  Sizes are operands.
 
-Neighbouring axes that are joined count as one; of several such groups the last is joined first.
-So each stage joins the middle of three axes: ``outer``, ``length``, ``inner``.  Rows
-(``inner == 1``) are joined by lanes side by side, columns lane by lane; where both are short, each
-lane makes an output.
+Neighbouring axes that are reduced count as one; of several such groups the last is reduced first.
+So each stage reduces the middle of three axes: ``outer``, ``length``, ``inner``.  Rows
+(``inner == 1``) are reduced across lanes, columns lane by lane; where both are short, each lane
+computes an output.
 
-For the place of a maximum NaN counts as the largest; of several the first counts, or the last.  A
-long axis is cut into parts; the best of each are compared afterwards.
+For argmax NaN counts as the largest; of several maxima the first or the last counts.  A long axis
+is split into parts; the best elements of all parts are compared afterwards.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from ..stage import CASCADE, LEVELS, Stage, Staged, Workspace, parts_of, stage
 from ..tensor import STORED
 
 _CHUNK = 64
+"""Columns of a task of argmax."""
 
-# Sizes: length, its parts, parts, elements inside of the axis, chunks of them.  Columns lie side
-# by side; where there are few, lanes take every so many-th position of them.
+# Sizes: length, length of a part, parts, columns (the inner extent), chunks of columns.  Columns
+# are contiguous; where they are few, lanes compare several positions of the axis at once.
 _PARTS = """\
 MD_KERNEL(@) {{
   const uniform int64 * uniform n = MD_IN(int64, {sizes});
@@ -77,19 +78,19 @@ MD_KERNEL(@) {{
 
 
 def print_argmax(op: ArgMax, x: TensorType) -> Staged:
-    """The kernels of the place of a maximum."""
+    """The kernels of the index of a maximum along an axis."""
     dim = op.dim % x.rank
     outer, length, inner = prod(x.shape[:dim]), x.shape[dim], prod(x.shape[dim + 1 :])
-    whole = x.dtype in INTEGERS
+    is_integer = x.dtype in INTEGERS
     more, less = "a > best", "a < best"
-    if not whole:  # NaN is the largest
+    if not is_integer:  # NaN is the largest
         more = "(best == best && (a != a || a > best))"
         less = "(a == a && (best != best || a < best))"
     names = {
-        "wide": "int64" if whole else "float",
+        "wide": "int64" if is_integer else "float",
         "more": more,
         "less": less,
-        "better": f"!{less}" if op.last and not whole else ("a >= best" if op.last else more),
+        "better": f"!{less}" if op.last and not is_integer else ("a >= best" if op.last else more),
         "before": "here > place" if op.last else "here < place",
         "chunk": _CHUNK,
     }
@@ -103,34 +104,34 @@ def print_argmax(op: ArgMax, x: TensorType) -> Staged:
     if parts == 1:
         source = KernelSource.named("argmax", _PARTS.format(**first, sizes=2, places=1, keep=""))
         return Staged((stage(source, (0, 1), sizes, tasks, work),))
-    # The best of each part, and their places behind them.
-    item = 8 if whole else 4
-    bests, places = Workspace(0), Workspace(-(-count * item // 64) * 64)
+    # Workspace: the best element of each part, and after them their indices.
+    item = 8 if is_integer else 4
+    bests, indices = Workspace(0), Workspace(-(-count * item // 64) * 64)
     keep = f"MD_OUT({names['wide']}, 2)[result + i] = best;"
     source = KernelSource.named("argmax", _PARTS.format(**first, sizes=3, places=1, keep=keep))
-    again = dict(names, given=names["wide"], where="MD_IN(int64, 1)[at + place * n[3] + i]")
-    joins = KernelSource.named("argmax", _PARTS.format(**again, sizes=3, places=2, keep=""))
+    second = dict(names, given=names["wide"], where="MD_IN(int64, 1)[at + place * n[3] + i]")
+    combine = KernelSource.named("argmax", _PARTS.format(**second, sizes=3, places=2, keep=""))
     stages = (
-        stage(source, (0, places, bests), sizes, tasks, work),
+        stage(source, (0, indices, bests), sizes, tasks, work),
         stage(
-            joins,
-            (bests, places, 1),
+            combine,
+            (bests, indices, 1),
             [parts, parts, 1, inner, chunks],
             outer * chunks,
             parts * min(inner, _CHUNK),
         ),
     )
-    return Staged(stages, places.offset + count * 8)
+    return Staged(stages, indices.offset + count * 8)
 
 
 _WIDTH = 512
-"""Columns that a task joins."""
+"""Columns that a task reduces."""
 _SHORT = 32
 _FEW = 2048
-"""Rows of at most that length, and outputs of at most that many elements (of few columns), are
-made by one lane each."""
+"""One lane computes an output where it reduces at most ``_SHORT`` elements, or where the few
+columns of an outer index have at most ``_FEW`` elements in all."""
 
-# Sizes: length of a row, of its parts, parts, elements a mean divides by.
+# Sizes: length of a row, length of a part, parts, the divisor of a mean.
 _ROWS = """\
 MD_KERNEL(@) {{
   const uniform int64 * uniform n = MD_IN(int64, 2);
@@ -173,8 +174,8 @@ MD_KERNEL(@) {{
 }}
 """
 
-# Sizes: length, its parts, parts, what a mean divides by, columns, chunks of columns, rows that lie
-# side by side in one row of what is joined (more than one where columns are few).
+# Sizes: length, length of a part, parts, the divisor of a mean, columns, chunks of columns, rows
+# that are reduced side by side as one row (more than one where columns are few).
 _COLUMNS = """\
 static inline void @_join(uniform {wide} * uniform to, const uniform {wide} * uniform from,
                           uniform bool fresh, uniform int count) {{
@@ -253,8 +254,8 @@ MD_KERNEL(@) {{
 }}
 """
 
-# Sizes: length, what a mean divides by, columns, outputs.  Quotients of whole numbers this small
-# are exact when rounded down from floats.
+# Sizes: length, the divisor of a mean, columns, outputs.  Quotients of integers this small are
+# exact when rounded down from floats.
 _EACH = """\
 MD_KERNEL(@) {{
   const uniform int64 * uniform n = MD_IN(int64, 2);
@@ -291,6 +292,7 @@ MD_KERNEL(@) {{
 """
 _EACH_CHUNK = 1024
 
+#: Of each reduction: its identity, and how it combines ``a`` with ``c``, as vectors and as scalars.
 _FLOATS = {
     "sum": ("0.0f", "c + a", "c + a"),
     "mean": ("0.0f", "c + a", "c + a"),
@@ -308,7 +310,7 @@ _WHOLE = {
 
 @dataclass(frozen=True)
 class _Step:
-    """Joins the middle axis, part by part."""
+    """A stage that reduces the middle of three axes, part by part."""
 
     outer: int
     length: int
@@ -326,7 +328,7 @@ class _Step:
 
     @property
     def is_each(self) -> bool:
-        """Whether each lane makes an output."""
+        """Whether each lane computes an output."""
         few = self.inner > 1 and self.length * self.inner <= _FEW
         many = self.outer * self.inner >= 64
         short = self.length <= _SHORT or few
@@ -334,40 +336,41 @@ class _Step:
 
     @property
     def beside(self) -> int:
-        """How many rows are taken as one, so that lanes are full."""
+        """How many rows are reduced side by side as one, so that all lanes have elements."""
         return max(1, min(_WIDTH // 2 // max(1, self.inner), self.part // 8))
 
 
 def print_reduce(op: Reduce, x: TensorType) -> Staged:
     """The kernels of a reduction."""
     steps = _steps(x.shape, op)
-    whole = x.dtype in INTEGERS
-    wide, item = ("int64", 8) if whole else ("float", 4)
-    # Partial results lie in two places by turns.
-    places = [max((s.results for s in steps[i:-1:2]), default=0) * item for i in (0, 1)]
-    workspace = (Workspace(0), Workspace(-(-places[0] // 64) * 64))
+    is_integer = x.dtype in INTEGERS
+    wide, item = ("int64", 8) if is_integer else ("float", 4)
+    # Partial results alternate between two buffers of the workspace.
+    buffer_bytes = [max((s.results for s in steps[i:-1:2]), default=0) * item for i in (0, 1)]
+    workspace = (Workspace(0), Workspace(-(-buffer_bytes[0] // 64) * 64))
     stages: list[Stage] = []
     for number, step in enumerate(steps):
-        last = number == len(steps) - 1
+        is_last = number == len(steps) - 1
         source = 0 if number == 0 else workspace[(number - 1) % 2]
-        given = STORED[x.dtype] if number == 0 else wide
-        made = STORED[x.dtype] if last else wide
-        result = 1 if last else workspace[number % 2]
-        stages.append(_print(op.how, step, given, made, (source, result)))
-    return Staged(tuple(stages), workspace[1].offset + places[1] if len(steps) > 1 else 0)
+        source_type = STORED[x.dtype] if number == 0 else wide
+        result_type = STORED[x.dtype] if is_last else wide
+        result = 1 if is_last else workspace[number % 2]
+        stages.append(_print(op.how, step, source_type, result_type, (source, result)))
+    return Staged(tuple(stages), workspace[1].offset + buffer_bytes[1] if len(steps) > 1 else 0)
 
 
 def _steps(shape: tuple[int, ...], op: Reduce) -> list[_Step]:
+    """The stages of a reduction, in order."""
     groups = _groups(shape, op.dims)
     steps: list[_Step] = []
-    while any(joined for _, joined in groups):
-        place = max(i for i, (_, joined) in enumerate(groups) if joined)
-        outer = prod(size for size, _ in groups[:place])
-        inner = prod(size for size, _ in groups[place + 1 :])
-        length = groups.pop(place)[0]
-        beside = max(1, _WIDTH // 2 // max(inner, 1)) if inner > 1 else 1
+    while any(reduced for _, reduced in groups):
+        index = max(i for i, (_, reduced) in enumerate(groups) if reduced)
+        outer = prod(size for size, _ in groups[:index])
+        inner = prod(size for size, _ in groups[index + 1 :])
+        length = groups.pop(index)[0]
+        rows_at_once = max(1, _WIDTH // 2 // max(inner, 1)) if inner > 1 else 1
         tasks = outer * max(1, -(-inner // _WIDTH))
-        part = parts_of(length, max(1, min(inner, _WIDTH)), tasks, beside)
+        part = parts_of(length, max(1, min(inner, _WIDTH)), tasks, rows_at_once)
         steps.append(_Step(outer, length, inner, part))
         if steps[-1].parts > 1:
             parts = steps[-1].parts
@@ -379,34 +382,39 @@ def _steps(shape: tuple[int, ...], op: Reduce) -> list[_Step]:
 
 
 def _groups(shape: tuple[int, ...], dims: tuple[int, ...]) -> list[tuple[int, bool]]:
-    """Sizes of runs of neighbouring axes of one kind, and whether they are joined."""
-    found: list[tuple[int, bool]] = []
+    """The extents of runs of neighbouring axes, and whether a run is reduced or kept."""
+    groups: list[tuple[int, bool]] = []
     for axis, size in enumerate(shape):
         if size == 1:
             continue
-        if found and found[-1][1] == (axis in dims):
-            found[-1] = (found[-1][0] * size, axis in dims)
+        if groups and groups[-1][1] == (axis in dims):
+            groups[-1] = (groups[-1][0] * size, axis in dims)
         else:
-            found.append((size, axis in dims))
-    return found if any(joined for _, joined in found) else [*found, (1, True)]
+            groups.append((size, axis in dims))
+    return groups if any(reduced for _, reduced in groups) else [*groups, (1, True)]
 
 
 def _print(
-    how: str, step: _Step, given: str, made: str, pointers: tuple[int | Workspace, int | Workspace]
+    how: str,
+    step: _Step,
+    source_type: str,
+    result_type: str,
+    pointers: tuple[int | Workspace, int | Workspace],
 ) -> Stage:
-    whole = made.startswith("int")
-    start, join, join_one = (_WHOLE if whole else _FLOATS)[how]
+    """The stage of a step, by the kernel for rows, for columns, or for one output a lane."""
+    is_integer = result_type.startswith("int")
+    start, join, join_one = (_WHOLE if is_integer else _FLOATS)[how]
     names = {
-        "given": given,
-        "made": made,
-        "wide": "int64" if whole else "float",
+        "given": source_type,
+        "made": result_type,
+        "wide": "int64" if is_integer else "float",
         "start": start,
         "join": join,
         "join_one": join_one,
     }
 
     def source(kind: str, text: str, divisor: int, **more: object) -> KernelSource:
-        last = "result" if whole else f"result / (uniform float)n[{divisor}]"
+        last = "result" if is_integer else f"result / (uniform float)n[{divisor}]"
         return KernelSource.named(kind, text.format(last=last, last_one=last, **names, **more))
 
     if step.is_each:

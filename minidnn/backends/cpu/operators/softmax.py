@@ -1,8 +1,8 @@
-"""Kernels of softmax and its logarithm.  Sizes are operands.
+"""Kernels of softmax and log-softmax.  Sizes are operands.
 
-Powers are kept where the result will lie, and divided by their sum afterwards.  A long axis is cut
-into parts: each gives its maximum and the sum of its powers, these are joined, and then the result
-is written.
+Exponentials are stored in the result, and divided by their sum afterwards.  A long axis is split
+into parts: each gives its maximum and the sum of its exponentials, these are combined, and then the
+result is written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHORT = 32
 
 _ADD = CASCADE.format(wide="float", join="c + a")
 
-# The maximum of a row, and the sum of its powers, which are kept where that is asked for.
+# Computes the maximum of a row and the sum of its exponentials, which ``keep`` stores.
 _ROW = """\
 static inline void @_row(const uniform float * uniform x, uniform int64 count,
                          uniform float &top, uniform float &total{formals}) {{
@@ -67,8 +67,8 @@ MD_KERNEL(@) {{
 }}
 """
 
-# Sizes: length, columns, chunks of columns, columns of a chunk, and whether what a task computes
-# lies in a tile meanwhile, where no rows collide in the caches.
+# Sizes: length, columns, chunks of columns, columns of a chunk, and whether a task stores its
+# exponentials in a local tile, whose rows do not conflict in the caches.
 _COLUMNS = """\
 MD_KERNEL(@) {{
   const uniform int64 * uniform n = MD_IN(int64, 2);
@@ -111,9 +111,10 @@ MD_KERNEL(@) {{
 }}
 """
 _TILE = 1 << 13
+"""Floats of the local tile of a task."""
 
-# Sizes: length, columns, all columns.  Quotients of whole numbers this small are exact when
-# rounded down from floats.
+# Sizes: length, columns, columns of all outer indices.  Quotients of integers this small are exact
+# when rounded down from floats.
 _EACH = """\
 MD_KERNEL(@) {{
   const uniform int64 * uniform n = MD_IN(int64, 2);
@@ -151,8 +152,8 @@ MD_KERNEL(@) {{
 """
 _EACH_CHUNK = 256
 
-# The sizes of both kernels below: length, its parts, parts, columns, chunks of columns, rows taken
-# as one.
+# The sizes of the kernels below: length, length of a part, parts, columns, chunks of columns, rows
+# that are computed side by side as one, partial results.
 _PART = """\
 MD_KERNEL(@) {{
   const uniform int64 * uniform n = MD_IN(int64, {sizes});
@@ -167,7 +168,7 @@ MD_KERNEL(@) {{
     const uniform int64 step = inner * n[5], all = length * inner;
 """
 
-# The first gives maxima and sums of each part, which lie behind all maxima.
+# The first kernel stores the maximum of each part, and after all maxima the sums.
 _PARTS = (
     _PART
     + """\
@@ -220,7 +221,7 @@ _PARTS = (
 """
 )
 
-# Joins the parts: of each column the maximum, and the sum or its logarithm.
+# Combines the parts: of each column the maximum, and the sum or its logarithm.
 _JOIN = """\
 MD_KERNEL(@) {{
   const uniform int64 * uniform n = MD_IN(int64, 2);
@@ -271,7 +272,7 @@ _WRITE = (
 
 
 def print_softmax(op: Softmax | LogSoftmax, type: TensorType) -> Staged:
-    """The kernels of a softmax over a NCHW value."""
+    """The kernels of a softmax or log-softmax of a dense value."""
     dim = op.dim % type.rank
     outer, length, inner = prod(type.shape[:dim]), type.shape[dim], prod(type.shape[dim + 1 :])
     log = isinstance(op, LogSoftmax)
@@ -279,10 +280,10 @@ def print_softmax(op: Softmax | LogSoftmax, type: TensorType) -> Staged:
     if inner < _SHORT and length <= _SHORT and outer * inner >= 2 * _SHORT:
         return _each(outer, length, inner, log, shift)
     chunks = max(1, -(-inner // _WIDTH))
-    beside = max(1, _WIDTH // max(inner, 1))
-    part = parts_of(length, max(1, min(inner, _WIDTH)), outer * chunks, beside)
+    rows_at_once = max(1, _WIDTH // max(inner, 1))
+    part = parts_of(length, max(1, min(inner, _WIDTH)), outer * chunks, rows_at_once)
     if part < length:
-        return _parted(outer, length, inner, part, chunks, beside, log)
+        return _parted(outer, length, inner, part, chunks, rows_at_once, log)
     if inner == 1:
         keep = "" if log else " y[i] = e;"
         formals = "" if log else ", uniform float * uniform y"
@@ -293,7 +294,7 @@ def print_softmax(op: Softmax | LogSoftmax, type: TensorType) -> Staged:
         text = row + _ROWS.format(y="" if log else ", y", shift=uniform, value=value)
         source = KernelSource.named("softmax", _ADD + text)
         return Staged((stage(source, (0, 1), [length], outer, 8 * length),))
-    wide = max(1, min(_WIDTH, max(16, _TILE // max(1, length) // 16 * 16), inner))
+    chunk_columns = max(1, min(_WIDTH, max(16, _TILE // max(1, length) // 16 * 16), inner))
     text = _COLUMNS.format(
         keep="shifted" if log else "power",
         shift=shift,
@@ -301,13 +302,14 @@ def print_softmax(op: Softmax | LogSoftmax, type: TensorType) -> Staged:
         levels=LEVELS,
         tile=_TILE,
     )
-    chunks = -(-inner // wide)
+    chunks = -(-inner // chunk_columns)
     source = KernelSource.named("softmax", _ADD + text)
-    sizes = [length, inner, chunks, wide, int(length * wide <= _TILE)]
-    return Staged((stage(source, (0, 1), sizes, outer * chunks, 8 * wide * length),))
+    sizes = [length, inner, chunks, chunk_columns, int(length * chunk_columns <= _TILE)]
+    return Staged((stage(source, (0, 1), sizes, outer * chunks, 8 * chunk_columns * length),))
 
 
 def _each(outer: int, length: int, inner: int, log: bool, shift: str) -> Staged:
+    """The kernel for short rows and few columns, where each lane computes one softmax."""
     text = _EACH.format(
         chunk=_EACH_CHUNK,
         short=_SHORT,
@@ -322,12 +324,13 @@ def _each(outer: int, length: int, inner: int, log: bool, shift: str) -> Staged:
 
 
 def _parted(
-    outer: int, length: int, inner: int, part: int, chunks: int, beside: int, log: bool
+    outer: int, length: int, inner: int, part: int, chunks: int, rows_at_once: int, log: bool
 ) -> Staged:
+    """The kernels for an axis that is split into parts."""
     parts = -(-length // part)
     results = outer * parts * inner
-    sizes = [length, part, parts, inner, chunks, beside, results]
-    known = Workspace(-(-results * 8 // 64) * 64)
+    sizes = [length, part, parts, inner, chunks, rows_at_once, results]
+    combined = Workspace(-(-results * 8 // 64) * 64)
     names = {"width": _WIDTH, "sizes": 4, "out": 3}
     if log:
         total = "md_log(total)"
@@ -340,7 +343,7 @@ def _parted(
         partial = _PARTS.format(width=_WIDTH, sizes=3, out=2, y=y, keep=" y[k + i] = power;")
         values = "values[b + i] = md_exp(own[i] - known[i]) / known[i + inner];"
         write = "y[k + i] *= values[i];"
-    made = _WRITE.format(
+    write_text = _WRITE.format(
         values=values.format(width=_WIDTH), write=write.format(width=_WIDTH), **names
     )
     tasks, work = outer * parts * chunks, 8 * part * min(inner, _WIDTH)
@@ -351,7 +354,7 @@ def _parted(
 
     stages = (
         of("softmax_parts", partial, (0, tops) if log else (0, 1, tops), tasks),
-        of("softmax_join", _JOIN.format(total=total), (tops, known), outer),
-        of("softmax_write", made, (0, tops, known, 1), tasks),
+        of("softmax_join", _JOIN.format(total=total), (tops, combined), outer),
+        of("softmax_write", write_text, (0, tops, combined, 1), tasks),
     )
-    return Staged(stages, known.offset + outer * inner * 8)
+    return Staged(stages, combined.offset + outer * inner * 8)

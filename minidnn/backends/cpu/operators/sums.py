@@ -1,8 +1,8 @@
-"""Kernels of sums over all axes but channels, of what is computed of tensors, several in a sweep.
+"""Kernels of sums over all axes but channels, of expressions of tensors; several share one sweep.
 
-Lanes are channels.  A task adds up a part of the pixels of a block of channels: blocks of pixels,
-and these in a tree; a second kernel adds the parts, if there are several.  All this follows from
-shapes alone, so that threads, and what else a sweep computes, change no bit.
+Lanes are channels.  A task adds a part of the pixels of a block of channels: blocks of pixels, and
+these in a tree; a second kernel adds the partial sums, if there are several parts.  All this
+follows from shapes alone, so neither the number of threads nor other sums of a sweep change a bit.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from ..stage import CASCADE, LEVELS, Staged, Workspace, stage
 from ..tensor import ELEMENTS, Tensor
 
 _LEAST = 256
-"""Pixels of a part, at least."""
+"""The fewest pixels of a part."""
 _ENOUGH_TASKS = 32
-"""So many tasks keep all threads busy: then nothing is cut."""
+"""So many tasks keep all threads busy: pixels are not split further."""
 _BLOCK = 64
-"""Pixels that are added up by themselves, in four sums."""
+"""Pixels of a block, which are added in four partial sums."""
 
 _SIZES = ("channels", "plane", "pixels", "part", "parts", "blocks")
-"""Those of the first kernel; behind them stand two strides of each tensor."""
+"""The names of the first kernel's sizes; after them come each tensor's strides from image to image
+and from block to block of channels."""
 
 
 @dataclass(frozen=True)
 class Sums:
-    """The kernels of a sweep, whose pointers are ``operands`` and behind them the results."""
+    """The kernels of a sweep, whose pointers are ``operands``, then the results."""
 
     staged: Staged
     operands: tuple[Value, ...]
@@ -46,13 +47,15 @@ def print_sums(op: FusedSums, lies: Callable[[Value], Tensor], isa: Isa) -> Sums
     """The kernels of a region.
 
     Args:
-        lies: how a tensor of the body lies in memory: in blocks of as many channels as there are
+        lies: returns the layout of a tensor of the body: blocks of as many channels as there are
             lanes.
     """
     return _Printer(op, lies, isa).print()
 
 
 class _Printer:
+    """Prints the kernels of one region."""
+
     def __init__(self, op: FusedSums, lies: Callable[[Value], Tensor], isa: Isa) -> None:
         self.op, self.lanes = op, isa.lanes
         operands = (*op.body.inputs, *op.body.constants)
@@ -73,17 +76,17 @@ class _Printer:
     def print(self) -> Sums:
         operands = (*self.tensors, *self.vectors)
         results = tuple(range(len(operands), len(operands) + self.many))
-        whole = self.parts == 1
+        is_single = self.parts == 1
         sizes = [self.channels, self.plane, self.pixels, self.part, self.parts, self.blocks]
         sizes += [stride for t in self.tensors.values() for stride in (t.image, t.plane)]
         first = stage(
-            self._first(whole),
-            (*range(len(operands)), *(results if whole else (Workspace(0),))),
+            self._first(is_single),
+            (*range(len(operands)), *(results if is_single else (Workspace(0),))),
             sizes,
             self.blocks * self.parts,
             self.part * self.lanes,
         )
-        if whole:
+        if is_single:
             return Sums(Staged((first,)), operands)
         second = stage(
             self._second(),
@@ -95,10 +98,11 @@ class _Printer:
         bytes = 4 * self.many * self.parts * self.blocks * self.lanes
         return Sums(Staged((first, second), bytes), operands)
 
-    def _first(self, whole: bool) -> KernelSource:
+    def _first(self, is_single: bool) -> KernelSource:
+        """The kernel that adds the pixels of a part."""
         code = Code()
-        before = CASCADE.format(wide="float", join="c + a")
-        sizes = len(self.tensors) + len(self.vectors) + (self.many if whole else 1)
+        cascade = CASCADE.format(wide="float", join="c + a")
+        sizes = len(self.tensors) + len(self.vectors) + (self.many if is_single else 1)
         with code.block("MD_KERNEL(@)"):
             code.line(f"const uniform int64 * uniform n = MD_IN(int64, {sizes});")
             code.lines(f"const uniform int64 {name} = n[{i}];" for i, name in enumerate(_SIZES))
@@ -111,11 +115,11 @@ class _Printer:
                     read = element.load(f"MD_IN({element.type}, {len(self.tensors) + i})[c]")
                     code.line(f"const float w{i} = {read};")
                 self._part(code)
-                self._finish(code, whole, sizes)
-        return KernelSource.named("sums", before + str(code))
+                self._finish(code, is_single, sizes)
+        return KernelSource.named("sums", cascade + str(code))
 
     def _part(self, code: Code) -> None:
-        """Adds up the pixels from ``begin`` to ``end``, image after image."""
+        """Prints the loops over the pixels from ``begin`` to ``end``, image after image."""
         code.lines(f"float levels{i}[{LEVELS}];" for i in range(self.many))
         code.line("uniform int64 count = 0, r = begin;")
         with code.block("while (r < end)"):
@@ -124,8 +128,8 @@ class _Printer:
             for i, value in enumerate(self.tensors):
                 at = f"image * n[{len(_SIZES) + 2 * i}] + b * n[{len(_SIZES) + 2 * i + 1}]"
                 element = ELEMENTS[value.dtype]
-                place = f"MD_IN({element.type}, {i}) + {at} + q * {self.lanes}"
-                code.line(f"{element.constant_pointer} x{i} = {place};")
+                address = f"MD_IN({element.type}, {i}) + {at} + q * {self.lanes}"
+                code.line(f"{element.constant_pointer} x{i} = {address};")
             with code.block(f"for (uniform int p = 0; p < run; p += {_BLOCK})"):
                 code.line(f"const uniform int past = min(p + {_BLOCK}, run);")
                 code.lines(f"float s{i}_{k} = 0.0f;" for i in range(self.many) for k in range(4))
@@ -142,7 +146,7 @@ class _Printer:
             code.line("r += run;")
 
     def _pixel(self, code: Code, number: int) -> None:
-        """Adds what is computed of a pixel to the sums of that number."""
+        """Prints the expressions of a pixel, whose results go to the partial sums ``number``."""
         with code.block(""):
             names: dict[Value, str] = {v: f"w{i}" for i, v in enumerate(self.vectors)}
             for i, tensor in enumerate(self.tensors):
@@ -151,31 +155,32 @@ class _Printer:
                 code.line(f"const float a{i} = {ELEMENTS[tensor.dtype].load(f'x{i}[{at}]')};")
             added: dict[Node, str] = {}
             for node in self.op.body.nodes:
-                given = [names[value] for value in node.inputs]
+                arguments = [names[value] for value in node.inputs]
                 if isinstance(node.op, Reduce):
-                    added[node] = given[0]
+                    added[node] = arguments[0]
                 elif isinstance(node.op, Elementwise):
                     lines, result = ISPC.print_code(
-                        linearize(node.op.expression()), given, code.fresh
+                        linearize(node.op.expression()), arguments, code.fresh
                     )
                     code.lines(lines)
-                    # What is stored in a narrower dtype elsewhere is added up as it is there.
+                    # A value that is stored in a narrower dtype elsewhere is rounded as there.
                     names[node.output] = ELEMENTS[node.output.dtype].round(result)
                 else:
-                    names[node.output] = given[0]  # a vector that is repeated
+                    names[node.output] = arguments[0]  # a vector that is repeated
             for i, node in self.op.reductions.items():
                 code.line(f"s{i}_{number} += {added[node]};")
 
-    def _finish(self, code: Code, whole: bool, sizes: int) -> None:
+    def _finish(self, code: Code, is_single: bool, sizes: int) -> None:
+        """Prints the stores of a task's sums: as results, or as partial sums in workspace."""
         for i in range(self.many):
             total = f"@_rest(levels{i}, count, 0.0f)"
             code.line(f"const float total{i} = {total};")
-            if whole:
+            if is_single:
                 to = f"MD_OUT(float, {sizes - self.many + i})"
                 code.line(self._store(i, to))
             else:
-                place = f"(({i} * parts + t % parts) * blocks + b) * {self.lanes} + programIndex"
-                code.line(f"MD_OUT(float, {sizes - 1})[{place}] = total{i};")
+                index = f"(({i} * parts + t % parts) * blocks + b) * {self.lanes} + programIndex"
+                code.line(f"MD_OUT(float, {sizes - 1})[{index}] = total{i};")
 
     def _store(self, number: int, to: str) -> str:
         op = self.op.reductions[number].op
@@ -187,7 +192,7 @@ class _Printer:
         return f"if ({inside}) {to}[b * {self.lanes} + programIndex] = {value};"
 
     def _second(self) -> KernelSource:
-        """Adds up the parts."""
+        """The kernel that adds the partial sums of all parts."""
         code = Code()
         with code.block("MD_KERNEL(@)"):
             code.line(f"const uniform int64 * uniform n = MD_IN(int64, {self.many + 1});")
@@ -197,11 +202,11 @@ class _Printer:
                 for i in range(self.many):
                     with code.block(""):
                         code.line(f"float levels[{LEVELS}];")
-                        place = f"(({i} * parts + p) * blocks + b) * {self.lanes} + programIndex"
-                        one = f"MD_IN(float, 0)[{place}]"
+                        index = f"(({i} * parts + p) * blocks + b) * {self.lanes} + programIndex"
+                        partial = f"MD_IN(float, 0)[{index}]"
                         with code.block("for (uniform int64 p = 0; p < parts; p++)"):
-                            code.line(f"@_push(levels, p + 1, {one});")
+                            code.line(f"@_push(levels, p + 1, {partial});")
                         code.line(f"const float total{i} = @_rest(levels, parts, 0.0f);")
                         code.line(self._store(i, f"MD_OUT(float, {i + 1})"))
-        before = CASCADE.format(wide="float", join="c + a")
-        return KernelSource.named("sum_parts", before + str(code))
+        cascade = CASCADE.format(wide="float", join="c + a")
+        return KernelSource.named("sum_parts", cascade + str(code))

@@ -1,9 +1,9 @@
-"""How large a kernel's inputs may be so that no maximum in it meets a NaN.
+"""The bound on a kernel's inputs below which no maximum in it meets a NaN.
 
 ``a > b ? a : b`` is one instruction, but loses a NaN; a maximum that keeps it takes three.  A NaN
-comes from the inputs, or arises where numbers overflow.  So a bound on the inputs' magnitudes,
-which follows from the kernel's parameters by interval arithmetic, excludes both; the kernel
-checks its inputs against it and computes a patch again, exactly, where one is larger.
+comes from the inputs, or arises where numbers overflow.  A bound on the inputs' magnitudes excludes
+both; it follows from the kernel's parameters by interval arithmetic.  The kernel checks its inputs
+against the bound, and computes a task again, exactly, where one is larger.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ....graph.window import Window
 from ...codegen.taps import is_looped
 
 BOUNDS = (2.0**64, 2.0**32, 2.0**16, 2.0**8)
-"""Bounds that are tried: few, so that networks of one shape share kernels."""
+"""The bounds that are tried, the largest first: few, so that networks of one shape share
+kernels."""
 
 _LARGEST = 1e38
 _INFINITY = math.inf
@@ -49,8 +50,8 @@ _ANYTHING = Interval(-_INFINITY, _INFINITY, True)
 
 
 def input_bound(plan: KernelPlan, binding: Binding) -> float | None:
-    """The largest of BOUNDS so that no max window reads a NaN if no input is larger in magnitude
-    (nor NaN); None if even the smallest does not suffice."""
+    """The largest of BOUNDS such that no max window reads a NaN if no input is larger in magnitude
+    or NaN; None if even the smallest does not suffice."""
     with np.errstate(all="ignore"):
         for bound in BOUNDS:
             if all(_holds(plan, binding, i, bound) for i in range(len(binding.segments))):
@@ -59,6 +60,7 @@ def input_bound(plan: KernelPlan, binding: Binding) -> float | None:
 
 
 def _holds(plan: KernelPlan, binding: Binding, segment: int, bound: float) -> bool:
+    """Whether no max window of a segment of channels reads a NaN under a bound on the inputs."""
     begin, end = binding.segments[segment]
     known: dict[int, Interval] = {}
     vectors = []
@@ -91,22 +93,25 @@ def _holds(plan: KernelPlan, binding: Binding, segment: int, bound: float) -> bo
 
 
 def _of(data: np.ndarray) -> Interval:
+    """The interval of a constant's elements."""
     if not np.isfinite(data).all():
         return _ANYTHING
     return Interval(float(data.min()), float(data.max()))
 
 
 def _window(window: Window, source: Interval, extent: tuple[int, int]) -> Interval:
+    """The interval of a window's results over a plane of ``extent``."""
     if window.join == "max" and window.chooses:
         empty = window.reads_nothing(extent)
         return Interval(-_INFINITY, source.high) if empty else source
     if not window.averages:
         return _ANYTHING
-    most = max(-source.low, source.high) * window.taps  # divisors may be negative
-    return _bounded(-most, most, source.nan or source.infinite)
+    limit = max(-source.low, source.high) * window.taps  # divisors may be negative
+    return _bounded(-limit, limit, source.nan or source.infinite)
 
 
 def _run(operation: PlanOperation, known: dict[int, Interval], vectors: list[Interval]) -> Interval:
+    """The interval of an operation's result."""
     arguments = [known[number] for number in operation.operands]
     arguments += [vectors[number] for number in operation.vectors]
     values: list[Interval] = []
@@ -116,6 +121,7 @@ def _run(operation: PlanOperation, known: dict[int, Interval], vectors: list[Int
 
 
 def _line(line: Instruction, arguments: Sequence[Interval], values: list[Interval]) -> Interval:
+    """The interval of an instruction's result, where ``values`` are those of earlier ones."""
     if line.op == "argument":
         return arguments[int(line.value or 0)]
     if line.op == "constant":
@@ -133,14 +139,14 @@ def _line(line: Instruction, arguments: Sequence[Interval], values: list[Interva
     return Interval(result.low, result.high, result.nan or any(v.nan for v in operands))
 
 
-def _rounded(given: Interval) -> Interval:
-    """Allows for rounding to bfloat16."""
-    low, high = given.low - abs(given.low) / 256, given.high + abs(given.high) / 256
-    return _bounded(low, high, given.nan)
+def _rounded(interval: Interval) -> Interval:
+    """Widens an interval by the error of rounding to bfloat16."""
+    low, high = interval.low - abs(interval.low) / 256, interval.high + abs(interval.high) / 256
+    return _bounded(low, high, interval.nan)
 
 
 def _bounded(low: float, high: float, nan: bool = False) -> Interval:
-    """Allows for rounding and overflow."""
+    """Widens bounds by rounding errors, and to infinity where they may overflow."""
     if math.isnan(low) or math.isnan(high):
         return _ANYTHING
     low, high = min(low, _LARGEST), max(high, -_LARGEST)
@@ -167,9 +173,9 @@ def _mul(a: Interval, b: Interval) -> Interval:
 
 def _div(a: Interval, b: Interval) -> Interval:
     if b.low <= 0.0 or (a.infinite and b.infinite):
-        return _ANYTHING  # of divisors only positive ones are looked into
-    ends = [x / y for x in (a.low, a.high) for y in (b.low, b.high)]
-    return _bounded(min(ends), max(ends))
+        return _ANYTHING  # the rule below is for positive divisors alone
+    quotients = [x / y for x in (a.low, a.high) for y in (b.low, b.high)]
+    return _bounded(min(quotients), max(quotients))
 
 
 def _neg(a: Interval) -> Interval:
@@ -190,6 +196,8 @@ def _from_zero(function: Callable[[float], float]) -> Callable[[Interval], Inter
     return rule
 
 
+#: By scalar operation, the interval of the result for those of the operands; the result may also be
+#: NaN where an operand may.
 _RULES: dict[str, Callable[..., Interval]] = {
     "add": _add,
     "sub": lambda a, b: _add(a, _neg(b)),

@@ -1,15 +1,15 @@
-"""What the steps of a sequence see of a patch, and how windows over it are printed as ISPC.
+"""The planes of a patch as the steps of a sequence address them, and the printer of windows.
 
-The planes of a patch lie in a thread's scratch memory or in the caller's tensors.  Functions that
-steps are printed as are shared by kernels.
+A plane of a patch is in a thread's scratch memory (a ring buffer of rows), in a tensor of the
+caller, or in both.  The functions that steps are printed as are shared by kernels.
 
 A window is printed for several rows and columns of outputs at once, which share work.  Rows outside
-of the plane are read from a row that holds the window's identity, columns outside of it from
-columns that hold it beside each row of a buffer: so there is one code for the inside and the edges.
-Maxima are taken down columns first; a column's maximum serves every output of its row that reads
-it, and two neighbouring outputs share the part of the window that they have in common.  A maximum
-keeps the order of its operands (of equal ones the last is taken), so sharing changes no bit; sums
-keep the order of the reference, rows first.
+of the plane are read from a row that holds the window's identity, columns outside of it from margin
+columns of each row of a buffer, which hold it as well: so the same code computes the inside and the
+edges.  Maxima are reduced down columns first; a column's maximum serves every output of its row
+that reads it, and two neighbouring outputs share the part of the window that they have in common.
+A maximum keeps the order of its operands (of equal ones the last is taken), so sharing changes no
+bit; sums keep the order of the reference, rows first.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ..tensor import ELEMENTS, Access, Element
 
 CARRIED = 8
 CARRIED_SUMS = 4
-"""Windows at most that wide keep what the next output reads again (fusion.sequence overwrites
-what such windows read)."""
+"""The widest windows, of maxima and of sums, that carry the columns which the next output reads
+again in variables (fusion.sequence overwrites what such windows read)."""
 
 
 def print_identity(join: JoinName) -> str:
-    """What padding counts as, so that it changes no window."""
+    """The identity of a reduction: the value of padding, which changes no result."""
     return literal(JOINS[join].identity)
 
 
@@ -41,8 +41,8 @@ def print_identity(join: JoinName) -> str:
 class WindowPrinter:
     """Prints one window over ``rows`` rows of outputs at once.
 
-    ``load(row, column)`` is the element ``row`` rows and ``column`` columns from the first tap
-    of the first output.
+    ``load(row, column)`` is the expression of the element ``row`` rows and ``column`` columns from
+    the first tap of the first output.
     """
 
     code: Code
@@ -54,7 +54,7 @@ class WindowPrinter:
 
     @staticmethod
     def rows_at_once(window: Window) -> int:
-        """Two where windows of neighbouring rows have rows in common."""
+        """The rows of outputs to print at once: two where their windows have rows in common."""
         axis = window.whole[0]
         return 2 if axis.dilation == 1 and axis.stride < axis.kernel <= CARRIED else 1
 
@@ -65,20 +65,20 @@ class WindowPrinter:
 
     @property
     def _carried(self) -> int:
-        """How many columns one output and the next have in common, if they are kept."""
+        """How many columns of one output's window are kept for the next output; 0 for none."""
         axis = self.window.whole[1]
-        most = CARRIED if self.window.joins.chooses else CARRIED_SUMS
-        if axis.dilation > 1 or axis.kernel > most:
+        widest = CARRIED if self.window.joins.chooses else CARRIED_SUMS
+        if axis.dilation > 1 or axis.kernel > widest:
             return 0
         return max(0, axis.kernel - axis.stride)
 
     def begin(self) -> None:
-        """What stands before the loop over columns."""
+        """Prints what comes before the loop over columns: the columns that are carried."""
         for column in range(self._carried):
             self._take(column)
 
     def outputs(self, count: int) -> list[list[str]]:
-        """Computes ``count`` columns of outputs; the names of the results, row by row."""
+        """Prints ``count`` columns of outputs; returns the names of the results, row by row."""
         across = self.window.whole[1]
         carried = self._carried
         columns = sorted({o for c in range(count) for o in _taps(across, c)})
@@ -86,16 +86,16 @@ class WindowPrinter:
             if column >= carried:
                 self._take(column)
         if self.window.joins.chooses:
-            found = [self._maxima(row, count) for row in range(self.rows)]
+            results = [self._maxima(row, count) for row in range(self.rows)]
         else:
-            found = self._sums(count)
+            results = self._sums(count)
         if carried:
             for column in range(carried):
                 later = self._names(column + count * across.stride)
                 self.code.lines(
                     f"{a} = {b};" for a, b in zip(self._names(column), later, strict=True)
                 )
-        return found
+        return results
 
     def _names(self, column: int) -> list[str]:
         if self.window.joins.chooses:
@@ -103,7 +103,7 @@ class WindowPrinter:
         return [f"e{row}_{column}" for row in self.taken_rows]
 
     def _take(self, column: int) -> None:
-        """Loads a column of elements; for a maximum, joins it for each row of outputs."""
+        """Loads a column of elements; for a maximum, reduces it for each row of outputs."""
         if not self.window.joins.chooses:
             for row, name in zip(self.taken_rows, self._names(column), strict=True):
                 self.code.line(f"float {name} = {self.load(row, column)};")
@@ -122,7 +122,7 @@ class WindowPrinter:
         return self._joined(ranges)
 
     def _joined(self, ranges: list[list[str]]) -> list[str]:
-        """The maximum of each list; of two lists, what they share is joined once."""
+        """The maximum of each list; what two lists have in common is reduced once."""
         if len(ranges) == 2:
             first, second = ranges
             shared = [name for name in first if name in second]
@@ -134,6 +134,7 @@ class WindowPrinter:
         return [self._chain(names) for names in ranges]
 
     def _chain(self, names: list[str]) -> str:
+        """Reduces elements from left to right; returns the result's name."""
         total = names[0]
         for name in names[1:]:
             fresh = self.code.fresh()
@@ -147,7 +148,7 @@ class WindowPrinter:
         return join_text(ISPC, self.window.joins, a, b)
 
     def _sums(self, count: int) -> list[list[str]]:
-        """Sums of rows, each used by every output that it belongs to, then of those."""
+        """Adds the taps of each row, once for all outputs that read it, then the rows."""
         down, across = self.window.whole
         identity = print_identity(self.window.join)
         sums: dict[tuple[int, int], str] = {}
@@ -156,7 +157,7 @@ class WindowPrinter:
                 sums[row, c] = self._chain([f"e{row}_{o}" for o in _taps(across, c)])
         return [
             [
-                # As the sum begins, with its identity: only minus zero is not the same.
+                # The reference begins with the identity: without it minus zero would differ.
                 f"({self._join(self._chain([sums[o, c] for o in _taps(down, r)]), identity)})"
                 for c in range(count)
             ]
@@ -165,17 +166,18 @@ class WindowPrinter:
 
 
 def _taps(axis: WindowAxis, output: int) -> list[int]:
+    """The positions of an output's taps along an axis, from the first tap of output 0 on."""
     return [output * axis.stride + tap * axis.dilation for tap in range(axis.kernel)]
 
 
 def overhang(axis: WindowAxis, size: int) -> tuple[int, int]:
     """How many positions before and after the plane an output's taps reach."""
-    last = axis.tap(axis.output_size(size) - 1, axis.kernel - 1)
-    return axis.padding[0], max(0, last - (size - 1))
+    last_tap = axis.tap(axis.output_size(size) - 1, axis.kernel - 1)
+    return axis.padding[0], max(0, last_tap - (size - 1))
 
 
 def print_divisor(window: Window, extent: tuple[int, int], row: str, column: str) -> str:
-    """How many taps count at this position: a constant, or a formula of the position."""
+    """Prints how many taps count at a position: a constant, or an expression of the position."""
     counts = window.divisors(extent)
     if all(len(set(table.tolist())) == 1 for table in counts):
         return f"({int(counts[0][0]) * int(counts[1][0])}.0f)"
@@ -190,13 +192,16 @@ def print_divisor(window: Window, extent: tuple[int, int], row: str, column: str
 
 @dataclass
 class Storage:
-    """Memory that planes share, with columns beside each row for what windows read there."""
+    """A ring buffer in scratch memory that planes share.
+
+    Each row has margin columns for windows that read beyond the plane.
+    """
 
     lanes: int
     rows: int
     columns: int
     members: list[int] = field(default_factory=list)
-    #: Columns before and after each row; they hold the identity of a join.
+    #: Margin columns before and after each row; they hold the identity of ``join``.
     before: int = 0
     after: int = 0
     join: JoinName | None = None
@@ -207,7 +212,7 @@ class Storage:
         return (self.before + self.columns + self.after) * self.lanes
 
     def span(self, plan: KernelPlan) -> tuple[int, int]:
-        """The columns that the first patch of columns keeps."""
+        """The begin and the end of the columns that the first column of patches keeps."""
         (patch, *_) = plan.patches(1)
         spans = [plan.planes[number].columns.interval(*patch) for number in self.members]
         return min(begin for begin, _ in spans), max(end for _, end in spans)
@@ -215,11 +220,13 @@ class Storage:
 
 def storages_of(plan: KernelPlan, lanes: int) -> list[Storage]:
     """The storages of a plan's buffers, in their order."""
-    found: dict[int, Storage] = {}
+    storages: dict[int, Storage] = {}
     for number, plane in enumerate(plan.planes):
         if plane.buffer is not None:
-            place = plane.buffer
-            storage = found.setdefault(place.storage, Storage(lanes, place.rows, place.columns))
+            buffer = plane.buffer
+            storage = storages.setdefault(
+                buffer.storage, Storage(lanes, buffer.rows, buffer.columns)
+            )
             storage.members.append(number)
     for step in plan.steps:
         for operation in step.operations:
@@ -227,17 +234,17 @@ def storages_of(plan: KernelPlan, lanes: int) -> list[Storage]:
                 continue
             source = plan.planes[operation.operands[0]]
             assert source.buffer is not None
-            storage = found[source.buffer.storage]
+            storage = storages[source.buffer.storage]
             before, after = overhang(operation.window.whole[1], source.extent[1])
             storage.before = max(storage.before, before)
             storage.after = max(storage.after, after)
             storage.join = storage.join or operation.window.join
-    return [found[i] for i in sorted(found)]
+    return [storages[i] for i in sorted(storages)]
 
 
 def identity_columns(plan: KernelPlan) -> int:
-    """How many columns a window may read of a row that lies outside of the plane."""
-    most = 0
+    """The most columns that a window reads of a row outside of the plane."""
+    columns = 0
     for step in plan.steps:
         outputs = max(
             end - begin for begin, end in map(lambda p: step.columns.interval(*p), plan.patches(1))
@@ -245,30 +252,32 @@ def identity_columns(plan: KernelPlan) -> int:
         for operation in step.operations:
             if operation.window is not None and not is_looped(operation.window):
                 _, axis = operation.window.whole
-                most = max(most, (outputs - 1) * axis.stride + axis.reach)
-    return most
+                columns = max(columns, (outputs - 1) * axis.stride + axis.reach)
+    return columns
 
 
 @dataclass(frozen=True)
 class Ring:
-    """How a buffered plane is addressed: its storage and row shift are arguments."""
+    """How a plane in a :class:`Storage` is addressed; ``pointer`` and ``shift`` are arguments."""
 
     rows: int
     #: Floats from one row to the next.
     pitch: int
     pointer: str
     shift: int
-    #: Where the plane's column 0 lies, in columns.
+    #: The column of a ring's row that holds the plane's column 0, as an expression.
     origin: str
 
 
 @dataclass(frozen=True)
 class CallerTensor:
-    """An input or output: how its lanes lie, and its pointer and offsets in the caller."""
+    """An input or output of the kernel: how its lanes are accessed, and the caller's variables
+    with its pointer and the lanes' offsets."""
 
     access: Access
     pointer: str
-    #: Elements from one pixel to the next, pixels of a row, and elements between channels.
+    #: Elements from one pixel to the next, pixels of a row, and elements from one channel (or
+    #: block of channels) to the next.
     pixel: int
     columns: int
     plane: int
@@ -285,7 +294,7 @@ class CallerTensor:
 
 @dataclass(frozen=True)
 class PlaneView:
-    """A plane as a step sees it."""
+    """A plane as a step addresses it: in a ring buffer, in tensors of the caller, or in both."""
 
     extent: tuple[int, int]
     ring: Ring | None = None
@@ -297,7 +306,8 @@ class PlaneView:
 
 @dataclass
 class StepFunction:
-    """The text of a function, with <name> for its name, and the arguments of one call."""
+    """A step's function: its text, with <name> for its name, the arguments of one call, and the
+    scratch memory for transposed rows, in floats."""
 
     text: str
     arguments: list[str]
@@ -308,7 +318,7 @@ class StepFunctions:
     """The functions of a kernel's steps, and calls of them."""
 
     def __init__(self) -> None:
-        #: By text, what stands for the name until all calls are known.
+        #: By text, the placeholder of the name until all calls are known.
         self._marks: dict[str, str] = {}
         #: By mark, the arguments of each call that are numbers.
         self._constants: dict[str, set[tuple[str, ...]]] = {}
@@ -320,10 +330,10 @@ class StepFunctions:
         return f"{mark}({', '.join(['yb', 'ye', *function.arguments])});"
 
     def named(self, text: str) -> tuple[str, list[str]]:
-        """A text with calls of them, by their names, and their texts."""
-        found = {
+        """Puts the functions' names into a text with calls; returns it, and the functions."""
+        functions = {
             mark: shared_function("seq_step", function, *sorted(self._constants[mark]))
             for function, mark in self._marks.items()
         }
-        text = re.sub(r"\$_s\d+", lambda mark: found[mark[0]][0], text)
-        return text, [function for _, function in found.values()]
+        text = re.sub(r"\$_s\d+", lambda mark: functions[mark[0]][0], text)
+        return text, [function for _, function in functions.values()]

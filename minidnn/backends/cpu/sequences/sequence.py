@@ -1,12 +1,11 @@
 """Prints a kernel plan as ISPC: lanes are channels, loops are over patches.
 
-The printer decides nothing: buffers, extents, steps and code stand in the plan.  What it adds is
-how tensors are addressed.  A task is one column of patches of one block of channels of one
-image.
+The printer decides nothing: buffers, extents, steps and code are in the plan.  It only adds the
+addressing of tensors.  A task is one column of patches of one block of channels of one image.
 
-A kernel with max windows is printed twice.  The first text takes maxima in one instruction, which
-is right as long as no operand is NaN; it notes the largest magnitude among its inputs.  If that is
-above the bound that :mod:`.finite` found, the task is computed again by the second, exact text.
+A kernel with max windows has two variants.  The fast one takes a maximum in one instruction, which
+is right as long as no operand is NaN; it records the largest magnitude among its inputs.  If that
+is above the bound that :mod:`.finite` found, the task is computed again by the exact variant.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ STREAMED_BYTES = 8 << 20
 class SequenceKernel:
     """A printed plan: its source, tasks an image, and the scratch memory of a thread.
 
-    ``vectors`` is what its last pointer points to; there is none if it has no values.
+    ``vectors``: the per-channel operands, which its last pointer points to, if there are any.
     """
 
     source: KernelSource
@@ -68,7 +67,7 @@ def print_sequence(
     outputs: Sequence[Tensor],
     isa: Isa,
 ) -> SequenceKernel:
-    """The kernel of a plan on tensors that lie as given.
+    """The kernel of a plan for tensors of these layouts and strides.
 
     Its pointers are the inputs, the outputs, then all vectors, packed.
     GraphError if a window reads an input that the plan does not stage.
@@ -82,12 +81,12 @@ def print_sequence(
 def why_unsupported(region: FusedSequence) -> str | None:
     """Why the CPU has no kernel for a region: a window reads an input that is not staged.
 
-    The region itself tells; its plan has as many parts as there are patches.
+    The region alone is examined: its plan would have as many parts as there are patches.
     """
-    given = set(region.body.inputs)
+    inputs = set(region.body.inputs)
     windows = (node for node in region.body.nodes if isinstance(node.op, Windowed))
     under = (node.inputs[: node.op.window().under] for node in windows)  # type: ignore[attr-defined]
-    if region.schedule.stage or not any(map(given.intersection, under)):
+    if region.schedule.stage or not any(map(inputs.intersection, under)):
         return None
     return _reads_memory(region.schedule)
 
@@ -100,6 +99,8 @@ def _reads_memory(schedule: Schedule) -> str:
 
 
 class _Printer:
+    """Prints the kernel of one plan for tensors of given layouts."""
+
     def __init__(
         self,
         plan: KernelPlan,
@@ -120,10 +121,10 @@ class _Printer:
         self.checked = _seen_by_maxima(plan)
         self.bound = input_bound(plan, binding) if self.checked else None
         self.functions = StepFunctions()
-        #: What transposes.
+        #: The transposing functions that steps call.
         self.moves: set[Move] = set()
         self.row_floats = 0
-        #: By segment, what results are rounded to before others read them.
+        #: By segment, the dtype to which each result is rounded before others read it.
         self.rounded = [
             roundings([o for step in plan.steps for o in step.segments[i]], plan.planes)
             for i in range(len(binding.segments))
@@ -177,11 +178,11 @@ class _Printer:
                 code.line(f"const uniform int patch = item % {self.tasks};")
                 code.line(f"const uniform int block = item / {self.tasks} % {total};")
                 code.line(f"const uniform int64 image = item / {self.tasks * total};")
-                first = 0
+                start = 0
                 for segment, count in enumerate(blocks):
-                    with code.block(f"if (block >= {first} && block < {first + count})"):
-                        self._calls(code, segment, f"block - {first}", variants)
-                    first += count
+                    with code.block(f"if (block >= {start} && block < {start + count})"):
+                        self._calls(code, segment, f"block - {start}", variants)
+                    start += count
             if any(move.kind == "stream" for move in self.moves):
                 code.line("memory_barrier();")
         return code
@@ -230,8 +231,8 @@ class _Printer:
             self._loops(code, segment, variant)
 
     def _vector(self, code: Code, number: int, segment: int) -> None:
-        before = self.binding.segments[:segment]
-        blocks = sum(-(-(end - begin) // self.lanes) for begin, end in before)
+        previous = self.binding.segments[:segment]
+        blocks = sum(-(-(end - begin) // self.lanes) for begin, end in previous)
         size = len(self.binding.vectors) * self.lanes
         at = f"({blocks} + block) * {size} + {number * self.lanes} + programIndex"
         code.line(f"const float v{number} = MD_IN(float, {len(self.slots)})[{at}];")
@@ -246,7 +247,7 @@ class _Printer:
     # Tensors
 
     def _at(self, plane: Plane) -> int:
-        """Which of the kernel's tensors a plane is."""
+        """The number of a plane's tensor among the kernel's tensors."""
         at = self.binding.slot_of(plane)
         assert at is not None
         return at
@@ -265,8 +266,8 @@ class _Printer:
         return access
 
     def _tensor(self, code: Code, number: int, segment: int) -> None:
-        """Declares a tensor's pointer, for lanes that are gathered also their offsets, and how
-        many lanes of an output are to be filled."""
+        """Declares a tensor's pointer, the offsets of lanes that are gathered, and how many lanes
+        of an output are written."""
         plane = self.plan.planes[number]
         at = self._at(plane)
         tensor = self.tensors[at]
@@ -331,11 +332,11 @@ class _Printer:
                     code.line(f"if (yb < ye) {{ {calls[i]} done{i} = ye; }}")
 
     def _origin(self, i: int) -> str:
-        """The plane's column that a storage's rows begin with."""
+        """The column of the plane with which the rows of a storage begin."""
         return str(self.storages[i].span(self.plan)[0]) if self.across == 1 else f"xs{i}"
 
     def _edges(self, code: Code, i: int, storage: Storage) -> None:
-        """Fills the columns beside a storage's rows with the identity of their readers."""
+        """Fills the margin columns of a storage's rows with the identity of their readers."""
         if self.across == 1:
             begin, end = map(str, storage.span(self.plan))
         else:
@@ -358,7 +359,7 @@ class _Printer:
                 code.line(f"row[{k * self.lanes} + programIndex] = {value};")
 
     def _hulls(self, storage: Storage) -> list[tuple[str, str]]:
-        """Begin and end of the columns that a patch keeps in a storage, of planes of each size.
+        """The begin and the end of the columns that a patch keeps in a storage, by planes' size.
 
         Planes of one size and scale need one text, since cutting to the plane keeps the order.
         """
@@ -372,7 +373,7 @@ class _Printer:
     # Steps
 
     def _step(self, i: int, step: PlanStep, segment: int, variant: str) -> str:
-        """Prints a step's function, if there is none of the same text yet; a call of it."""
+        """Prints a step's function, unless one of the same text exists; returns a call of it."""
         begin, end = self.binding.segments[segment]
         operations = step.segments[segment]
         numbers = dict.fromkeys(n for o in operations for n in (*o.operands, o.result))
@@ -452,14 +453,14 @@ class _Printer:
 
 
 def _packed(binding: Binding, lanes: int) -> PackedVectors:
-    """All vectors, block by block of channels, each block filled up with zeros."""
+    """All vectors, packed by blocks of channels; lanes without a channel are zero."""
 
-    def pack(given: Sequence[np.ndarray]) -> np.ndarray:
+    def pack(arrays: Sequence[np.ndarray]) -> np.ndarray:
         blocks = []
         for begin, end in binding.segments:
             for first in range(begin, end, lanes):
                 past = min(first + lanes, end)
-                for vector, data in zip(binding.vectors, given, strict=True):
+                for vector, data in zip(binding.vectors, arrays, strict=True):
                     part = np.zeros(lanes, data.dtype)
                     low, high = first - vector.channel, past - vector.channel
                     if low >= 0 and high <= data.size:
@@ -482,7 +483,7 @@ def _seen_by_maxima(plan: KernelPlan) -> frozenset[int]:
 
 
 def _ends(extent: Extent, begin: str, end: str, size: int) -> tuple[str, str]:
-    """An extent's begin and end for the anchor's positions between two variables."""
+    """Expressions of an extent's begin and end for the anchor's positions between two variables."""
     if extent.scale == 0:
         return "0", str(extent.size)
     low = f"clamp({extent.scale} * {begin} + {extent.low}, 0, {extent.size})"

@@ -1,7 +1,7 @@
 """Prints one step of a kernel plan as a function over rows.
 
-Steps of equal text share one function, so what differs between two equal steps (where their
-planes lie, their vectors) are its arguments.  Tensors in NCHW are transposed to and from rows of
+Steps of equal text share one function: whatever differs between such steps (the addresses of their
+planes, their vectors) is an argument of it.  NCHW tensors are transposed to and from rows of
 scratch memory by the functions of :mod:`.transpose`, a few rows at a time.
 """
 
@@ -29,14 +29,16 @@ from .patch import (
 from .transpose import Move
 
 WORDS = "uniform unsigned int * uniform"
+"""The type of ``seen``: for each lane, the bits of the largest magnitude that was loaded."""
 
 
 @dataclass
 class StepPrinter:
     """Prints the operations of one step for one segment of channels.
 
-    ``columns`` are the begin and end of the step's columns in the caller, or numbers.
-    ``checked`` are the planes of inputs whose magnitudes go into ``seen``.
+    ``full``: whether all lanes of the segment's blocks are channels.  ``columns``: the begin and
+    the end of the step's columns, as variables of the caller or as numbers, at most
+    ``most_columns``.  ``checked``: the inputs whose magnitudes are recorded in ``seen``.
     """
 
     operations: Sequence[PlanOperation]
@@ -48,14 +50,16 @@ class StepPrinter:
     #: Whether maxima may lose a NaN.
     fast: bool
     checked: frozenset[int]
-    #: What results are rounded to when they are computed.
+    #: The element to which each result is rounded as soon as it is computed.
     rounded: Mapping[int, Element]
     code: Code = field(default_factory=Code)
+    #: The function's parameters, and the arguments of this call of it.
     formals: list[str] = field(default_factory=list)
     actuals: list[str] = field(default_factory=list)
     known: dict[tuple[str, object], str] = field(default_factory=dict)
+    #: By plane, the pointer to the scratch rows that hold its transposed elements.
     temporaries: dict[int, str] = field(default_factory=dict)
-    #: The functions that it calls.
+    #: The transposing functions that it calls.
     moves: set[Move] = field(default_factory=set)
 
     def print(self) -> StepFunction:
@@ -84,7 +88,7 @@ class StepPrinter:
         else:
             self._rows("yb", "ye")
         if self._tracks:
-            # Loading transposed rows has noted what it saw there meanwhile.
+            # Meanwhile transposing loads have recorded their magnitudes in ``seen``.
             code.line("seen[programIndex] = max(seen[programIndex], most);")
         formals = ", ".join(["uniform int yb", "uniform int ye", *self.formals])
         text = f"static noinline unmasked void <name>({formals}) {{\n{code}}}\n"
@@ -94,6 +98,7 @@ class StepPrinter:
     # Arguments
 
     def _argument(self, type: str, key: object, actual: str) -> str:
+        """The parameter for what ``key`` identifies; ``actual`` is its argument in this call."""
         if (type, key) not in self.known:
             name = f"a{len(self.formals)}"
             self.known[type, key] = name
@@ -108,6 +113,7 @@ class StepPrinter:
 
     @property
     def _tracks(self) -> bool:
+        """Whether checked inputs are read element by element, not by transposing loads."""
         return any(
             number in self.checked
             and self.planes[number].input is not None
@@ -117,11 +123,12 @@ class StepPrinter:
         )
 
     def _make_temporaries(self) -> None:
+        """Reserves scratch rows for the planes that are transposed."""
         numbers = dict.fromkeys(n for o in self.operations for n in (*o.operands, o.result))
         for number in numbers:
             view = self.planes[number]
-            outside = view.input or view.output
-            if outside is not None and outside.access == "planar":
+            tensor = view.input or view.output
+            if tensor is not None and tensor.access == "planar":
                 offset = len(self.temporaries) * self.rows_at_once * self.most_columns * self.lanes
                 base = self._argument("uniform float * uniform", "rows", "md_rows")
                 self.temporaries[number] = f"({base} + {offset})"
@@ -159,6 +166,7 @@ class StepPrinter:
         begin: str,
         end: str,
     ) -> None:
+        """Prints calls of the function that transposes rows ``begin`` to ``end`` of a plane."""
         code = self.code
         pointer = self._pointer(number, view)
         channels = "0" if self.full else self._argument("uniform int", "channels", "channels")
@@ -166,14 +174,14 @@ class StepPrinter:
         move = Move.of(kind, view.plane, self.lanes, self.full, view.element)
         self.moves.add(move)
         call, channels = f"if (size > 0) {move.name}", f"{view.plane}, {channels}"
-        whole = self.static and (self.xb, self.xe) == ("0", str(view.columns))
-        if whole and view.own_columns is None:
+        full_rows = self.static and (self.xb, self.xe) == ("0", str(view.columns))
+        if full_rows and view.own_columns is None:
             with code.block(""):
                 code.line(f"const uniform int top = {begin};")
                 code.line(f"const uniform int size = {end} - top;")
                 at = f"{pointer} + top * {view.columns}"
-                local = f"{rows} + (top - first) * {view.columns * self.lanes}"
-                code.line(f"{call}({at}, {channels}, size * {view.columns}, {local}, seen);")
+                scratch = f"{rows} + (top - first) * {view.columns * self.lanes}"
+                code.line(f"{call}({at}, {channels}, size * {view.columns}, {scratch}, seen);")
             return
         left, right = self.xb, self.xe
         if view.own_columns is not None:
@@ -185,10 +193,10 @@ class StepPrinter:
             code.line(f"const uniform int left = {left};")
             code.line(f"const uniform int size = {right} - left;")
             at = f"{pointer} + y * {view.columns} + left"
-            local = (
+            scratch = (
                 f"{rows} + ((y - first) * {self.most_columns} + left - {self.xb}) * {self.lanes}"
             )
-            code.line(f"{call}({at}, {channels}, size, {local}, seen);")
+            code.line(f"{call}({at}, {channels}, size, {scratch}, seen);")
 
     def _pointer(self, number: int, view: CallerTensor) -> str:
         type = view.element.pointer_type(self.planes[number].input is view)
@@ -198,13 +206,13 @@ class StepPrinter:
 
     def _rows(self, begin: str, end: str) -> None:
         code = self.code
-        many = 1
+        rows_at_once = 1
         if self.window is not None and not is_looped(self.window):
-            many = WindowPrinter.rows_at_once(self.window)
+            rows_at_once = WindowPrinter.rows_at_once(self.window)
         code.line(f"uniform int y = {begin};")
-        if many > 1:
-            with code.block(f"for (; y + {many} <= {end}; y += {many})"):
-                self._row_group(many)
+        if rows_at_once > 1:
+            with code.block(f"for (; y + {rows_at_once} <= {end}; y += {rows_at_once})"):
+                self._row_group(rows_at_once)
         with code.block(f"for (; y < {end}; y++)"):
             self._row_group(1)
 
@@ -216,10 +224,10 @@ class StepPrinter:
         code.line("uniform int j = 0;")
         if window is not None:
             window.begin()
-        wide = 2 if self.window is None or not is_looped(self.window) else 1
-        if wide > 1:
-            with code.block(f"for (; j + {wide} <= n; j += {wide})"):
-                self._outputs(rows, wide, window)
+        columns_at_once = 2 if self.window is None or not is_looped(self.window) else 1
+        if columns_at_once > 1:
+            with code.block(f"for (; j + {columns_at_once} <= n; j += {columns_at_once})"):
+                self._outputs(rows, columns_at_once, window)
         with code.block("for (; j < n; j++)"):
             self._outputs(rows, 1, window)
 
@@ -237,11 +245,11 @@ class StepPrinter:
         if window is not None:
             assert self.window is not None
             axis = self.window.rows
-            first = f"y * {axis.stride} - {axis.padding[0]}"
+            first_tap_row = f"y * {axis.stride} - {axis.padding[0]}"
             for offset in window.taken_rows:
                 code.line(
                     f"const uniform float * uniform w{offset} = "
-                    f"{self._window_row(f'{first} + {offset}')};"
+                    f"{self._window_row(f'{first_tap_row} + {offset}')};"
                 )
         at_position = (n for o in self.operations for n, window in o.reads if window is None)
         for number in dict.fromkeys((*at_position, *(o.result for o in self.operations))):
@@ -250,9 +258,9 @@ class StepPrinter:
                 if view.ring is not None:
                     at = self._ring_row(number, view.ring, f"y + {row}")
                     code.line(f"uniform float * uniform r{number}_{row} = {at};")
-                outside = view.input or view.output
-                if outside is not None:
-                    self._outside_row(number, outside, row)
+                tensor = view.input or view.output
+                if tensor is not None:
+                    self._outside_row(number, tensor, row)
 
     def _outside_row(self, number: int, view: CallerTensor, row: int) -> None:
         element = ELEMENTS["float32"] if number in self.temporaries else view.element
@@ -272,7 +280,7 @@ class StepPrinter:
         return self.most_columns
 
     def _is_flat(self, number: int, axis: int) -> bool:
-        """Whether an input has one position along an axis for all of its readers'."""
+        """Whether an input has one position along an axis, which is broadcast to all results."""
         view = self.planes[number]
         if view.input is None or view.extent[axis] != 1:
             return False
@@ -281,6 +289,7 @@ class StepPrinter:
         )
 
     def _ring_row(self, number: int, ring: Ring, row: str, begin: str = "") -> str:
+        """The address of a row in a ring buffer, from column ``begin`` on."""
         base = self._argument("uniform float * uniform", ring.pointer, ring.pointer)
         shift = self._argument("uniform int", (number, "shift"), str(ring.shift))
         column = self._argument("uniform int", (number, begin or "at"), begin or self._column(ring))
@@ -288,16 +297,19 @@ class StepPrinter:
         return f"{base} + {slot} * {ring.pitch} + {column} * {self.lanes}"
 
     def _column(self, ring: Ring) -> str:
-        """Where the step's first column lies in a ring's row."""
+        """The column of a ring's row that holds the step's first column."""
         return f"({self.columns[0]} + {ring.origin})"
 
     def _window_row(self, row: str) -> str:
+        """The address of a row of taps, or of identities where the row is padding."""
         number = self._source()
         view = self.planes[number]
         assert view.ring is not None and self.window is not None
         axis = self.window.columns
-        first = f"({self.columns[0]} * {axis.stride} - {axis.padding[0]} + {view.ring.origin})"
-        at = self._ring_row(number, view.ring, row, first)
+        first_column = (
+            f"({self.columns[0]} * {axis.stride} - {axis.padding[0]} + {view.ring.origin})"
+        )
+        at = self._ring_row(number, view.ring, row, first_column)
         # The row that is read where a window's row is padding.
         identity = f"md_identity_{self.window.join}"
         identity = self._argument("uniform float * uniform", "identity", identity)
@@ -323,14 +335,14 @@ class StepPrinter:
     # Elements
 
     def _outputs(self, rows: int, columns: int, window: WindowPrinter | None) -> None:
-        found: list[list[str]] = []
+        reduced: list[list[str]] = []
         if window is not None:
-            found = window.outputs(columns)
+            reduced = window.outputs(columns)
         elif self.window is not None:
-            found = [[""]]
+            reduced = [[""]]
         for row in range(rows):
             for column in range(columns):
-                self._element(row, column, found[row][column] if found else "")
+                self._element(row, column, reduced[row][column] if reduced else "")
 
     def _element(self, row: int, column: int, windowed: str) -> None:
         code = self.code
@@ -351,7 +363,7 @@ class StepPrinter:
             self._store(operation.result, result, row, column)
 
     def _rounded(self, number: int, result: str) -> str:
-        """A result as others read it; its name."""
+        """A result as other steps read it, rounded to its element; the result's name."""
         element = self.rounded[number]
         if element.dtype == "float32":
             return result
@@ -370,19 +382,20 @@ class StepPrinter:
             self.code.line(f"float {name} = {text};")
             names[number] = name
             return name
-        outside = view.input
-        assert outside is not None
+        tensor = view.input
+        assert tensor is not None
         if number in self.temporaries:
             text = f"p{number}_{row}[{at} * {self.lanes} + programIndex]"
             self.code.line(f"float {name} = {text};")
         else:
-            index = "0" if self._is_flat(number, 1) else f"{at} * {outside.pixel}"
-            self._read(name, number, outside, f"p{number}_{row}[{index}")
+            index = "0" if self._is_flat(number, 1) else f"{at} * {tensor.pixel}"
+            self._read(name, number, tensor, f"p{number}_{row}[{index}")
         if not (self._is_flat(number, 0) or self._is_flat(number, 1)):
             names[number] = name
         return name
 
     def _read(self, name: str, number: int, view: CallerTensor, at: str) -> None:
+        """Prints the load of an input's element, whose magnitude is recorded if it is checked."""
         code = self.code
         load = view.element.load
         if view.access == "one":
@@ -406,61 +419,59 @@ class StepPrinter:
         at = f"(j + {column})"
         if view.ring is not None:
             code.line(f"r{number}_{row}[{at} * {self.lanes} + programIndex] = {result};")
-        outside = view.output
-        if outside is None:
+        tensor = view.output
+        if tensor is None:
             return
         if number in self.temporaries:
             code.line(f"p{number}_{row}[{at} * {self.lanes} + programIndex] = {result};")
             return
         tests = []
-        if outside.rows is not None:
-            low, high = (
-                self._argument("uniform int", (number, i), outside.rows[i]) for i in (0, 1)
-            )
+        if tensor.rows is not None:
+            low, high = (self._argument("uniform int", (number, i), tensor.rows[i]) for i in (0, 1))
             tests.append(f"y + {row} >= {low} && y + {row} < {high}")
-        if outside.own_columns is not None:
+        if tensor.own_columns is not None:
             low, high = (
-                self._argument("uniform int", (number, 2 + i), outside.own_columns[i])
+                self._argument("uniform int", (number, 2 + i), tensor.own_columns[i])
                 for i in (0, 1)
             )
             where = f"{self.xb} + j + {column}"
             tests.append(f"{where} >= {low} && {where} < {high}")
         test = f"if ({' && '.join(tests)}) " if tests else ""
-        base = f"p{number}_{row}[{at} * {outside.pixel}"
-        if self.full and outside.access == "vector":
-            code.line(test + outside.element.store(f"{base} + programIndex]", result))
+        base = f"p{number}_{row}[{at} * {tensor.pixel}"
+        if self.full and tensor.access == "vector":
+            code.line(test + tensor.element.store(f"{base} + programIndex]", result))
             return
         channels = self._argument("uniform int", "channels", "channels")
-        fill = self._argument("uniform int", (number, "fill"), outside.fill)
+        fill = self._argument("uniform int", (number, "fill"), tensor.fill)
         lanes = "programIndex"
-        if outside.access != "vector":
-            lanes = self._argument("int", (number, "lanes"), outside.lanes)
+        if tensor.access != "vector":
+            lanes = self._argument("int", (number, "lanes"), tensor.lanes)
         value = f"(programIndex < {channels} ? {result} : 0.0f)"
-        store = outside.element.store(f"{base} + {lanes}]", value)
+        store = tensor.element.store(f"{base} + {lanes}]", value)
         code.line(f"{test}{{ if (programIndex < {fill}) {store} }}")
 
     def _finished(
-        self, operation: PlanOperation, window: Window, joined: str, row: int, column: int
+        self, operation: PlanOperation, window: Window, reduced: str, row: int, column: int
     ) -> str:
-        """What becomes of joined taps; its name."""
+        """Applies the window's final expression to reduced taps; the result's name."""
         code = self.code
         if window.is_finished:
             name = code.fresh()
-            code.line(f"float {name} = {joined};")
+            code.line(f"float {name} = {reduced};")
             return name
         extent = self.planes[operation.operands[0]].extent
         count = print_divisor(window, extent, f"(y + {row})", f"({self.xb} + j + {column})")
-        lines, name = ISPC.print_code(linearize(window.finish), [joined, count], code.fresh)
+        lines, name = ISPC.print_code(linearize(window.finish), [reduced, count], code.fresh)
         code.lines(lines)
         return name
 
     def _looped_window(
         self, operation: PlanOperation, window: Window, names: dict[int, str]
     ) -> str:
-        """Joins the taps of one output, each by itself; the result's name."""
+        """Reduces the taps of one output in loops, sharing nothing; the result's name."""
         code = self.code
         under, here = operation.operands[: window.under], operation.operands[window.under :]
-        own = [self._operand(number, names, 0, 0) for number in here]
+        at_output = [self._operand(number, names, 0, 0) for number in here]
         tap = linearize(window.tap)
 
         def declare(name: str, text: str) -> None:
@@ -476,13 +487,13 @@ class StepPrinter:
                 at = self._ring_row(number, ring, "sy", f"({ring.origin})")
                 code.line(f"const uniform float * uniform w{k} = {at};")
 
-        def one(number: str) -> str:
+        def compute_tap(number: str) -> str:
             read = [f"w{k}[sx * {self.lanes} + programIndex]" for k in range(len(under))]
-            given = [*read, *own, f"((float)({number}))"]
-            lines, name = ISPC.print_code(tap, given, code.fresh)
+            arguments = [*read, *at_output, f"((float)({number}))"]
+            lines, name = ISPC.print_code(tap, arguments, code.fresh)
             code.lines(lines)
             return name
 
         loop = TapLoop(code, "uniform int", declare, assign, str, ISPC, window.joins)
         extent = self.planes[under[0]].extent
-        return TapPrinter(loop, window, extent, begin, one).print("y", f"{self.xb} + j")
+        return TapPrinter(loop, window, extent, begin, compute_tap).print("y", f"{self.xb} + j")

@@ -1,10 +1,10 @@
-"""Functions of printed kernels that move positions between NCHW and channels in lanes, and the
-kernels that do only that.
+"""Transposition between NCHW and channels in lanes: functions that printed kernels call, and the
+kernels that do nothing else.
 
 Tiles of as many positions as a register has lanes are transposed in registers by butterflies of
 shuffles.  Where fewer positions are left, the last tile overlaps the one before it; only rows
-shorter than a tile are masked.  Where planes begin alike within cache lines, so do tiles but the
-first and the last: no line is touched twice, and stores can go past the caches.
+shorter than a tile are masked.  Where all planes have the same alignment, all tiles but the first
+and the last are aligned: no cache line is touched twice, and stores can bypass the caches.
 """
 
 from __future__ import annotations
@@ -23,14 +23,19 @@ LINE = 16
 """Floats of a cache line."""
 
 MANY_TILES = 8
-"""With fewer tiles, one more costs too much to align all others."""
+"""With fewer tiles, alignment does not pay: it may take one more tile."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """A function that moves positions, for planes of any size, so that kernels share it: what it
-    does ("load", "store" or "stream"), whether planes begin alike within vectors, whether all
-    lanes are channels, and how elements lie."""
+    """A function that moves positions of planes of any size, so that kernels share it.
+
+    Attributes:
+        kind: "load", "store", or "stream" for a store that bypasses the caches.
+        alike: whether all planes have the same alignment within a vector.
+        full: whether all lanes are channels.
+        element: the dtype in NCHW.
+    """
 
     kind: str
     alike: bool
@@ -39,7 +44,8 @@ class Move:
 
     @classmethod
     def of(cls, kind: str, plane: int, lanes: int, full: bool, element: Element) -> Move:
-        """The one for planes of ``plane`` elements, of which "stream" takes whole lines alone."""
+        """The function for planes of ``plane`` elements; "stream" is for whole cache lines alone,
+        otherwise it becomes "store"."""
         if kind == "stream" and plane % LINE:
             kind = "store"
         return cls(kind, plane % lanes == 0, full, element)
@@ -57,19 +63,20 @@ class Move:
 
 
 def _tiles(pointer: str, move: Move, lanes: int) -> str:
-    """The head of the loop over tiles of planes at a pointer; ``p`` is where one would begin."""
-    first, element = "0", move.element
+    """The head of the loop over tiles of the planes at a pointer; ``p`` is the first position of a
+    tile before it is clamped to the plane."""
+    begin, element = "0", move.element
     if move.alike:
         shift = element.bytes.bit_length() - 1
-        behind = f"(uniform int)(((uniform int64){pointer} >> {shift}) & {lanes - 1})"
-        first = f"n < {MANY_TILES * lanes} ? 0 : -{behind}"
-    return f"for (uniform int p = {first}; p < n; p += {lanes})"
+        misalignment = f"(uniform int)(((uniform int64){pointer} >> {shift}) & {lanes - 1})"
+        begin = f"n < {MANY_TILES * lanes} ? 0 : -{misalignment}"
+    return f"for (uniform int p = {begin}; p < n; p += {lanes})"
 
 
 def print_load(code: Code, move: Move, lanes: int) -> None:
-    """``name(x, plane, channels, n, y, seen)``: ``n`` positions of a block of channels whose planes
-    of ``plane`` elements lie at ``x`` to ``y``, and the largest magnitude of what was read into
-    ``seen``.
+    """Prints ``name(x, plane, channels, n, y, seen)``, which transposes ``n`` positions of a block
+    of channels from NCHW planes at ``x``, ``plane`` elements apart, to ``y``, and records the
+    largest magnitude of each lane in ``seen``.
 
     Lanes past ``channels`` get the last channel's elements; with ``full`` there are none.
     """
@@ -108,12 +115,12 @@ def print_load(code: Code, move: Move, lanes: int) -> None:
 
 
 def print_store(code: Code, move: Move, lanes: int) -> None:
-    """``name(y, plane, channels, n, x, seen)``: ``n`` positions at ``x`` to channels' planes of
-    ``plane`` elements at ``y``.
+    """Prints ``name(y, plane, channels, n, x, seen)``, which transposes ``n`` positions at ``x`` to
+    the channels' NCHW planes at ``y``, ``plane`` elements apart.
 
-    A "stream", for float32 alone, has whole cache lines go past the caches.  A processor has few
-    buffers for lines on their way to memory, and loses much when one is given up half full: so a
-    line that takes several vectors gets them at once, not while other planes' lines are begun.
+    A "stream", for float32 alone, writes whole cache lines by non-temporal stores.  A processor has
+    few write-combining buffers, and loses much when one is flushed half full: so a line of several
+    vectors is written at once, before the lines of other planes are begun.
     """
     element, full = move.element, move.full
     head = (
@@ -151,7 +158,7 @@ def print_store(code: Code, move: Move, lanes: int) -> None:
             code.line(f"uniform int q = clamp(p, 0, n - {lanes});")
             _planes(code, element.pointer, "y", lanes)
             if move.kind == "stream":
-                # Not lines that the first or the last tile, moved to lie inside, writes too.
+                # Not lines that the first or the last tile, clamped to the plane, writes too.
                 code.line(f"const uniform int after = n - q - {LINE};")
                 begins = f"((uniform int64)(y + q) & {4 * LINE - 1}) == 0"
                 alone = [f"({where} == 0 || {where} >= {lanes})" for where in ("q", "after")]
@@ -170,29 +177,30 @@ def print_store(code: Code, move: Move, lanes: int) -> None:
 
 
 def _planes(code: Code, type: str, pointer: str, lanes: int) -> None:
-    """Declares where position ``q`` of every fourth plane lies."""
+    """Declares pointers to position ``q`` of every fourth plane."""
     code.line(f"{type} {pointer}0 = {pointer} + q;")
     for lane in range(4, lanes, 4):
         code.line(f"{type} {pointer}{lane} = {pointer}{lane - 4} + 4 * (uniform int64)plane;")
 
 
 def _plane_at(pointer: str, lane: int) -> str:
-    """Where position ``q`` of a plane lies; of three planes behind one an address tells by itself,
-    as it may add one, two or four times a register."""
-    behind = f" + {lane % 4} * (uniform int64)plane" if lane % 4 else ""
-    return f"({pointer}{lane // 4 * 4}{behind})"
+    """The address of position ``q`` of a plane.  The three planes after a declared pointer need no
+    pointers of their own, as an x86 address may add one, two or four times a register."""
+    offset = f" + {lane % 4} * (uniform int64)plane" if lane % 4 else ""
+    return f"({pointer}{lane // 4 * 4}{offset})"
 
 
 def _check(code: Code, lanes: int) -> None:
+    """Updates the largest magnitudes by the elements that were loaded."""
     for i in range(lanes):
         code.line(f"most = max(most, (intbits(a{i}) & 0x7fffffffu));")
 
 
 def _indices(code: Code, lanes: int) -> None:
-    """Declares which lanes of two registers each shuffle takes.
+    """Declares the lane indices of each shuffle of two registers.
 
-    On AVX-512 LLVM joins shuffles of constant lanes to ten times as many instructions, so they are
-    made to look variable: the sign bit of what was seen is always zero.
+    On AVX-512 LLVM combines shuffles with constant indices into ten times as many instructions, so
+    indices are made to look variable: the sign bit of ``seen``, which is always zero, is xored in.
     """
     if lanes == 16:
         code.line("const uniform int zero = seen[0] >> 31;")
@@ -200,8 +208,8 @@ def _indices(code: Code, lanes: int) -> None:
     while step:
         low = [lane if not lane & step else lanes + (lane ^ step) for lane in range(lanes)]
         high = [lanes + lane if lane & step else lane | step for lane in range(lanes)]
-        for name, taken in (("low", low), ("high", high)):
-            text = ", ".join(map(str, taken))
+        for name, indices in (("low", low), ("high", high)):
+            text = ", ".join(map(str, indices))
             if lanes == 16:
                 code.line(f"const varying int {name}{step}_c = {{{text}}};")
                 code.line(f"const int {name}{step} = {name}{step}_c ^ zero;")
@@ -210,14 +218,14 @@ def _indices(code: Code, lanes: int) -> None:
         step //= 2
 
 
-def _shuffle(lanes: int, first: str, second: str, taken: str) -> str:
+def _shuffle(lanes: int, first: str, second: str, indices: str) -> str:
     if lanes == 16:
-        return f"@llvm.x86.avx512.vpermi2var.ps.512({first}, {taken}, {second})"
-    return f"shuffle({first}, {second}, {taken})"
+        return f"@llvm.x86.avx512.vpermi2var.ps.512({first}, {indices}, {second})"
+    return f"shuffle({first}, {second}, {indices})"
 
 
 def _transpose(code: Code, lanes: int) -> list[str]:
-    """Transposes registers a0, a1, ...; the names of the result."""
+    """Transposes registers a0, a1, ...; returns the names of the result."""
     names = [f"a{i}" for i in range(lanes)]
     step = lanes // 2
     while step:
@@ -236,20 +244,21 @@ def _transpose(code: Code, lanes: int) -> list[str]:
 
 
 _POSITIONS = 256
-"""Of a task: rows of so many fit the first-level cache."""
+"""Positions of a task: rows of so many fit the L1 cache."""
 
 
 def is_reorder(source: Tensor, result: Tensor, lanes: int, channel: int) -> bool:
-    """Whether :func:`print_reorder` moves planes between these, from a channel of the result on."""
-    ends = {source.block, result.block} == {1, lanes}
-    return ends and channel % result.block == 0 and source.rows * source.columns > 1
+    """Whether :func:`print_reorder` moves a value between these layouts, from ``channel`` of the
+    result on."""
+    is_transposed = {source.block, result.block} == {1, lanes}
+    return is_transposed and channel % result.block == 0 and source.rows * source.columns > 1
 
 
 def print_reorder(
     type: TensorType, source: Tensor, result: Tensor, lanes: int, channel: int
 ) -> Shaped:
-    """The kernel that moves a value to where it lies otherwise, from ``channel`` on; its pointers
-    are the source, the result, and the sizes."""
+    """The kernel that copies a value from NCHW to blocked channels or back, from ``channel`` of the
+    result on; its pointers are the source, the result, and the sizes."""
     batch, channels, *plane = type.plane
     blocks, parts = -(-channels // lanes), -(-plane[0] * plane[1] // _POSITIONS)
     full, end = channels % lanes == 0, channel + channels
@@ -288,14 +297,14 @@ def print_reorder(
                 f"{element.pointer} y = MD_OUT({element.type}, 1) + to_offset + "
                 f"{base.format('to', result.block)};"
             )
-            given = ["(uniform int)positions", "0" if full else "own", "size", "rows", "seen"]
+            arguments = ["(uniform int)positions", "0" if full else "own", "size", "rows", "seen"]
             loop, at = "for (uniform int j = 0; j < size; j++)", f"[j * {lanes} + programIndex]"
             if source.block != 1:
                 with code.block(loop):
                     code.line(f"rows{at} = {element.load(f'x{at}')};")
-                code.line(f"{move.name}({', '.join(['y', *given])});")
+                code.line(f"{move.name}({', '.join(['y', *arguments])});")
             else:
-                code.line(f"{move.name}({', '.join(['x', *given])});")
+                code.line(f"{move.name}({', '.join(['x', *arguments])});")
                 if full and element.dtype == "float32":
                     # This writes lines of memory without reading them.
                     code.line(f"memcpy(y, rows, size * {4 * lanes});")
