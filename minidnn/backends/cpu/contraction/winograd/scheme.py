@@ -266,8 +266,8 @@ class WinogradScheme:
     @property
     def scratch_bytes(self) -> int:
         """Bytes of scratch of a thread that runs the local kernel."""
-        tiles = 3 * 4 * self.chunk
-        return self.source_bytes + self.product_bytes + self.zeros_bytes + self.kept_bytes + tiles
+        origins = 3 * 4 * self.chunk
+        return self.source_bytes + self.product_bytes + self.zeros_bytes + self.kept_bytes + origins
 
     @property
     def workspace_bytes(self) -> int:
