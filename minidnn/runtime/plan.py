@@ -54,12 +54,13 @@ class Plan:
         Backends call this before they lower the plan, which takes longer the larger its images are.
 
         Args:
-            wider: the backend's bytes for each byte of a value, if it computes in a wider dtype.
+            wider: how many bytes the backend needs for each byte of a value: more than 1 if it
+                computes in a wider dtype.
         """
         largest = max(self.graph.values, key=lambda value: value.type.bytes)
         outside = {*self.graph.inputs, *self.graph.outputs}
-        held = self.arena.bytes + sum(value.type.bytes for value in outside)
-        needed = wider * max(held, largest.type.bytes)
+        at_once = self.arena.bytes + sum(value.type.bytes for value in outside)
+        needed = wider * max(at_once, largest.type.bytes)
         if needed > memory:
             raise OutOfMemoryError(
                 f"{largest!r} takes {largest.type.bytes} bytes, and values that are needed at "

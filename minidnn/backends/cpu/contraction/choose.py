@@ -51,6 +51,7 @@ def block_cycles(scheme: Scheme, threads: int, grain: int = 0) -> float:
 
 
 def _cycles(scheme: Scheme, threads: int, grain: int) -> float:
+    """:func:`block_cycles` with ``grain`` tasks in a call."""
     problem = scheme.problem
     blocks = problem.batch * scheme.blocks * scheme.groups
     inputs = scheme.touched_bytes
@@ -255,6 +256,7 @@ class _Shape:
 
 
 def _shape(problem: Problem, has_prologue: bool, isa: Isa, compensated: bool) -> _Shape:
+    """The decisions for a problem that do not depend on the register tile."""
     lanes = isa.lanes
     spread = problem.groups > 1 and problem.outputs < lanes
     packing = _spread(problem, lanes) if spread else _packing(problem, has_prologue, lanes)
@@ -298,6 +300,7 @@ def _part(problem: Problem, unit: int, chunk: int, terms: int) -> int:
 
 
 def _packing(problem: Problem, has_prologue: bool, lanes: int) -> Packing:
+    """How inputs are packed whose channels are the same for all lanes."""
     source = problem.source
     blocked = _is_blocked(problem, lanes)
     pointwise = problem.kernel == (1, 1)

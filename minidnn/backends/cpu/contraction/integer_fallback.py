@@ -171,8 +171,8 @@ class IntegerConvolution(IntegerKernel):
             pads,
         )
         self.steps = -(-self.inputs // self.unit)
-        most = 8 if self.lanes == 16 else 4
-        self.tile = min(most, self.outputs)
+        most_outputs = 8 if self.lanes == 16 else 4
+        self.tile = min(most_outputs, self.outputs)
         self.tiles = -(-self.outputs // self.tile)
         self.wide = 3
         # A chunk has whole rows, or a part of the only row.
@@ -188,11 +188,11 @@ class IntegerConvolution(IntegerKernel):
             pixels = self.chunk_rows * planes.pitch
         self.pixels = pixels
         self.chunk_vectors = -(-pixels // self.lanes)
-        whole, rest = divmod(self.chunk_vectors, self.wide)
+        full_tiles, remainder = divmod(self.chunk_vectors, self.wide)
         #: Vectors of pixels of each kind of register tile, in the order in which it covers a chunk.
-        self.tile_vectors = [self.wide, 1] if any_size else [self.wide] * (whole > 0)
-        if rest and not any_size:
-            self.tile_vectors.append(rest)
+        self.tile_vectors = [self.wide, 1] if any_size else [self.wide] * (full_tiles > 0)
+        if remainder and not any_size:
+            self.tile_vectors.append(remainder)
 
     def print(self) -> PrintedContraction:
         slack = (self.wide + 1) * self.lanes + self.chunk_rows * self.planes.pitch
@@ -269,8 +269,8 @@ class IntegerConvolution(IntegerKernel):
                 )
                 # Weights of channels past the last one are zero: they read the first one.
                 for i in range(self.unit):
-                    far = f"step * {self.unit} + {i} < inputs ? {i} : 0"
-                    code.line(f"const uniform {kind} * uniform c{i} = x + ({far}) * plane;")
+                    plane_index = f"step * {self.unit} + {i} < inputs ? {i} : 0"
+                    code.line(f"const uniform {kind} * uniform c{i} = x + ({plane_index}) * plane;")
                 with (
                     code.block("for (uniform int py = 0; py < down; py++)"),
                     code.block("for (uniform int px = 0; px < across; px++)"),

@@ -95,6 +95,7 @@ def cycles_of(tile: Tile, out: tuple[int, int], depth: int) -> float:
 
 
 def _shapes(out: tuple[int, int], most_pixels: int) -> list[tuple[int, int]]:
+    """Rows and columns of tiles: parts of a row, or several whole rows if these are short."""
     shapes = [(1, columns) for columns in range(1, min(most_pixels, out[1]) + 1)]
     if out[1] <= most_pixels // 2:
         shapes += [(rows, out[1]) for rows in range(2, min(most_pixels // out[1], out[0]) + 1)]
@@ -102,6 +103,7 @@ def _shapes(out: tuple[int, int], most_pixels: int) -> list[tuple[int, int]]:
 
 
 def _cost(tile: Tile, out: tuple[int, int], depth: int) -> float:
+    """:func:`cycles_of` with a penalty for each variant of the code."""
     parts = _parts(tile, out, depth)
     return sum(parts) * (1 + VARIANT_PENALTY * (len(parts) - 1))
 
@@ -353,6 +355,7 @@ class Scheme:
 
     @property
     def packed_floats(self) -> int:
+        """Floats of scratch for the packed block."""
         packed, steps = self.packed, self.steps
         match self.packing:
             case "none":
@@ -475,6 +478,7 @@ class Scheme:
 
 
 def _up(number: int, multiple: int) -> int:
+    """The least multiple that is not below ``number``."""
     return -(-number // multiple) * multiple
 
 

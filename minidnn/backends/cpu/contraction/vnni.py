@@ -143,7 +143,7 @@ class VnniPacker(DotPacker):
         down = number("row_stride")
         # For a 1x1 convolution only the pixels that it reads are packed.
         strides = problem.stride if scheme.reads_all else (1, 1)
-        apart, across = number("rows_apart"), strides[1]
+        row_step, across = number("rows_apart"), strides[1]
         before, left = (number(f"before_{n}") for n in "yx")
         height, columns = (number(f"size_{n}") for n in "yx")
         rows = "r1 - r0" if scheme.reads_all else number("packed_rows")
@@ -159,7 +159,7 @@ class VnniPacker(DotPacker):
                 f"(b % {parts}) * {lanes} + (i % {down} * {phase} + i / {down} * {width}) * "
                 f"{BLOCK};"
             )
-            code.line(f"const uniform int y = ({first} + i) * {apart} - {before};")
+            code.line(f"const uniform int y = ({first} + i) * {row_step} - {before};")
             code.line(f"const uniform int x0 = c0 * {across} - {left};")
             code.line(f"const uniform bool outside = y < 0 || y >= {height};")
             code.line(f"const uniform int count = {stop};")
@@ -179,7 +179,7 @@ class VnniPacker(DotPacker):
         """Packs rows in which the channels of a pixel are contiguous, as the packed block ("rows"),
         or as lines from which the window of each result is then copied ("unrolled")."""
         scheme, number = self.scheme, self.numbers
-        inputs, copies_rows = number("line_inputs"), self.by_rows
+        inputs, in_rows = number("line_inputs"), self.by_rows
         assert isinstance(scheme, VnniScheme)
         width = number("line_width")
         taps = number("kernel_rows")
@@ -195,7 +195,7 @@ class VnniPacker(DotPacker):
         with code.block("for (uniform int i = 0; i < rows; i++)"):
             code.line(f"const uniform int y = r0 * {down} - {before} + i;")
             line = f"lines + i * {width}"
-            if copies_rows:
+            if in_rows:
                 phase = number("phase")
                 line = f"packed + (i % {down} * {phase} + i / {down} * {width})"
             code.line(f"uniform {_BYTE} * uniform to = {line} * {inputs};")
@@ -205,7 +205,7 @@ class VnniPacker(DotPacker):
             code.line(f"foreach (f = 0 ... begin * {inputs}) {{ to[f] = {zero}; }}")
             code.line(f"foreach (f = end * {inputs} ... {width} * {inputs}) {{ to[f] = {zero}; }}")
             self._line(code, inputs)
-        if not copies_rows:
+        if not in_rows:
             self._windows(code)
 
     def _line(self, code: Code, inputs: str) -> None:

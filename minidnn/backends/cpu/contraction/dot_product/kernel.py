@@ -219,8 +219,8 @@ class DotKernel:
         with code.block(f"for (uniform int g = 0; g < {groups}; g++)"):
             from_ = f"(const uniform unsigned int16 * uniform)({packed})"
             code.line(f"@_exact(numbers, {from_}, offsets, exact, end - q, g);")
-            given = f"(const uniform int8 * uniform)exact, offsets + {taps}, {counts}, {LINE}"
-            code.line(f"{scheme.fallback_products(vectors).name}({given}, w, own);")
+            arguments = f"(const uniform int8 * uniform)exact, offsets + {taps}, {counts}, {LINE}"
+            code.line(f"{scheme.fallback_products(vectors).name}({arguments}, w, own);")
             with code.block(f"for (uniform int i = 0; i < {count}; i++)"):
                 at = f"i * {scheme.lanes} + programIndex"
                 lane = f"first % {outputs} + i % {vectors} * {scheme.lanes} + programIndex"

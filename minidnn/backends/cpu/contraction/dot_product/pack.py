@@ -183,8 +183,8 @@ class DotPacker(Prologue):
         terms, inputs = self.scheme.row_terms, self.scheme.problem.inputs
         plane = self.numbers("x_plane")
         column = self.scheme.problem.source.column
-        whole = f"unsigned int{16 * terms}"
-        code.line(f"uniform {whole} * uniform whole = (uniform {whole} * uniform)to;")
+        pixel_type = f"unsigned int{16 * terms}"
+        code.line(f"uniform {pixel_type} * uniform whole = (uniform {pixel_type} * uniform)to;")
         with code.block("foreach (j = begin ... end)"):
             for c in range(inputs):
                 code.line(f"unsigned int n{c};")
@@ -194,7 +194,7 @@ class DotPacker(Prologue):
                     at = f"(from + {c} * (uniform int64){plane})[(x0 + j) * {column}]"
                     code.line(f"n{c} = {self._read(code, at)};")
                 code.line(f"most = max(most, n{c} & 0x7fff);")
-            shifted = [f"(({whole})n{c} << {16 * c})" for c in range(inputs)]
+            shifted = [f"(({pixel_type})n{c} << {16 * c})" for c in range(inputs)]
             code.line(f"whole[j] = {' | '.join(shifted)};")
 
     def _pixels(self, code: Code) -> None:

@@ -41,7 +41,7 @@ MOST_PLANES = 4
 
 # Cycles, about those of current processors.
 _STEP = {"vectors": 8.0, "tiles": 16.0}
-"""Of a block of terms times a vector of outputs: for one pixel by vectors, for 16 by AMX tiles."""
+"""Of a block of terms times a vector of weights: for one pixel by vectors, for 16 by AMX tiles."""
 _CALL, _FINISH, _TASK = 30.0, 5.0, 200.0
 _PACK, _UNROLL, _INTERLEAVE = 8.0, 4.0, 16.0
 _UNEVEN = 0.25
@@ -246,8 +246,8 @@ class DotScheme:
         (rows, columns), (down, across) = self.problem.kernel, self.problem.dilation
         offsets = []
         for row in range(rows):
-            place, phase = divmod(row * down, self.row_stride)
-            start = phase * self.phase + place * self.packed_width
+            index, phase = divmod(row * down, self.row_stride)
+            start = phase * self.phase + index * self.packed_width
             columns_of_runs = range(0, columns, self.runs[1])
             offsets += [self.pixel_bytes * (start + column * across) for column in columns_of_runs]
         return offsets
@@ -309,8 +309,8 @@ class DotScheme:
     @property
     def scratch_bytes(self) -> int:
         copies = 2 if self.reads_padding else 1
-        again = self.line_bytes + self.fallback_bytes
-        return self.packed_bytes + again + copies * 4 * self.sums_floats
+        extra = self.line_bytes + self.fallback_bytes
+        return self.packed_bytes + extra + copies * 4 * self.sums_floats
 
     # Products
 
@@ -336,8 +336,8 @@ class DotScheme:
         sums = count * vectors * steps * step_cycles
         calls = count / self.pixels * self.tile.groups * _CALL
         finish = self.shape[0] * self.shape[1] * vectors * _FINISH
-        near = self.weight_bytes <= _NEAR
-        weights = 64 * 16 * vectors * steps / (_WEIGHT_BYTES if near else _FAR_WEIGHT_BYTES)
+        fits_cache = self.weight_bytes <= _NEAR
+        weights = 64 * 16 * vectors * steps / (_WEIGHT_BYTES if fits_cache else _FAR_WEIGHT_BYTES)
         total = self.images * (sums + calls + finish)
         total += max(0, weights - self.images * sums) + self.tile.groups * _TASK + self.pack_cycles
         return self.blocks_of_images * self.groups * total
@@ -438,8 +438,8 @@ def cheapest(schemes: Iterable[S], threads: int) -> S:
         cycles = scheme.cycles
         if calls < threads:
             work_items = scheme.tasks
-            again = min(scheme.tile.groups, -(-2 * threads // calls)) - 1
-            cycles += calls * again * scheme.pack_cycles
+            repacks = min(scheme.tile.groups, -(-2 * threads // calls)) - 1
+            cycles += calls * repacks * scheme.pack_cycles
         rounds = -(-work_items // threads) + (_UNEVEN if threads > 1 else 0)
         return cycles * rounds * threads / work_items, -scheme.block
 
@@ -481,10 +481,10 @@ def schemes_of(
     sizes = dict.fromkeys(-(-size // count) for count in counts)
     images = [n for n in range(2, problem.batch + 1) if problem.batch % n == 0]
     blocks = [(block, 1) for block in sorted(sizes)] + [(size, count) for count in images]
-    most = FEATURE_BYTES if packing == "features" else _BLOCK_BYTES
+    most_bytes = FEATURE_BYTES if packing == "features" else _BLOCK_BYTES
     for i, (block, count) in enumerate(blocks):
         scheme = replace(smallest, block=block, images=count)
-        if i and scheme.images * scheme.block_bytes + scheme.line_bytes > most:
+        if i and scheme.images * scheme.block_bytes + scheme.line_bytes > most_bytes:
             break
         fixed = tiles or any_size
         yield scheme if fixed else replace(scheme, pixels=_pixels(scheme.flat_pixels))
