@@ -87,15 +87,15 @@ def _pack_inputs(vector: Array, scheme: Scheme) -> Array:
         outputs[scheme.outputs :] = 0
         channels = outputs.reshape(-1, 1, lanes) + np.arange(problem.inputs)[:, None]
         return np.ascontiguousarray(vector[channels].reshape(-1))
-    return _filled_up(vector, lanes)
+    return _pad_to_vectors(vector, lanes)
 
 
 def packed_channels(vector: Value, lanes: int) -> PackedVectors:
     """A number per input channel, padded with zeros to whole vectors."""
-    return PackedVectors([vector], lambda given: _filled_up(given[0], lanes))
+    return PackedVectors([vector], lambda given: _pad_to_vectors(given[0], lanes))
 
 
-def _filled_up(vector: Array, lanes: int) -> Array:
+def _pad_to_vectors(vector: Array, lanes: int) -> Array:
     packed = np.zeros(-(-len(vector) // lanes) * lanes, vector.dtype)
     packed[: len(vector)] = vector
     return packed

@@ -111,8 +111,8 @@ class PixelScheme:
         """The phases of the strides that taps read: the first row and first column of each."""
         convolution = self.op.convolution
         rows, columns = (
-            sorted({tap * apart % step for tap in range(count)})
-            for count, apart, step in zip(
+            sorted({tap * dilation % stride for tap in range(taps)})
+            for taps, dilation, stride in zip(
                 self.taps, convolution.dilation, convolution.stride, strict=True
             )
         )

@@ -61,7 +61,7 @@ class DotScheme:
             that the taps of a kernel row are one contiguous run of terms, whose padding is whatever
             comes next, times weights of zero; "unrolled": all inputs of each result's window.
         tiles: whether AMX tiles compute the products, or vectors.
-        pixels: pixels of a register tile.
+        pixels: pixels of a register tile; ``tile`` says how vectors of outputs are grouped.
         block: rows of results of one task (columns if there is one row).
         merged: groups of the contraction that are one group of ``problem``, with weights of zero
             between them.

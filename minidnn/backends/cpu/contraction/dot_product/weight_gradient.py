@@ -27,7 +27,7 @@ from .pixel_scheme import LANES, choose_pixels
 from .products import PAIRS
 
 _TRANSPOSE = Move("store", alike=False, full=True, element=ELEMENTS["float32"])
-_TURN = Move("store", alike=False, full=False, element=ELEMENTS["bfloat16"])
+_TRANSPOSE_BFLOAT16 = Move("store", alike=False, full=False, element=ELEMENTS["bfloat16"])
 
 
 _TEXT = """\
@@ -338,14 +338,17 @@ def print_pixel_products(
         **{"vectors": scheme.vectors, "step": scheme.step // 2, "tile": scheme.tile},
         **{"line_words": 16 * scheme.vectors * LANES, "products": products.name},
         **{"begin_tiles": begin, "end_tiles": end, "transpose": _TRANSPOSE.name},
-        **{"turn": _TURN.name, "columns": "kernel_columns" if scheme.is_spread else "1"},
+        **{
+            "turn": _TRANSPOSE_BFLOAT16.name,
+            "columns": "kernel_columns" if scheme.is_spread else "1",
+        },
     }
     declarations = [products.declaration]
     declarations += [f'extern "C" void {call}' for call in (begin, end) if call]
     packing = (_SPREAD if scheme.is_spread else _BLOCKED).format(**substitutions)
     text = "\n".join(declarations) + "\n" + _TEXT.format(packing=packing, **substitutions)
     store = _STORE.format(**substitutions)
-    shared = {text: () if scheme.is_spread else (_TRANSPOSE,), store: (_TURN,)}
+    shared = {text: () if scheme.is_spread else (_TRANSPOSE,), store: (_TRANSPOSE_BFLOAT16,)}
     scratch = scheme.scratch_bytes
 
     def kernel(kind: str, *texts: str) -> KernelSource:
