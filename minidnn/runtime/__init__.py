@@ -1,1 +1,1 @@
-"""What a compiled network consists of and how it is called."""
+"""Compiled networks: the plan, the program that a backend makes of it, arrays and states."""

@@ -1,4 +1,5 @@
-"""Before ranks run a program together, they make sure that all have the same sums to do."""
+"""The consensus check of ranks: before they run a program together, they make sure that all of them
+compute the same sums over ranks (all-reduces) in the same order."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ WHY_NO_TIMES = (
 
 
 def sums_over_ranks(graph: Graph) -> list[str]:
-    """The sums of several ranks, in the order in which a graph computes them."""
+    """Describes the sums over several ranks, in the order in which a graph computes them."""
     return [
         f"{node.name}: {node.op} of {', '.join(str(value.type) for value in node.inputs)}"
         for node in graph.nodes
@@ -21,12 +22,12 @@ def sums_over_ranks(graph: Graph) -> list[str]:
 
 
 def agree_on_sums(graph: Graph) -> None:
-    """Waits for all ranks to come here, if the graph sums over several.
+    """Waits until all ranks have called this, if the graph sums over several, and compares sums.
 
-    GraphError if this process is none of them, DistributedError if they have other sums: passes may
-    order nodes otherwise where a device is another one.
+    GraphError if this process is none of the ranks, DistributedError if the sums of ranks differ:
+    passes may order nodes differently for different devices.
     """
-    found = sums_over_ranks(graph)
-    if found:
+    sums = sums_over_ranks(graph)
+    if sums:
         ranks = next(n.op.ranks for n in graph.nodes if isinstance(n.op, SumOverRanks))
-        meeting_of(ranks).agree("\n".join(found))
+        meeting_of(ranks).agree("\n".join(sums))

@@ -1,7 +1,8 @@
-"""Arrays of any library in, and of the same library out.
+"""Arrays of other libraries: inputs become NumPy arrays, and results the caller's kind of array.
 
-NumPy arrays pass as they are.  Anything with ``__dlpack__`` on the CPU (PyTorch tensors, for
-example) is viewed without a copy.  Their bits are numbers in memory.
+NumPy arrays pass unchanged.  Anything with ``__dlpack__`` on the CPU (PyTorch tensors, for example)
+is viewed without a copy.  NumPy has no bfloat16: in memory its bits are uint16, elsewhere it is
+float32 (:func:`to_bits`, :func:`from_bits`).
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from minidnn.graph.types import rounded_to
 
 
 def to_bits(array: np.ndarray, dtype: str) -> np.ndarray:
-    """An array as it lies in memory as ``dtype``: 16 bits each for bfloat16."""
+    """An array as ``dtype`` stores it in memory: for bfloat16 as uint16."""
     if dtype == "bfloat16":
-        single = np.ascontiguousarray(rounded_to(dtype, array))
-        bits = (single.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-        # A NaN may have all that tells it from infinity in the lower half.
-        return np.where(np.isnan(single), bits | np.uint16(0x40), bits)
+        rounded = np.ascontiguousarray(rounded_to(dtype, array))
+        bits = (rounded.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        # The upper half of a NaN may be that of infinity: a bit keeps it a NaN.
+        return np.where(np.isnan(rounded), bits | np.uint16(0x40), bits)
     return np.ascontiguousarray(array, dtype)
 
 
 def from_bits(array: np.ndarray, dtype: str) -> np.ndarray:
-    """The inverse of :func:`to_bits`: bfloat16 becomes float32."""
+    """The inverse of :func:`to_bits`: the bits of bfloat16 become float32."""
     if dtype == "bfloat16":
         return (array.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
     return array
 
 
-#: Turns a NumPy result into the kind of array that came in.
+#: Converts a NumPy result to the kind of array that the caller passed.
 Wrap = Callable[[np.ndarray], Any]
 
 _CPU_DEVICES = (1, 3)  # DLPack's kDLCPU and kDLCUDAHost
@@ -44,8 +45,8 @@ LARGE_BYTES = 1 << 20
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array to be filled.  A large one begins with a cache line, which NumPy's own do not:
-    only then can it be written past the caches, whole lines at a time."""
+    """An uninitialized array.  A large one is aligned to a cache line, which NumPy's own are not:
+    only then can streaming stores write whole lines past the caches."""
     size = prod(shape) * dtype.itemsize
     if size < LARGE_BYTES:
         return np.empty(shape, dtype)
@@ -60,9 +61,9 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def to_numpy(what: str, array: Any) -> tuple[np.ndarray, Wrap]:
-    """A NumPy view of an array, and how results are given back in its kind.
+    """A NumPy view of an array, and the function that converts results to its kind.
 
-    GraphError names the argument if it is no array, or lies on another device.
+    GraphError names the argument if it is no array, or is on another device.
     """
     if isinstance(array, np.ndarray):
         return array, lambda result: result
@@ -95,7 +96,8 @@ def to_numpy(what: str, array: Any) -> tuple[np.ndarray, Wrap]:
 
 
 def apart(array: np.ndarray, outputs: Sequence[np.ndarray]) -> np.ndarray:
-    """An input that no output overlaps: results may be written before all of it was read."""
+    """The input, or a copy if an output overlaps it: results may be written before all of it is
+    read."""
     if any(np.may_share_memory(array, output) for output in outputs):
         return array.copy()
     return array
@@ -104,8 +106,8 @@ def apart(array: np.ndarray, outputs: Sequence[np.ndarray]) -> np.ndarray:
 def random_array(
     random: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype
 ) -> np.ndarray:
-    """Normally distributed numbers of a dtype; of bytes evenly distributed ones, for the others
-    are all near 0."""
+    """Normally distributed numbers of a dtype; for 8-bit integers uniformly distributed ones, since
+    normally distributed ones would all be near 0."""
     try:
         if dtype.itemsize == 1 and dtype.kind in "iu":
             bounds = np.iinfo(dtype)
@@ -116,8 +118,8 @@ def random_array(
 
 
 def checked(what: str, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An input, contiguous and in the compiled dtype; GraphError if it has another shape, or a
-    dtype that is not converted."""
+    """The input as a contiguous array of the compiled dtype; GraphError if it has another shape, or
+    a dtype that is not converted."""
     check_shape(what, array.shape, shape)
     if array.dtype != dtype and (array.dtype.kind, dtype.kind) != ("f", "f"):
         others = ", or another floating-point dtype, which is converted"
@@ -134,15 +136,15 @@ def checked(what: str, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtyp
 
 
 def check_shape(what: str, given: tuple[int, ...], compiled: tuple[int, ...]) -> None:
-    """GraphError, with what to do about it, if an argument has not the compiled shape."""
+    """GraphError, with advice, if an argument does not have the compiled shape."""
     if given == compiled:
         return
     if 0 in given:
         advice = "what has no elements cannot be computed"
     elif given == compiled[1:]:
         advice = f"the first size is the batch, so that a single sample has shape {(1, *given)}"
-    elif (turned := _turned(given, compiled)) is not None:
-        advice = turned
+    elif (transposition := _turned(given, compiled)) is not None:
+        advice = transposition
     elif len(given) != len(compiled):
         advice = f"valid are {len(compiled)} sizes, the batch first"
     else:
@@ -153,30 +155,30 @@ def check_shape(what: str, given: tuple[int, ...], compiled: tuple[int, ...]) ->
 
 
 def _turned(given: tuple[int, ...], compiled: tuple[int, ...]) -> str | None:
-    """What to do about pictures whose channels lie last where they should come first, as image
-    libraries give them, or first where they should lie last; None for anything else."""
+    """Advice on pictures in NHWC where NCHW is expected, as image libraries return them, or the
+    other way round; None for anything else."""
     rank = len(given)
     if len(compiled) != 4 or rank not in (3, 4):
         return None
     single, channel = "[None]" if rank == 3 else "", rank - 3
-    ways: list[tuple[int, str]] = []
-    for lie, wrong, right in (("last", rank - 1, 1), ("first", channel, 3)):
+    candidates: list[tuple[int, str]] = []
+    for position, wrong, right in (("last", rank - 1, 1), ("first", channel, 3)):
         axes = [axis for axis in range(rank) if axis != wrong]
         axes.insert(right - 4 + rank, wrong)
-        turned = (*(1,) * (4 - rank), *(given[axis] for axis in axes))
-        if turned[right] != compiled[right] or given[right - 4 + rank] == compiled[right]:
+        transposed = (*(1,) * (4 - rank), *(given[axis] for axis in axes))
+        if transposed[right] != compiled[right] or given[right - 4 + rank] == compiled[right]:
             continue
         listed = ", ".join(map(str, axes))
-        others = sum(a != b for a, b in zip(turned, compiled, strict=True))
+        others = sum(a != b for a, b in zip(transposed, compiled, strict=True))
         size = ", which is another size than was compiled" if others else ""
-        ways.append(
+        candidates.append(
             (
                 others,
-                f"its channels seem to lie {lie}: x.transpose({listed}){single}, of a PyTorch "
-                f"tensor x.permute({listed}){single}, has shape {turned}{size}",
+                f"its channels seem to lie {position}: x.transpose({listed}){single}, of a PyTorch "
+                f"tensor x.permute({listed}){single}, has shape {transposed}{size}",
             )
         )
-    return min(ways)[1] if ways else None
+    return min(candidates)[1] if candidates else None
 
 
 def _like(array: Any) -> Wrap:

@@ -1,4 +1,4 @@
-"""How many cores and how much memory this process may use."""
+"""The resources of this process: how many cores and how much memory it may use."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ STATM = Path("/proc/self/statm")
 
 
 def usable_memory() -> int:
-    """Bytes of the machine's memory, or fewer where a control group or a limit on the address space
-    (RLIMIT_AS, of which what is in use is gone) grants less; more than any machine has where the
-    system says nothing."""
-    left = _address_space()
-    return granted_memory() if left is None else min(left, granted_memory())
+    """Bytes of memory that this process may use: those of the machine, or fewer where a control
+    group or a limit on the address space (RLIMIT_AS, less what is in use) grants less; more than
+    any machine has where the system reports nothing."""
+    address_space = _address_space()
+    return granted_memory() if address_space is None else min(address_space, granted_memory())
 
 
 @cache
 def granted_memory() -> int:
-    """The machine's memory, or what control groups grant, as it is when it is first asked for."""
+    """Bytes of the machine's memory, or fewer where control groups grant less, as of the first
+    call."""
     limits = [sys.maxsize]
     with contextlib.suppress(AttributeError, OSError, ValueError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -34,7 +35,7 @@ def granted_memory() -> int:
 
 
 def _address_space() -> int | None:
-    """What a limit on the address space leaves; None without one."""
+    """Bytes that a limit on the address space leaves; None if there is no limit."""
     try:
         import resource
     except ImportError:  # no Unix
@@ -54,7 +55,7 @@ SELF = Path("/proc/self/cgroup")
 def usable_cores() -> int:
     """Cores of the affinity mask, or fewer when a cgroup grants less processor time (at least 1).
 
-    A quota of 1.5 processors counts as 2: a thread more costs less than a half core unused.
+    A quota of 1.5 processors counts as 2: one more thread costs less than half a core unused.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
@@ -96,6 +97,6 @@ def control_groups(controller: str) -> list[Path]:
         base = CGROUP / controller if controller in controllers.split(",") else CGROUP
         if controllers and base == CGROUP:
             continue
-        here = base / path.lstrip("/")
-        folders += [here, *[p for p in here.parents if p.is_relative_to(base)]]
+        folder = base / path.lstrip("/")
+        folders += [folder, *[p for p in folder.parents if p.is_relative_to(base)]]
     return list(dict.fromkeys(folders))

@@ -1,4 +1,4 @@
-"""What an executable is called with, and what it gives."""
+"""The interface of an executable: the inputs that it is called with, and the outputs it returns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An input or an output of a network."""
+    """The name and type of an input or an output of a network."""
 
     name: str
     type: TensorType
@@ -31,10 +31,10 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Interface:
-    """Inputs and outputs of a network in their order.
+    """The inputs and outputs of a network, in order.
 
     Attributes:
-        output_names: the keys of its results, if these are a dict.
+        output_names: the keys of the results, if these are a dict.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Interface:
     output_names: tuple[str, ...] | None = None
 
     def ordered(self, given: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
-        """The inputs in order, whether they were given by position or by name; GraphError if they
+        """The inputs in order, whether they were passed by position or by name; GraphError if they
         are not those of the network."""
         if named:
             names = [value.name for value in self.inputs]
@@ -60,7 +60,7 @@ class Interface:
 
 
 def interface_of(graph: Graph) -> Interface:
-    """That of a graph."""
+    """The interface of a graph."""
     names = graph.output_names
     return Interface(
         graph.name,

@@ -1,4 +1,7 @@
-"""Addresses that are known once a network runs: an operand is so far behind where a slot begins."""
+"""Operands: addresses that are known only when a network runs, as a slot and an offset in it.
+
+A lowered program contains operands; each run supplies the base address of every slot.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from dataclasses import dataclass, replace
 class Operand:
     """An address that a kernel receives: ``bases[slot] + offset`` bytes, for a run's ``bases``.
 
-    Where items are computed one by one on several threads, ``item * item_stride + thread *
-    thread_stride`` is added.
+    Where several threads compute items (images) one by one, ``item * item_stride + thread *
+    thread_stride`` bytes are added.
     """
 
     slot: int
@@ -24,14 +27,14 @@ class Operand:
 
 
 KernelArgument = int | Operand
-"""What a kernel is given: a number, or an address."""
+"""An argument of a kernel launch: an integer, or an address."""
 
 
 def resolved(arguments: Sequence[KernelArgument], bases: Sequence[int]) -> tuple[int, ...]:
-    """Arguments as numbers, where slots begin at these addresses.
+    """The arguments as integers, for slots with these base addresses.
 
     Example:
         >>> resolved([7, Operand(1, 8)], [0x100, 0x200])
         (7, 520)
     """
-    return tuple(one if isinstance(one, int) else bases[one.slot] + one.offset for one in arguments)
+    return tuple(a if isinstance(a, int) else bases[a.slot] + a.offset for a in arguments)

@@ -1,7 +1,8 @@
-"""The plan: an optimized graph with a place in memory for every value.
+"""The plan: an optimized graph with the layout and the address (arena and offset) of every value.
 
-The plan for inputs of other sizes has the same operators in the same order and layouts: no pass
-runs again.  Whether two plans compute the same but for sizes is told by what describes them.
+The compiler makes it, and a backend lowers it to a program.  The plan for inputs of other sizes has
+the same operators in the same order and layouts: no pass runs again.  Two plans compute the same,
+sizes aside, if their descriptions (:func:`described_plan`) are equal.
 """
 
 from __future__ import annotations
@@ -26,39 +27,40 @@ from minidnn.passes.recompute import stored_bytes
 
 @dataclass(frozen=True)
 class Plan:
-    """What a backend compiles: ordered regions, how values lie, and an arena with offsets."""
+    """What a backend compiles: ordered regions, layouts of values, and an arena with offsets."""
 
     graph: Graph
     annotations: Annotations
     arena: Arena
     target: Target
-    #: What each thread needs for the groups of nodes that are computed image after image.
+    #: The memory that each thread needs for groups of nodes that are computed image after image.
     group_arena: Arena
-    #: How the graph came about, for explain().
+    #: The rewrites that passes made, for explain().
     rewrites: Sequence[Rewrite] = ()
     notes: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def roots(self) -> dict[Value, Value]:
-        """The value in whose storage each value lies."""
+        """For each value the one whose storage holds it."""
         return storage_roots(self.graph, self.annotations)
 
     def layout(self, value: Value) -> Layout:
         return self.annotations.layout(value)
 
     def check_fits(self, memory: int, where: str, wider: int = 1) -> None:
-        """OutOfMemoryError if ``memory`` bytes, which are those of ``where``, cannot hold the
+        """OutOfMemoryError if ``memory`` bytes, the size of the memory ``where``, cannot hold the
         values.
 
-        Backends ask before they lower the plan, which takes longer the larger its images are.
+        Backends call this before they lower the plan, which takes longer the larger its images are.
 
         Args:
-            wider: how many bytes each of a value's takes, as a backend has them.
+            wider: how many bytes the backend needs for each byte of a value: more than 1 if it
+                computes in a wider dtype.
         """
         largest = max(self.graph.values, key=lambda value: value.type.bytes)
         outside = {*self.graph.inputs, *self.graph.outputs}
-        held = self.arena.bytes + sum(value.type.bytes for value in outside)
-        needed = wider * max(held, largest.type.bytes)
+        at_once = self.arena.bytes + sum(value.type.bytes for value in outside)
+        needed = wider * max(at_once, largest.type.bytes)
         if needed > memory:
             raise OutOfMemoryError(
                 f"{largest!r} takes {largest.type.bytes} bytes, and values that are needed at "
@@ -80,92 +82,91 @@ class Plan:
 
 def make_plan(graph: Graph, context: Context) -> Plan:
     """The plan of a graph to which all passes have been applied."""
-    found = context.annotations
-    arena, group_arena = plan_memory(graph, found), plan_groups(graph, found)
+    annotations = context.annotations
+    arena, group_arena = plan_memory(graph, annotations), plan_groups(graph, annotations)
     rewrites, notes = tuple(context.rewrites), dict(context.notes)
-    return Plan(graph, found, arena, context.target, group_arena, rewrites, notes)
+    return Plan(graph, annotations, arena, context.target, group_arena, rewrites, notes)
 
 
 def resized(plan: Plan, shapes: Sequence[tuple[int, ...]]) -> Plan:
     """The plan for inputs of these shapes.
 
-    That it is the plan of the same network is for the caller to know.  GraphError if an operator
-    does not take what it is given then.
+    The caller knows that it is a plan of the same network.  GraphError if an operator does not
+    accept the new shapes of its operands.
     """
     graph = plan.graph
     types = [v.type.with_shape(shape) for v, shape in zip(graph.inputs, shapes, strict=True)]
     values: dict[Value, Value] = {}
     new = _retyped(graph, types, values)
     nodes = dict(zip(graph.nodes, new.nodes, strict=True))
-    before = plan.annotations
-    found = Annotations(
-        {values.get(value, value): layout for value, layout in before.layouts.items()},
+    old = plan.annotations
+    annotations = Annotations(
+        {values.get(value, value): layout for value, layout in old.layouts.items()},
         {
             values.get(value, value): Placement(values.get(at.buffer, at.buffer), at.channel)
-            for value, at in before.placements.items()
+            for value, at in old.placements.items()
         },
-        tuple(tuple(nodes[node] for node in group) for group in before.groups),
+        tuple(tuple(nodes[node] for node in group) for group in old.groups),
     )
-    arena, group_arena = plan_memory(new, found), plan_groups(new, found)
-    return replace(plan, graph=new, annotations=found, arena=arena, group_arena=group_arena)
+    arena, group_arena = plan_memory(new, annotations), plan_groups(new, annotations)
+    return replace(plan, graph=new, annotations=annotations, arena=arena, group_arena=group_arena)
 
 
 def _retyped(graph: Graph, types: Sequence[TensorType], values: dict[Value, Value]) -> Graph:
-    """The graph on inputs of these types; ``values`` gets the new value for each old one."""
+    """The graph on inputs of these types; adds the new value of each old one to ``values``."""
     inputs = [Value(type, v.name) for v, type in zip(graph.inputs, types, strict=True)]
     values.update(zip(graph.inputs, inputs, strict=True))
     nodes = []
     for node in graph.nodes:
-        given = [values.get(value, value) for value in node.inputs]
+        operands = [values.get(value, value) for value in node.inputs]
         op = node.op
         if isinstance(op, Region):
-            op = replace(op, body=_retyped(op.body, [value.type for value in given], {}))
-        new = Node(op, given, node.name, node.source)
+            op = replace(op, body=_retyped(op.body, [value.type for value in operands], {}))
+        new = Node(op, operands, node.name, node.source)
         values.update(zip(node.outputs, new.outputs, strict=True))
         nodes.append(new)
     outputs = [values.get(value, value) for value in graph.outputs]
     return Graph(inputs, outputs, nodes, graph.name, graph.output_names)
 
 
-#: What a region has beside what it computes.
+#: The fields of a region that do not say what it computes, and its body, described separately.
 _HOW = ("body", "schedule", "stack", "part", "parts")
 
-#: A description of what is computed, equal for all sizes.
+#: A description of a computation, equal for all sizes.
 Described = list[Any]
 
 
 def described(graph: Graph, arrays: Mapping[str, np.ndarray] | None = None) -> Described:
-    """What a graph computes but for the sizes of its values: the operators, what they read, and the
-    constants.
+    """Describes what a graph computes, sizes of values aside: operators, operands, constants.
 
-    With ``arrays`` a constant is the same as one of these of its name if it has the same numbers,
-    else if it has the same name and type.
+    Constants are described by name and type, and with ``arrays`` also by whether they have the
+    numbers of the array of their name.
     """
-    places: dict[Value, Any] = {value: i for i, value in enumerate(graph.inputs)}
-    found: Described = [(value.type.rank, value.dtype) for value in graph.inputs]
+    names: dict[Value, Any] = {value: i for i, value in enumerate(graph.inputs)}
+    description: Described = [(value.type.rank, value.dtype) for value in graph.inputs]
 
-    def place(value: Value) -> Any:
-        if value in places or not isinstance(value, Stored):
-            return places[value]
+    def name(value: Value) -> Any:
+        if value in names or not isinstance(value, Stored):
+            return names[value]
         known = isinstance(value, State) or arrays is None
         same = known or has_same_numbers(value.data, arrays.get(value.name))  # type: ignore[union-attr]
         return value.name, value.type, same
 
     for number, node in enumerate(graph.nodes):
-        found.append((_operator(node.op), [place(value) for value in node.inputs]))
-        places |= {value: (number, i) for i, value in enumerate(node.outputs)}
-    return [*found, [place(value) for value in graph.outputs], graph.output_names]
+        description.append((_operator(node.op), [name(value) for value in node.inputs]))
+        names |= {value: (number, i) for i, value in enumerate(node.outputs)}
+    return [*description, [name(value) for value in graph.outputs], graph.output_names]
 
 
 def _operator(op: Any) -> Any:
     if not isinstance(op, Region):
         return op
-    more = [getattr(op, each.name) for each in fields(op) if each.name not in _HOW]
-    return type(op), more, described(op.body)
+    fields_of_region = [getattr(op, each.name) for each in fields(op) if each.name not in _HOW]
+    return type(op), fields_of_region, described(op.body)
 
 
 def has_same_numbers(one: np.ndarray, other: np.ndarray | None) -> bool:
-    """Whether they have the same numbers, as those in one place of memory have."""
+    """Whether two arrays have the same bits; arrays at the same address need no comparison."""
     if other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
     if one.ctypes.data == other.ctypes.data and one.strides == other.strides:
@@ -174,14 +175,14 @@ def has_same_numbers(one: np.ndarray, other: np.ndarray | None) -> bool:
 
 
 def described_plan(plan: Plan) -> Described:
-    """What a plan computes, and how its values lie, but for their sizes."""
-    graph, found = plan.graph, plan.annotations
+    """Describes what a plan computes, with the layouts and placements of values, sizes aside."""
+    graph, annotations = plan.graph, plan.annotations
     number = {value: i for i, value in enumerate(graph.values)}
-    layouts = [found.layout(value) for value in graph.values]
-    places = [_placed(found, value, number) for value in graph.values]
-    return [described(graph), layouts, places, [len(group) for group in found.groups]]
+    layouts = [annotations.layout(value) for value in graph.values]
+    placements = [_placed(annotations, value, number) for value in graph.values]
+    return [described(graph), layouts, placements, [len(group) for group in annotations.groups]]
 
 
-def _placed(found: Annotations, value: Value, number: Mapping[Value, int]) -> tuple[int, int]:
-    at = found.place(value)
-    return number[at.buffer], at.channel
+def _placed(annotations: Annotations, value: Value, number: Mapping[Value, int]) -> tuple[int, int]:
+    placement = annotations.place(value)
+    return number[placement.buffer], placement.channel

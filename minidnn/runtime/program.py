@@ -1,4 +1,8 @@
-"""What every backend makes of a plan."""
+"""Programs: the protocols of what a backend compiles a plan to.
+
+Every backend's program has :meth:`Program.run`.  The other protocols are optional capabilities, for
+which callers test with ``isinstance``.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Program(Protocol):
-    """A compiled plan."""
+    """A compiled plan, which computes outputs from inputs."""
 
     def run(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Computes the outputs, which are given as contiguous arrays of the right type."""
+        """Computes the outputs, which the caller passes as contiguous arrays of the right types."""
 
 
 @runtime_checkable
@@ -26,73 +30,75 @@ class StatefulProgram(Program, Protocol):
     """A program whose graph has states, which live in a store."""
 
     def attach(self, store: Store) -> None:
-        """Finds its states in a store, or puts them there."""
+        """Connects its states with those of a store, to which it adds the ones that are missing."""
 
 
 @runtime_checkable
 class TimedProgram(Program, Protocol):
-    """A program that can time what it runs, which a backend may offer."""
+    """A program that can time the nodes that it runs."""
 
     def seconds_of_nodes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[Node, float]:
-        """Computes the outputs; how long each node that takes a kernel took, in order."""
+        """Computes the outputs, and returns the time of each node that has a kernel, in order."""
 
     def bound_seconds(self, operations: int, bytes: int, contraction: bool) -> float:
-        """The least time for that much work by the machine's measured rates; a contraction's
-        operations are multiply-adds."""
+        """The least time in which a machine of these measured rates computes so many operations and
+        moves so many bytes; a contraction's operations are multiply-adds."""
 
 
 @runtime_checkable
 class PackedProgram(Program, Protocol):
-    """A program that has copies of all constants in its own form, and none of the graph's."""
+    """A program that has packed copies of all constants, and uses none of the graph's arrays."""
 
     @property
     def constant_bytes(self) -> int:
-        """The packed constants."""
+        """Size of the packed constants."""
 
     @property
     def run_bytes(self) -> int:
-        """What a run needs beside them and the arrays of inputs and outputs."""
+        """Size of the memory that a run needs in addition to packed constants, inputs and
+        outputs."""
 
     def release_memory(self) -> None:
-        """Gives back what compiling needed to the system."""
+        """Returns memory that was only needed to compile to the system."""
 
 
 @runtime_checkable
 class SharingProgram(PackedProgram, Protocol):
-    """A program whose packed constants others may use, too."""
+    """A program whose packed constants other programs may share."""
 
     @property
     def shared_constants(self) -> Mapping[Any, int]:
-        """The bytes of each; programs that share one have it by the same key."""
+        """The size of each packed constant; it has the same key in all programs that share it."""
 
 
 @runtime_checkable
 class ResizableProgram(Program, Protocol):
-    """A program whose kernels may be those of any size."""
+    """A program whose kernels may serve any size of inputs."""
 
     def of_size(self, plan: Plan) -> Program:
-        """The program of the same plan for other sizes, see :mod:`minidnn.runtime.plan`."""
+        """The program of a plan that is this one's for other sizes; see :func:`.plan.resized`."""
 
 
 @runtime_checkable
 class DeviceProgram(Program, Protocol):
-    """A program that takes arrays of its own device, and decides how results are given back."""
+    """A program that takes arrays on its own device, and decides which arrays it returns."""
 
     def call(self, inputs: Sequence[Any], out: Any) -> Sequence[Any]:
         """The outputs for the inputs in order, in ``out`` if that is not None; GraphError or
         DeviceError if an array does not fit."""
 
     def bind(self, inputs: Sequence[Any], out: Any) -> Any:
-        """What computes from these very arrays each time it is called."""
+        """A callable that computes from these very arrays each time it is called."""
 
 
 @dataclass(frozen=True)
 class DonatedLayout:
-    """A buffer that callers donate: inputs of a program lie in it, and the program works in it.
+    """The layout of a buffer that callers donate to a run: it holds some of the inputs, and the
+    program uses it as its working memory.
 
     Attributes:
-        bytes: of all of it.
-        offsets: where each of the inputs begins.
+        bytes: size of the buffer.
+        offsets: where each of these inputs begins, in bytes.
     """
 
     bytes: int
@@ -101,30 +107,31 @@ class DonatedLayout:
 
 @runtime_checkable
 class StreamProgram(DeviceProgram, Protocol):
-    """A device's program that computes on its memory by address, on streams of a caller's."""
+    """A device's program that computes on memory by address, on streams that callers own."""
 
     def run_on(
         self, stream: int, inputs: Sequence[int], outputs: Sequence[int], donated: int = 0
     ) -> None:
-        """Computes the outputs, without waiting; all are addresses of contiguous arrays of the
-        right types, which nobody checks; ``donated`` is that of a buffer to work in, or 0."""
+        """Enqueues the computation of the outputs.  Inputs and outputs are addresses of contiguous
+        arrays of the right types, which are not checked; ``donated`` is the address of a donated
+        buffer, or 0."""
 
     def use_external_buffers(self, donated: Sequence[int] = ()) -> DonatedLayout | None:
-        """From now on keeps no memory for inputs and outputs where it need not; how callers lay out
-        a buffer that they donate, in which these inputs lie."""
+        """Stops keeping memory for inputs and outputs where it can; returns the layout of a buffer
+        that callers may donate, which holds the inputs of numbers ``donated``."""
 
 
 @runtime_checkable
 class RepeatingProgram(StatefulProgram, Protocol):
-    """A program with states that makes several runs in one launch, for hosts that are slower than
-    their device."""
+    """A program with states that computes several runs in one launch, for hosts that are slower
+    than their device."""
 
     def repeat(self, count: int) -> None:
-        """Gets ready for launches of so many runs; OutOfMemoryError if there is no room."""
+        """Prepares launches of ``count`` runs; OutOfMemoryError if memory does not suffice."""
 
     def launch(self, calls: Sequence[Sequence[Any]]) -> Sequence[np.ndarray]:
-        """The outputs for the inputs of each call, one run after the other with the same bits as
-        of runs by themselves; the first axis of results is that of the runs."""
+        """The outputs for the inputs of each call, bitwise equal to those of separate runs in this
+        order; runs are the first axis of results."""
 
 
 @runtime_checkable
@@ -132,21 +139,21 @@ class ClockedProgram(Program, Protocol):
     """A device's program that can time whole runs by the clock of its device."""
 
     def clock(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float]:
-        """Copies the inputs, in the compiled dtypes, to the device; what gives the seconds of a run
-        there, of so many in a row."""
+        """Copies the inputs, in the compiled dtypes, to the device; returns a function that makes
+        so many runs in a row there, and returns the seconds of one."""
 
 
 @runtime_checkable
 class AddressedProgram(Program, Protocol):
-    """A program that computes on memory of the CPU, on threads of its own."""
+    """A program that computes on CPU memory by address, on threads of its own."""
 
     @property
     def takes_addresses(self) -> bool:
         """Whether :meth:`run_at` can be used."""
 
     def run_at(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Computes the outputs; all are addresses of contiguous arrays of the right types, which
-        nobody checks."""
+        """Computes the outputs; inputs and outputs are addresses of contiguous arrays of the right
+        types, which are not checked."""
 
     def rest(self) -> None:
         """Has its threads sleep until the next run."""
@@ -157,10 +164,10 @@ class DescribedProgram(Program, Protocol):
     """A program that can say how a node is computed."""
 
     def details(self, node: Node) -> str:
-        """Algorithm, memory, occupancy, in a few words; empty if there is nothing to say."""
+        """Algorithm, memory and occupancy in a few words; empty if there is nothing to report."""
 
     def refusals(self, node: Node) -> Mapping[str, str]:
-        """Algorithms by which it does not compute a node, and why, in words."""
+        """The algorithms that cannot compute a node, and why not."""
 
 
 @runtime_checkable
@@ -168,15 +175,16 @@ class CountedProgram(Program, Protocol):
     """A program that knows how many operations its algorithms take."""
 
     def spared_operations(self, node: Node) -> int:
-        """How many less than the node's definition; what an algorithm transforms does not count."""
+        """How many operations its algorithm saves compared with the node's definition; transforms
+        do not count."""
 
 
-#: Where a constant in a file may begin.
+#: Constants begin at multiples of this many bytes in a file.
 ALIGNMENT = 64
 
 
 def offsets_of(constants: Sequence[np.ndarray]) -> list[int]:
-    """Where each of several constants begins that lie in a file one after another."""
+    """The offset in bytes of each constant, if a file holds them one after another."""
     ends = [0]
     for array in constants:
         ends.append(ends[-1] + -(-array.nbytes // ALIGNMENT) * ALIGNMENT)
@@ -185,17 +193,17 @@ def offsets_of(constants: Sequence[np.ndarray]) -> list[int]:
 
 @dataclass(frozen=True)
 class StoredProgram:
-    """A program as it stands in a file.
+    """A program as a file stores it.
 
     Attributes:
-        architecture: what its code is made for, as its device names it.
-        document: what its device makes a program of again, as JSON has it.
-        code: what is executed, by name.
-        constants: flat arrays, which lie in the file as :func:`offsets_of` says.
+        architecture: the device's name of the architecture that its code is compiled for.
+        document: the JSON values from which its device builds the program again.
+        code: executable code, by name.
+        constants: flat arrays, stored at the offsets of :func:`offsets_of`.
         index_bytes: how many bytes of the constants, from the first on, may be used as indices or
             sizes, so that the program must not run unless they are right.
-        placed: its document if each of its constants begins at another offset; None if they must
-            lie one after another.
+        placed: returns its document for constants at these offsets instead; None if constants must
+            be stored one after another.
     """
 
     architecture: str
@@ -217,5 +225,5 @@ class StorableProgram(Program, Protocol):
     """A program that can be written to a file."""
 
     def stored(self) -> StoredProgram:
-        """It as a file has it; UnsupportedError if this one cannot be stored, CompileError if its
-        code is gone."""
+        """The program in the form that files store; UnsupportedError if it cannot be stored,
+        CompileError if its code no longer exists."""

@@ -1,4 +1,5 @@
-"""The slots of a plan: what a run is told the addresses of, and where in it each storage lies."""
+"""The slots of a plan: the pieces of memory whose addresses a run receives, and the operand (slot
+and offset) of each value's storage."""
 
 from __future__ import annotations
 
@@ -11,12 +12,14 @@ from minidnn.runtime.plan import Plan
 
 
 class Slots:
-    """The slots of a plan: a run's own memory, its inputs, outputs and states in the graph's order,
-    and last all constants; and which operand each storage is.
+    """The slots of a plan, and the operand of each storage.
+
+    First come the slots of a run's own memory, then one for each input, output and state in the
+    graph's order, and last one for all constants.
 
     Args:
-        own: where the storages lie that are in a run's own memory.
-        memory: of how many slots that is.
+        own: the operands of storages in a run's own memory.
+        memory: how many slots that memory has.
 
     Attributes:
         inputs, outputs, states: the first slot of each.
@@ -39,17 +42,19 @@ class Slots:
                 self._operands.setdefault(root, Operand(self.outputs + i))
 
     def operand(self, value: Value) -> Operand:
-        """Where the storage begins that a value lies in; where a vector itself does."""
-        found = self._operands[self._plan.roots.get(value, value)]
+        """The address of the storage that holds a value; of a vector, the address of the vector
+        itself, which may begin within its storage."""
+        operand = self._operands[self._plan.roots.get(value, value)]
         if value.type.rank != 1 or isinstance(value, Constant):
-            return found
-        return found + self._plan.annotations.place(value).channel * ITEMSIZE[value.dtype]
+            return operand
+        return operand + self._plan.annotations.place(value).channel * ITEMSIZE[value.dtype]
 
     def source(self, number: int) -> Operand | Constant | None:
-        """What an output must be copied from at the end of a run; None if kernels write it."""
+        """The source from which output ``number`` must be copied at the end of a run; None if
+        kernels write the output."""
         value = self._plan.graph.outputs[number]
         root = self._plan.roots.get(value, value)
         if isinstance(root, Constant):
             return root
-        found = self._operands[root]
-        return None if found.slot == self.outputs + number else found
+        operand = self._operands[root]
+        return None if operand.slot == self.outputs + number else operand

@@ -1,4 +1,4 @@
-"""Kernels of convolutions and linear layers, with what they absorbed."""
+"""Kernels of convolutions and linear layers, with the operations fused into them."""
 
 from .algorithms import (
     Choice,

@@ -1,8 +1,9 @@
-"""The algorithms for contractions, choosing one by its predicted time, and what is worth measuring.
+"""The algorithms for contractions: the choice of one by predicted time, and candidates to measure.
 
-An algorithm is a file and an entry in :data:`ALGORITHMS`.  The choice by price follows from shapes,
-the ISA and the accuracy that is asked for: not from threads, from what is absorbed, or from what a
-value is a slice of.  So none of these changes a bit.
+An algorithm is a file and an entry in :data:`ALGORITHMS`.  Algorithms may round differently, so the
+choice by predicted time depends only on shapes, the ISA, the requested accuracy and whether a
+prologue is fused: not on threads, on a fused epilogue, or on which tensor a value is a slice of.
+So none of these changes a bit.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def choose_algorithm(
 ) -> Algorithm:
     """The algorithm with the least predicted time among those that are exact enough."""
     speed = nominal_speed(isa)
-    # Residuals are read by every algorithm alike, and must not change the choice.
+    # Every algorithm reads residuals in the same way; they must not change the choice.
     bare = replace(problem, others=())
 
     def seconds(algorithm: Algorithm) -> float:
@@ -53,7 +54,7 @@ def choose_algorithm(
 def usable_algorithms(
     problem: Problem, has_prologue: bool, isa: Isa, accuracy: str
 ) -> list[Algorithm]:
-    """Those that compute a problem, and are exact enough."""
+    """The algorithms that compute a problem, and are accurate enough."""
     return [
         algorithm
         for algorithm in ALGORITHMS
@@ -65,13 +66,13 @@ def usable_algorithms(
 
 @dataclass(frozen=True)
 class Question:
-    """What a choice may depend on.
+    """All that a choice of algorithm and scheme may depend on.
 
     Attributes:
-        problem: with the strides of residuals.
-        before, after: scalar operations for an element that are absorbed before and after.
-        has_prologue: whether anything is absorbed before.
-        threads: that compute it together.
+        problem: the geometry, with the strides of residuals.
+        before, after: scalar operations per element of the prologue and of the epilogue.
+        has_prologue: whether a prologue is fused.
+        threads: how many compute it together.
         images: how many times it is computed, image after image, each time by ``threads``.
     """
 
@@ -86,7 +87,7 @@ class Question:
 
 
 def refusals(question: Question) -> dict[str, str]:
-    """The algorithms that are exact enough and do not compute a problem, and why."""
+    """The algorithms that are accurate enough but do not compute a problem, and why."""
     reasons = (
         (algorithm.name, algorithm.why_not(question.problem, question.has_prologue, question.isa))
         for algorithm in ALGORITHMS
@@ -98,31 +99,31 @@ def refusals(question: Question) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Choice:
-    """An algorithm, and how it computes the problem."""
+    """An algorithm, and the scheme by which it computes the problem."""
 
     algorithm: Algorithm
     scheme: Any
 
 
-#: Answers questions.
+#: A function that makes a choice, by predicted or measured time.
 Choose = Callable[[Question], Choice]
 
 
 def choose_by_price(question: Question) -> Choice:
-    """The choice with the least predicted time, of which only the scheme depends on threads."""
+    """The choice with the least predicted time; only its scheme depends on threads."""
     problem, isa = question.problem, question.isa
-    whole = replace(problem, batch=question.images * problem.batch)
-    algorithm = choose_algorithm(whole, question.has_prologue, isa, question.accuracy)
+    all_images = replace(problem, batch=question.images * problem.batch)
+    algorithm = choose_algorithm(all_images, question.has_prologue, isa, question.accuracy)
     scheme = algorithm.scheme(problem, question.has_prologue, isa, question.threads)
     return Choice(algorithm, scheme)
 
 
 def choose_for_any_size(question: Question) -> Choice:
-    """The algorithm, by the kernel that is that of planes of any size: products of pairs or of
-    quads where they compute the problem, and the direct one elsewhere."""
+    """The algorithm and scheme whose kernel serves any spatial size: bf16 dot products or int8 VNNI
+    where they compute the problem, and the direct algorithm elsewhere."""
     problem, isa = question.problem, question.isa
-    given = problem, question.has_prologue, isa, question.accuracy
-    usable = {type(algorithm): algorithm for algorithm in usable_algorithms(*given)}
+    arguments = problem, question.has_prologue, isa, question.accuracy
+    usable = {type(algorithm): algorithm for algorithm in usable_algorithms(*arguments)}
     for kind, choose in ((DotProduct, choose_dots), (Vnni, choose_quads)):
         if kind in usable:
             return Choice(usable[kind], choose(problem, isa, question.threads, any_size=True))
@@ -133,11 +134,11 @@ def choose_for_any_size(question: Question) -> Choice:
 
 @dataclass(frozen=True)
 class NominalWork:
-    """What the algorithm that is chosen for a contraction takes on the nominal machine.
+    """The cost of the algorithm that is chosen for a contraction, on the nominal machine.
 
     Attributes:
-        seconds: of its arithmetic, with what it waits for caches.
-        weight_bytes: of its packed weights.
+        seconds: time of its arithmetic, with cache misses but without memory traffic.
+        weight_bytes: size of its packed weights.
     """
 
     algorithm: str
@@ -148,13 +149,13 @@ class NominalWork:
 def work_of(
     node: Node, source: Tensor, result: Tensor, isa: Isa, accuracy: str = "normal"
 ) -> NominalWork:
-    """What a convolution by itself takes, on tensors that lie as given."""
+    """The cost of a convolution by itself, on tensors of these layouts."""
     problem = problem_of(Parts(node), node.output.shape[0], source, (), result)
     algorithm = choose_algorithm(problem, False, isa, accuracy)
     speed = nominal_speed(isa)
     scheme = algorithm.scheme(problem, False, isa, speed.threads)
-    endless = replace(speed, bandwidth=float("inf"))
-    seconds = algorithm.seconds(scheme, endless)
+    infinite_bandwidth = replace(speed, bandwidth=float("inf"))
+    seconds = algorithm.seconds(scheme, infinite_bandwidth)
     return NominalWork(algorithm.name, seconds, algorithm.weight_bytes(scheme))
 
 
@@ -169,16 +170,17 @@ def question_of(
     accuracy: str = "normal",
     images: int = 1,
 ) -> Question:
-    """What is to be chosen for a contraction on tensors that lie as given.
+    """The question of which choice to make for a contraction on tensors of these layouts.
 
     Args:
         batch: images (the first axis of the values; 1 for values of rank 1).
-        source, others, result: where ``parts.source``, ``parts.others``, ``parts.result`` lie.
-            The result must not overlap any other.
-        threads: decides about tasks and grain; by price no bit of the result depends on it.
+        source, others, result: the layouts of ``parts.source``, ``parts.others``,
+            ``parts.result``.  The result must not overlap any other.
+        threads: decides about tasks and grain; no bit of the result of a choice by predicted time
+            depends on it.
         accuracy: "normal"; "direct" for algorithms with errors not above the direct one's; "high"
             for the least error.
-        images: how many times this is computed, image after image; the algorithm is that for all.
+        images: how many times this is computed, image after image; one algorithm serves all.
     """
     return Question(
         problem_of(parts, batch, source, others, result),
@@ -193,7 +195,7 @@ def question_of(
 
 
 def print_choice(parts: Parts, choice: Choice, threads: int) -> PrintedContraction:
-    """The kernels for a contraction, computed as was chosen."""
+    """Prints the kernels that compute a contraction as was chosen."""
     return choice.algorithm.print(parts, choice.scheme, threads)
 
 
@@ -207,7 +209,7 @@ def print_contraction(
     threads: int = 1,
     algorithm: Algorithm | None = None,
 ) -> PrintedContraction:
-    """The kernels for a contraction by ``algorithm``, or by that of the least predicted time.
+    """Prints the kernels of a contraction by ``algorithm``, or by the one predicted to be fastest.
 
     The arguments are those of :func:`question_of`.
     """
@@ -220,17 +222,20 @@ def print_contraction(
 
 
 ALGORITHM_MARGIN = 2.5
-"""Algorithms whose price is so many times the least one are left out."""
+"""Algorithms whose predicted time is more than so many times the least one are not measured."""
 
 SCHEME_MARGIN = 1.5
-"""Schemes whose price is so many times that of their algorithm's best are left out."""
+"""Schemes whose predicted time is more than so many times that of their algorithm's best are not
+measured."""
 
+#: A choice with its predicted time in seconds.
 Priced = tuple[float, Choice]
 
 
 def candidates(question: Question, most: int) -> list[Choice]:
-    """At most so many choices: first that by price, then the best of each algorithm, then the best
-    for each number of vectors in a register tile, then others that differ enough, by price."""
+    """The choices that are worth measuring, at most ``most``: first the one by predicted time, then
+    the best of each algorithm, then the best for each number of vectors in a register tile, then
+    others that differ enough, the fastest first."""
     speed = nominal_speed(question.isa, question.threads)
     problem, isa = question.problem, question.isa
     by_algorithm: list[list[Priced]] = []
@@ -239,8 +244,8 @@ def candidates(question: Question, most: int) -> list[Choice]:
         choices = [Choice(algorithm, scheme) for scheme in schemes]
         priced = [(algorithm.seconds(choice.scheme, speed), choice) for choice in choices]
         by_algorithm.append(sorted(priced, key=lambda pair: pair[0]))
-    least = min(priced[0][0] for priced in by_algorithm)
-    by_algorithm = [p for p in by_algorithm if p[0][0] <= ALGORITHM_MARGIN * least]
+    fastest = min(priced[0][0] for priced in by_algorithm)
+    by_algorithm = [p for p in by_algorithm if p[0][0] <= ALGORITHM_MARGIN * fastest]
     rest = [
         (seconds, choice)
         for priced in by_algorithm
@@ -248,30 +253,30 @@ def candidates(question: Question, most: int) -> list[Choice]:
         if seconds <= SCHEME_MARGIN * priced[0][0]
     ]
     order = [priced[0] for priced in by_algorithm]
-    order += _first_of_each(sorted(rest, key=lambda pair: pair[0]))
-    found = {kind_of(choice): choice for choice in [choose_by_price(question)]}
+    order += _best_of_each_width(sorted(rest, key=lambda pair: pair[0]))
+    chosen = {kind_of(choice): choice for choice in [choose_by_price(question)]}
     for _, choice in [*order, *sorted(rest, key=lambda pair: pair[0])]:
-        found.setdefault(kind_of(choice), choice)
-    return list(found.values())[:most]
+        chosen.setdefault(kind_of(choice), choice)
+    return list(chosen.values())[:most]
 
 
-def _first_of_each(priced: Iterable[Priced]) -> list[Priced]:
-    """The first with each number of vectors."""
-    found: dict[tuple[str, int], Priced] = {}
+def _best_of_each_width(priced: Iterable[Priced]) -> list[Priced]:
+    """The first choice of each algorithm with each number of vectors in a register tile."""
+    firsts: dict[tuple[str, int], Priced] = {}
     for seconds, choice in priced:
         vectors = choice.algorithm.describe(choice.scheme)["vectors"]
-        found.setdefault((choice.algorithm.name, vectors), (seconds, choice))
-    return list(found.values())
+        firsts.setdefault((choice.algorithm.name, vectors), (seconds, choice))
+    return list(firsts.values())
 
 
 def kind_of(choice: Choice) -> tuple[object, ...]:
-    """Equal for choices between which measuring finds no difference: sizes of blocks and chunks
-    count by factors of about 1.4."""
-    described = choice.algorithm.describe(choice.scheme)
+    """A key that is equal for choices between which measurements find no difference: sizes of
+    blocks and chunks are rounded to powers of about 1.4."""
+    figures = choice.algorithm.describe(choice.scheme)
     return (
         choice.algorithm.name,
         *(
             round(2 * math.log2(value)) if name in ("block", "chunk") else value
-            for name, value in described.items()
+            for name, value in figures.items()
         ),
     )

@@ -1,6 +1,7 @@
-"""Choosing the scheme of a contraction from shapes alone, and what is asked of an algorithm.
+"""The cost model of the direct algorithm, which chooses its scheme from shapes alone, and the
+interface of all algorithms for contractions.
 
-A scheme says how pixels are cut into blocks, and how many tasks share a packed one.  A task
+A scheme says how pixels are cut into blocks, and how many tasks share a packed block.  A task
 computes one group of channels of one block of pixels.  Small blocks fit the caches and keep all
 threads busy; large ones read the weights less often and pack less input twice.
 """
@@ -20,36 +21,37 @@ from .problem import Problem, gathered
 from .scheme import Packing, Scheme, Tile, choose_tile, cycles_of, tiles_for
 
 CACHE_BYTES = {8: 384 << 10, 16: 768 << 10}
-"""By lanes: what a core's second-level cache holds of inputs and weights; others need some.
+"""By lanes: bytes of a core's second-level cache for inputs and weights; other data needs the rest.
 
 Processors without AVX-512 have 512 KiB or more, those with it 1 MiB or more."""
 
 INPUT_BYTES = 16.0
-"""Bytes a cycle of inputs from beyond that cache."""
+"""Bytes a cycle at which inputs arrive from beyond the second-level cache."""
 
 LINE_CYCLES = 1.0
-"""Cycles of a tile for each further cache line that its inputs take because strided pixels leave
-parts of lines unused."""
+"""Cycles for each additional cache line that inputs take because strided pixels leave parts of
+lines unused."""
 
 WEIGHT_BYTES = 64.0
-"""Bytes a cycle of weights from there, as far as one waits for them: they are asked for ahead."""
+"""Bytes a cycle of weights from there, as far as tiles wait for them: they are prefetched."""
 
 PACK_CYCLES = 2.5
-"""Cycles to copy a vector into scratch."""
+"""Cycles to pack one vector: to copy it into scratch."""
 
 TASK_CYCLES = 150.0
 """Cycles to begin a task."""
 
 UNEVEN = 0.15
-"""Part of a call for which threads wait for the slowest one."""
+"""Load imbalance: share of a call's time for which threads wait for the slowest one."""
 
 
 def block_cycles(scheme: Scheme, threads: int, grain: int = 0) -> float:
-    """Predicted cycles of one thread with so many tasks in a call, by default the best number."""
+    """Predicted cycles of one thread with ``grain`` tasks in a call, by default the best number."""
     return _cycles(scheme, threads, grain or grain_of(scheme, threads))
 
 
 def _cycles(scheme: Scheme, threads: int, grain: int) -> float:
+    """:func:`block_cycles` with ``grain`` tasks in a call."""
     problem = scheme.problem
     blocks = problem.batch * scheme.blocks * scheme.groups
     inputs = scheme.touched_bytes
@@ -68,18 +70,18 @@ def _cycles(scheme: Scheme, threads: int, grain: int) -> float:
 
 
 def task_cycles(scheme: Scheme) -> float:
-    """Cycles of the sums of one task, on average."""
-    whole = cycles_of(scheme.tile, scheme.problem.out, scheme.problem.depth)
-    return whole * scheme.taken_rows / (scheme.blocks * scheme.tile.groups)
+    """Cycles of the sums of one task, averaged over all tasks."""
+    total = cycles_of(scheme.tile, scheme.problem.out, scheme.problem.depth)
+    return total * scheme.taken_rows / (scheme.blocks * scheme.tile.groups)
 
 
 def pack_cycles(scheme: Scheme) -> float:
-    """Cycles to pack a block."""
+    """Cycles to pack one block of inputs."""
     return scheme.packed_floats / scheme.lanes * PACK_CYCLES
 
 
 def grain_of(scheme: Scheme, threads: int) -> int:
-    """Tasks of one call: enough to share a packed block, but no thread gets too much at once."""
+    """Tasks of one call: enough to share a packed block, few enough to keep threads balanced."""
     groups = scheme.tile.groups
     sizes = [size for size in range(1, groups + 1) if groups % size == 0]
     if scheme.packing == "none" or scheme.spread:
@@ -88,18 +90,18 @@ def grain_of(scheme: Scheme, threads: int) -> int:
 
 
 HIDDEN = 0.5
-"""Part of the smaller of computing and moving that the larger one hides; measured with weights
-that came from memory."""
+"""Overlap: share of the shorter of computing and memory traffic that the longer one hides;
+measured with weights that came from memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a machine reaches with ``threads`` threads together.
+    """The rates that a machine reaches with ``threads`` threads together.
 
     Attributes:
         flops: fp32 operations a second by multiply-adds.
         bandwidth: bytes a second to and from memory.
-        cache: bytes of its last cache; 0 if unknown.
+        cache: bytes of its last-level cache; 0 if unknown.
     """
 
     threads: int
@@ -112,7 +114,7 @@ NOMINAL_THREADS = 2
 
 
 def nominal_speed(isa: Isa, threads: int = NOMINAL_THREADS) -> Speed:
-    """The machine for which choices are made: so many cores of a current processor.
+    """The rates of the machine for which choices are made: some cores of a current processor.
 
     Choices must not change from machine to machine or with its load, so nothing is measured.
     """
@@ -120,10 +122,10 @@ def nominal_speed(isa: Isa, threads: int = NOMINAL_THREADS) -> Speed:
 
 
 def predict_seconds(scheme: Scheme, speed: Speed) -> float:
-    """From arithmetic with its waiting, and memory traffic.
+    """Predicted seconds, from arithmetic with its cache misses and from memory traffic.
 
-    Values that fit the last cache are taken to be there; weights are not, since a network's
-    weights are read once a run.
+    Values that fit the last-level cache are assumed to be there; weights are not, since a
+    network's weights are read once a run.
     """
     clock = speed.flops / speed.threads / (4 * scheme.lanes)
     compute = block_cycles(scheme, speed.threads) / clock
@@ -131,7 +133,7 @@ def predict_seconds(scheme: Scheme, speed: Speed) -> float:
 
 
 def overlapped(compute: float, memory: float) -> float:
-    """Seconds of computing and moving: the larger hides a part of the smaller."""
+    """Seconds of computing and memory traffic together: the longer hides a part of the shorter."""
     return max(compute, memory) + (1 - HIDDEN) * min(compute, memory)
 
 
@@ -153,29 +155,32 @@ def memory_bytes(scheme: Scheme, cache: int) -> int:
 
 
 CHUNK_TERMS = {8: 256, 16: 768}
-"""By lanes: of a longer sum all pixels of a block take about so many terms in turn, whose weights
-stay near meanwhile.  With AVX-512 the second-level cache is near enough; AVX2's tiles are smaller
-and read weights twice as often for the same arithmetic, so there they should fit the first level.
+"""By lanes: about so many terms make a chunk (K tile) of a longer sum, which all pixels of a block
+take before the next one, so that its weights stay in a cache.  With AVX-512 the second-level cache
+suffices; AVX2's tiles are smaller and read weights twice as often for the same arithmetic, so there
+they should fit the first level.
 """
 
 PART_TERMS = 128
-"""About so many terms of a sum are added up by themselves (at least those of one step).  Rounding
-errors grow with the square root of a part's length and of the number of parts, and adding a part
-to those before takes a tile about as long as one term."""
+"""About so many terms (at least those of one step) make a partial sum.  Rounding errors grow with
+the square root of a partial sum's length and of the number of partial sums, and adding a partial
+sum to those before takes a tile about as long as one term."""
 
 SHORT_TERMS = 32
-"""So many are a short part.  What adding up parts rounds off is added at the end, so that the error
-is that of a part, however long the sum is (0.8e-7 of the root of the mean square of sums of 4096
-and 9216 products; 1.8 and 2.1 where as many parts as they have terms are just added up).  Adding a
-part takes a tile about as long as seven terms."""
+"""Terms of a partial sum with compensation.  The rounding errors of adding partial sums are added
+at the end, so that the error is that of one partial sum, however long the sum is (0.8e-7 of the
+root of the mean square of sums of 4096 and 9216 products; 1.8 and 2.1 where as many partial sums as
+they have terms are just added up).  Adding a partial sum takes a tile about as long as seven
+terms."""
 
 MOST_UNROLLED_PLANES = 8
+"""Channels of one step, at most, where inputs are read channel by channel (NCHW)."""
 
 _ENDLESS = 1 << 20
-"""Pixels of a row of which tiles leave nothing that counts."""
+"""Pixels of a row so long that its remainder after whole tiles does not count."""
 
 TILE_MARGIN = 1.4
-"""Register tiles whose sums take that many times as long as the best one's are not considered."""
+"""Register tiles whose sums take more than so many times as long as the best one's are left out."""
 
 
 @lru_cache(4096)
@@ -184,55 +189,58 @@ def choose_scheme(
 ) -> Scheme:
     """The scheme for a problem; only the size of its blocks depends on ``threads``.
 
-    ``compensated``: sums in short parts whose rounding errors are added at the end.
+    ``compensated``: short partial sums, and their rounding errors are added at the end.
     """
-    found: list[Scheme] = []
-    for seen in _seen(problem, isa.lanes):
-        shape = _shape(seen, has_prologue, isa, compensated)
-        tile = choose_tile(seen.out, shape.vectors, seen.depth, isa, shape.most_vectors)
-        found += _blocked(seen, shape, tile)
-    return min(found, key=lambda scheme: block_cycles(scheme, threads))
+    schemes: list[Scheme] = []
+    for geometry in _seen(problem, isa.lanes):
+        shape = _shape(geometry, has_prologue, isa, compensated)
+        tile = choose_tile(geometry.out, shape.vectors, geometry.depth, isa, shape.most_vectors)
+        schemes += _blocked(geometry, shape, tile)
+    return min(schemes, key=lambda scheme: block_cycles(scheme, threads))
 
 
 @lru_cache(4096)
 def scheme_for_any_size(
     problem: Problem, has_prologue: bool, isa: Isa, threads: int, compensated: bool = False
 ) -> Scheme:
-    """The scheme whose kernel is that of problems that differ from this one in their numbers of
+    """The scheme whose kernel serves all problems that differ from this one in their numbers of
     pixels alone."""
-    seen = _seen(problem, isa.lanes)[-1]
-    shape = _shape(seen, has_prologue, isa, compensated)
-    tile = choose_tile((1, _ENDLESS), shape.vectors, seen.depth, isa, shape.most_vectors)
-    found = _blocked(seen, shape, tile, any_size=True)
-    return min(found, key=lambda scheme: block_cycles(scheme, threads, scheme.tile.groups))
+    geometry = _seen(problem, isa.lanes)[-1]
+    shape = _shape(geometry, has_prologue, isa, compensated)
+    tile = choose_tile((1, _ENDLESS), shape.vectors, geometry.depth, isa, shape.most_vectors)
+    schemes = _blocked(geometry, shape, tile, any_size=True)
+    return min(schemes, key=lambda scheme: block_cycles(scheme, threads, scheme.tile.groups))
 
 
 def schemes_for(
     problem: Problem, has_prologue: bool, isa: Isa, compensated: bool = False
 ) -> Iterator[Scheme]:
-    """The schemes with all sizes of blocks and register tiles, but for tiles that are far worse
-    than others.  Equal bits come from all."""
-    for seen in _seen(problem, isa.lanes):
-        shape = _shape(seen, has_prologue, isa, compensated)
+    """Yields the schemes with all sizes of blocks and register tiles, but for tiles that are far
+    slower than the best.  All compute equal bits."""
+    for geometry in _seen(problem, isa.lanes):
+        shape = _shape(geometry, has_prologue, isa, compensated)
         tiles = {
-            tile: cycles_of(tile, seen.out, seen.depth)
-            for tile in tiles_for(seen.out, shape.vectors, isa, shape.most_vectors)
+            tile: cycles_of(tile, geometry.out, geometry.depth)
+            for tile in tiles_for(geometry.out, shape.vectors, isa, shape.most_vectors)
         }
-        most = TILE_MARGIN * min(tiles.values())
+        longest = TILE_MARGIN * min(tiles.values())
         for tile, cycles in tiles.items():
-            if cycles <= most:
-                yield from _blocked(seen, shape, tile)
+            if cycles <= longest:
+                yield from _blocked(geometry, shape, tile)
 
 
 def _seen(problem: Problem, lanes: int) -> list[Problem]:
-    """The problem as it is, and if it is 1x1 with a stride also with its pixels gathered."""
+    """The problem itself, and for a strided 1x1 convolution also the one with gathered pixels."""
     row = gathered(problem) if _is_blocked(problem, lanes) else None
     return [problem] if row is None else [problem, row]
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """What follows from the problem, whatever tile is chosen; see :class:`.scheme.Scheme`."""
+    """The decisions that do not depend on the register tile; see :class:`.scheme.Scheme`.
+
+    ``vectors`` is the number of vectors of output channels that a group has.
+    """
 
     lanes: int
     packing: Packing
@@ -248,6 +256,7 @@ class _Shape:
 
 
 def _shape(problem: Problem, has_prologue: bool, isa: Isa, compensated: bool) -> _Shape:
+    """The decisions for a problem that do not depend on the register tile."""
     lanes = isa.lanes
     spread = problem.groups > 1 and problem.outputs < lanes
     packing = _spread(problem, lanes) if spread else _packing(problem, has_prologue, lanes)
@@ -263,34 +272,35 @@ def _shape(problem: Problem, has_prologue: bool, isa: Isa, compensated: bool) ->
 
 
 def _blocked(problem: Problem, shape: _Shape, tile: Tile, any_size: bool = False) -> list[Scheme]:
-    """Schemes with blocks of all sizes that differ, or with ``any_size`` of a few."""
-    given = (shape.packing, shape.unit, 1, shape.chunk, shape.part, shape.compensated)
-    least = Scheme(problem, shape.lanes, tile, *given, any_size=any_size)
-    step = tile.columns if least.by_columns else tile.rows
-    steps = -(-problem.out[1 if least.by_columns else 0] // step)
+    """The schemes with blocks of all different sizes, or with ``any_size`` of a few."""
+    decisions = (shape.packing, shape.unit, 1, shape.chunk, shape.part, shape.compensated)
+    smallest = Scheme(problem, shape.lanes, tile, *decisions, any_size=any_size)
+    step = tile.columns if smallest.by_columns else tile.rows
+    steps = -(-problem.out[1 if smallest.by_columns else 0] // step)
     counts: Sequence[int] = range(1, steps + 1)
     if any_size:  # chosen in a call that waits for it
         counts = [1 << i for i in range(steps.bit_length())]
     sizes = dict.fromkeys(-(-steps // count) * step for count in counts)
-    return [replace(least, block=size) for size in sizes]
+    return [replace(smallest, block=size) for size in sizes]
 
 
 def _chunk(problem: Problem, unit: int, terms: int) -> int:
-    """Steps of a chunk; 0 for sums in one chunk, but for 1x1, where all steps are one chunk:
-    networks have short and long sums of 1x1, which then share a text."""
+    """Steps of a chunk; 0 for sums in one chunk.  Of 1x1 convolutions a sum in one chunk has all
+    steps in it instead: networks have short and long ones, which then share a kernel's text."""
     chunks = max(1, round(problem.depth / terms))
     steps = -(-problem.inputs // unit)
     return 0 if chunks == 1 and problem.kernel != (1, 1) else -(-steps // chunks)
 
 
 def _part(problem: Problem, unit: int, chunk: int, terms: int) -> int:
-    """Steps of a part; 0 for sums in one part that have no chunks."""
+    """Steps of a partial sum; 0 for sums that are neither split nor have chunks."""
     steps = -(-problem.inputs // unit)
     part = max(1, round(terms / (unit * problem.kernel[0] * problem.kernel[1])))
     return 0 if part >= steps and not chunk else part
 
 
 def _packing(problem: Problem, has_prologue: bool, lanes: int) -> Packing:
+    """How inputs are packed whose channels are the same for all lanes."""
     source = problem.source
     blocked = _is_blocked(problem, lanes)
     pointwise = problem.kernel == (1, 1)
@@ -309,24 +319,24 @@ def _packing(problem: Problem, has_prologue: bool, lanes: int) -> Packing:
 
 
 def _spread(problem: Problem, lanes: int) -> Packing:
-    """How inputs are packed of which each lane reads others: as they lie, where a vector of them
-    has all that a vector of outputs reads."""
+    """How inputs are packed whose channels differ from lane to lane: "own", in their own layout,
+    where one vector of them has all that a vector of outputs reads."""
     own = problem.inputs == problem.outputs and lanes % problem.outputs == 0
     return "own" if own and problem.source.block == lanes else "lanes"
 
 
 def _is_blocked(problem: Problem, lanes: int) -> bool:
-    """Whether inputs lie in blocks of lanes, of one group each."""
+    """Whether the layout of inputs is blocks of ``lanes`` channels, each of one group."""
     source = problem.source
     aligned = problem.groups == 1 or problem.inputs % lanes == 0
     return source.block == lanes and not source.contiguous and aligned
 
 
 def _unit(problem: Problem, packing: Packing, lanes: int, planes: int) -> int:
-    """Channels unrolled in one step, at most ``planes`` where they lie in planes.
+    """Channels that one step unrolls, at most ``planes`` where they are read as planes (NCHW).
 
-    Taps are not: neighbouring pixels share inputs from tap to tap, which compilers then keep,
-    and for that spill sums.
+    Taps are not unrolled: neighbouring pixels share inputs from tap to tap, which compilers would
+    keep in registers, and spill sums for it.
     """
     source = problem.source
     if packing == "lanes":
@@ -340,12 +350,12 @@ def _unit(problem: Problem, packing: Packing, lanes: int, planes: int) -> int:
 
 
 class Algorithm(ABC):
-    """A way to compute contractions.
+    """An algorithm for contractions: which problems it computes, by which schemes, and how fast.
 
     Attributes:
         name: for reports.
         error: its largest error in any layer, about, as a multiple of the direct algorithm's.
-        accuracies: for which it is considered.
+        accuracies: the settings of ``accuracy`` for which it is considered.
         factors: dtypes of the numbers that it multiplies.
     """
 
@@ -360,34 +370,34 @@ class Algorithm(ABC):
 
     @abstractmethod
     def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> Any:
-        """How it would, on that many threads."""
+        """The scheme with the least predicted time on ``threads`` threads."""
 
     @abstractmethod
     def schemes(
         self, problem: Problem, has_prologue: bool, isa: Isa, threads: int
     ) -> Iterable[Any]:
-        """All the ways in which it can; the bits of the result are the same."""
+        """All schemes that are worth measuring; the bits of the result are the same."""
 
     @abstractmethod
     def describe(self, scheme: Any) -> dict[str, int]:
-        """What makes a scheme another one than its problem's others."""
+        """The figures that distinguish a scheme from others of its problem, by name."""
 
     @abstractmethod
     def seconds(self, scheme: Any, speed: Speed) -> float:
-        """The predicted time."""
+        """The predicted time of a scheme, in seconds."""
 
     @abstractmethod
     def operations(self, scheme: Any) -> int:
-        """Its products and their sums, with two for a multiply-add; transforms do not count."""
+        """Arithmetic operations of all sums, two for a multiply-add; transforms do not count."""
 
     @abstractmethod
     def weight_bytes(self, scheme: Any) -> int:
-        """Packed weights."""
+        """Size of the packed weights."""
 
     @abstractmethod
     def workspace_bytes(self, scheme: Any) -> int:
-        """Memory beside the threads' scratch."""
+        """Size of the workspace between its kernels; the scratch of threads is not counted."""
 
     @abstractmethod
     def print(self, parts: Parts, scheme: Any, threads: int) -> PrintedContraction:
-        """The kernels."""
+        """The kernels that compute a contraction by a scheme."""

@@ -1,6 +1,7 @@
-"""The direct algorithm: sums as they are defined.
+"""The direct algorithm: it computes the sums of a contraction as they are defined.
 
-Its kernel is printed around its tile functions.
+A kernel loops over tasks, packs blocks of inputs (:mod:`.pack`), and calls functions for register
+tiles (:mod:`.tile`).  All decisions about it are those of a :class:`.scheme.Scheme`.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from .weights import packed_inputs, packed_outputs, packed_weights
 
 
 def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> PrintedContraction:
-    """The kernel that follows ``scheme``."""
+    """Prints the kernel of a scheme, with its pointers and tasks."""
     printer = _Kernel(parts, scheme, short=scheme.any_size)
     if scheme.any_size:
         key = scheme, absorbed(parts)
-        whole = partial(_whole, printer)
-        source = printed_once(key, printer.numbers, whole, of_weight=printer.finite)
+        print_source = partial(_whole, printer)
+        source = printed_once(key, printer.numbers, print_source, of_weight=printer.finite)
     else:
         source = printer.source()
     weight, *bias = parts.node.inputs[1:]
@@ -60,23 +61,23 @@ def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> PrintedContr
 
 
 _MOST_KNOWN = 2048
-#: What a process printed for any size, by the text with short tiles, and the tiles.
+#: Kernels for any size that a process has printed, by their text with short tiles and their tile.
 _texts: dict[tuple[str, Tile], KernelSource] = {}
 
 
 def _whole(short: _Kernel) -> KernelSource:
-    """The kernel of which ``short`` prints the text with tiles of two pixels and steps of two
-    channels.
+    """The full kernel for a printer that is ``short``: tiles have two pixels, steps two channels.
 
-    From the first two follow all others, and numbers are the same: so a kernel that was printed for
-    another size is not printed again, which takes ten times as long.
+    The short text and the tile determine the full text, and the numbers are the same.  So the short
+    text is a key for kernels that were printed for another size; to print the full one takes ten
+    times as long.
     """
     short.print()
     key = str(short.code), short.scheme.tile
     if (known := _texts.get(key)) is None:
-        whole = _Kernel(short.parts, short.scheme)
-        known = whole.source()
-        assert list(whole.numbers.values) == list(short.numbers.values)
+        full = _Kernel(short.parts, short.scheme)
+        known = full.source()
+        assert list(full.numbers.values) == list(short.numbers.values)
         if len(_texts) >= _MOST_KNOWN:
             _texts.clear()
         _texts[key] = known
@@ -84,12 +85,12 @@ def _whole(short: _Kernel) -> KernelSource:
 
 
 def _finite(weight: Value) -> int:
-    """Whether all weights are known to be finite."""
+    """1 if all weights are constant and finite, else 0; read when constants are packed."""
     return int(isinstance(weight, Constant) and weight.is_finite)
 
 
 class _Kernel:
-    """Prints a kernel; ``short`` leaves out all pixels of tiles, and channels of steps, but two."""
+    """Prints a kernel; with ``short`` tiles have only two pixels, and steps only two channels."""
 
     def __init__(self, parts: Parts, scheme: Scheme, short: bool = False) -> None:
         self.parts = parts
@@ -129,7 +130,7 @@ class _Kernel:
                 code.line("memory_barrier();")
 
     def _shapes(self) -> list[tuple[int, int]]:
-        """The tiles' shapes: the whole one, and what is left at the end."""
+        """Rows and columns of the tiles: the full tile, and the remainders of rows and columns."""
         tile, out = self.scheme.tile, self.problem.out
         if self.short:
             return [(1, min(2, tile.columns))]
@@ -263,9 +264,9 @@ class _Kernel:
             code.line("uniform int r = r0;")
             with code.block(f"for (; r + {tile.rows} <= r1; r += {tile.rows})"):
                 self._call(tile.rows, tile.columns, vectors, weights, "r", "0")
-            if rest := out[0] % tile.rows:
+            if remainder := out[0] % tile.rows:
                 with code.block("if (r < r1)"):
-                    self._call(rest, tile.columns, vectors, weights, "r", "0")
+                    self._call(remainder, tile.columns, vectors, weights, "r", "0")
             return
         with code.block("for (uniform int r = r0; r < r1; r++)"):
             code.line("uniform int c = c0;")
@@ -289,8 +290,8 @@ class _Kernel:
             row_in, column_in, base = row, column, "xn"
         x_row = number("tile_row", down * read.row)
         x = f"{base} + {row_in} * {x_row} + {column_in} * {across * read.column}"
-        # A block of one tile has nobody to share the asking with; of many tiles, the last ones
-        # have nothing left to ask for.
+        # The tiles of a block share the prefetches of its next weights, of which the last tiles may
+        # have none left.  A block's only tile prefetches at a fixed distance, if at all.
         far = "NULL" if scheme.reads_on else f"{weights} + {AHEAD_FLOATS}"
         code.line(
             f"const uniform float * uniform later = {number('one_tile', int(scheme.tiles == 1))}"
@@ -314,34 +315,38 @@ class _Kernel:
         arguments += ["first", "limit"]
         code.line(f"{tile_name(rows, columns, vectors)}({', '.join(arguments)});")
         if scheme.chunk:
-            # Sums of one chunk are unfinished within their tile only: all tiles use one place,
-            # which stays in the first-level cache.
+            # With a single chunk, sums are unfinished within their tile only: all tiles use the
+            # same scratch, which stays in the first-level cache.
             size = scheme.kept_floats(rows, columns, vectors)
             code.line(f"kept += {size} * {number('several_chunks', int(scheme.several_chunks))};")
-        turns = (scheme.chunk or scheme.steps) * problem.kernel[0] * problem.kernel[1]
-        shift = turns * scheme.lines_of_turn * LINE_FLOATS
+        iterations = (scheme.chunk or scheme.steps) * problem.kernel[0] * problem.kernel[1]
+        shift = iterations * scheme.lines_of_turn * LINE_FLOATS
         code.line(f"ahead += {number('ahead_shift', shift if scheme.tiles > 1 else 0)};")
 
     def _tap_rows(self, rows: int, row: str) -> None:
-        """The rows of taps from ``ky0`` to ``ky1`` that a tile needs; see Problem.tap_rows."""
+        """Prints the range ``ky0`` to ``ky1`` of kernel rows that a tile computes; see
+        :meth:`.problem.Problem.tap_rows`."""
         problem, code, number = self.problem, self.code, self.numbers
         taps = number("kernel_rows", problem.kernel[0])
-        apart = number("tap_rows_apart", problem.dilation[0])
-        down = number("rows_down", problem.stride[0])
+        dilation = number("tap_rows_apart", problem.dilation[0])
+        stride = number("rows_down", problem.stride[0])
         before = number("rows_before", problem.padding[0][0])
         height = number("rows_of_input", problem.size[0])
         finite = number("finite", self.finite)
-        first = f"max(0, {before} - ({row} + {rows - 1}) * {down} + {apart} - 1) / {apart}"
-        last = f"max(0, {height} + {before} - {row} * {down} + {apart} - 1) / {apart}"
+        first = f"max(0, {before} - ({row} + {rows - 1}) * {stride} + {dilation} - 1) / {dilation}"
+        last = f"max(0, {height} + {before} - {row} * {stride} + {dilation} - 1) / {dilation}"
         code.line(f"const uniform int ky0 = {finite} ? min({first}, {taps}) : 0;")
         code.line(f"const uniform int ky1 = {finite} ? max(ky0, min({last}, {taps})) : {taps};")
 
 
 class Direct(Algorithm):
-    """The sums as they are defined: every shape.  ``compensated``: in short parts, and what adding
-    these up rounds off is added at the end; for the least error (whole networks take 1.25 to 1.4
-    times as long as with ``accuracy="normal"``, which may choose Winograd).  Of bytes, whose sums
-    are exact in float32 where they are short."""
+    """The sums as they are defined, for every shape.
+
+    With ``compensated`` for the least error: partial sums are short, and the rounding errors of
+    adding them are added at the end (whole networks take 1.25 to 1.4 times as long as with
+    ``accuracy="normal"``, which may choose Winograd).  It multiplies int8 and uint8, too, where
+    sums are so short that float32 holds them exactly.
+    """
 
     error = 1.0
     factors = ("float32", "bfloat16", *BYTES)
@@ -366,9 +371,9 @@ class Direct(Algorithm):
 
     def describe(self, scheme: Scheme) -> dict[str, int]:
         tile = scheme.tile
-        found = {"rows": tile.rows, "columns": tile.columns, "vectors": tile.vectors}
+        figures = {"rows": tile.rows, "columns": tile.columns, "vectors": tile.vectors}
         gathered = int(scheme.packing == "gathered")
-        return {**found, "block": scheme.block, "gathered": gathered}
+        return {**figures, "block": scheme.block, "gathered": gathered}
 
     def seconds(self, scheme: Scheme, speed: Speed) -> float:
         return predict_seconds(scheme, speed)
@@ -389,10 +394,11 @@ class Direct(Algorithm):
 
 
 def _without_zero(parts: Parts) -> Parts:
-    """The same with what stands for 0 taken off the input: so is what a convolution pads."""
+    """The contraction with a prologue that subtracts the zero point from its input; so the padding,
+    which is zero after the prologue, stands for 0 as well."""
     op = parts.node.op
     assert isinstance(op, (Conv2d, Linear)) and not parts.prologue
-    given = parts.source
-    number = Value(TensorType(given.shape), f"{given.name}.number")
+    source = parts.source
+    difference = Value(TensorType(source.shape), f"{source.name}.number")
     code = linearize(argument(0) - float(op.zero))
-    return replace(parts, prologue=(Operation(number, (given,), code=code),))
+    return replace(parts, prologue=(Operation(difference, (source,), code=code),))

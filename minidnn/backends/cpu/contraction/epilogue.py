@@ -1,4 +1,9 @@
-"""Prints what happens to finished sums: point-wise operations, further tensors, the store."""
+"""Prints the epilogue of a kernel: what happens to finished sums, that is point-wise operations,
+which may read further tensors and vectors over channels, and the store.
+
+The direct algorithm, Winograd's transforms and dot products share it: it only needs to know how the
+lanes of each tensor are addressed.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +24,19 @@ from .problem import BlockedView
 from .scheme import LINE_BYTES, ResultScheme
 
 MOST_UNROLLED = 12
-"""Scalar operations of an epilogue that is printed for each pixel; a longer one is a loop."""
+"""Scalar operations, at most, of an epilogue that is unrolled for each pixel; longer ones loop."""
 
-#: Where a pixel of a tensor of that name lies behind the tile's first one.
+#: The offset of a pixel from the tile's first one, in the tensor of that name and view.
 Where = Callable[[str, BlockedView], str]
 
 
 @dataclass(frozen=True)
 class Channels:
-    """How the lanes of a view's channels are addressed, the first being ``first``.
+    """How the lanes of a vector of output channels address a tensor.
 
-    ``kind`` is "one" (a channel for all), "vectors" (blocks of lanes), "row" (side by side; the
-    last lanes may lie outside), or "gather" (anywhere).
+    ``kind`` is "one" (all lanes read its only channel), "vectors" (blocks of lanes), "row"
+    (contiguous channels, the last lanes may be out of bounds), or "gather" (an offset per lane).
+    With ``masked`` lanes past the last channel are masked.
     """
 
     kind: str
@@ -38,13 +44,13 @@ class Channels:
     view: BlockedView
 
     def base(self, name: str, first: str, lanes: int, plane: str) -> str:
-        """The pointer to the first lane of the first channel."""
+        """The pointer to the tile's first channel, which is ``first``."""
         if self.kind == "vectors":
             return f"{name} + (uniform int64)({first} / {lanes}) * {plane}"
         return f"{name} + {first}" if self.kind == "row" else name
 
     def at(self, name: str, pixel: str, vector: int, lanes: int) -> str:
-        """The lanes of a vector of channels at a pixel."""
+        """The elements of a vector of channels at a pixel, one per lane."""
         match self.kind:
             case "one":
                 return f"{name}[{pixel}]"
@@ -72,10 +78,11 @@ class Epilogue:
     """Prints the end of a tile function.
 
     Args:
-        parts: whose epilogue it is; None where sums are stored as they are.
-        scheme: how the tensors lie.
-        numbers: of the kernel; ``prefix`` tells this epilogue's from others of the kernel.
-        sums: ISPC's name of what sums of rows and their first terms are.
+        parts: the contraction whose epilogue it is; None where sums are stored as they are.
+        scheme: the scheme, with the views of the tensors.
+        numbers: the numbers of the kernel; ``prefix`` distinguishes those of this epilogue from
+            those of other epilogues in the kernel.
+        sums: ISPC's type of the sums and first terms that :meth:`print_rows` reads.
     """
 
     def __init__(
@@ -101,33 +108,34 @@ class Epilogue:
         self.tensors = [("y", self.result), *((f"z{i}", c) for i, c in enumerate(self.others))]
         vectors = [v.value for o in self.operations for v in o.vectors]
         self.vectors: tuple[Value, ...] = tuple(dict.fromkeys(vectors))
-        #: The operations up to what is rounded to bytes, if they end so, and those bytes' zero.
+        #: The operations before the rounding to int8 or uint8, if they end with one, whose zero
+        #: point is ``zero``; the store does the rounding.
         self._before_store = self.operations
         self.zero: int | None = None
         if self.element.dtype in BYTES and self.operations:
             *before, last = self.operations
-            if (found := before_rounding(last.code)) is not None:
-                self._before_store = (*before, replace(last, code=found[0]))
-                self.zero = found[1]
+            if (split := before_rounding(last.code)) is not None:
+                self._before_store = (*before, replace(last, code=split[0]))
+                self.zero = split[1]
         self.is_long = sum(o.operations for o in self.operations) > MOST_UNROLLED
 
     @property
     def parameters(self) -> list[str]:
-        """Declarations of what a tile function is given for it."""
-        given = [f"{self.element.pointer} y_"]
-        given += [f"{c.view.element.constant_pointer} z{i}_" for i, c in enumerate(self.others)]
-        given += [f"const uniform float * uniform e{i}_" for i in range(len(self.vectors))]
-        return [*given, "uniform int first", "uniform int limit"]
+        """The declarations of a tile function's parameters for the epilogue."""
+        declared = [f"{self.element.pointer} y_"]
+        declared += [f"{c.view.element.constant_pointer} z{i}_" for i, c in enumerate(self.others)]
+        declared += [f"const uniform float * uniform e{i}_" for i in range(len(self.vectors))]
+        return [*declared, "uniform int first", "uniform int limit"]
 
     def number(self, name: str, value: int) -> str:
         return self.numbers(self.prefix + name, value)
 
     def row(self, name: str, view: BlockedView) -> str:
-        """The distance between rows of a tensor."""
+        """The stride between rows of a tensor."""
         return self.number(f"{name}_row", view.row)
 
     def begin(self, code: Code, vectors: int) -> None:
-        """Pointers to the tile's first elements."""
+        """Prints pointers to the tile's first elements."""
         for name, channels in self.tensors:
             element = channels.view.element
             pointer = element.pointer if name == "y" else element.constant_pointer
@@ -142,10 +150,10 @@ class Epilogue:
     def prefetch(
         self, code: Code, rows: int, columns: int, vectors: int, next_tile: int | None = None
     ) -> None:
-        """Asks for cache lines of results and further tensors, so that they are there in time.
+        """Prints prefetches of a later tile's results and further tensors.
 
-        ``next_tile``: how many columns further the tile is for which they are; by default the
-        scheme says how far ahead.
+        ``next_tile``: how many columns further that tile is; by default the scheme gives the
+        prefetch distance.
         """
         if self.start is None:
             return
@@ -171,16 +179,16 @@ class Epilogue:
                 for v in range(vectors):
                     at = view.element.bytes * column * view.column
                     if at % LINE_BYTES == 0:
-                        apart = view.element.bytes * row
-                        below = f"{apart} * {self.row(name, view)} + " if row else ""
+                        row_bytes = view.element.bytes * row
+                        below = f"{row_bytes} * {self.row(name, view)} + " if row else ""
                         code.line(f"{fetch}((void * uniform)({name}_p{v} + {below}{at}));")
 
     def print(
         self, code: Code, rows: int, columns: int, vectors: int, partial: bool = False
     ) -> None:
-        """From the sums ``a<pixel>_<vector>`` to the stores.
+        """Prints everything from the sums ``a<pixel>_<vector>`` to the stores.
 
-        ``partial``: only the first ``rows_`` rows and ``columns_`` columns are wanted.
+        ``partial``: only the first ``rows_`` rows and ``columns_`` columns are stored.
         """
         self._lanes(code, vectors)
         if not self.is_long and not partial:
@@ -208,9 +216,11 @@ class Epilogue:
                 self._element(code, name, where, v)
 
     def print_rows(self, code: Code, vectors: int, flat_width: str) -> None:
-        """From the sums of pixels ``begin`` to ``end - 1``, which lie in ``sums`` as [pixel]
-        [vector][lane], to the stores; ``bias`` is added to them.  Rows lie ``flat_width`` apart, of
-        which the first ``width`` are pixels of the results."""
+        """Prints everything from the sums of pixels ``begin`` to ``end - 1`` to the stores.
+
+        The layout of ``sums`` is [pixel][vector][lane]; ``bias`` is added to them.  Pixels are
+        counted across rows of ``flat_width``, of which the first ``width`` are results.
+        """
         lanes = self.scheme.lanes
         self._lanes(code, vectors)
         for v in range(vectors):
@@ -234,7 +244,7 @@ class Epilogue:
             code.line("column = 0;")
 
     def _lanes(self, code: Code, vectors: int) -> None:
-        """What a vector of channels needs at all pixels."""
+        """Prints what each vector of channels needs at all pixels: offsets, masks, vectors."""
         lanes = self.scheme.lanes
         for name, channels in self.tensors:
             if channels.kind == "gather":
@@ -286,7 +296,8 @@ class Epilogue:
     def _round(
         self, code: Code, operation: Operation, names: dict[Value, str], rounded: set[Value]
     ) -> None:
-        """Rounds what an operation reads, as if it had been stored, unless it only chooses."""
+        """Rounds the bfloat16 operands of an operation, as if they had been stored in memory; an
+        operation that only chooses one of its operands does not need it."""
         dtypes = {value.dtype for value in (operation.output, *operation.operands)}
         if "bfloat16" not in dtypes:
             return

@@ -1,10 +1,11 @@
 """The gradients of convolutions: which kernels compute them, and why none does.
 
-Those of a depthwise convolution, in float32 or bfloat16, are here themselves.  Their lanes are
-channels.  For the weight, a task has some rows of a block of channels: of each row, and each row of
-the kernel, the taps' sums stay in registers, and are added to those of the rows before.  Where
-there are few blocks the rows are cut in parts, whose sums a second kernel adds in their order.  All
-this follows from shapes, so the bits are the same for every number of threads.
+Those of depthwise convolutions, in float32 or bfloat16, are printed here.  Their lanes are
+channels.  For the weight gradient, a task computes some rows of a block of channels: for each row
+of pixels and of the kernel, the sums of all taps stay in registers, and are then added to those of
+the rows before.  Where there are few blocks, the rows are split into parts (split-K), whose partial
+sums a second kernel adds in order.  All this follows from shapes, so the bits are the same for
+every number of threads.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _DTYPES = ({"float32"}, {"bfloat16"})
 def why_not(node: Node, lanes: int) -> str | None:
     """Why there is no kernel for a gradient; None if there is one.
 
-    That for the input is put together from convolutions, unless it is a depthwise convolution's
-    with strides, which would take one for each of a few pixels.
+    The gradient for the input is composed of convolutions elsewhere.  For a depthwise convolution
+    with a stride these would be many, each of few pixels, so there is a kernel for it.
     """
     op, dtypes = node.op, {value.dtype for value in (*node.inputs, *node.outputs)}
     assert isinstance(op, (Conv2dInputGradient, Conv2dWeightGradient))
@@ -42,7 +43,7 @@ def why_not(node: Node, lanes: int) -> str | None:
             return "it is no depthwise convolution's"
         return "its stride is 1" if op.convolution.stride == (1, 1) else None
     if _is_depthwise(node):
-        # Few channels lie in planes, as those of pictures do.
+        # Tensors of few channels are NCHW, as pictures are.
         return f"it has {groups} channels" if groups <= FEW_CHANNELS else None
     if groups > 1 and any(v.shape[1] // groups % lanes for v in node.inputs):
         return f"the channels of its {groups} groups are no multiples of {lanes} lanes"
@@ -50,26 +51,26 @@ def why_not(node: Node, lanes: int) -> str | None:
 
 
 def _is_depthwise(node: Node) -> bool:
-    """Whether each channel has a kernel of its own, and gives one."""
+    """Whether each input channel has a kernel of its own, and gives one output channel."""
     op = node.op
     assert isinstance(op, (Conv2dInputGradient, Conv2dWeightGradient))
-    given = node.output if isinstance(op, Conv2dInputGradient) else node.inputs[0]
+    x = node.output if isinstance(op, Conv2dInputGradient) else node.inputs[0]
     gradient = node.inputs[0 if isinstance(op, Conv2dInputGradient) else 1]
-    return op.convolution.groups == given.shape[1] == gradient.shape[1]
+    return op.convolution.groups == x.shape[1] == gradient.shape[1]
 
 
 def print_gradient(node: Node, tensor: Callable[[Value], Tensor], isa: Isa) -> Staged:
-    """The kernels of a gradient of which :func:`why_not` says nothing; the pointers are the
-    operands and the result.
+    """Prints the kernels of a gradient for which :func:`why_not` returns None; the pointers are
+    the operands and the result.
 
     Args:
-        tensor: how a value lies.
+        tensor: returns the layout of a value.
     """
     op, first, batch = node.op, node.inputs[0], node.inputs[0].shape[0]
     if isinstance(op, Conv2dInputGradient):
         rows, columns = node.inputs[1].shape[2:]
-        ends = tensor(first), tensor(node.output)
-        return print_depthwise_input_gradient(op, batch, *ends, (rows, columns), isa)
+        tensors = tensor(first), tensor(node.output)
+        return print_depthwise_input_gradient(op, batch, *tensors, (rows, columns), isa)
     assert isinstance(op, Conv2dWeightGradient)
     operands = tensor(first), tensor(node.inputs[1])
     if _is_depthwise(node):
@@ -82,25 +83,26 @@ def print_gradient(node: Node, tensor: Callable[[Value], Tensor], isa: Isa) -> S
 _ENOUGH_TASKS = 32
 """So many tasks keep all threads busy."""
 _CHAINS = 8
-"""Sums that processors add to at the same time."""
+"""Independent sums that hide the latency of multiply-adds."""
 
 _SIZES = (
     *("channels", "parts", "rows", "out_rows", "out_columns", "x_rows", "x_columns"),
     *("x_image", "x_plane", "g_image", "g_plane", "down", "over", "down_apart", "over_apart"),
     *("before_y", "before_x", "first", "last"),
 )
-"""What the kernels read: ``rows`` of the gradient in all images; from column ``first`` up to
-``last`` all taps of a row lie inside."""
+"""The numbers that the kernels read: ``rows`` is those of the gradient in all images; from column
+``first`` up to ``last`` all taps of a row are inside the input."""
 
 
 def print_depthwise_gradient(
     op: Conv2dWeightGradient, batch: int, x: Tensor, gradient: Tensor, isa: Isa
 ) -> Staged:
-    """The kernels; the pointers are the input, the gradient and the result.
+    """Prints the kernels of a depthwise convolution's weight gradient; the pointers are the input,
+    the gradient and the result.
 
     Args:
         batch: images.
-        x, gradient: how the operands lie, both in blocks of lanes.
+        x, gradient: the layouts of the operands, both with blocks of lanes.
     """
     blocks = -(-x.channels // isa.lanes)
     rows = batch * gradient.rows
@@ -109,11 +111,11 @@ def print_depthwise_gradient(
     sizes = _sizes(op, x, gradient, parts, rows)
     work = isa.lanes * -(-rows // parts) * gradient.columns * taps
     element, lanes = ELEMENTS[x.dtype], isa.lanes
-    first = _sums(op.kernel, element, lanes, whole=parts == 1)
+    kernel = _sums(op.kernel, element, lanes, whole=parts == 1)
     if parts == 1:
-        return Staged((stage(first, (0, 1, 2), sizes, blocks, work),))
+        return Staged((stage(kernel, (0, 1, 2), sizes, blocks, work),))
     stages = (
-        stage(first, (0, 1, Workspace(0)), sizes, blocks * parts, work),
+        stage(kernel, (0, 1, Workspace(0)), sizes, blocks * parts, work),
         stage(_joined(taps, element, lanes), (Workspace(0), 2), sizes, blocks, parts * lanes),
     )
     return Staged(stages, 4 * blocks * parts * taps * lanes)
@@ -141,7 +143,8 @@ def _read_sizes(code: Code, pointer: int) -> None:
 
 
 def _sums(kernel: Pair, element: Element, lanes: int, whole: bool) -> KernelSource:
-    """The kernel that adds up rows."""
+    """Prints the kernel that sums over rows; with ``whole`` it stores the weight gradient, else the
+    partial sums of a part."""
     high, wide = kernel
     code = Code()
     with code.block("MD_KERNEL(@)"):
@@ -160,18 +163,18 @@ def _sums(kernel: Pair, element: Element, lanes: int, whole: bool) -> KernelSour
             if whole:
                 _store(code, high * wide, element, lanes, "totals[k]", 2)
             else:
-                place = f"(t * {high * wide} + k) * {lanes} + programIndex"
+                address = f"(t * {high * wide} + k) * {lanes} + programIndex"
                 code.line(
                     f"for (uniform int k = 0; k < {high * wide}; k++) "
-                    f"MD_OUT(float, 2)[{place}] = totals[k];"
+                    f"MD_OUT(float, 2)[{address}] = totals[k];"
                 )
     return KernelSource.named("depthwise_gradient", str(code))
 
 
 def _row(code: Code, wide: int, element: Element, lanes: int) -> None:
-    """Adds the products of row ``r`` of the gradient with one row of the kernel."""
-    beside = max(1, -(-_CHAINS // wide))
-    names = [[f"a{k}_{p}" for k in range(wide)] for p in range(beside)]
+    """Prints the sums over row ``r`` of the gradient for the taps of one row of the kernel."""
+    pixels_at_once = max(1, -(-_CHAINS // wide))
+    names = [[f"a{k}_{p}" for k in range(wide)] for p in range(pixels_at_once)]
     code.line("const uniform int64 image = r / out_rows, y = r % out_rows;")
     code.line("const uniform int64 row = y * down + ky * down_apart - before_y;")
     code.line("const uniform bool inside = row >= 0 && row < x_rows;")
@@ -180,19 +183,19 @@ def _row(code: Code, wide: int, element: Element, lanes: int) -> None:
     code.line(f"{pointer} g = {base} + y * out_columns * {lanes};")
     base = f"MD_IN({element.type}, 0) + image * x_image + block * x_plane"
     code.line(f"{pointer} x = {base} + (inside ? row : 0) * x_columns * {lanes};")
-    code.lines(f"float {name} = 0.0f;" for own in names for name in own)
+    code.lines(f"float {name} = 0.0f;" for sums in names for name in sums)
 
     def load(what: str, at: str) -> str:
         return element.load(f"{what}[({at}) * {lanes} + programIndex]")
 
-    # What padding is multiplied with is zero, or NaN.
+    # Products with padding are computed, too: they are zero, or NaN.
     with code.block("for (uniform int c = 0; c < out_columns; c++)"):
         with code.block("if (inside && c == first)"):
-            code.line(f"for (; c + {beside} <= last; c += {beside})")
+            code.line(f"for (; c + {pixels_at_once} <= last; c += {pixels_at_once})")
             with code.block(""):
-                for p, own in enumerate(names):
+                for p, sums in enumerate(names):
                     code.line(f"const float g{p} = {load('g', f'c + {p}')};")
-                    for k, name in enumerate(own):
+                    for k, name in enumerate(sums):
                         at = f"(c + {p}) * over + {k} * over_apart - before_x"
                         code.line(f"{name} = md_fma({load('x', at)}, g{p}, {name});")
             code.line("if (c >= out_columns) break;")
@@ -205,22 +208,22 @@ def _row(code: Code, wide: int, element: Element, lanes: int) -> None:
             )
             code.line(f"{name} = md_fma(x{k}, g0, {name});")
     for k in range(wide):
-        total = " + ".join(own[k] for own in names)
+        total = " + ".join(sums[k] for sums in names)
         code.line(f"totals[ky * {wide} + {k}] += {total};")
 
 
 def _joined(taps: int, element: Element, lanes: int) -> KernelSource:
-    """The kernel that adds the sums of parts."""
+    """Prints the kernel that adds the partial sums of split-K."""
     code = Code()
     with code.block("MD_KERNEL(@)"):
         _read_sizes(code, 2)
         with code.block("for (uniform int64 block = md_begin; block < md_end; block++)"):
             code.line(f"float totals[{taps}];")
             with code.block(f"for (uniform int k = 0; k < {taps}; k++)"):
-                place = f"((block * parts + p) * {taps} + k) * {lanes} + programIndex"
+                address = f"((block * parts + p) * {taps} + k) * {lanes} + programIndex"
                 code.line("float all = 0.0f;")
                 code.line(
-                    f"for (uniform int64 p = 0; p < parts; p++) all += MD_IN(float, 0)[{place}];"
+                    f"for (uniform int64 p = 0; p < parts; p++) all += MD_IN(float, 0)[{address}];"
                 )
                 code.line("totals[k] = all;")
             _store(code, taps, element, lanes, "totals[k]", 1)
@@ -230,8 +233,8 @@ def _joined(taps: int, element: Element, lanes: int) -> KernelSource:
 def _store(code: Code, taps: int, element: Element, lanes: int, value: str, pointer: int) -> None:
     code.line(f"const int64 c = block * {lanes} + programIndex;")
     with code.block("if (c < channels)"):
-        place = f"MD_OUT({element.type}, {pointer})[c * {taps} + k]"
-        code.line(f"for (uniform int k = 0; k < {taps}; k++) {element.store(place, value)}")
+        address = f"MD_OUT({element.type}, {pointer})[c * {taps} + k]"
+        code.line(f"for (uniform int k = 0; k < {taps}; k++) {element.store(address, value)}")
 
 
 _INPUT_SIZES = (
@@ -243,12 +246,12 @@ _INPUT_SIZES = (
 def print_depthwise_input_gradient(
     op: Conv2dInputGradient, batch: int, gradient: Tensor, x: Tensor, kernel: Pair, isa: Isa
 ) -> Staged:
-    """The kernel of the gradient for the input; its pointers are the gradient, the weight and the
-    result.  A task has a block of channels of an image.
+    """Prints the kernel of a depthwise convolution's gradient for the input; its pointers are the
+    gradient, the weight and the result.  A task computes a block of channels of an image.
 
     Args:
         batch: images.
-        gradient, x: how the gradient and the result lie, both in blocks of lanes.
+        gradient, x: the layouts of the gradient and the result, both with blocks of lanes.
         kernel: rows and columns of the weight.
     """
     lanes, element = isa.lanes, ELEMENTS[x.dtype]
@@ -264,7 +267,7 @@ def print_depthwise_input_gradient(
 
 
 def _scattered(kernel: Pair, element: Element, lanes: int) -> KernelSource:
-    """Each element sums up what it was multiplied to."""
+    """Prints the kernel that sums, for each element of the input, over the outputs that read it."""
     high, wide = kernel
     code = Code()
     with code.block("MD_KERNEL(@)"):
@@ -303,7 +306,7 @@ def _scattered(kernel: Pair, element: Element, lanes: int) -> KernelSource:
 
 
 def _phase(code: Code, wide: int, element: Element, lanes: int) -> None:
-    """Computes every column of a row that the same taps meet."""
+    """Prints the loop over the columns of a row that the same taps read: those of one phase."""
     code.line("uniform int j = 0;")
     with code.block("for (uniform int z = phase; z < x_columns; z += over, j++)"):
         code.line("float sum = 0.0f;")
@@ -311,9 +314,9 @@ def _phase(code: Code, wide: int, element: Element, lanes: int) -> None:
             row = f"g + rows[i] * g_columns * {lanes}"
             code.line(f"{element.constant_pointer} from = {row};")
             for k in range(wide):
-                one = element.load(f"from[(begin{k} + j) * {lanes} + programIndex]")
+                element_of_gradient = element.load(f"from[(begin{k} + j) * {lanes} + programIndex]")
                 code.line(f"if (meets{k} && begin{k} + j >= 0 && begin{k} + j < g_columns)")
-                code.line(f"  sum = md_fma({one}, w[taps[i] + {k}], sum);")
-        place = f"x[(y * x_columns + z) * {lanes} + programIndex]"
+                code.line(f"  sum = md_fma({element_of_gradient}, w[taps[i] + {k}], sum);")
+        address = f"x[(y * x_columns + z) * {lanes} + programIndex]"
         # Lanes past the channels are zero, whatever the gradient has there.
-        code.line(element.store(place, "(there ? sum : 0.0f)"))
+        code.line(element.store(address, "(there ? sum : 0.0f)"))

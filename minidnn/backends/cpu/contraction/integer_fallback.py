@@ -1,11 +1,12 @@
-"""Contractions of whole numbers: the sums of products of bytes, to the last bit, in int32.
+"""Integer contractions on NCHW tensors, with exact sums in int32: those that are not computed on
+blocks of channels (:func:`why_not_in_blocks`).
 
-All values lie as NCHW.  A first kernel packs four channels of each pixel into a word, padded as the
-windows want it, so that one instruction of VNNI adds four products to the sum of each lane.  Where
-a processor lacks it ISPC puts the same sums together exactly.  What is wider than a byte is
-multiplied number by number.
+A first kernel packs four int8 channels of each pixel into a word, with the padding that windows
+read, so that one VNNI instruction adds four products to the sum of each lane.  Where a processor
+lacks VNNI, ISPC computes the same sums exactly from other instructions.  Elements that are wider
+than 8 bits are multiplied one by one.
 
-Lanes are pixels of a convolution, whose words lie side by side, and features of a linear layer
+Lanes are pixels of a convolution, whose words are contiguous, or features of a linear layer
 (:mod:`.integer_kernel`).
 """
 
@@ -35,7 +36,7 @@ from .integer_kernel import MOST_EXACT, PACKED_WORDS, IntegerKernel, IntegerLine
 
 
 def why_not_integer(parts: Parts) -> str | None:
-    """Why there is no kernel for a contraction of whole numbers; None if there is."""
+    """Why there is no kernel for an integer contraction; None if there is one."""
     if not isinstance(parts.node.op, (Conv2d, Linear)):
         return f"{parts.node.op.name} is no convolution or linear layer"
     if not all(isinstance(value, Constant) for value in (*parts.node.inputs[1:], *parts.vectors)):
@@ -46,8 +47,8 @@ def why_not_integer(parts: Parts) -> str | None:
 
 
 def why_not_in_blocks(parts: Parts, isa: Isa) -> str | None:
-    """Why a contraction of whole numbers is not computed on blocks of channels, as those of floats
-    are; None if it is."""
+    """Why an integer contraction is not computed on blocks of channels, as those of floats are;
+    None if it is."""
     x, weight = (value.type for value in parts.node.inputs[:2])
     op = parts.node.op
     if not isa.quads:
@@ -67,7 +68,7 @@ def why_not_in_blocks(parts: Parts, isa: Isa) -> str | None:
 
 
 def why_not_behind(contraction: Node, node: Node) -> str | None:
-    """Why ``node`` cannot be computed on sums of whole numbers; None if it can."""
+    """Why ``node`` cannot be the epilogue of an integer contraction; None if it can."""
     if (reason := why_not_point_by_point(contraction, node)) is not None:
         return reason
     if node.output.dtype not in ("float32", *BYTES):
@@ -80,28 +81,29 @@ def why_not_behind(contraction: Node, node: Node) -> str | None:
 
 
 def multiplies_bytes(graph: Graph) -> bool:
-    """Whether a graph has contractions of whole numbers, which have instructions of their own."""
+    """Whether a graph has integer contractions, for which there are special instructions."""
     contractions = (n for n in graph.nodes if isinstance(n.op, (Contraction, FusedContraction)))
-    found = (parts_of(node).node for node in contractions)
-    return any(is_whole_product(*(value.type for value in node.inputs)) for node in found)
+    nodes = (parts_of(node).node for node in contractions)
+    return any(is_whole_product(*(value.type for value in node.inputs)) for node in nodes)
 
 
 def print_integer(parts: Parts, isa: Isa, any_size: bool = False) -> PrintedContraction:
-    """The kernels for a contraction of whole numbers by a constant weight, whose values lie as
-    NCHW, each by itself; with ``any_size`` those of any number of rows and pixels."""
+    """Prints the kernels of an integer contraction by a constant weight on contiguous NCHW tensors;
+    with ``any_size`` those for any number of rows and pixels."""
     if isinstance(parts.node.op, Linear):
         return IntegerLinear(parts, isa, any_size).print()
     return IntegerConvolution(parts, isa, any_size).print()
 
 
 _CHUNK = 960
-"""Pixels, about, whose sums of a tile's channels stay in the first-level cache."""
+"""Pixels of a chunk, about: their sums for a tile's channels stay in the first-level cache."""
 
 
 @dataclass(frozen=True)
 class PackedPlanes:
-    """How packed pixels lie: for each phase of the strides a plane of ``rows`` rows, ``pitch``
-    words apart, so that the pixels that windows read at a tap lie side by side."""
+    """The layout of packed pixels: for each phase of the strides a plane of ``rows`` rows with a
+    stride of ``pitch`` words, so that the pixels that neighbouring windows read at a tap are
+    contiguous."""
 
     size: tuple[int, int]
     out: tuple[int, int]
@@ -120,7 +122,7 @@ class PackedPlanes:
 
     @property
     def words(self) -> int:
-        """Of all phases of one word of channels."""
+        """Words of all phases, for one word of channels."""
         return self.phases * self.rows * self.pitch
 
     @property
@@ -128,18 +130,24 @@ class PackedPlanes:
         return prod(self.stride)
 
     def offsets(self) -> list[int]:
-        """Where each tap's pixels begin."""
+        """The offset of each tap's pixels, in words."""
         (sy, sx), (dy, dx) = self.stride, self.dilation
-        found = []
+        offsets = []
         for ky in range(self.kernel[0]):
             for kx in range(self.kernel[1]):
                 phase = ky * dy % sy * sx + kx * dx % sx
                 row = phase * self.rows + ky * dy // sy
-                found.append(row * self.pitch + kx * dx // sx)
-        return found
+                offsets.append(row * self.pitch + kx * dx // sx)
+        return offsets
 
 
 class IntegerConvolution(IntegerKernel):
+    """Prints the kernels of an integer convolution: one packs planes of words, one multiplies.
+
+    A task computes ``tile`` output channels of a chunk of pixels, in register tiles of
+    ``tile_vectors`` vectors of pixels.
+    """
+
     def __init__(self, parts: Parts, isa: Isa, any_size: bool) -> None:
         super().__init__(parts, isa)
         op, weight = self.op, self.weight
@@ -163,11 +171,11 @@ class IntegerConvolution(IntegerKernel):
             pads,
         )
         self.steps = -(-self.inputs // self.unit)
-        most = 8 if self.lanes == 16 else 4
-        self.tile = min(most, self.outputs)
+        most_outputs = 8 if self.lanes == 16 else 4
+        self.tile = min(most_outputs, self.outputs)
         self.tiles = -(-self.outputs // self.tile)
         self.wide = 3
-        # Whole rows of a chunk, or a part of the only one.
+        # A chunk has whole rows, or a part of the only row.
         planes = self.planes
         self.flat = pointwise if any_size else planes.out[0] == 1
         if self.flat:
@@ -180,11 +188,11 @@ class IntegerConvolution(IntegerKernel):
             pixels = self.chunk_rows * planes.pitch
         self.pixels = pixels
         self.chunk_vectors = -(-pixels // self.lanes)
-        whole, rest = divmod(self.chunk_vectors, self.wide)
-        #: Vectors of pixels of tiles, one after the other until those of a chunk are computed.
-        self.tile_vectors = [self.wide, 1] if any_size else [self.wide] * (whole > 0)
-        if rest and not any_size:
-            self.tile_vectors.append(rest)
+        full_tiles, remainder = divmod(self.chunk_vectors, self.wide)
+        #: Vectors of pixels of each kind of register tile, in the order in which it covers a chunk.
+        self.tile_vectors = [self.wide, 1] if any_size else [self.wide] * (full_tiles > 0)
+        if remainder and not any_size:
+            self.tile_vectors.append(remainder)
 
     def print(self) -> PrintedContraction:
         slack = (self.wide + 1) * self.lanes + self.chunk_rows * self.planes.pitch
@@ -233,8 +241,8 @@ class IntegerConvolution(IntegerKernel):
             **{"taps": prod(planes.kernel), "zero_word": self.zero_word()},
             "tile_words": self.steps * prod(planes.kernel) * self.tile,
         }
-        listed = [values[name] for name in self._NAMES]
-        return np.array([*listed, *planes.offsets()], np.int64).astype(np.int32)
+        header = [values[name] for name in self._NAMES]
+        return np.array([*header, *planes.offsets()], np.int64).astype(np.int32)
 
     def _declare(self, code: Code, at: int) -> None:
         code.line(f"const uniform int32 * uniform numbers = MD_IN(int32, {at});")
@@ -259,10 +267,10 @@ class IntegerConvolution(IntegerKernel):
                     f"const uniform {kind} * uniform x = MD_IN({kind}, 0) + "
                     f"(group * inputs + step * {self.unit}) * plane;"
                 )
-                # Channels beyond the last one have no weight: any will do for them.
+                # Weights of channels past the last one are zero: they read the first one.
                 for i in range(self.unit):
-                    far = f"step * {self.unit} + {i} < inputs ? {i} : 0"
-                    code.line(f"const uniform {kind} * uniform c{i} = x + ({far}) * plane;")
+                    plane_index = f"step * {self.unit} + {i} < inputs ? {i} : 0"
+                    code.line(f"const uniform {kind} * uniform c{i} = x + ({plane_index}) * plane;")
                 with (
                     code.block("for (uniform int py = 0; py < down; py++)"),
                     code.block("for (uniform int px = 0; px < across; px++)"),
@@ -275,7 +283,7 @@ class IntegerConvolution(IntegerKernel):
     def _pack_row(self, code: Code, strided: bool) -> None:
         code.line("const uniform int r = q * down + py - above;")
         code.line("const uniform bool inside = r >= 0 && r < height;")
-        # The first column that is one of the image, and the one behind the last.
+        # The first column that is inside the image, and the one after the last.
         code.line("const uniform int shift = px - left;")
         code.line("uniform int first = max(0, (across - 1 - shift) / across);")
         code.line("first = shift >= 0 ? 0 : min(first, pitch);")
@@ -283,7 +291,7 @@ class IntegerConvolution(IntegerKernel):
         code.line("last = inside ? max(first, min(last, pitch)) : first;")
         code.line("const uniform int64 row = (uniform int64)(inside ? r : 0) * width;")
         code.line("foreach (i = 0 ... first) to[i] = zero_word;")
-        # Of bytes that lie apart lanes that are not wanted read the first one, which must be there.
+        # In a gather of strided bytes, masked lanes read the first byte, which must be in bounds.
         at = "max(i * across + shift, 0)" if strided else "i + shift"
         rows = [f"row{i}" for i in range(self.unit)]
         for i, name in enumerate(rows):
@@ -322,12 +330,12 @@ class IntegerConvolution(IntegerKernel):
             f"const uniform unsigned int32 * uniform x = packed + image * steps * words + {begin};"
         )
         code.line(f"const uniform int size = chunk_vectors * {lanes};")
-        given = "size, steps, words, taps, offsets"
+        arguments = "size, steps, words, taps, offsets"
         code.line("uniform int v = 0;")
         for vectors in self.tile_vectors:
             with code.block(f"for (; v + {vectors} <= chunk_vectors; v += {vectors})"):
                 step = f"v * {lanes}"
-                code.line(f"@_tile{vectors}(x + {step}, w, b, sums + {step}, {given});")
+                code.line(f"@_tile{vectors}(x + {step}, w, b, sums + {step}, {arguments});")
         code.line("const uniform int64 plane = (uniform int64)out_rows * out_columns;")
         with code.block(f"for (uniform int o = 0; o < {self.tile}; o++)"):
             code.line(f"const uniform int channel = group * outputs + tile * {self.tile} + o;")
@@ -354,7 +362,8 @@ class IntegerConvolution(IntegerKernel):
                     self.finish(code, "sum", "i", "channel")
 
     def _tile_text(self, code: Code, vectors: int) -> None:
-        """The sums of some vectors of pixels for the channels of a tile."""
+        """Prints the function of a register tile: the sums of some vectors of pixels for the output
+        channels of a task."""
         parameters = [
             *(f"const uniform {kind} * uniform {name}" for kind, name in _TILE_POINTERS),
             "uniform int32 * uniform sums",
@@ -389,7 +398,8 @@ _TILE_POINTERS = (("unsigned int32", "x"), ("int32", "w"), ("int32", "b"))
 
 
 def _weights(weight: Value, inputs: int, unit: int, groups: int, tile: int) -> np.ndarray:
-    """[group][tile][step][tap][output of the tile]"""
+    """The weights in the order in which the kernel reads them, [group][tile][step][tap][output of
+    the tile]."""
     words = word_weights(weight, inputs, unit)
     words = words.reshape(groups, -1, *words.shape[1:])
     words = np.pad(words, ((0, 0), (0, -words.shape[1] % tile), (0, 0), (0, 0)))

@@ -1,6 +1,6 @@
-"""What kernels of whole numbers share (words, weights, finished sums), and linear layers.
+"""What integer kernels share (packed words, weights, epilogue), and the kernels of linear layers.
 
-Convolutions are in :mod:`.integer_fallback`.
+Those of convolutions are in :mod:`.integer_fallback`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ from ..stage import Pointer, PrintedContraction, Stage, Workspace
 from ..tensor import STORED
 
 MOST_EXACT = ((1 << 24) - 1) // (255 * 128)
-"""Products of two bytes of which float32 has every sum."""
-#: Channels of a word.
+"""How many products of int8 and uint8 may be summed so that float32 holds every sum exactly."""
+#: Channels of a packed word of 32 bits.
 WORD = 4
 PACKED_WORDS = 1 << 13
-"""Words that are worth a task of packing."""
+"""Words that are worth a call of the packing kernel."""
 
 
 class IntegerKernel:
-    """What both kinds share: words, weights, and what happens to finished sums."""
+    """Base of the printers of integer kernels: packed words, weights, and the epilogue.
+
+    ``words`` says whether int8 or uint8 is multiplied with int8: then a packed word holds ``unit``
+    = 4 channels, else one number.
+    """
 
     def __init__(self, parts: Parts, isa: Isa) -> None:
         self.parts = parts
@@ -48,22 +52,23 @@ class IntegerKernel:
 
     @property
     def zero(self) -> int:
-        """What stands for 0 in a packed word's numbers."""
+        """The zero point of the numbers in a packed word."""
         if not self.words:
             return 0
         return self.op.zero + (128 if self.x.dtype == "int8" else 0)
 
     def packed_number(self, at: str) -> str:
-        """An element as it is packed."""
+        """The expression of an element as it is packed: as uint8, or minus its zero point where
+        words hold one number."""
         if not self.words:
             return f"((unsigned int32)((int32){at} - ({self.op.zero})))"
         byte = f"(unsigned int32)(unsigned int8){at}"
         return f"({byte} ^ 0x80)" if self.x.dtype == "int8" else f"({byte})"
 
     def packed_word(self, rows: Sequence[str], at: str) -> str:
-        """The word of the elements at a place of some rows."""
-        numbers = [self.packed_number(f"{row}[{at}]") for row in rows]
-        return " | ".join(f"({n} << {8 * i})" if i else n for i, n in enumerate(numbers))
+        """The word of the elements at an offset of several rows, one for each channel."""
+        elements = [self.packed_number(f"{row}[{at}]") for row in rows]
+        return " | ".join(f"({n} << {8 * i})" if i else n for i, n in enumerate(elements))
 
     def zero_word(self) -> int:
         return sum(self.zero << 8 * i for i in range(self.unit))
@@ -78,7 +83,8 @@ class IntegerKernel:
         return self.parts.others
 
     def pointers(self, code: Code) -> None:
-        """Declares what a kernel is given behind packed input, weights, starts and numbers."""
+        """Declares the pointers after those to packed input, weights, first terms and numbers: to
+        further tensors, vectors, and the result."""
         for i, value in enumerate(self.others):
             kind = STORED[value.dtype]
             code.line(f"const uniform {kind} * uniform z{i} = MD_IN({kind}, {4 + i});")
@@ -89,7 +95,7 @@ class IntegerKernel:
         code.line(f"uniform {kind} * uniform y = MD_OUT({kind}, {at + len(self.vectors)});")
 
     def places(self, code: Code, first: str) -> None:
-        """Declares where the tensors that :meth:`finish` reads and writes begin for a row."""
+        """Declares pointers to a row of the tensors that :meth:`finish` reads and writes."""
         for i, value in enumerate(self.others):
             kind = STORED[value.dtype]
             code.line(f"const uniform {kind} * uniform zs{i} = z{i} + {first};")
@@ -99,14 +105,15 @@ class IntegerKernel:
     def operands(
         self, weights: partial[np.ndarray], starts: partial[np.ndarray], numbers: np.ndarray
     ) -> list[Pointer]:
-        """What the kernel is given; ``weights`` and ``starts`` are equal for all sizes."""
-        found: list[Pointer] = [Workspace(0), weights, starts, lambda: numbers]
-        found += [1 + i for i in range(len(self.others))]
-        found += [partial(_vector, value) for value in self.vectors]
-        return [*found, 1 + len(self.others)]
+        """The pointers of the kernel; ``weights`` and ``starts``, which are the first terms of
+        sums, are equal for all sizes."""
+        pointers: list[Pointer] = [Workspace(0), weights, starts, lambda: numbers]
+        pointers += [1 + i for i in range(len(self.others))]
+        pointers += [partial(_vector, value) for value in self.vectors]
+        return [*pointers, 1 + len(self.others)]
 
     def finish(self, code: Code, sum: str, at: str, channel: str) -> None:
-        """From a sum to what is stored at ``at`` of a row; a vector's number is that of
+        """Prints the epilogue of a sum and the store at offset ``at`` of a row; vectors are read at
         ``channel``."""
         if not self.parts.epilogue:
             code.line(f"ys[{at}] = {sum};")
@@ -114,36 +121,37 @@ class IntegerKernel:
         code.line(f"const float whole = (float){sum};")
         names: dict[Value, str] = {self.parts.node.output: "whole"}
         for operation in self.parts.epilogue:
-            given = []
+            arguments = []
             for value in operation.operands:
                 if value not in names:
                     names[value] = code.fresh()
                     read = f"(float)zs{self.others.index(value)}[{at}]"
                     code.line(f"const float {names[value]} = {read};")
-                given.append(names[value])
-            given += [f"e{self.vectors.index(v.value)}[{channel}]" for v in operation.vectors]
-            lines, names[operation.output] = ISPC.print_code(operation.code, given, code.fresh)
+                arguments.append(names[value])
+            arguments += [f"e{self.vectors.index(v.value)}[{channel}]" for v in operation.vectors]
+            lines, names[operation.output] = ISPC.print_code(operation.code, arguments, code.fresh)
             code.lines(lines)
         result = self.parts.result
         code.line(f"ys[{at}] = {_converted(names[result], result.dtype)};")
 
 
 def _converted(value: str, dtype: str) -> str:
-    """A float or an int64 as it is stored; see :class:`.graph.operators.Formula`."""
+    """The expression that converts a float or an int64 to a stored element; see
+    :class:`.graph.operators.Formula`."""
     if dtype == "bool":
         value = f"({value} != 0) ? 1 : 0"
     if dtype in BYTES:
         bounds = np.iinfo(dtype)
-        # The comparison is false of NaN, which becomes the least.
+        # The comparison is false for NaN, which becomes the least value.
         low = f"({value} > {bounds.min} ? {value} : {bounds.min})"
         value = f"(int)({low} < {bounds.max} ? {low} : {bounds.max})"
     return f"({STORED[dtype]})({value})"
 
 
 def word_weights(weight: Value, inputs: int, unit: int) -> np.ndarray:
-    """The weight as words of so many channels (outputs, words of inputs, taps)."""
-    given = data_of(weight).astype(np.int32).reshape(weight.shape[0], inputs, -1)
-    padded = np.pad(given, ((0, 0), (0, -inputs % unit), (0, 0)))
+    """The weight as words of ``unit`` channels, an array (outputs, words of inputs, taps)."""
+    values = data_of(weight).astype(np.int32).reshape(weight.shape[0], inputs, -1)
+    padded = np.pad(values, ((0, 0), (0, -inputs % unit), (0, 0)))
     data = padded.reshape(len(padded), -1, unit, padded.shape[2])
     if unit == 1:
         return data[:, :, 0]
@@ -160,7 +168,11 @@ _ROWS = 4
 
 
 class IntegerLinear(IntegerKernel):
-    """Prints a linear layer of whole numbers; lanes are features."""
+    """Prints the kernels of an integer linear layer: one packs rows of features as words, one
+    multiplies; lanes are output features.
+
+    A register tile has ``high`` rows and ``wide`` vectors of output features.
+    """
 
     def __init__(self, parts: Parts, isa: Isa, any_size: bool) -> None:
         super().__init__(parts, isa)
@@ -201,7 +213,7 @@ class IntegerLinear(IntegerKernel):
             code.line(f"const uniform {kind} * uniform x = MD_IN({kind}, 0) + t * n[1];")
             code.line("uniform unsigned int32 * uniform to = MD_OUT(unsigned int32, 1) + t * n[3];")
             with code.block("foreach (i = 0 ... n[3])"):
-                # Features beyond the last one have no weight: the last will do for them.
+                # Weights of features past the last one are zero: they read the last one.
                 for k in range(self.unit):
                     code.line(f"const int i{k} = min(i * {self.unit} + {k}, n[1] - 1);")
                 numbers = [self.packed_number(f"x[i{k}]") for k in range(self.unit)]
@@ -225,7 +237,7 @@ class IntegerLinear(IntegerKernel):
                     "const uniform int32 * uniform w = MD_IN(int32, 1) + "
                     f"(uniform int64)tile * steps * {self.width};"
                 )
-                # A row beyond the last is the last once more, and not stored.
+                # Rows past the last read the last row; their results are not stored.
                 for r in range(self.high):
                     row = f"(uniform int64)min(top + {r}, rows - 1) * steps"
                     code.line(f"const uniform unsigned int32 * uniform x{r} = packed + {row};")
@@ -251,7 +263,7 @@ class IntegerLinear(IntegerKernel):
 
 
 def _weights(weight: Value, inputs: int, unit: int, width: int) -> np.ndarray:
-    """[tile][step][output of the tile]"""
+    """The weights in the order in which the kernel reads them, [tile][step][output of the tile]."""
     words = word_weights(weight, inputs, unit)[:, :, 0]
     words = np.pad(words, ((0, -len(words) % width), (0, 0)))
     words = words.reshape(-1, width, words.shape[1])

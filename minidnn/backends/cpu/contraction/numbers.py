@@ -1,11 +1,12 @@
-"""Numbers that a kernel reads when it runs, so that many shapes share one text.
+"""Runtime parameters of kernels: integers that a kernel reads when it runs, so that many shapes
+share one text.
 
-Register tiles, unrolled channels and the distances between neighbouring pixels stand in the text:
-they make the arithmetic what it is.  Everything else (sizes, strides, counts) costs nothing when
-it is read from memory, and compiling costs a tenth of a second for each text.
+Register tiles, unrolled channels and the strides between neighbouring pixels are constants of the
+text, since the compiler's code depends on them.  Everything else (sizes, strides, counts) costs
+nothing when it is read from memory, and compiling costs a tenth of a second for each text.
 
-Someone waits for a kernel for planes of any size, and networks repeat themselves: what a process
-printed for these is not printed again.
+A caller waits while a kernel for any spatial size is printed, and networks repeat themselves: the
+texts that a process has printed are cached here.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
 from ..execution.buffers import Array
 
-#: A number, or what gives it when constants are packed.
+#: A number, or a function that returns it when constants are packed.
 Number = int | Callable[[], int]
 
+#: The parameter of ISPC's functions that points to the packed numbers.
 PARAMETER = "const uniform int32 * uniform numbers"
 
 
 class Numbers:
-    """Names of numbers, in the order in which they are first used.
+    """The named numbers of one kernel, in the order in which they are first used.
 
-    Equal texts use equal names in equal order, so the packed numbers fit every kernel that shares
-    the text.
+    A printer calls it wherever the text needs a number.  Equal texts use equal names in equal
+    order, so the packed numbers fit every kernel that shares the text.
     """
 
     def __init__(self) -> None:
@@ -40,23 +42,23 @@ class Numbers:
         self._used: dict[str, None] = {}
 
     def __call__(self, name: str, value: Number) -> str:
-        """The name, for use within :meth:`declared`.
+        """Registers a number, and returns its name for use within :meth:`declared`.
 
         A number that follows from weights is a function, called when constants are packed.
         """
-        held = self._values.setdefault(name, value)
-        assert held == value, f"{name} has two values"
+        known = self._values.setdefault(name, value)
+        assert known == value, f"{name} has two values"
         self._used[name] = None
         return name
 
     @property
     def values(self) -> Mapping[str, Number]:
-        """All of them by name."""
+        """All numbers by name."""
         return self._values
 
     @contextmanager
     def declared(self, code: Code) -> Iterator[None]:
-        """Declares at the beginning of a function the numbers that it uses."""
+        """Declares the numbers that the function printed meanwhile uses, at its beginning."""
         self._used = {}
         mark = code.mark()
         yield
@@ -65,29 +67,29 @@ class Numbers:
         code.insert(mark, [f"const uniform int {name} = numbers[{index[name]}];" for name in used])
 
     def pack(self) -> Array:
-        """The numbers as int32, seen as float32, which packed constants are."""
+        """The numbers as int32, viewed as float32, the dtype of packed constants."""
         values = [value() if callable(value) else value for value in self._values.values()]
         return np.array(values, np.int32).view(np.float32)
 
 
 _MOST_KNOWN = 2048
-#: By the scheme and what is absorbed, with the numbers; None for one that follows from the weight.
+#: Kernels and their numbers by scheme and absorbed operations; None is a number of the weight.
 _printed: dict[Hashable, tuple[KernelSource, dict[str, int | None]]] = {}
 
 
-#: By all that a text follows from, with the names of its numbers.
+#: Kernels with the names of their numbers, by all that the text depends on.
 _texts: dict[Hashable, tuple[KernelSource, tuple[str, ...]]] = {}
 
 
 class NamedNumbers(Protocol):
-    """Numbers that follow from their names."""
+    """Numbers that are computed from their names; see :func:`printed_for_all_sizes`."""
 
     @property
     def values(self) -> Mapping[str, Number]:
-        """All of them by name, in the order in which they are first used."""
+        """All numbers by name, in the order in which they are first used."""
 
     def __call__(self, name: str) -> str:
-        """Takes note that a number is used."""
+        """Registers the number of a name, and returns the name."""
 
 
 def printed_once(
@@ -96,11 +98,12 @@ def printed_once(
     print: Callable[[], KernelSource],
     of_weight: Number = 0,
 ) -> KernelSource:
-    """The kernel that ``print`` gives, whose numbers are among ``numbers`` afterwards.
+    """The kernel that ``print`` returns, cached; its numbers are among ``numbers`` afterwards.
 
     Args:
-        key: all that the text and the numbers follow from.
-        of_weight: the number that follows from the weight, of which no other kernel is told.
+        key: all that the text and the numbers depend on, except for the weight.
+        of_weight: the number that is computed from the weight: this kernel's own, where the cached
+            kernel has that of another weight.
     """
     if (known := _printed.get(key)) is not None:
         source, values = known
@@ -118,10 +121,11 @@ def printed_once(
 def printed_for_all_sizes(
     key: Hashable, numbers: NamedNumbers, print: Callable[[], KernelSource]
 ) -> KernelSource:
-    """The kernel that ``print`` gives, whose numbers follow from their names.
+    """The kernel that ``print`` returns, cached for all sizes: its numbers are computed from their
+    names.
 
     Args:
-        key: all that the text follows from; other numbers make no other text.
+        key: all that the text depends on; it does not depend on the numbers.
     """
     if (known := _texts.get(key)) is not None:
         source, names = known
@@ -136,14 +140,14 @@ def printed_for_all_sizes(
 
 
 def absorbed(parts: Parts) -> Hashable:
-    """What a kernel computes before and after its sums."""
-    places: dict[Value, Any] = {value: i for i, value in enumerate(parts.others)}
-    places |= {parts.source: "source", parts.node.output: "sums"}
+    """A key of what a kernel computes before and after its sums, for the caches above."""
+    names: dict[Value, Any] = {value: i for i, value in enumerate(parts.others)}
+    names |= {parts.source: "source", parts.node.output: "sums"}
     vectors = {value: i for i, value in enumerate(parts.vectors)}
-    found: list[Hashable] = [len(parts.prologue), len(parts.statistics)]
+    key: list[Hashable] = [len(parts.prologue), len(parts.statistics)]
     for operation in (*parts.prologue, *parts.epilogue):
-        read = tuple(places[value] for value in operation.operands)
-        used = tuple(vectors[vector.value] for vector in operation.vectors)
-        found.append((operation.code, read, used, operation.output.dtype))
-        places[operation.output] = ("made", len(found))
-    return tuple(found)
+        operands = tuple(names[value] for value in operation.operands)
+        vector_indices = tuple(vectors[vector.value] for vector in operation.vectors)
+        key.append((operation.code, operands, vector_indices, operation.output.dtype))
+        names[operation.output] = ("made", len(key))
+    return tuple(key)

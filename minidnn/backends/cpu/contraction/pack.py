@@ -1,6 +1,7 @@
-"""Prints the function that copies a block of inputs into scratch.
+"""Prints the function of the direct algorithm that packs a block of inputs: that copies it into
+scratch in the layout in which tiles read it.
 
-It applies the prologue, and puts zeros where the convolution pads: padding is zero after the
+It applies the prologue, and writes zeros where the convolution pads: padding is zero after the
 prologue, not before it.
 """
 
@@ -18,9 +19,9 @@ from .scheme import Scheme
 
 
 class Prologue:
-    """Reads inputs, and applies what is absorbed before a contraction to them.
+    """Prints the prologue of a contraction: the point-wise operations on inputs as they are read.
 
-    Its vectors are the constants of that in the order in which they are read.
+    ``vectors`` are the constants over channels that the prologue reads, in order of first use.
     """
 
     def __init__(self, parts: Parts, source: BlockedView, numbers: Numbers) -> None:
@@ -32,7 +33,8 @@ class Prologue:
         self.vectors: tuple[Value, ...] = tuple(dict.fromkeys(vectors))
 
     def apply(self, code: Code) -> str:
-        """The prologue on ``v``, with ``q<i>`` for vectors; what it gives is not rounded yet."""
+        """Prints the prologue of ``v``, with ``q<i>`` for vectors; returns the result, not rounded
+        to its dtype yet."""
         names: dict[Value, str] = {self.parts.source: "v"}
         result = "v"
         for operation in self.parts.prologue:
@@ -46,16 +48,16 @@ class Prologue:
         return result
 
     def rounded(self, code: Code) -> str:
-        """The same as a number of the dtype that the contraction multiplies."""
+        """Like :meth:`apply`, with the result rounded to the dtype that the contraction reads."""
         result = self.apply(code)
         last = self.parts.prologue[-1:]
         return ELEMENTS[last[0].output.dtype].round(result) if last else result
 
 
 class Packer(Prologue):
-    """Prints the function that packs, for a scheme that does.
+    """Prints the packing function of a scheme whose ``packing`` is not "none".
 
-    For "lanes", each vector is arranged like the packed channels.
+    For "lanes", each constant over channels has the order of the packed channels.
     """
 
     def __init__(self, parts: Parts, scheme: Scheme, numbers: Numbers) -> None:
@@ -64,12 +66,12 @@ class Packer(Prologue):
 
     @property
     def parameters(self) -> list[str]:
-        given = [PARAMETER, f"{self.pointer} x", "uniform float * uniform packed"]
-        given += [f"const uniform float * uniform p{i}" for i in range(len(self.vectors))]
-        return given + [f"uniform int {n}" for n in ("group", "r0", "r1", "c0", "c1")]
+        declared = [PARAMETER, f"{self.pointer} x", "uniform float * uniform packed"]
+        declared += [f"const uniform float * uniform p{i}" for i in range(len(self.vectors))]
+        return declared + [f"uniform int {n}" for n in ("group", "r0", "r1", "c0", "c1")]
 
     def print(self) -> tuple[str, str]:
-        """The function's name, and its text."""
+        """Prints the function; returns its name and its text."""
         code = Code()
         self._print(code)
         return shared_function("conv_pack", str(code), self.scheme.by_columns)
@@ -116,8 +118,8 @@ class Packer(Prologue):
             code.line(f"packed[(c - c0) * {row} + f] = {self.rounded(code)};")
 
     def _vectors(self, code: Code) -> None:
-        """Blocks of channels (one of them, if groups lie in it), or for each output lane its own
-        channels."""
+        """Packs vectors: blocks of channels (one of them, if it holds several groups), or for each
+        output lane its own channels."""
         scheme = self.scheme
         problem, packed, lanes = scheme.problem, scheme.packed, scheme.lanes
         spread = scheme.packing == "lanes"
@@ -148,7 +150,7 @@ class Packer(Prologue):
                 self._row_of_vectors(code)
 
     def _gathered(self, code: Code) -> None:
-        """Pixels that are read, side by side: a piece of each row after another."""
+        """Packs the pixels that are read so that they are contiguous, one segment per row."""
         scheme = self.scheme
         source, lanes = scheme.problem.source, scheme.lanes
         inputs = self.numbers("inputs", scheme.problem.inputs)
@@ -183,7 +185,7 @@ class Packer(Prologue):
         return f"channel / {block} * {plane} + channel % {block}"
 
     def _to(self, code: Code, offset: str) -> None:
-        """Where row ``i`` of a channel goes, and which row of the input it is."""
+        """Prints the destination of row ``i``, and which row of the input it is."""
         code.line(f"uniform float * uniform to = packed + {offset};")
         code.line("const uniform int y = row0 + i;")
         height = self.numbers("height", self.scheme.problem.size[0])

@@ -1,7 +1,8 @@
-"""A contraction as one geometry: convolution, 1x1 convolution and linear are the same loops.
+"""The geometry of a contraction: convolution, 1x1 convolution and linear layer are the same loops.
 
 A linear layer is a 1x1 convolution whose pixels are the rows of its input; a 1x1 convolution
-without stride and padding has one long row of pixels.
+without stride and padding has one long row of pixels.  Algorithms read a :class:`Problem` only, so
+none of them needs to know which operator it computes.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ Pair = tuple[int, int]
 
 
 FEW_CHANNELS = 4
-"""Convolutions of at most that many channels read NCHW: a block of lanes would be mostly empty."""
+"""Convolutions of at most so many channels read NCHW: a block of lanes would be mostly padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockedView:
-    """Where element (image, channel, row, column) lies, in elements.
+    """The strides, in elements, of a tensor whose layout has blocks of channels.
 
-    ``image * n + channel // block * plane + channel % block + row * y + column * x``.  A stride of
-    0 repeats a value that has one element on that axis; ``channels == 1`` repeats its channel.
+    Element (n, c, y, x) has the offset
+    ``n * image + c // block * plane + c % block + y * row + x * column``.  A stride of 0 broadcasts
+    a value that has one element on that axis; ``channels == 1`` broadcasts its channel.
     """
 
     channels: int
@@ -46,14 +48,14 @@ class BlockedView:
 
     @property
     def contiguous(self) -> bool:
-        """Whether all channels of a pixel lie side by side."""
+        """Whether all channels of a pixel are contiguous."""
         return self.block >= self.channels
 
     def broadcasts(self, channels: int) -> bool:
         return self.channels == 1 < channels
 
     def flat(self) -> BlockedView:
-        """All pixels as one row (they lie in order, or all in one place)."""
+        """The view with all pixels as one row (they are contiguous, or all the same element)."""
         return replace(self, row=0)
 
 
@@ -62,13 +64,13 @@ class Problem:
     """Shapes and strides of a contraction.
 
     Attributes:
-        inputs: channels of one group that a result sums over.
-        outputs: channels of one group that are computed.
+        inputs: input channels of one group, over which each result sums.
+        outputs: output channels of one group.
         size, out: rows and columns of input and output.
-        source, result, others: where the tensors lie.
+        source, result, others: the views of the tensors.
         factors: dtype of the numbers that are multiplied; the source may be read in another one.
-        width: pixels of a row of ``source`` where several rows are seen as one, though they do
-            not lie evenly: they have to be gathered; 0 where they need not.
+        width: pixels of a row of ``source`` where several rows are treated as one, though their
+            pixels are not evenly spaced, so that they have to be gathered; 0 where they are.
     """
 
     batch: int
@@ -95,7 +97,7 @@ class Problem:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether each pixel of the result reads one of the input, the one at its place."""
+        """Whether each pixel of the result reads one pixel of the input, at the same position."""
         return (1, 1) == self.kernel == self.stride and not self.pads
 
     @property
@@ -116,12 +118,12 @@ class Problem:
         return False
 
     def tap_rows(self, first: int, rows: int) -> tuple[int, int]:
-        """The first row of taps that meets an input for one of some rows of results, and the one
-        behind the last: the others meet padding only."""
-        (down, _), (apart, _) = self.stride, self.dilation
+        """The range of kernel rows that read an input, and not padding only, for ``rows`` rows of
+        results from ``first`` on: the first of them and the one after the last."""
+        (down, _), (dilation, _) = self.stride, self.dilation
         before, taps = self.padding[0][0], self.kernel[0]
-        begin = max(0, -((first + rows - 1) * down - before) + apart - 1) // apart
-        end = max(0, self.size[0] + before - first * down + apart - 1) // apart
+        begin = max(0, -((first + rows - 1) * down - before) + dilation - 1) // dilation
+        end = max(0, self.size[0] + before - first * down + dilation - 1) // dilation
         begin = min(begin, taps)
         return begin, max(begin, min(end, taps))
 
@@ -134,7 +136,7 @@ class Problem:
 def problem_of(
     parts: Parts, batch: int, source: Tensor, others: tuple[Tensor, ...], result: Tensor
 ) -> Problem:
-    """The geometry of a contraction on tensors that lie as given."""
+    """The geometry of a contraction on tensors of these layouts."""
     if isinstance(parts.node.op, Linear):
         return _linear(parts, batch, source, others, result)
     op = parts.node.op
@@ -178,10 +180,10 @@ def _flattened(problem: Problem) -> Problem:
 
 
 def gathered(problem: Problem) -> Problem | None:
-    """A 1x1 convolution that leaves out pixels, as one long row of those it reads; None if it is
-    another one, or its tensors do not allow it."""
-    leaves_out = problem.kernel == (1, 1) != problem.stride and not problem.pads
-    if not leaves_out or not all(_is_flat(v, problem.out) for v in problem.others):
+    """A 1x1 convolution with a stride, as one long row of the pixels that it reads; None for any
+    other contraction, or if the layouts of its tensors do not allow it."""
+    is_strided = problem.kernel == (1, 1) != problem.stride and not problem.pads
+    if not is_strided or not all(_is_flat(v, problem.out) for v in problem.others):
         return None
     down, across = problem.stride
     source, pixels = problem.source, problem.out[0] * problem.out[1]
@@ -201,9 +203,10 @@ def _is_flat(view: BlockedView, out: Pair) -> bool:
     return view.row == view.column * out[1] or out[0] == 1
 
 
-def _view(tensor: Tensor, own: TensorType, whole: TensorType) -> BlockedView:
-    """The strides of a tensor that is read at the positions of ``whole``."""
-    repeats = [a == 1 < b for a, b in zip(own.plane, whole.plane, strict=True)]
+def _view(tensor: Tensor, value_type: TensorType, read_type: TensorType) -> BlockedView:
+    """The view of a tensor of ``value_type`` that is read, with broadcasting, at the positions of
+    ``read_type``."""
+    repeats = [a == 1 < b for a, b in zip(value_type.plane, read_type.plane, strict=True)]
     block, plane = tensor.block, tensor.plane
     if block == 1 and plane == 1:
         block, plane = tensor.channels, 0
@@ -221,7 +224,8 @@ def _view(tensor: Tensor, own: TensorType, whole: TensorType) -> BlockedView:
 def _linear(
     parts: Parts, batch: int, source: Tensor, others: tuple[Tensor, ...], result: Tensor
 ) -> Problem:
-    """Rows of features; tensors are rows (each an image of one pixel) or images of rows."""
+    """The geometry of a linear layer; its tensors are rows of features (each an image of one
+    pixel), or images whose pixels are rows of features."""
     inputs, outputs = parts.node.inputs[1].shape[1], parts.node.inputs[1].shape[0]
     shape = parts.node.output.shape
     rank = len(shape)

@@ -1,13 +1,13 @@
-"""How a contraction is computed: where inputs are read, register tile, blocks, chunks.
+"""The scheme of the direct algorithm: packing, register tile, blocks of pixels, chunks of sums.
 
-A scheme is plain data; the printers only write it down.  Sums run over channels in order of their
-blocks, kernel rows, kernel columns, channels of a block: nothing here that depends on threads or
-blocks changes that order, so no bit of a result does.
+A scheme is plain data: it holds every decision, and the printers only write it down.  A sum takes
+its terms in the order of steps of channels, kernel rows, kernel columns, channels of a step.  The
+number of threads and the size of blocks don't change this order, so they change no bit of a result.
 
-A register tile is pixels times vectors of output channels.  The figures of its price are those of
-current x86 cores: two multiply-adds and two vector loads a cycle, and a latency of four cycles (a
-little more, since no schedule is perfect).  A step of the sum loads one number for each pixel and
-one vector of weights for each vector of channels, and multiplies each with each.
+A register tile is M pixels times N vectors of output channels.  Each step of the sum loads one
+input for each pixel and one vector of weights for each vector of channels, and multiplies each
+with each.  The figures of the cost model are those of current x86 cores: two multiply-adds and two
+vector loads a cycle, and a latency of four cycles (a little more, since no schedule is perfect).
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from .problem import Pair, Problem
 
 LATENCY = 4.7
 LOAD = 0.6
-"""Cycles of a load where loads are what a tile waits for; two a cycle are reached by nobody."""
+"""Cycles of a load in a tile that is bound by loads; no core sustains its peak of two a cycle."""
 
 OVERHEAD = 24.0
-"""Cycles to begin and end a tile, beside its sums."""
+"""Cycles to begin and end a tile, in addition to those of its sums."""
 
 WEIGHTS = 0.05
-"""Cycles for a vector of weights, which comes from the second-level cache."""
+"""Additional cycles to load a vector of weights, which comes from the second-level cache."""
 
 VARIANT_PENALTY = 0.004
-"""Share of the time that another variant of the code must save to be worth its size."""
+"""Share of the predicted time that a further variant of the code must save to be worth its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows x columns of pixels and what is left over, vectors of channels and how they split.
+    """A register tile: rows x columns of pixels, times vectors of output channels.
 
-    ``wide`` groups have ``vectors`` vectors, then ``narrow`` groups have one less.
+    All output channels are ``wide`` groups of ``vectors`` vectors, then ``narrow`` groups of one
+    vector less.  A task computes one of these groups.
     """
 
     rows: int
@@ -54,14 +55,14 @@ class Tile:
 
 
 def split_vectors(blocks: int, vectors: int) -> tuple[int, int]:
-    """How many groups of ``vectors`` and of ``vectors - 1`` make up ``blocks``."""
+    """How many groups of ``vectors`` and of ``vectors - 1`` vectors make up ``blocks`` vectors."""
     count = -(-blocks // vectors)
     narrow = count * vectors - blocks
     return count - narrow, narrow
 
 
 def step_cycles(pixels: int, vectors: int) -> float:
-    """Cycles of one step of the sums of a tile."""
+    """Cycles of one step of a tile's sums, bound by arithmetic, loads or latency."""
     return max(pixels * vectors / 2, (pixels + vectors) * LOAD, LATENCY) + WEIGHTS * vectors
 
 
@@ -69,43 +70,46 @@ def step_cycles(pixels: int, vectors: int) -> float:
 def choose_tile(
     out: tuple[int, int], blocks: int, depth: int, isa: Isa, most_vectors: int = 4
 ) -> Tile:
-    """The tile with the least predicted time for ``out`` pixels and ``blocks`` of channels."""
+    """The tile with the least predicted time for ``out`` (rows, columns) of pixels, ``blocks``
+    vectors of output channels, and sums of ``depth`` terms."""
     tiles = tiles_for(out, blocks, isa, most_vectors)
     return min(tiles, key=lambda tile: _cost(tile, out, depth))
 
 
 def tiles_for(out: tuple[int, int], blocks: int, isa: Isa, most_vectors: int = 4) -> Iterator[Tile]:
-    """Every tile that the registers hold."""
+    """Yields every tile whose sums and operands fit the registers."""
     for vectors in range(1, min(blocks, most_vectors) + 1):
-        most = min((isa.registers - 1 - vectors) // vectors, 28)
+        most_pixels = min((isa.registers - 1 - vectors) // vectors, 28)
         if vectors > 2 and isa.registers == 32:
-            most = min(most, 4)
+            most_pixels = min(most_pixels, 4)
         wide, narrow = split_vectors(blocks, vectors)
         if wide <= 0:
             continue
-        for rows, columns in _shapes(out, most):
+        for rows, columns in _shapes(out, most_pixels):
             yield Tile(rows, columns, vectors, wide, narrow)
 
 
 def cycles_of(tile: Tile, out: tuple[int, int], depth: int) -> float:
-    """Cycles of all sums of ``out`` pixels and all channels, with their rests."""
+    """Cycles of all sums of ``out`` pixels and all channels, remainder tiles included."""
     return sum(_parts(tile, out, depth))
 
 
-def _shapes(out: tuple[int, int], most: int) -> list[tuple[int, int]]:
-    shapes = [(1, columns) for columns in range(1, min(most, out[1]) + 1)]
-    if out[1] <= most // 2:
-        shapes += [(rows, out[1]) for rows in range(2, min(most // out[1], out[0]) + 1)]
+def _shapes(out: tuple[int, int], most_pixels: int) -> list[tuple[int, int]]:
+    """Rows and columns of tiles: parts of a row, or several whole rows if these are short."""
+    shapes = [(1, columns) for columns in range(1, min(most_pixels, out[1]) + 1)]
+    if out[1] <= most_pixels // 2:
+        shapes += [(rows, out[1]) for rows in range(2, min(most_pixels // out[1], out[0]) + 1)]
     return shapes
 
 
 def _cost(tile: Tile, out: tuple[int, int], depth: int) -> float:
+    """:func:`cycles_of` with a penalty for each variant of the code."""
     parts = _parts(tile, out, depth)
     return sum(parts) * (1 + VARIANT_PENALTY * (len(parts) - 1))
 
 
 def _parts(tile: Tile, out: tuple[int, int], depth: int) -> list[float]:
-    """Cycles that each variant of the code takes."""
+    """Cycles of each variant of the code: full and remainder tiles, wide and narrow groups."""
     full, rest = divmod(out[1], tile.columns)
     if tile.rows > 1:
         full, rest = divmod(out[0], tile.rows)
@@ -130,17 +134,17 @@ LINE_BYTES = 4 * LINE_FLOATS
 AHEAD_CYCLES = 2000
 INPUT_GROUPS = 8
 STREAMED_BYTES = 16 << 20
-"""Results of this size do not stay in a last cache until they are read."""
+"""Results of this size do not stay in the last-level cache until they are read."""
 
 OFTEN = 2
-"""Channels after which tiles ask for weights again that are used by few tiles."""
+"""Channels between two prefetches of weights that few tiles share; see ``asks_often``."""
 
 AHEAD_FLOATS = 2048
-"""How far ahead weights are asked for that are used only once."""
+"""Prefetch distance, in floats, of weights that are read only once."""
 
 
 class ResultScheme(Protocol):
-    """What the end of a kernel follows: see :class:`Scheme`."""
+    """What the epilogue of a kernel needs to know of a scheme; see :class:`Scheme`."""
 
     @property
     def problem(self) -> Problem: ...
@@ -166,7 +170,8 @@ class ResultScheme(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Strides:
-    """Where the sum's terms lie behind a pixel: strides in floats."""
+    """Strides of the inputs that tiles read, in floats: from one step of the sum's outer loop to
+    the next (``block``), and to the next channel, row and column of the input."""
 
     block: int
     channel: int
@@ -176,26 +181,26 @@ class Strides:
 
 @dataclass(frozen=True)
 class Scheme:
-    """Everything that a printed kernel follows.
+    """All decisions about a kernel of the direct algorithm; its text follows from them.
 
     Attributes:
-        packing: how a block of inputs is copied into scratch before it is used: not at all;
-            "blocks": as it lies, in blocks of channels; "gathered": so too, but only the pixels
-            that are read, as one row (see :class:`.problem.Problem`); "pixels": planes;
-            "features": rows; "own": the vector of channels in which the groups of a vector of
-            outputs lie, each lane of which takes its group's; "lanes": for each output lane its
-            own input channels.
-        unit: channels of one step of the sum's outer loop, which are unrolled.
+        packing: how a block of inputs is copied into scratch before tiles read it: "none": it is
+            not copied; "blocks": in its own layout, blocks of channels; "gathered": likewise, but
+            only the pixels that are read, as one row (see :class:`.problem.Problem`); "pixels":
+            channel by channel (NCHW); "features": rows of features; "own": the vector of channels
+            that holds the groups of a vector of outputs, each lane of which selects its group's;
+            "lanes": for each output lane its own input channels.
+        unit: channels of one step of the sum's outer loop; the code for them is unrolled.
         block: rows of output of one task (columns if there is one row).
-        chunk: steps of the outer loop that are taken for all tiles of a block in turn; 0: each
-            tile computes its whole sums at once.
-        part: steps (of a chunk) whose terms are summed up by themselves, and then added to the sum
-            of those before them; 0: all of them, and there are no chunks.
-        compensated: whether what is rounded off where parts are added up is summed up, too, and
+        chunk: K tile: steps of the outer loop that all tiles of a block take before the next chunk
+            begins; 0: each tile computes its whole sums at once.
+        part: steps (of a chunk) of one partial sum, which is added to the sum of those before it;
+            0: all of them, and there are no chunks.
+        compensated: whether the rounding errors of adding partial sums are summed up, too, and
             added at the end.
-        near: whether inputs that lie in blocks of channels are in the second-level cache anyway.
-        any_size: whether the text is that of planes of any size, whatever else is better for this
-            one: tiles have one row, and what they leave of a row is computed by narrower ones.
+        near: whether inputs in blocks of channels are in the second-level cache anyway.
+        any_size: whether the text serves every spatial size, even where another one is better for
+            this size: tiles have one row, and narrower tiles compute the remainder of a row.
     """
 
     problem: Problem
@@ -217,7 +222,7 @@ class Scheme:
 
     @property
     def groups(self) -> int:
-        """Groups of channels that are computed one by one."""
+        """Groups of channels that separate tasks compute; 1 if lanes hold several groups."""
         return 1 if self.spread else self.problem.groups
 
     @property
@@ -227,22 +232,22 @@ class Scheme:
 
     @property
     def slots(self) -> int:
-        """Output channels of a group, filled up to whole vectors."""
+        """Output channels of a group, padded to whole vectors."""
         return -(-self.outputs // self.lanes) * self.lanes
 
     @property
     def steps(self) -> int:
-        """Turns of the sum's outer loop, the last perhaps with fewer channels."""
+        """Iterations of the sum's outer loop, the last perhaps with fewer channels."""
         return -(-self.problem.inputs // self.unit)
 
     @cached_property
     def by_columns(self) -> bool:
-        """Whether all pixels are one row."""
+        """Whether all pixels are one row, of which a block is a range of columns."""
         return self.problem.out[0] == 1 and (not self.any_size or self.problem.is_pointwise)
 
     @property
     def narrower(self) -> list[int]:
-        """Columns of the tiles for what whole ones leave of a row, one after the other."""
+        """Columns of the tiles that compute the remainder of a row, in order."""
         columns = self.tile.columns
         if not self.any_size:
             rest = self.problem.out[1] % columns
@@ -260,16 +265,16 @@ class Scheme:
 
     @property
     def chunk_terms(self) -> int:
-        """Terms of a chunk, or of the sums."""
+        """Terms of a chunk, or of a whole sum if there are no chunks."""
         taps = self.problem.kernel[0] * self.problem.kernel[1]
         return min(self.problem.depth, (self.chunk or self.steps) * self.unit * taps)
 
     @property
     def skips(self) -> bool:
-        """Whether some tiles leave out rows of taps that meet only padding.
+        """Whether some tiles leave out kernel rows that read only padding.
 
         Zeros times weights change no sum (the sign of a zero aside) as long as weights are
-        finite, which a kernel is told when it runs.
+        finite; whether they are, a kernel reads when it runs.
         """
         if self.any_size:
             return self.problem.kernel[0] > 1 and not self.by_columns
@@ -277,7 +282,7 @@ class Scheme:
 
     @cached_property
     def taken_rows(self) -> float:
-        """The part of the rows of taps that tiles do not leave out, on average over pixels."""
+        """The share of kernel rows that tiles do not leave out, on average over pixels."""
         if self.problem.kernel[0] == 1 or self.by_columns:
             return 1.0
         return _taken_rows(self.problem, self.tile.rows)
@@ -298,29 +303,27 @@ class Scheme:
 
     @property
     def touched_bytes(self) -> int:
-        """Bytes of the cache lines that one block reads of its inputs."""
+        """Bytes of the cache lines of inputs that one block reads."""
         source, problem = self.problem.source, self.problem
         channels = {"own": self.lanes, "lanes": problem.inputs * self.lanes}.get(
             self.packing, problem.inputs
         )
-        own = min(source.block, channels)
-        span = (self.window[1] - 1) * source.column + own
-        apart = (problem.kernel[1] - 1) * source.column + own
-        row = min(4 * span, self.pixels[1] * _up(4 * apart, LINE_BYTES))
+        block_channels = min(source.block, channels)
+        span = (self.window[1] - 1) * source.column + block_channels
+        tap_span = (problem.kernel[1] - 1) * source.column + block_channels
+        row = min(4 * span, self.pixels[1] * _up(4 * tap_span, LINE_BYTES))
         return self.touched[0] * row * -(-channels // source.block)
 
     @property
     def unused_lines(self) -> float:
-        """Cache lines more than its inputs fill that one block fetches for strided 1x1.
-
-        Processors fetch the other line of a pair, too.
-        """
+        """Cache lines that one block of a strided 1x1 convolution fetches in addition to those
+        that its inputs fill: processors fetch the adjacent line of a pair, too."""
         problem = self.problem
         if self.packing != "none" or problem.kernel != (1, 1) or problem.stride[1] == 1:
             return 0.0
         used = 4 * min(problem.source.block, problem.inputs)
-        apart = 4 * problem.stride[1] * problem.source.column
-        unused = min(apart, 2 * LINE_BYTES) - used
+        pixel_pitch = 4 * problem.stride[1] * problem.source.column
+        unused = min(pixel_pitch, 2 * LINE_BYTES) - used
         blocks = -(-problem.inputs // problem.source.block)
         return max(0, unused) * blocks * self.pixels[0] * self.pixels[1] / LINE_BYTES
 
@@ -341,7 +344,7 @@ class Scheme:
 
     @cached_property
     def packed(self) -> Strides:
-        """How the packed block lies."""
+        """Strides of the packed block."""
         rows, columns = self.window
         if self.packing == "features":
             return Strides(self.unit, 1, 0, _up(self.problem.inputs, self.lanes))
@@ -352,6 +355,7 @@ class Scheme:
 
     @property
     def packed_floats(self) -> int:
+        """Floats of scratch for the packed block."""
         packed, steps = self.packed, self.steps
         match self.packing:
             case "none":
@@ -364,7 +368,7 @@ class Scheme:
 
     @property
     def read(self) -> Strides:
-        """What the tiles read: the packed block or the source itself."""
+        """Strides of what the tiles read: the packed block or the source itself."""
         if self.packing != "none":
             return self.packed
         source = self.problem.source
@@ -383,11 +387,11 @@ class Scheme:
 
     @property
     def asks_often(self) -> bool:
-        """Whether a tile asks for later weights again and again within a turn of its inner loop.
+        """Whether a tile prefetches later weights several times per iteration of its inner loop.
 
-        Where few tiles share weights, these must come nearly as fast as memory can be read.  Then
-        it matters that they are asked for evenly, and up to the first-level cache: a burst for
-        each turn leaves the memory idle between bursts.
+        Where few tiles share weights, these must arrive nearly at the bandwidth of memory.  Then
+        prefetches must be spread evenly, and reach into the first-level cache: one burst per
+        iteration leaves the memory idle between bursts.
         """
         if self.any_size or self.read.channel > 1 or self.spread or self.unit % OFTEN:
             return False
@@ -395,44 +399,44 @@ class Scheme:
 
     @property
     def reads_on(self) -> bool:
-        """Whether a tile that has its weights for itself leaves it to the processor to fetch them.
+        """Whether a tile that shares its weights with no other leaves them to hardware prefetch.
 
-        With one pixel it does little but read them in order.  Then Zen 3 reads 1.12 times as fast
-        if nothing is asked for (Intel's processors with AVX2 0.89 times); with more pixels asking
-        is faster, with AVX-512 it hardly matters.
+        A tile of one pixel does little but read weights in order.  Then Zen 3 reads 1.12 times as
+        fast without software prefetch (Intel's processors with AVX2 0.89 times); with more pixels
+        software prefetch is faster, with AVX-512 it hardly matters.
         """
         return self.lanes == 8 and self.tile.rows * self.tile.columns == 1
 
     @property
     def lines_ahead(self) -> int:
-        """Cache lines of later weights that a tile asks for at a time.
+        """Cache lines of later weights that a tile prefetches at a time.
 
-        Together the first tiles of a block ask for the weights of the next part of the sum, or
-        of the next channels.
+        Together the first tiles of a block prefetch the weights of the next chunk of the sum, or
+        of the next group of channels.
         """
-        return max(1, -(-self._lines_used // (self.tiles * self._asking)))
+        return max(1, -(-self._lines_used // (self.tiles * self._prefetches_of_turn)))
 
     @property
     def lines_of_turn(self) -> int:
-        """Cache lines that a tile asks for in each turn of its inner loop."""
-        return self.lines_ahead * self._asking
+        """Cache lines that a tile prefetches in each iteration of its inner loop."""
+        return self.lines_ahead * self._prefetches_of_turn
 
     @property
     def _lines_used(self) -> int:
-        """Cache lines of weights that a tile uses in each turn of its inner loop."""
+        """Cache lines of weights that a tile uses in each iteration of its inner loop."""
         return self.unit * self.tile.vectors * self.lanes // LINE_FLOATS
 
     @property
-    def _asking(self) -> int:
-        """How often a tile asks in each turn of its inner loop."""
+    def _prefetches_of_turn(self) -> int:
+        """How often a tile prefetches in each iteration of its inner loop."""
         return self.unit // OFTEN if self.asks_often else 1
 
     @property
     def inputs_ahead(self) -> bool:
-        """Whether a tile asks for the inputs of the next one.
+        """Whether a tile prefetches the inputs of the next one.
 
-        Packed inputs are near already, and where many groups of channels read a block, waiting
-        once is nothing.
+        Packed inputs are in a cache already, and where many groups of channels read a block, one
+        cache miss per block hardly matters.
         """
         blocked = self.problem.source.block == self.lanes
         few = self.tile.groups <= INPUT_GROUPS
@@ -440,24 +444,24 @@ class Scheme:
 
     @property
     def tiles_ahead(self) -> int:
-        """How many tiles ahead results and further tensors are asked for: some microseconds."""
+        """Prefetch distance of results and further operands, in tiles: ``AHEAD_CYCLES``."""
         size = self.tile.rows * self.tile.columns
         return int(AHEAD_CYCLES / (step_cycles(size, self.tile.vectors) * self.problem.depth))
 
     @property
     def streams(self) -> bool:
-        """Whether results go to memory past the caches, which they would only flush."""
+        """Whether results are written with streaming stores, past caches they would only flush."""
         pixels = self.problem.batch * self.problem.out[0] * self.problem.out[1]
         wide = self.problem.result.dtype == "float32" and not self.any_size
         return wide and 4 * pixels * self.outputs * self.groups >= STREAMED_BYTES
 
     def kept_floats(self, rows: int, columns: int, vectors: int) -> int:
-        """Floats that hold the unfinished sums of a tile, and what was rounded off of them."""
+        """Floats that hold the unfinished sums of a tile, and the rounding errors of these."""
         return rows * columns * vectors * self.lanes * (2 if self.compensated else 1)
 
     @property
     def several_chunks(self) -> bool:
-        """Whether unfinished sums of a whole block wait for their next chunk."""
+        """Whether there are several chunks, between which the sums of a block are unfinished."""
         return 0 < self.chunk < self.steps
 
     @property
@@ -474,6 +478,7 @@ class Scheme:
 
 
 def _up(number: int, multiple: int) -> int:
+    """The least multiple that is not below ``number``."""
     return -(-number // multiple) * multiple
 
 
@@ -481,9 +486,9 @@ def _up(number: int, multiple: int) -> int:
 def _taken_rows(problem: Problem, step: int) -> float:
     """:attr:`Scheme.taken_rows` of tiles of ``step`` rows, whatever else the scheme is."""
     rows, taps = problem.out[0], problem.kernel[0]
-    taken = 0
+    computed = 0
     for first in range(0, rows, step):
         count = min(step, rows - first)
         begin, end = problem.tap_rows(first, count)
-        taken += count * (end - begin)
-    return taken / (rows * taps)
+        computed += count * (end - begin)
+    return computed / (rows * taps)

@@ -1,4 +1,5 @@
-"""Prints the functions that compute register tiles."""
+"""Prints the functions that compute register tiles of the direct algorithm and of Winograd's
+matrix products: the loops over a sum's terms, between initial values and the epilogue."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from .scheme import LINE_FLOATS, OFTEN, Scheme
 
 
 def tile_name(rows: int, columns: int, vectors: int) -> str:
+    """The name of the function that :func:`print_tile` prints for such a tile."""
     return f"@_tile_{rows}x{columns}x{vectors}"
 
 
@@ -25,13 +27,13 @@ def print_tile(
     bias: bool = True,
     short: bool = False,
 ) -> None:
-    """A function for ``rows`` x ``columns`` pixels and ``vectors`` vectors of channels.
+    """Prints the function for ``rows`` x ``columns`` pixels and ``vectors`` vectors of channels.
 
-    It is given the first pixel's inputs ``x``, weights ``w``, later weights to ask for
-    (``ahead``; NULL: none), initial values ``bias`` (or zeros); with chunks the steps from
-    ``begin`` to ``end``; with parts where unfinished sums are kept; where rows of taps are left
-    out, those from ``ky0`` to ``ky1`` that are not.  ``short`` leaves out all channels of a step
-    but two.
+    Its parameters are the first pixel's inputs ``x``, weights ``w``, later weights to prefetch
+    (``ahead``; NULL: none) and initial values ``bias`` (zeros without it); with chunks the range
+    ``begin`` to ``end`` of steps; with partial sums the scratch ``kept`` for unfinished sums; where
+    kernel rows are left out, the range ``ky0`` to ``ky1`` of those that are computed; and those of
+    the epilogue.  With ``short`` a step has only two channels (see :mod:`.direct`).
     """
     lanes = scheme.lanes
     parameters = [PARAMETER]
@@ -63,7 +65,7 @@ def print_tile(
         if scheme.chunk:
             code.line(f"x += (uniform int64)begin * {numbers('x_block', scheme.read.block)};")
         if scheme.part:
-            _print_parts(code, scheme, numbers, sums)
+            _print_partial_sums(code, scheme, numbers, sums)
         else:
             sums.print()
         if scheme.chunk:
@@ -71,46 +73,48 @@ def print_tile(
         epilogue.print(code, rows, columns, vectors)
 
 
-def _print_parts(code: Code, scheme: Scheme, numbers: Numbers, sums: _Sums) -> None:
-    """The sums part by part, each added to those before it; unfinished ones are kept."""
+def _print_partial_sums(code: Code, scheme: Scheme, numbers: Numbers, sums: _Sums) -> None:
+    """Prints the sums as partial sums, each of which is added to those before it; sums that are
+    unfinished at the end of a part are stored in ``kept``."""
     steps, part = numbers("steps", scheme.steps), numbers("part", scheme.part)
     begin, end = ("begin", "end") if scheme.chunk else ("0", steps)
     count = sums.rows * sums.columns
     names = [f"a{p}_{v}" for p in range(count) for v in range(sums.vectors)]
-    at = partial("kept[{} + programIndex]".format)
-    kept = {name: at(i * scheme.lanes) for i, name in enumerate(names)}
-    errors = {name: at((len(names) + i) * scheme.lanes) for i, name in enumerate(names)}
+    scratch = partial("kept[{} + programIndex]".format)
+    stored_sums = {name: scratch(i * scheme.lanes) for i, name in enumerate(names)}
+    stored_errors = {name: scratch((len(names) + i) * scheme.lanes) for i, name in enumerate(names)}
     if not scheme.compensated:
-        errors = {}
+        stored_errors = {}
     code.line("#pragma nounroll")
     with code.block(f"for (uniform int from = {begin}; from < {end}; from += {part})"):
         code.line(f"const uniform int to = min(from + {part}, {end});")
         sums.print("from", "to")
         with code.block("if (from > 0)"):
-            for name, place in kept.items():
-                if name in errors:
-                    _print_exact_addition(code, name, place, errors[name])
+            for name, address in stored_sums.items():
+                if name in stored_errors:
+                    _print_exact_addition(code, name, address, stored_errors[name])
                 else:
-                    code.line(f"{name} = {place} + {name};")
-        if errors:
+                    code.line(f"{name} = {address} + {name};")
+        if stored_errors:
             with code.block("else"):
-                for place in errors.values():
-                    code.line(f"{place} = 0.0f;")
+                for address in stored_errors.values():
+                    code.line(f"{address} = 0.0f;")
         with code.block(f"if (to < {steps})"):
-            for name, place in kept.items():
-                code.line(f"{place} = {name};")
+            for name, address in stored_sums.items():
+                code.line(f"{address} = {name};")
                 code.line(f"{name} = 0.0f;")
-        if errors:
+        if stored_errors:
             with code.block("else"):
-                for name, place in errors.items():
-                    # NaN where the sum became infinite, which it then stays.
-                    code.line(f"const float error_{name} = {place};")
+                for name, address in stored_errors.items():
+                    # The error is NaN where the sum became infinite; the sum then stays so.
+                    code.line(f"const float error_{name} = {address};")
                     code.line(f"{name} += error_{name} == error_{name} ? error_{name} : 0.0f;")
 
 
 def _print_exact_addition(code: Code, name: str, kept: str, error: str) -> None:
-    """Adds a part to the sum of those before it, and what this rounds off to ``error`` (the six
-    operations of Knuth, The Art of Computer Programming 2, 4.2.2, theorem B)."""
+    """Prints the addition of a partial sum to the sum of those before it, and of its rounding error
+    to ``error`` (the six operations of Knuth, The Art of Computer Programming 2, 4.2.2, theorem
+    B)."""
     with code.block(""):
         code.line(f"const float old = {kept};")
         code.line(f"const float sum = old + {name};")
@@ -122,8 +126,7 @@ def _print_exact_addition(code: Code, name: str, kept: str, error: str) -> None:
 class _Sums:
     """Prints the loops over the terms of a tile's sums.
 
-    Rows of one tile are so few that their distances stand in the text; distances between
-    neighbouring pixels always do.
+    The strides between the pixels of a tile are constants of the text: a tile has few rows.
     """
 
     def __init__(
@@ -143,22 +146,22 @@ class _Sums:
         self.short = short
 
     def print(self, begin: str = "", end: str = "") -> None:
-        """All terms, or those of the steps from ``begin`` to ``end``."""
+        """Prints the sums of all terms, or of the steps from ``begin`` to ``end``."""
         scheme, code, numbers = self.scheme, self.code, self.numbers
-        whole, rest = divmod(scheme.problem.inputs, scheme.unit)
-        full = numbers("full", whole)
+        steps, rest_channels = divmod(scheme.problem.inputs, scheme.unit)
+        full = numbers("full", steps)
         block = numbers("x_block", scheme.read.block)
         first, last = (begin, f"min({end}, {full})") if end else ("0", full)
         code.line("#pragma nounroll")
         with code.block(f"for (uniform int step = {first}; step < {last}; step++)"):
             self._step(scheme.unit)
             code.line(f"x += {block};")
-        if rest:
+        if rest_channels:
             with code.block(f"if ({end} > {full})" if end else ""):
-                self._step(rest)
+                self._step(rest_channels)
 
     def _step(self, channels: int) -> None:
-        """All taps of one block of channels."""
+        """Prints the loops over the taps of one step of channels."""
         read, problem, code = self.scheme.read, self.scheme.problem, self.code
         down, across = (k > 1 for k in problem.kernel)
         code.line("const uniform float * uniform xr = x;")
@@ -189,29 +192,30 @@ class _Sums:
             code.line("w = w_end;")
 
     def _products(self, channels: int) -> None:
-        """One tap: each channel of each pixel times the weights of all vectors."""
+        """Prints one tap: each channel of each pixel times the weights of all vectors."""
         code, scheme = self.code, self.scheme
-        self._ask_inputs()
+        self._prefetch_inputs()
         if not scheme.asks_often or channels % OFTEN:
-            self._ask_weights("l2")
+            self._prefetch_weights("l2")
             self._channels(channels, "xi")
             return
         code.line("const uniform float * uniform xs = xi;")
         code.line("#pragma nounroll")
         with code.block(f"for (uniform int some = 0; some < {channels // OFTEN}; some++)"):
-            self._ask_weights("l1")
+            self._prefetch_weights("l1")
             self._channels(OFTEN, "xs")
             code.line(f"xs += {OFTEN};")
 
     def _channels(self, channels: int, first: str) -> None:
-        """Products of some channels, unrolled; the first one's inputs are at ``first``."""
+        """Prints the products of some channels, unrolled; ``first`` points to the inputs of the
+        first one."""
         scheme, code = self.scheme, self.code
         lanes, vectors = scheme.lanes, self.vectors
         for channel in range(min(channels, 2) if self.short else channels):
             with code.block(""):
                 for v in range(vectors):
-                    at = (channel * vectors + v) * lanes
-                    code.line(f"float w{v} = w[{at} + programIndex];")
+                    offset = (channel * vectors + v) * lanes
+                    code.line(f"float w{v} = w[{offset} + programIndex];")
                 base = first
                 if channel and scheme.read.channel > 1:
                     stride = self.numbers("x_channel", scheme.read.channel)
@@ -219,46 +223,46 @@ class _Sums:
                     base = "xc"
                 shift = channel if scheme.read.channel == 1 and not scheme.spread else 0
                 for p in range(self.rows * self.columns):
-                    at = self._pixel(p) + shift
+                    offset = self._pixel(p) + shift
                     names = (f"a{p}_{v}" for v in range(vectors))
                     sums = " ".join(f"{a} = md_fma(w{v}, x0, {a});" for v, a in enumerate(names))
-                    code.line(f"{{ float x0 = {self._input(base, at, channel)}; {sums} }}")
+                    code.line(f"{{ float x0 = {self._input(base, offset, channel)}; {sums} }}")
         code.line(f"w += {channels * vectors * lanes};")
 
-    def _input(self, base: str, at: int, channel: int) -> str:
-        """A pixel's number of a channel: one for all lanes, or each lane's own, which lies with
-        those of its group in one vector or has a vector of its own."""
+    def _input(self, base: str, offset: int, channel: int) -> str:
+        """A pixel's input of a channel: broadcast to all lanes, or each lane's own, which is in one
+        vector with the others of its group, or in a vector of this channel."""
         scheme = self.scheme
         if not scheme.spread:
-            return f"{base}[{at}]"
-        vector, inputs = f"{base}[{at} + programIndex]", scheme.problem.inputs
+            return f"{base}[{offset}]"
+        vector, inputs = f"{base}[{offset} + programIndex]", scheme.problem.inputs
         if scheme.packing == "lanes" or inputs == 1:
             return vector
-        # What the compiler knew it would shuffle in two instructions, and keep what they share of
-        # all channels, for which there are no registers.
+        # The mask is read at run time: with a constant the compiler would shuffle in two
+        # instructions, and hoist what these share for all channels, without registers for it.
         mask = self.numbers("lanes_of_group", -inputs)
         return f"shuffle({vector}, (programIndex & {mask}) + {channel})"
 
-    def _ask_weights(self, level: str) -> None:
-        """Asks for later weights."""
+    def _prefetch_weights(self, level: str) -> None:
+        """Prints prefetches of later weights."""
         code = self.code
         code.line("#pragma nounroll")
         with code.block("for (uniform int line = 0; line < lines; line++)"):
             code.line(f"prefetch_{level}((void * uniform)ahead);")
             code.line(f"ahead += {LINE_FLOATS};")
 
-    def _ask_inputs(self) -> None:
-        """Asks for the next tile's inputs."""
+    def _prefetch_inputs(self) -> None:
+        """Prints prefetches of the next tile's inputs."""
         scheme, code = self.scheme, self.code
         if scheme.inputs_ahead:
             size = self.rows * self.columns
             shift = size * scheme.problem.stride[1] * scheme.read.column
             for p in range(size):
-                if (at := self._pixel(p) + shift) % LINE_FLOATS == 0:
-                    code.line(f"prefetch_l1((void * uniform)(xi + {at}));")
+                if (offset := self._pixel(p) + shift) % LINE_FLOATS == 0:
+                    code.line(f"prefetch_l1((void * uniform)(xi + {offset}));")
 
     def _pixel(self, pixel: int) -> int:
-        """Where a pixel's inputs begin, behind the first pixel's."""
+        """The offset of a pixel's inputs from the first pixel's, in floats."""
         down, across = self.scheme.problem.stride
         row, column = divmod(pixel, self.columns)
         read = self.scheme.read

@@ -1,12 +1,11 @@
-"""Contractions of bytes by sums of products of four, in int32: the kernel around products of quads,
-and the function that packs a block of inputs for it.
+"""Contractions of int8 and uint8 by VNNI or AMX: dot products of four elements, summed in int32.
 
-Values lie in blocks of channels as those of float32 do.
+Tensors have blocks of channels, like those of float32.  Packed inputs, tiles and blocks of pixels
+are those of :mod:`.dot_product.scheme`; here are the scheme's differences, the function that packs
+a block of inputs, and the packing of weights.
 
-What stands for zero is put where the convolution pads.  Channels that fill up a block have no
-weight, and bytes are finite whatever they are: nothing is put there.
-
-Packed inputs, tiles and blocks of pixels are those of :mod:`.dot_product.scheme`.
+Packing writes the zero point where the convolution pads.  Channels that pad a block keep whatever
+they have: their weights are zero, and integers are finite.
 """
 
 from __future__ import annotations
@@ -37,7 +36,11 @@ from .problem import Problem
 
 @dataclass(frozen=True)
 class VnniScheme(DotScheme):
-    """Everything that a printed kernel follows."""
+    """All decisions about a kernel of int8 dot products; see :class:`.DotScheme`.
+
+    For "unrolled" packing, rows of inputs are first packed as lines (scratch of ``line_bytes``),
+    from which the window of each result is then copied.
+    """
 
     word: ClassVar[PackedElement] = QUADS
 
@@ -63,27 +66,27 @@ class VnniScheme(DotScheme):
 
     @property
     def line_width(self) -> int:
-        """Columns of a row of inputs, of which what each result reads is copied."""
+        """Columns of a line: of a row of inputs from which the windows of results are copied."""
         columns, across = self.problem.kernel[1], self.problem.dilation[1]
         return (self.shape[1] - 1) * self.problem.stride[1] + (columns - 1) * across + 1
 
     @property
     def reads_padding(self) -> bool:
-        """Bytes are finite: zero times any is zero."""
+        """Integers are finite: zero times any is zero."""
         return False
 
 
 def _row_terms(problem: Problem) -> int:
-    """Channels of a pixel that lie side by side in rows: three fill a word."""
+    """Channels of a pixel in packed rows: three channels of NCHW are padded to a word of four."""
     planar = problem.source.block == 1
     return 4 if planar and problem.inputs == 3 else problem.inputs
 
 
 def packing_of_quads(problem: Problem, lanes: int) -> Packing | None:
-    """How inputs are packed; None if they lie otherwise than is packed here."""
-    found = packing_of(problem, lanes)
-    if found != "unrolled":
-        return found
+    """How inputs are packed; None if no packing here supports their layout."""
+    packing = packing_of(problem, lanes)
+    if packing != "unrolled":
+        return packing
     fits = problem.kernel[1] * _row_terms(problem) <= LINE
     return "rows" if fits and problem.dilation[1] == 1 else "unrolled"
 
@@ -95,7 +98,7 @@ def choose_quads(problem: Problem, isa: Isa, threads: int, any_size: bool = Fals
 
 
 def quad_schemes(problem: Problem, isa: Isa, any_size: bool = False) -> Iterator[VnniScheme]:
-    """Schemes with blocks of all sizes that fit, or one of the smallest."""
+    """Yields schemes with blocks of all sizes that fit the cache, or with one of the smallest."""
     packing = packing_of_quads(problem, isa.lanes)
     assert packing is not None
     tiles = isa.quads == "tiles"
@@ -106,7 +109,7 @@ _BYTE, BLOCK = QUADS.stored, QUADS.block
 
 
 class VnniPacker(DotPacker):
-    """Prints ``@_pack`` for a scheme."""
+    """Prints ``@_pack``, the function that packs a block of inputs as uint8, for a scheme."""
 
     def __init__(self, parts: Parts, scheme: VnniScheme, numbers: SchemeNumbers) -> None:
         super().__init__(parts, scheme, numbers)
@@ -115,7 +118,7 @@ class VnniPacker(DotPacker):
         self.turn = " ^ 0x80" if parts.source.dtype == "int8" else ""
 
     def _packed(self, at: str) -> str:
-        """An element as it is packed."""
+        """An element as it is packed: as uint8, to which int8 is shifted by 128."""
         return f"({_BYTE}){at}{self.turn}"
 
     def _rows_of_features(self, code: Code) -> None:
@@ -129,7 +132,7 @@ class VnniPacker(DotPacker):
             code.line(f"foreach (f = 0 ... {inputs}) {{ to[f] = {self._packed('from[f]')}; }}")
 
     def _blocks(self, code: Code) -> None:
-        """Blocks of 64 channels, which are several of as many as there are lanes in memory."""
+        """Packs blocks of 64 channels, which are several blocks of ``lanes`` channels in memory."""
         scheme, number, lanes = self.scheme, self.numbers, self.scheme.lanes
         problem = scheme.problem
         source, parts = problem.source, BLOCK // lanes
@@ -138,9 +141,9 @@ class VnniPacker(DotPacker):
         size = number("packed_plane")
         width, phase = number("packed_width"), number("phase")
         down = number("row_stride")
-        # Of a 1x1 convolution only the pixels that it reads are packed.
-        skipped = problem.stride if scheme.reads_all else (1, 1)
-        apart, across = number("rows_apart"), skipped[1]
+        # For a 1x1 convolution only the pixels that it reads are packed.
+        strides = problem.stride if scheme.reads_all else (1, 1)
+        row_step, across = number("rows_apart"), strides[1]
         before, left = (number(f"before_{n}") for n in "yx")
         height, columns = (number(f"size_{n}") for n in "yx")
         rows = "r1 - r0" if scheme.reads_all else number("packed_rows")
@@ -156,7 +159,7 @@ class VnniPacker(DotPacker):
                 f"(b % {parts}) * {lanes} + (i % {down} * {phase} + i / {down} * {width}) * "
                 f"{BLOCK};"
             )
-            code.line(f"const uniform int y = ({first} + i) * {apart} - {before};")
+            code.line(f"const uniform int y = ({first} + i) * {row_step} - {before};")
             code.line(f"const uniform int x0 = c0 * {across} - {left};")
             code.line(f"const uniform bool outside = y < 0 || y >= {height};")
             code.line(f"const uniform int count = {stop};")
@@ -173,25 +176,26 @@ class VnniPacker(DotPacker):
             code.line(f"for (uniform int j = end; j < count; j++) {zero}")
 
     def _few_channels(self, code: Code) -> None:
-        """Rows with all channels of a pixel side by side, then perhaps what each result reads."""
+        """Packs rows in which the channels of a pixel are contiguous, as the packed block ("rows"),
+        or as lines from which the window of each result is then copied ("unrolled")."""
         scheme, number = self.scheme, self.numbers
-        inputs, rows = number("line_inputs"), self.by_rows
+        inputs, in_rows = number("line_inputs"), self.by_rows
         assert isinstance(scheme, VnniScheme)
         width = number("line_width")
         taps = number("kernel_rows")
         down = number("row_stride")
-        apart = number("tap_rows_apart")
+        dy = number("tap_rows_apart")
         before, left = (number(f"before_{n}") for n in "yx")
         height, columns = (number(f"size_{n}") for n in "yx")
         across, zero = number("column_stride"), number("zero")
-        code.line(f"const uniform int rows = (r1 - r0 - 1) * {down} + ({taps} - 1) * {apart} + 1;")
+        code.line(f"const uniform int rows = (r1 - r0 - 1) * {down} + ({taps} - 1) * {dy} + 1;")
         code.line(f"const uniform int x0 = c0 * {across} - {left};")
         code.line(f"const uniform int begin = clamp(-x0, 0, {width});")
         code.line(f"const uniform int end = clamp({columns} - x0, begin, {width});")
         with code.block("for (uniform int i = 0; i < rows; i++)"):
             code.line(f"const uniform int y = r0 * {down} - {before} + i;")
             line = f"lines + i * {width}"
-            if rows:
+            if in_rows:
                 phase = number("phase")
                 line = f"packed + (i % {down} * {phase} + i / {down} * {width})"
             code.line(f"uniform {_BYTE} * uniform to = {line} * {inputs};")
@@ -201,11 +205,11 @@ class VnniPacker(DotPacker):
             code.line(f"foreach (f = 0 ... begin * {inputs}) {{ to[f] = {zero}; }}")
             code.line(f"foreach (f = end * {inputs} ... {width} * {inputs}) {{ to[f] = {zero}; }}")
             self._line(code, inputs)
-        if not rows:
+        if not in_rows:
             self._windows(code)
 
     def _line(self, code: Code, inputs: str) -> None:
-        """The pixels of a row that are no padding."""
+        """Packs the pixels of a row that are not padding."""
         scheme, number = self.scheme, self.numbers
         source, count = scheme.problem.source, scheme.problem.inputs
         x_row, lanes = number("x_row"), scheme.lanes
@@ -223,7 +227,7 @@ class VnniPacker(DotPacker):
                     read = self._packed(f"from[j * {source.column}]")
                     code.line(f"to[j * {inputs} + c] = {read};")
             return
-        # A word of each pixel: its last byte has no weight.
+        # A word of each pixel: the weight of its last byte is zero.
         code.line("uniform unsigned int32 * uniform word = (uniform unsigned int32 * uniform)to;")
         for c in range(count):
             code.line(f"{self.pointer} from{c} = {start.format(c)};")
@@ -235,7 +239,8 @@ class VnniPacker(DotPacker):
             code.line(f"word[j] = b0 | {' | '.join(shifted)};")
 
     def _windows(self, code: Code) -> None:
-        """Whole lines of 64 bytes: what is behind a run is written again, or has no weight."""
+        """Copies the window of each result from lines, 64 bytes at a time: bytes past the end of a
+        run are overwritten by the next run, or their weights are zero."""
         scheme, number = self.scheme, self.numbers
         size = number("packed_pixel")
         assert isinstance(scheme, VnniScheme)
@@ -244,13 +249,13 @@ class VnniPacker(DotPacker):
             number("row_stride"),
             number("column_stride"),
         )
-        apart, taps = (
+        dy, taps = (
             number("tap_rows_apart"),
             number("kernel_rows"),
         )
         run = number("run")
-        many = number("runs")
-        beside = number("tap_columns_apart")
+        runs = number("runs")
+        dx = number("tap_columns_apart")
         with (
             code.block("for (uniform int r = 0; r < r1 - r0; r++)"),
             code.block("for (uniform int c = 0; c < c1 - c0; c++)"),
@@ -258,11 +263,11 @@ class VnniPacker(DotPacker):
             code.line(f"uniform {_BYTE} * uniform to = packed + (r * (c1 - c0) + c) * {size};")
             with (
                 code.block(f"for (uniform int ky = 0; ky < {taps}; ky++)"),
-                code.block(f"for (uniform int kx = 0; kx < {many}; kx++)"),
+                code.block(f"for (uniform int kx = 0; kx < {runs}; kx++)"),
             ):
                 code.line(
                     f"const uniform {_BYTE} * uniform from = lines + ((r * {down} + "
-                    f"ky * {apart}) * {width} + c * {across} + kx * {beside}) * {inputs};"
+                    f"ky * {dy}) * {width} + c * {across} + kx * {dx}) * {inputs};"
                 )
                 with code.block(f"for (uniform int f = 0; f < {run}; f += {BLOCK})"):
                     for name, const in (("from", "const "), ("to", "")):
@@ -273,44 +278,44 @@ class VnniPacker(DotPacker):
 
 
 def packed_zero(parts: Parts) -> int:
-    """What stands for 0 in packed inputs: those of int8 are packed 128 larger, as uint8."""
+    """The zero point of packed inputs: int8 is packed as uint8, 128 larger."""
     assert isinstance(parts.node.op, (Conv2d, Linear))
     return parts.node.op.zero + (128 if parts.source.dtype == "int8" else 0)
 
 
 def packed_quads(weight: Value, scheme: VnniScheme) -> partial[Array]:
-    """Weights (O, I, KH, KW) or (O, I) in int8, as
-    :func:`.dot_product.pack.packed_words` lays them.
+    """Weights (O, I, KH, KW) or (O, I) in int8, in the layout of
+    :func:`.dot_product.pack.packed_words`.
 
-    Where a pixel's taps are packed as channels, they are channels here, the last of them input
-    channels.
+    Where the taps of a window are packed as channels, they are channels here, too; input channels
+    are the fastest of these.
     """
     return partial(_pack, weight, scheme.of_weights())
 
 
 def _pack(weight: Value, scheme: VnniScheme) -> Array:
     problem = scheme.problem
-    given = data_of(weight).reshape(problem.groups, problem.outputs, problem.inputs, -1)
+    terms = data_of(weight).reshape(problem.groups, problem.outputs, problem.inputs, -1)
     if scheme.packing in ("rows", "unrolled"):
-        more = scheme.row_terms - problem.inputs
-        given = np.pad(given, ((0, 0), (0, 0), (0, more), (0, 0))).swapaxes(2, 3)
-        # Of taps those that are no channels.
-        given = given.reshape(problem.groups, problem.outputs, scheme.taps, -1).swapaxes(2, 3)
-    return packed_words(given, scheme)
+        padding = scheme.row_terms - problem.inputs
+        terms = np.pad(terms, ((0, 0), (0, 0), (0, padding), (0, 0))).swapaxes(2, 3)
+        # The taps that are not packed as channels remain taps.
+        terms = terms.reshape(problem.groups, problem.outputs, scheme.taps, -1).swapaxes(2, 3)
+    return packed_words(terms, scheme)
 
 
 def _starts(values: Sequence[Value], zero: int, scheme: VnniScheme) -> Array:
-    """The first terms of sums in int32, group by group filled up to whole vectors: the bias, less
-    what the input's zero adds."""
+    """The first terms of sums in int32, each group padded to whole vectors: the bias minus the
+    contribution of the input's zero point."""
     packed = np.zeros((scheme.groups, scheme.slots), np.int32)
     packed[:, : scheme.outputs] = first_terms(values, zero).reshape(scheme.groups, scheme.outputs)
     return packed.reshape(-1)
 
 
 def _run(scheme: VnniScheme) -> int:
-    """Bytes that lie side by side in what one result reads."""
-    columns, side = scheme.problem.kernel[1], scheme.problem.dilation[1] == 1
-    return scheme.row_terms * (columns if side else 1)
+    """Bytes of a run: of contiguous inputs in the window of one result."""
+    columns, is_contiguous = scheme.problem.kernel[1], scheme.problem.dilation[1] == 1
+    return scheme.row_terms * (columns if is_contiguous else 1)
 
 
 def _row_stride(scheme: VnniScheme) -> int:
@@ -321,7 +326,7 @@ def _row_stride(scheme: VnniScheme) -> int:
 QUAD_NUMBERS: Table = {
     **DOT_NUMBERS,
     "row_stride": _row_stride,
-    # Rows of inputs whose pixels lie side by side, of which what each result reads is copied.
+    # Lines and packed rows: inputs whose channels are contiguous, and the windows copied from them.
     "column_stride": lambda s: s.problem.stride[1],
     "kernel_rows": lambda s: s.problem.kernel[0],
     "line_inputs": lambda s: s.row_terms,
@@ -335,7 +340,7 @@ QUAD_NUMBERS: Table = {
 
 
 class Vnni(DotProduct):
-    """Products of four bytes, summed in int32 by instructions for them: exact."""
+    """Dot products of four int8 or uint8 elements, summed in int32 by VNNI or AMX: exact."""
 
     name = "products of quads"
     error = 0.0

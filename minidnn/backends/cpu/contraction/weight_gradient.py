@@ -1,10 +1,10 @@
-"""The gradient of a convolution for its weight.
+"""Prints the weight gradient of a convolution in float32.
 
 Lanes are output channels.  A register tile has a few vectors of them for a few input channels of
-one tap, and sums over a chunk of pixels; sums of chunks are added in the order of the pixels.  A
-task does so for all taps, and as many input channels as its sums fit the cache.  Where there are
-few tasks the batch is cut in parts, whose sums a second kernel adds in their order.  All this
-follows from shapes, so the bits are the same for every number of threads.
+one tap, and sums over a chunk of pixels (the K tile); the sums of chunks are added in the order of
+the pixels.  A task computes all taps, for as many input channels as its sums fit the cache.  Where
+there are few tasks, the chunks are split into parts (split-K), whose partial sums a second kernel
+adds in order.  All this follows from shapes, so the bits are the same for every number of threads.
 """
 
 from __future__ import annotations
@@ -21,26 +21,28 @@ from ..tensor import Tensor
 from .numbers import PARAMETER, Numbers
 
 CHUNK = 128
-"""About so many pixels are summed up at once: their values stay in the first-level cache."""
+"""Pixels of a chunk, about: their values stay in the first-level cache."""
 
 SUMS_BYTES = 96 << 10
-"""Sums of a task, at most: they stay in the second-level cache."""
+"""Bytes of a task's sums, at most: they stay in the second-level cache."""
 
 MOST_INPUTS = 256
-"""Input channels of a task, at most: those of a chunk of pixels stay there, too."""
+"""Input channels of a task, at most: their values in a chunk of pixels stay there, too."""
 
 ENOUGH_TASKS = 32
-"""So many tasks keep all threads busy: then the batch is not cut."""
+"""So many tasks keep all threads busy: then there is no split-K."""
 
 
 @dataclass(frozen=True)
 class _Scheme:
-    """How the sums are cut.
+    """How the sums are split among tasks and chunks.
 
     Attributes:
-        vectors: of output channels in a tile; ``wide`` tiles have as many, all others one less.
-        channels: input channels of a tile, of which a task has ``own`` in turn.
-        images, rows: of a chunk.
+        vectors: vectors of output channels in a tile; ``wide`` tiles have as many, ``narrow`` ones
+            one less.
+        channels: input channels of a tile; a task computes ``own`` of these one after another.
+        images, rows: images of a chunk, and rows of the gradient of each.
+        parts: split-K: parts that the chunks of all images are split into.
     """
 
     lanes: int
@@ -61,12 +63,12 @@ class _Scheme:
 
     @property
     def across(self) -> int:
-        """Tasks that have all input channels of a group between them."""
+        """Tasks that share all input channels of a group."""
         return -(-self.inputs // (self.own * self.channels))
 
     @property
     def tasks(self) -> int:
-        """Of one part."""
+        """Tasks of one part (of split-K)."""
         return self.groups * (self.wide + self.narrow) * self.across
 
     @property
@@ -90,45 +92,45 @@ def _scheme(op: Conv2dWeightGradient, x: Tensor, batch: int, gradient: Tensor, i
     pixels = gradient.rows * gradient.columns
     rows = min(gradient.rows, max(1, round(CHUNK / gradient.columns)))
     images = max(1, CHUNK // pixels) if rows == gradient.rows else 1
-    of_image = -(-gradient.rows // rows)
-    chunks = -(-batch // images) * of_image
+    chunks_of_image = -(-gradient.rows // rows)
+    chunks = -(-batch // images) * chunks_of_image
     parts = min(chunks, -(-ENOUGH_TASKS // (groups * tiles * across)))
     return _Scheme(
         *(isa.lanes, groups, inputs, outputs, taps, vectors, tiles - narrow, narrow),
-        *(channels, own, images, rows, of_image, chunks, parts),
+        *(channels, own, images, rows, chunks_of_image, chunks, parts),
     )
 
 
 def print_weight_gradient(
     op: Conv2dWeightGradient, batch: int, x: Tensor, gradient: Tensor, isa: Isa
 ) -> Staged:
-    """The kernels; the pointers are the input, the gradient and the result.
+    """Prints the kernels; the pointers are the input, the gradient and the result.
 
     Args:
         batch: images.
-        x, gradient: how the operands lie: the gradient in blocks of lanes.
+        x, gradient: the layouts of the operands; that of the gradient has blocks of lanes.
     """
     if op.kernel == (1, 1) == op.convolution.stride and op.convolution.padding == ((0, 0), (0, 0)):
         x, gradient = _in_long_rows(x), _in_long_rows(gradient)
     scheme = _scheme(op, x, batch, gradient, isa)
     sums = _Sums(op, scheme, batch, x, gradient)
-    result: int | Workspace = 2 if scheme.parts == 1 else Workspace(0)
+    destination: int | Workspace = 2 if scheme.parts == 1 else Workspace(0)
     scratch = 4 * (scheme.sums + scheme.vectors * scheme.lanes)
     text = sums.print()
     first = Stage(
         KernelSource.named("weight_gradient", text),
-        (0, 1, result, sums.numbers.pack),
+        (0, 1, destination, sums.numbers.pack),
         scheme.tasks * scheme.parts,
         1,
         scratch,
     )
     if scheme.parts == 1:
         return Staged((first,))
-    joined = _Sums(op, scheme, batch, x, gradient)
-    text = joined.print_joining()
+    reduction = _Sums(op, scheme, batch, x, gradient)
+    text = reduction.print_joining()
     second = Stage(
         KernelSource.named("join_weight_gradient", text),
-        (Workspace(0), 2, joined.numbers.pack),
+        (Workspace(0), 2, reduction.numbers.pack),
         scheme.tasks,
         1,
         4 * scheme.sums,
@@ -137,7 +139,7 @@ def print_weight_gradient(
 
 
 def _in_long_rows(tensor: Tensor) -> Tensor:
-    """The same pixels in rows of about a chunk."""
+    """The layout of the same pixels in rows of about a chunk."""
     pixels = tensor.rows * tensor.columns
     columns = max(n for n in range(1, min(CHUNK, pixels) + 1) if pixels % n == 0)
     if columns < tensor.columns:
@@ -146,7 +148,7 @@ def _in_long_rows(tensor: Tensor) -> Tensor:
 
 
 class _Sums:
-    """Prints the kernels."""
+    """Prints one of the kernels: that which sums over pixels, or that which adds partial sums."""
 
     def __init__(
         self, op: Conv2dWeightGradient, scheme: _Scheme, batch: int, x: Tensor, gradient: Tensor
@@ -156,11 +158,11 @@ class _Sums:
         self.code, self.numbers = Code(), Numbers()
 
     def print(self) -> str:
-        """The kernel that sums up pixels."""
+        """Prints the kernel that sums over pixels."""
         scheme, code = self.scheme, self.code
         for vectors in self._widths():
             self._tile(vectors)
-        self._whole_task()
+        self._print_task()
         if scheme.parts == 1:
             self._store()
         with code.block("MD_KERNEL(@)"):
@@ -188,7 +190,7 @@ class _Sums:
                     f"const uniform int end = (uniform int64){chunks} * (part + 1) / {parts};"
                 )
                 code.line(f"foreach (i = 0 ... {size}) {{ sums[i] = 0.0f; }}")
-                self._each_width(
+                self._call_with_vectors(
                     f"t % {tasks}",
                     "@_task_{0}(numbers, x, g, scratch, sums, place, first, begin, end);",
                 )
@@ -196,15 +198,15 @@ class _Sums:
                     code.line(f"@_store(numbers, sums, y, t % {tasks});")
 
     def print_joining(self) -> str:
-        """The kernel that adds the sums of parts."""
+        """Prints the kernel that adds the partial sums of split-K."""
         code = self.code
         self._store()
         with code.block("MD_KERNEL(@)"):
             code.line(f"{PARAMETER} = MD_IN(int32, 2);")
-            self._join_tasks()
+            self._reduce_tasks()
         return str(code)
 
-    def _join_tasks(self) -> None:
+    def _reduce_tasks(self) -> None:
         scheme, code, number = self.scheme, self.code, self.numbers
         with number.declared(code):
             code.line("const uniform float * uniform given = MD_IN(float, 0);")
@@ -224,9 +226,9 @@ class _Sums:
         scheme = self.scheme
         return [scheme.vectors] + [scheme.vectors - 1] * (scheme.narrow > 0)
 
-    def _each_width(self, task: str, call: str) -> None:
-        """Calls for the task's place among those of its group and its first vector, and as many
-        vectors as it has."""
+    def _call_with_vectors(self, task: str, call: str) -> None:
+        """Prints ``place``, the index of a task among those with the same output channels,
+        ``first``, its first vector of these, and the call for as many vectors as it has."""
         scheme, code, number = self.scheme, self.code, self.numbers
         tiles = number("tiles", scheme.wide + scheme.narrow)
         wide = number("wide", scheme.wide)
@@ -239,7 +241,7 @@ class _Sums:
         code.line(f"else {call.format(scheme.vectors - 1)}")
 
     def _tile(self, vectors: int) -> None:
-        """A function that sums up a chunk of pixels for one tap, and adds that to ``s``."""
+        """Prints a function that sums over a chunk of pixels for one tap, and adds it to ``s``."""
         scheme, code, number = self.scheme, self.code, self.numbers
         x, lanes = self.x, scheme.lanes
         names = [(k, v) for k in range(scheme.channels) for v in range(vectors)]
@@ -278,10 +280,10 @@ class _Sums:
                 code.line(f"x += {x_image};")
                 code.line(f"g += {g_image};")
             for k, v in names:
-                place = (k * scheme.vectors + v) * lanes
-                code.line(f"s[{place} + programIndex] += a{k}_{v};")
+                offset = (k * scheme.vectors + v) * lanes
+                code.line(f"s[{offset} + programIndex] += a{k}_{v};")
 
-    def _whole_task(self) -> None:
+    def _print_task(self) -> None:
         for vectors in self._widths():
             head = (
                 f"static noinline unmasked void @_task_{vectors}({PARAMETER}, "
@@ -293,7 +295,8 @@ class _Sums:
                 self._chunks(vectors)
 
     def _chunks(self, vectors: int) -> None:
-        """All chunks of a task; ``first`` is its first vector of output channels in its group."""
+        """Prints the loops over the chunks and taps of a task; ``first`` is its first vector of
+        output channels in its group."""
         scheme, code, number = self.scheme, self.code, self.numbers
         x, g = self.x, self.gradient
         across, own = number("across", scheme.across), number("own", scheme.own)
@@ -307,12 +310,12 @@ class _Sums:
         plane, g_plane = number("x_plane", x.plane), number("g_plane", g.plane)
         code.line(f"g += (uniform int64)(group * {vectors_of_group} + first) * {g_plane};")
         with code.block("for (uniform int chunk = begin; chunk < end; chunk++)"):
-            of_image = number("chunks_of_image", scheme.chunks_of_image)
+            chunks_of_image = number("chunks_of_image", scheme.chunks_of_image)
             images = number("images", scheme.images)
             rows, out_rows = number("rows", scheme.rows), number("out_rows", g.rows)
-            code.line(f"const uniform int n = chunk / {of_image} * {images};")
+            code.line(f"const uniform int n = chunk / {chunks_of_image} * {images};")
             code.line(f"const uniform int many = min({images}, {number('batch', self.batch)} - n);")
-            code.line(f"const uniform int y0 = chunk % {of_image} * {rows};")
+            code.line(f"const uniform int y0 = chunk % {chunks_of_image} * {rows};")
             code.line(f"const uniform int y1 = min(y0 + {rows}, {out_rows});")
             g_image, x_image = number("g_image", g.image), number("x_image", x.image)
             code.line(f"const uniform float * uniform gn = g + (uniform int64)n * {g_image};")
@@ -348,20 +351,21 @@ class _Sums:
         return self.op.convolution.stride[axis]
 
     def _range(self, name: str, axis: int, size: int, begin: str, end: str) -> None:
-        """Outputs of a tap that meet no padding, and where the first of all outputs reads."""
+        """Prints the range of outputs for which a tap reads no padding, and the input position that
+        the first of all outputs reads."""
         code, number, convolution = self.code, self.numbers, self.op.convolution
         stride = number(f"stride{axis}", convolution.stride[axis])
-        apart = number(f"dilation{axis}", convolution.dilation[axis])
+        dilation = number(f"dilation{axis}", convolution.dilation[axis])
         pad = number(f"padding{axis}", convolution.padding[axis][0])
         size_name = number(f"size{axis}", size)
-        code.line(f"const uniform int {name}_at = k{name} * {apart} - {pad};")
+        code.line(f"const uniform int {name}_at = k{name} * {dilation} - {pad};")
         before = f"max(0, {stride} - 1 - {name}_at) / {stride}"
-        behind = f"max(0, {size_name} + {stride} - 1 - {name}_at) / {stride}"
+        after = f"max(0, {size_name} + {stride} - 1 - {name}_at) / {stride}"
         code.line(f"const uniform int {name}_from = min(max({begin}, {before}), {end});")
-        code.line(f"const uniform int {name}_to = max({name}_from, min({end}, {behind}));")
+        code.line(f"const uniform int {name}_to = max({name}_from, min({end}, {after}));")
 
     def _padding(self, vectors: int, columns: str) -> None:
-        """What sums begin with: the products with padding, which are zeros or NaN."""
+        """Prints the first terms ``z`` of sums: products with padding, which are zero or NaN."""
         code, lanes = self.code, self.scheme.lanes
         for v in range(vectors):
             code.line(f"z[{v * lanes} + programIndex] = 0.0f;")
@@ -382,7 +386,7 @@ class _Sums:
                     code.line(f"z[{v * lanes} + programIndex] += 0.0f * {at};")
 
     def _store(self) -> None:
-        """A function that writes a task's sums to the weight."""
+        """Prints a function that stores a task's sums as gradient of the weight."""
         scheme, code, number = self.scheme, self.code, self.numbers
         lanes, channels = scheme.lanes, scheme.channels
         head = (

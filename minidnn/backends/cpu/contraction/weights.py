@@ -1,8 +1,8 @@
 """Packs weights, biases and vectors over channels in the order in which kernels read them.
 
-Kernels pack weights which change from run to run: they are given what the functions in
-runner/weights.c are, and write the same bits.  Those are compiled for every x86-64 processor, which
-is enough for weights that are packed once.
+Constant weights are packed once, by functions of runner/weights.c, which are compiled for every
+x86-64 processor; that is fast enough for them.  Weights that change from run to run are packed by
+kernels that are printed here: these take the same arguments, and write the same bits.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ..tensor import ELEMENTS
 from .scheme import ResultScheme, Scheme, Tile
 
 _TASK_FLOATS = 1 << 14
-"""Weights that one task packs, if inputs can be divided so."""
+"""Weights that one task packs, about, as far as the input channels can be split so."""
 _UNIT = 64
-"""Inputs that are transposed at a time where their order is that of the weights."""
+"""Input channels that are transposed at a time if there is one tap: their order stays the same."""
 
 
 def packed_weights(weight: Value, scheme: Scheme) -> Packed:
-    """Weights (O, I, KH, KW) or (O, I) as [group][tile group][term of the sum][lanes].
+    """Weights (O, I, KH, KW) or (O, I) as [group][group of vectors][term of the sum][lanes].
 
-    Terms are in the order of the sum: blocks of ``unit`` channels, in each the taps, then channels.
-    Outputs beyond the last are zero.
+    Terms are in the order of the sum: steps of ``unit`` channels, in each the taps, then channels.
+    Output channels that pad the last vector are zero.
     """
     problem = scheme.problem
     taps = problem.depth // problem.inputs
@@ -49,23 +49,24 @@ def packed_weights(weight: Value, scheme: Scheme) -> Packed:
 
 
 def outputs_numbers(outputs: int, inputs: int, lanes: int, tile: Tile) -> list[int]:
-    """The first numbers of ``shape`` in runner/weights.c."""
+    """The first numbers of ``shape`` in runner/weights.c: outputs and how tiles group them."""
     return [outputs, inputs, lanes, tile.vectors, tile.wide, tile.groups]
 
 
 def input_step(tile: Tile, lanes: int, inputs: int, floats: int, unit: int) -> int:
-    """Inputs of one task, a multiple of ``unit``, where each has ``floats`` for every output."""
+    """Input channels that one packing task packs, a multiple of ``unit``; each has ``floats``
+    packed weights for every output channel."""
     units = max(1, _TASK_FLOATS // (tile.vectors * lanes * floats * unit))
     return min(units * unit, -(-inputs // unit) * unit)
 
 
 def packed_outputs(vectors: Sequence[Value], scheme: ResultScheme) -> PackedVectors:
-    """A number per output channel, each group's filled up with zeros to whole vectors; zeros alone
-    of no vector."""
+    """A number per output channel, where zeros pad each group to whole vectors; all of them are
+    zeros if there is no vector."""
 
-    def pack(given: Sequence[Array]) -> Array:
-        packed = np.zeros((scheme.groups, scheme.slots), given[0].dtype if given else np.float32)
-        for vector in given:
+    def pack(arrays: Sequence[Array]) -> Array:
+        packed = np.zeros((scheme.groups, scheme.slots), arrays[0].dtype if arrays else np.float32)
+        for vector in arrays:
             packed[:, : scheme.outputs] = vector.reshape(scheme.groups, scheme.outputs)
         return packed.reshape(-1)
 
@@ -73,7 +74,7 @@ def packed_outputs(vectors: Sequence[Value], scheme: ResultScheme) -> PackedVect
 
 
 def packed_inputs(vector: Value, scheme: Scheme) -> PackedVectors:
-    """A number per input channel, as the packing function reads it."""
+    """A number per input channel, in the order in which :class:`.pack.Packer` reads them."""
     problem = scheme.problem
     recipe = "inputs", scheme.packing, scheme.lanes, scheme.slots, problem.inputs, problem.outputs
     return PackedVectors([vector], lambda given: _pack_inputs(given[0], scheme), recipe)
@@ -86,15 +87,15 @@ def _pack_inputs(vector: Array, scheme: Scheme) -> Array:
         outputs[scheme.outputs :] = 0
         channels = outputs.reshape(-1, 1, lanes) + np.arange(problem.inputs)[:, None]
         return np.ascontiguousarray(vector[channels].reshape(-1))
-    return _filled_up(vector, lanes)
+    return _pad_to_vectors(vector, lanes)
 
 
 def packed_channels(vector: Value, lanes: int) -> PackedVectors:
-    """A number per input channel, filled up to whole vectors."""
-    return PackedVectors([vector], lambda given: _filled_up(given[0], lanes))
+    """A number per input channel, padded with zeros to whole vectors."""
+    return PackedVectors([vector], lambda given: _pad_to_vectors(given[0], lanes))
 
 
-def _filled_up(vector: Array, lanes: int) -> Array:
+def _pad_to_vectors(vector: Array, lanes: int) -> Array:
     packed = np.zeros(-(-len(vector) // lanes) * lanes, vector.dtype)
     packed[: len(vector)] = vector
     return packed
@@ -104,17 +105,17 @@ _SHAPE = (
     *("outputs", "inputs", "lanes", "vectors", "wide", "tile_groups", "step", "taps", "unit"),
     "local",
 )
-"""``shape`` in runner/weights.c."""
+"""The names of the numbers of ``shape`` in runner/weights.c."""
 
 
 PAIR_NUMBERS = (
     *("outputs", "lanes", "vectors", "wide", "tile_groups", "blocks", "step", "taps", "depth"),
     *("run", "real", "runs", "own_inputs", "next_input", "next_tap", "next_run", "own_outputs"),
 )
-"""What :func:`print_pair_packing` is given: the weights ``depth`` of an output, and where the
-weight of a term and a tap lies among them.  Terms are ``runs`` of ``run`` terms, of which the first
-``real`` are input channels; where ``own_outputs`` is not zero, ``own_inputs`` of these at a time
-are read by so many outputs alone."""
+"""The names of the numbers that the kernel of :func:`print_pair_packing` reads: ``depth`` weights
+of an output, and the strides ``next_*`` of an input channel, a tap and a run among them.  Terms are
+``runs`` of ``run`` terms, of which the first ``real`` are input channels.  Where groups are merged,
+each has ``own_inputs`` of these and ``own_outputs`` outputs; else ``own_outputs`` is zero."""
 
 
 _WORD = "*((const unsigned int32 * varying)(from + (place + at{})))"
@@ -122,7 +123,7 @@ _WORD = "*((const unsigned int32 * varying)(from + (place + at{})))"
 
 @cache
 def print_pair_packing() -> KernelSource:
-    """Packs weights in bfloat16 as :func:`.dot_product.pack.packed_words` does."""
+    """Prints a kernel that packs bfloat16 weights like :func:`.dot_product.pack.packed_words`."""
     code = Code()
     with code.block("MD_KERNEL(@)"):
         _read_numbers(code, PAIR_NUMBERS)
@@ -146,7 +147,8 @@ def print_pair_packing() -> KernelSource:
                     code.line(f"const uniform int at{i} = has{i} ? (uniform int)({at}) : 0;")
                 with code.block("for (uniform int64 lane = 0; lane < width; lane += programCount)"):
                     _lane(code, 2, "group * outputs", "depth", "bfloat16")
-                    # Gathered as words, which are two weights: behind the last there is no other.
+                    # Words of two weights are gathered, except where the second one may be past the
+                    # last weight.
                     code.line("const uniform bool words = lowest + programCount < outputs;")
                     with code.block(
                         "if (words && has0 && has1 && next_input == 1 && own_outputs == 0)"
@@ -167,7 +169,7 @@ def print_pair_packing() -> KernelSource:
 
 @cache
 def print_packing(dtype: str) -> KernelSource:
-    """As ``md_pack_weights``, of weights in a dtype."""
+    """Prints a kernel that does what ``md_pack_weights`` does, for weights of any dtype."""
     code = Code()
     with code.block("MD_KERNEL(@)"):
         _begin(code)
@@ -193,7 +195,8 @@ def print_packing(dtype: str) -> KernelSource:
 
 
 def print_transforming(n: int) -> KernelSource:
-    """As ``md_pack_transformed_n``: in float64, rounded once."""
+    """Prints a kernel that does what ``md_pack_transformed_n`` does: it transforms weights for
+    Winograd in float64, and rounds them once."""
     code = Code()
     with code.block("MD_KERNEL(@)"):
         _begin(code)
@@ -222,7 +225,7 @@ def _read_numbers(code: Code, names: Sequence[str]) -> None:
 
 
 def _part(code: Code, along: str) -> None:
-    """What a task writes: ``part_of`` in runner/weights.c."""
+    """Prints which part of the packed weights a task writes: ``part_of`` in runner/weights.c."""
     code.line("const uniform int64 tiles = t / pieces % tile_groups;")
     code.line("const uniform int64 narrow = max((uniform int64)0, tiles - wide);")
     code.line("const uniform int64 first = (tiles * vectors - narrow) * lanes;")
@@ -232,7 +235,7 @@ def _part(code: Code, along: str) -> None:
 
 
 def _lane(code: Code, weights: int, before: str, depth: str, dtype: str) -> None:
-    """Where the weights of each lane's output begin; those behind the last read the last."""
+    """Prints where the weights of each lane's output begin; lanes past the last read the last."""
     code.line("const int64 output = first + lane + programIndex;")
     code.line("const bool inside = output < outputs;")
     code.line("const uniform int64 lowest = min(first + lane, outputs - 1);")

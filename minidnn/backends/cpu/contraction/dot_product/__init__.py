@@ -1,1 +1,1 @@
-"""Contractions of values in bfloat16 by sums of products of pairs, in float32."""
+"""Contractions by dot products: bfloat16 pairs summed in float32; :mod:`..vnni` builds on it."""

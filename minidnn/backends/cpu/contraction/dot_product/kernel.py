@@ -1,4 +1,9 @@
-"""Prints the kernel around products of words; those of pairs are an algorithm."""
+"""Prints the kernels of dot products, and the algorithm for bfloat16; :mod:`..vnni` has that for
+int8 and uint8.
+
+A task packs a block of inputs, unless the task before had the same one, then multiplies its pixels
+with some vectors of output channels, tile by tile, each followed by the epilogue.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +39,7 @@ def print_products(
     packer: DotPacker,
     given: tuple[Pointer, Pointer],
 ) -> PrintedContraction:
-    """The kernel around what ``packer`` packs.
+    """Prints the kernel of a scheme whose inputs ``packer`` packs.
 
     ``given``: weights as :func:`.pack.packed_words` packs them, and the first terms of sums.
     """
@@ -60,23 +65,25 @@ def print_products(
 
 
 def _text_key(scheme: DotScheme, epilogue: Epilogue) -> Hashable:
-    """What the text of a kernel follows from beside what it absorbs: all of the scheme but sizes
-    and the distances that follow from them."""
+    """A key of all that the text of a kernel depends on, fused operations aside: the scheme without
+    sizes and the strides that depend on them."""
     problem = scheme.problem
     views = (problem.source, problem.result, *problem.others)
     sizes = replace(problem.source, image=0, plane=0, row=0)
-    some = replace(problem, batch=1, size=(1, 1), out=(1, 1), source=sizes, result=sizes, others=())
-    ways = [(c.kind, c.masked) for _, c in epilogue.tensors]
+    sizeless = replace(
+        problem, batch=1, size=(1, 1), out=(1, 1), source=sizes, result=sizes, others=()
+    )
+    addressing = [(c.kind, c.masked) for _, c in epilogue.tensors]
     return (
-        replace(scheme, problem=some, block=1, images=1),
+        replace(scheme, problem=sizeless, block=1, images=1),
         scheme.by_columns,
         tuple((view.block, view.column, view.dtype) for view in views),
-        tuple(ways),
+        tuple(addressing),
     )
 
 
 def grain_of(scheme: DotScheme, threads: int) -> int:
-    """Tasks of one call: all that share a packed block, unless threads would have nothing to do."""
+    """Tasks of one call: all that share a packed block, unless threads would be idle."""
     groups = scheme.tile.groups
     blocks = scheme.tasks // groups
     wanted = 1 if threads == 1 or blocks >= 2 * threads else -(-2 * threads // blocks)
@@ -84,13 +91,17 @@ def grain_of(scheme: DotScheme, threads: int) -> int:
 
 
 def offsets_of(scheme: DotScheme) -> Array:
-    """Where taps begin, and where they do in runs that are filled up with zeros."""
-    exact = [tap * scheme.run_bytes for tap in range(scheme.taps)]
-    return np.array([*scheme.offsets, *exact], np.int32)
+    """The offsets of taps in bytes, in the packed block and then in the fallback's layout."""
+    fallback = [tap * scheme.run_bytes for tap in range(scheme.taps)]
+    return np.array([*scheme.offsets, *fallback], np.int32)
 
 
 class DotKernel:
-    """Prints packing, products and finishing."""
+    """Prints a kernel: packing, products and epilogue.
+
+    ``exact`` says whether there is a fallback for inputs that are NaN or infinite; see
+    :attr:`.DotScheme.reads_padding`.
+    """
 
     def __init__(
         self, scheme: DotScheme, packer: DotPacker, epilogue: Epilogue, numbers: SchemeNumbers
@@ -116,7 +127,7 @@ class DotKernel:
         products = [scheme.products(v, p) for v in self.vectors for p in self.pixels]
         if self.exact:
             products += [scheme.fallback_products(v) for v in self.vectors]
-        pieces = dict.fromkeys(piece for each in products for piece in each.pieces)
+        pieces = dict.fromkeys(piece for function in products for piece in function.pieces)
         return KernelSource.named(scheme.word.name, str(self.code), beside=tuple(pieces))
 
     def print(self) -> None:
@@ -145,7 +156,7 @@ class DotKernel:
                     code.line(f"{self.tiles[1]}();")
 
     def _finish(self, vectors: int) -> None:
-        """A function that makes results of the sums of some pixels."""
+        """Prints ``@_finish``, a function that applies the epilogue to the sums of some pixels."""
         code, epilogue = self.code, self.epilogue
         parameters = [PARAMETER, f"const uniform {self.sums} * uniform sums"]
         parameters += [f"const uniform {self.sums} * uniform bias", *epilogue.parameters]
@@ -160,7 +171,8 @@ class DotKernel:
             epilogue.print_rows(code, vectors, flat)
 
     def _pixels(self, vectors: int) -> None:
-        """A function that computes all pixels of a block for some vectors of channels."""
+        """Prints ``@_pixels``, a function that computes all pixels of a block for some vectors of
+        output channels."""
         code, scheme, number = self.code, self.scheme, self.numbers
         views = [("y", self.problem.result)]
         views += [(f"z{i}", view) for i, view in enumerate(self.problem.others)]
@@ -184,11 +196,11 @@ class DotKernel:
                 if self.exact:
                     with code.block("if (special)"):
                         self._exact(vectors, from_, counts)
-                given = f"{from_}, offsets, {counts}, {number('next')}, w, sums"
-                calls = [f"{scheme.products(vectors).name}({given});"]
+                arguments_of_products = f"{from_}, offsets, {counts}, {number('next')}, w, sums"
+                calls = [f"{scheme.products(vectors).name}({arguments_of_products});"]
                 if scheme.tiles:
-                    few = scheme.products(vectors, 16).name
-                    calls.insert(0, f"if (all - q <= 16) {few}({given});")
+                    last_tile = scheme.products(vectors, 16).name
+                    calls.insert(0, f"if (all - q <= 16) {last_tile}({arguments_of_products});")
                 for i, call in enumerate(calls):
                     code.line(f"else {call}" if i or self.exact else call)
                 arguments = ["numbers", "sums", "bias", *(f"{name}_" for name, _ in views)]
@@ -197,22 +209,22 @@ class DotKernel:
                 code.line(f"@_finish{vectors}({', '.join(arguments)});")
 
     def _exact(self, vectors: int, packed: str, counts: str) -> None:
-        """The sums of a tile, those of each group by themselves."""
+        """Prints the fallback: the sums of a tile, each merged group by itself."""
         code, scheme, number = self.code, self.scheme, self.numbers
         taps, groups = number("taps"), number("merged")
         outputs = number("outputs")
-        each = number("exact_outputs")
+        outputs_of_group = number("exact_outputs")
         count = scheme.pixels * vectors
         code.line(f"uniform float * uniform own = sums + {scheme.sums_floats};")
         with code.block(f"for (uniform int g = 0; g < {groups}; g++)"):
             from_ = f"(const uniform unsigned int16 * uniform)({packed})"
             code.line(f"@_exact(numbers, {from_}, offsets, exact, end - q, g);")
-            given = f"(const uniform int8 * uniform)exact, offsets + {taps}, {counts}, {LINE}"
-            code.line(f"{scheme.fallback_products(vectors).name}({given}, w, own);")
+            arguments = f"(const uniform int8 * uniform)exact, offsets + {taps}, {counts}, {LINE}"
+            code.line(f"{scheme.fallback_products(vectors).name}({arguments}, w, own);")
             with code.block(f"for (uniform int i = 0; i < {count}; i++)"):
                 at = f"i * {scheme.lanes} + programIndex"
                 lane = f"first % {outputs} + i % {vectors} * {scheme.lanes} + programIndex"
-                code.line(f"if (({lane}) / {each} == g) sums[{at}] = own[{at}];")
+                code.line(f"if (({lane}) / {outputs_of_group} == g) sums[{at}] = own[{at}];")
 
     def _pointers(self) -> None:
         code, problem = self.code, self.problem
@@ -257,25 +269,25 @@ class DotKernel:
             code.line(f"const uniform int r1 = min(r0 + {size}, {end});")
         stored = f"uniform {scheme.word.stored} * uniform"
         code.line(f"{stored} packed = ({stored})md_scratch;")
-        behind = number("packed_bytes")
-        again = number("again_bytes")
+        packed_bytes = number("packed_bytes")
+        again_bytes = number("again_bytes")
         sums = f"uniform {self.sums} * uniform"
-        code.line(f"{sums} sums = ({sums})(md_scratch + {behind} + {again});")
-        beside = f"({stored})(md_scratch + {behind})"
+        code.line(f"{sums} sums = ({sums})(md_scratch + {packed_bytes} + {again_bytes});")
+        after_packed = f"({stored})(md_scratch + {packed_bytes})"
         if self.exact:
-            code.line(f"{stored} exact = {beside};")
-        apart = number("image_bytes")
+            code.line(f"{stored} exact = {after_packed};")
+        image_bytes = number("image_bytes")
         with code.block(f"if (held != t / {parts})"):
             x_image = number("x_image")
             if self.exact:
                 code.line("special = false;")
             with code.block(f"for (uniform int i = 0; i < {images}; i++)"):
-                to = f"({stored})(md_scratch + i * {apart})"
-                given = [f"numbers, x + (image + i) * {x_image}", to]
+                to = f"({stored})(md_scratch + i * {image_bytes})"
+                arguments = [f"numbers, x + (image + i) * {x_image}", to]
                 if scheme.packing == "unrolled":
-                    given.append(beside)
-                given += [f"p{i}" for i in range(len(self.packer.vectors))]
-                call = f"@_pack({', '.join(given)}, group, r0, r1, c0, c1)"
+                    arguments.append(after_packed)
+                arguments += [f"p{i}" for i in range(len(self.packer.vectors))]
+                call = f"@_pack({', '.join(arguments)}, group, r0, r1, c0, c1)"
                 code.line(f"if ({call}) special = true;" if self.exact else f"{call};")
             code.line(f"held = t / {parts};")
         if tile.narrow and tile.wide:
@@ -288,7 +300,8 @@ class DotKernel:
             self._call(tile.vectors, f"part * {tile.vectors}")
 
     def _call(self, vectors: int, slot: str) -> None:
-        """Computes a task's pixels, for its ``vectors`` vectors of channels from ``slot`` on."""
+        """Prints the calls that compute a task's pixels, for its ``vectors`` vectors of output
+        channels from ``slot`` on."""
         scheme, problem, code, number = self.scheme, self.problem, self.code, self.numbers
         outputs = number("group_outputs")
         code.line(f"const uniform int slot = ({slot}) * {scheme.lanes};")
@@ -296,7 +309,7 @@ class DotKernel:
         code.line(f"const uniform int limit = (group + 1) * {outputs};")
         at = f"group * {number('slots')} + slot"
         weights = f"weights + (uniform int64)({at}) * {number('weight_bytes')}"
-        images, apart = number("images"), number("image_bytes")
+        images, image_bytes = number("images"), number("image_bytes")
         views = [("y", problem.result)]
         views += [(f"z{i}", view) for i, view in enumerate(problem.others)]
         tensors = [
@@ -304,18 +317,18 @@ class DotKernel:
             f"r0 * {number(f'{name}_row')} + c0 * {view.column}"
             for name, view in views
         ]
-        packed = f"(const uniform int8 * uniform)packed + i * {apart}"
-        given = ["numbers", packed, "offsets", weights]
-        given += ["sums", f"bias + {at}", *tensors]
-        given += [f"e{i} + {at}" for i in range(len(self.epilogue.vectors))]
-        given += ["first", "limit", "r1 - r0", "c1 - c0"]
-        given += ["special", "exact"] if self.exact else []
+        packed = f"(const uniform int8 * uniform)packed + i * {image_bytes}"
+        arguments = ["numbers", packed, "offsets", weights]
+        arguments += ["sums", f"bias + {at}", *tensors]
+        arguments += [f"e{i} + {at}" for i in range(len(self.epilogue.vectors))]
+        arguments += ["first", "limit", "r1 - r0", "c1 - c0"]
+        arguments += ["special", "exact"] if self.exact else []
         with code.block(f"for (uniform int i = 0; i < {images}; i++)"):
-            code.line(f"@_pixels{vectors}({', '.join(given)});")
+            code.line(f"@_pixels{vectors}({', '.join(arguments)});")
 
 
 class DotProduct(Algorithm):
-    """Products of pairs of values in bfloat16, summed in float32 by instructions for them."""
+    """Dot products of two bfloat16 values, summed in float32 by AVX-512 BF16 or AMX."""
 
     name = "products of pairs"
     error = 1.0
@@ -360,6 +373,6 @@ class DotProduct(Algorithm):
 
     def print(self, parts: Parts, scheme: DotScheme, threads: int) -> PrintedContraction:
         weight, *bias = parts.node.inputs[1:]
-        given = (packed_pairs(weight, scheme), packed_outputs(bias, scheme))
+        pointers = (packed_pairs(weight, scheme), packed_outputs(bias, scheme))
         packer = DotPacker(parts, scheme, SchemeNumbers(scheme, DOT_NUMBERS))
-        return print_products(parts, scheme, threads, packer, given)
+        return print_products(parts, scheme, threads, packer, pointers)

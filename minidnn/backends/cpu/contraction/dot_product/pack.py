@@ -1,9 +1,9 @@
-"""Packs inputs and weights as products of pairs read them: words of neighbouring input channels.
+"""Packs inputs and weights for bf16 dot products: as words of two neighbouring input channels.
 
-The function that packs a block of inputs applies the prologue, and puts zeros where the
-convolution pads and where channels fill up a block: what is behind the last pixel is computed with
-and dropped.  Where results multiply what they do not read by zero, it says whether any of the block
-is NaN or infinite.
+The function that packs a block of inputs applies the prologue, and writes zeros where the
+convolution pads and where channels pad a block.  Pixels past the last one may be anything: their
+results are dropped.  Where results multiply inputs that they do not depend on by zero
+(:attr:`.DotScheme.reads_padding`), the function returns whether any input is NaN or infinite.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _SHORT, BLOCK = PAIRS.stored, PAIRS.block
 
 
 class DotPacker(Prologue):
-    """Prints ``@_pack`` for a scheme."""
+    """Prints ``@_pack``, the function that packs a block of inputs for a scheme, and the fallback
+    ``@_exact`` where the scheme needs it."""
 
     def __init__(self, parts: Parts, scheme: DotScheme, numbers: SchemeNumbers) -> None:
         super().__init__(parts, scheme.problem.source, numbers)
@@ -41,16 +42,16 @@ class DotPacker(Prologue):
     @property
     def parameters(self) -> list[str]:
         stored = f"uniform {self.scheme.word.stored} * uniform"
-        given = [PARAMETER, f"{self.pointer} x", f"{stored} packed"]
+        declared = [PARAMETER, f"{self.pointer} x", f"{stored} packed"]
         if self.scheme.packing == "unrolled":
-            given.append(f"{stored} lines")
-        given += [f"const uniform float * uniform p{i}" for i in range(len(self.vectors))]
-        return given + [f"uniform int {n}" for n in ("group", "r0", "r1", "c0", "c1")]
+            declared.append(f"{stored} lines")
+        declared += [f"const uniform float * uniform p{i}" for i in range(len(self.vectors))]
+        return declared + [f"uniform int {n}" for n in ("group", "r0", "r1", "c0", "c1")]
 
     def print(self, code: Code) -> None:
         checks = self.scheme.reads_padding
-        given = ", ".join(self.parameters)
-        head = f"static noinline unmasked {'uniform bool' if checks else 'void'} @_pack({given})"
+        declared = ", ".join(self.parameters)
+        head = f"static noinline unmasked {'uniform bool' if checks else 'void'} @_pack({declared})"
         with code.block(head), self.numbers.declared(code):
             if checks:
                 code.line("unsigned int most = 0;")
@@ -67,15 +68,15 @@ class DotPacker(Prologue):
             self._exact(code)
 
     def _read(self, code: Code, at: str, channel: str | None = None) -> str:
-        """A number after the prologue, as it is stored; 0 if its ``channel`` only fills up a block:
-        anything may lie there, and weights of zero make NaN of what is not finite."""
-        made = at
+        """Prints the prologue of an element and returns it as it is packed; 0 if ``channel`` only
+        pads a block: memory there may hold NaN or infinity, which times a weight of zero is NaN."""
+        element = at
         if self.parts.prologue:
             code.line(f"float v = {self.element.load(at)};")
-            made = ELEMENTS[self.scheme.problem.factors].narrows.format(self.apply(code))
+            element = ELEMENTS[self.scheme.problem.factors].narrows.format(self.apply(code))
         if channel is None or self.scheme.problem.inputs % self.scheme.lanes == 0:
-            return made
-        code.line(f"{_SHORT} stays = {made};")
+            return element
+        code.line(f"{_SHORT} stays = {element};")
         code.line(f"if ({channel} >= {self.numbers('inputs')}) stays = 0;")
         return "stays"
 
@@ -93,18 +94,18 @@ class DotPacker(Prologue):
             code.line(f"foreach (f = {inputs} ... {size}) {{ to[f] = 0; }}")
 
     def _blocks(self, code: Code) -> None:
-        """Blocks of 32 channels, which are two of 16 in memory."""
+        """Packs blocks of 32 channels, which are two blocks of 16 in memory."""
         scheme, number, lanes = self.scheme, self.numbers, self.scheme.lanes
         problem = scheme.problem
         source = problem.source
-        halves = number("input_blocks")
+        blocks = number("input_blocks")
         plane, x_row = number("x_plane"), number("x_row")
         size = number("packed_plane")
         width, phase = number("packed_width"), number("phase")
         down = number("row_stride")
-        # Of a 1x1 convolution only the pixels that it reads are packed.
-        skipped = problem.stride if scheme.reads_all else (1, 1)
-        apart, across = number("rows_apart"), skipped[1]
+        # For a 1x1 convolution only the pixels that it reads are packed.
+        strides = problem.stride if scheme.reads_all else (1, 1)
+        row_step, across = number("rows_apart"), strides[1]
         step = number("stride_x")
         before, left = (number(f"before_{n}") for n in "yx")
         height, columns = (number(f"size_{n}") for n in "yx")
@@ -112,16 +113,16 @@ class DotPacker(Prologue):
         first = "r0" if scheme.reads_all else f"r0 * {down}"
         stop = "c1 - c0" if scheme.reads_all else width
         with (
-            code.block(f"for (uniform int b = 0; b < ({halves} + 1) / 2 * 2; b++)"),
+            code.block(f"for (uniform int b = 0; b < ({blocks} + 1) / 2 * 2; b++)"),
             code.block(f"for (uniform int i = 0; i < ({rows}) * {down}; i++)"),
         ):
             code.line(
                 f"uniform {_SHORT} * uniform to = packed + (uniform int64)(b >> 1) * {size} + "
                 f"(b & 1) * {lanes} + (i % {down} * {phase} + i / {down} * {width}) * {BLOCK};"
             )
-            code.line(f"const uniform int y = ({first} + i) * {apart} - {before};")
+            code.line(f"const uniform int y = ({first} + i) * {row_step} - {before};")
             code.line(f"const uniform int x0 = c0 * {step} - {left};")
-            code.line(f"const uniform bool outside = b >= {halves} || y < 0 || y >= {height};")
+            code.line(f"const uniform bool outside = b >= {blocks} || y < 0 || y >= {height};")
             code.line(f"const uniform int count = {stop};")
             code.line("const uniform int begin = outside ? count : clamp(-x0, 0, count);")
             end = f"({columns} - x0 + {across - 1}) / {across}"
@@ -129,7 +130,7 @@ class DotPacker(Prologue):
             zero = f"to[j * {BLOCK} + programIndex] = 0;"
             code.line(f"for (uniform int j = 0; j < begin; j++) {zero}")
             with code.block("if (begin < end)"):
-                code.line(f"const uniform int64 block = group * {halves} + b;")
+                code.line(f"const uniform int64 block = group * {blocks} + b;")
                 code.line(f"{self.pointer} from = x + block * {plane} + y * {x_row};")
                 for i in range(len(self.vectors)):
                     code.line(f"const float q{i} = p{i}[block * {lanes} + programIndex];")
@@ -144,7 +145,7 @@ class DotPacker(Prologue):
             code.line(f"for (uniform int j = end; j < count; j++) {zero}")
 
     def _few_channels(self, code: Code) -> None:
-        """Rows of pixels with their few channels side by side."""
+        """Packs rows of pixels whose few channels are contiguous."""
         scheme, number = self.scheme, self.numbers
         problem = scheme.problem
         terms = scheme.row_terms
@@ -178,12 +179,12 @@ class DotPacker(Prologue):
         code.line(f"foreach (f = 0 ... {run}) {{ packed[{size} + f] = 0; }}")
 
     def _planes(self, code: Code) -> None:
-        """Puts together the channels of each pixel of a row."""
+        """Interleaves the channels of each pixel of a row, which are planes in memory (NCHW)."""
         terms, inputs = self.scheme.row_terms, self.scheme.problem.inputs
         plane = self.numbers("x_plane")
         column = self.scheme.problem.source.column
-        whole = f"unsigned int{16 * terms}"
-        code.line(f"uniform {whole} * uniform whole = (uniform {whole} * uniform)to;")
+        pixel_type = f"unsigned int{16 * terms}"
+        code.line(f"uniform {pixel_type} * uniform whole = (uniform {pixel_type} * uniform)to;")
         with code.block("foreach (j = begin ... end)"):
             for c in range(inputs):
                 code.line(f"unsigned int n{c};")
@@ -193,11 +194,11 @@ class DotPacker(Prologue):
                     at = f"(from + {c} * (uniform int64){plane})[(x0 + j) * {column}]"
                     code.line(f"n{c} = {self._read(code, at)};")
                 code.line(f"most = max(most, n{c} & 0x7fff);")
-            joined = [f"(({whole})n{c} << {16 * c})" for c in range(inputs)]
-            code.line(f"whole[j] = {' | '.join(joined)};")
+            shifted = [f"(({pixel_type})n{c} << {16 * c})" for c in range(inputs)]
+            code.line(f"whole[j] = {' | '.join(shifted)};")
 
     def _pixels(self, code: Code) -> None:
-        """Copies the pixels of a row, whose channels lie side by side."""
+        """Copies the pixels of a row, whose channels are contiguous."""
         terms, column = self.scheme.row_terms, self.scheme.problem.source.column
         for i in range(len(self.vectors)):
             code.line(f"const float q{i} = p{i}[programIndex];")
@@ -209,8 +210,8 @@ class DotPacker(Prologue):
             code.line(f"to[j * {terms} + programIndex] = n;")
 
     def _exact(self, code: Code) -> None:
-        """A function that packs the terms of some pixels once more, those of one group, and zeros
-        in place of others."""
+        """Prints the fallback ``@_exact``, a function that packs the terms of some pixels again:
+        those of one group, with zeros in place of others."""
         number = self.numbers
         parameters = [PARAMETER, f"const uniform {_SHORT} * uniform from"]
         parameters += ["const uniform int32 * uniform offsets", f"uniform {_SHORT} * uniform to"]
@@ -236,14 +237,14 @@ class DotPacker(Prologue):
 
 
 _TASK_WORDS = 1 << 13
-"""Words that one task packs, if blocks of terms can be divided so."""
+"""Words that one task packs, about, as far as blocks of terms can be split so."""
 
 
 def packed_pairs(weight: Value, scheme: DotScheme) -> partial[Array] | Packed:
-    """Weights (O, I, KH, KW) or (O, I) in bfloat16, as :func:`packed_words` lays them.
+    """Weights (O, I, KH, KW) or (O, I) in bfloat16, in the layout of :func:`packed_words`.
 
-    Where taps of a row are packed as channels, they are channels here, the last of them input
-    channels.
+    Where the taps of a kernel row are packed as channels, they are channels here, too; input
+    channels are the fastest of these.
     """
     if isinstance(weight, Constant):
         return partial(_pack, weight, scheme.of_weights())
@@ -256,10 +257,10 @@ def packed_pairs(weight: Value, scheme: DotScheme) -> partial[Array] | Packed:
     numbers += [taps, depth]
     if scheme.packing == "rows":
         rows, columns = problem.kernel
-        steps = (scheme.row_terms, run, columns, own_inputs, rows * columns, columns, 1)
+        layout = (scheme.row_terms, run, columns, own_inputs, rows * columns, columns, 1)
     else:
-        steps = (run, run, 1, own_inputs, prod(problem.kernel), 1, 0)
-    numbers += [*steps, own_outputs]
+        layout = (run, run, 1, own_inputs, prod(problem.kernel), 1, 0)
+    numbers += [*layout, own_outputs]
     return Packed(
         "pairs",
         [weight],
@@ -271,36 +272,37 @@ def packed_pairs(weight: Value, scheme: DotScheme) -> partial[Array] | Packed:
 
 
 def _merged(given: Array, scheme: DotScheme) -> Array:
-    """Weights (O, I, KH, KW) of groups that are computed as one: zero between them."""
+    """Weights (O, I, KH, KW) for groups that are computed as one: block diagonal, zero between
+    groups."""
     problem, count = scheme.problem, scheme.merged
     outputs, inputs = problem.outputs // count, problem.inputs // count
-    whole = np.zeros((problem.groups, count, outputs, count, inputs, given[0, 0].size), np.uint16)
+    merged = np.zeros((problem.groups, count, outputs, count, inputs, given[0, 0].size), np.uint16)
     parts = given.reshape(problem.groups, count, outputs, inputs, -1)
     for i in range(count):
-        whole[:, i, :, i] = parts[:, i]
-    return whole
+        merged[:, i, :, i] = parts[:, i]
+    return merged
 
 
 def _pack(weight: Value, scheme: DotScheme) -> Array:
     problem = scheme.problem
-    given = to_bits(data_of(weight), "bfloat16")
+    terms = to_bits(data_of(weight), "bfloat16")
     if scheme.merged > 1:
-        given = _merged(given, scheme)
-    given = given.reshape(problem.groups, problem.outputs, problem.inputs, -1)
+        terms = _merged(terms, scheme)
+    terms = terms.reshape(problem.groups, problem.outputs, problem.inputs, -1)
     if scheme.packing == "rows":
         rows, columns = problem.kernel
         spread = np.zeros((problem.outputs, columns, scheme.row_terms, rows), np.uint16)
-        found = given.reshape(problem.outputs, problem.inputs, rows, columns)
-        spread[:, :, : problem.inputs] = found.transpose(0, 3, 1, 2)
-        given = spread.reshape(1, problem.outputs, -1, rows)
-    return packed_words(given, scheme)
+        kernels = terms.reshape(problem.outputs, problem.inputs, rows, columns)
+        spread[:, :, : problem.inputs] = kernels.transpose(0, 3, 1, 2)
+        terms = spread.reshape(1, problem.outputs, -1, rows)
+    return packed_words(terms, scheme)
 
 
 def packed_words(terms: Array, scheme: DotScheme) -> Array:
-    """What inputs are multiplied with, [group][output][term][tap], as [group][tile group]
-    [block of terms][tap][word][vector][lane][term of a word].
+    """Weights [group][output][term][tap] in the order in which kernels read them, [group]
+    [group of vectors][block of terms][tap][word][vector][lane][term of a word].
 
-    Outputs and terms that fill up are zero.
+    Outputs and terms that are padding are zero.
     """
     problem, lanes, word = scheme.problem, scheme.lanes, scheme.word
     _, outputs, count, taps = terms.shape

@@ -1,17 +1,18 @@
-"""What instructions multiply: words of 32 bits that hold several terms of a sum each.
+"""The C functions that compute dot products of packed elements, and the numbers of their kernels.
 
-Lines of 64 bytes hold 16 words.  A line of inputs is multiplied with 16 lines of weights, of 16
+A packed element is a word of 32 bits with several terms of a sum: two of bfloat16, four of int8.
+A line of 64 bytes has 16 words.  A line of inputs is multiplied with 16 lines of weights, of 16
 lanes each.
 
-Functions in C sum up their products, for which ISPC has no instruction.  ``name(x, offsets, taps,
-blocks, next, w, sums)`` multiplies some pixels, the first at ``x``, with one or two vectors of
-output channels.  Terms come in lines of 16 words, those of neighbouring input channels: for each of
-``blocks``, ``next`` bytes apart, and each of ``taps``, at ``offsets`` bytes behind ``x``.  Of
-weights there are for each block and tap 16 words, each of 16 lanes a vector.  ``sums`` become
-[pixel][vector][lane].
+ISPC has no intrinsics for these instructions, so kernels call functions in C.  ``name(x, offsets,
+taps, blocks, next, w, sums)`` multiplies some pixels, the first at ``x``, with one or two vectors
+of output channels.  It reads a line of terms, of neighbouring input channels, for each of
+``blocks`` with a stride of ``next`` bytes, and for each of ``taps`` with an offset of ``offsets``
+bytes.  For each block and tap there are 16 words of weights, with 16 lanes for each vector.  The
+layout of ``sums`` is [pixel][vector][lane].
 
-A kernel for planes of any size is printed once.  It reads numbers by their names when it runs: for
-another size the same names have other numbers.
+A kernel for any spatial size is printed once.  It reads numbers by their names when it runs: for
+another size the same names have other values.
 """
 
 from __future__ import annotations
@@ -25,24 +26,25 @@ from ..numbers import Number, Numbers
 from ..problem import BlockedView
 
 LINE = 64
-"""Bytes of inputs that are multiplied at a time, for a tap of a pixel."""
+"""Bytes of a line: of inputs of one tap of a pixel that are multiplied at a time."""
 
 
 @dataclass(frozen=True)
 class PackedElement:
-    """The terms of a word, and what adds up their products.
+    """A packed element: the terms of a word, and the instructions that add up their products.
 
     Attributes:
-        name: of several of them.
-        terms: of one word.
-        stored: ISPC's name of an input as it is packed.
-        weight: NumPy's name of a weight as it is packed.
+        name: what several of them are called.
+        terms: how many terms a word has.
+        stored: ISPC's type of a packed input.
+        weight: NumPy's dtype of a packed weight.
         sums, c_sums: the type of sums in ISPC and in C.
         prefix: begins the names of functions in C.
         registers: the types of a vector of sums and of a vector of factors in C.
-        suffix: of C's functions that load and store sums.
-        multiplies: the function that adds products to a vector of sums, and what it needs.
-        multiplies_tiles: the same for tiles.
+        suffix: ends the names of the intrinsics that clear and store sums.
+        multiplies: the intrinsic that adds products to a vector of sums, and the target features
+            that it needs.
+        multiplies_tiles: the same for AMX tiles.
     """
 
     name: str
@@ -64,12 +66,12 @@ class PackedElement:
 
     @property
     def item_bytes(self) -> int:
-        """Of a term."""
+        """Bytes of one term."""
         return 4 // self.terms
 
     @property
     def tiles(self) -> tuple[str, str]:
-        """The functions in C between which tiles are used."""
+        """The functions in C that configure and release AMX tiles, before and after their use."""
         return f"{self.prefix}_begin_tiles", f"{self.prefix}_end_tiles"
 
 
@@ -86,8 +88,8 @@ PAIRS = PackedElement(
     multiplies=("_mm512_dpbf16_ps", "avx512bf16"),
     multiplies_tiles=("_tile_dpbf16ps", "amx-bf16"),
 )
-"""Two values in bfloat16, summed in float32.  The instructions take numbers below the normal ones
-for zeros, and round sums to the nearest."""
+"""Two bfloat16 values, summed in float32.  The instructions treat subnormal numbers as zeros, and
+round sums to the nearest."""
 
 QUADS = PackedElement(
     name="quads",
@@ -102,7 +104,7 @@ QUADS = PackedElement(
     multiplies=("_mm512_dpbusd_epi32", "avx512vnni"),
     multiplies_tiles=("_tile_dpbusd", "amx-int8"),
 )
-"""Four bytes, inputs unsigned and weights signed.  No sum of fewer than 32 bits lies between."""
+"""Four 8-bit integers, inputs unsigned and weights signed.  Every intermediate sum has 32 bits."""
 
 
 _HEAD = """\
@@ -180,13 +182,13 @@ void <name>(const char *x, const int32_t *offsets, int64_t taps, int64_t blocks,
 
 @dataclass(frozen=True)
 class Products:
-    """One such function.
+    """One function in C that computes dot products; see the module.
 
     Attributes:
-        word: what is multiplied.
-        pixels: that it computes, ``step`` bytes apart.
-        vectors: of output channels.
-        tiles: whether by tiles of 16 pixels, or by vectors.
+        word: the packed element that is multiplied.
+        pixels: how many pixels it computes, with a stride of ``step`` bytes.
+        vectors: how many vectors of output channels it computes.
+        tiles: whether it uses AMX tiles of 16 pixels, or vectors.
     """
 
     word: PackedElement
@@ -202,7 +204,7 @@ class Products:
 
     @property
     def declaration(self) -> str:
-        """How ISPC calls it."""
+        """Its declaration in ISPC."""
         return (
             f'extern "C" void {self.name}(const uniform int8 * uniform x, '
             "const uniform int32 * uniform offsets, uniform int64 taps, uniform int64 blocks, "
@@ -212,7 +214,7 @@ class Products:
 
     @property
     def pieces(self) -> tuple[str, ...]:
-        """Its text in C, in pieces that others share."""
+        """Its text in C, in pieces that functions share."""
         return _pieces(self)
 
 
@@ -255,11 +257,11 @@ def _tiles_text(products: Products) -> str:
     return text.replace("<stores>", "\n".join(stores))
 
 
-#: What a name stands for, as it follows from a scheme.
+#: Functions by the name of a number, which compute it from a scheme.
 Table = Mapping[str, Callable[[Any], int]]
 
 DOT_NUMBERS: Table = {
-    # How work is shared out.
+    # Tasks.
     "blocks": lambda s: s.blocks,
     "block_size": lambda s: s.block,
     "end_of_out": lambda s: s.problem.out[1 if s.by_columns else 0],
@@ -280,7 +282,7 @@ DOT_NUMBERS: Table = {
     "x_image": lambda s: s.problem.source.image,
     "x_plane": lambda s: s.problem.source.plane,
     "x_row": lambda s: s.problem.source.row,
-    # What is packed of them: numbers of the word's parts, but for those of bytes.
+    # Packed inputs: strides in terms, or in bytes where the name says so.
     "again_bytes": lambda s: s.line_bytes + s.fallback_bytes,
     "image_bytes": lambda s: s.image_bytes,
     "packed_bytes": lambda s: s.packed_bytes,
@@ -301,7 +303,7 @@ DOT_NUMBERS: Table = {
     "slots": lambda s: s.slots,
     "taps": lambda s: s.taps,
     "weight_bytes": lambda s: LINE * s.taps * s.blocks_of_terms,
-    # Those of groups by themselves.
+    # The fallback, which computes merged groups one by one.
     "exact_outputs": lambda s: s.outputs // s.merged,
     "exact_terms": lambda s: s.fallback_terms,
     "merged": lambda s: s.merged,
@@ -310,8 +312,11 @@ DOT_NUMBERS: Table = {
 
 
 class SchemeNumbers(Numbers):
-    """Numbers that follow from a scheme by a table, where they are not given: those of the results
-    ``y`` and further tensors ``z0``, ``z1`` by their views; and ``zero``, what stands for 0."""
+    """Numbers that are computed from a scheme by a table, unless their value is passed.
+
+    Those of the result ``y`` and of further tensors ``z0``, ``z1`` are fields of their views, such
+    as ``y_plane``; ``zero`` is the zero point.
+    """
 
     def __init__(self, scheme: Any, table: Table, zero: int = 0) -> None:
         super().__init__()
@@ -321,13 +326,13 @@ class SchemeNumbers(Numbers):
         return super().__call__(name, self.of(name) if value is None else value)
 
     def of(self, name: str) -> int:
-        """What a name stands for."""
-        if (found := self._table.get(name)) is not None:
-            return found(self._scheme)
+        """The value of the number of that name."""
+        if (compute := self._table.get(name)) is not None:
+            return compute(self._scheme)
         if name == "zero":
             return self._zero
-        tensor, _, what = name.partition("_")
+        tensor, _, field = name.partition("_")
         problem = self._scheme.problem
         view: BlockedView = problem.result if tensor == "y" else problem.others[int(tensor[1:])]
-        number: int = getattr(view, what)
-        return number
+        value: int = getattr(view, field)
+        return value

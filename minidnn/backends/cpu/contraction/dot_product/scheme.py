@@ -1,9 +1,9 @@
-"""How a contraction is computed by products of words: packing, tiles and blocks of pixels.
+"""The scheme of a contraction by dot products: packing, register tile, blocks of pixels.
 
-The block of inputs that a task reads is packed so that the pixels of several rows of results lie
-evenly: rows are as wide as those of the input with its padding, and rows that a stride leaves out
-lie apart.  So a tile is a run of pixels across rows; those between two rows are computed and
-dropped.
+The block of inputs that a task reads is packed so that the pixels of several rows of results are
+evenly spaced: packed rows are as wide as the padded input, and each phase of a row stride has rows
+of its own.  So a tile is a run of pixels across rows of results; it computes those between two rows
+as well, and they are dropped.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ Packing = Literal["blocks", "features", "rows", "unrolled"]
 
 _VECTORS = 2
 _MOST_PIXELS = 14
-"""Of a tile of vectors: two sums a pixel leave room for weights."""
+"""Pixels, at most, of a register tile in vectors: two sums a pixel leave room for weights."""
 _TILE_PIXELS = 32
 
 _BLOCK_BYTES = 384 << 10
-"""About so many packed bytes of a task: they stay in a second-level cache beside weights."""
+"""Packed bytes of a task, about: they stay in a second-level cache, together with weights."""
 
 FEATURE_BYTES = 768 << 10
-"""The same of rows of features, which share weights that no cache keeps."""
+"""The same for rows of features, which share weights that no cache keeps."""
 
 MOST_UNROLLED = 16
-"""Input channels at most of which a pixel's taps are packed side by side."""
+"""Input channels, at most, for which the inputs of each result's window are packed contiguously."""
 
 MOST_PLANES = 4
-"""Input channels in planes at most of which pixels are packed side by side."""
+"""Input channels in NCHW, at most, that are packed as contiguous channels of each pixel."""
 
 # Cycles, about those of current processors.
 _STEP = {"vectors": 8.0, "tiles": 16.0}
-"""Of 32 channels times a vector, for a pixel by vectors, for 16 by tiles."""
+"""Of a block of terms times a vector of weights: for one pixel by vectors, for 16 by AMX tiles."""
 _CALL, _FINISH, _TASK = 30.0, 5.0, 200.0
 _PACK, _UNROLL, _INTERLEAVE = 8.0, 4.0, 16.0
 _UNEVEN = 0.25
-"""Of a task: so long threads wait for the last one."""
+"""Load imbalance: the share of a task for which threads wait for the last one."""
 _WEIGHT_BYTES, _FAR_WEIGHT_BYTES, _NEAR = 32.0, 8.0, 1 << 20
-"""Bytes of weights: a cycle, near and far, and how many stay near from one block to the next."""
+"""Bytes of weights a cycle, near and far, and bytes that stay near from one block to the next."""
 
 
 @dataclass(frozen=True)
 class DotScheme:
-    """Everything that a printed kernel follows.
+    """All decisions about a kernel of dot products; its text follows from them.
 
     Attributes:
-        word: what is multiplied.
-        packing: "blocks" of channels for each pixel, one of which fills a line; "features" of a row
-            side by side; "rows": the few channels of each pixel, so that taps of one row of the
-            kernel are one run of terms, filled up by what lies behind it, times weights of zero;
-            "unrolled": all that one result reads, side by side.
-        pixels: of a tile.
+        word: the packed element that is multiplied.
+        packing: the layout of packed inputs: "blocks": of channels, one of which fills a line, for
+            each pixel; "features": rows of features; "rows": the few channels of each pixel, so
+            that the taps of a kernel row are one contiguous run of terms, whose padding is whatever
+            comes next, times weights of zero; "unrolled": all inputs of each result's window.
+        tiles: whether AMX tiles compute the products, or vectors.
+        pixels: pixels of a register tile; ``tile`` says how vectors of outputs are grouped.
         block: rows of results of one task (columns if there is one row).
-        merged: groups of the contraction that one group of ``problem`` stands for, with weights
-            of zero between them.
-        images: whose blocks one task computes, if a block is all of an image: weights that do not
-            stay in a second-level cache are read less often.
-        any_size: whether the text is that of planes of any size, whatever else is better for this
-            one.
+        merged: groups of the contraction that are one group of ``problem``, with weights of zero
+            between them.
+        images: images whose blocks one task computes, if a block is all of an image: weights that
+            do not stay in a second-level cache are read less often.
+        any_size: whether the text serves every spatial size, even if another is better for this.
     """
 
     word: ClassVar[PackedElement] = PAIRS
@@ -85,12 +85,12 @@ class DotScheme:
 
     @property
     def streams(self) -> bool:
-        """Whether results go past the caches: half a line at a time would not gain."""
+        """Whether stores are streaming: with half a cache line at a time they would not pay."""
         return False
 
     @property
     def tiles_ahead(self) -> int:
-        """How far ahead results are asked for."""
+        """Prefetch distance of results, in tiles."""
         return 0
 
     @property
@@ -104,12 +104,12 @@ class DotScheme:
 
     @property
     def slots(self) -> int:
-        """Output channels of a group, filled up to whole vectors."""
+        """Output channels of a group, padded to whole vectors."""
         return -(-self.outputs // self.lanes) * self.lanes
 
     @property
     def vectors_of_parts(self) -> list[int]:
-        """Vectors of each group of them."""
+        """The number of vectors of output channels of each task's part of a group."""
         tile = self.tile
         return [tile.vectors] * tile.wide + [tile.vectors - 1] * tile.narrow
 
@@ -132,8 +132,8 @@ class DotScheme:
         return self.problem.batch // self.images * self.blocks
 
     def of_weights(self) -> Self:
-        """The same for one pixel: all that the order of packed weights follows from.  Programs for
-        several sizes share what is packed for it."""
+        """The scheme for one pixel: all that the layout of packed weights depends on.  Programs for
+        several sizes share the weights that are packed for it."""
         problem = self.problem
         source = replace(problem.source, image=0, plane=0, row=0, column=0)
         sizes: dict[str, Any] = {"batch": 1, "size": (1, 1), "out": (1, 1), "others": ()}
@@ -144,24 +144,24 @@ class DotScheme:
 
     @cached_property
     def reads_all(self) -> bool:
-        """Whether inputs are packed pixel by pixel of the results, with no taps of their own."""
-        if self.packing == "rows":  # of which all pixels are packed, whatever the stride
+        """Whether each pixel of the results has packed inputs of its own, which no tap offsets."""
+        if self.packing == "rows":  # all pixels are packed, whatever the stride
             return self.problem.kernel == self.problem.stride == (1, 1)
         return self.packing in ("features", "unrolled") or self.problem.kernel == (1, 1)
 
     @property
     def runs(self) -> tuple[int, int]:
-        """Taps that are one run of terms each."""
+        """Rows and columns of taps that make one run of contiguous terms."""
         return (1, self.problem.kernel[1]) if self.packing == "rows" else (1, 1)
 
     @property
     def row_terms(self) -> int:
-        """Numbers of a pixel whose few channels lie side by side."""
+        """Terms of a pixel whose few channels are contiguous: the channels, padded."""
         return next(n for n in (1, 2, 4, self.lanes) if n >= self.problem.inputs)
 
     @property
     def terms(self) -> int:
-        """Numbers that are multiplied for a tap, or a run of taps."""
+        """Terms of a tap, or of a run of taps."""
         if self.packing == "unrolled":
             return self.problem.depth
         return self.runs[1] * self.row_terms if self.packing == "rows" else self.problem.inputs
@@ -177,7 +177,7 @@ class DotScheme:
 
     @property
     def row_stride(self) -> int:
-        """From a row of results to the next in rows that are packed."""
+        """Packed rows, in all phases, from a row of results to the next."""
         return 1 if self.reads_all else self.problem.stride[0]
 
     @property
@@ -191,7 +191,7 @@ class DotScheme:
 
     @cached_property
     def flat_width(self) -> int:
-        """Pixels from a row of results to the next one."""
+        """Pixels that are computed from a row of results to the next one."""
         if self.reads_all:
             return self.shape[1]
         _, taps = self.problem.kernel
@@ -205,7 +205,7 @@ class DotScheme:
 
     @property
     def packed_rows(self) -> int:
-        """Packed rows of one phase: of those that lie ``row_stride`` apart."""
+        """Packed rows of one phase, that is, of those that are ``row_stride`` input rows apart."""
         if self.reads_all:
             return self.shape[0]
         reach = (self.problem.kernel[0] - 1) * self.problem.dilation[0]
@@ -213,24 +213,24 @@ class DotScheme:
 
     @property
     def phase(self) -> int:
-        """Pixels of one phase."""
+        """Packed pixels of one phase."""
         return self.packed_rows * self.packed_width
 
     @property
     def pixel_bytes(self) -> int:
-        """From a packed pixel to its neighbour."""
+        """Bytes from a packed pixel to the next one in its row."""
         if self.packing == "rows":
             return self.word.item_bytes * self.row_terms
         return LINE * (1 if self.packing == "blocks" else self.blocks_of_terms)
 
     @property
     def step(self) -> int:
-        """Bytes from a pixel of the results to the next."""
+        """Bytes of packed inputs from a pixel of the results to the next."""
         return self.pixel_bytes * self.column_stride
 
     @property
     def plane_bytes(self) -> int:
-        """Bytes of a line's channels of all packed pixels, or of few channels of them."""
+        """Bytes of all packed pixels, of one block of channels or of all of few channels."""
         return self.pixel_bytes * self.row_stride * self.phase
 
     @property
@@ -240,21 +240,21 @@ class DotScheme:
 
     @property
     def offsets(self) -> list[int]:
-        """Where each tap begins behind a pixel, in bytes."""
+        """The offset of each tap (or run of taps) from a pixel, in bytes."""
         if self.reads_all:
             return [0]
         (rows, columns), (down, across) = self.problem.kernel, self.problem.dilation
-        found = []
+        offsets = []
         for row in range(rows):
-            place, phase = divmod(row * down, self.row_stride)
-            start = phase * self.phase + place * self.packed_width
-            apart = range(0, columns, self.runs[1])
-            found += [self.pixel_bytes * (start + column * across) for column in apart]
-        return found
+            index, phase = divmod(row * down, self.row_stride)
+            start = phase * self.phase + index * self.packed_width
+            columns_of_runs = range(0, columns, self.runs[1])
+            offsets += [self.pixel_bytes * (start + column * across) for column in columns_of_runs]
+        return offsets
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of a packed block, with what the last tile reads behind it."""
+        """Bytes of the packed blocks of a task, and of what the last tile reads past their end."""
         return _up(self.images * self.image_bytes + self.pixels * self.step, 64)
 
     @property
@@ -273,33 +273,33 @@ class DotScheme:
 
     @property
     def line_bytes(self) -> int:
-        """Bytes of rows of inputs, of which what each result reads is copied."""
+        """Bytes of lines: of rows of inputs from which the windows of results are copied."""
         return 0
 
     @property
     def run_bytes(self) -> int:
-        """Bytes of the terms of a tap, or a run of taps, with what fills them up."""
+        """Bytes of the terms of a tap, or of a run of taps, padded to whole lines."""
         return LINE * self.blocks_of_terms
 
     @property
     def reads_padding(self) -> bool:
-        """Whether results multiply what they do not read by zero, of which NaN and infinities
-        would be NaN: where there are any, terms are packed once more, with zeros in their place."""
+        """Whether results multiply inputs that they do not depend on by zero, where NaN or infinity
+        would give NaN: if there are any, a fallback packs terms again, with zeros for others."""
         return self.packing == "rows" or self.merged > 1
 
     @property
     def fallback_terms(self) -> int:
-        """Terms of a tap that belong together."""
+        """Terms of a tap that belong to one of the merged groups."""
         return self.terms // self.merged
 
     @property
     def fallback_step(self) -> int:
-        """Bytes of all terms of a result, packed once more."""
+        """Bytes of all terms of a result in the fallback's layout."""
         return self.taps * self.run_bytes
 
     @property
     def fallback_bytes(self) -> int:
-        """Bytes of those of a tile."""
+        """Bytes of scratch for the fallback's terms of one tile."""
         return self.pixels * self.fallback_step if self.reads_padding else 0
 
     @property
@@ -308,9 +308,9 @@ class DotScheme:
 
     @property
     def scratch_bytes(self) -> int:
-        sums = 2 if self.reads_padding else 1
-        again = self.line_bytes + self.fallback_bytes
-        return self.packed_bytes + again + sums * 4 * self.sums_floats
+        copies = 2 if self.reads_padding else 1
+        extra = self.line_bytes + self.fallback_bytes
+        return self.packed_bytes + extra + copies * 4 * self.sums_floats
 
     # Products
 
@@ -327,24 +327,24 @@ class DotScheme:
 
     @property
     def cycles(self) -> float:
-        """Of one thread for everything, about."""
+        """Predicted cycles of one thread that computes everything."""
         unit = 16 if self.tiles else self.pixels
         count = -(-self.flat_pixels // unit) * unit
         steps = self.taps * self.blocks_of_terms
-        each = _STEP["tiles"] / 16 if self.tiles else _STEP["vectors"]
+        step_cycles = _STEP["tiles"] / 16 if self.tiles else _STEP["vectors"]
         vectors = self.slots // self.lanes
-        sums = count * vectors * steps * each
+        sums = count * vectors * steps * step_cycles
         calls = count / self.pixels * self.tile.groups * _CALL
         finish = self.shape[0] * self.shape[1] * vectors * _FINISH
-        near = self.weight_bytes <= _NEAR
-        weights = 64 * 16 * vectors * steps / (_WEIGHT_BYTES if near else _FAR_WEIGHT_BYTES)
-        one = self.images * (sums + calls + finish)
-        one += max(0, weights - self.images * sums) + self.tile.groups * _TASK + self.pack_cycles
-        return self.blocks_of_images * self.groups * one
+        fits_cache = self.weight_bytes <= _NEAR
+        weights = 64 * 16 * vectors * steps / (_WEIGHT_BYTES if fits_cache else _FAR_WEIGHT_BYTES)
+        total = self.images * (sums + calls + finish)
+        total += max(0, weights - self.images * sums) + self.tile.groups * _TASK + self.pack_cycles
+        return self.blocks_of_images * self.groups * total
 
     @property
     def pack_cycles(self) -> float:
-        """Of one block."""
+        """Predicted cycles to pack one block."""
         planes = self.packing == "rows" and self.problem.source.block == 1
         lines = (self.packed_bytes + self.line_bytes) / 64
         if self.packing == "unrolled":
@@ -357,60 +357,60 @@ class DotScheme:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes of inputs and results."""
+        """Bytes of inputs and results that a run reads and writes."""
         problem = self.problem
         size = problem.size[0] * problem.size[1] * problem.inputs
-        made = problem.out[0] * problem.out[1] * problem.outputs
+        results = problem.out[0] * problem.out[1] * problem.outputs
         item = ITEMSIZE[problem.source.dtype]
-        return problem.batch * problem.groups * item * (size + made)
+        return problem.batch * problem.groups * item * (size + results)
 
 
 def packing_of(problem: Problem, lanes: int) -> Packing | None:
-    """How inputs are packed; None if they lie otherwise than is packed here."""
+    """How inputs are packed; None if no packing here supports their layout."""
     source = problem.source
     if _spreads(problem, lanes) or problem.width:
         return None
     in_rows = source.contiguous and source.plane == 0
-    whole = problem.kernel == (1, 1) and problem.size == problem.out and not problem.pads
-    if in_rows and whole and problem.groups == 1:
+    pointwise = problem.kernel == (1, 1) and problem.size == problem.out and not problem.pads
+    if in_rows and pointwise and problem.groups == 1:
         return "features"
     if source.block == lanes:
-        exact = problem.groups == 1 and problem.inputs == lanes
-        return "unrolled" if exact and problem.kernel != (1, 1) else "blocks"
+        one_block = problem.groups == 1 and problem.inputs == lanes
+        return "unrolled" if one_block and problem.kernel != (1, 1) else "blocks"
     if source.block == 1 and problem.inputs <= MOST_UNROLLED and problem.groups == 1:
         return "unrolled"
     return None
 
 
 def packing_of_pairs(problem: Problem, lanes: int) -> Packing | None:
-    """The same, in which few channels lie in rows; None also if they cannot."""
-    found = packing_of(problem, lanes)
-    if found != "unrolled":
-        return found
+    """Like :func:`packing_of`, with "rows" for few channels; None also where that is impossible."""
+    packing = packing_of(problem, lanes)
+    if packing != "unrolled":
+        return packing
     few = problem.source.block == lanes or problem.inputs <= MOST_PLANES
     return "rows" if few and problem.dilation[1] == 1 else None
 
 
 def _spreads(problem: Problem, lanes: int) -> bool:
-    """Whether a vector has channels of several groups."""
+    """Whether vectors would have channels of several groups."""
     return problem.groups > 1 and (problem.outputs < lanes or problem.inputs % lanes != 0)
 
 
 def merged_groups(problem: Problem, lanes: int) -> int:
-    """How many groups are computed as one, so that vectors have channels of one group; 1 where they
-    have, or where no number of groups does."""
+    """How many groups are computed as one, so that vectors have channels of one group; 1 if they
+    have anyway, or if no number of groups achieves it."""
     if not _spreads(problem, lanes):
         return 1
     for wanted in (PAIRS.block, lanes):
         for count in range(2, problem.groups + 1):
-            whole = count * problem.inputs % wanted == count * problem.outputs % lanes == 0
-            if whole and problem.groups % count == 0:
+            fits = count * problem.inputs % wanted == count * problem.outputs % lanes == 0
+            if fits and problem.groups % count == 0:
                 return count
     return 1
 
 
 def merge(problem: Problem, lanes: int) -> Problem:
-    """A contraction with groups merged."""
+    """The contraction with :func:`merged_groups` groups computed as one."""
     count = merged_groups(problem, lanes)
     return replace(
         problem,
@@ -430,24 +430,24 @@ def choose_dots(problem: Problem, isa: Isa, threads: int, any_size: bool = False
 
 
 def cheapest(schemes: Iterable[S], threads: int) -> S:
-    """The one with the least predicted time: threads take whole blocks, or parts of too few, and
-    pack a block again for each call then."""
+    """The scheme with the least predicted time.  Threads compute whole blocks; if there are too few
+    of them, several calls share a block, and each packs it again."""
 
     def time(scheme: S) -> tuple[float, int]:
-        shared = calls = scheme.blocks_of_images * scheme.groups
+        work_items = calls = scheme.blocks_of_images * scheme.groups
         cycles = scheme.cycles
         if calls < threads:
-            shared = scheme.tasks
-            again = min(scheme.tile.groups, -(-2 * threads // calls)) - 1
-            cycles += calls * again * scheme.pack_cycles
-        turns = -(-shared // threads) + (_UNEVEN if threads > 1 else 0)
-        return cycles * turns * threads / shared, -scheme.block
+            work_items = scheme.tasks
+            repacks = min(scheme.tile.groups, -(-2 * threads // calls)) - 1
+            cycles += calls * repacks * scheme.pack_cycles
+        rounds = -(-work_items // threads) + (_UNEVEN if threads > 1 else 0)
+        return cycles * rounds * threads / work_items, -scheme.block
 
     return min(schemes, key=time)
 
 
 def dot_schemes(problem: Problem, isa: Isa, any_size: bool = False) -> Iterator[DotScheme]:
-    """Schemes with blocks of all sizes that fit, or one of the smallest."""
+    """Yields schemes with blocks of all sizes that fit the cache, or with one of the smallest."""
     merged = merged_groups(problem, isa.lanes)
     problem = merge(problem, isa.lanes)
     packing = packing_of_pairs(problem, isa.lanes)
@@ -465,33 +465,33 @@ def schemes_of(
     merged: int = 1,
     any_size: bool = False,
 ) -> Iterator[S]:
-    """Schemes of a kind with blocks of all sizes that fit, or one of the smallest; with
-    ``any_size`` of a few."""
+    """Yields schemes of a class with blocks of all sizes that fit the cache, or with one of the
+    smallest; with ``any_size`` of a few."""
     wide, narrow = split_vectors(-(-problem.outputs // isa.lanes), _VECTORS)
     vectors = _VECTORS if wide else 1
     if not wide:
         wide, narrow = narrow, 0
     tile = Tile(1, 1, vectors, wide, narrow)
-    given = (problem, isa.lanes, packing, tiles, _TILE_PIXELS if tiles else _MOST_PIXELS, tile)
-    least = kind(*given, block=1, merged=merged, any_size=any_size)
-    size = problem.out[1 if least.by_columns else 0]
+    decisions = (problem, isa.lanes, packing, tiles, _TILE_PIXELS if tiles else _MOST_PIXELS, tile)
+    smallest = kind(*decisions, block=1, merged=merged, any_size=any_size)
+    size = problem.out[1 if smallest.by_columns else 0]
     counts: Iterable[int] = range(1, size + 1)
     if any_size:  # chosen in a call that waits for it
         counts = [1 << i for i in range(size.bit_length())]
     sizes = dict.fromkeys(-(-size // count) for count in counts)
     images = [n for n in range(2, problem.batch + 1) if problem.batch % n == 0]
     blocks = [(block, 1) for block in sorted(sizes)] + [(size, count) for count in images]
-    most = FEATURE_BYTES if packing == "features" else _BLOCK_BYTES
+    most_bytes = FEATURE_BYTES if packing == "features" else _BLOCK_BYTES
     for i, (block, count) in enumerate(blocks):
-        scheme = replace(least, block=block, images=count)
-        if i and scheme.images * scheme.block_bytes + scheme.line_bytes > most:
+        scheme = replace(smallest, block=block, images=count)
+        if i and scheme.images * scheme.block_bytes + scheme.line_bytes > most_bytes:
             break
         fixed = tiles or any_size
         yield scheme if fixed else replace(scheme, pixels=_pixels(scheme.flat_pixels))
 
 
 def _pixels(count: int) -> int:
-    """Of a tile of vectors, for so many pixels."""
+    """Pixels of a register tile in vectors, for a block of ``count`` pixels."""
     return min(range(1, _MOST_PIXELS + 1), key=lambda n: (-(-count // n) * (max(n, 5) + 1), -n))
 
 

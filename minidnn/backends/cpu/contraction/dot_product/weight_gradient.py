@@ -1,15 +1,16 @@
-"""The gradient of a convolution for its weight, by products of pairs of values in bfloat16.
+"""Prints the weight gradient of a convolution in bfloat16, by bf16 dot products.
 
-What is summed over are pixels, so pairs are neighbouring pixels.  A task packs a chunk of the
-gradient with pixels as the terms and output channels in lanes, and of the input a row of pixels for
-each channel; then each tap of the kernel is a product of the two, in which the rows begin as far
-behind as the tap reads.  For that, images lie as in :mod:`.scheme`: rows are as wide as those of
-the padded input, and the gradient is zero between them.  The sums of chunks are added in float32,
-in the order of the pixels.  Where there are few tasks the batch is cut in parts, whose sums a
-second kernel adds in their order.  All this follows from shapes, so the bits are the same for every
-number of threads.
+The gradient sums over pixels, so a dot product's terms are neighbouring pixels.  A task packs a
+chunk of the output's gradient with pixels as terms and output channels in lanes, and the input as a
+row of pixels for each channel.  Then each tap of the kernel is a product of the two, for which the
+rows of pixels are read from the tap's offset.  To that end images have the layout of
+:mod:`.scheme`: packed rows are as wide as the padded input, and the gradient is zero between rows.
+The sums of chunks are added in float32, in the order of the pixels.  Where there are few tasks, the
+chunks are split into parts (split-K), whose partial sums a second kernel adds in order.  All this
+follows from shapes, so the bits are the same for every number of threads.
 
-Of few channels, which lie in planes, each tap of a row has rows of its own.
+Inputs of few channels have the layout NCHW; for them each tap of a kernel row has rows of pixels of
+its own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .pixel_scheme import LANES, choose_pixels
 from .products import PAIRS
 
 _TRANSPOSE = Move("store", alike=False, full=True, element=ELEMENTS["float32"])
-_TURN = Move("store", alike=False, full=False, element=ELEMENTS["bfloat16"])
+_TRANSPOSE_BFLOAT16 = Move("store", alike=False, full=False, element=ELEMENTS["bfloat16"])
 
 
 _TEXT = """\
@@ -133,7 +134,7 @@ static noinline unmasked void @_sums(
 }}
 """
 
-# Rows of blocks of channels: pairs of pixels are put together, and turned.
+# Rows of pixels of inputs in blocks of channels: pixels are paired, then transposed.
 _BLOCKED = """\
 static noinline unmasked uniform bool @_rows(
     {parameter}, const uniform unsigned int16 * uniform x, uniform int8 * uniform scratch,
@@ -196,7 +197,7 @@ static noinline unmasked uniform bool @_rows(
 }}
 """
 
-# Rows of planes, those of the taps of a row after one another.
+# Rows of pixels of NCHW inputs, for each channel one row for each tap of a kernel row.
 _SPREAD = """\
 static noinline unmasked uniform bool @_rows(
     {parameter}, const uniform unsigned int16 * uniform x, uniform int8 * uniform scratch,
@@ -233,7 +234,7 @@ static noinline unmasked uniform bool @_rows(
 }}
 """
 
-# Sums are put into the order of the weights of an output, and 16 outputs turned.
+# Sums are arranged in the order of an output's weights, then transposed for 16 outputs at a time.
 _STORE = """\
 static noinline unmasked void @_store(
     {parameter}, uniform int8 * uniform scratch, const uniform float * uniform sums,
@@ -314,54 +315,57 @@ MD_KERNEL(@) {{
 def print_pixel_products(
     op: Conv2dWeightGradient, batch: int, x: Tensor, gradient: Tensor, isa: Isa
 ) -> Staged:
-    """The kernels; the pointers are the input, the gradient and the result, all in bfloat16.
+    """Prints the kernels; the pointers are the input, the gradient and the result, all in bfloat16.
 
     Args:
         batch: images.
-        x, gradient: how the operands lie: the gradient in blocks of lanes, the input so, too, or in
-            planes.
+        x, gradient: the layouts of the operands: the gradient in blocks of lanes, the input
+            likewise or in NCHW.
     """
     scheme = choose_pixels(op, batch, x, gradient, isa)
     products, names = scheme.products(), list(scheme.numbers())
     declared = [f"const uniform int {name} = numbers[{i}];" for i, name in enumerate(names)]
-    behind = f"numbers + {len(names)}"
+    phases_and_shifts = f"numbers + {len(names)}"
     for name, after in (
         ("first_rows", ""),
         ("first_columns", " + phase_rows"),
         ("shifts", " + phase_rows + phase_columns"),
     ):
-        declared.append(f"const uniform int32 * uniform {name} = {behind}{after};")
+        declared.append(f"const uniform int32 * uniform {name} = {phases_and_shifts}{after};")
     begin, end = (f"{name}();" if products.tiles else "" for name in PAIRS.tiles)
-    given = {
+    substitutions = {
         **{"parameter": PARAMETER, "numbers": "\n  ".join(declared), "rows": scheme.rows},
         **{"vectors": scheme.vectors, "step": scheme.step // 2, "tile": scheme.tile},
         **{"line_words": 16 * scheme.vectors * LANES, "products": products.name},
         **{"begin_tiles": begin, "end_tiles": end, "transpose": _TRANSPOSE.name},
-        **{"turn": _TURN.name, "columns": "kernel_columns" if scheme.is_spread else "1"},
+        **{
+            "turn": _TRANSPOSE_BFLOAT16.name,
+            "columns": "kernel_columns" if scheme.is_spread else "1",
+        },
     }
-    called = [products.declaration]
-    called += [f'extern "C" void {call}' for call in (begin, end) if call]
-    packing = (_SPREAD if scheme.is_spread else _BLOCKED).format(**given)
-    text = "\n".join(called) + "\n" + _TEXT.format(packing=packing, **given)
-    store = _STORE.format(**given)
-    shared = {text: () if scheme.is_spread else (_TRANSPOSE,), store: (_TURN,)}
+    declarations = [products.declaration]
+    declarations += [f'extern "C" void {call}' for call in (begin, end) if call]
+    packing = (_SPREAD if scheme.is_spread else _BLOCKED).format(**substitutions)
+    text = "\n".join(declarations) + "\n" + _TEXT.format(packing=packing, **substitutions)
+    store = _STORE.format(**substitutions)
+    shared = {text: () if scheme.is_spread else (_TRANSPOSE,), store: (_TRANSPOSE_BFLOAT16,)}
     scratch = scheme.scratch_bytes
 
     def kernel(kind: str, *texts: str) -> KernelSource:
         pieces = products.pieces if text in texts else ()
         moves = {move for part in texts for move in shared.get(part, ())}
-        own = tuple(sorted(move.text(LANES) for move in moves))
-        return KernelSource.named(kind, "\n".join(texts), beside=pieces, shared=own)
+        functions = tuple(sorted(move.text(LANES) for move in moves))
+        return KernelSource.named(kind, "\n".join(texts), beside=pieces, shared=functions)
 
     if scheme.parts == 1:
-        source = kernel("pair_gradient", text, store, _WHOLE.format(**given))
+        source = kernel("pair_gradient", text, store, _WHOLE.format(**substitutions))
         stage = Stage(source, (0, 1, 2, scheme.table), scheme.tasks, 1, scratch)
         return Staged((stage,))
-    partial = kernel("pair_gradient", text, _PART.format(**given))
-    join = kernel("join_pair_gradient", store, _JOIN.format(**given))
-    parts = Workspace(0)
+    partial = kernel("pair_gradient", text, _PART.format(**substitutions))
+    join = kernel("join_pair_gradient", store, _JOIN.format(**substitutions))
+    workspace = Workspace(0)
     stages = (
-        Stage(partial, (0, 1, parts, scheme.table), scheme.tasks * scheme.parts, 1, scratch),
-        Stage(join, (parts, 2, scheme.table), scheme.tasks, 1, scratch),
+        Stage(partial, (0, 1, workspace, scheme.table), scheme.tasks * scheme.parts, 1, scratch),
+        Stage(join, (workspace, 2, scheme.table), scheme.tasks, 1, scratch),
     )
     return Staged(stages, 4 * scheme.tasks * scheme.parts * scheme.sums)

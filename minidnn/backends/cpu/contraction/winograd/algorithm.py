@@ -1,4 +1,8 @@
-"""Winograd's algorithm: which problems it computes, what each scheme takes, and how long."""
+"""Winograd's algorithm: which problems it computes, the cost model of its schemes, and the choice.
+
+"Spread" stands here for schemes over all tiles in three kernels, "local" for schemes of one kernel
+whose tasks do everything for a chunk of tiles; see :class:`.scheme.WinogradScheme`.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +35,15 @@ class Core:
     """Figures of a processor's core.
 
     Attributes:
-        cache: what lies near enough of inputs, products and weights, in bytes.
-        vector: cycles a vector of a tile that is transformed: loads, stores, and the arithmetic
-            between.
+        cache: bytes of the second-level cache for inputs, products and weights.
+        vector: cycles to transform a vector of a tile: loads, stores, and the arithmetic between.
         call: cycles to begin and end a register tile of the products.
         first: bytes a cycle of weights from the second-level cache, for the first register tile of
             a product: those after it find them in the first level.
-        far: bytes a cycle of weights from beyond it; they are asked for ahead.
-        again: bytes a cycle of a chunk's transformed inputs from there, for each group of channels.
-        moved: bytes a cycle of what one thread writes and perhaps another one reads.
+        far: bytes a cycle of weights from beyond that cache; they are prefetched.
+        again: bytes a cycle at which each group of channels reads a chunk's transformed inputs and
+            products from beyond that cache.
+        moved: bytes a cycle of data that one thread writes and perhaps another one reads.
     """
 
     cache: int
@@ -56,17 +60,18 @@ CORES = {
     16: Core(768 << 10, vector=1.9, call=24.0, first=32.0, far=16.0, again=16.0, moved=16.0),
 }
 """By lanes.  AVX2: least squares over chunks of 4 to 114 tiles of four layers on Zen 3, which the
-result predicts to 13 % (most to 6 %); it has registers for a third of a tile, and takes twice the
-time for as many weights and inputs, so that these are waited for less.  AVX-512: Zen 5 and Sapphire
-Rapids."""
+result predicts to 13 % (most to 6 %); its registers hold a third of a tile, and the arithmetic on
+the same weights and inputs takes twice the time, so that it stalls less on these.  AVX-512: Zen 5
+and Sapphire Rapids."""
 
 EDGE_CYCLES = 2.0
-"""Cycles a vector more where zeros lie around a tile, or only a part of it is stored."""
+"""Additional cycles a vector where a tile contains padding, or only a part of it is stored."""
 
 REGION_CYCLES = 2500.0
 """Cycles to begin and end a kernel on all threads."""
 
 MOST_CHUNK = 112
+"""Tiles of a chunk, at most; of more tiles only chunks of about the sizes ``CHUNKS`` are tried."""
 CHUNKS = (4, 7, 8, 12, 14, 16, 21, 24, 28, 36, 42, 56, 70, 84, 112)
 
 
@@ -83,7 +88,7 @@ def choose_winograd(
 def candidates(
     problem: Problem, transform: Transform, isa: Isa, threads: int
 ) -> Iterator[WinogradScheme]:
-    """Local schemes with chunks of all sizes, and those over all tiles in three kernels."""
+    """Yields local schemes with chunks of all sizes, and those over all tiles in three kernels."""
     blocks = -(-problem.outputs // isa.lanes)
     rows, columns = (-(-size // transform.outputs) for size in problem.out)
     count = problem.batch * rows * columns
@@ -99,23 +104,24 @@ def candidates(
 
 @lru_cache(4096)
 def product_tile(count: int, blocks: int, depth: int, isa: Isa) -> Tile:
-    """The register tile for products of ``count`` tiles: all tiles are whole, some are padding."""
+    """The register tile for products of ``count`` Winograd tiles, ``blocks`` vectors of outputs and
+    ``depth`` inputs; there are no remainder tiles, since rows of products are padded."""
     best: tuple[float, Tile] | None = None
     for vectors in range(1, min(blocks, 4) + 1):
-        most = min((isa.registers - 1 - vectors) // vectors, 14 if isa.registers == 32 else 6)
+        widest = min((isa.registers - 1 - vectors) // vectors, 14 if isa.registers == 32 else 6)
         if vectors > 2 and isa.registers == 32:
-            most = min(most, 4)
+            widest = min(widest, 4)
         wide, narrow = split_vectors(blocks, vectors)
         if wide <= 0:
             continue
-        for columns in range(1, min(most, count) + 1):
-            turns = -(-count // columns)
-            each = [
+        for columns in range(1, min(widest, count) + 1):
+            calls = -(-count // columns)
+            cycles = [
                 groups * (step_cycles(columns, width) * depth + CORES[isa.lanes].call)
                 for groups, width in ((wide, vectors), (narrow, vectors - 1))
                 if groups
             ]
-            cost = turns * sum(each)
+            cost = calls * sum(cycles)
             if best is None or cost < best[0]:
                 best = cost, Tile(1, columns, vectors, wide, narrow)
     assert best is not None
@@ -123,19 +129,20 @@ def product_tile(count: int, blocks: int, depth: int, isa: Isa) -> Tile:
 
 
 def _chunk_sizes(count: int) -> list[int]:
-    """Sizes of equal chunks; of many tiles only those near multiples of what registers hold."""
-    wanted = range(1, MOST_CHUNK + 1) if count <= MOST_CHUNK else CHUNKS
-    chunks = {-(-count // size) for size in wanted if size <= count}
+    """Sizes that cut ``count`` tiles into equal chunks; if there are many tiles, only sizes near
+    multiples of register tiles."""
+    sizes = range(1, MOST_CHUNK + 1) if count <= MOST_CHUNK else CHUNKS
+    chunks = {-(-count // size) for size in sizes if size <= count}
     return sorted({-(-count // n) for n in chunks})
 
 
 def cycles_of(scheme: WinogradScheme, threads: int) -> float:
-    """Predicted cycles of one thread."""
+    """Predicted cycles of a scheme, from beginning to end, on so many threads."""
     return _local_cycles(scheme, threads) if scheme.local else _spread_cycles(scheme, threads)
 
 
 def _product_cycles(scheme: WinogradScheme, count: int) -> float:
-    """Cycles of one matrix product of ``count`` tiles and all outputs."""
+    """Cycles of one of the matrix products, for ``count`` tiles and all outputs."""
     tile, depth, call = scheme.tile, scheme.problem.inputs, CORES[scheme.lanes].call
     total = 0.0
     for groups, vectors in ((tile.wide, tile.vectors), (tile.narrow, tile.vectors - 1)):
@@ -145,19 +152,20 @@ def _product_cycles(scheme: WinogradScheme, count: int) -> float:
 
 
 def _transform_cycles(scheme: WinogradScheme) -> tuple[float, float]:
-    """Cycles for the inputs of a tile and a block of channels, and for its results."""
+    """Cycles to transform the inputs of a tile and a block of channels, and to transform its
+    products back, averaged over tiles inside and at the border."""
     transform, problem = scheme.transform, scheme.problem
     n, m = transform.inputs, transform.outputs
-    inner = [
+    interior = [
         max(0, (size - n + pads[0]) // m - (-(-pads[0] // m)) + 1)
         for size, pads in zip(problem.size, problem.padding, strict=True)
     ]
     tiles = scheme.tiles[0] * scheme.tiles[1]
-    edges = 1 - min(1.0, inner[0] * inner[1] / tiles)
-    whole = (problem.out[0] // m) * (problem.out[1] // m) / tiles
+    edges = 1 - min(1.0, interior[0] * interior[1] / tiles)
+    full = (problem.out[0] // m) * (problem.out[1] // m) / tiles
     vector = CORES[scheme.lanes].vector
     into = n * n * (vector + EDGE_CYCLES * edges)
-    out = n * n * vector + m * m * (1 + EDGE_CYCLES * (1 - whole))
+    out = n * n * vector + m * m * (1 + EDGE_CYCLES * (1 - full))
     return into, out
 
 
@@ -167,23 +175,23 @@ def _local_cycles(scheme: WinogradScheme, threads: int) -> float:
     count = min(scheme.chunk, scheme.count)
     task = TASK_CYCLES + count * (scheme.input_blocks * into + scheme.output_blocks * out)
     task += scheme.matrices * _product_cycles(scheme, count)
-    near = scheme.source_bytes + scheme.product_bytes + 8 * problem.inputs * scheme.lanes * 2
-    if near > core.cache:
+    working_set = scheme.source_bytes + scheme.product_bytes + 8 * problem.inputs * scheme.lanes * 2
+    if working_set > core.cache:
         task += scheme.source_bytes * scheme.tile.groups / core.again
         task += 2 * scheme.product_bytes * scheme.tile.groups / core.again
-    # Every chunk reads the inputs and all weights anew.
+    # Each chunk reads its inputs and all weights.
     task += 4 * count * problem.inputs * scheme.transform.outputs**2 / INPUT_BYTES
-    far = near + scheme.weight_bytes > core.cache
+    far = working_set + scheme.weight_bytes > core.cache
     task += scheme.weight_bytes / (core.far if far else core.first)
-    turns = -(-scheme.chunks // threads)
-    return task * (turns + UNEVEN * (scheme.chunks > 1)) + REGION_CYCLES
+    rounds = -(-scheme.chunks // threads)
+    return task * (rounds + UNEVEN * (scheme.chunks > 1)) + REGION_CYCLES
 
 
 def _spread_cycles(scheme: WinogradScheme, threads: int) -> float:
     core = CORES[scheme.lanes]
     into, out = _transform_cycles(scheme)
     transforms = scheme.count * (scheme.input_blocks * into + scheme.output_blocks * out)
-    # Both are written by one thread and read by another.
+    # One thread writes transformed inputs and products, another one may read them.
     moved = 2 * (scheme.source_bytes + scheme.product_bytes) / core.moved
     inputs = scheme.source_bytes / scheme.matrices
     product = _product_cycles(scheme, scheme.count)
@@ -191,20 +199,20 @@ def _spread_cycles(scheme: WinogradScheme, threads: int) -> float:
         product += inputs * scheme.tile.groups / INPUT_BYTES
     product += scheme.weight_bytes / scheme.matrices / WEIGHT_BYTES
     tasks = scheme.matrices * scheme.parts
-    turns = -(-tasks // threads)
+    rounds = -(-tasks // threads)
     shared = (transforms + moved) / threads
-    return shared + product / scheme.parts * (turns + UNEVEN) + 3 * REGION_CYCLES
+    return shared + product / scheme.parts * (rounds + UNEVEN) + 3 * REGION_CYCLES
 
 
 def seconds_of(scheme: WinogradScheme, speed: Speed) -> float:
-    """From arithmetic with its waiting, and memory traffic."""
+    """Predicted seconds, from arithmetic with its cache misses and from memory traffic."""
     clock = speed.flops / speed.threads / (4 * scheme.lanes)
     compute = cycles_of(scheme, speed.threads) / clock
     return overlapped(compute, memory_bytes(scheme, speed.cache) / speed.bandwidth)
 
 
 def memory_bytes(scheme: WinogradScheme, cache: int) -> int:
-    """Bytes that a run moves to and from memory; see :func:`..price.memory_bytes`."""
+    """Bytes that a run moves to and from memory; see :func:`..choose.memory_bytes`."""
     problem = scheme.problem
     weights = scheme.weight_bytes
     inputs = 4 * problem.batch * problem.inputs * problem.size[0] * problem.size[1]
@@ -222,7 +230,7 @@ def memory_bytes(scheme: WinogradScheme, cache: int) -> int:
 
 
 class Winograd(Algorithm):
-    """Minimal filtering: fewer products, for 3x3 kernels that move by one."""
+    """Winograd's minimal filtering: fewer multiplications, for 3x3 kernels of stride 1."""
 
     def __init__(self, transform: Transform, error: float) -> None:
         self.transform = transform
@@ -256,8 +264,8 @@ class Winograd(Algorithm):
 
     def describe(self, scheme: WinogradScheme) -> dict[str, int]:
         tile = scheme.tile
-        found = {"columns": tile.columns, "vectors": tile.vectors, "chunk": scheme.chunk}
-        return {**found, "local": int(scheme.local), "parts": scheme.parts}
+        figures = {"columns": tile.columns, "vectors": tile.vectors, "chunk": scheme.chunk}
+        return {**figures, "local": int(scheme.local), "parts": scheme.parts}
 
     def seconds(self, scheme: WinogradScheme, speed: Speed) -> float:
         return seconds_of(scheme, speed)

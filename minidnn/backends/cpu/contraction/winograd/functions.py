@@ -1,4 +1,5 @@
-"""Prints the functions of Winograd kernels: the transforms of a tile, and their calls."""
+"""Prints the functions of Winograd kernels that transform a tile of inputs, or of products back to
+results, and the code that calls them."""
 
 from __future__ import annotations
 
@@ -9,17 +10,17 @@ from ..scheme import LINE_FLOATS
 from .scheme import Named, Transform, WinogradScheme
 
 TILES_AHEAD = 4
-"""How many tiles ahead products are asked for: they lie in as many places as there are matrices,
-more than processors foresee."""
+"""Prefetch distance of products, in tiles: they are read as one stream per matrix, which is more
+streams than hardware prefetchers follow."""
 
 _POINTER = "const uniform float * uniform"
 
 
 def print_into(code: Code, scheme: WinogradScheme, numbers: Numbers, border: bool) -> None:
-    """``@_into``: transforms a tile of inputs, and asks for the one that begins at ``later``.
+    """Prints ``@_into``, which transforms a tile of inputs and prefetches the one at ``later``.
 
-    ``@_border``, if ``border``, for tiles of which a part lies outside the image: that is zero,
-    and is read from ``zeros`` (a row of them).
+    With ``border`` prints ``@_border``, for tiles that are partly outside the image: there it reads
+    ``zeros`` (a row of them).
     """
     n = scheme.transform.inputs
     parameters = [PARAMETER, f"{_POINTER} x", "uniform float * uniform v", f"{_POINTER} later"]
@@ -52,7 +53,7 @@ def _ask(code: Code, scheme: WinogradScheme, row: str) -> None:
 
 
 def _transform_inputs(code: Code, scheme: WinogradScheme, numbers: Numbers, border: bool) -> None:
-    """Some rows of B' d at a time, as many as registers hold; then their products with B."""
+    """Prints B' d B, some rows of B' d at a time, as many as registers hold."""
     lanes, transform = scheme.lanes, scheme.transform
     n = transform.inputs
     matrix = numbers("v_matrix", scheme.source_matrix)
@@ -85,13 +86,14 @@ def _transform_inputs(code: Code, scheme: WinogradScheme, numbers: Numbers, bord
 
 
 def _groups(transform: Transform, lanes: int) -> list[list[int]]:
-    """Parts of the rows of B' d whose numbers fit the registers (32 of 16 lanes, 16 of 8)."""
-    most = 24 if lanes == 16 else 12
+    """The :attr:`.scheme.Transform.input_parts`, grouped so that the rows of B' d of each group fit
+    the registers (32 of 16 lanes, 16 of 8)."""
+    most_floats = 24 if lanes == 16 else 12
     groups: list[list[int]] = [[]]
     used = 0
     for part, rows in enumerate(transform.input_parts):
         size = len(rows) * transform.inputs
-        if groups[-1] and used + size > most:
+        if groups[-1] and used + size > most_floats:
             groups.append([])
             used = 0
         groups[-1].append(part)
@@ -102,9 +104,10 @@ def _groups(transform: Transform, lanes: int) -> list[list[int]]:
 def print_out(
     code: Code, scheme: WinogradScheme, numbers: Numbers, epilogue: Epilogue, partial: bool
 ) -> None:
-    """``@_out``: transforms a tile of products back, adds the bias, and applies the epilogue.
+    """Prints ``@_out``, which transforms a tile of products back, adds the bias, and applies the
+    epilogue.
 
-    ``@_edge``, if ``partial``, for tiles of which only a part lies within the result.
+    With ``partial`` prints ``@_edge``, for tiles that are only partly within the result.
     """
     transform = scheme.transform
     m = transform.outputs
@@ -125,10 +128,11 @@ def print_out(
 
 
 def _transform_outputs(code: Code, transform: Transform, matrix: str, lanes: int) -> None:
-    """``a<pixel>_0``: results with the bias; some columns at a time, as many as registers hold."""
+    """Prints ``a<pixel>_0``, the results with the bias, some columns at a time, as many as the
+    registers hold."""
     n, m = transform.inputs, transform.outputs
-    whole = lanes == 16 or m == 2
-    for columns in [range(m)] if whole else [range(0, m, 2), range(1, m, 2)]:
+    fits = lanes == 16 or m == 2
+    for columns in [range(m)] if fits else [range(0, m, 2), range(1, m, 2)]:
         code.line("from = products;")
         rows = []
         for _ in range(n):
@@ -156,9 +160,10 @@ def print_load(
     column: str,
     later: str,
 ) -> None:
-    """Calls for one tile of the block of channels ``b``: inside the image or at its border.
+    """Prints the calls that transform one tile of inputs of the block of channels ``b``, inside the
+    image or at its border.
 
-    ``later``: how many floats behind it the tile begins that is asked for.
+    ``later``: the offset in floats from this tile to the one to prefetch.
     """
     problem, lanes, transform = scheme.problem, scheme.lanes, scheme.transform
     m, n = transform.outputs, transform.inputs
@@ -189,7 +194,8 @@ def print_store(
     row: str,
     column: str,
 ) -> None:
-    """Calls that transform the tile ``products`` of the vector of channels ``first`` back."""
+    """Prints the calls that transform the tile ``products`` back, whose vector of output channels
+    begins with ``first``."""
     problem, m = scheme.problem, scheme.transform.outputs
     rows, columns = numbers("out_rows", problem.out[0]), numbers("out_columns", problem.out[1])
     limit = numbers("all_outputs", problem.outputs)
@@ -207,9 +213,9 @@ def print_store(
         )
     arguments += [f"e{i} + first" for i in range(len(epilogue.vectors))]
     arguments += ["first", limit]
-    given = ", ".join(arguments)
+    passed = ", ".join(arguments)
     with code.block(f"if (row1 + {m} <= {rows} && column1 + {m} <= {columns})"):
-        code.line(f"@_out({given});")
+        code.line(f"@_out({passed});")
     with code.block("else"):
         extents = f"min({m}, {rows} - row1), min({m}, {columns} - column1)"
-        code.line(f"@_edge({given}, {extents});")
+        code.line(f"@_edge({passed}, {extents});")

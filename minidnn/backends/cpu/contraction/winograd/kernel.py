@@ -1,4 +1,5 @@
-"""Prints the kernels of a Winograd convolution."""
+"""Prints the kernels of a Winograd convolution: one for everything (local), or three (transform
+inputs, multiply, transform products back)."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ from .scheme import WinogradScheme
 def transformed_weights(weight: Value, scheme: WinogradScheme) -> Packed:
     """Weights (O, I, 3, 3), transformed in float64, in the order in which kernels read them.
 
-    [group of vectors of outputs][matrix][input][lanes of the group] where a task computes a group
-    at a time, [matrix][group][input][lanes] where it computes a matrix.  Outputs beyond the last
-    are zero.
+    The layout is [group of vectors of outputs][matrix][input][lanes of the group] for the local
+    kernel, whose tasks compute one group after another, and [matrix][group][input][lanes] where a
+    task computes a matrix.  Output channels that pad the last vector are zero.
     """
     problem, lanes, tile = scheme.problem, scheme.lanes, scheme.tile
     step = input_step(tile, lanes, problem.inputs, scheme.matrices, 1)
@@ -44,11 +45,11 @@ def transformed_weights(weight: Value, scheme: WinogradScheme) -> Packed:
 
 _POINTER = "const uniform float * uniform"
 GRAIN = 4
-"""Tasks of one call of a kernel that transforms: each is some microseconds."""
+"""Tasks of one call of a kernel that transforms: each task takes some microseconds."""
 
 
 def print_winograd(parts: Parts, scheme: WinogradScheme) -> PrintedContraction:
-    """The kernels that follow ``scheme``."""
+    """Prints the kernels of a scheme, in the order in which they run."""
     if scheme.local:
         stages: tuple[Stage, ...] = (_Local(parts, scheme).stage(),)
     else:
@@ -61,9 +62,9 @@ def print_winograd(parts: Parts, scheme: WinogradScheme) -> PrintedContraction:
 
 
 class _Printer:
-    """A kernel: its functions, its pointers by name, its tasks.
+    """Prints one kernel: its functions, its pointers by name, its tasks.
 
-    Subclasses say what a task does.
+    Subclasses define what a task does.
     """
 
     def __init__(self, parts: Parts, scheme: WinogradScheme) -> None:
@@ -74,7 +75,7 @@ class _Printer:
         self.epilogue = Epilogue(parts, scheme.result, self.numbers)
         self.products = Epilogue(None, scheme.product, self.numbers, "m_")
 
-    #: What the result is called among the pointers.
+    #: The name of the pointer that the kernel writes to.
     written = "y"
 
     def pointers(self) -> dict[str, Pointer]:
@@ -116,31 +117,31 @@ class _Printer:
         )
 
     def results(self) -> dict[str, Pointer]:
-        """What is read and written where results are made."""
+        """The pointers of a kernel that computes results: further tensors, and the result."""
         others = range(len(self.parts.others))
-        made: dict[str, Pointer] = {f"z{i}": 1 + i for i in others}
-        made["y"] = 1 + len(others)
-        return made
+        pointers: dict[str, Pointer] = {f"z{i}": 1 + i for i in others}
+        pointers["y"] = 1 + len(others)
+        return pointers
 
     def vectors(self) -> dict[str, Pointer]:
         """The bias and the vectors of the epilogue."""
         result = self.scheme.result
-        made: dict[str, Pointer] = {"bias": packed_outputs(self.parts.node.inputs[2:], result)}
+        pointers: dict[str, Pointer] = {"bias": packed_outputs(self.parts.node.inputs[2:], result)}
         for i, value in enumerate(self.epilogue.vectors):
-            made[f"e{i}"] = packed_outputs([value], result)
-        return made
+            pointers[f"e{i}"] = packed_outputs([value], result)
+        return pointers
 
     def weights(self) -> Pointer:
         return transformed_weights(self.parts.node.inputs[1], self.scheme)
 
     def clear(self) -> None:
-        """Fills the row of zeros."""
+        """Prints a loop that fills the row of zeros."""
         size = self.scheme.zeros_bytes // 4
         with self.code.block(f"for (uniform int i = 0; i < {size}; i += programCount)"):
             self.code.line("zeros[i + programIndex] = 0.0f;")
 
     def tiles(self) -> None:
-        """The functions that multiply."""
+        """Prints the functions of the register tiles of the matrix products."""
         tile = self.scheme.tile
         for count, vectors in self.widths():
             if count:
@@ -160,15 +161,15 @@ class _Printer:
         return ((tile.wide, tile.vectors), (tile.narrow, tile.vectors - 1))
 
     def multiply(self, vectors: int, count: str, first: str) -> None:
-        """Products of ``count`` tiles from ``vx`` with the weights ``ws`` to ``mx``."""
+        """Prints the product of ``count`` tiles at ``vx`` with the weights ``ws``, into ``mx``."""
         code, scheme = self.code, self.scheme
         columns = scheme.tile.columns
         width = vectors * scheme.lanes
         depth = self.numbers("depth", scheme.problem.inputs)
         code.line(f"{_POINTER} ahead = ws + {depth} * {width};")
         code.line(f"{_POINTER} asked = ahead + {depth} * {width};")
-        turns = scheme.product.steps * scheme.product.lines_of_turn * LINE_FLOATS
-        shift = self.numbers("ahead_shift", turns if scheme.product.tiles > 1 else 0)
+        prefetched = scheme.product.steps * scheme.product.lines_of_turn * LINE_FLOATS
+        shift = self.numbers("ahead_shift", prefetched if scheme.product.tiles > 1 else 0)
         with code.block(f"for (uniform int c = 0; c < {count}; c += {columns})"):
             at = f"c * {scheme.lanes}"
             name = tile_name(1, columns, vectors)
@@ -178,7 +179,7 @@ class _Printer:
 
 
 class _Local(_Printer):
-    """A task is a chunk of tiles, all in the thread's scratch."""
+    """Prints the local kernel; a task computes a chunk of tiles, all in its thread's scratch."""
 
     def counts(self) -> tuple[int, int, int]:
         return self.scheme.chunks, 1, self.scheme.scratch_bytes
@@ -208,21 +209,21 @@ class _Local(_Printer):
 
     def _scratch(self) -> None:
         scheme, code = self.scheme, self.code
-        at = 0
-        pieces = (("vs", scheme.source_bytes), ("ms", scheme.product_bytes))
-        for name, size in (*pieces, ("zeros", scheme.zeros_bytes), ("kept", scheme.kept_bytes)):
-            offset = self.numbers(f"{name}_offset", at // 4)
+        offset_bytes = 0
+        arrays = (("vs", scheme.source_bytes), ("ms", scheme.product_bytes))
+        for name, size in (*arrays, ("zeros", scheme.zeros_bytes), ("kept", scheme.kept_bytes)):
+            offset = self.numbers(f"{name}_offset", offset_bytes // 4)
             code.line(
                 f"uniform float * uniform {name} = (uniform float * uniform)md_scratch + {offset};"
             )
-            at += size
-        offset = self.numbers("places_offset", at // 4)
+            offset_bytes += size
+        offset = self.numbers("places_offset", offset_bytes // 4)
         code.line(
             f"uniform int32 * uniform places = (uniform int32 * uniform)md_scratch + {offset};"
         )
 
     def _places(self) -> None:
-        """Image, row and column of each tile, found once for all blocks of channels."""
+        """Prints image, row and column of each tile, computed once for all blocks of channels."""
         code = self.code
         per_image = self.numbers("tiles_of_image", self.scheme.tiles[0] * self.scheme.tiles[1])
         across = self.numbers("tiles_across", self.scheme.tiles[1])
@@ -243,12 +244,12 @@ class _Local(_Printer):
         ):
             code.line(f"uniform float * uniform v = vs + b * {plane} + q * {scheme.lanes};")
             at = ("places[3 * q]", "places[3 * q + 1]", "places[3 * q + 2]")
-            # The same tile of the next block of channels.
+            # Prefetches the same tile of the next block of channels.
             later = numbers("x_plane", scheme.problem.source.plane)
             print_load(code, scheme, numbers, *at, later)
 
     def _groups(self) -> None:
-        """Products of each group of channels, transformed back at once."""
+        """Prints the products of each group of channels, transformed back before the next group."""
         code, lanes = self.code, self.scheme.lanes
         depth = self.numbers("depth", self.scheme.problem.inputs)
         code.line(f"{_POINTER} ws = weights;")
@@ -289,7 +290,7 @@ class _Local(_Printer):
 
 
 class _Into(_Printer):
-    """Transforms inputs; a task is a row of tiles of a block of channels."""
+    """Prints the kernel that transforms inputs; a task is a row of tiles of a block of channels."""
 
     written = "vs"
 
@@ -324,13 +325,14 @@ class _Into(_Printer):
                 f"uniform float * uniform v = vs + (uniform int64)b * {plane} + "
                 f"(line * {across} + column) * {scheme.lanes};"
             )
-            # The tile below.
+            # Prefetches the tile below.
             later = f"{scheme.transform.outputs} * {numbers('x_row', scheme.problem.source.row)}"
             print_load(code, scheme, numbers, "image", "row", "column", later)
 
 
 class _Products(_Printer):
-    """Multiplies; a task is one matrix, or some groups of its output channels."""
+    """Prints the kernel that multiplies; a task computes one matrix product, or some groups of its
+    output channels."""
 
     written = "ms"
 
@@ -381,7 +383,8 @@ class _Products(_Printer):
 
 
 class _Out(_Printer):
-    """Transforms products back; a task is a row of tiles of a block of channels."""
+    """Prints the kernel that transforms products back; a task is a row of tiles of a block of
+    channels."""
 
     def counts(self) -> tuple[int, int, int]:
         scheme = self.scheme

@@ -1,11 +1,11 @@
-"""How a Winograd convolution is computed: by which transforms, tiles, and chunks of tiles.
+"""The transforms of Winograd's algorithm, and its scheme: transform, register tile, chunks.
 
-A transform F(m x m, 3 x 3) follows from its points.  A tile of n x n inputs (n = m + 2) gives m x m
-results: ``y = A' [(G g G') * (B' d B)] A``, with the product taken element by element and summed
-over channels (Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016).  A, B and
-G follow from n - 1 points and the one at infinity (Cook and Toom): here 0 and pairs +-p.  The
-points decide about rounding: with +-5/8 and +-3/2 the error of F(4x4) is half of that with the
-usual +-1 and +-2: see docs/explanation/numerics-and-determinism.md.
+A transform F(m x m, 3 x 3) is defined by its points.  A tile of n x n inputs (n = m + 2) gives
+m x m results: ``y = A' [(G g G') * (B' d B)] A``, with the product taken element by element and
+summed over channels (Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016).
+A, B and G follow from n - 1 points and the one at infinity (Cook and Toom): here 0 and pairs +-p.
+The points determine rounding errors: with +-5/8 and +-3/2 the error of F(4x4) is half of that with
+the usual +-1 and +-2: see docs/explanation/numerics-and-determinism.md.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from ...execution.buffers import Array
 from ..problem import BlockedView, Pair, Problem
 from ..scheme import LINE_FLOATS, Scheme, Tile
 
+#: A factor, and the name of what it is multiplied with.
 Term = tuple[float, str]
-#: The name of the i-th number of a column or row.
+#: Returns the name of the i-th number of a column or row.
 Named = Callable[[int], str]
 
 
@@ -55,7 +56,7 @@ class Transform:
 
     @cached_property
     def weights(self) -> Array:
-        """G: (n, 3), float64."""
+        """G, the matrix (n, 3) that transforms weights, in float64."""
         rows = []
         for p in self._points:
             scale = Fraction(1)
@@ -71,16 +72,16 @@ class Transform:
         return [range(1), *pairs, range(self.inputs - 1, self.inputs)]
 
     def print_inputs(self, code: Code, part: int, d: Named) -> list[str]:
-        """Lines for one of :attr:`input_parts` of B' d; the names of its results.
+        """Prints the rows of B' d of one of :attr:`input_parts`; returns the names of its results.
 
         The polynomial of point p without its own factor is (x^2 + p x) E(x^2), so the rows of p
         and -p are the sum and the difference of an even and an odd part.
         """
-        whole = _product(self.pairs)
+        coefficients = _product(self.pairs)
         if part == 0:
-            return [_sum(code, [(c, d(2 * k)) for k, c in enumerate(whole)])]
+            return [_sum(code, [(c, d(2 * k)) for k, c in enumerate(coefficients)])]
         if part > len(self.pairs):
-            return [_sum(code, [(c, d(2 * k + 1)) for k, c in enumerate(whole)])]
+            return [_sum(code, [(c, d(2 * k + 1)) for k, c in enumerate(coefficients)])]
         p = float(self.pairs[part - 1])
         others = _product(self.pairs[: part - 1] + self.pairs[part:])
         even = _sum(code, [(c, d(2 * k + 2)) for k, c in enumerate(others)])
@@ -88,13 +89,13 @@ class Transform:
         return [_sum(code, [(1.0, even), (sign * p, odd)]) for sign in (1, -1)]
 
     def print_outputs(self, code: Code, rows: Sequence[int], d: Named) -> list[str]:
-        """Lines for these rows of A' d; the names of their results.
+        """Prints these rows of A' d; returns the names of their results.
 
-        Even rows need the sums of what belongs to p and -p, odd rows the differences.
+        Even rows need the sums of the numbers of p and -p, odd rows the differences.
         """
         one = 1.0
         points = [float(p) for p in self.pairs]
-        parts = {
+        combined = {
             odd: [
                 _sum(code, [(one, d(2 * i + 1)), (-one if odd else one, d(2 * i + 2))])
                 for i in range(len(self.pairs))
@@ -103,7 +104,7 @@ class Transform:
         }
         results = []
         for k in rows:
-            pairs = zip(points, parts[k % 2], strict=True)
+            pairs = zip(points, combined[k % 2], strict=True)
             terms = [(p**k, part) for p, part in pairs]
             if k == 0:
                 terms.insert(0, (one, d(0)))
@@ -119,20 +120,22 @@ F4 = Transform((Fraction(5, 8), Fraction(3, 2)))
 
 @cache
 def _product(pairs: tuple[Fraction, ...]) -> tuple[float, ...]:
-    """The coefficients of the product of (x - p^2), lowest first, which floats hold exactly."""
-    whole = [Fraction(1)]
+    """The coefficients of the product of (x - p^2) over all p, the lowest power first; floats hold
+    them exactly."""
+    coefficients = [Fraction(1)]
     for p in pairs:
-        longer = [Fraction(0), *whole]
-        for k, c in enumerate(whole):
-            longer[k] -= c * p * p
-        whole = longer
-    exact = tuple(map(float, whole))
-    assert list(exact) == whole, f"{whole} are no floats"
+        next_coefficients = [Fraction(0), *coefficients]
+        for k, c in enumerate(coefficients):
+            next_coefficients[k] -= c * p * p
+        coefficients = next_coefficients
+    exact = tuple(map(float, coefficients))
+    assert list(exact) == coefficients, f"{coefficients} are no floats"
     return exact
 
 
 def _sum(code: Code, terms: Sequence[Term]) -> str:
-    """The name of a sum of products; those by one come first, each other is one fma."""
+    """Prints a sum of products, and returns its name; terms with a factor of 1 come first, and each
+    other term is one fma."""
     ordered = sorted((t for t in terms if t[0]), key=lambda term: abs(term[0]) != 1)
     (first, name), *rest = ordered
     text = f"-{name}" if first < 0 else name
@@ -156,28 +159,27 @@ def _number(value: float) -> str:
 PARTS = 4
 LEAST_TERMS = 16
 MOST_TERMS = {2: 32, 4: 64}
-"""Sums of products are added up in that many parts, of no less and no more terms (by results of a
-tile).  What rounding makes of these sums is enlarged on the way back, and is most of a result's
-error.  A part costs the same share of the time in all layers, and shorter ones save most in the
-first layers, whose errors all others magnify, and which have few channels: see
-docs/explanation/numerics-and-determinism.md.  F(2x2) is also there for those who want no more than
-the direct algorithm's error."""
+"""Sums over channels are split into ``PARTS`` partial sums, of at least and at most so many terms
+(``MOST_TERMS`` by rows of results of a tile).  The transform back magnifies the rounding errors of
+these sums, which are most of a result's error.  A partial sum costs the same share of the time in
+all layers; shorter ones reduce errors most in the first layers, whose errors all others magnify,
+and which have few channels: see docs/explanation/numerics-and-determinism.md.  F(2x2) also serves
+callers that want no more than the direct algorithm's error."""
 
 
 @dataclass(frozen=True)
 class WinogradScheme:
-    """Everything that the printed kernels follow.
+    """All decisions about the kernels of a Winograd convolution; their text follows from them.
 
     The n x n products of a tile are n * n matrix products: inputs x tiles times outputs x inputs.
 
     Attributes:
         tile: the register tile of these products; its pixels are Winograd tiles.
-        chunk: tiles that are transformed together, a multiple of ``tile.columns``.
-        local: a task transforms a chunk, multiplies and transforms back, all in its thread's
-            scratch.  Else these are three kernels over all tiles, with workspace in between:
-            weights are then read once.
-        parts: tasks in which the groups of output channels of one product are computed (where
-            not local).
+        chunk: Winograd tiles that are transformed together, a multiple of ``tile.columns``.
+        local: whether a task transforms a chunk, multiplies and transforms back, all in its
+            thread's scratch.  Else these are three kernels over all tiles, with workspace between
+            them: weights are then read once.
+        parts: tasks that share the groups of output channels of one matrix product (if not local).
     """
 
     problem: Problem
@@ -213,12 +215,12 @@ class WinogradScheme:
 
     @property
     def matrices(self) -> int:
-        """Matrix products."""
+        """The number of matrix products: one for each element of a transformed tile."""
         return self.transform.inputs**2
 
     @property
     def plane(self) -> int:
-        """Floats from one block of channels to the next, of inputs and of products."""
+        """Floats from one block of channels to the next, of transformed inputs and of products."""
         return self.chunk * self.lanes
 
     @property
@@ -228,7 +230,8 @@ class WinogradScheme:
 
     @property
     def product_matrix(self) -> int:
-        """Floats from one matrix of products to the next; a group of channels if local."""
+        """Floats from one matrix of products to the next; a local kernel's matrices have one group
+        of channels."""
         blocks = self.tile.vectors if self.local else self.output_blocks
         return _odd_lines(blocks * self.plane)
 
@@ -242,7 +245,7 @@ class WinogradScheme:
 
     @property
     def operations(self) -> int:
-        """Of the matrix products, two for a multiply-add."""
+        """Arithmetic operations of the matrix products, two for a multiply-add."""
         return 2 * self.matrices * self.count * self.problem.inputs * self.problem.outputs
 
     @property
@@ -251,20 +254,20 @@ class WinogradScheme:
 
     @property
     def zeros_bytes(self) -> int:
-        """A row of a tile of inputs, of zeros."""
+        """Bytes of the row of zeros that tiles at the border read instead of padding."""
         return 4 * self.transform.inputs * self.lanes
 
     @property
     def kept_bytes(self) -> int:
-        """Unfinished sums of a register tile."""
+        """Bytes of the unfinished sums of a register tile, between its partial sums."""
         tile = self.tile
         return 4 * tile.columns * tile.vectors * self.lanes if self.product.part else 0
 
     @property
     def scratch_bytes(self) -> int:
-        """Scratch of the local kernel."""
-        places = 3 * 4 * self.chunk
-        return self.source_bytes + self.product_bytes + self.zeros_bytes + self.kept_bytes + places
+        """Bytes of scratch of a thread that runs the local kernel."""
+        origins = 3 * 4 * self.chunk
+        return self.source_bytes + self.product_bytes + self.zeros_bytes + self.kept_bytes + origins
 
     @property
     def workspace_bytes(self) -> int:
@@ -272,7 +275,7 @@ class WinogradScheme:
 
     @cached_property
     def product(self) -> Scheme:
-        """The matrix products as contractions of a row of pixels."""
+        """The scheme of one matrix product as a 1x1 convolution of a row of pixels: the tiles."""
         problem, lanes = self.problem, self.lanes
         view = BlockedView(problem.inputs, 0, self.plane, lanes, 0, lanes)
         product = Problem(
@@ -296,22 +299,22 @@ class WinogradScheme:
 
     @cached_property
     def result(self) -> Scheme:
-        """The results: tiles of pixels, one vector of channels each."""
+        """The scheme that the epilogue follows: tiles of m x m pixels, one vector of channels."""
         m, lanes = self.transform.outputs, self.lanes
         tile = Tile(m, m, 1, self.output_blocks, 0)
         return Scheme(self.problem, lanes, tile, "none", lanes, self.problem.out[0], 0)
 
 
 def part_terms(terms: int, outputs: int) -> int:
-    """Terms of a part of a sum, for tiles of that many results down and across."""
+    """Terms of a partial sum of ``terms`` terms, for tiles of ``outputs`` x ``outputs`` results."""
     return min(MOST_TERMS[outputs], max(LEAST_TERMS, terms // PARTS))
 
 
 def _odd_lines(floats: int) -> int:
-    """At least as many floats, an odd number of cache lines.
+    """The least odd number of cache lines that holds as many floats, in floats.
 
-    Transforms touch the same place of every matrix: at an even distance these would share few
-    sets of a cache.
+    Transforms access the same element of every matrix: with an even number of lines as their
+    stride, these would map to few sets of a cache.
     """
     lines = -(-floats // LINE_FLOATS)
     return (lines | 1) * LINE_FLOATS
