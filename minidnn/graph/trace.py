@@ -39,7 +39,7 @@ class Trace:
         self.shapes_only = shapes_only
         self.inputs: list[Value] = []
         self.nodes: list[Node] = []
-        #: Whether user code is describing the network, in the ``forward`` of a layer.
+        #: Whether user code describes the network that is being recorded.
         self.describing = False
         #: Paths of the network's layers, and names of its parameters, by the objects' ids.
         self.layer_paths: dict[int, str] = {}
