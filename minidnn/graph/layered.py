@@ -356,8 +356,7 @@ _SLACK = 0.3
 
 
 def folded(items: Sequence[Item], join: Callable[[list[Item]], Item]) -> Item:
-    """Draws items, which are in topological order, in the number of columns that gives a good
-    shape.
+    """Draws items, in topological order, in as many columns as give a good aspect ratio.
 
     ``join`` arranges the items of one column and draws the lines between them.
     """
@@ -384,8 +383,7 @@ def _crossing(items: Sequence[Item], cut: int) -> list[Value]:
 
 
 def _cuts(items: Sequence[Item], count: int) -> list[int]:
-    """The indices of items where columns end, so that heights are about even and few lines
-    cross."""
+    """The indices of items where columns end: heights are about even, and few lines cross a cut."""
     height, ends, last_read = 0.0, [], dict[Value, int]()
     below: dict[Value, float] = {}
     for i, item in enumerate(items):
@@ -416,7 +414,7 @@ def _cuts(items: Sequence[Item], count: int) -> list[int]:
 
 
 def _side_by_side(columns: Sequence[Item]) -> Item:
-    """Draws columns from left to right, with lines from the bottom of each to the top of the
+    """Draws columns from left to right, and lines from the bottom of each to the top of the
     next."""
     most_lines = max(len(column.gives) for column in columns)
     head, gutter = _ROUND + _COLUMN_LANE * (most_lines + 1), _GUTTER + _COLUMN_LANE * most_lines

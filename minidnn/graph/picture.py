@@ -51,7 +51,7 @@ def to_svg(
     """The picture of a graph as the text of an SVG file.
 
     ``highlight`` holds nodes, or names of nodes, that get a thick frame; nodes in bodies count,
-    too. ``groups`` are outlined and labelled with their names.  Where an outline would have to
+    too.  ``groups`` are outlined and labelled with their names.  Where an outline would have to
     enclose other nodes too, because a path leaves the group and comes back, the group's nodes are
     framed and labelled one by one.  ``times`` maps names of nodes to seconds, which their boxes
     show in words and by colour.
