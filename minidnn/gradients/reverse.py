@@ -191,8 +191,7 @@ def _walk(
 def _join(
     sliced: _CoveredValue, found: dict[Value, Value], wanted: set[Value], recording: _Recording
 ) -> None:
-    """Adds the gradient of a value that slices cover: the concatenation of the slices'
-    gradients."""
+    """Adds the concatenated gradients of the slices that cover a value to its gradient."""
     value = sliced.value
     parts = [found.get(node.output) for node in sliced.nodes]
     if value not in wanted or all(part is None for part in parts):

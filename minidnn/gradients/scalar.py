@@ -239,8 +239,7 @@ def _linear(tangent: Expression, function: Callable[[Expression], Expression]) -
 
 
 def with_result(found: Expression, expression: Expression, result: Expression) -> Expression:
-    """The expression ``found`` with ``result`` in place of every subexpression that equals
-    ``expression``."""
+    """``found`` with ``result`` in place of each subexpression that equals ``expression``."""
     known: dict[Instruction, int] = {}
 
     def numbered(code: Sequence[Instruction]) -> list[int]:

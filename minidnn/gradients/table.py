@@ -57,8 +57,7 @@ REASONS: dict[type[Any], str] = {}
 
 
 def rule(*kinds: type[Any]) -> Callable[[Rule], Rule]:
-    """A decorator that enters a function as the rule of operators and of classes derived from
-    them."""
+    """A decorator that enters a function as the rule of operators and their subclasses."""
 
     def enter(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(kinds, function))

@@ -71,8 +71,7 @@ class Stored(Value):
 
     ``data`` may be given as a function.  It is then computed when it is first read, so that
     building and rewriting graphs spends no time on large weights.  :meth:`forget` drops the
-    reference; the array can still be read for as long as another object, such as the network, holds
-    it.
+    reference; the array can still be read while another object, such as the network, holds it.
     """
 
     __slots__ = ("_data", "_elsewhere", "_is_finite")

@@ -323,8 +323,7 @@ def _before(v: int, above: Neighbours, align: list[int]) -> int:
 def _compacted(
     rows: Ranks, root: list[int], separation: Callable[[int, int], float]
 ) -> list[float]:
-    """The coordinate of each vertex: blocks move as far left as possible, then right up to the next
-    block."""
+    """The coordinates of vertices: blocks move as far left as possible, then right up to others."""
     after: dict[int, dict[int, float]] = {r: {} for r in root}
     waiting = dict.fromkeys(after, 0)
     for row in rows:
@@ -414,8 +413,7 @@ def _cuts(items: Sequence[Item], count: int) -> list[int]:
 
 
 def _side_by_side(columns: Sequence[Item]) -> Item:
-    """Draws columns from left to right, and lines from the bottom of each to the top of the
-    next."""
+    """Draws columns from left to right, and lines from each one's bottom to the next one's top."""
     most_lines = max(len(column.gives) for column in columns)
     head, gutter = _ROUND + _COLUMN_LANE * (most_lines + 1), _GUTTER + _COLUMN_LANE * most_lines
     left, body = 0.0, list[str]()

@@ -208,8 +208,7 @@ class Elementwise(Operator):
         return dtypes[0]
 
     def require_whole(self, dtype: str) -> None:
-        """Requires that integers have every operation of the expression, if ``dtype`` is one of
-        integers."""
+        """Requires, for an integer ``dtype``, that integers have all operations it computes."""
         if dtype not in INTEGERS:
             return
         used = {line.op for line in self.lines}

@@ -28,9 +28,11 @@ def philox(counter: Sequence[np.ndarray], key: tuple[int, int]) -> tuple[np.ndar
 
 
 def random_words(count: int, seed: int, step: int, stream: int) -> np.ndarray:
-    """``count`` random words of 32 bits: word ``i`` is word ``i % 4`` for the counter
-    ``(i // 4, stream, step)`` and the key ``seed``; ``stream`` has 32 bits, ``step`` and ``seed``
-    have 64."""
+    """``count`` random words of 32 bits.
+
+    Word ``i`` is word ``i % 4`` for the counter ``(i // 4, stream, step)`` and the key ``seed``;
+    ``stream`` has 32 bits, ``step`` and ``seed`` have 64.
+    """
     blocks = np.arange(-(-count // 4), dtype=np.uint64)
     counter = (blocks, stream, *_halves(step))
     words = philox([np.asarray(word, np.uint64) for word in counter], _halves(seed))

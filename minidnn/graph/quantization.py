@@ -42,8 +42,7 @@ class Steps:
             raise GraphError(f"zero={self.zero!r}; valid is an int of {self.dtype}")
 
     def quantize(self) -> Formula:
-        """The operator from float32 to integers: it rounds to nearest, ties to even, and
-        saturates."""
+        """The operator from float32 to integers; it rounds to nearest even, and saturates."""
         body = quantized(argument(0), self.scale, self.zero)
         return Formula(body, title=QUANTIZE, dtype=self.dtype)
 
@@ -95,8 +94,7 @@ PER_CHANNEL = Formula(
 
 
 def quantization_of(op: Operator) -> Steps | None:
-    """The parameters with which an operator quantizes, one for all elements; None if it does
-    not."""
+    """The parameters with which an operator quantizes all elements; None if it does not."""
     if not isinstance(op, Formula) or op.dtype not in BYTES:
         return None
     return _steps(op, op.dtype)

@@ -1,5 +1,4 @@
-"""The registry of operators by name, and the codecs that write their attributes as JSON and read
-them.
+"""The registry of operators by name, and the codecs between their attributes and JSON.
 
 Operators of :mod:`minidnn.graph.operators` are registered; third parties register theirs with
 :func:`register`.  Attributes are checked against the dataclasses' type annotations.

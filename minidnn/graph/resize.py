@@ -131,8 +131,7 @@ def _taken(x: Value, places: dict[int, np.ndarray]) -> Value:
 
 
 def _weighted(x: Value, axis: int, taps: Sequence[tuple[np.ndarray, np.ndarray]]) -> Value:
-    """The weighted sum of taps along an axis; a tap is the indices of elements, and their
-    weights."""
+    """The weighted sum of ``taps`` along an axis: pairs of element indices and their weights."""
     elements = [_taken(x, {axis: places}) for places, _ in taps]
     factors = [_along(x, axis, weights) for _, weights in taps]
     count = len(taps)

@@ -147,8 +147,8 @@ class Trace:
 
     @contextmanager
     def scope(self, path: str, leaf: bool) -> Iterator[None]:
-        """Within the context, nodes get the source ``path``, a layer; a leaf layer's nodes get its
-        name, too."""
+        """Within the context, nodes get the layer ``path`` as source, and a leaf layer's also as
+        name."""
         outer = self._leaf
         self._path.append(path)
         self._leaf = leaf

@@ -87,8 +87,7 @@ def scatter_add(call: Backward) -> Sequence[Value | None]:
 
 
 def summed_to(value: Value, shape: tuple[int, ...]) -> Value:
-    """The value summed to ``shape``: over all axes along which a value of that shape was
-    broadcast."""
+    """The value summed over the axes along which a value of ``shape`` was broadcast to it."""
     padded = (1,) * (value.type.rank - len(shape)) + shape
     dims = [d for d, (a, b) in enumerate(zip(value.shape, padded, strict=True)) if a != b]
     leading = [d for d in range(value.type.rank - len(shape)) if d not in dims]

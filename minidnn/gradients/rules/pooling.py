@@ -131,8 +131,7 @@ def unfold(call: Backward) -> Sequence[Value | None]:
 
 
 def _folded(taps: Value, axes: Sequence[WindowAxis], shape: tuple[int, ...]) -> Value:
-    """Sums (N, C, KH, KW, rows, columns) into an image of ``shape``, at the positions of the
-    taps."""
+    """Sums taps (N, C, KH, KW, rows, columns) into an image of ``shape``, at their positions."""
     batch, channels, high, wide, rows, columns = taps.shape
     by_rows = apply(ops.Transpose((0, 1, 2, 4, 3, 5)), taps)
     image = apply(ops.View((batch, channels, high * rows, wide * columns)), by_rows)

@@ -112,9 +112,8 @@ class Expand(Indexed):
 
 @dataclass(frozen=True)
 class Pad(Indexed):
-    """Adds ``before`` and ``after`` elements to each axis: ``value`` (constant), the nearest
-    element (edge), mirrored ones without the outermost (reflect), or those of the other end
-    (wrap)."""
+    """Adds ``before`` and ``after`` elements to each axis: ``value`` (constant), the outermost
+    element (edge), mirrored ones without the outermost (reflect), or the other end's (wrap)."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]

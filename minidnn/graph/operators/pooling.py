@@ -55,8 +55,7 @@ class MaxPool2d(Windowed):
         return Window(*axes, "max")
 
     def along(self, axis: int) -> MaxPool2d:
-        """The window along rows (0) or columns (1) alone; one after the other is the same
-        maximum."""
+        """The window along rows (0) or columns (1) alone; both in succession give the maximum."""
 
         def only(pair: Pair, other: int) -> Pair:
             return (pair[0], other) if axis == 0 else (other, pair[1])
@@ -94,8 +93,8 @@ class AvgPool2d(Windowed):
         return average_window(*axes, self.count_include_pad, self.divisor_override)
 
     def adaptive(self, x: TensorType) -> AdaptiveAvgPool2d | None:
-        """The equal adaptive average, if windows are long, do not overlap, and cover the image;
-        else None."""
+        """The same average as an adaptive one, if windows are long, do not overlap, and cover the
+        image; else None."""
         if not self.window().is_long or self.divisor_override is not None:
             return None
         is_tiling = self.kernel_size == self.stride and self.padding == (0, 0)
@@ -240,7 +239,7 @@ class AdaptiveAvgPool2d(Reduction):
         return max(inputs[0].size, outputs[0].size)
 
     def regular(self, x: TensorType) -> AvgPool2d | None:
-        """The equal regular pooling, if the sizes divide and windows are short; else None.
+        """The same average over regular windows, if sizes divide and windows are short; else None.
 
         Long windows stay adaptive, since the kernels for those need no patch as large as a window.
         """

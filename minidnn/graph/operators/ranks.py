@@ -27,12 +27,13 @@ class Meeting(Protocol):
         """The number of ranks."""
 
     def add(self, arrays: Sequence[np.ndarray]) -> None:
-        """All-reduces contiguous arrays of the host in place: each becomes the sum over the
-        ranks."""
+        """All-reduces contiguous host arrays in place: each becomes the sum over the ranks."""
 
     def agree(self, text: str) -> None:
-        """Raises an error, in some rank, unless all ranks pass the same text; each text is compared
-        once."""
+        """Raises an error, in some rank, unless all ranks pass the same text.
+
+        Each text is compared only once.
+        """
 
 
 _now: list[Meeting] = []

@@ -285,8 +285,7 @@ class GroupNorm(Reduction):
 
 
 def _normalized(x: np.ndarray, kept: tuple[int, ...], eps: float) -> np.ndarray:
-    """``x`` normalized over all elements that belong to one position of the leading sizes
-    ``kept``."""
+    """``x`` normalized over the elements of each position of its leading sizes ``kept``."""
     wide = x.astype(np.result_type(x.dtype, np.float32), copy=False)
     rows = np.ascontiguousarray(wide).reshape(*kept, prod(x.shape) // max(1, prod(kept)))
     count = wide.dtype.type(rows.shape[-1])
