@@ -131,16 +131,18 @@ class Halves:
             v for v in _read(backward_nodes, gradient_graph.outputs) if v.producer in forward_nodes
         ]
         kept, recomputed = _kept(graph, needed)
-        forward_values = {v: w for node, other in run_early.items() for v, w in _pairs(node, other)}
-        parts: dict[Value, _ConcatSlice] = {}
+        forward_values = {
+            v: w for node, counterpart in run_early.items() for v, w in _pairs(node, counterpart)
+        }
+        slices: dict[Value, _ConcatSlice] = {}
         if self._compute_again:
             if not self._is_made:
                 self._parts = _parts_of_joins(graph, kept, recomputed, backward_nodes)
-            kept, recomputed, parts = _with_concat_slices(graph, kept, recomputed, self._parts)
-            recomputed |= _recomputable(graph, kept, recomputed, parts)
+            kept, recomputed, slices = _with_concat_slices(graph, kept, recomputed, self._parts)
+            recomputed |= _recomputable(graph, kept, recomputed, slices)
         nodes = [*(node for node in graph.nodes if node in recomputed), *backward_nodes]
         read = {*_read(nodes, gradient_graph.outputs)}
-        parts = {value: part for value, part in parts.items() if value in read}
+        slices = {value: part for value, part in slices.items() if value in read}
         inputs_read = tuple(index for index, value in enumerate(graph.inputs) if value in read)
         saved = [forward_values.get(value, value) for value in kept]
         for value in saved:
@@ -154,7 +156,7 @@ class Halves:
                     *kept,
                     *gradient_graph.inputs[len(graph.inputs) :],
                 ],
-                parts,
+                slices,
                 nodes,
                 gradient_graph.outputs,
                 f"{graph.name}.backward",
@@ -164,13 +166,13 @@ class Halves:
             input_indices,
         )
 
-    def _forward_windows(self, later: Sequence[Node]) -> dict[Node, Node]:
+    def _forward_windows(self, backward_nodes: Sequence[Node]) -> dict[Node, Node]:
         """For each gradient node that is a window over values of the graph, the node that computes
         it in the forward graph."""
         available = {*self.graph.values, *self.graph.inputs}
         early_nodes: dict[Node, Node] = {}
         forward_values: dict[Value, Value] = {}
-        for node in later:
+        for node in backward_nodes:
             if node.op.kind != "window" or not available.issuperset(node.inputs):
                 continue
             key = node.op, tuple(forward_values.get(value, value) for value in node.inputs)
@@ -183,8 +185,8 @@ class Halves:
         return early_nodes
 
 
-def _pairs(node: Node, other: Node) -> Iterable[tuple[Value, Value]]:
-    return zip(node.outputs, other.outputs, strict=True)
+def _pairs(node: Node, counterpart: Node) -> Iterable[tuple[Value, Value]]:
+    return zip(node.outputs, counterpart.outputs, strict=True)
 
 
 def _kept(graph: Graph, needed: Sequence[Value]) -> tuple[list[Value], set[Node]]:
@@ -207,16 +209,24 @@ def _kept(graph: Graph, needed: Sequence[Value]) -> tuple[list[Value], set[Node]
 
 
 def _recomputable(
-    graph: Graph, kept: Sequence[Value], again: Collection[Node], parts: Collection[Value]
+    graph: Graph,
+    kept: Sequence[Value],
+    recomputed_nodes: Collection[Node],
+    slices: Collection[Value],
 ) -> set[Node]:
     """The nodes that recompute kept values: each such value from one other large value, which is
     kept or the result of a recomputed move, and from small operands, such as one number a channel.
 
     All operands must be available in the backward graph.
     """
-    available = {*kept, *parts, *graph.inputs, *(v for node in again for v in node.outputs)}
-    moved_values = (node.outputs for node in again if node.op.kind == "movement")
-    large_sources = {*kept, *parts, *chain.from_iterable(moved_values)}
+    available = {
+        *kept,
+        *slices,
+        *graph.inputs,
+        *(v for node in recomputed_nodes for v in node.outputs),
+    }
+    moved_values = (node.outputs for node in recomputed_nodes if node.op.kind == "movement")
+    large_sources = {*kept, *slices, *chain.from_iterable(moved_values)}
     recomputed: set[Node] = set()
     for value in kept:
         nodes: dict[Node, None] = {}
@@ -258,7 +268,7 @@ def _read(nodes: Iterable[Node], outputs: Iterable[Value]) -> list[Value]:
 
 def _on_inputs(
     inputs: Sequence[Value],
-    parts: Mapping[Value, _ConcatSlice],
+    slices: Mapping[Value, _ConcatSlice],
     nodes: Iterable[Node],
     outputs: Iterable[Value],
     name: str,
@@ -274,8 +284,8 @@ def _on_inputs(
             unique = f"{value.name}.{count}"
         names.add(unique)
         copies[value] = Value(value.type, unique)
-    new_nodes = [Node(part.slice_of(v), [copies[part.whole]], v.name) for v, part in parts.items()]
-    copies.update((v, node.output) for v, node in zip(parts, new_nodes, strict=True))
+    new_nodes = [Node(part.slice_of(v), [copies[part.whole]], v.name) for v, part in slices.items()]
+    copies.update((v, node.output) for v, node in zip(slices, new_nodes, strict=True))
     recomputed: dict[Value, Value] = {}
     for node in nodes:
         operands = copies | recomputed if node.op.kind == "elementwise" else copies
@@ -306,7 +316,7 @@ class _ConcatSlice:
 
 
 def _parts_of_joins(
-    graph: Graph, kept: Collection[Value], again: Collection[Node], later: Sequence[Node]
+    graph: Graph, kept: Collection[Value], recomputed_nodes: Collection[Node], later: Sequence[Node]
 ) -> dict[Value, _ConcatSlice]:
     """The channel offsets of values in concatenations that are kept in their place.
 
@@ -316,10 +326,10 @@ def _parts_of_joins(
     read_whole = {v for node in later if node.op.kind not in _READ_PARTS for v in node.inputs}
     all_parts: dict[Value, _ConcatSlice] = {}
     for node in reversed(graph.nodes):
-        if node not in again or not _is_channel_concat(node) or node.output in all_parts:
+        if node not in recomputed_nodes or not _is_channel_concat(node) or node.output in all_parts:
             continue
-        whole, inside = _widest(graph, node).output, dict[Value, _ConcatSlice]()
-        leaves = _spread(whole, 0, whole, inside)
+        outermost, inside = _widest(graph, node).output, dict[Value, _ConcatSlice]()
+        leaves = _spread(outermost, 0, outermost, inside)
         is_kept = len(leaves) == len(set(leaves)) and {*kept}.issuperset(leaves)
         if is_kept and all(map(inside.keys().isdisjoint, (all_parts, read_whole, graph.outputs))):
             all_parts |= inside
@@ -367,20 +377,20 @@ def _spread(
 def _with_concat_slices(
     graph: Graph,
     kept: Sequence[Value],
-    again: Collection[Node],
+    recomputed: Collection[Node],
     known: Mapping[Value, _ConcatSlice],
 ) -> tuple[list[Value], set[Node], dict[Value, _ConcatSlice]]:
     """The values to keep and the nodes to recompute when the values in ``known`` are read as slices
     of concatenations, and those slices."""
-    values = [*kept, *(value for node in again for value in node.outputs)]
+    values = [*kept, *(value for node in recomputed for value in node.outputs)]
     order = {value: index for index, value in enumerate(graph.values)}
     values.sort(key=lambda value: order.get(value, len(order)))
-    parts = {value: known[value] for value in values if value in known}
-    wholes = {part.whole: None for part in parts.values()}
-    keeps = {value: None for value in (*kept, *wholes) if value in wholes or value not in parts}
+    slices = {value: known[value] for value in values if value in known}
+    wholes = {part.whole: None for part in slices.values()}
+    keeps = {value: None for value in (*kept, *wholes) if value in wholes or value not in slices}
     ordered = sorted(keeps, key=lambda value: order.get(value, len(order)))
-    again = {node for node in again if not any(value in parts for value in node.outputs)}
-    return ordered, again, {v: part for v, part in parts.items() if part.whole is not v}
+    recomputed = {node for node in recomputed if not any(value in slices for value in node.outputs)}
+    return ordered, recomputed, {v: part for v, part in slices.items() if part.whole is not v}
 
 
 def _is_sum_normalized(graph: Graph, value: Value) -> bool:

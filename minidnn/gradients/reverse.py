@@ -82,7 +82,7 @@ def gradient(graph: Graph, loss: Value | str, of: Value | str | Iterable[Value |
     with recording_by(recording):
         gradients = _walk(graph, seeds, values, reached, recording)
     names = graph.output_names
-    whole = Graph(
+    extended = Graph(
         graph.inputs,
         (*graph.outputs, *gradients),
         recording.nodes,
@@ -90,7 +90,7 @@ def gradient(graph: Graph, loss: Value | str, of: Value | str | Iterable[Value |
         None if names is None else (*names, *(f"gradient.{value.name}" for value in values)),
         updates=graph.updates,
     )
-    return whole if graph is original else drop_unread(read_results_behind(whole))
+    return extended if graph is original else drop_unread(read_results_behind(extended))
 
 
 def _with_attention(
@@ -103,11 +103,11 @@ def _with_attention(
     """
     asked = [target, *values]
     if any(isinstance(node.op, ops.AttentionGradient) for node in graph.nodes):
-        made, stands = expand_attention(graph)
+        rewritten, new_value = expand_attention(graph)
     else:
-        made, stands = compose_attention(graph, asked)
-    target, *values = map(stands, asked)
-    return made, target, values
+        rewritten, new_value = compose_attention(graph, asked)
+    target, *values = map(new_value, asked)
+    return rewritten, target, values
 
 
 def pullback(graph: Graph, of: Sequence[Value]) -> Graph:
@@ -189,26 +189,26 @@ def _walk(
 
 
 def _join(
-    sliced: _CoveredValue, found: dict[Value, Value], wanted: set[Value], recording: _Recording
+    sliced: _CoveredValue, gradients: dict[Value, Value], wanted: set[Value], recording: _Recording
 ) -> None:
     """Adds the concatenated gradients of the slices that cover a value to its gradient."""
     value = sliced.value
-    parts = [found.get(node.output) for node in sliced.nodes]
-    if value not in wanted or all(part is None for part in parts):
+    slice_gradients = [gradients.get(node.output) for node in sliced.nodes]
+    if value not in wanted or all(part is None for part in slice_gradients):
         return
     recording.node = sliced.nodes[0]
     filled = [
         recording.filled(node.output.type, 0.0) if part is None else part
-        for node, part in zip(sliced.nodes, parts, strict=True)
+        for node, part in zip(sliced.nodes, slice_gradients, strict=True)
     ]
     (result,) = recording.apply(ops.Concat(sliced.axis), *filled)
-    _add(found, value, result, recording)
+    _add(gradients, value, result, recording)
 
 
-def _add(found: dict[Value, Value], value: Value, result: Value, recording: _Recording) -> None:
+def _add(gradients: dict[Value, Value], value: Value, result: Value, recording: _Recording) -> None:
     """Adds the contribution ``result`` of one reader to the gradient of ``value``."""
-    earlier = found.get(value)
-    found[value] = result if earlier is None else recording.sum(earlier, result)
+    earlier = gradients.get(value)
+    gradients[value] = result if earlier is None else recording.sum(earlier, result)
 
 
 class _Recording:
@@ -277,21 +277,21 @@ class _Finder:
         for value in graph.values:
             self.named.setdefault(value.name, value)
 
-    def __call__(self, given: Any, what: str) -> Value:
-        if isinstance(given, Value):
-            if given in self.values:
-                return given
-            raise GraphError(f"{what}={given!r} is no value of graph {self.graph!r}")
-        if not isinstance(given, str):
+    def __call__(self, query: Any, what: str) -> Value:
+        if isinstance(query, Value):
+            if query in self.values:
+                return query
+            raise GraphError(f"{what}={query!r} is no value of graph {self.graph!r}")
+        if not isinstance(query, str):
             raise GraphError(
-                f"{what}={given!r:.80} is a {type(given).__name__}; valid are values of the graph "
+                f"{what}={query!r:.80} is a {type(query).__name__}; valid are values of the graph "
                 "and their names"
             )
-        if given in self.named:
-            return self.named[given]
+        if query in self.named:
+            return self.named[query]
         valid = "; valid are names of outputs, inputs, states, constants and nodes"
-        hint = did_you_mean(given, self.named) or valid
-        raise GraphError(f"{what}={given!r} is no value of graph {self.graph!r}{hint}")
+        hint = did_you_mean(query, self.named) or valid
+        raise GraphError(f"{what}={query!r} is no value of graph {self.graph!r}{hint}")
 
 
 def _one_element(graph: Graph, loss: Value) -> Value:
@@ -372,12 +372,12 @@ class Recorded:
 
     def apply(self, op: Operator, *operands: Value) -> tuple[Value, ...]:
         known = self._known.setdefault(_key(op, operands), [])
-        same = [node for node in known if all(map(_is_same, node.inputs, operands))]
-        if not same:
-            same = [Node(op, operands, f"made.{op.name}")]
-            known += same
+        matches = [node for node in known if all(map(_is_same, node.inputs, operands))]
+        if not matches:
+            matches = [Node(op, operands, f"made.{op.name}")]
+            known += matches
         # Two layers may apply equal operators to equal operands: each prefers its own node.
-        return next((n for n in same if n.name.startswith(self._begin)), same[0]).outputs
+        return next((n for n in matches if n.name.startswith(self._begin)), matches[0]).outputs
 
     def constant(
         self, owner: object, name: str, type: TensorType, data: Callable[[], np.ndarray]
@@ -406,7 +406,7 @@ def _key(op: Operator, operands: Sequence[Value]) -> object:
     return op, *(value.type if isinstance(value, Constant) else value for value in operands)
 
 
-def _is_same(one: Value, other: Value) -> bool:
-    if one is other or not isinstance(one, Constant) or not isinstance(other, Constant):
-        return one is other
-    return np.array_equal(one.data, other.data, equal_nan=True)
+def _is_same(a: Value, b: Value) -> bool:
+    if a is b or not isinstance(a, Constant) or not isinstance(b, Constant):
+        return a is b
+    return np.array_equal(a.data, b.data, equal_nan=True)

@@ -155,31 +155,31 @@ class _Walk:
                 terms.append(_linear(change, lambda t: -(y * t)))
         return _sum(*terms)
 
-    def _of_log(self, place: int, offset: float = 0.0) -> Expression:
-        """The tangent of the logarithm of ``offset`` plus the value of instruction ``place``.
+    def _of_log(self, index: int, offset: float = 0.0) -> Expression:
+        """The tangent of the logarithm of ``offset`` plus the value of instruction ``index``.
 
         Where that sum is ``c + exp(u)`` with a positive ``c``, the tangent is
         ``du / (1 + c * exp(-u))``, which is exact however far ``u`` is from 0.
         """
-        total = self.values[place] + offset if offset else self.values[place]
-        offset, change, inner = self._exponential(place, offset)
+        total = self.values[index] + offset if offset else self.values[index]
+        offset, change, inner = self._exponential(index, offset)
         if change is not None and inner is not None:
             power = exp(-inner)
             scaled = power if offset == 1.0 else offset * power
             return _linear(change, lambda t: t / (1.0 + scaled)) if offset else change
-        tangent = self.tangents[place]
+        tangent = self.tangents[index]
         assert tangent is not None
         return _linear(tangent, lambda t: t / total)
 
     def _exponential(
-        self, place: int, offset: float = 0.0
+        self, index: int, offset: float = 0.0
     ) -> tuple[float, Expression | None, Expression | None]:
-        """Matches the value of instruction ``place`` as ``c + exp(u)``.
+        """Matches the value of instruction ``index`` as ``c + exp(u)``.
 
         Returns ``offset + c``, the tangent of ``u``, and ``u``; no tangent if the value has another
         form or ``offset + c`` is negative.
         """
-        line, power = self.code[place], place
+        line, power = self.code[index], index
         if line.op == "add":
             operands = [self.values[i] for i in line.operands]
             literal = next((i for i in (0, 1) if operands[i].op == "constant"), None)

@@ -43,9 +43,9 @@ class Backward:
     @property
     def gradient(self) -> Value:
         """The gradient of the output of a node that has one."""
-        (found,) = self.gradients
-        assert found is not None
-        return found
+        (gradient,) = self.gradients
+        assert gradient is not None
+        return gradient
 
 
 #: Returns the gradients of a node's operands, with None for one that is zero or not wanted.

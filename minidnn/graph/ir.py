@@ -269,14 +269,14 @@ class Graph:
     @cached_property
     def values(self) -> tuple[Value, ...]:
         """All values: inputs, then constants, states and node outputs as they first appear."""
-        found = dict.fromkeys(self.inputs)
+        ordered = dict.fromkeys(self.inputs)
         for node in self.nodes:
-            found.update(dict.fromkeys(node.inputs))
-            found.update(dict.fromkeys(node.outputs))
-        found.update(dict.fromkeys(self.outputs))
+            ordered.update(dict.fromkeys(node.inputs))
+            ordered.update(dict.fromkeys(node.outputs))
+        ordered.update(dict.fromkeys(self.outputs))
         for state, value in self.updates.items():
-            found.update({state: None, value: None})
-        return tuple(found)
+            ordered.update({state: None, value: None})
+        return tuple(ordered)
 
     @cached_property
     def results(self) -> Collection[Value]:

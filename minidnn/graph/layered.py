@@ -285,7 +285,7 @@ def _aligned(rows: Ranks, above: Neighbours, boxes: int) -> list[int]:
 def _align_row(
     row: list[int],
     above: Neighbours,
-    place: list[int],
+    position: list[int],
     root: list[int],
     align: list[int],
     boxes: int,
@@ -298,8 +298,8 @@ def _align_row(
     aligned_with = [-1] * len(row)  # the position above with which each vertex is aligned so far
     for i, v in enumerate(row):
         if root[v] != v:
-            aligned_with[i] = place[_before(v, above, align)]
-    right = [len(place)] * (len(row) + 1)
+            aligned_with[i] = position[_before(v, above, align)]
+    right = [len(position)] * (len(row) + 1)
     for i in range(len(row) - 1, -1, -1):
         right[i] = aligned_with[i] if aligned_with[i] >= 0 else right[i + 1]
     left = -1
@@ -307,13 +307,13 @@ def _align_row(
         if aligned_with[i] >= 0:
             left = aligned_with[i]
             continue
-        near = sorted(above[v], key=place.__getitem__)
+        near = sorted(above[v], key=position.__getitem__)
         if not near or wanted != (2 if (v < boxes) != (near[0] < boxes) else int(v < boxes)):
             continue
         for u in near[(len(near) - 1) // 2 : len(near) // 2 + 1]:
-            if align[u] == u and left < place[u] < right[i + 1] and root[v] == v:
+            if align[u] == u and left < position[u] < right[i + 1] and root[v] == v:
                 align[u], root[v] = v, root[u]
-                left = place[u]
+                left = position[u]
 
 
 def _before(v: int, above: Neighbours, align: list[int]) -> int:

@@ -149,8 +149,8 @@ class _Drawing:
         """The time of a node in words, and the index of its colour; "" and None if it has none."""
         if node.name not in self.times:
             return "", None
-        seconds, most = self.times[node.name], max(self.times.values())
-        return _seconds(seconds), _step(seconds / most if most else 0.0)
+        seconds, longest = self.times[node.name], max(self.times.values())
+        return _seconds(seconds), _step(seconds / longest if longest else 0.0)
 
     def region(self, node: Node, body: Graph) -> Item:
         """The outline of a region, with its body inside."""

@@ -125,14 +125,17 @@ def _cubic(distance: np.ndarray) -> np.ndarray:
     return np.where(x <= 1, near, far).astype(np.float32)
 
 
-def _taken(x: Value, places: dict[int, np.ndarray]) -> Value:
-    indices = [tuple(places[a].tolist()) if a in places else None for a in range(x.type.rank)]
+def _taken(x: Value, indices_by_axis: dict[int, np.ndarray]) -> Value:
+    indices = [
+        tuple(indices_by_axis[a].tolist()) if a in indices_by_axis else None
+        for a in range(x.type.rank)
+    ]
     return apply(ops.Take(tuple(indices)), x)
 
 
 def _weighted(x: Value, axis: int, taps: Sequence[tuple[np.ndarray, np.ndarray]]) -> Value:
     """The weighted sum of ``taps`` along an axis: pairs of element indices and their weights."""
-    elements = [_taken(x, {axis: places}) for places, _ in taps]
+    elements = [_taken(x, {axis: indices}) for indices, _ in taps]
     factors = [_along(x, axis, weights) for _, weights in taps]
     count = len(taps)
     body = argument(0) * argument(count)
@@ -187,7 +190,7 @@ def grid_sample(x: Value, grid: Value, mode: str, padding: str, corners: bool) -
     axes = [_Axis(size, mode, padding, corners) for size in sizes]
     # Each formula begins with the grid itself: half precision has too few digits to store
     # coordinates in elements.
-    coordinates = [_column(grid, place, count) for place in reversed(range(len(sizes)))]
+    coordinates = [_column(grid, column, count) for column in reversed(range(len(sizes)))]
     # Indices along each axis are computed once, not once for each tap of the other axes.
     indices = [
         [
@@ -233,14 +236,14 @@ def _check(x: Value, grid: Value, mode: str) -> None:
         )
 
 
-def _column(grid: Value, place: int, count: int) -> Value:
+def _column(grid: Value, index: int, count: int) -> Value:
     """One coordinate of all ``count`` points of the grid: (N, 1, count)."""
-    starts = (*(0 for _ in grid.shape[:-1]), place)
+    starts = (*(0 for _ in grid.shape[:-1]), index)
     slice_op = ops.Slice(starts, (*grid.shape[:-1], 1), (1,) * grid.type.rank)
     return apply(ops.View((grid.shape[0], 1, count)), apply(slice_op, grid))
 
 
-def _flat(places: Sequence[Value], sizes: Sequence[int]) -> Value:
+def _flat(indices: Sequence[Value], sizes: Sequence[int]) -> Value:
     """Flat indices into images, (N, points), from indices along axes.
 
     They are computed in integers: large images have more elements than float32 has integers.
@@ -251,7 +254,7 @@ def _flat(places: Sequence[Value], sizes: Sequence[int]) -> Value:
         range(1, len(sizes)),
         argument(0) * float(strides[0]),
     )
-    flat = apply(ops.Formula(body, len(places), title="Place"), *places)
+    flat = apply(ops.Formula(body, len(indices), title="Place"), *indices)
     return apply(ops.View((flat.shape[0], flat.shape[2])), flat)
 
 

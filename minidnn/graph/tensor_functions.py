@@ -92,13 +92,13 @@ def reshape(x: Any, *shape: Any) -> Any:
     sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
     count = prod(x.shape)
     valid = all(_is_int(size) and size >= -1 for size in sizes) and tuple(sizes).count(-1) < 2
-    rest = prod(size for size in sizes if size != -1) if valid else 0
-    if not rest or count % rest or (rest != count and -1 not in sizes):
+    known_size = prod(size for size in sizes if size != -1) if valid else 0
+    if not known_size or count % known_size or (known_size != count and -1 not in sizes):
         raise GraphError(
             f"reshape to {sizes!r:.80} of {x.shape}; valid are sizes with the same number of "
             "elements, one of which may be -1"
         )
-    full_shape = tuple(count // rest if size == -1 else int(size) for size in sizes)
+    full_shape = tuple(count // known_size if size == -1 else int(size) for size in sizes)
     return x._record(ops.View(full_shape), x)
 
 

@@ -208,9 +208,11 @@ class _Build:
             )
         # Without a convolution for each phase, the bias is added at last: all phases have it.
         inner = bias if len(order) == phase_count else None
-        parts = [self._part(x, weight, inner, a, b, rows.steps, columns.steps) for a, b in pairs]
-        if parts:
-            out = self._between(x, weight, parts, order, rows, columns)
+        convolutions = [
+            self._part(x, weight, inner, a, b, rows.steps, columns.steps) for a, b in pairs
+        ]
+        if convolutions:
+            out = self._between(x, weight, convolutions, order, rows, columns)
         else:  # the output has no elements but those that no tap reaches
             nowhere = [(-1,) * n for n in (self.groups * weight.shape[1], rows.size, columns.size)]
             out = self.apply(ops.Take((None, *nowhere)), x)
@@ -267,7 +269,7 @@ class _Build:
         self,
         x: Value,
         weight: Value,
-        parts: list[Value],
+        convolutions: list[Value],
         order: list[Pair],
         rows: _Axis,
         columns: _Axis,
@@ -275,12 +277,17 @@ class _Build:
         """Interleaves the phases, and cuts the result to the size of the output."""
         batch, groups, per_group = x.shape[0], self.groups, weight.shape[1]
         size = (rows.steps, columns.steps)
-        phases = parts[0]
-        if len(parts) > 1:
+        phases = convolutions[0]
+        if len(convolutions) > 1:
             if groups > 1:
-                by_group = [(batch, groups, part.shape[1] // groups, *size) for part in parts]
-                parts = [self.view(part, own) for part, own in zip(parts, by_group, strict=True)]
-            phases = self.apply(ops.Concat(1 if groups == 1 else 2), *parts)
+                by_group = [
+                    (batch, groups, part.shape[1] // groups, *size) for part in convolutions
+                ]
+                convolutions = [
+                    self.view(part, grouped_shape)
+                    for part, grouped_shape in zip(convolutions, by_group, strict=True)
+                ]
+            phases = self.apply(ops.Concat(1 if groups == 1 else 2), *convolutions)
         all_phases = [(r, c) for r in range(rows.stride) for c in range(columns.stride)]
         if order != all_phases:
             positions = {phase: position for position, phase in enumerate(order)}

@@ -51,8 +51,8 @@ def _by_operand(call: Backward, index: int) -> Value | None:
     return apply(ops.Reduce("sum", other_axes), result)
 
 
-def _shorter(found: Expression, by_result: Expression) -> Expression:
+def _shorter(by_operands: Expression, by_result: Expression) -> Expression:
     """The derivative that reads fewer tensors; if both read equally many, that over the node's
     result, which takes fewer operations."""
-    reads_more = len(arguments_of(by_result)) > len(arguments_of(found))
-    return found if reads_more else by_result
+    reads_more = len(arguments_of(by_result)) > len(arguments_of(by_operands))
+    return by_operands if reads_more else by_result

@@ -66,8 +66,8 @@ def concat(call: Backward) -> Sequence[Value | None]:
 def take_channels(call: Backward) -> Sequence[Value | None]:
     gradients: list[Value | None] = []
     for number, (value, wanted) in enumerate(zip(call.inputs, call.wanted, strict=True)):
-        places = [channel if source == number else -1 for source, channel in call.op.picks]
-        readers = readers_of(places, value.shape[1])
+        channels = [channel if source == number else -1 for source, channel in call.op.picks]
+        readers = readers_of(channels, value.shape[1])
         gradients.append(summed_at(call.gradient, 1, readers) if wanted else None)
     return gradients
 
@@ -117,15 +117,15 @@ def summed_at(value: Value, axis: int, readers: Sequence[Sequence[int]]) -> Valu
     shape = value.shape
     size, max_readers = len(readers), max(map(len, readers), default=0)
     if shape[axis] == 1 and all(list(each) == [0] for each in readers):
-        wide = (*shape[:axis], size, *shape[axis + 1 :])
-        return value if size == 1 else apply(ops.Expand(wide), value)
+        expanded = (*shape[:axis], size, *shape[axis + 1 :])
+        return value if size == 1 else apply(ops.Expand(expanded), value)
     if [list(each) for each in readers] == [[i] for i in range(shape[axis])]:
         return value
     columns = list(zip_longest(*readers, fillvalue=-1)) or [(-1,) * size]
     flat_indices = tuple(column[i] for i in range(size) for column in columns)
     indices = tuple(flat_indices if d == axis else None for d in range(len(shape)))
-    taken = apply(ops.Take(indices), value)
+    terms = apply(ops.Take(indices), value)
     if max_readers <= 1:
-        return taken
-    split = apply(ops.View((*shape[:axis], size, max_readers, *shape[axis + 1 :])), taken)
+        return terms
+    split = apply(ops.View((*shape[:axis], size, max_readers, *shape[axis + 1 :])), terms)
     return apply(ops.Reduce("sum", (axis + 1,)), split)

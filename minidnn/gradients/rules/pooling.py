@@ -132,9 +132,11 @@ def unfold(call: Backward) -> Sequence[Value | None]:
 
 def _folded(taps: Value, axes: Sequence[WindowAxis], shape: tuple[int, ...]) -> Value:
     """Sums taps (N, C, KH, KW, rows, columns) into an image of ``shape``, at their positions."""
-    batch, channels, high, wide, rows, columns = taps.shape
+    batch, channels, kernel_rows, kernel_columns, rows, columns = taps.shape
     by_rows = apply(ops.Transpose((0, 1, 2, 4, 3, 5)), taps)
-    image = apply(ops.View((batch, channels, high * rows, wide * columns)), by_rows)
+    image = apply(
+        ops.View((batch, channels, kernel_rows * rows, kernel_columns * columns)), by_rows
+    )
     for d, (axis, outputs) in enumerate(zip(axes, (rows, columns), strict=True), 2):
         readers: Readers = [[] for _ in range(shape[d])]
         for tap in range(axis.kernel):
@@ -180,9 +182,9 @@ def place_of_maximum(shape: Window) -> ops.Pool2d:
 def _most(shape: Window, fits: Expression, here: int) -> ops.Pool2d:
     """The window that gives the largest value of ``fits`` among the taps that equal the maximum;
     ``here`` is the number of operands at the output's position."""
-    taken, held = argument(0), argument(1)
+    element, maximum = argument(0), argument(1)
     # If the maximum is NaN, the taps that are NaN count.
-    chosen = where(taken >= held, fits, where(taken <= taken, -1.0, fits))
+    chosen = where(element >= maximum, fits, where(element <= element, -1.0, fits))
     return ops.Pool2d(Window(*shape.axes, "max", chosen, here=here), "Place")
 
 

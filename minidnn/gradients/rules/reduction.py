@@ -113,8 +113,8 @@ def _prefix_products(rows: Value) -> Value:
 
 def _shifted_right(rows: Value, steps: int) -> Value:
     """The rows shifted to the right by ``steps``, with ones shifted in."""
-    places = np.arange(rows.shape[1]) - steps
-    return apply(ops.Take((None, tuple(np.maximum(places, -1).tolist())), 1.0), rows)
+    sources = np.arange(rows.shape[1]) - steps
+    return apply(ops.Take((None, tuple(np.maximum(sources, -1).tolist())), 1.0), rows)
 
 
 @rule(ops.Softmax)

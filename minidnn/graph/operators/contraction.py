@@ -208,8 +208,8 @@ def _advice_on_channels(shape: tuple[int, ...], channels: int) -> str:
     """Advice for an error, if an image seems to have its channels last."""
     if shape[-1] != channels:
         return ""
-    turned = (shape[0], shape[-1], *shape[1:-1])
-    return f"; its channels seem to lie last, and valid is channels first, {turned}"
+    channels_first = (shape[0], shape[-1], *shape[1:-1])
+    return f"; its channels seem to lie last, and valid is channels first, {channels_first}"
 
 
 def _advice_on_features(x: TensorType, weight: TensorType) -> str:

@@ -154,12 +154,12 @@ class Pad(Indexed):
         for size, before, after, stride in zip(
             shape, self.before, self.after, strides_of(shape), strict=True
         ):
-            place = np.arange(-before, size + after)
-            inside = (place >= 0) & (place < size)
+            position = np.arange(-before, size + after)
+            inside = (position >= 0) & (position < size)
             if self.mode == "constant":
-                offsets.append(np.where(inside, place * stride, OUTSIDE))
+                offsets.append(np.where(inside, position * stride, OUTSIDE))
             else:
-                offsets.append(_wrapped(place, size, self.mode) * stride)
+                offsets.append(_wrapped(position, size, self.mode) * stride)
         return IndexMap(tuple(offsets), fill=self.value)
 
 
@@ -174,14 +174,14 @@ def _require_value_of(op: Pad | Take, value: float, inputs: tuple[TensorType, ..
         )
 
 
-def _wrapped(place: np.ndarray, size: int, mode: str) -> np.ndarray:
+def _wrapped(position: np.ndarray, size: int, mode: str) -> np.ndarray:
     """Positions beyond an axis mapped into it, as the mode of :class:`Pad` says."""
     if mode == "edge" or size <= 1:
-        return np.clip(place, 0, max(size - 1, 0))
+        return np.clip(position, 0, max(size - 1, 0))
     if mode == "wrap":
-        return place % size
+        return position % size
     period = 2 * (size - 1)
-    folded = place % period
+    folded = position % period
     return np.minimum(folded, period - folded)
 
 
@@ -218,10 +218,10 @@ class Take(Indexed):
             f"input has shape {shape}; valid is rank {len(self.indices)}",
         )
         for axis, (size, chosen) in enumerate(zip(shape, self.indices, strict=True)):
-            most = max(chosen or (0,))
+            largest = max(chosen or (0,))
             self.require(
-                not chosen or most < size or most == -1,
-                f"index {most} is beyond axis {axis} of the input {shape}",
+                not chosen or largest < size or largest == -1,
+                f"index {largest} is beyond axis {axis} of the input {shape}",
             )
         pairs = zip(shape, self.indices, strict=True)
         return tuple(size if chosen is None else len(chosen) for size, chosen in pairs)
@@ -229,8 +229,8 @@ class Take(Indexed):
     def index_map(self, shape: tuple[int, ...]) -> IndexMap:
         offsets = []
         for size, chosen, stride in zip(shape, self.indices, strides_of(shape), strict=True):
-            place = np.arange(size) if chosen is None else np.array(chosen, np.int64)
-            offsets.append(np.where(place < 0, OUTSIDE, place * stride))
+            indices = np.arange(size) if chosen is None else np.array(chosen, np.int64)
+            offsets.append(np.where(indices < 0, OUTSIDE, indices * stride))
         return IndexMap(tuple(offsets), fill=self.value)
 
 
@@ -259,15 +259,15 @@ class Unfold2d(Indexed):
 
     def index_map(self, shape: tuple[int, ...]) -> IndexMap:
         *_, rows, columns = self.shape_of(shape)
-        batch, channels, down, across = strides_of(shape)
+        batch, channels, row_stride, column_stride = strides_of(shape)
         counts = (shape[0], shape[1], *self.kernel_size, rows, columns)
         steps = (
             batch,
             channels,
-            down * self.dilation[0],
-            across * self.dilation[1],
-            down * self.stride[0],
-            across * self.stride[1],
+            row_stride * self.dilation[0],
+            column_stride * self.dilation[1],
+            row_stride * self.stride[0],
+            column_stride * self.stride[1],
         )
         return IndexMap(tuple(np.arange(n) * s for n, s in zip(counts, steps, strict=True)))
 

@@ -52,14 +52,14 @@ class Reshape(Reshaping):
 
     def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         self.require(len(shape) >= 1, f"input has shape {shape}; valid is at least a batch axis")
-        given = prod(size for size in self.shape if size != -1)
+        fixed = prod(size for size in self.shape if size != -1)
         elements = prod(shape[1:])
-        fits = elements % given == 0 if -1 in self.shape and given else elements == given
+        fits = elements % fixed == 0 if -1 in self.shape and fixed else elements == fixed
         self.require(
-            fits and (given or -1 not in self.shape),
+            fits and (fixed or -1 not in self.shape),
             f"{elements} elements a sample (input {shape}) do not fit into {self.shape}",
         )
-        return (shape[0], *(elements // given if size == -1 else size for size in self.shape))
+        return (shape[0], *(elements // fixed if size == -1 else size for size in self.shape))
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,9 @@ def meet_in(meeting: Meeting) -> None:
 def meeting_of(ranks: int) -> Meeting:
     """The process group with ``ranks`` ranks; GraphError if this process is in no such group."""
     if not _now or _now[0].size != ranks:
-        found = f"one of {_now[0].size}" if _now else "alone"
+        role = f"one of {_now[0].size}" if _now else "alone"
         raise GraphError(
-            f"the graph sums over {ranks} ranks, and this process is {found}; valid is to run it "
+            f"the graph sums over {ranks} ranks, and this process is {role}; valid is to run it "
             "where md.Trainer(..., distributed=True) made it"
         )
     return _now[0]

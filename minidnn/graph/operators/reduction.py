@@ -212,22 +212,22 @@ class LayerNorm(Reduction):
         self.require_number("eps", self.eps)
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        x, *rest = self.operands(inputs)
+        x, *affine = self.operands(inputs)
         self.require_float(*inputs)
         self.require(x.rank >= self.axes, f"input has shape {x.shape}; valid is rank {self.axes}")
         last = x.shape[x.rank - self.axes :]
-        for name, value in zip(self.operand_names[1:], rest, strict=False):
+        for name, value in zip(self.operand_names[1:], affine, strict=False):
             self.require(value.shape == last, f"{name} has shape {value.shape}; valid is {last}")
         return (x,)
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        x, *rest = inputs
+        x, *affine = inputs
         out = _normalized(x, x.shape[: x.ndim - self.axes], self.eps)
         with np.errstate(all="ignore"):
-            if rest:
-                out = out * rest[0].astype(out.dtype)
-            if len(rest) > 1:
-                out = out + rest[1].astype(out.dtype)
+            if affine:
+                out = out * affine[0].astype(out.dtype)
+            if len(affine) > 1:
+                out = out + affine[1].astype(out.dtype)
         return (out.astype(x.dtype, copy=False),)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
@@ -255,9 +255,11 @@ class GroupNorm(Reduction):
         self.require_number("eps", self.eps)
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        x, *rest = self.operands(inputs)
+        x, *affine = self.operands(inputs)
         self.require_float(*inputs)
-        self.require(len(rest) != 1, "it has a weight alone; valid are weight and bias, or neither")
+        self.require(
+            len(affine) != 1, "it has a weight alone; valid are weight and bias, or neither"
+        )
         self.require(x.rank >= 2, f"input has shape {x.shape}; valid is (N, C, ...)")
         channels = x.shape[1]
         self.require(
@@ -265,17 +267,17 @@ class GroupNorm(Reduction):
             f"groups={self.groups} of an input {x.shape}; valid are divisors of its {channels} "
             "channels",
         )
-        for name, value in zip(self.operand_names[1:], rest, strict=False):
+        for name, value in zip(self.operand_names[1:], affine, strict=False):
             valid = (channels,)
             self.require(value.shape == valid, f"{name} has shape {value.shape}; valid is {valid}")
         return (x,)
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        x, *rest = inputs
+        x, *affine = inputs
         out = _normalized(x, (x.shape[0], self.groups), self.eps)
-        if rest:
+        if affine:
             shape = (-1, *(1 for _ in x.shape[2:]))
-            vectors = (vector.reshape(shape).astype(out.dtype) for vector in rest)
+            vectors = (vector.reshape(shape).astype(out.dtype) for vector in affine)
             code = linearize(fma(argument(0), argument(1), argument(2)))
             out = run(code, [out, *vectors])
         return (out.astype(x.dtype, copy=False),)
