@@ -111,13 +111,13 @@ class Halves:
     def backward_of(self, present: Iterable[int]) -> BackwardHalf:
         """The backward program for gradients of the outputs with the indices ``present`` alone."""
         graph = self.graph
-        answered = Graph(
+        restricted = Graph(
             graph.inputs, [graph.outputs[index] for index in present], graph.nodes, graph.name
         )
-        reached = reached_values(answered)
+        reached = reached_values(restricted)
         input_indices = tuple(sorted(index for index in self._of if graph.inputs[index] in reached))
         gradient_graph = read_results_behind(
-            pullback(answered, [graph.inputs[p] for p in input_indices])
+            pullback(restricted, [graph.inputs[p] for p in input_indices])
         )
         backward_nodes = live_nodes(
             gradient_graph.nodes[len(graph.nodes) :], gradient_graph.outputs

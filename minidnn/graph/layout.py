@@ -1,5 +1,4 @@
-"""Physical layouts: the order in memory of the elements of a value of logical shape (N, C, H,
-W)."""
+"""Physical layouts: the order in memory of the elements of a value (N, C, H, W)."""
 
 from __future__ import annotations
 

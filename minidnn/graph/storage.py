@@ -16,7 +16,7 @@ then its nodes' outputs, in order.  A node's operands must have smaller numbers 
 outputs, so there are no cycles.  Types of nodes are inferred again on reading.  A constant that
 several bodies share is saved once.  A state is saved among the constants, marked ``"state": true``,
 with its initial array; a graph's ``"updates": [[state, value], ...]`` are the values that states
-become. ``"layouts"`` and ``"placements"`` of a graph are ignored: passes compute them again.
+become.  ``"layouts"`` and ``"placements"`` of a graph are ignored: passes compute them again.
 :mod:`minidnn.storage` writes document and arrays into one file.
 """
 

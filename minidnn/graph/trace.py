@@ -1,5 +1,4 @@
-"""Tracing: while a trace is open, operators that are applied to values become nodes of its
-graph."""
+"""Tracing: while a trace is open, operators applied to values become nodes of its graph."""
 
 from __future__ import annotations
 

@@ -62,10 +62,11 @@ class TensorType:
 
     @property
     def plane(self) -> tuple[int, int, int, int]:
-        """The shape as (batch, channels, rows, columns), for element-wise operators.
+        """The shape as (batch, channels, rows, columns).
 
-        (N, F) is one pixel of F channels, and (N, C, L) is one row; beyond four axes, those between
-        channels and columns are merged into rows.
+        (N, F) is one pixel of F channels, and (N, C, L) is one row.  Beyond four axes, those
+        between channels and columns are merged into rows, which element-wise operators cannot tell
+        apart.
         """
         match self.shape:
             case ():

@@ -160,8 +160,8 @@ class CoveringAxis:
         return (output - 1 + self.of.padding[0]) // self.of.stride + 1
 
     def taps(self, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The windows that may cover each position, and the number of each window's tap there, -1
-        where a dilated window has none."""
+        """The windows that may cover each position, and the number of each window's tap there,
+        which is negative if the window has none."""
         of = self.of
         first = -((of.reach - 1 - outputs - of.padding[0]) // of.stride)
         positions = first[:, None] + np.arange(self.kernel)
