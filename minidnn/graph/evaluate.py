@@ -41,8 +41,8 @@ def evaluate(
             )
         values[value] = _as(array, value, dtype)
     for state in graph.states:
-        array_of_state = None if states is None else states.get(state.name)
-        values[state] = _as(state.data if array_of_state is None else array_of_state, state, dtype)
+        current = None if states is None else states.get(state.name)
+        values[state] = _as(state.data if current is None else current, state, dtype)
     last_use = _last_use(graph)
     for node in graph.nodes:
         operands = [
@@ -62,12 +62,12 @@ def evaluate(
             observe(node, results)
         for value in last_use.get(node, ()):
             values.pop(value, None)
-    results_by_value = {
+    result_arrays = {
         v: _as(v.data, v, dtype) if isinstance(v, Constant) else values[v] for v in graph.results
     }
     if states is not None:
-        states.update((s.name, results_by_value[v].copy()) for s, v in graph.updates.items())
-    return tuple(results_by_value[value] for value in graph.outputs)
+        states.update((s.name, result_arrays[v].copy()) for s, v in graph.updates.items())
+    return tuple(result_arrays[value] for value in graph.outputs)
 
 
 def no_memory_for(node: Node, error: MemoryError) -> OutOfMemoryError:

@@ -481,20 +481,20 @@ def from_json(data: Any) -> Expression:
     """The inverse of :func:`to_json` for its ``data``; raises GraphError for anything else."""
     if not isinstance(data, list) or not data:
         raise GraphError(f"not a scalar expression: {data!r:.100}")
-    lines: list[Expression] = []
+    expressions: list[Expression] = []
     for line in data:
         match line:
             case ["argument", int(index)] if index >= 0 and not isinstance(index, bool):
-                lines.append(argument(index))
+                expressions.append(argument(index))
             case ["constant", float(value)]:
-                lines.append(constant(value))
+                expressions.append(constant(value))
             case [str(op), *places] if op in SCALAR_OPS and all(
-                type(place) is int and 0 <= place < len(lines) for place in places
+                type(place) is int and 0 <= place < len(expressions) for place in places
             ):
-                lines.append(apply(op, *(lines[place] for place in places)))
+                expressions.append(apply(op, *(expressions[place] for place in places)))
             case _:
                 raise GraphError(
-                    f"not a scalar expression: line {len(lines)} is {line!r:.100}; valid are "
+                    f"not a scalar expression: line {len(expressions)} is {line!r:.100}; valid are "
                     "['argument', index], ['constant', float] and [operation, earlier lines ...]"
                 )
-    return lines[-1]
+    return expressions[-1]

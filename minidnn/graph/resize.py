@@ -259,8 +259,7 @@ def _flat(indices: Sequence[Value], sizes: Sequence[int]) -> Value:
 
 
 def _grid_weighted(axes: Sequence[_Axis], taps: Sequence[int], given: int) -> Expression:
-    """The formula of a tap: the weighted element, plus the sum of the taps before if ``given`` is
-    2.
+    """The formula of a tap: the weighted element, added to the sum of earlier taps if there is one.
 
     Its arguments are the element, that sum if ``given`` is 2, and the coordinates of the grid.
     """

@@ -108,7 +108,7 @@ def at_least(x: Expression, low: Expression) -> Expression:
     """The larger one of ``x`` and a bound, NaN if one of them is.
 
     Its derivative is that of PyTorch's ``clamp``: where both are equal, ``x`` gets all of the
-    gradient, and where one is NaN, neither gets any.  (In ``maximum``, a constant bound gets it.)
+    gradient, and where one is NaN, neither gets any.  In ``maximum``, a constant bound wins.
     """
     return where(x >= low, x, where(x < low, low, 0.0 * (x + low)))
 

@@ -76,9 +76,7 @@ def argmax(x: Any, axis: int | None = None, *, keepdims: bool = False, turned: b
         raise GraphError(f"axis={axis!r:.80}; valid is one axis, or None for all elements")
     _check_keepdims(keepdims)
     if turned:
-        is_integer = (
-            x.dtype not in FLOATS
-        )  # the least integer has no negative: -1 - a has no overflow
+        is_integer = x.dtype not in FLOATS  # -a of the least integer overflows, -1 - a does not
         x = pointwise("Turned", lambda a: -1 - a if is_integer else -a, x)
     if axis is None:
         x, axis = x._record(ops.View((prod(x.shape),)), x), 0
@@ -307,8 +305,7 @@ FUNCTIONS = {getattr(np, name): each for name, each in _BY_NAME.items() if hasat
 
 
 def call_function(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Implements ``__array_function__``, the hook that NumPy calls for arguments that are no
-    arrays.
+    """Implements ``__array_function__``, the hook by which NumPy calls functions of other types.
 
     For a function that is not supported, GraphError says what to write instead.
     """
