@@ -329,6 +329,7 @@ def _sliced_values(graph: Graph) -> dict[Node, _CoveredValue]:
 
 
 def _covered(value: Value, slices: Iterable[Node]) -> _CoveredValue | None:
+    """The value with its slices in order, if they split one axis of it without gap or overlap."""
     cuts: dict[Node, tuple[int, int, int]] = {}
     for node in slices:
         op = node.op

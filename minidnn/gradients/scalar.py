@@ -108,6 +108,7 @@ class _Walk:
             self.tangents.append(seed if is_argument else self._tangent(line))
 
     def _tangent(self, line: Instruction) -> Expression | None:
+        """The tangent of an instruction whose value was just appended; None if it is 0."""
         changes = [self.tangents[i] for i in line.operands]
         if line.op in _FLAT or all(change is None for change in changes):
             return None

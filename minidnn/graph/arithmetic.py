@@ -40,6 +40,7 @@ def _gather(x: Any, indices: Any) -> Any:
 
 
 def _subscript(x: Any, key: Any) -> Any:
+    """``x[key]`` as at most one each of :class:`Slice`, :class:`Take` and :class:`View`."""
     keys = _every_axis(key if isinstance(key, tuple) else (key,), len(x.shape))
     starts: list[int] = []
     sizes: list[int] = []

@@ -143,6 +143,7 @@ class AttentionNodes:
             self._rewriter.replace(old, new)
 
     def _attention(self, node: Node, operands: list[Value], keeps_logs: bool) -> list[Value]:
+        """The result, and the logarithms if they are read."""
         q, k, v = operands
         assert isinstance(node.op, ops.Attention)
         scaled, keys_t, scores = self._scores(q, k, node.op.scale)
@@ -158,6 +159,7 @@ class AttentionNodes:
         return results
 
     def _gradient(self, node: Node, operands: list[Value]) -> list[Value]:
+        """The gradients of queries, keys and values."""
         q, k, v, _, logs, g = operands
         assert isinstance(node.op, ops.AttentionGradient)
         scale = node.op.scale

@@ -213,6 +213,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _marked(graph: Graph, highlight: Iterable[Node | str] | None) -> set[Node]:
+    """The nodes to highlight, in bodies, too; GraphError for anything that is no node or name."""
     known: dict[Node | str, list[Node]] = {}
     pending = list(graph.nodes)
     while pending:

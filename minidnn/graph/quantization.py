@@ -109,6 +109,7 @@ def dequantization_of(op: Operator, dtype: str) -> Steps | None:
 
 
 def _steps(op: Formula, dtype: str) -> Steps | None:
+    """The parameters with which :class:`Steps` gives this very formula; None if there are none."""
     numbers = [float(line.value or 0) for line in linearize(op.body) if line.op == "constant"]
     if len(numbers) == 1:  # scale and zero point are equal, and so one instruction
         numbers *= 2

@@ -85,6 +85,8 @@ def from_document(document: Any, arrays: Mapping[str, np.ndarray]) -> Graph:
 
 
 class _Writer:
+    """Writes a graph, and the graphs in its attributes, and collects their constants and states."""
+
     def __init__(self) -> None:
         #: The keys of constants and states, in the order in which nodes first read them.
         self.keys: dict[Stored, str] = {}
@@ -145,6 +147,8 @@ class _Writer:
 
 
 class _Reader:
+    """Reads a graph, and the graphs in its attributes, and notes which constants they use."""
+
     def __init__(self, constants: dict[str, Stored]) -> None:
         self.constants = constants
         self.used: set[str] = set()

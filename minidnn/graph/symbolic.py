@@ -153,6 +153,7 @@ def _checked(title: str, operand: Any) -> Any:
 
 
 def _computed_in(operands: Sequence[Any], fractions: bool) -> str:
+    """The dtype that :func:`pointwise` computes in: a float dtype, int32 or int64."""
     symbolic = [each.dtype for each in operands if isinstance(each, Symbolic)]
     floats = [dtype for dtype in symbolic if dtype in FLOATS]
     if floats:

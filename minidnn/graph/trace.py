@@ -127,6 +127,7 @@ class Trace:
         return states[0], states[1], self._streams - 1
 
     def apply(self, op: Operator, *given: Any) -> tuple[Value, ...]:
+        """Records a node of ``op`` and returns its outputs; GraphError for foreign operands."""
         operands = [each._value() if isinstance(each, Symbolic) else each for each in given]
         for i, operand in enumerate(operands):
             if not isinstance(operand, Value):

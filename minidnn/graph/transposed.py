@@ -133,6 +133,8 @@ class _Axis:
 
     @classmethod
     def of(cls, size: int, kernel: int, stride: int, cut: Pair, dilation: int) -> _Axis:
+        """The phases and windows of an axis of ``size`` elements; GraphError if it has no
+        output."""
         total = (size - 1) * stride + dilation * (kernel - 1) + 1
         outputs = total - sum(cut)
         if outputs < 1:

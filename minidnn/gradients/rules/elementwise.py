@@ -24,6 +24,7 @@ def elementwise(call: Backward) -> Sequence[Value | None]:
 
 
 def _by_operand(call: Backward, index: int) -> Value | None:
+    """The gradient of operand ``index``; None if the formula has derivative 0 in it."""
     op, inputs, operand = call.op, call.inputs, call.inputs[index]
     count, split = len(inputs), len(inputs) - op.channel_count
     gradient = call.gradient

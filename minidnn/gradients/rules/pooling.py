@@ -34,6 +34,7 @@ _EXACT = 256
 
 @rule(Windowed)
 def window(call: Backward) -> Sequence[Value | None]:
+    """The rule of all windows: maxima, averages, and sums of any formula."""
     shape = call.op.window()
     if shape.chooses and shape.join == "max":
         return [_of_maximum(call, shape)]
