@@ -1,6 +1,7 @@
-"""Gradients: a function from graph to graph.
+"""Reverse-mode differentiation as a function from graph to graph.
 
-A scalar expression is differentiated by :mod:`.scalar`, an operator by its rule (:mod:`.table`, and
-the files of :mod:`.rules`), a graph by the walk of :mod:`.reverse`.  The result is made of the same
-operators, so that passes, memory planning and every device apply to it, and so does this function.
+:mod:`.scalar` differentiates a scalar expression, an operator's rule (:mod:`.table`, and the files
+of :mod:`.rules`) differentiates a node, and the walk of :mod:`.reverse` differentiates a graph.
+The result consists of ordinary operators, so that passes, memory planning and every device apply to
+it, and so that it can be differentiated again.
 """

@@ -1,19 +1,20 @@
-"""A graph and its gradient as two graphs: what runs forwards also gives what backwards is read.
+"""A graph and its gradient as two graphs: the forward graph also returns the saved activations that
+the backward graph reads.
 
-Where a call is differentiated by somebody else (PyTorch's autograd), the gradients by its outputs
-come after it has returned.  So there are two programs, and values kept between them.
+Where another system differentiates a call (PyTorch's autograd), the gradients of its outputs come
+after it has returned.  So there are two programs, and values kept between them.
 
-Kept are values that lie in memory anyway: those that contractions, reductions and windows give or
-read, and sums of which rows are normalized.  What is element-wise or moves elements is computed of
-them again, fused with what reads it.  So is, if that is asked for, what contractions read: where it
-is made of one other kept value, or of a join of such, element by element, its element-wise readers
-compute it again, as they read that value, too.
+Values that are in memory anyway are kept: the operands and results of contractions, reductions and
+windows, and sums whose rows are normalized.  Element-wise nodes and moves are recomputed from these
+in the backward graph, fused with their readers.  On request, the operands of contractions are
+recomputed, too: where element-wise nodes compute such an operand from one other kept value, or from
+a concatenation of kept values, its element-wise readers compute it again as they read that value.
 
-A join of channels that is written anyway, as in a dense block, is kept in place of what it joins:
-backwards that is read where it lies in the join, and nothing has to be joined a second time.
+A concatenation of channels that is written anyway, as in a dense block, is kept in place of its
+operands: the backward graph reads them as slices of it, and concatenates nothing a second time.
 
-A window over the graph's values that gradients alone need, as the places of maxima, runs forwards,
-where its neighbours do, and what it gives is kept.
+A window over the graph's values that gradients alone need, such as the index of a maximum, runs in
+the forward graph, next to the window that it belongs to, and its result is kept.
 """
 
 from __future__ import annotations
@@ -39,20 +40,21 @@ from minidnn.graph.types import FLOATS
 
 _CHEAP = ("elementwise", "movement")
 _BATCHES = (Attention, AttentionGradient, MatMul)
-#: A value that takes more nodes than that is read; what is no larger than this part of it is free.
-_MOST_NODES, _SMALL = 4, 16
+#: Recomputing a value takes at most so many nodes, else it is read; and operands with at most one
+#: 16th of its elements are not counted as read.
+_MAX_NODES, _SMALL = 4, 16
 
 
 @dataclass(frozen=True)
 class BackwardHalf:
-    """What runs backwards.
+    """The backward program.
 
     Attributes:
-        graph: reads inputs of the graph, kept values and gradients by its outputs, in this order;
-            gives gradients by its inputs.
-        given: the inputs that it reads, by place.
-        kept: the outputs of the forward graph that it reads, by place.
-        differentiated: the inputs by which it gives gradients, by place.
+        graph: reads inputs of the original graph, kept values and gradients of its outputs, in this
+            order; returns gradients of its inputs.
+        given: indices of the inputs that it reads.
+        kept: indices of the outputs of the forward graph that it reads.
+        differentiated: indices of the inputs whose gradients it returns.
     """
 
     graph: Graph
@@ -62,13 +64,13 @@ class BackwardHalf:
 
 
 class Halves:
-    """A graph that is differentiated by some of its inputs.
+    """The forward and backward graphs of a graph that is differentiated by some of its inputs.
 
     Attributes:
         graph: the graph, without states; it has not been optimized.
-        floating: the outputs that there are gradients by, by place.
-        forward: the graph; behind its own outputs it gives values that are kept.
-        backward: what runs backwards, with gradients by all of ``floating``.
+        floating: indices of the outputs that have gradients: those of floating-point dtypes.
+        forward: the graph with the kept values as further outputs.
+        backward: the backward program, given gradients of all outputs in ``floating``.
     """
 
     def __init__(
@@ -79,179 +81,201 @@ class Halves:
         compute_again: bool = False,
     ) -> None:
         """
-        of: by which inputs to differentiate, by place; those that nothing is computed of are left
+        of: indices of the inputs to differentiate by; an input that no output depends on is left
             out.
         outputs: how many of the outputs, from the first, may have gradients; all by default.
-        compute_again: whether element-wise nodes compute also what contractions read again.
+        compute_again: whether operands of contractions are recomputed by element-wise nodes, too.
 
         UnsupportedError if an operator has no rule; it names the node.
         """
         self.graph = graph
         self._of = tuple(of)
         self._compute_again = compute_again
-        own = graph.outputs[:outputs]
-        self.floating = tuple(place for place, v in enumerate(own) if v.dtype in FLOATS)
-        #: What runs forwards gives, with the first place of each.
+        differentiable = graph.outputs[:outputs]
+        self.floating = tuple(index for index, v in enumerate(differentiable) if v.dtype in FLOATS)
+        #: The outputs of the forward graph, and the first index of each among them.
         self._results = list(graph.outputs)
         self._places: dict[Value, int] = {}
-        for place, value in enumerate(graph.outputs):
-            self._places.setdefault(value, place)
-        #: Windows of gradients that run forwards: none more once there is a forward graph.
+        for index, value in enumerate(graph.outputs):
+            self._places.setdefault(value, index)
+        #: Windows of gradients that run in the forward graph; none is added once that is made.
         self._early: dict[tuple[Operator, tuple[Value, ...]], Node] = {}
         self._is_made = False
-        #: Where in a kept join values lie that are kept as its parts.
-        self._parts: dict[Value, _JoinedPart] = {}
+        #: For each value that is kept as part of a concatenation: which channels of it they are.
+        self._parts: dict[Value, _ConcatSlice] = {}
         self.backward = self.backward_of(self.floating)
         self._is_made = True
         nodes = [*graph.nodes, *self._early.values()]
         self.forward = Graph(graph.inputs, self._results, nodes, graph.name)
 
     def backward_of(self, present: Iterable[int]) -> BackwardHalf:
-        """What runs backwards where there are gradients by these outputs alone, by place."""
+        """The backward program for gradients of the outputs with the indices ``present`` alone."""
         graph = self.graph
-        answered = Graph(
-            graph.inputs, [graph.outputs[place] for place in present], graph.nodes, graph.name
+        restricted = Graph(
+            graph.inputs, [graph.outputs[index] for index in present], graph.nodes, graph.name
         )
-        reached = reached_values(answered)
-        places = tuple(sorted(place for place in self._of if graph.inputs[place] in reached))
-        whole = read_results_behind(pullback(answered, [graph.inputs[p] for p in places]))
-        later = live_nodes(whole.nodes[len(graph.nodes) :], whole.outputs)
-        early = self._ran_early(later)
-        later = live_nodes([node for node in later if node not in early], whole.outputs)
-        forwards = {*graph.nodes, *early}
-        needed = [v for v in _read(later, whole.outputs) if v.producer in forwards]
-        kept, again = _kept(graph, needed)
-        stands = {v: w for node, other in early.items() for v, w in _pairs(node, other)}
-        parts: dict[Value, _JoinedPart] = {}
+        reached = reached_values(restricted)
+        input_indices = tuple(sorted(index for index in self._of if graph.inputs[index] in reached))
+        gradient_graph = read_results_behind(
+            pullback(restricted, [graph.inputs[p] for p in input_indices])
+        )
+        backward_nodes = live_nodes(
+            gradient_graph.nodes[len(graph.nodes) :], gradient_graph.outputs
+        )
+        run_early = self._forward_windows(backward_nodes)
+        backward_nodes = live_nodes(
+            [node for node in backward_nodes if node not in run_early], gradient_graph.outputs
+        )
+        forward_nodes = {*graph.nodes, *run_early}
+        needed = [
+            v for v in _read(backward_nodes, gradient_graph.outputs) if v.producer in forward_nodes
+        ]
+        kept, recomputed = _kept(graph, needed)
+        forward_values = {
+            v: w for node, counterpart in run_early.items() for v, w in _pairs(node, counterpart)
+        }
+        slices: dict[Value, _ConcatSlice] = {}
         if self._compute_again:
             if not self._is_made:
-                self._parts = _parts_of_joins(graph, kept, again, later)
-            kept, again, parts = _in_joins(graph, kept, again, self._parts)
-            again |= _made_of_one(graph, kept, again, parts)
-        nodes = [*(node for node in graph.nodes if node in again), *later]
-        read = {*_read(nodes, whole.outputs)}
-        parts = {value: part for value, part in parts.items() if value in read}
-        given = tuple(place for place, value in enumerate(graph.inputs) if value in read)
-        given_on = [stands.get(value, value) for value in kept]
-        for value in given_on:
+                self._parts = _parts_of_joins(graph, kept, recomputed, backward_nodes)
+            kept, recomputed, slices = _with_concat_slices(graph, kept, recomputed, self._parts)
+            recomputed |= _recomputable(graph, kept, recomputed, slices)
+        nodes = [*(node for node in graph.nodes if node in recomputed), *backward_nodes]
+        read = {*_read(nodes, gradient_graph.outputs)}
+        slices = {value: part for value, part in slices.items() if value in read}
+        inputs_read = tuple(index for index, value in enumerate(graph.inputs) if value in read)
+        saved = [forward_values.get(value, value) for value in kept]
+        for value in saved:
             if value not in self._places:
                 self._places[value] = len(self._results)
                 self._results.append(value)
         return BackwardHalf(
             _on_inputs(
                 [
-                    *(graph.inputs[place] for place in given),
+                    *(graph.inputs[index] for index in inputs_read),
                     *kept,
-                    *whole.inputs[len(graph.inputs) :],
+                    *gradient_graph.inputs[len(graph.inputs) :],
                 ],
-                parts,
+                slices,
                 nodes,
-                whole.outputs,
+                gradient_graph.outputs,
                 f"{graph.name}.backward",
             ),
-            given,
-            tuple(map(self._places.__getitem__, given_on)),
-            places,
+            inputs_read,
+            tuple(map(self._places.__getitem__, saved)),
+            input_indices,
         )
 
-    def _ran_early(self, later: Sequence[Node]) -> dict[Node, Node]:
-        """The windows over values of the graph among the nodes of its gradient, and for each the
-        node that runs forwards in its place."""
-        there = {*self.graph.values, *self.graph.inputs}
-        found: dict[Node, Node] = {}
-        stands: dict[Value, Value] = {}
-        for node in later:
-            if node.op.kind != "window" or not there.issuperset(node.inputs):
+    def _forward_windows(self, backward_nodes: Sequence[Node]) -> dict[Node, Node]:
+        """For each gradient node that is a window over values of the graph, the node that computes
+        it in the forward graph."""
+        available = {*self.graph.values, *self.graph.inputs}
+        early_nodes: dict[Node, Node] = {}
+        forward_values: dict[Value, Value] = {}
+        for node in backward_nodes:
+            if node.op.kind != "window" or not available.issuperset(node.inputs):
                 continue
-            key = node.op, tuple(stands.get(value, value) for value in node.inputs)
+            key = node.op, tuple(forward_values.get(value, value) for value in node.inputs)
             if not self._is_made:
                 self._early.setdefault(key, node)
             if key in self._early:
-                found[node] = self._early[key]
-                stands |= dict(_pairs(node, found[node]))
-                there.update(node.outputs)
-        return found
+                early_nodes[node] = self._early[key]
+                forward_values |= dict(_pairs(node, early_nodes[node]))
+                available.update(node.outputs)
+        return early_nodes
 
 
-def _pairs(node: Node, other: Node) -> Iterable[tuple[Value, Value]]:
-    return zip(node.outputs, other.outputs, strict=True)
+def _pairs(node: Node, counterpart: Node) -> Iterable[tuple[Value, Value]]:
+    return zip(node.outputs, counterpart.outputs, strict=True)
 
 
 def _kept(graph: Graph, needed: Sequence[Value]) -> tuple[list[Value], set[Node]]:
-    """The values to keep, in the graph's order, and the nodes to compute again."""
+    """The values to keep, in the graph's order, and the nodes to recompute."""
     kept: dict[Value, None] = {}
-    again: set[Node] = set()
+    recomputed: set[Node] = set()
     pending = list(needed)
     while pending:
         value = pending.pop()
         node = value.producer
-        if node is None or value in kept or node in again:
+        if node is None or value in kept or node in recomputed:
             continue
-        if _lies_in_memory(graph, value) or _is_sum_normalized(graph, value):
+        if _is_materialized(graph, value) or _is_sum_normalized(graph, value):
             kept[value] = None
         else:
-            again.add(node)
+            recomputed.add(node)
             pending += node.inputs
-    order = {value: place for place, value in enumerate(graph.values)}
-    return sorted(kept, key=lambda value: order.get(value, len(order))), again
+    order = {value: index for index, value in enumerate(graph.values)}
+    return sorted(kept, key=lambda value: order.get(value, len(order))), recomputed
 
 
-def _made_of_one(
-    graph: Graph, kept: Sequence[Value], again: Collection[Node], parts: Collection[Value]
+def _recomputable(
+    graph: Graph,
+    kept: Sequence[Value],
+    recomputed_nodes: Collection[Node],
+    slices: Collection[Value],
 ) -> set[Node]:
-    """The nodes that compute kept values, each of one other value that is kept or moved and of what
-    is as small as a number for each channel, if all of that is there."""
-    there = {*kept, *parts, *graph.inputs, *(v for node in again for v in node.outputs)}
-    moved = (node.outputs for node in again if node.op.kind == "movement")
-    whole = {*kept, *parts, *chain.from_iterable(moved)}
-    found: set[Node] = set()
+    """The nodes that recompute kept values: each such value from one other large value, which is
+    kept or the result of a recomputed move, and from small operands, such as one number a channel.
+
+    All operands must be available in the backward graph.
+    """
+    available = {
+        *kept,
+        *slices,
+        *graph.inputs,
+        *(v for node in recomputed_nodes for v in node.outputs),
+    }
+    moved_values = (node.outputs for node in recomputed_nodes if node.op.kind == "movement")
+    large_sources = {*kept, *slices, *chain.from_iterable(moved_values)}
+    recomputed: set[Node] = set()
     for value in kept:
         nodes: dict[Node, None] = {}
-        read: set[Value] = set()
+        large_reads: set[Value] = set()
         pending = [value]
-        while pending and len(nodes) <= _MOST_NODES:
+        while pending and len(nodes) <= _MAX_NODES:
             node = pending.pop().producer
             if node is None or node.op.kind != "elementwise":
                 break
             nodes[node] = None
             for operand in node.inputs:
                 is_large = operand.type.size * _SMALL > value.type.size
-                if operand in there and operand is not value:
-                    read |= {operand} if is_large else set()
+                if operand in available and operand is not value:
+                    large_reads |= {operand} if is_large else set()
                 elif not isinstance(operand, Constant):
                     pending.append(operand)
         else:
-            if len(nodes) <= _MOST_NODES and len(read) == 1 and read <= whole:
-                found |= nodes.keys()
-    return found
+            if len(nodes) <= _MAX_NODES and len(large_reads) == 1 and large_reads <= large_sources:
+                recomputed |= nodes.keys()
+    return recomputed
 
 
-def _lies_in_memory(graph: Graph, value: Value) -> bool:
+def _is_materialized(graph: Graph, value: Value) -> bool:
     """Whether a value is written to memory however the graph is fused."""
     node = value.producer
     assert node is not None
     if node.op.kind not in _CHEAP or value in graph.results:
         return True
     readers = [reader.op for reader in graph.readers[value] if reader.op.kind == "contraction"]
-    # Batches of matrices are read where the value lies that they are slices and transposes of.
+    # Batched matrix products read slices and transposes as strided views of the original value.
     in_place = node.op.kind == "movement" and all(isinstance(op, _BATCHES) for op in readers)
     return bool(readers) and not in_place
 
 
 def _read(nodes: Iterable[Node], outputs: Iterable[Value]) -> list[Value]:
-    """All that nodes read, and what is given, each once."""
+    """The operands of the nodes, and the outputs, each once."""
     return list(dict.fromkeys((*(v for node in nodes for v in node.inputs), *outputs)))
 
 
 def _on_inputs(
     inputs: Sequence[Value],
-    parts: Mapping[Value, _JoinedPart],
+    slices: Mapping[Value, _ConcatSlice],
     nodes: Iterable[Node],
     outputs: Iterable[Value],
     name: str,
 ) -> Graph:
-    """A graph of its own of some nodes, whose inputs, and parts of these, stand for values."""
-    known: dict[Value, Value] = {}
+    """A new graph of copies of ``nodes``: fresh inputs replace the values ``inputs``, and slices of
+    these replace the values in ``parts``."""
+    copies: dict[Value, Value] = {}
     names: set[str] = set()
     for value in inputs:
         unique, count = value.name, 0
@@ -259,57 +283,60 @@ def _on_inputs(
             count += 1
             unique = f"{value.name}.{count}"
         names.add(unique)
-        known[value] = Value(value.type, unique)
-    made = [Node(part.slice_of(v), [known[part.whole]], v.name) for v, part in parts.items()]
-    known.update((v, node.output) for v, node in zip(parts, made, strict=True))
-    again: dict[Value, Value] = {}
+        copies[value] = Value(value.type, unique)
+    new_nodes = [Node(part.slice_of(v), [copies[part.whole]], v.name) for v, part in slices.items()]
+    copies.update((v, node.output) for v, node in zip(slices, new_nodes, strict=True))
+    recomputed: dict[Value, Value] = {}
     for node in nodes:
-        stands = known | again if node.op.kind == "elementwise" else known
-        new = node.on([stands.get(v, v) for v in node.inputs])
-        # A value that is kept stays what was kept, but for those who compute it again.
+        operands = copies | recomputed if node.op.kind == "elementwise" else copies
+        new = node.on([operands.get(v, v) for v in node.inputs])
+        # A kept value is read as an input; only element-wise nodes read its recomputed copy.
         for old, value in zip(node.outputs, new.outputs, strict=True):
-            if known.setdefault(old, value) is not value:
-                again[old] = value
-        made.append(new)
-    results = [known.get(value, value) for value in outputs]
-    return Graph([known[value] for value in inputs], results, made, name)
+            if copies.setdefault(old, value) is not value:
+                recomputed[old] = value
+        new_nodes.append(new)
+    results = [copies.get(value, value) for value in outputs]
+    return Graph([copies[value] for value in inputs], results, new_nodes, name)
 
 
-#: What reads parts of values where they lie.
+#: Kinds of operators whose kernels read a slice of channels in place.
 _READ_PARTS = ("elementwise", "reduction")
 
 
 @dataclass(frozen=True)
-class _JoinedPart:
-    """Channels of a join, from the first on."""
+class _ConcatSlice:
+    """A value as channels of the concatenation ``whole``, from channel ``first`` on."""
 
     whole: Value
     first: int
 
     def slice_of(self, value: Value) -> Slice:
-        """What takes them, where they are a value."""
+        """The operator that takes ``value`` out of the concatenation."""
         return Slice((0, self.first, 0, 0), value.shape, (1, 1, 1, 1))
 
 
 def _parts_of_joins(
-    graph: Graph, kept: Collection[Value], again: Collection[Node], later: Sequence[Node]
-) -> dict[Value, _JoinedPart]:
-    """Where values lie in joins of channels that are better kept: all that these join is kept
-    else, and is read backwards by nodes that read parts as well as wholes."""
-    read = {v for node in later if node.op.kind not in _READ_PARTS for v in node.inputs}
-    found: dict[Value, _JoinedPart] = {}
+    graph: Graph, kept: Collection[Value], recomputed_nodes: Collection[Node], later: Sequence[Node]
+) -> dict[Value, _ConcatSlice]:
+    """The channel offsets of values in concatenations that are kept in their place.
+
+    A concatenation is kept if all of its operands would be kept otherwise, and if the backward
+    nodes that read these can read slices of channels in place.
+    """
+    read_whole = {v for node in later if node.op.kind not in _READ_PARTS for v in node.inputs}
+    all_parts: dict[Value, _ConcatSlice] = {}
     for node in reversed(graph.nodes):
-        if node not in again or not _joins_channels(node) or node.output in found:
+        if node not in recomputed_nodes or not _is_channel_concat(node) or node.output in all_parts:
             continue
-        whole, inside = _widest(graph, node).output, dict[Value, _JoinedPart]()
-        leaves = _spread(whole, 0, whole, inside)
+        outermost, inside = _widest(graph, node).output, dict[Value, _ConcatSlice]()
+        leaves = _spread(outermost, 0, outermost, inside)
         is_kept = len(leaves) == len(set(leaves)) and {*kept}.issuperset(leaves)
-        if is_kept and all(map(inside.keys().isdisjoint, (found, read, graph.outputs))):
-            found |= inside
-    return found
+        if is_kept and all(map(inside.keys().isdisjoint, (all_parts, read_whole, graph.outputs))):
+            all_parts |= inside
+    return all_parts
 
 
-def _joins_channels(node: Node | None) -> bool:
+def _is_channel_concat(node: Node | None) -> bool:
     return (
         node is not None
         and isinstance(node.op, Concat)
@@ -319,9 +346,9 @@ def _joins_channels(node: Node | None) -> bool:
 
 
 def _widest(graph: Graph, node: Node) -> Node:
-    """The join that begins with a join, or with one that begins with it."""
+    """The last concatenation of a chain in which each one's first operand is the one before."""
     while True:
-        readers = (r for r in graph.readers[node.output] if _joins_channels(r))
+        readers = (r for r in graph.readers[node.output] if _is_channel_concat(r))
         wider = next((r for r in readers if r.inputs[0] is node.output), None)
         if wider is None:
             return node
@@ -329,13 +356,16 @@ def _widest(graph: Graph, node: Node) -> Node:
 
 
 def _spread(
-    value: Value, first: int, whole: Value, inside: dict[Value, _JoinedPart]
+    value: Value, first: int, whole: Value, inside: dict[Value, _ConcatSlice]
 ) -> list[Value]:
-    """What is joined into a value that begins at a channel of a whole, and is no join itself;
-    notes of all of that where it lies."""
-    inside[value] = _JoinedPart(whole, first)
+    """The operands that ``value`` is concatenated from, nested concatenations flattened.
+
+    Enters into ``inside`` which channels of ``whole`` each of them is; ``value`` itself begins at
+    channel ``first``.
+    """
+    inside[value] = _ConcatSlice(whole, first)
     node = value.producer
-    if node is None or not _joins_channels(node):
+    if node is None or not _is_channel_concat(node):
         return [value]
     leaves = []
     for operand in node.inputs:
@@ -344,28 +374,31 @@ def _spread(
     return leaves
 
 
-def _in_joins(
-    graph: Graph, kept: Sequence[Value], again: Collection[Node], known: Mapping[Value, _JoinedPart]
-) -> tuple[list[Value], set[Node], dict[Value, _JoinedPart]]:
-    """The values to keep and the nodes to compute again where some are parts of joins, and which
-    parts of which joins are read."""
-    every = [*kept, *(value for node in again for value in node.outputs)]
-    order = {value: place for place, value in enumerate(graph.values)}
-    every.sort(key=lambda value: order.get(value, len(order)))
-    parts = {value: known[value] for value in every if value in known}
-    wholes = {part.whole: None for part in parts.values()}
-    keeps = {value: None for value in (*kept, *wholes) if value in wholes or value not in parts}
-    found = sorted(keeps, key=lambda value: order.get(value, len(order)))
-    again = {node for node in again if not any(value in parts for value in node.outputs)}
-    return found, again, {v: part for v, part in parts.items() if part.whole is not v}
+def _with_concat_slices(
+    graph: Graph,
+    kept: Sequence[Value],
+    recomputed: Collection[Node],
+    known: Mapping[Value, _ConcatSlice],
+) -> tuple[list[Value], set[Node], dict[Value, _ConcatSlice]]:
+    """The values to keep and the nodes to recompute when the values in ``known`` are read as slices
+    of concatenations, and those slices."""
+    values = [*kept, *(value for node in recomputed for value in node.outputs)]
+    order = {value: index for index, value in enumerate(graph.values)}
+    values.sort(key=lambda value: order.get(value, len(order)))
+    slices = {value: known[value] for value in values if value in known}
+    wholes = {part.whole: None for part in slices.values()}
+    keeps = {value: None for value in (*kept, *wholes) if value in wholes or value not in slices}
+    ordered = sorted(keeps, key=lambda value: order.get(value, len(order)))
+    recomputed = {node for node in recomputed if not any(value in slices for value in node.outputs)}
+    return ordered, recomputed, {v: part for v, part in slices.items() if part.whole is not v}
 
 
 def _is_sum_normalized(graph: Graph, value: Value) -> bool:
-    """Whether a value is made of several of its size, element by element, and its rows are
-    normalized, perhaps behind a move of its axes, as the sums in front of layers are.
+    """Whether an element-wise node computes a value from several of its size, and a layer
+    normalization reads it, perhaps transposed: the residual sum in front of a layer.
 
-    It is written, as the normalization and the next sum both read it; computed again, each sum
-    would need all those before.
+    It is kept, since both the normalization and the next sum read it; to recompute one such sum
+    takes all those before it.
     """
     node = value.producer
     if node is None or node.op.kind != "elementwise":
@@ -373,6 +406,6 @@ def _is_sum_normalized(graph: Graph, value: Value) -> bool:
     if sum(operand.type.size == value.type.size for operand in node.inputs) < 2:
         return False
     readers = graph.readers[value]
-    moves = (reader for reader in readers if isinstance(reader.op, Transpose))
-    behind = (reader for move in moves for reader in graph.readers[move.output])
-    return any(isinstance(reader.op, LayerNorm) for reader in (*readers, *behind))
+    transposes = (reader for reader in readers if isinstance(reader.op, Transpose))
+    indirect = (reader for move in transposes for reader in graph.readers[move.output])
+    return any(isinstance(reader.op, LayerNorm) for reader in (*readers, *indirect))

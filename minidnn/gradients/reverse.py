@@ -1,10 +1,12 @@
-"""The gradient of a graph: its nodes backwards, each by the rule of its operator.
+"""Reverse-mode differentiation of a graph: a walk over its nodes from last to first, each
+differentiated by the rule of its operator.
 
-Gradients by a value that is only looked at slice by slice, as by splits of channels and packed
-projections, are joined.  Each with zeros around it, to be added up element by element, would cost a
-pass over the whole.
+Where slices cover a value, each element once, as splits of channels and packed projections do, the
+gradients of the slices are concatenated.  The rule of a slice by itself pads its gradient with
+zeros, and adding these up would cost one pass over the whole value for each slice.
 
-What a rule has recorded is found again in a graph that has its nodes by applying it again.
+:class:`Recorded` finds the nodes that a rule recorded, in a graph that contains them, by applying
+the rule again.
 """
 
 from __future__ import annotations
@@ -62,11 +64,11 @@ def gradient(graph: Graph, loss: Value | str, of: Value | str | Iterable[Value |
     check_is_graph(graph)
     find = _Finder(graph)
     target = _one_element(graph, find(loss, "loss"))
-    given = [of] if isinstance(of, (Value, str)) else list(of)
-    values = [_floating(find(each, "of")) for each in given]
+    requested = [of] if isinstance(of, (Value, str)) else list(of)
+    values = [_floating(find(each, "of")) for each in requested]
     if not values:
         raise GraphError("of is empty; valid are one or more values to differentiate by")
-    given_graph = graph
+    original = graph
     graph, target, values = _with_attention(graph, target, values)
     reached = _reached(graph, target)
     missed = [value.name for value in values if value not in reached]
@@ -80,7 +82,7 @@ def gradient(graph: Graph, loss: Value | str, of: Value | str | Iterable[Value |
     with recording_by(recording):
         gradients = _walk(graph, seeds, values, reached, recording)
     names = graph.output_names
-    whole = Graph(
+    extended = Graph(
         graph.inputs,
         (*graph.outputs, *gradients),
         recording.nodes,
@@ -88,25 +90,28 @@ def gradient(graph: Graph, loss: Value | str, of: Value | str | Iterable[Value |
         None if names is None else (*names, *(f"gradient.{value.name}" for value in values)),
         updates=graph.updates,
     )
-    return whole if graph is given_graph else drop_unread(read_results_behind(whole))
+    return extended if graph is original else drop_unread(read_results_behind(extended))
 
 
 def _with_attention(
     graph: Graph, target: Value, values: Sequence[Value]
 ) -> tuple[Graph, Value, list[Value]]:
-    """The graph in which attention is one operator, and what stands for these values there.  A
-    gradient of attention, which has none itself, is products again."""
+    """The graph in which attention is one operator, and the target and values in that graph.
+
+    A graph that contains gradients of attention, which have no rule, is expanded into products
+    instead.
+    """
     asked = [target, *values]
     if any(isinstance(node.op, ops.AttentionGradient) for node in graph.nodes):
-        made, stands = expand_attention(graph)
+        rewritten, new_value = expand_attention(graph)
     else:
-        made, stands = compose_attention(graph, asked)
-    target, *values = map(stands, asked)
-    return made, target, values
+        rewritten, new_value = compose_attention(graph, asked)
+    target, *values = map(new_value, asked)
+    return rewritten, target, values
 
 
 def pullback(graph: Graph, of: Sequence[Value]) -> Graph:
-    """The graph that takes gradients by its outputs back to gradients by values.
+    """The vector-Jacobian product: the graph that maps gradients of outputs to gradients of values.
 
     Args:
         graph: A graph that has not been optimized.
@@ -114,29 +119,29 @@ def pullback(graph: Graph, of: Sequence[Value]) -> Graph:
 
     Returns:
         A graph whose nodes begin with those of ``graph``.  Its inputs are those of ``graph``, then
-        the gradient by each output that is a floating-point number; its outputs are the gradients
-        by ``of``, in their order and of their types.
+        the gradient of each floating-point output; its outputs are the gradients of ``of``, in
+        their order and of their types.
 
     Raises:
         UnsupportedError: An operator between them has no rule; it names the node.
     """
     recording = _Recording(graph)
     seeds: dict[Value, Value] = {}
-    given = []
+    output_gradients = []
     with recording_by(recording):
         for output in graph.outputs:
             if output.dtype in FLOATS:
                 seed = Value(output.type, f"gradient.{output.name}")
-                given.append(seed)
-                before = seeds.get(output)
+                output_gradients.append(seed)
+                earlier = seeds.get(output)
                 recording.node = output.producer or graph.nodes[0]
-                seeds[output] = seed if before is None else recording.sum(before, seed)
+                seeds[output] = seed if earlier is None else recording.sum(earlier, seed)
         gradients = _walk(graph, seeds, of, reached_values(graph), recording)
-    return Graph((*graph.inputs, *given), gradients, recording.nodes, graph.name)
+    return Graph((*graph.inputs, *output_gradients), gradients, recording.nodes, graph.name)
 
 
 def reached_values(graph: Graph) -> set[Value]:
-    """The floating-point values of which outputs are computed by such values."""
+    """The floating-point values that some output depends on by way of floating-point values."""
     return _reached(graph, *(value for value in graph.outputs if value.dtype in FLOATS))
 
 
@@ -147,18 +152,26 @@ def _walk(
     reached: set[Value],
     recording: _Recording,
 ) -> list[Value]:
-    """The gradients by values of what has the gradients ``seeds``; nodes are recorded for them."""
-    carries = _depending(graph, of)
-    found: dict[Value, Value] = dict(seeds)
+    """The gradients of the values ``of``, given the gradients ``seeds`` of other values.
+
+    Args:
+        graph: What is differentiated.
+        seeds: Values to start from, with their gradients.
+        of: What to differentiate by.
+        reached: The values that the seeds' values depend on.
+        recording: Records the nodes that rules apply.
+    """
+    dependent = _values_depending_on(graph, of)
+    accumulated: dict[Value, Value] = dict(seeds)
     sliced = _sliced_values(graph)
     for node in reversed(graph.nodes):
         if node in sliced:
-            # Its gradient is joined with those of the others, of which the first comes last.
+            # All gradients of slices are there once the walk has come to the first slice.
             if node is min(sliced[node].nodes, key=graph.position.__getitem__):
-                _join(sliced[node], found, carries & reached, recording)
+                _join(sliced[node], accumulated, dependent & reached, recording)
             continue
-        gradients = tuple(found.get(output) for output in node.outputs)
-        wanted = tuple(value in carries and value in reached for value in node.inputs)
+        gradients = tuple(accumulated.get(output) for output in node.outputs)
+        wanted = tuple(value in dependent and value in reached for value in node.inputs)
         if not any(wanted) or all(each is None for each in gradients):
             continue
         recording.node = node
@@ -171,41 +184,41 @@ def _walk(
                     f"node {node.name!r} ({node.op}): its rule gives {result.type} for the operand "
                     f"{value!r}; valid is the operand's type"
                 )
-            _add(found, value, result, recording)
-    return [found[v] if v in found else recording.filled(v.type, 0.0) for v in of]
+            _add(accumulated, value, result, recording)
+    return [accumulated[v] if v in accumulated else recording.filled(v.type, 0.0) for v in of]
 
 
 def _join(
-    sliced: _SlicedValue, found: dict[Value, Value], wanted: set[Value], recording: _Recording
+    sliced: _CoveredValue, gradients: dict[Value, Value], wanted: set[Value], recording: _Recording
 ) -> None:
-    """Adds the gradient by a value of which each element is in one slice."""
+    """Adds the concatenated gradients of the slices that cover a value to its gradient."""
     value = sliced.value
-    parts = [found.get(node.output) for node in sliced.nodes]
-    if value not in wanted or all(part is None for part in parts):
+    slice_gradients = [gradients.get(node.output) for node in sliced.nodes]
+    if value not in wanted or all(part is None for part in slice_gradients):
         return
     recording.node = sliced.nodes[0]
-    joined = [
+    filled = [
         recording.filled(node.output.type, 0.0) if part is None else part
-        for node, part in zip(sliced.nodes, parts, strict=True)
+        for node, part in zip(sliced.nodes, slice_gradients, strict=True)
     ]
-    (result,) = recording.apply(ops.Concat(sliced.axis), *joined)
-    _add(found, value, result, recording)
+    (result,) = recording.apply(ops.Concat(sliced.axis), *filled)
+    _add(gradients, value, result, recording)
 
 
-def _add(found: dict[Value, Value], value: Value, result: Value, recording: _Recording) -> None:
-    """Adds to the gradient by a value what one reader gives."""
-    before = found.get(value)
-    found[value] = result if before is None else recording.sum(before, result)
+def _add(gradients: dict[Value, Value], value: Value, result: Value, recording: _Recording) -> None:
+    """Adds the contribution ``result`` of one reader to the gradient of ``value``."""
+    earlier = gradients.get(value)
+    gradients[value] = result if earlier is None else recording.sum(earlier, result)
 
 
 class _Recording:
-    """Records what rules apply, behind the nodes of the graph."""
+    """The recorder that appends what rules apply to the nodes of a graph."""
 
     describing = False
 
     def __init__(self, graph: Graph) -> None:
         self.nodes = list(graph.nodes)
-        #: Whose rule is applied just now; its name and its layer stand in what is recorded.
+        #: The node whose rule is being applied; recorded nodes get their name and source from it.
         self.node: Node | None = None
         self._names = Rewriter(graph)
         self._stored = {value.name for value in graph.values if value.producer is None}
@@ -218,8 +231,8 @@ class _Recording:
         return node.outputs
 
     def sum(self, one: Value, other: Value) -> Value:
-        (found,) = self.apply(ops.Add(), one, other)
-        return found
+        (total,) = self.apply(ops.Add(), one, other)
+        return total
 
     def constant(
         self, owner: object, name: str, type: TensorType, data: Callable[[], np.ndarray]
@@ -231,31 +244,31 @@ class _Recording:
         return Constant(type, unique, data)
 
     def filled(self, type: TensorType, number: float) -> Constant:
-        """A constant of one number."""
+        """A constant of ``type`` whose elements all are ``number``."""
         data = np.full(type.shape, number, numpy_dtype(type.dtype))
         return self.constant(object(), "gradient", type, lambda: data)
 
 
-def _depending(graph: Graph, of: Iterable[Value]) -> set[Value]:
-    """The values that change smoothly with some of ``of``."""
-    found = set(of)
+def _values_depending_on(graph: Graph, of: Iterable[Value]) -> set[Value]:
+    """The floating-point values that depend on some of ``of``."""
+    dependent = set(of)
     for node in graph.nodes:
-        if any(value in found for value in node.inputs):
-            found.update(value for value in node.outputs if value.dtype in FLOATS)
-    return found
+        if any(value in dependent for value in node.inputs):
+            dependent.update(value for value in node.outputs if value.dtype in FLOATS)
+    return dependent
 
 
 def _reached(graph: Graph, *targets: Value) -> set[Value]:
-    """The floating-point values that any of the targets is computed of by such values."""
-    found = set(targets)
+    """The floating-point values that some target depends on by way of floating-point values."""
+    reached = set(targets)
     for node in reversed(graph.nodes):
-        if any(value in found for value in node.outputs):
-            found.update(value for value in node.inputs if value.dtype in FLOATS)
-    return found
+        if any(value in reached for value in node.outputs):
+            reached.update(value for value in node.inputs if value.dtype in FLOATS)
+    return reached
 
 
 class _Finder:
-    """Finds values of a graph that are given themselves, or by name."""
+    """Finds the values of a graph that a caller gives as values or by name."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph.name
@@ -264,21 +277,21 @@ class _Finder:
         for value in graph.values:
             self.named.setdefault(value.name, value)
 
-    def __call__(self, given: Any, what: str) -> Value:
-        if isinstance(given, Value):
-            if given in self.values:
-                return given
-            raise GraphError(f"{what}={given!r} is no value of graph {self.graph!r}")
-        if not isinstance(given, str):
+    def __call__(self, query: Any, what: str) -> Value:
+        if isinstance(query, Value):
+            if query in self.values:
+                return query
+            raise GraphError(f"{what}={query!r} is no value of graph {self.graph!r}")
+        if not isinstance(query, str):
             raise GraphError(
-                f"{what}={given!r:.80} is a {type(given).__name__}; valid are values of the graph "
+                f"{what}={query!r:.80} is a {type(query).__name__}; valid are values of the graph "
                 "and their names"
             )
-        if given in self.named:
-            return self.named[given]
+        if query in self.named:
+            return self.named[query]
         valid = "; valid are names of outputs, inputs, states, constants and nodes"
-        hint = did_you_mean(given, self.named) or valid
-        raise GraphError(f"{what}={given!r} is no value of graph {self.graph!r}{hint}")
+        hint = did_you_mean(query, self.named) or valid
+        raise GraphError(f"{what}={query!r} is no value of graph {self.graph!r}{hint}")
 
 
 def _one_element(graph: Graph, loss: Value) -> Value:
@@ -297,17 +310,17 @@ def _floating(value: Value) -> Value:
 
 
 @dataclass(frozen=True)
-class _SlicedValue:
-    """A value, the axis along which slices follow each other, and these in their order."""
+class _CoveredValue:
+    """A value that slices cover: the axis that is split, and the slices in order along it."""
 
     value: Value
     axis: int
     nodes: tuple[Node, ...]
 
 
-def _sliced_values(graph: Graph) -> dict[Node, _SlicedValue]:
-    """The values that slices cover, each element once, by the slices."""
-    found: dict[Node, _SlicedValue] = {}
+def _sliced_values(graph: Graph) -> dict[Node, _CoveredValue]:
+    """For each slice of a value that slices cover, each element once: that value."""
+    found: dict[Node, _CoveredValue] = {}
     for value, readers in graph.readers.items():
         slices = [node for node in readers if isinstance(node.op, Slice)]
         if len(slices) > 1 and (sliced := _covered(value, slices)) is not None:
@@ -315,7 +328,8 @@ def _sliced_values(graph: Graph) -> dict[Node, _SlicedValue]:
     return found
 
 
-def _covered(value: Value, slices: Iterable[Node]) -> _SlicedValue | None:
+def _covered(value: Value, slices: Iterable[Node]) -> _CoveredValue | None:
+    """The value with its slices in order, if they split one axis of it without gap or overlap."""
     cuts: dict[Node, tuple[int, int, int]] = {}
     for node in slices:
         op = node.op
@@ -330,28 +344,28 @@ def _covered(value: Value, slices: Iterable[Node]) -> _SlicedValue | None:
     if len(axes) != 1:
         return None
     (axis,) = axes
-    end = 0
+    covered = 0
     ordered = sorted(cuts, key=lambda node: cuts[node][1])
     for node in ordered:
         _, start, size = cuts[node]
-        if start != end or size == 0:
+        if start != covered or size == 0:
             return None
-        end += size
-    return _SlicedValue(value, axis, tuple(ordered)) if end == value.shape[axis] else None
+        covered += size
+    return _CoveredValue(value, axis, tuple(ordered)) if covered == value.shape[axis] else None
 
 
 class Recorded:
-    """Looks up nodes of a graph by what they apply to what.
+    """A recorder that looks up nodes of a graph by their operator and operands.
 
-    What is not there is made, without becoming part of the graph.  So a rule that is applied again
-    gives the values that it gave when the graph was differentiated.
+    A node that the graph lacks is made, but does not become part of the graph.  So a rule that is
+    applied again gives the values that it gave when the graph was differentiated.
     """
 
     describing = False
 
     def __init__(self, graph: Graph) -> None:
         self._position = graph.position
-        #: With what names of those that a node's rule has recorded begin.
+        #: The prefix of the names of nodes that the rule being applied recorded.
         self._begin = ""
         self._known: dict[object, list[Node]] = {}
         for node in graph.nodes:
@@ -359,12 +373,12 @@ class Recorded:
 
     def apply(self, op: Operator, *operands: Value) -> tuple[Value, ...]:
         known = self._known.setdefault(_key(op, operands), [])
-        same = [node for node in known if all(map(_is_same, node.inputs, operands))]
-        if not same:
-            same = [Node(op, operands, f"made.{op.name}")]
-            known += same
-        # Of two layers with one gradient each has nodes of its own.
-        return next((n for n in same if n.name.startswith(self._begin)), same[0]).outputs
+        matches = [node for node in known if all(map(_is_same, node.inputs, operands))]
+        if not matches:
+            matches = [Node(op, operands, f"made.{op.name}")]
+            known += matches
+        # Two layers may apply equal operators to equal operands: each prefers its own node.
+        return next((n for n in matches if n.name.startswith(self._begin)), matches[0]).outputs
 
     def constant(
         self, owner: object, name: str, type: TensorType, data: Callable[[], np.ndarray]
@@ -376,9 +390,9 @@ class Recorded:
         return value.producer in self._position
 
     def gradients(self, node: Node, gradient: Value) -> Sequence[Value | None]:
-        """What the rule of a node with one output gives for all of its operands.
+        """The gradients of all operands of a node with one output, as its rule gives them.
 
-        UnsupportedError if it has none.
+        UnsupportedError if the operator has no rule.
         """
         self._begin = f"{node.name}.gradient"
         try:
@@ -389,11 +403,11 @@ class Recorded:
 
 
 def _key(op: Operator, operands: Sequence[Value]) -> object:
-    """Equal constants may be different values."""
+    """The key of a look-up; constants enter by type, as equal ones may be different values."""
     return op, *(value.type if isinstance(value, Constant) else value for value in operands)
 
 
-def _is_same(one: Value, other: Value) -> bool:
-    if one is other or not isinstance(one, Constant) or not isinstance(other, Constant):
-        return one is other
-    return np.array_equal(one.data, other.data, equal_nan=True)
+def _is_same(a: Value, b: Value) -> bool:
+    if a is b or not isinstance(a, Constant) or not isinstance(b, Constant):
+        return a is b
+    return np.array_equal(a.data, b.data, equal_nan=True)

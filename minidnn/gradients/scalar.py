@@ -1,14 +1,14 @@
-"""The derivative of a scalar expression.
+"""Symbolic forward-mode differentiation of a scalar expression.
 
-It is taken forwards over the linearized expression: every instruction gets a *tangent*, which is
-what it changes by if the argument changes by ``seed``.  Each operation says how, over its operands
-and its result, so that the derivative of a hyperbolic tangent is ``1 - y * y``.
+The walk goes forwards over the linearized expression: every instruction gets a *tangent*, the
+amount by which it changes if the argument changes by ``seed``.  Each operation defines its tangent
+over its operands and its result, so that the derivative of a hyperbolic tangent is ``1 - y * y``.
 
 A choice stays a choice: tangents are chosen by ``where`` and never multiplied by a mask, and
 factors go into the branches (:func:`_linear`), as infinity times a mask's 0 would be NaN.
 Subgradients are PyTorch's: where a value equals the *constant* that limits it, the limit wins
 (ReLU's derivative at 0 is 0); where two *computed* values are equal, each gets one half; a sign
-has none at 0 and NaN.
+has derivative 0, at 0 and NaN, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from minidnn.graph.expression import (
 from minidnn.graph.scalar_functions import substituted
 from minidnn.graph.scalar_ops import COMPARISONS
 
-#: The change of a result by that of one operand: of that change, the result, and the operands.
+#: The tangent of a result due to one operand, as a function of that operand's tangent, the result,
+#: and all operands.
 Term = Callable[..., Expression]
 
 _ROOT_OF_PI = math.sqrt(math.pi)
@@ -54,7 +55,7 @@ def _unless_zero(x: Expression, otherwise: Expression) -> Expression:
     return where(x < 0.0, otherwise, where(x > 0.0, otherwise, x))
 
 
-#: For each operation, how its result changes by each of its operands.
+#: For each operation, the term of its tangent for each of its operands.
 TERMS: dict[str, tuple[Term, ...]] = {
     "add": (lambda t, y, a, b: t, lambda t, y, a, b: t),
     "sub": (lambda t, y, a, b: t, lambda t, y, a, b: -t),
@@ -76,14 +77,15 @@ TERMS: dict[str, tuple[Term, ...]] = {
     "cos": (lambda t, y, a: -(t * sin(a)),),
     "atan": (lambda t, y, a: t / (1.0 + a * a),),
 }
-#: Steps have no slope, and neither have comparisons, which choose.
+#: Operations with derivative 0: step functions, and comparisons, which only choose.
 _FLAT = frozenset(("argument", "constant", "floor", "round", *COMPARISONS))
 
 
 def derivative(expression: Expression, index: int, seed: Expression) -> Expression | None:
     """``seed`` times the derivative of an expression by its argument ``index``.
 
-    None if the expression changes by steps alone, or does not depend on the argument.
+    None if the derivative is 0 everywhere: the expression is a step function of the argument, or
+    does not depend on it.
 
     >>> from minidnn.graph.expression import tanh
     >>> str(derivative(tanh(argument(0)), 0, argument(1)))
@@ -93,7 +95,7 @@ def derivative(expression: Expression, index: int, seed: Expression) -> Expressi
 
 
 class _Walk:
-    """Values and tangents of the instructions of an expression."""
+    """The value and the tangent of each instruction of an expression, as expressions."""
 
     def __init__(self, expression: Expression, index: int, seed: Expression) -> None:
         self.code = linearize(expression)
@@ -102,10 +104,11 @@ class _Walk:
         for line in self.code:
             operands = tuple(self.values[i] for i in line.operands)
             self.values.append(Expression(line.op, operands, line.value))
-            is_it = line.op == "argument" and line.value == index
-            self.tangents.append(seed if is_it else self._tangent(line))
+            is_argument = line.op == "argument" and line.value == index
+            self.tangents.append(seed if is_argument else self._tangent(line))
 
     def _tangent(self, line: Instruction) -> Expression | None:
+        """The tangent of an instruction whose value was just appended; None if it is 0."""
         changes = [self.tangents[i] for i in line.operands]
         if line.op in _FLAT or all(change is None for change in changes):
             return None
@@ -131,8 +134,11 @@ class _Walk:
         )
 
     def _of_quotient(self, line: Instruction) -> Expression:
-        """Where ``c + exp(u)`` divides, with a positive ``c``, its change relative to itself is
-        ``(1 - c / (c + exp(u))) * du``: the chain rule would divide infinity by itself."""
+        """The tangent of a quotient.
+
+        If the divisor is ``c + exp(u)`` with a positive ``c``, its relative change is
+        ``(1 - c / (c + exp(u))) * du``: the chain rule would divide infinity by itself.
+        """
         y = self.values[-1]
         first, second = (self.tangents[i] for i in line.operands)
         divisor = y.operands[1]
@@ -142,7 +148,7 @@ class _Walk:
         if second is not None:
             offset, change, _ = self._exponential(line.operands[1])
             if change is None:
-                # Not by the divisor's square, which may be infinite, or zero.
+                # Not divided by the divisor's square, which may overflow or underflow.
                 terms.append(_linear(second, lambda t: -(t * (y / divisor))))
             else:
                 if offset:
@@ -150,33 +156,36 @@ class _Walk:
                 terms.append(_linear(change, lambda t: -(y * t)))
         return _sum(*terms)
 
-    def _of_log(self, place: int, offset: float = 0.0) -> Expression:
-        """The tangent of the logarithm of ``offset`` plus a value.
+    def _of_log(self, index: int, offset: float = 0.0) -> Expression:
+        """The tangent of the logarithm of ``offset`` plus the value of instruction ``index``.
 
-        Of ``c + exp(u)`` with a positive ``c`` it is ``du / (1 + c * exp(-u))``, which is exact
-        however far ``u`` is from 0.
+        Where that sum is ``c + exp(u)`` with a positive ``c``, the tangent is
+        ``du / (1 + c * exp(-u))``, which is exact however far ``u`` is from 0.
         """
-        total = self.values[place] + offset if offset else self.values[place]
-        offset, change, inner = self._exponential(place, offset)
+        total = self.values[index] + offset if offset else self.values[index]
+        offset, change, inner = self._exponential(index, offset)
         if change is not None and inner is not None:
             power = exp(-inner)
             scaled = power if offset == 1.0 else offset * power
             return _linear(change, lambda t: t / (1.0 + scaled)) if offset else change
-        found = self.tangents[place]
-        assert found is not None
-        return _linear(found, lambda t: t / total)
+        tangent = self.tangents[index]
+        assert tangent is not None
+        return _linear(tangent, lambda t: t / total)
 
     def _exponential(
-        self, place: int, offset: float = 0.0
+        self, index: int, offset: float = 0.0
     ) -> tuple[float, Expression | None, Expression | None]:
-        """Of ``offset`` plus a value that is ``c + exp(u)``: the sum of ``offset`` and ``c``, the
-        tangent of ``u``, and ``u``; no tangent if it is no such value or the sum is negative."""
-        line, power = self.code[place], place
+        """Matches the value of instruction ``index`` as ``c + exp(u)``.
+
+        Returns ``offset + c``, the tangent of ``u``, and ``u``; no tangent if the value has another
+        form or ``offset + c`` is negative.
+        """
+        line, power = self.code[index], index
         if line.op == "add":
-            given = [self.values[i] for i in line.operands]
-            literal = next((i for i in (0, 1) if given[i].op == "constant"), None)
+            operands = [self.values[i] for i in line.operands]
+            literal = next((i for i in (0, 1) if operands[i].op == "constant"), None)
             if literal is not None:
-                offset += float(given[literal].value or 0.0)
+                offset += float(operands[literal].value or 0.0)
                 power = line.operands[1 - literal]
         inner = self.code[power]
         if inner.op != "exp" or offset < 0:
@@ -184,8 +193,11 @@ class _Walk:
         return offset, self.tangents[inner.operands[0]], self.values[inner.operands[0]]
 
     def _extreme(self, line: Instruction) -> Expression:
-        """Where operands are equal, a constant wins, and two others get one half each; where one is
-        NaN, both get all."""
+        """The tangent of a maximum or minimum.
+
+        Where the operands are equal, a constant wins, and two computed operands get one half each;
+        where one is NaN, both get all.
+        """
         zero = constant(0.0)
         y = self.values[-1]
         a, b = y.operands
@@ -211,24 +223,24 @@ def _sum(first: Expression, *others: Expression) -> Expression:
 
 
 def _linear(tangent: Expression, function: Callable[[Expression], Expression]) -> Expression:
-    """A linear function of a tangent: of a choice the choice between its results, of 0 it is 0."""
+    """A linear function of a tangent, pushed into the branches of a ``where``; of 0 it is 0."""
     known: dict[int, Expression] = {}
 
-    def of(each: Expression) -> Expression:
+    def mapped(each: Expression) -> Expression:
         if each.op == "constant" and each.value == 0:
             return each
         if each.op != "where":
             return function(each)
         if id(each) not in known:
             condition, a, b = each.operands
-            known[id(each)] = where(condition, of(a), of(b))
+            known[id(each)] = where(condition, mapped(a), mapped(b))
         return known[id(each)]
 
-    return of(tangent)
+    return mapped(tangent)
 
 
 def with_result(found: Expression, expression: Expression, result: Expression) -> Expression:
-    """``found`` with ``result`` wherever it computes the same as ``expression``."""
+    """``found`` with ``result`` in place of each subexpression that equals ``expression``."""
     known: dict[Instruction, int] = {}
 
     def numbered(code: Sequence[Instruction]) -> list[int]:
@@ -238,20 +250,20 @@ def with_result(found: Expression, expression: Expression, result: Expression) -
             numbers.append(known.setdefault(same, len(known)))
         return numbers
 
-    whole = numbered(linearize(expression))[-1]
+    target = numbered(linearize(expression))[-1]
     code = linearize(found)
     values: list[Expression] = []
     for line, number in zip(code, numbered(code), strict=True):
         operands = tuple(values[i] for i in line.operands)
-        values.append(result if number == whole else Expression(line.op, operands, line.value))
+        values.append(result if number == target else Expression(line.op, operands, line.value))
     return values[-1]
 
 
 def arguments_of(expression: Expression) -> list[int]:
-    """The indices of the arguments that it reads, in order."""
+    """The indices of the arguments that the expression reads, in order."""
     return sorted({int(i.value or 0) for i in linearize(expression) if i.op == "argument"})
 
 
 def renumbered(expression: Expression, order: Sequence[int]) -> Expression:
-    """The same with argument ``order[i]`` as argument ``i``."""
+    """The expression with argument ``order[i]`` renamed to argument ``i``."""
     return substituted(expression, {old: argument(new) for new, old in enumerate(order)})

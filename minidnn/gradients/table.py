@@ -1,4 +1,8 @@
-"""The table of rules: how the gradients of an operator's outputs become those of its operands."""
+"""The table of gradient rules, one for each operator class.
+
+A rule is an operator's vector-Jacobian product: from the gradients of a node's outputs it makes
+those of its operands.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,14 @@ from minidnn.graph.ir import Node, Value
 
 @dataclass(frozen=True)
 class Backward:
-    """What a rule is given: a node, and the gradients of its outputs.
+    """The argument of a rule: a node, and the gradients of its outputs.
 
-    Operators that it applies, and arithmetic on values, become nodes of the graph with gradients.
+    Operators that the rule applies, and arithmetic on values, are recorded as nodes of the gradient
+    graph.
     """
 
     node: Node
-    #: One for each output; None for one that the loss does not depend on.
+    #: One gradient for each output; None for an output that the loss does not depend on.
     gradients: tuple[Value | None, ...]
     #: For each operand, whether its gradient is asked for.
     wanted: tuple[bool, ...]
@@ -38,21 +43,21 @@ class Backward:
     @property
     def gradient(self) -> Value:
         """The gradient of the output of a node that has one."""
-        (found,) = self.gradients
-        assert found is not None
-        return found
+        (gradient,) = self.gradients
+        assert gradient is not None
+        return gradient
 
 
-#: The gradients of a node's operands: None where it is zero, or not wanted.
+#: Returns the gradients of a node's operands, with None for one that is zero or not wanted.
 Rule = Callable[[Backward], Sequence[Value | None]]
 
 RULES: dict[type[Any], Rule] = {}
-#: Operators without a rule, and why.
+#: Operators that can have no rule, and the reason that an error gives.
 REASONS: dict[type[Any], str] = {}
 
 
 def rule(*kinds: type[Any]) -> Callable[[Rule], Rule]:
-    """Enters a function as the rule of operators, and of the classes derived from them."""
+    """A decorator that enters a function as the rule of operators and their subclasses."""
 
     def enter(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(kinds, function))

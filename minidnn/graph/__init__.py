@@ -1,1 +1,2 @@
-"""The graph: values, operators, scalar expressions, and what can be done with them."""
+"""The graph IR: values, nodes, operators and scalar expressions; how users and layers record
+graphs, and how graphs are checked, evaluated, saved and drawn."""

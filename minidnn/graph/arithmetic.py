@@ -1,7 +1,7 @@
-"""Python's operators and NumPy's functions on tensors that have no numbers yet.
+"""Python's operators and NumPy's functions and methods for symbolic tensors, which hold no data.
 
-Values of a graph, a user's symbols and parameters have them alike.
-``x[...]`` takes what NumPy's does.
+Values of a graph, a user's symbols and parameters all derive from :class:`Arithmetic`.
+``x[...]`` takes NumPy's basic indices, lists of ints, and one tensor of indices.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VALID = (
 
 @described("Slice")
 def subscript(x: Any, key: Any) -> Any:
-    """The elements of ``x`` that ``key`` names."""
+    """``x[key]``: a :class:`Gather` if the key is a tensor of indices, else slices and views."""
     return _gather(x, key) if isinstance(key, Symbolic) else _subscript(x, key)
 
 
@@ -40,53 +40,56 @@ def _gather(x: Any, indices: Any) -> Any:
 
 
 def _subscript(x: Any, key: Any) -> Any:
+    """``x[key]`` as at most one each of :class:`Slice`, :class:`Take` and :class:`View`."""
     keys = _every_axis(key if isinstance(key, tuple) else (key,), len(x.shape))
     starts: list[int] = []
     sizes: list[int] = []
     steps: list[int] = []
     shape: list[int] = []
-    taken: dict[int, tuple[int, ...]] = {}
-    for each in keys:
-        if each is None:
+    indices: dict[int, tuple[int, ...]] = {}
+    for axis_key in keys:
+        if axis_key is None:
             shape.append(1)
             continue
         axis = len(sizes)
         extent = x.shape[axis]
         start, size, step = 0, extent, 1
-        if isinstance(each, slice):
-            start, size, step = _range(each, extent)
+        if isinstance(axis_key, slice):
+            start, size, step = _range(axis_key, extent)
             shape.append(size)
-        elif isinstance(each, (list, np.ndarray)):
-            taken[axis] = tuple(_index(one, extent, axis) for one in np.asarray(each).tolist())
-            shape.append(len(taken[axis]))
+        elif isinstance(axis_key, (list, np.ndarray)):
+            indices[axis] = tuple(
+                _index(index, extent, axis) for index in np.asarray(axis_key).tolist()
+            )
+            shape.append(len(indices[axis]))
         else:
-            start, size = _index(each, extent, axis), 1
+            start, size = _index(axis_key, extent, axis), 1
         starts, sizes, steps = [*starts, start], [*sizes, size], [*steps, step]
     if 0 in (*sizes, *shape):
         raise GraphError(f"index {key!r:.100} leaves no elements of {x.shape}")
     if (starts, sizes, steps) != ([0] * len(sizes), list(x.shape), [1] * len(sizes)):
         x = x._record(Slice(tuple(starts), tuple(sizes), tuple(steps)), x)
-    if taken:
-        x = x._record(Take(tuple(taken.get(axis) for axis in range(len(sizes)))), x)
+    if indices:
+        x = x._record(Take(tuple(indices.get(axis) for axis in range(len(sizes)))), x)
     return x if x.shape == tuple(shape) else x._record(View(tuple(shape)), x)
 
 
 def _every_axis(keys: tuple[Any, ...], rank: int) -> list[Any]:
-    """The keys, with those that were left away, so that there is one for each axis."""
+    """The keys with ``...`` and omitted ones expanded, so that there is one for each axis."""
     for each in keys:
         flat = np.asarray(each) if isinstance(each, (list, np.ndarray)) else None
         ints = flat is not None and flat.ndim == 1 and flat.dtype.kind in "iu"
-        whole = isinstance(each, (int, np.integer)) and not isinstance(each, bool)
-        if not (ints or whole or each is None or each is Ellipsis or isinstance(each, slice)):
+        is_int = isinstance(each, (int, np.integer)) and not isinstance(each, bool)
+        if not (ints or is_int or each is None or each is Ellipsis or isinstance(each, slice)):
             raise GraphError(f"index {each!r:.100} ({type(each).__name__}); {_VALID}")
     used = sum(each is not None and each is not Ellipsis for each in keys)
     if used > rank or sum(each is Ellipsis for each in keys) > 1:
         raise GraphError(
             f"index {keys!r:.100} has {used} axes; valid are at most {rank}, and at most one ..."
         )
-    rest = [slice(None)] * (rank - used)
-    place = next((i for i, each in enumerate(keys) if each is Ellipsis), len(keys))
-    return [*keys[:place], *rest, *keys[place + 1 :]]
+    omitted = [slice(None)] * (rank - used)
+    ellipsis = next((i for i, each in enumerate(keys) if each is Ellipsis), len(keys))
+    return [*keys[:ellipsis], *omitted, *keys[ellipsis + 1 :]]
 
 
 def _range(key: slice, extent: int) -> tuple[int, int, int]:
@@ -112,24 +115,24 @@ class _NoAttribute(GraphError, AttributeError):
 
 
 def _as_numpy(method: Method) -> Method:
-    """A method that says what to write where it is called with PyTorch's names of arguments."""
+    """Wraps a method so that PyTorch's argument names raise an error that names NumPy's."""
 
     @wraps(method)
-    def told(self: Any, *args: Any, **options: Any) -> Any:
-        for given, valid in (("dim", "axis"), ("keepdim", "keepdims")):
-            if given in options:
+    def checked(self: Any, *args: Any, **options: Any) -> Any:
+        for name, valid in (("dim", "axis"), ("keepdim", "keepdims")):
+            if name in options:
                 raise GraphError(
-                    f"x.{method.__name__} takes no {given}=; write {valid}={options[given]!r:.80}, "
+                    f"x.{method.__name__} takes no {name}=; write {valid}={options[name]!r:.80}, "
                     "as NumPy does"
                 )
         return method(self, *args, **options)
 
-    return told  # type: ignore[return-value]
+    return checked  # type: ignore[return-value]
 
 
 class Arithmetic(Symbolic):
-    """Adds ``+ - * / ** @``, comparisons, ``x[...]``, NumPy's functions and methods such as
-    ``x.mean(axis)``; a subclass says how an operator is recorded."""
+    """A mixin with ``+ - * / ** @``, comparisons, ``x[...]``, NumPy's functions, and methods such
+    as ``x.mean(axis)``; a subclass defines how an operator is recorded."""
 
     __slots__ = ()
 
@@ -148,7 +151,7 @@ class Arithmetic(Symbolic):
     def __torch_function__(
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """What PyTorch asks of arguments that are no tensors."""
+        """The hook that PyTorch calls for arguments that are no tensors; it raises GraphError."""
         name = getattr(function, "__name__", str(function))
         raise GraphError(
             f"PyTorch's {name} is not known of symbolic values; valid are NumPy's functions, such "
@@ -249,8 +252,8 @@ class Arithmetic(Symbolic):
     __rxor__ = __xor__
 
     def _is_described(self) -> bool:
-        """Whether a user writes a network with it just now, so that == compares its elements and
-        it has no truth; elsewhere it is an object like any other."""
+        """Whether user code is describing a network with this value: then == compares elements, and
+        it has no truth value.  Elsewhere both are those of any object."""
         return True
 
     def __eq__(self, other: object) -> Any:
@@ -321,7 +324,7 @@ class Arithmetic(Symbolic):
 
     @property
     def ndim(self) -> int:
-        """How many axes ``shape`` has."""
+        """The number of axes."""
         shape: tuple[int, ...] = self.shape
         return len(shape)
 
@@ -361,11 +364,11 @@ class Arithmetic(Symbolic):
         return functions.argmax(self, axis, keepdims=keepdims, turned=True)
 
     def clip(self, min: Any = None, max: Any = None) -> Any:
-        """At least ``min`` and at most ``max``, where they are given."""
+        """Elements clamped to at least ``min`` and at most ``max``, where these are given."""
         return functions.clip(self, min, max)
 
     def round(self, decimals: int = 0) -> Any:
-        """The nearest whole number, halves to the even one."""
+        """The nearest integer; of two equally near ones the even one."""
         return functions.rounded(self, decimals)
 
     def reshape(self, *shape: Any) -> Any:
@@ -373,27 +376,27 @@ class Arithmetic(Symbolic):
         return functions.reshape(self, *shape)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Any:
-        """Joins the axes from ``start_dim`` to ``end_dim``, both included, into one."""
+        """Merges the axes from ``start_dim`` to ``end_dim``, both included, into one."""
         return functions.flatten(self, start_dim, end_dim)
 
     def permute(self, *axes: Any) -> Any:
-        """Axes in another order."""
+        """The tensor with its axes in another order."""
         return functions.permute(self, *axes)
 
     def transpose(self, *axes: Any) -> Any:
-        """Axes in another order, by default the opposite one."""
+        """The tensor with its axes in another order, by default reversed."""
         return functions.permute(self, *axes)
 
     def swapaxes(self, axis1: int, axis2: int) -> Any:
-        """Two axes in each other's place."""
+        """The tensor with two axes swapped."""
         return functions.swapaxes(self, axis1, axis2)
 
     def squeeze(self, axis: Axes = None) -> Any:
-        """Without axes of size 1: those given, or all."""
+        """The tensor without the given axes of size 1, or without all of them."""
         return functions.squeeze(self, axis)
 
     def astype(self, dtype: Any) -> Any:
-        """In another dtype; to bool: whether it is not zero."""
+        """The tensor cast to another dtype; to bool: whether an element is not zero."""
         return cast(self, dtype if isinstance(dtype, str) else np.dtype(dtype).name)
 
 

@@ -1,7 +1,7 @@
-"""Attention written as products of matrices with a softmax between them, and the other way round.
+"""Matches attention, two matrix products around a softmax, as one operator, and expands it again.
 
-As one operator attention has one gradient, which keeps no scores, however it was written; a target
-that has no kernel for it computes products again.
+As one operator, attention has one gradient, which keeps no matrix of scores, however the network
+wrote it.  For a target without an attention kernel the operator is expanded into products again.
 """
 
 from __future__ import annotations
@@ -22,42 +22,43 @@ __all__ = [
 
 
 Stands = Callable[[Value], Value]
-"""What stands for a value of a graph in the one that was made of it."""
+"""Maps a value of the old graph to the value that replaces it in the rewritten graph."""
 
 
 def compose_attention(graph: Graph, kept: Collection[Value] = ()) -> tuple[Graph, Stands]:
-    """The graph with :class:`Attention` in place of products with a softmax between them, and what
-    stands for its values.
+    """The graph with :class:`Attention` in place of products with a softmax between them, and the
+    map from old values to new ones.
 
-    Factors of queries, keys and scores become its scale, and keys may be transposed by any node.
-    Left as it is, is what somebody else reads, or is ``kept``, between the products, and what is
-    computed there besides: masks, dropout.  Nodes that nothing reads any more stay.
+    Constant factors of queries, keys and scores are folded into the scale, and any node may
+    transpose the keys.  A pattern is left alone where another node reads a value between the
+    products, where such a value is among ``kept``, and where something else is computed there, such
+    as a mask or dropout.  Nodes that nothing reads any more stay in the graph.
     """
-    found = {}
+    matches = {}
     for node in graph.nodes:
         attention = _attention(graph, node, kept)
         if attention is not None:
-            found[node] = attention
+            matches[node] = attention
     rewriter = Rewriter(graph)
-    if not found:
+    if not matches:
         return graph, rewriter.value
     for node in graph.nodes:
-        if node not in found:
+        if node not in matches:
             rewriter.keep(node)
             continue
-        attention = found[node]
+        attention = matches[node]
         q, k, v = map(rewriter.value, attention.operands)
         if attention.is_turned:
             name = rewriter.fresh(f"{node.name}.keys")
             k = rewriter.add(_turn(k), [k], name, node.source).output
-        made = rewriter.add(ops.Attention(attention.scale), [q, k, v], node.name, node.source)
-        rewriter.replace(node.output, made.outputs[0])
+        fused = rewriter.add(ops.Attention(attention.scale), [q, k, v], node.name, node.source)
+        rewriter.replace(node.output, fused.outputs[0])
     return rewriter.finish(), rewriter.value
 
 
 def expand_attention(graph: Graph) -> tuple[Graph, Stands]:
-    """The graph with products and softmax in place of all attention and its gradients, and what
-    stands for its values."""
+    """The graph with products and softmax in place of all attention and its gradients, and the map
+    from old values to new ones."""
     rewriter = Rewriter(graph)
     if not any(isinstance(node.op, _BOTH) for node in graph.nodes):
         return graph, rewriter.value
@@ -71,8 +72,12 @@ def expand_attention(graph: Graph) -> tuple[Graph, Stands]:
 
 
 def read_results_behind(graph: Graph) -> Graph:
-    """The graph in which gradients of attention read its result where a chain of transposes and
-    other shapes behind it, which is all else that reads it, has brought it: that is kept anyway."""
+    """The graph whose attention gradients read the attention's result from the end of the chain of
+    transposes and reshapes that follows it, by way of the inverse moves.
+
+    It applies where that chain is all else that reads the result.  The end of the chain is kept for
+    the backward pass anyway, so the result itself need not be.
+    """
     rewriter = Rewriter(graph)
     for node in graph.nodes:
         if isinstance(node.op, ops.AttentionGradient) and (chain := _moves(graph, node)):
@@ -86,8 +91,8 @@ def read_results_behind(graph: Graph) -> Graph:
                 value = rewriter.add(op, [value], name, node.source).output
             operands = list(map(rewriter.value, node.inputs))
             operands[3] = value
-            made = rewriter.add(node.op, operands, node.name, node.source)
-            for old, new in zip(node.outputs, made.outputs, strict=True):
+            copy = rewriter.add(node.op, operands, node.name, node.source)
+            for old, new in zip(node.outputs, copy.outputs, strict=True):
                 rewriter.replace(old, new)
         else:
             rewriter.keep(node)
@@ -95,87 +100,92 @@ def read_results_behind(graph: Graph) -> Graph:
 
 
 def _moves(graph: Graph, gradient: Node) -> list[Node]:
-    """The transposes and other shapes behind the result that a gradient reads, as far as they only
-    follow each other."""
+    """The chain of transposes and reshapes that follows the attention result which ``gradient``
+    reads; empty if other nodes read that result, or if the chain has no transpose."""
     value = gradient.inputs[3]
     readers = [n for n in graph.readers[value] if not isinstance(n.op, ops.AttentionGradient)]
     if len(readers) != 1 or value in graph.results:
         return []
-    found: list[Node] = []
+    chain: list[Node] = []
     node: Node | None = readers[0]
     while node is not None and isinstance(node.op, (ops.Transpose, Reshaping)):
-        found.append(node)
+        chain.append(node)
         node = graph.only_reader(node.output)
-    return found if any(isinstance(node.op, ops.Transpose) for node in found) else []
+    return chain if any(isinstance(node.op, ops.Transpose) for node in chain) else []
 
 
 _BOTH = (ops.Attention, ops.AttentionGradient)
 
 
 class AttentionNodes:
-    """Puts products and a softmax in place of attention, and of its gradient, which takes what
-    attention has made where that is in the same graph."""
+    """Expands attention, and its gradient, into products and a softmax.
+
+    The gradient reuses the scaled queries, transposed keys and weights of the attention with the
+    same operands, if the same graph has one.
+    """
 
     def __init__(self, rewriter: Rewriter) -> None:
         self._rewriter = rewriter
-        #: By queries, keys and scale: the scaled queries, transposed keys, and weights.
+        #: For queries, keys and scale: the scaled queries, transposed keys, and softmax weights.
         self._known: dict[tuple[Value, Value, float], tuple[Value, Value, Value]] = {}
         self._node: Node | None = None
 
     def expand(self, node: Node, keeps_logs: bool = True) -> None:
-        """keeps_logs: whether logarithms are read, if the node is attention itself."""
+        """Replaces one node; ``keeps_logs`` says whether an attention's logarithms are computed."""
         self._node = node
-        given = list(map(self._rewriter.value, node.inputs))
-        made = (
-            self._attention(node, given, keeps_logs)
+        operands = list(map(self._rewriter.value, node.inputs))
+        results = (
+            self._attention(node, operands, keeps_logs)
             if isinstance(node.op, ops.Attention)
-            else self._gradient(node, given)
+            else self._gradient(node, operands)
         )
-        for old, new in zip(node.outputs, made, strict=False):
+        for old, new in zip(node.outputs, results, strict=False):
             self._rewriter.replace(old, new)
 
-    def _attention(self, node: Node, given: list[Value], keeps_logs: bool) -> list[Value]:
-        q, k, v = given
+    def _attention(self, node: Node, operands: list[Value], keeps_logs: bool) -> list[Value]:
+        """The result, and the logarithms if they are read."""
+        q, k, v = operands
         assert isinstance(node.op, ops.Attention)
-        scaled, turned, scores = self._scores(q, k, node.op.scale)
+        scaled, keys_t, scores = self._scores(q, k, node.op.scale)
         weights = self._add(ops.Softmax(-1), scores)
-        self._known[q, k, node.op.scale] = scaled, turned, weights
-        made = [self._add(ops.MatMul(), self._narrow(weights, v), v)]
+        self._known[q, k, node.op.scale] = scaled, keys_t, weights
+        results = [self._add(ops.MatMul(), self._narrow(weights, v), v)]
         if keeps_logs:
             last = (scores.type.rank - 1,)
-            most = self._add(ops.Reduce("max", last, keepdim=True), scores)
-            powers = self._compute(exp(_X - _Y), scores, most)
-            total = self._add(ops.Reduce("sum", last, keepdim=True), powers)
-            made.append(self._compute(_X + log(_Y), most, total))
-        return made
+            row_max = self._add(ops.Reduce("max", last, keepdim=True), scores)
+            exponentials = self._compute(exp(_X - _Y), scores, row_max)
+            row_sum = self._add(ops.Reduce("sum", last, keepdim=True), exponentials)
+            results.append(self._compute(_X + log(_Y), row_max, row_sum))
+        return results
 
-    def _gradient(self, node: Node, given: list[Value]) -> list[Value]:
-        q, k, v, _, logs, g = given
+    def _gradient(self, node: Node, operands: list[Value]) -> list[Value]:
+        """The gradients of queries, keys and values."""
+        q, k, v, _, logs, g = operands
         assert isinstance(node.op, ops.AttentionGradient)
         scale = node.op.scale
         if (q, k, scale) in self._known:
-            scaled, turned, weights = self._known[q, k, scale]
+            scaled, keys_t, weights = self._known[q, k, scale]
         else:
-            scaled, turned, scores = self._scores(q, k, scale)
+            scaled, keys_t, scores = self._scores(q, k, scale)
             weights = self._compute(exp(_X - _Y), scores, logs)
-        halves = self._narrow(weights, v)
-        changes = self._wide(self._add(ops.MatMul(), g, self._add(_turn(v), v)))
-        of_values = self._add(ops.MatMul(), self._add(_turn(halves), halves), g)
-        shares = self._compute(_X * _Y, changes, weights)
-        last = (shares.type.rank - 1,)
-        total = self._add(ops.Reduce("sum", last, keepdim=True), shares)
-        less = self._compute(_X - _Y, changes, total)
-        of_scores = self._narrow(self._compute(_X * _Y, less, weights), v)
-        of_scaled = self._add(ops.MatMul(), of_scores, self._add(_turn(turned), turned))
-        of_turned = self._add(ops.MatMul(), self._add(_turn(scaled), scaled), of_scores)
-        of_queries = self._add(_scaling(scale), of_scaled)
-        return [of_queries, self._add(_turn(of_turned), of_turned), of_values]
+        narrow_weights = self._narrow(weights, v)
+        by_weights = self._wide(self._add(ops.MatMul(), g, self._add(_turn(v), v)))
+        by_values = self._add(ops.MatMul(), self._add(_turn(narrow_weights), narrow_weights), g)
+        products = self._compute(_X * _Y, by_weights, weights)
+        last = (products.type.rank - 1,)
+        row_sum = self._add(ops.Reduce("sum", last, keepdim=True), products)
+        centred = self._compute(_X - _Y, by_weights, row_sum)
+        by_scores = self._narrow(self._compute(_X * _Y, centred, weights), v)
+        by_scaled = self._add(ops.MatMul(), by_scores, self._add(_turn(keys_t), keys_t))
+        by_keys_t = self._add(ops.MatMul(), self._add(_turn(scaled), scaled), by_scores)
+        by_queries = self._add(_scaling(scale), by_scaled)
+        return [by_queries, self._add(_turn(by_keys_t), by_keys_t), by_values]
 
     def _scores(self, q: Value, k: Value, scale: float) -> tuple[Value, Value, Value]:
         """The scaled queries, transposed keys, and their product, at least in float32."""
         scaled = self._add(_scaling(scale), q)
-        turned = self._add(_turn(k), k)
-        return scaled, turned, self._wide(self._add(ops.MatMul(), scaled, turned))
+        keys_t = self._add(_turn(k), k)
+        return scaled, keys_t, self._wide(self._add(ops.MatMul(), scaled, keys_t))
 
     def _add(self, op: Operator, *operands: Value) -> Value:
         node, rewriter = self._node, self._rewriter
@@ -187,13 +197,13 @@ class AttentionNodes:
         return self._add(ops.Formula(expression, tensors=len(operands)), *operands)
 
     def _wide(self, value: Value) -> Value:
-        """A half in float32."""
+        """A float16 or bfloat16 value cast to float32; any other value as it is."""
         if value.dtype not in HALVES:
             return value
         return self._add(ops.Formula(argument(0), title="Cast", compute="float32"), value)
 
     def _narrow(self, value: Value, like: Value) -> Value:
-        """A value in the dtype of another one."""
+        """The value cast to the dtype of ``like``."""
         if value.dtype == like.dtype:
             return value
         cast = ops.Formula(argument(0), title="Cast", dtype=like.dtype, compute="float32")
@@ -212,13 +222,16 @@ def _turn(value: Value) -> Operator:
     return ops.Transpose((*range(rank - 2), rank - 1, rank - 2))
 
 
-def _is_turn(node: Node) -> bool:
+def _is_transpose(node: Node) -> bool:
     return isinstance(node.op, ops.Transpose) and node.op == _turn(node.output)
 
 
 @dataclass(frozen=True)
 class _Found:
-    """An attention: its scale, and queries, keys, which may be transposed, and values."""
+    """A matched attention: its scale, and its queries, keys and values.
+
+    ``is_turned`` says that the keys were found already transposed, (..., D, S).
+    """
 
     scale: float
     operands: tuple[Value, Value, Value]
@@ -226,15 +239,15 @@ class _Found:
 
 
 @dataclass(frozen=True)
-class _Scaled:
-    """A value before it is multiplied by numbers and cast, and the product of these numbers."""
+class _ScaledValue:
+    """A value before multiplications by constants and casts, and the product of the constants."""
 
     value: Value
     factor: float = 1.0
 
 
 def _attention(graph: Graph, node: Node, kept: Collection[Value]) -> _Found | None:
-    """The attention of which a product is the last node; None if it is not one."""
+    """The attention that ends with the matrix product ``node``; None if there is none."""
     if not isinstance(node.op, ops.MatMul) or node.output.dtype not in FLOATS:
         return None
     v = node.inputs[1]
@@ -242,62 +255,70 @@ def _attention(graph: Graph, node: Node, kept: Collection[Value]) -> _Found | No
     rank = node.output.type.rank
     if softmax is None or softmax.factor != 1.0:
         return None
-    made = softmax.value.producer
-    if made is None or not isinstance(made.op, ops.Softmax) or made.op.dim % rank != rank - 1:
+    softmax_node = softmax.value.producer
+    if (
+        softmax_node is None
+        or not isinstance(softmax_node.op, ops.Softmax)
+        or softmax_node.op.dim % rank != rank - 1
+    ):
         return None
-    scores = _source(graph, made.inputs[0], kept)
+    scores = _source(graph, softmax_node.inputs[0], kept)
     product = None if scores is None else scores.value.producer
     if scores is None or product is None or not isinstance(product.op, ops.MatMul):
         return None
     q, k = (_unscaled(value, kept) for value in product.inputs)
-    turn, rest = k.value.producer, k.factor
-    is_turned = turn is None or not _is_turn(turn) or k.value in kept
+    transpose, key_factor = k.value.producer, k.factor
+    is_turned = transpose is None or not _is_transpose(transpose) or k.value in kept
     if not is_turned:
-        assert turn is not None
-        k = _unscaled(turn.inputs[0], kept)
-        rest *= k.factor
-    scale = scores.factor * q.factor * rest
+        assert transpose is not None
+        k = _unscaled(transpose.inputs[0], kept)
+        key_factor *= k.factor
+    scale = scores.factor * q.factor * key_factor
     types = [q.value.type, k.value.type, v.type]
     if is_turned and types[1].rank >= 2:
         *batch, size, keys = types[1].shape
         types[1] = types[1].with_shape((*batch, keys, size))
-    same = {t.dtype for t in types} == {node.output.dtype}
-    if not (same and len({t.shape[:-2] for t in types}) == 1 and scale > 0.0):
+    one_dtype = {t.dtype for t in types} == {node.output.dtype}
+    if not (one_dtype and len({t.shape[:-2] for t in types}) == 1 and scale > 0.0):
         return None
     return _Found(scale, (q.value, k.value, v), is_turned)
 
 
-def _source(graph: Graph, value: Value, kept: Collection[Value]) -> _Scaled | None:
-    """What a value that only one node reads is made of by numbers and casts that nothing else
-    reads; None where something else reads it."""
-    found = _Scaled(value)
+def _source(graph: Graph, value: Value, kept: Collection[Value]) -> _ScaledValue | None:
+    """The value behind a chain of constant factors and casts that ends in ``value``.
+
+    None if more than one node reads a value of the chain, or if one of them is ``kept``.
+    """
+    scaled = _ScaledValue(value)
     while True:
-        value = found.value
+        value = scaled.value
         if value in kept or graph.only_reader(value) is None:
             return None
         node = value.producer
         if node is None:
-            return found
+            return scaled
         factor = 1.0 if is_cast(node) else factor_of(node)
         if factor is None:
-            return found
-        found = _Scaled(node.inputs[0], found.factor * factor)
+            return scaled
+        scaled = _ScaledValue(node.inputs[0], scaled.factor * factor)
 
 
-def _unscaled(value: Value, kept: Collection[Value]) -> _Scaled:
-    """What a value is made of by factors in its own dtype, whoever reads it besides; of what is
-    kept it is itself."""
-    found = _Scaled(value)
-    while (node := found.value.producer) is not None and found.value not in kept:
+def _unscaled(value: Value, kept: Collection[Value]) -> _ScaledValue:
+    """The value before constant factors in its own dtype, however many nodes read it.
+
+    The walk stops at a value that is ``kept``.
+    """
+    scaled = _ScaledValue(value)
+    while (node := scaled.value.producer) is not None and scaled.value not in kept:
         factor = factor_of(node)
         if factor is None or node.inputs[0].dtype != value.dtype:
             break
-        found = _Scaled(node.inputs[0], found.factor * factor)
-    return found
+        scaled = _ScaledValue(node.inputs[0], scaled.factor * factor)
+    return scaled
 
 
 def is_cast(node: Node) -> bool:
-    """Whether a node gives its one operand, in its own dtype or another one."""
+    """Whether a node gives its one operand as it is, or cast to another dtype."""
     op = node.op
     if not isinstance(op, Elementwise) or len(node.inputs) != 1:
         return False
@@ -305,7 +326,7 @@ def is_cast(node: Node) -> bool:
 
 
 def factor_of(node: Node) -> float | None:
-    """The number by which a node multiplies its one operand; None if it does something else."""
+    """The constant by which a node multiplies its one operand; None if it does something else."""
     op = node.op
     if not isinstance(op, Elementwise) or len(node.inputs) != 1:
         return None

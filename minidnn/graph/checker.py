@@ -1,4 +1,4 @@
-"""What a legal graph is: one table of rules, each a function from a graph to complaints.
+"""The rules of a legal graph: one table of functions, each from a graph to complaints.
 
 Tests run :func:`check` after every pass.
 """
@@ -58,7 +58,7 @@ def _updates_fit(graph: Graph) -> Iterator[str]:
 
 
 def _bodies_have_no_states(graph: Graph) -> Iterator[str]:
-    """States are operands of regions: where they lie is known to whole graphs alone."""
+    """A region takes states as operands: only whole graphs assign memory to them."""
     for node in graph.nodes:
         body = getattr(node.op, "body", None)
         if isinstance(body, Graph) and (body.states or body.updates):
@@ -111,19 +111,19 @@ def check_is_graph(graph: object) -> None:
 
 
 def check_own_shape(graph: Graph, shape: Any) -> None:
-    """A graph's inputs have their shapes already: GraphError unless ``shape``, one shape, a
-    sequence or a dict of them, says the same."""
-    own = {value.name: value.shape for value in graph.inputs}
-    valid: list[Any] = [own, list(own.values()), tuple(own.values())]
-    if len(own) == 1:
-        valid += [tuple(*own.values()), list(*own.values())]
+    """Raises GraphError unless ``shape`` equals the shapes that the graph's inputs have already; it
+    is one shape, or a sequence or a dict of shapes."""
+    shapes = {value.name: value.shape for value in graph.inputs}
+    valid: list[Any] = [shapes, list(shapes.values()), tuple(shapes.values())]
+    if len(shapes) == 1:
+        valid += [tuple(*shapes.values()), list(*shapes.values())]
     if shape not in valid:
-        raise GraphError(f"shape={shape!r}, but the graph's inputs have shapes {own}")
+        raise GraphError(f"shape={shape!r}, but the graph's inputs have shapes {shapes}")
 
 
 def check(graph: Graph) -> None:
     """Raises GraphError with all complaints, if there are any."""
     check_is_graph(graph)
-    found = complaints(graph)
-    if found:
-        raise GraphError(f"graph {graph.name!r} is not legal:\n  " + "\n  ".join(found))
+    problems = complaints(graph)
+    if problems:
+        raise GraphError(f"graph {graph.name!r} is not legal:\n  " + "\n  ".join(problems))

@@ -1,4 +1,4 @@
-"""Runs a graph with NumPy, one node at a time: what the graph means."""
+"""Evaluates a graph with NumPy, one node at a time: the reference semantics of the graph IR."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def evaluate(
 
     ``dtype`` ("float64" for an oracle) replaces the dtype of every floating-point value.
     ``observe`` is called with each node and its outputs.  A value is freed after its last use.
-    ``states`` are the arrays of states by name; it is given what the graph's updates make of them,
-    once every node was computed.  A state that it lacks begins with its initial array.
+    ``states`` holds the arrays of states by name; the updated arrays are stored there once every
+    node was computed.  A state that it lacks begins with its initial array.
     An error names the node.  An output may be one of the inputs, or share memory with one.
     """
     if len(inputs) != len(graph.inputs):
@@ -41,8 +41,8 @@ def evaluate(
             )
         values[value] = _as(array, value, dtype)
     for state in graph.states:
-        held = None if states is None else states.get(state.name)
-        values[state] = _as(state.data if held is None else held, state, dtype)
+        current = None if states is None else states.get(state.name)
+        values[state] = _as(state.data if current is None else current, state, dtype)
     last_use = _last_use(graph)
     for node in graph.nodes:
         operands = [
@@ -62,20 +62,20 @@ def evaluate(
             observe(node, results)
         for value in last_use.get(node, ()):
             values.pop(value, None)
-    found = {
+    result_arrays = {
         v: _as(v.data, v, dtype) if isinstance(v, Constant) else values[v] for v in graph.results
     }
     if states is not None:
-        states.update((s.name, found[v].copy()) for s, v in graph.updates.items())
-    return tuple(found[value] for value in graph.outputs)
+        states.update((s.name, result_arrays[v].copy()) for s, v in graph.updates.items())
+    return tuple(result_arrays[value] for value in graph.outputs)
 
 
 def no_memory_for(node: Node, error: MemoryError) -> OutOfMemoryError:
-    """What is raised where NumPy had no memory to compute a node."""
-    found = ", ".join(f"{value!r} takes {value.type.bytes} bytes" for value in node.outputs)
+    """The error to raise where NumPy had no memory to compute a node."""
+    sizes = ", ".join(f"{value!r} takes {value.type.bytes} bytes" for value in node.outputs)
     reason = f" ({error})" if str(error) else ""
     return OutOfMemoryError(
-        f"node {node.name!r} ({node.op}): there is no memory to compute it{reason}; {found}"
+        f"node {node.name!r} ({node.op}): there is no memory to compute it{reason}; {sizes}"
     )
 
 
@@ -86,9 +86,9 @@ def _as(array: np.ndarray, value: Value, dtype: str | None) -> np.ndarray:
 
 def _last_use(graph: Graph) -> dict[Node, list[Value]]:
     kept = set(graph.results)
-    found: dict[Node, list[Value]] = {}
+    by_node: dict[Node, list[Value]] = {}
     for value, readers in graph.readers.items():
         last = readers[-1] if readers else value.producer
         if last is not None and value not in kept:
-            found.setdefault(last, []).append(value)
-    return found
+            by_node.setdefault(last, []).append(value)
+    return by_node

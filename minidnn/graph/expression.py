@@ -1,9 +1,9 @@
-"""Scalar expressions: the math of an element-wise operator over one element.
+"""Scalar expressions: the formula of an element-wise operator for one element.
 
 An expression is written once, by ordinary Python arithmetic on :class:`Expression` objects.
-NumPy evaluates it (:func:`evaluate`), every code generator prints it from the same
-:func:`linearize`d form, and whether a multiply-add is fused stands in it (:func:`fma`), not
-in a compiler's mood.
+NumPy evaluates it (:func:`evaluate`), and every code generator prints it from the same
+:func:`linearize`d form.  A multiply-add is fused where the expression says so (:func:`fma`), not
+where a compiler decides it.
 
 >>> x, slope = argument(0), argument(1)
 >>> str(where(x > 0, x, slope * x))
@@ -21,7 +21,7 @@ import numpy as np
 from minidnn.errors import GraphError
 from minidnn.graph.scalar_ops import COMPARISONS, SCALAR_OPS
 
-#: What :data:`minidnn.scalar` offers for formulas of one's own.
+#: The public names of :data:`minidnn.scalar`, for users' own formulas.
 __all__ = [
     "Expression",
     "argument",
@@ -50,8 +50,8 @@ __all__ = [
 
 
 class _Linearized:
-    """Room for what :func:`linearize` made of an expression: no field, so that neither what
-    stands for it in caches nor its pickle has it."""
+    """A slot that caches the result of :func:`linearize`; it is no field, so that neither cache
+    keys nor pickles contain it."""
 
     __slots__ = ("_code",)
 
@@ -76,7 +76,7 @@ class Expression(_Linearized):
     operands: tuple[Expression, ...] = ()
     value: float | int | None = None
 
-    # By straight-line code: to compare trees that share parts takes exponential time.
+    # By straight-line code: comparing trees with shared subexpressions takes exponential time.
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Expression):
             return NotImplemented
@@ -155,7 +155,7 @@ class Expression(_Linearized):
 
 Operand = Expression | float | int
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/", **COMPARISONS}
-#: Expressions that would take more nodes than this as a tree are not written out.
+#: Expressions that have more nodes than this as a tree are not written out.
 _MOST_SHOWN = 500
 
 
@@ -179,8 +179,8 @@ def constant(value: float) -> Expression:
 
 
 def apply(op: str, *operands: Operand) -> Expression:
-    """The expression ``op(*operands)``; numbers become constants, and comparisons become 1 or
-    0 where a number is needed."""
+    """The expression ``op(*operands)``; numbers become constants, and comparisons become 1 or 0
+    where a number is needed."""
     arity = SCALAR_OPS[op].arity
     if len(operands) != arity:
         raise GraphError(f"scalar operation {op!r} takes {arity} operands, got {len(operands)}")
@@ -366,12 +366,13 @@ def sigmoid(x: Operand) -> Expression:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One line of linearized code: ``op`` of ``operands``, or the ``value`` of a constant."""
+    """One line of linearized code: ``op`` of earlier lines ``operands``, or an argument's index or
+    a constant in ``value``."""
 
     op: str
     operands: tuple[int, ...]
     value: float | int | None = field(default=None, compare=False)
-    #: Stands for ``value`` in comparisons, which must tell -0.0 from 0.0 and take NaN as equal.
+    #: Compared in place of ``value``, as -0.0 must differ from 0.0, and NaN must equal itself.
     _text: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -408,7 +409,7 @@ def _linearized(expression: Expression) -> tuple[Instruction, ...]:
 
 
 def _tree_size(code: Sequence[Instruction]) -> int:
-    """Nodes of the expression that the code came from, shared ones counted each time."""
+    """The number of nodes of the expression as a tree: shared ones count each time."""
     sizes: list[int] = []
     for instruction in code:
         sizes.append(1 + sum(sizes[i] for i in instruction.operands))
@@ -416,9 +417,9 @@ def _tree_size(code: Sequence[Instruction]) -> int:
 
 
 def operations(expression: Expression) -> int:
-    """How many scalar operations one evaluation of ``expression`` takes."""
-    known = (SCALAR_OPS.get(instruction.op) for instruction in linearize(expression))
-    return sum(op.operations for op in known if op is not None)
+    """The cost of one evaluation of ``expression``, in scalar operations."""
+    ops = (SCALAR_OPS.get(instruction.op) for instruction in linearize(expression))
+    return sum(op.operations for op in ops if op is not None)
 
 
 def arguments(expression: Expression) -> int:
@@ -448,7 +449,7 @@ def evaluate(
 def run(
     code: Sequence[Instruction], operands: Sequence[np.ndarray], dtype: np.dtype | None = None
 ) -> np.ndarray:
-    """Linearized ``code`` over ``operands`` in ``dtype``, as :func:`evaluate` says."""
+    """Evaluates linearized ``code`` over ``operands`` in ``dtype``, as :func:`evaluate` does."""
     dtype = np.result_type(*operands) if dtype is None else dtype
     compute = np.dtype(np.float32) if dtype == np.float16 else dtype
     arrays = [np.asarray(operand, dtype=compute) for operand in operands]
@@ -469,7 +470,7 @@ def run(
 
 def to_json(expression: Expression) -> list[Any]:
     """The expression as a list of instructions, for saved graphs: ``["argument", index]``,
-    ``["constant", value]`` or ``[op, ...]`` with the places of its operands in the list."""
+    ``["constant", value]`` or ``[op, ...]`` with the indices of its operands in the list."""
     return [
         [line.op, *line.operands] if line.value is None else [line.op, line.value]
         for line in linearize(expression)
@@ -480,20 +481,20 @@ def from_json(data: Any) -> Expression:
     """The inverse of :func:`to_json` for its ``data``; raises GraphError for anything else."""
     if not isinstance(data, list) or not data:
         raise GraphError(f"not a scalar expression: {data!r:.100}")
-    found: list[Expression] = []
+    expressions: list[Expression] = []
     for line in data:
         match line:
             case ["argument", int(index)] if index >= 0 and not isinstance(index, bool):
-                found.append(argument(index))
+                expressions.append(argument(index))
             case ["constant", float(value)]:
-                found.append(constant(value))
+                expressions.append(constant(value))
             case [str(op), *places] if op in SCALAR_OPS and all(
-                type(place) is int and 0 <= place < len(found) for place in places
+                type(place) is int and 0 <= place < len(expressions) for place in places
             ):
-                found.append(apply(op, *(found[place] for place in places)))
+                expressions.append(apply(op, *(expressions[place] for place in places)))
             case _:
                 raise GraphError(
-                    f"not a scalar expression: line {len(found)} is {line!r:.100}; valid are "
+                    f"not a scalar expression: line {len(expressions)} is {line!r:.100}; valid are "
                     "['argument', index], ['constant', float] and [operation, earlier lines ...]"
                 )
-    return found[-1]
+    return expressions[-1]

@@ -1,7 +1,8 @@
-"""Where each element of an output lies in the input, axis by axis: what all moves come down to.
+"""Index maps: for each element of an output, the offset of its element in the input, as a sum of
+one term for each axis.
 
-Transposing, slicing, repeating, padding, picking by constant indices, nearest neighbours and
-windows side by side differ in this map only, so a backend needs one kernel for all of them.
+Transposing, slicing, broadcasting, padding, taking by constant indices, nearest neighbours and
+unfolding are such maps, so a backend needs one kernel for all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from minidnn.graph.operator import Movement
 from minidnn.graph.types import TensorType
 
-#: Stands for a place outside of the input, which the fill is put for.
+#: An offset that stands for no element of the input: the output gets the fill value.
 OUTSIDE = -1
 
 
@@ -34,7 +35,7 @@ class IndexMap:
         return tuple(len(axis) for axis in self.offsets)
 
     def is_identity(self, shape: tuple[int, ...]) -> bool:
-        """Whether it gives a value of that shape back as it is."""
+        """Whether the map returns a value of ``shape`` unchanged."""
         if self.shape != shape or self.base:
             return False
         strides = strides_of(shape)
@@ -44,38 +45,42 @@ class IndexMap:
         )
 
     def collapsed(self) -> IndexMap:
-        """The same map with as few axes as possible: those of one element dropped, neighbours
-        that are walked as one joined."""
+        """The same map with as few axes as possible: axes of one element are dropped, and
+        neighbouring axes with one common stride are merged."""
         base, kept = self.base, []
         for axis in self.offsets:
             if len(axis) == 1 and axis[0] != OUTSIDE:
                 base += int(axis[0])
             else:
                 kept.append(axis)
-        joined: list[np.ndarray] = []
+        merged: list[np.ndarray] = []
         for axis in kept:
-            if joined and _is_nested(joined[-1], axis):
-                joined[-1] = (joined[-1][:, None] + axis).ravel()
+            if merged and _is_nested(merged[-1], axis):
+                merged[-1] = (merged[-1][:, None] + axis).ravel()
             else:
-                joined.append(axis)
-        return replace(self, offsets=tuple(joined), base=base)
+                merged.append(axis)
+        return replace(self, offsets=tuple(merged), base=base)
 
     def apply(self, x: np.ndarray) -> np.ndarray:
-        """The output for an input."""
-        where = np.full((1,) * len(self.offsets), self.base, np.int64)
-        outside = np.zeros(where.shape, bool)
+        """The output for the input ``x``, computed with NumPy."""
+        offsets = np.full((1,) * len(self.offsets), self.base, np.int64)
+        outside = np.zeros(offsets.shape, bool)
         for number, axis in enumerate(self.offsets):
-            spread = axis.reshape((-1,) + (1,) * (len(self.offsets) - number - 1))
-            where = where + np.maximum(spread, 0)
-            outside = outside | (spread == OUTSIDE)
+            axis_offsets = axis.reshape((-1,) + (1,) * (len(self.offsets) - number - 1))
+            offsets = offsets + np.maximum(axis_offsets, 0)
+            outside = outside | (axis_offsets == OUTSIDE)
         if not x.size:
             return np.full(self.shape, self.fill, x.dtype)
-        found = x.reshape(-1)[np.broadcast_to(where, self.shape)]
-        return np.where(outside, np.asarray(self.fill, x.dtype), found) if outside.any() else found
+        elements = x.reshape(-1)[np.broadcast_to(offsets, self.shape)]
+        return (
+            np.where(outside, np.asarray(self.fill, x.dtype), elements)
+            if outside.any()
+            else elements
+        )
 
 
 def _is_nested(outer: np.ndarray, inner: np.ndarray) -> bool:
-    """Whether the two axes are steps of one width through one axis."""
+    """Whether two neighbouring axes together walk through the input with one stride."""
     if (outer == OUTSIDE).any() or (inner == OUTSIDE).any():
         return False
     step = int(inner[1] - inner[0])
@@ -85,12 +90,12 @@ def _is_nested(outer: np.ndarray, inner: np.ndarray) -> bool:
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
-    """From one element to the next along each axis of a dense value."""
+    """The stride of each axis of a dense value, in elements."""
     return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 class Indexed(Movement):
-    """A move that an :class:`IndexMap` describes."""
+    """The base class of moves that an :class:`IndexMap` describes."""
 
     @abstractmethod
     def index_map(self, shape: tuple[int, ...]) -> IndexMap:

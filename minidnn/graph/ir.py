@@ -1,4 +1,4 @@
-"""The graph: values, nodes, and how a graph is rewritten.
+"""The graph IR: values, nodes, graphs, and the rewriter that passes use.
 
 A graph is in single static assignment form: each value is a graph input, a constant, a state, or
 the output of exactly one node, and nodes stand in an order in which every operand is computed
@@ -47,28 +47,31 @@ class Value(Arithmetic):
 
     def _record(self, op: Operator, *operands: Value) -> Value:
         (output,) = current_recorder().apply(op, *operands)
-        found: Value = output
-        return found
+        result: Value = output
+        return result
 
     def _constant(self, array: np.ndarray, dtype: str) -> Any:
-        held = rounded_to(dtype, array) if dtype in FLOATS else array.astype(numpy_dtype(dtype))
-        type = TensorType(held.shape, dtype)
-        return current_recorder().constant(object(), "array", type, lambda: held)
+        data = rounded_to(dtype, array) if dtype in FLOATS else array.astype(numpy_dtype(dtype))
+        type = TensorType(data.shape, dtype)
+        return current_recorder().constant(object(), "array", type, lambda: data)
 
     def _is_described(self) -> bool:
         return is_describing()
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """For pickle, which would follow producers as deep as the graph is; that sets them."""
+        """The state for pickle, without the producer, as pickle would recurse through the graph.
+
+        :meth:`Graph.__setstate__` sets producers again.
+        """
         return None, {"type": self.type, "name": self.name, "producer": None}
 
 
 class Stored(Value):
     """A value whose array is known before the graph runs.
 
-    ``data`` may be given as a function.  It is then computed when it is first asked for, so that
-    building and rewriting graphs costs no time over large weights.  :meth:`forget` lets go of it;
-    it is still there for as long as somebody else, as the network, has it.
+    ``data`` may be given as a function.  It is then computed when it is first read, so that
+    building and rewriting graphs spends no time on large weights.  :meth:`forget` drops the
+    reference; the array can still be read while another object, such as the network, holds it.
     """
 
     __slots__ = ("_data", "_elsewhere", "_is_finite")
@@ -79,22 +82,21 @@ class Stored(Value):
     ) -> None:
         super().__init__(type, name)
         self._data: np.ndarray | Callable[[], np.ndarray] | None = data
-        self._elsewhere: Callable[[], Any] = _nowhere
+        self._elsewhere: Callable[[], Any] = _no_data
         self._is_finite: bool | None = None
 
     @property
     def is_finite(self) -> bool:
-        """Whether none of its numbers is infinite or NaN; once asked, known of what was forgotten,
-        too."""
+        """Whether no element is infinite or NaN; the answer is kept when the array is forgotten."""
         if self._is_finite is None:
             self._is_finite = bool(np.isfinite(self.data).all())
         return self._is_finite
 
     @property
     def data(self) -> np.ndarray:
-        """The array, of this value's shape and dtype.
+        """The array.
 
-        GraphError if it is another, or was forgotten.
+        GraphError if its shape or dtype is not this value's, or if it was forgotten and is gone.
         """
         data = self._data  # read once: other threads may ask for it too
         if data is None:
@@ -129,10 +131,10 @@ class Stored(Value):
             ) from error
 
     def forget(self) -> None:
-        """Lets go of the array, and of what would compute it."""
+        """Drops the array, or the function that would compute it, keeping a weak reference."""
         data, self._data = self._data, None
         if isinstance(data, np.ndarray) and data.flags.c_contiguous:
-            base = data.base  # who has an array need not have what is the same in another shape
+            base = data.base  # the network may hold the array, but not this reshaped view of it
             if isinstance(base, np.ndarray) and base.flags.c_contiguous and base.size == data.size:
                 data = base
         if data is not None and type(data).__weakrefoffset__:
@@ -140,25 +142,25 @@ class Stored(Value):
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         _, state = super().__getstate__()
-        return None, state | {"_data": self.data, "_elsewhere": _nowhere, "_is_finite": None}
+        return None, state | {"_data": self.data, "_elsewhere": _no_data, "_is_finite": None}
 
 
-def _nowhere() -> None:
+def _no_data() -> None:
     return None
 
 
 class Constant(Stored):
-    """A value known before the graph runs: a weight, or what passes made of weights."""
+    """A value known before the graph runs: a weight, or what passes computed from weights."""
 
     __slots__ = ()
     _kind = "constant"
 
 
 class State(Stored):
-    """A value that lives across runs: a parameter, a statistic, a momentum, a counter, a seed.
+    """A value that persists across runs: a parameter, a statistic, a momentum, a counter, a seed.
 
-    ``data`` is the array that it begins with.  It is known by its name: programs that share a
-    store share the states of one name (:mod:`minidnn.runtime.store`).
+    ``data`` is its initial array.  Its name identifies it: programs that share a store share the
+    states of one name (:mod:`minidnn.runtime.store`).
     """
 
     __slots__ = ()
@@ -166,9 +168,9 @@ class State(Stored):
 
 
 class Node:
-    """One application of an operator.
+    """One application of an operator to operands.
 
-    ``source`` names the layer that it comes from, for reports and errors.
+    ``source`` names the layer that the node comes from, for reports and errors.
     """
 
     __slots__ = ("inputs", "name", "op", "outputs", "source", "tensors")
@@ -196,10 +198,10 @@ class Node:
         )
 
     def on(self, inputs: Sequence[Value], name: str | None = None) -> Node:
-        """The same operator on other operands.
+        """A node with the same operator on other operands.
 
-        Operands of the same types give results of the same types, which are not inferred again:
-        that is most of what rewriting a large graph would take.
+        If the operands' types are the same, the results' types are taken over, since inferring them
+        again is most of the cost of rewriting a large graph.
         """
         name = self.name if name is None else name
         if [value.type for value in inputs] != [value.type for value in self.inputs]:
@@ -211,7 +213,7 @@ class Node:
 
     @property
     def output(self) -> Value:
-        """The output of a node that has one."""
+        """The output of a node with a single output."""
         (value,) = self.outputs
         return value
 
@@ -239,11 +241,11 @@ class Graph:
         self.name = name
         #: Names under which outputs are returned as a dict; None for a value or a tuple.
         self.output_names = None if output_names is None else tuple(output_names)
-        #: What states become, all together once every node was computed.
+        #: The values that states become, all at once, after every node was computed.
         self.updates: Mapping[State, Value] = updates or {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what was only found from the rest."""
+        """The state for pickle, without cached properties."""
         return {key: value for key, value in vars(self).items() if not hasattr(type(self), key)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -258,32 +260,32 @@ class Graph:
     @cached_property
     def readers(self) -> dict[Value, tuple[Node, ...]]:
         """The nodes that read each value, each once, in order; a value nobody reads has ()."""
-        found: dict[Value, dict[Node, None]] = {value: {} for value in self.values}
+        by_value: dict[Value, dict[Node, None]] = {value: {} for value in self.values}
         for node in self.nodes:
             for value in node.inputs:
-                found[value][node] = None
-        return {value: tuple(nodes) for value, nodes in found.items()}
+                by_value[value][node] = None
+        return {value: tuple(nodes) for value, nodes in by_value.items()}
 
     @cached_property
     def values(self) -> tuple[Value, ...]:
         """All values: inputs, then constants, states and node outputs as they first appear."""
-        found = dict.fromkeys(self.inputs)
+        ordered = dict.fromkeys(self.inputs)
         for node in self.nodes:
-            found.update(dict.fromkeys(node.inputs))
-            found.update(dict.fromkeys(node.outputs))
-        found.update(dict.fromkeys(self.outputs))
+            ordered.update(dict.fromkeys(node.inputs))
+            ordered.update(dict.fromkeys(node.outputs))
+        ordered.update(dict.fromkeys(self.outputs))
         for state, value in self.updates.items():
-            found.update({state: None, value: None})
-        return tuple(found)
+            ordered.update({state: None, value: None})
+        return tuple(ordered)
 
     @cached_property
     def results(self) -> Collection[Value]:
-        """The values that a run leaves behind, each once: outputs, and what states become."""
+        """The values that outlive a run, each once: outputs, and the new values of states."""
         return dict.fromkeys((*self.outputs, *self.updates.values()))
 
     @cached_property
     def input_set(self) -> Collection[Value]:
-        """The inputs, to look for one among them."""
+        """The inputs as a set, for membership tests."""
         return frozenset(self.inputs)
 
     @property
@@ -292,21 +294,21 @@ class Graph:
 
     @property
     def states(self) -> tuple[State, ...]:
-        """The states that it reads or updates; a region's body gets them as inputs."""
+        """The states that the graph reads or updates; a region's body takes them as inputs."""
         return tuple(v for v in self.values if isinstance(v, State) and v not in self.input_set)
 
     @cached_property
     def position(self) -> dict[Node, int]:
-        """Where each node stands in :attr:`nodes`."""
+        """The index of each node in :attr:`nodes`."""
         return {node: i for i, node in enumerate(self.nodes)}
 
     def only_reader(self, value: Value) -> Node | None:
-        """The node that reads ``value``, if nothing else does and no run leaves it behind."""
+        """The node that reads ``value``, if it is the only reader and the value is no result."""
         readers = self.readers.get(value, ())
         return readers[0] if len(readers) == 1 and value not in self.results else None
 
     def node(self, name: str) -> Node:
-        """The node of that name."""
+        """The node named ``name``; GraphError if there is none."""
         for node in self.nodes:
             if node.name == name:
                 return node
@@ -318,8 +320,8 @@ class Graph:
         )
 
     def __str__(self) -> str:
-        """One line per node, the bodies of fused regions indented below theirs; the same text
-        in every process."""
+        """One line per node, with the bodies of fused regions indented below; the same text in
+        every process."""
         return self._text("")
 
     def _text(self, indent: str) -> str:
@@ -351,18 +353,18 @@ def _operand(value: Value) -> str:
 
 
 def live_nodes(nodes: Sequence[Node], results: Iterable[Value]) -> list[Node]:
-    """The nodes of which results are computed, in their order."""
+    """The nodes that ``results`` depend on, in order."""
     needed = {value.producer for value in results}
-    found = []
+    live = []
     for node in reversed(nodes):
         if node in needed:
-            found.append(node)
+            live.append(node)
             needed.update(value.producer for value in node.inputs)
-    return found[::-1]
+    return live[::-1]
 
 
 def drop_unread(graph: Graph) -> Graph:
-    """The graph without nodes of which nothing is read."""
+    """The graph without dead nodes."""
     nodes, names = live_nodes(graph.nodes, graph.results), graph.output_names
     return Graph(graph.inputs, graph.outputs, nodes, graph.name, names, updates=graph.updates)
 
@@ -382,11 +384,11 @@ class Rewriter:
         self._names = {node.name for node in graph.nodes}
 
     def value(self, old: Value) -> Value:
-        """What stands for a value of the old graph in the new one."""
+        """The value of the new graph that replaces ``old``, or ``old`` itself if nothing does."""
         return self._map.get(old, old)
 
     def keep(self, node: Node) -> None:
-        """Takes a node over, on the new operands."""
+        """Takes over a node of the old graph, with its operands replaced."""
         inputs = tuple(map(self.value, node.inputs))
         if inputs == node.inputs:
             self._nodes.append(node)
@@ -405,7 +407,7 @@ class Rewriter:
         return node
 
     def fresh(self, name: str) -> str:
-        """``name``, or the first of ``name.1``, ``name.2``, ... that no node has."""
+        """A unique node name: ``name``, or the first free one of ``name.1``, ``name.2``, ..."""
         candidate, count = name, 0
         while candidate in self._names:
             count += 1
@@ -414,7 +416,7 @@ class Rewriter:
         return candidate
 
     def replace(self, old: Value, new: Value) -> None:
-        """From now on ``new`` (of the new graph) stands for ``old`` (of the old graph)."""
+        """Makes ``new``, of the new graph, replace ``old``, of the old graph, from now on."""
         if old.type != new.type:
             raise GraphError(f"cannot replace {old!r} by {new!r}: the types differ")
         self._map[old] = new

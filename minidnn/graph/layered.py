@@ -1,13 +1,14 @@
-"""Places the boxes of a directed acyclic graph in ranks, for pictures.
+"""Layered drawing of a directed acyclic graph: the coordinates of boxes and lines, for pictures.
 
 Boxes stand in ranks by their longest path (Sugiyama, Tagawa and Toda, "Methods for visual
-understanding of hierarchical system structures", 1981).  What is read further below than in
-the next rank passes through a lane in every rank between, one for all readers of a value.
-Barycentre sweeps order the ranks; coordinates follow Brandes and Köpf, "Fast and simple
-horizontal coordinate assignment" (2002), except that boxes align with boxes and lanes with
-lanes where there is a choice, so that main paths and lanes run straight.
+understanding of hierarchical system structures", 1981).  An edge that spans several ranks passes
+through a lane in every rank between, one lane for all readers of a value.  Barycentre sweeps order
+the boxes and lanes of each rank; coordinates follow Brandes and Köpf, "Fast and simple horizontal
+coordinate assignment" (2002), except that boxes align with boxes and lanes with lanes where there
+is a choice, so that main paths and lanes run straight.
 
-A long picture is folded into columns, side by side, each of which goes on at the next one's top.
+A long picture is folded into columns, side by side: lines lead from the bottom of each column to
+the top of the next.
 """
 
 from __future__ import annotations
@@ -21,26 +22,30 @@ from minidnn.graph.ir import Value
 from minidnn.graph.svg import LINE, Item, Port, clean, moved, px
 
 _SWEEPS = 8
-_GAP = 22.0  # between boxes
-_LANE = 9.0  # between lanes
+# Distances in pixels: between boxes, between lanes, between ranks, and next to ranks of ports.
+_GAP = 22.0
+_LANE = 9.0
 _RANK_GAP = 26.0
 _PORT_GAP = 12.0
 
+#: The vertices of each rank from left to right.  A vertex is a box, or, from the number of boxes
+#: on, the lane of an edge in one rank.
 Ranks = list[list[int]]
+#: For each vertex, those that it has edges from (up) or to (down).
 Neighbours = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Where boxes and lanes stand."""
+    """The coordinates of boxes and lanes, in pixels."""
 
-    #: Centre and top of each box.
+    #: Horizontal centre, top and rank of each box.
     x: list[float]
     top: list[float]
     rank: list[int]
     #: Top and bottom of each rank.
     bands: list[tuple[float, float]]
-    #: For each value that needs them, the lanes in the ranks after its source, in order.
+    #: For each value that spans several ranks, the x of its lanes in the ranks after its source.
     lanes: dict[Hashable, list[float]]
     width: float
     height: float
@@ -49,10 +54,10 @@ class Arrangement:
 def arrange(
     sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int, Hashable]]
 ) -> Arrangement:
-    """Places boxes of (width, height).
+    """Computes the coordinates of boxes with ``sizes`` (width, height).
 
-    ``edges`` lead from a box to a later one and name the value that goes along.  Boxes without
-    height are ports of the whole: those that lead in stand at its top, others at its bottom.
+    ``edges`` lead from a box to a later one, and name the value that they carry.  Boxes without
+    height are ports of the drawing: those with outgoing edges are at its top, others at its bottom.
     """
     ports = {box for box, (_, height) in enumerate(sizes) if not height}
     rank = _ranks(len(sizes), edges, ports)
@@ -83,7 +88,7 @@ def arrange(
     for level, row in enumerate(ranks):
         height = max((sizes[v][1] for v in row if v < len(sizes)), default=0.0)
         if level:
-            tight = not height or bands[-1][0] == bands[-1][1]  # next to mere ports
+            tight = not height or bands[-1][0] == bands[-1][1]  # next to a rank of ports alone
             y += (_PORT_GAP if tight else _RANK_GAP) + _slant(row, up, x)
         bands.append((y, y + height))
         y += height
@@ -105,12 +110,13 @@ def _link(up: Neighbours, down: Neighbours, source: int, target: int) -> None:
 
 
 def _slant(row: list[int], up: Neighbours, x: list[float]) -> float:
-    """More room above a rank that lines reach from far aside."""
+    """Extra height above a rank, in proportion to the widest horizontal run of lines to it."""
     reach = max((abs(x[v] - x[u]) for v in row for u in up[v]), default=0.0)
     return min(60.0, reach * 0.06)
 
 
 def _ranks(count: int, edges: Sequence[tuple[int, int, Hashable]], ports: set[int]) -> list[int]:
+    """The rank of each box: the length of the longest path to it; ports are first or last."""
     rank = [0] * count
     above: list[list[int]] = [[] for _ in range(count)]
     for source, target, _ in edges:
@@ -124,7 +130,7 @@ def _ranks(count: int, edges: Sequence[tuple[int, int, Hashable]], ports: set[in
     for box in range(count):
         if box in ports:
             rank[box] = 0 if box in below else last
-        elif not above[box] and box in below:  # needs nothing: stands near its first reader
+        elif not above[box] and box in below:  # a source is drawn right above its first reader
             rank[box] = below[box] - 1
     return rank
 
@@ -132,7 +138,7 @@ def _ranks(count: int, edges: Sequence[tuple[int, int, Hashable]], ports: set[in
 def _chains(
     rank: list[int], edges: Sequence[tuple[int, int, Hashable]]
 ) -> dict[Hashable, tuple[int, range]]:
-    """For each value that is read beyond the next rank: its source, and the ranks to pass."""
+    """For each value that is read beyond the next rank: its source, and the ranks in between."""
     last: dict[Hashable, tuple[int, int]] = {}
     for source, target, key in edges:
         last[key] = (source, max(rank[target], last.get(key, (0, 0))[1]))
@@ -144,7 +150,7 @@ def _chains(
 
 
 def _ordered(ranks: Ranks, up: Neighbours, down: Neighbours) -> Ranks:
-    """The ranks in the order with the fewest crossings of a few barycentre sweeps."""
+    """The ranks, each in the order that had the fewest crossings in a few barycentre sweeps."""
     best, fewest = ranks, _crossings(ranks, down)
     current = [list(row) for row in ranks]
     for sweep in range(_SWEEPS):
@@ -154,13 +160,15 @@ def _ordered(ranks: Ranks, up: Neighbours, down: Neighbours) -> Ranks:
         levels = range(1, len(ranks)) if downwards else range(len(ranks) - 2, -1, -1)
         for level in levels:
             fixed = current[level - 1 if downwards else level + 1]
-            place = {v: i for i, v in enumerate(fixed)}
+            position = {v: i for i, v in enumerate(fixed)}
             near = up if downwards else down
             row = current[level]
             keys = {}
             for i, v in enumerate(row):
-                found = [place[u] for u in near[v]]
-                keys[v] = sum(found) / len(found) if found else i * len(fixed) / len(row)
+                positions = [position[u] for u in near[v]]
+                keys[v] = (
+                    sum(positions) / len(positions) if positions else i * len(fixed) / len(row)
+                )
             current[level] = sorted(row, key=keys.__getitem__)
         crossings = _crossings(current, down)
         if crossings < fewest:
@@ -169,11 +177,11 @@ def _ordered(ranks: Ranks, up: Neighbours, down: Neighbours) -> Ranks:
 
 
 def _crossings(ranks: Ranks, down: Neighbours) -> int:
-    """Crossings between neighbouring ranks, by counting inversions with a Fenwick tree."""
+    """The number of crossings between neighbouring ranks: inversions, counted by a Fenwick tree."""
     total = 0
     for upper, lower in pairwise(ranks):
-        place = {v: i for i, v in enumerate(lower)}
-        targets = [t for v in upper for t in sorted(place[w] for w in down[v])]
+        position = {v: i for i, v in enumerate(lower)}
+        targets = [t for v in upper for t in sorted(position[w] for w in down[v])]
         tree = [0] * (len(lower) + 1)
         for seen, target in enumerate(targets):
             i, not_beyond = target + 1, 0
@@ -191,12 +199,14 @@ def _crossings(ranks: Ranks, down: Neighbours) -> int:
 def _coordinates(
     ranks: Ranks, up: Neighbours, down: Neighbours, widths: list[float], boxes: int
 ) -> list[float]:
+    """The x of the centre of each vertex: the median of four assignments by Brandes and Köpf."""
+
     def separation(a: int, b: int) -> float:
         gap = _LANE if a >= boxes and b >= boxes else _GAP
         return (widths[a] + widths[b]) / 2 + gap
 
     up, down = _preferred(up, boxes), _preferred(down, boxes)
-    found = []
+    assignments = []
     for upwards in (False, True):
         for mirrored in (False, True):
             rows = [row[::-1] for row in ranks] if mirrored else ranks
@@ -204,7 +214,7 @@ def _coordinates(
                 rows = rows[::-1]
             root = _aligned(rows, down if upwards else up, boxes)
             x = _compacted(rows, root, separation)
-            found.append([-value for value in x] if mirrored else x)
+            assignments.append([-value for value in x] if mirrored else x)
     spans = [
         (
             min(x[v] - widths[v] / 2 for v in range(len(x))),
@@ -212,21 +222,21 @@ def _coordinates(
         )
         if x
         else (0.0, 0.0)
-        for x in found
+        for x in assignments
     ]
     narrowest = min(range(4), key=lambda i: spans[i][1] - spans[i][0])
-    for i, x in enumerate(found):
+    for i, x in enumerate(assignments):
         side = i % 2  # mirrored ones align at the right
         shift = spans[narrowest][side] - spans[i][side]
-        found[i] = [value + shift for value in x]
-    return [sum(sorted(values)[1:3]) / 2 for values in zip(*found, strict=True)]
+        assignments[i] = [value + shift for value in x]
+    return [sum(sorted(values)[1:3]) / 2 for values in zip(*assignments, strict=True)]
 
 
 def _straightened(ranks: Ranks, x: list[float], widths: list[float]) -> list[float]:
-    """Moves everything so that boxes which stand alone in their ranks stand below each other.
+    """Moves boxes so that those that are alone in their ranks stand below each other.
 
-    What lies between two of them moves as a whole: it keeps its place beside them if they stood
-    below each other before, and is centred if it drifted.
+    The ranks between two such boxes move as a block: it keeps its distance from them if they stood
+    below each other before, and is centred if they did not.
     """
     alone = [level for level, row in enumerate(ranks) if len(row) == 1]
     if not alone:
@@ -250,32 +260,32 @@ def _straightened(ranks: Ranks, x: list[float], widths: list[float]) -> list[flo
 
 
 def _preferred(near: Neighbours, boxes: int) -> Neighbours:
-    """Neighbours of the same kind (box or lane) where there are any."""
+    """The neighbours of the same kind (box or lane) as a vertex, or all if it has none."""
     chosen = []
-    for v, found in enumerate(near):
-        same = [u for u in found if (u < boxes) == (v < boxes)]
-        chosen.append(same or found)
+    for v, neighbours in enumerate(near):
+        same = [u for u in neighbours if (u < boxes) == (v < boxes)]
+        chosen.append(same or neighbours)
     return chosen
 
 
 def _aligned(rows: Ranks, above: Neighbours, boxes: int) -> list[int]:
-    """The root of each vertex's block; the vertices of a block share a coordinate."""
+    """The root of the block that each vertex is in; the vertices of a block share a coordinate."""
     count = sum(map(len, rows))
     root, align = list(range(count)), list(range(count))
-    place = [0] * count
+    position = [0] * count
     for row in rows:
         for i, v in enumerate(row):
-            place[v] = i
+            position[v] = i
     for row in rows:
         for wanted in range(3):  # lanes first: nothing may break them; then boxes
-            _align_row(row, above, place, root, align, boxes, wanted)
+            _align_row(row, above, position, root, align, boxes, wanted)
     return root
 
 
 def _align_row(
     row: list[int],
     above: Neighbours,
-    place: list[int],
+    position: list[int],
     root: list[int],
     align: list[int],
     boxes: int,
@@ -285,25 +295,25 @@ def _align_row(
 
     ``wanted`` is 0 for lanes below lanes, 1 for boxes below boxes, 2 for the rest.
     """
-    taken = [-1] * len(row)  # the place above that each one is aligned with so far
+    aligned_with = [-1] * len(row)  # the position above with which each vertex is aligned so far
     for i, v in enumerate(row):
         if root[v] != v:
-            taken[i] = place[_before(v, above, align)]
-    right = [len(place)] * (len(row) + 1)
+            aligned_with[i] = position[_before(v, above, align)]
+    right = [len(position)] * (len(row) + 1)
     for i in range(len(row) - 1, -1, -1):
-        right[i] = taken[i] if taken[i] >= 0 else right[i + 1]
+        right[i] = aligned_with[i] if aligned_with[i] >= 0 else right[i + 1]
     left = -1
     for i, v in enumerate(row):
-        if taken[i] >= 0:
-            left = taken[i]
+        if aligned_with[i] >= 0:
+            left = aligned_with[i]
             continue
-        near = sorted(above[v], key=place.__getitem__)
+        near = sorted(above[v], key=position.__getitem__)
         if not near or wanted != (2 if (v < boxes) != (near[0] < boxes) else int(v < boxes)):
             continue
         for u in near[(len(near) - 1) // 2 : len(near) // 2 + 1]:
-            if align[u] == u and left < place[u] < right[i + 1] and root[v] == v:
+            if align[u] == u and left < position[u] < right[i + 1] and root[v] == v:
                 align[u], root[v] = v, root[u]
-                left = place[u]
+                left = position[u]
 
 
 def _before(v: int, above: Neighbours, align: list[int]) -> int:
@@ -313,7 +323,7 @@ def _before(v: int, above: Neighbours, align: list[int]) -> int:
 def _compacted(
     rows: Ranks, root: list[int], separation: Callable[[int, int], float]
 ) -> list[float]:
-    """Blocks as far left as they can be, then moved right to where something holds them."""
+    """The coordinates of vertices: blocks move as far left as possible, then right up to others."""
     after: dict[int, dict[int, float]] = {r: {} for r in root}
     waiting = dict.fromkeys(after, 0)
     for row in rows:
@@ -335,26 +345,27 @@ def _compacted(
     return [x[r] for r in root]
 
 
-#: Width by height that a whole picture should have, and a height that is left in one column.
+#: The aspect ratio to aim at, and the height in pixels below which a picture stays in one column.
 _SHAPE, _SHORT = 1.5, 1500.0
-#: Between columns, between lines there, and about what lies between boxes.
+#: Distances between columns, between lines there, and between boxes (an estimate); and the radius
+#: of round corners.
 _GUTTER, _COLUMN_LANE, _COLUMN_GAP, _ROUND = 40.0, 6.0, 26.0, 5.0
-#: Of the height of a column: how far from its even end it may end.
+#: How far from even columns a cut may be, as a fraction of a column's height.
 _SLACK = 0.3
 
 
 def folded(items: Sequence[Item], join: Callable[[list[Item]], Item]) -> Item:
-    """Items in topological order, joined in as many columns as make a picture of a good shape.
+    """Draws items, in topological order, in as many columns as give a good aspect ratio.
 
-    ``join`` places the items of one column and draws the lines between them.
+    ``join`` arranges the items of one column and draws the lines between them.
     """
-    whole = join(list(items))
-    count = max(1, round(sqrt(_SHAPE * whole.height / (whole.width + _GUTTER))))
-    if count == 1 or whole.height < _SHORT:
-        return whole
+    single_column = join(list(items))
+    count = max(1, round(sqrt(_SHAPE * single_column.height / (single_column.width + _GUTTER))))
+    if count == 1 or single_column.height < _SHORT:
+        return single_column
     cuts = _cuts(items, count)
     if not cuts:
-        return whole
+        return single_column
     columns = []
     for start, stop in zip([0, *cuts], [*cuts, len(items)], strict=True):
         entries = [Port(8, 0, [], gives={v: 0.0}, value=v) for v in _crossing(items, start)]
@@ -364,14 +375,14 @@ def folded(items: Sequence[Item], join: Callable[[list[Item]], Item]) -> Item:
 
 
 def _crossing(items: Sequence[Item], cut: int) -> list[Value]:
-    """What is given before a place in the order, and read behind it."""
-    given = {value for item in items[:cut] for value in item.gives}
-    read = (value for item in items[cut:] for value in item.reads if value in given)
+    """The values that an item before ``cut`` gives, and an item from there on reads."""
+    produced = {value for item in items[:cut] for value in item.gives}
+    read = (value for item in items[cut:] for value in item.reads if value in produced)
     return list(dict.fromkeys(read))
 
 
 def _cuts(items: Sequence[Item], count: int) -> list[int]:
-    """Where columns of about the same height end, with as few lines as possible going on."""
+    """The indices of items where columns end: heights are about even, and few lines cross a cut."""
     height, ends, last_read = 0.0, [], dict[Value, int]()
     below: dict[Value, float] = {}
     for i, item in enumerate(items):
@@ -389,34 +400,34 @@ def _cuts(items: Sequence[Item], count: int) -> list[int]:
                 closing[last_read[value]] += 1
         live -= closing[i]
         crossing.append(live)
-    wanted, found = height / count, list[int]()
+    column_height, cuts = height / count, list[int]()
     for number in range(1, count):
-        places = [
-            (3 * crossing[cut] + 4 * abs(ends[cut - 1] / wanted - number) / _SLACK, cut)
-            for cut in range((found[-1] if found else 0) + 1, len(items))
-            if abs(ends[cut - 1] / wanted - number) < _SLACK
+        candidates = [
+            (3 * crossing[cut] + 4 * abs(ends[cut - 1] / column_height - number) / _SLACK, cut)
+            for cut in range((cuts[-1] if cuts else 0) + 1, len(items))
+            if abs(ends[cut - 1] / column_height - number) < _SLACK
         ]
-        if places:
-            found.append(min(places)[1])
-    return found
+        if candidates:
+            cuts.append(min(candidates)[1])
+    return cuts
 
 
 def _side_by_side(columns: Sequence[Item]) -> Item:
-    """Columns from left to right, with lines from the bottom of each to the next one's top."""
-    most = max(len(column.gives) for column in columns)
-    head, gutter = _ROUND + _COLUMN_LANE * (most + 1), _GUTTER + _COLUMN_LANE * most
+    """Draws columns from left to right, and lines from each one's bottom to the next one's top."""
+    most_lines = max(len(column.gives) for column in columns)
+    head, gutter = _ROUND + _COLUMN_LANE * (most_lines + 1), _GUTTER + _COLUMN_LANE * most_lines
     left, body = 0.0, list[str]()
     for i, column in enumerate(columns):
         body += moved(column.body, left, head)
         right = left + column.width
         if i + 1 < len(columns):
-            after = columns[i + 1]
+            next_column = columns[i + 1]
             for lane, value in enumerate(column.gives):
                 start = (left + column.width / 2 + column.gives[value], head + column.height)
-                into = right + gutter + after.width / 2 + (after.reads[value] or 0.0)
-                aside = _COLUMN_LANE * (lane + 1)
-                across = right + gutter / 2 - _COLUMN_LANE * most / 2 + aside
-                body.append(_line(value, start, (into, head), aside, across))
+                entry = right + gutter + next_column.width / 2 + (next_column.reads[value] or 0.0)
+                lane_offset = _COLUMN_LANE * (lane + 1)
+                lane_x = right + gutter / 2 - _COLUMN_LANE * most_lines / 2 + lane_offset
+                body.append(_line(value, start, (entry, head), lane_offset, lane_x))
         left = right + gutter
     height = max(column.height for column in columns) + 2 * head
     return Item(left - gutter, height, body)
@@ -429,7 +440,7 @@ def _line(
     aside: float,
     across: float,
 ) -> str:
-    """Down, right, up, right and down, with round corners."""
+    """A line that goes down, right, up, right and down, with round corners."""
     (x0, y0), (x1, y1), r = start, end, _ROUND
     low, high = y0 + aside + r, y1 - aside - r
     path = f"M{px(x0)},{px(y0)} V{px(low - r)} q0,{px(r)} {px(r)},{px(r)} H{px(across - r)} "
@@ -439,5 +450,5 @@ def _line(
 
 
 def value_title(value: Value) -> str:
-    """What is told of a line: the value that goes along."""
+    """The tooltip of a line: the name and type of the value that it carries."""
     return clean(f"{value.name}: {value.type}")

@@ -1,4 +1,4 @@
-"""Physical layouts: how a value of logical shape (N, C, H, W) lies in memory."""
+"""Physical layouts: the order in memory of the elements of a value (N, C, H, W)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from minidnn.graph.types import ITEMSIZE, TensorType
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``block`` channels lie side by side for each pixel: 1 is NCHW, 0 is NHWC (all of them),
-    16 is NCHW16c, whose last block is filled up with zeros."""
+    """A physical layout: ``block`` channels of a pixel are contiguous in memory.
+
+    1 is NCHW, 0 is NHWC (all channels), and 16 is NCHW16c, whose last block is padded with zeros.
+    """
 
     name: str
     block: int
 
     def bytes(self, type: TensorType) -> int:
-        """Bytes that a value takes in this layout."""
+        """The bytes of a value in this layout, padding included."""
         if self.block <= 1 or type.rank != 4:
             return type.bytes
         batch, channels, *plane = type.shape
@@ -33,5 +35,5 @@ CHANNELS_LAST = Layout("NHWC", 0)
 
 
 def blocked(block: int) -> Layout:
-    """Channels in blocks: the SIMD lanes of one vector."""
+    """The layout with blocks of channels, which are the SIMD lanes of one vector."""
     return Layout(f"NCHW{block}c", block)

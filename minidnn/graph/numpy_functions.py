@@ -1,4 +1,8 @@
-"""NumPy's functions of tensors that have no numbers yet."""
+"""NumPy's universal functions of symbolic tensors, and ``np.where``.
+
+A symbolic tensor's ``__array_ufunc__`` calls :func:`call_ufunc`, which records an element-wise
+formula or an operator (:data:`UFUNCS`).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,15 @@ from minidnn.graph.symbolic import Body, Symbolic, apply, cast, described, point
 
 @dataclass(frozen=True)
 class _Function:
-    """A universal function: its formula, and whether its results are fractions or truths."""
+    """An element-wise universal function.
+
+    Attributes:
+        title: the name of its nodes.
+        body: its formula.
+        fractions: whether it gives floating-point numbers for integers, too.
+        truth: whether its result is a bool.
+        op: an operator that is recorded in place of the formula where it fits.
+    """
 
     title: str
     body: Body
@@ -61,8 +73,8 @@ def _pow(a: Any, b: Expression) -> Expression:
 
 
 def _power(a: Expression, b: Expression) -> Expression:
-    squared = b.op == "constant" and b.value == 2.0
-    return a * a if squared else _pow(a, b)
+    is_square = b.op == "constant" and b.value == 2.0
+    return a * a if is_square else _pow(a, b)
 
 
 def _logical(title: str, join: Body) -> Callable[..., Any]:
@@ -112,7 +124,7 @@ def _xor(a: Expression, b: Expression) -> Expression:
     return abs(a - b)
 
 
-#: What NumPy's universal functions are of symbolic values.
+#: The implementation of NumPy's universal functions for symbolic values.
 UFUNCS: dict[Any, Callable[..., Any]] = {
     np.add: _Function("Add", lambda a, b: a + b, op=Add()),
     np.subtract: _Function("Sub", lambda a, b: a - b, op=Sub()),
@@ -173,7 +185,7 @@ UFUNCS: dict[Any, Callable[..., Any]] = {
 }
 
 
-#: What is not among them, and what to write for it.
+#: Universal functions that symbolic values lack, and what to write instead.
 INSTEAD: dict[Any, str] = {
     np.floor_divide: "np.floor(a / b)",
     np.remainder: "a - b * np.floor(a / b)",
@@ -184,9 +196,9 @@ INSTEAD: dict[Any, str] = {
 
 
 def call_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """What NumPy asks of operands that are no arrays (``__array_ufunc__``).
+    """Implements ``__array_ufunc__``, the hook that NumPy calls for operands that are no arrays.
 
-    GraphError says what to write where there is no such function.
+    For a function that is not supported, GraphError says what to write instead.
     """
     name = f"np.{ufunc.__name__}"
     if method != "__call__":
@@ -212,7 +224,7 @@ def call_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[s
 
 
 def universal(ufunc: Any, *operands: Any) -> Any:
-    """What one of :data:`UFUNCS` gives for symbolic operands, arrays and numbers."""
+    """Applies one of :data:`UFUNCS` to symbolic operands, arrays and numbers."""
 
     def on_values(ufunc: Any, *values: Any) -> Any:
         return UFUNCS[ufunc](*values)
@@ -223,7 +235,7 @@ def universal(ufunc: Any, *operands: Any) -> Any:
 @described("Where")
 def choose(condition: Any, a: Any, b: Any) -> Any:
     """``np.where``: ``a`` where the condition is not zero, else ``b``."""
-    truths = (
+    are_bool = (
         each.dtype == "bool" if isinstance(each, Symbolic) else np.asarray(each).dtype == np.bool_
         for each in (a, b)
     )
@@ -233,5 +245,5 @@ def choose(condition: Any, a: Any, b: Any) -> Any:
         _truth(condition),
         a,
         b,
-        dtype="bool" if all(truths) else None,
+        dtype="bool" if all(are_bool) else None,
     )

@@ -1,7 +1,8 @@
-"""What the system must know about a kind of node, in one place.
+"""The base classes of operators: everything that the system must know about a kind of node.
 
-An operator is a frozen dataclass that holds the node's attributes.  Its base class says of
-which class it is, and thereby how the rest of the system treats it:
+An operator is a frozen dataclass that holds a node's attributes.  It infers types, computes a
+reference with NumPy, and counts its cost.  Its base class is its operator class, which decides how
+passes and code generators treat it:
 
 ================  =============================================================  ==============
 class             computes                                                       base class
@@ -9,8 +10,8 @@ class             computes                                                      
 element-wise      every element by itself, by a scalar expression                Elementwise
 window            every element from a window of its own channel                 Windowed
 contraction       sums over channels: convolution, linear                        Contraction
-movement          nothing, it only places elements                               Movement
-reduction         everything else that joins elements of one value               Reduction
+movement          nothing, it only moves elements                                Movement
+reduction         everything else that combines elements of one value            Reduction
 ================  =============================================================  ==============
 """
 
@@ -35,17 +36,19 @@ from minidnn.graph.window import Window, pool
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one run of a node takes: scalar operations (a multiply-add counts as 2) and bytes
-    of tensors read and written once, parameters included."""
+    """The cost of one run of a node: the number of scalar operations (a multiply-add counts as 2),
+    and the bytes of its tensors, each read or written once, parameters included."""
 
     operations: int
     bytes: int
 
 
 class OperatorMeta(ABCMeta):
-    """Operators have abstract methods, but no classes that are registered as theirs: so which class
-    one is of is asked as of any object.  Passes ask a hundred thousand times for a large graph,
-    and ``ABCMeta`` takes three times as long to answer."""
+    """An ``ABCMeta`` without virtual subclasses, whose ``isinstance`` is the plain, fast one.
+
+    Passes call ``isinstance`` a hundred thousand times for a large graph, and that of ``ABCMeta``
+    takes three times as long.
+    """
 
     __instancecheck__ = type.__instancecheck__
 
@@ -63,14 +66,14 @@ class Operator(metaclass=OperatorMeta):
 
     @abstractmethod
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        """Types of the outputs; raises GraphError if the operands do not fit."""
+        """The types of the outputs for operands of these types; GraphError if these do not fit."""
 
     @abstractmethod
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The outputs, computed with NumPy in the operands' dtype: what the operator means."""
+        """The outputs, computed with NumPy in the operands' dtype: the operator's semantics."""
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
-        """Scalar operations of one run."""
+        """The number of scalar operations of one run; a multiply-add counts as 2."""
         return 0
 
     def cost(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> Cost:
@@ -78,14 +81,14 @@ class Operator(metaclass=OperatorMeta):
 
     @property
     def in_place(self) -> bool:
-        """Whether its output may be written over an operand of the same type: every element is
-        computed from those at its own position alone."""
+        """Whether the output may overwrite an operand of the same type: every element is computed
+        from the elements at its own position alone."""
         return False
 
     @property
     def lasts(self) -> bool:
-        """Whether it may still read its operands while nodes behind it are computed, until one of
-        them reads a result."""
+        """Whether the operator is asynchronous: it may read its operands while later nodes are
+        computed, until one of them reads a result."""
         return False
 
     @property
@@ -117,14 +120,14 @@ class Operator(metaclass=OperatorMeta):
         self.require(type(value) is int, f"{name}={value!r}; valid is an int")
 
     def require_pair(self, name: str, value: object, least: int) -> None:
-        """A tuple of two ints of at least ``least``; of one int layers make such a pair."""
+        """Requires a tuple of two ints of at least ``least``, which layers make of a single int."""
         self.require(
             is_ints(value, least) and len(value) == 2,
             f"{name}={value!r}; valid is a pair of ints of at least {least}",
         )
 
     def operands(self, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-        """The inputs, if they are as many as the operator takes."""
+        """The inputs, if the operator takes that many; else raises GraphError."""
         names = self.operand_names
         if not len(names) - self.optional_operands <= len(inputs) <= len(names):
             counts = range(len(names) - self.optional_operands, len(names) + 1)
@@ -135,7 +138,7 @@ class Operator(metaclass=OperatorMeta):
         return inputs
 
     def require_float(self, *inputs: TensorType) -> None:
-        """All operands have one floating-point dtype."""
+        """Requires that all operands have one floating-point dtype."""
         dtypes = list(dict.fromkeys(t.dtype for t in inputs))
         if len(dtypes) != 1 or dtypes[0] not in FLOATS:
             raise self.fail(
@@ -173,11 +176,11 @@ class Elementwise(Operator):
 
     @abstractmethod
     def expression(self) -> Expression:
-        """The math, over ``argument(0)``, ``argument(1)``, ..."""
+        """The formula of one element, over ``argument(0)``, ``argument(1)``, ..."""
 
     @cached_property
     def lines(self) -> tuple[Instruction, ...]:
-        """The math as straight-line code."""
+        """The formula as straight-line code."""
         return scalar.linearize(self.expression())
 
     @property
@@ -186,16 +189,16 @@ class Elementwise(Operator):
 
     @property
     def channel_count(self) -> int:
-        """How many of the last operands are vectors over channels."""
+        """The number of last operands that are vectors with one element per channel."""
         return self.channel_operands
 
     def computed_in(self, dtypes: Sequence[str]) -> str | None:
-        """The dtype in which operands of these are computed; None if they do not fit."""
+        """The dtype to compute in for operands of ``dtypes``; None if these do not fit."""
         return computed_in(dtypes)
 
     def result_dtype(self, dtypes: Sequence[str]) -> str:
-        """The dtype of the result for operands of these, which computing is done in; GraphError
-        if they do not fit."""
+        """The dtype of the result for operands of ``dtypes``, in which it is computed, too;
+        GraphError if these do not fit."""
         if len(set(dtypes)) != 1 or dtypes[0] not in NUMBERS:
             raise self.fail(
                 f"operands have dtypes {', '.join(dict.fromkeys(dtypes))}; valid is one of "
@@ -205,7 +208,7 @@ class Elementwise(Operator):
         return dtypes[0]
 
     def require_whole(self, dtype: str) -> None:
-        """The expression can be computed in ``dtype``."""
+        """Requires, for an integer ``dtype``, that integers have all operations it computes."""
         if dtype not in INTEGERS:
             return
         used = {line.op for line in self.lines}
@@ -255,7 +258,7 @@ class Activation(Elementwise):
 
     @abstractmethod
     def formula(self, x: Expression) -> Expression:
-        """The math of one element."""
+        """The formula of one element ``x``."""
 
     def expression(self) -> Expression:
         return self.formula(argument(0))
@@ -264,14 +267,14 @@ class Activation(Elementwise):
 class Windowed(Operator):
     """Computes every element from windows over the rows and columns of its own channel.
 
-    Plain maxima take int8 and uint8, too; one of padding alone is then the least number.
+    Plain maxima take int8 and uint8, too; the maximum of padding alone is the dtype's least number.
     """
 
     kind = "window"
 
     @abstractmethod
     def window(self) -> Window:
-        """The window, what is computed of the elements under it, and how they are joined."""
+        """The window, what is computed from the elements under it, and how that is reduced."""
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         window, names = self.window(), self.operand_names
@@ -311,12 +314,12 @@ class Windowed(Operator):
 
 
 class Contraction(Operator):
-    """Sums products over channels: the operand 1 is the weight, operand 2 the bias, if any.
+    """Sums products over channels: operand 1 is the weight, operand 2 the bias, if any.
 
-    Of whole numbers (int8, uint8, int32) the sums are int32, which wrap, and so is the bias.
-    ``zero`` is what stands for 0 in a whole input: it is taken off each element, and so padding
-    stays 0.  Of values in half precision ``dtype`` may be "float32": sums are not rounded then.
-    Their bias may be float32, whatever the result is.
+    For integer operands (int8, uint8, int32) the accumulators are int32, which wrap, and so is the
+    bias.  ``zero`` is the zero point of an integer input: it is subtracted from each element, so
+    padding stays 0.  For half-precision operands ``dtype`` may be "float32": the sums are not
+    rounded then.  Their bias may be float32, whatever the dtype of the result.
     """
 
     kind = "contraction"
@@ -326,7 +329,7 @@ class Contraction(Operator):
     dtype: str | None
 
     def result_dtype(self, *inputs: TensorType) -> str:
-        """The dtype of the sums; GraphError if the operands' do not fit."""
+        """The dtype of the result; GraphError if the operands' dtypes do not fit."""
         if not is_whole_product(*inputs):
             half = inputs[0].dtype in HALVES
             self.require_float(*inputs[:2])
@@ -357,7 +360,7 @@ class Contraction(Operator):
 
 
 class Movement(Operator):
-    """Places elements without computing."""
+    """Moves elements without computing."""
 
     kind = "movement"
 
@@ -366,11 +369,11 @@ class Movement(Operator):
 
     @abstractmethod
     def move(self, *inputs: np.ndarray) -> np.ndarray:
-        """The one output."""
+        """The output, computed with NumPy."""
 
 
 class Reshaping(Movement):
-    """Gives a value another shape; elements stay in their order, so nothing need be moved."""
+    """Gives a value another shape; the elements stay in order, so a device copies nothing."""
 
     @abstractmethod
     def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -385,51 +388,53 @@ class Reshaping(Movement):
 
 
 class Reduction(Operator):
-    """Joins elements of one value over an axis or irregular windows."""
+    """Combines elements of one value over axes or irregular windows."""
 
     kind = "reduction"
 
 
-#: What contractions take whole numbers as.
+#: The integer dtypes that contractions take as operands.
 WHOLE = (*BYTES, "int32")
 
 
 def is_whole_product(*inputs: TensorType) -> bool:
-    """Whether a contraction of these operands is one of whole numbers."""
+    """Whether a contraction of these operands is computed in integers."""
     return all(value.dtype in WHOLE for value in inputs[:2])
 
 
 def whole_sums(
     product: Callable[..., np.ndarray], x: np.ndarray, weight: np.ndarray, zero: int = 0
 ) -> np.ndarray:
-    """What a product of ``x - zero`` and a weight gives in int32, whose sums wrap.
+    """The product of ``x - zero`` and a weight, accumulated in int32, which wraps.
 
-    Float64 has all sums of products of bytes, and computes them in a fraction of the time.
+    Sums of products of int8 and uint8 are exact in float64, which NumPy multiplies in a fraction of
+    the time.
     """
     compute = np.float64 if x.itemsize == weight.itemsize == 1 else np.int64
-    found = product(x.astype(compute) - compute(zero), weight.astype(compute))
-    return np.asarray(found).astype(np.int64).astype(np.int32)
+    sums = product(x.astype(compute) - compute(zero), weight.astype(compute))
+    return np.asarray(sums).astype(np.int64).astype(np.int32)
 
 
 def computed_in(dtypes: Sequence[str]) -> str | None:
-    """The dtype that a formula of operands of these is computed in: the one floating-point dtype,
-    else the one of whole numbers, else float32 for bools and bytes.  None if there are several."""
+    """The dtype that a formula with operands of ``dtypes`` is computed in: the one floating-point
+    dtype, else int32 or int64, else float32 (bool, int8, uint8).  None if there are several."""
     for family in (FLOATS, INTEGERS):
-        found = {dtype for dtype in dtypes if dtype in family}
-        if found:
-            return found.pop() if len(found) == 1 else None
+        of_family = {dtype for dtype in dtypes if dtype in family}
+        if of_family:
+            return of_family.pop() if len(of_family) == 1 else None
     return "float32"
 
 
 def is_ints(value: object, least: int | None = None) -> TypeGuard[tuple[int, ...]]:
-    """Whether it is a tuple of ints (of at least ``least``), as attributes of operators are."""
+    """Whether a value is a tuple of ints (of at least ``least``), as attributes must be."""
     return isinstance(value, tuple) and all(
         type(v) is int and (least is None or v >= least) for v in value
     )
 
 
 def check_pair(owner: str, name: str, value: Any, minimum: int) -> tuple[int, int]:
-    """An int or a pair of ints, as PyTorch takes them, as a pair."""
+    """The pair of ints that ``value`` is, or that a single int stands for, as PyTorch takes both;
+    raises GraphError for anything else."""
     value = plain(value)
     pair = (value, value) if isinstance(value, int) else value
     valid = (

@@ -1,8 +1,8 @@
-"""Philox 4x32-10: random numbers that follow from a counter and a key, in any order.
+"""Philox 4x32-10: a counter-based random number generator.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
-Nothing is carried from one number to the next, so that each is computed where it is needed, as
-often as it is needed, by any number of threads.
+It has no state: each number is a function of a counter and a key, so that any thread computes it
+where, and as often as, it is needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def philox(counter: Sequence[np.ndarray], key: tuple[int, int]) -> tuple[np.ndarray, ...]:
-    """Four words of 32 bits for each counter of four words, all as uint64."""
+    """Four random words of 32 bits for each counter of four such words, all stored as uint64."""
     a, b, c, d = np.broadcast_arrays(*(np.asarray(word, np.uint64) for word in counter))
     for i in range(_ROUNDS):
         first, second = (np.uint64((key[j] + i * _STEPS[j]) & 0xFFFFFFFF) for j in (0, 1))
@@ -28,9 +28,11 @@ def philox(counter: Sequence[np.ndarray], key: tuple[int, int]) -> tuple[np.ndar
 
 
 def random_words(count: int, seed: int, step: int, stream: int) -> np.ndarray:
-    """``count`` words of 32 bits: word ``i`` is word ``i % 4`` of the counter
-    ``(i // 4, stream, step)`` under the key ``seed``; ``stream`` has 32 bits, ``step`` and ``seed``
-    64."""
+    """``count`` random words of 32 bits.
+
+    Word ``i`` is word ``i % 4`` for the counter ``(i // 4, stream, step)`` and the key ``seed``;
+    ``stream`` has 32 bits, ``step`` and ``seed`` have 64.
+    """
     blocks = np.arange(-(-count // 4), dtype=np.uint64)
     counter = (blocks, stream, *_halves(step))
     words = philox([np.asarray(word, np.uint64) for word in counter], _halves(seed))

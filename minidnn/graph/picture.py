@@ -1,9 +1,9 @@
-"""A graph as an SVG picture, which a browser zooms and moves.
+"""Draws a graph as an SVG picture, which a browser zooms and pans.
 
 Data flows downwards, and from the bottom of a column to the top of the next one.  A box is a node:
-its name, a row for each operator that it computes, coloured by class, and its output's shape.
-The groups that a caller names are outlined.  Constants are not drawn.  The text is the same in
-every process.
+its name, a row for each operator that it computes, coloured by operator class, and its output's
+shape.  The groups that a caller names are outlined.  Constants are not drawn.  The text of the SVG
+is the same in every process.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def to_svg(
 ) -> str:
     """The picture of a graph as the text of an SVG file.
 
-    ``highlight`` are nodes, or names of nodes, that get a thick frame; those in bodies count.
-    ``groups`` are outlined and labelled with their names.  Where an outline would have to
-    enclose other nodes too, because a path leaves the group and comes back, the group's nodes
-    are framed and labelled one by one.  ``times`` are seconds by the names of nodes, which are
-    told in their boxes and by their colours.
+    ``highlight`` holds nodes, or names of nodes, that get a thick frame; nodes in bodies count,
+    too.  ``groups`` are outlined and labelled with their names.  Where an outline would have to
+    enclose other nodes too, because a path leaves the group and comes back, the group's nodes are
+    framed and labelled one by one.  ``times`` maps names of nodes to seconds, which their boxes
+    show in words and by colour.
 
     GraphError names a node that is not in the graph, or that is in two groups, or whose time is
     no number.
@@ -90,18 +90,21 @@ def to_svg(
 
 
 class _Drawing:
-    """Draws graphs, and the graphs within them."""
+    """Draws a graph and the bodies of its regions, with frames, labels and colours of times."""
 
     def __init__(
         self, marked: set[Node], tags: dict[Node, str], times: Mapping[str, float]
     ) -> None:
         self.marked, self.tags, self.times = marked, tags, times
-        #: What there is besides boxes, for the legend.
+        #: Whether any group is drawn, for the legend.
         self.groups = bool(tags)
 
     def whole(self, graph: Graph, groups: Mapping[Node, str]) -> Item:
-        """The whole graph, its inputs before what reads them and outputs behind what gives them,
-        so that a column has those that belong to it."""
+        """The whole graph.
+
+        In the order of items, an input comes right before its first reader, and an output right
+        after its producer, so that they are in the same column.
+        """
         waiting = {value: _input_pill(value) for value in graph.inputs}
         names = graph.output_names or ("output",) * len(graph.outputs)
         last: dict[Value, list[Item]] = {}
@@ -119,7 +122,7 @@ class _Drawing:
         return folded(items, _joined)
 
     def scope(self, graph: Graph, nodes: Sequence[Node]) -> Item:
-        """The nodes between a graph's inputs and outputs, which are ports."""
+        """The nodes of a group or of a body, with the graph's inputs and outputs as ports."""
         items: list[Item] = [Port(8, 0, [], gives={v: 0.0}, value=v) for v in graph.inputs]
         items += [self.node(members[0]) for members, _ in _units(nodes, {})]
         items += [
@@ -130,6 +133,7 @@ class _Drawing:
         return _joined(items)
 
     def node(self, node: Node) -> Item:
+        """The box of a node, or the outline of a region that contains regions."""
         if any(inner_nodes(inner) for inner in inner_nodes(node)):
             item = self.region(node, node.op.body)  # type: ignore[attr-defined]
         else:
@@ -142,13 +146,14 @@ class _Drawing:
         return item
 
     def told(self, node: Node) -> tuple[str, int | None]:
-        """The time of a node in words, and its step among the colours."""
+        """The time of a node in words, and the index of its colour; "" and None if it has none."""
         if node.name not in self.times:
             return "", None
-        seconds, most = self.times[node.name], max(self.times.values())
-        return _seconds(seconds), _step(seconds / most if most else 0.0)
+        seconds, longest = self.times[node.name], max(self.times.values())
+        return _seconds(seconds), _step(seconds / longest if longest else 0.0)
 
     def region(self, node: Node, body: Graph) -> Item:
+        """The outline of a region, with its body inside."""
         content = self.scope(body, body.nodes)
         label = f"{shortened(node.name)}: {node.op.name}"
         outer, inner = node.inputs, body.inputs
@@ -162,22 +167,23 @@ class _Drawing:
         return outline(content, label, description(node), "r")
 
     def group(self, name: str, nodes: Sequence[Node], graph: Graph) -> Item:
+        """The outline of a group that the caller named, with its nodes inside."""
         self.groups = True
-        own = {value for node in nodes for value in node.outputs}
-        reads = dict.fromkeys(v for node in nodes for v in node.tensors if v not in own)
-        member = set(nodes)
+        produced = {value for node in nodes for value in node.outputs}
+        reads = dict.fromkeys(v for node in nodes for v in node.tensors if v not in produced)
+        members = set(nodes)
         gives = [
             value
             for node in nodes
             for value in node.outputs
-            if value in graph.outputs or any(r not in member for r in graph.readers[value])
+            if value in graph.outputs or any(r not in members for r in graph.readers[value])
         ]
         content = self.scope(Graph(reads, gives, nodes, name), nodes)
         return outline(content, shortened(name), name, "g")
 
 
 def _rows(node: Node) -> tuple[Node, ...]:
-    """The nodes that have rows within a node's box."""
+    """The nodes of a body that are rows in the node's box."""
     inner = inner_nodes(node)
     return () if any(inner_nodes(each) for each in inner) else inner
 
@@ -193,7 +199,10 @@ def _times(graph: Graph, times: Mapping[str, float]) -> Mapping[str, float]:
 
 
 def _step(share: float) -> int:
-    """The colour of a time, as a part of the longest: steps grow, so that short ones differ."""
+    """The index of the colour of a time, from its share of the longest one.
+
+    It grows with the square root, so that short times differ in colour, too.
+    """
     return min(len(HEAT) - 1, int(len(HEAT) * sqrt(share)))
 
 
@@ -204,6 +213,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _marked(graph: Graph, highlight: Iterable[Node | str] | None) -> set[Node]:
+    """The nodes to highlight, in bodies, too; GraphError for anything that is no node or name."""
     known: dict[Node | str, list[Node]] = {}
     pending = list(graph.nodes)
     while pending:
@@ -214,7 +224,7 @@ def _marked(graph: Graph, highlight: Iterable[Node | str] | None) -> set[Node]:
         pending.extend(body.nodes if isinstance(body, Graph) else ())
     if isinstance(highlight, str):
         highlight = [highlight]
-    found: set[Node] = set()
+    marked: set[Node] = set()
     for item in highlight or ():
         if item not in known:
             name = item.name if isinstance(item, Node) else item
@@ -222,12 +232,12 @@ def _marked(graph: Graph, highlight: Iterable[Node | str] | None) -> set[Node]:
                 f"highlight: {name!r:.100} is no node of graph {graph.name!r}; valid are its nodes"
                 " and their names"
             )
-        found.update(known[item])
-    return found
+        marked.update(known[item])
+    return marked
 
 
 def _owners(graph: Graph, groups: Mapping[str, Sequence[Node]]) -> dict[Node, str]:
-    found: dict[Node, str] = {}
+    owners: dict[Node, str] = {}
     for name, nodes in groups.items():
         for node in nodes:
             if node not in graph.position:
@@ -235,16 +245,16 @@ def _owners(graph: Graph, groups: Mapping[str, Sequence[Node]]) -> dict[Node, st
                     f"groups[{name!r:.100}]: {node!r:.200} is no node of graph {graph.name!r}; "
                     "valid are its nodes"
                 )
-            if found.setdefault(node, name) != name:
+            if owners.setdefault(node, name) != name:
                 raise GraphError(
-                    f"groups[{name!r:.100}]: node {node.name!r} is in the group {found[node]!r} "
+                    f"groups[{name!r:.100}]: node {node.name!r} is in the group {owners[node]!r} "
                     "already; valid is one group for each node"
                 )
-    return found
+    return owners
 
 
 def _convex(graph: Graph, owners: Mapping[Node, str]) -> set[str]:
-    """The groups that outlines can enclose: joined to one box each, they make no cycle."""
+    """The groups that outlines can enclose: merged into one box each, they cause no cycle."""
     accepted: set[str] = set()
     for name in dict.fromkeys(owners.values()):
         tried = accepted | {name}
@@ -256,13 +266,13 @@ def _convex(graph: Graph, owners: Mapping[Node, str]) -> set[str]:
 def _units(
     nodes: Sequence[Node], groups: Mapping[Node, str]
 ) -> list[tuple[list[Node], str | None]]:
-    """Nodes by themselves and whole groups, each after what it reads."""
+    """Single nodes, and groups with their names, in topological order."""
     order = _order(nodes, groups) or []
     return [(members, groups.get(members[0])) for members in order]
 
 
 def _order(nodes: Sequence[Node], groups: Mapping[Node, str]) -> list[list[Node]] | None:
-    """Groups and other nodes in topological order; None if there is none."""
+    """Groups and single nodes in topological order; None if they have a cycle."""
     units: dict[Any, list[Node]] = {}
     for node in nodes:
         units.setdefault(groups.get(node, node), []).append(node)
@@ -288,7 +298,7 @@ def _order(nodes: Sequence[Node], groups: Mapping[Node, str]) -> list[list[Node]
 
 
 def _joined(items: list[Item]) -> Item:
-    """Items at their places, with the edges between them."""
+    """Arranges items, and draws the edges between them; the ports become those of the result."""
     source = {value: i for i, item in enumerate(items) for value in item.gives}
     edges = [
         (source[value], i, value)
@@ -296,31 +306,31 @@ def _joined(items: list[Item]) -> Item:
         for value in item.reads
         if value in source
     ]
-    placed = arrange([(item.width, item.height) for item in items], edges)
+    arrangement = arrange([(item.width, item.height) for item in items], edges)
     drawn = []
     for value, targets in _by_value(edges).items():
-        drawn += _edge(value, source[value], targets, items, placed)
+        drawn += _edge(value, source[value], targets, items, arrangement)
     for i, item in enumerate(items):
-        drawn += moved(item.body, placed.x[i] - item.width / 2, placed.top[i])
-    whole = Item(placed.width, placed.height, drawn)
+        drawn += moved(item.body, arrangement.x[i] - item.width / 2, arrangement.top[i])
+    drawing = Item(arrangement.width, arrangement.height, drawn)
     for i, item in enumerate(items):
         if isinstance(item, Port):
-            side = whole.gives if item.reads else whole.reads
-            side[item.value] = placed.x[i] - placed.width / 2
-    return whole
+            side = drawing.gives if item.reads else drawing.reads
+            side[item.value] = arrangement.x[i] - arrangement.width / 2
+    return drawing
 
 
 def _by_value(edges: list[tuple[int, int, Value]]) -> dict[Value, list[int]]:
-    found: dict[Value, list[int]] = {}
+    targets: dict[Value, list[int]] = {}
     for _, target, value in edges:
-        found.setdefault(value, []).append(target)
-    return found
+        targets.setdefault(value, []).append(target)
+    return targets
 
 
 def _edge(
     value: Value, source: int, targets: list[int], items: list[Item], placed: Arrangement
 ) -> list[str]:
-    """One trunk through the value's lanes, and a branch to each reader."""
+    """The lines of a value: one trunk through its lanes, and a branch to each reader."""
     bands, rank = placed.bands, placed.rank
     x = placed.x[source] + items[source].gives[value]
     bottom = placed.top[source] + items[source].height
@@ -348,7 +358,7 @@ def _edge(
 
 
 def _bend(before: tuple[float, float, float], after: tuple[float, float, float]) -> str:
-    """From the bottom of one stop (x, top, bottom) to the top of the next."""
+    """The path from the bottom of one stop (x, top, bottom) to the top of the next."""
     (x0, _, y0), (x1, y1, _) = before, after
     if abs(x0 - x1) < 0.5:
         return f" V{px(y1)}"
@@ -359,14 +369,14 @@ def _bend(before: tuple[float, float, float], after: tuple[float, float, float])
 def _arrival(
     value: Value, target: int, items: list[Item], placed: Arrangement, start: float
 ) -> float:
-    """Where on a reader's upper side an edge ends: at its port, or below where it comes from."""
+    """The x at which an edge ends on a reader's upper side: at its port, or below its start."""
     item = items[target]
     port = item.reads[value]
     if port is not None:
         return placed.x[target] + port
     room = item.width / 2 - 14
-    aside = min(max(start - placed.x[target], -room), room)
-    return placed.x[target] + (aside if len(item.reads) > 1 else 0.0)
+    offset = min(max(start - placed.x[target], -room), room)
+    return placed.x[target] + (offset if len(item.reads) > 1 else 0.0)
 
 
 def _input_pill(value: Value) -> Item:
@@ -382,15 +392,15 @@ def _output_pill(value: Value, name: str) -> Item:
 
 
 def _header(graph: Graph, drawing: _Drawing) -> Item:
-    """The graph's name, its totals, and what boxes, colours and frames mean."""
+    """The header: the graph's name, its totals, and the legend of boxes, colours and frames."""
     sums = totals(graph)
-    facts = (
+    summary = (
         f"{sums.nodes:,} nodes, {sums.operations:,} operations, {sums.constants:,} constants of "
         f"{sums.bytes:,} bytes"
     )
     if drawing.times:
-        facts += f"; {len(drawing.times):,} kernels take {_seconds(sum(drawing.times.values()))}"
-    body = [text(0, 14, shortened(graph.name, 60), "t w l"), text(0, 32, facts, "f")]
+        summary += f"; {len(drawing.times):,} kernels take {_seconds(sum(drawing.times.values()))}"
+    body = [text(0, 14, shortened(graph.name, 60), "t w l"), text(0, 32, summary, "f")]
     kinds = [(kind if kind in CLASSES else "other", kind) for kind in _kinds(graph)]
     fused = any(map(inner_nodes, graph.nodes))
     rows = [[("b", "one region, a row for each operator"), *kinds] if fused else kinds]
@@ -400,7 +410,7 @@ def _header(graph: Graph, drawing: _Drawing) -> Item:
         rows[0].append(("m", "highlighted"))
     if drawing.times:
         rows.append(_scale(max(drawing.times.values())))
-    width, y = max(len(facts) * LETTER, len(graph.name[:60]) * 10.0), 40.0
+    width, y = max(len(summary) * LETTER, len(graph.name[:60]) * 10.0), 40.0
     for row in rows:
         x = 0.0
         for style, words in row:
@@ -414,18 +424,18 @@ def _header(graph: Graph, drawing: _Drawing) -> Item:
 
 
 def _scale(longest: float) -> list[tuple[str, str]]:
-    """What times the colours stand for: a step's longest."""
+    """The legend of the colours of times: the longest time of each."""
     count = len(HEAT)
     return [(f"b h{i}", f"to {_seconds(longest * ((i + 1) / count) ** 2)}") for i in range(count)]
 
 
 def _kinds(graph: Graph) -> list[str]:
-    found: dict[str, None] = {}
+    kinds: dict[str, None] = {}
     pending = list(graph.nodes)
     while pending:
         node = pending.pop()
         inner = inner_nodes(node)
         pending.extend(inner)
         if not inner:
-            found[node.op.kind] = None
-    return sorted(found, key=lambda kind: ([*CLASSES, kind].index(kind), kind))
+            kinds[node.op.kind] = None
+    return sorted(kinds, key=lambda kind: ([*CLASSES, kind].index(kind), kind))

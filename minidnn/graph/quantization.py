@@ -1,7 +1,7 @@
-"""Numbers as whole ones of a byte: ``(whole - zero) * scale``, as ONNX defines it.
+"""Affine quantization to int8 and uint8: ``real = (integer - zero) * scale``, as ONNX defines it.
 
-Quantizing and its inverse are formulas, which fuse as others do.  Passes and exporters find out
-what they are by :func:`quantization_of` and :func:`dequantization_of`.
+Quantizing and dequantizing are formulas, which fuse as others do.  Passes and exporters recognize
+them by :func:`quantization_of` and :func:`dequantization_of`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from minidnn.graph.types import BYTES
 
 @dataclass(frozen=True)
 class Steps:
-    """The numbers of a byte that a tensor has: ``(whole - zero) * scale``.
+    """The quantization parameters of a tensor: ``real = (integer - zero) * scale``.
 
     Attributes:
-        scale: from one number to the next, as float32 has it.
-        zero: the whole number that stands for 0.
+        scale: the distance from one number to the next, which float32 represents.
+        zero: the zero point: the integer that stands for 0.
         dtype: "int8" or "uint8".
     """
 
@@ -42,73 +42,76 @@ class Steps:
             raise GraphError(f"zero={self.zero!r}; valid is an int of {self.dtype}")
 
     def quantize(self) -> Formula:
-        """The operator from float32 to whole numbers: to the nearest, ties to even; what is too
-        large or too small becomes the largest or the least."""
+        """The operator from float32 to integers; it rounds to nearest even, and saturates."""
         body = quantized(argument(0), self.scale, self.zero)
         return Formula(body, title=QUANTIZE, dtype=self.dtype)
 
     def dequantize(self) -> Formula:
-        """The operator from whole numbers to float32."""
+        """The operator from integers to float32."""
         return Formula(
             dequantized(argument(0), self.scale, self.zero), title=DEQUANTIZE, compute="float32"
         )
 
 
 MOST_ZERO = 255
-"""No byte's zero is further from 0."""
+"""The largest absolute value of a zero point of int8 or uint8."""
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 Operand = Expression | float
 
 
 def quantized(x: Expression, scale: Operand, zero: Operand) -> Expression:
-    """The whole number that stands for ``x``, which may be too large for a byte."""
+    """The integer that stands for ``x``, before it is saturated to int8 or uint8."""
     return rint(x / scale) + zero
 
 
 def before_rounding(code: Sequence[Instruction]) -> tuple[tuple[Instruction, ...], int] | None:
-    """Of code that ends as :func:`quantized` does with a zero that is known, the code of what is
-    rounded, and the zero; None of any other."""
+    """Matches code that ends as :func:`quantized` does, with a constant zero point.
+
+    Returns the code of the number that is rounded, and the zero point; None for any other code.
+    """
     if code[-1].op != "add":
         return None
     rounded, zero = (code[i] for i in code[-1].operands)
     if rounded.op != "round" or zero.op != "constant":
         return None
-    number = float(zero.value or 0)
-    if not number.is_integer() or abs(number) > MOST_ZERO:
+    zero_point = float(zero.value or 0)
+    if not zero_point.is_integer() or abs(zero_point) > MOST_ZERO:
         return None
-    return tuple(code[: rounded.operands[0] + 1]), int(number)
+    return tuple(code[: rounded.operands[0] + 1]), int(zero_point)
 
 
 def dequantized(whole: Expression, scale: Operand, zero: Operand) -> Expression:
-    """What a whole number stands for."""
+    """The real number that the integer ``whole`` stands for."""
     return (whole - zero) * scale
 
 
-#: The operator of bytes, scales and zeros that broadcast, as those of a weight do.
+#: Dequantizes with scales and zero points that are tensors and broadcast, as a weight has them per
+#: channel.
 PER_CHANNEL = Formula(
     dequantized(argument(0), argument(1), argument(2)), 3, title=DEQUANTIZE, compute="float32"
 )
 
 
 def quantization_of(op: Operator) -> Steps | None:
-    """The numbers to which an operator rounds all elements alike; None if it does not."""
+    """The parameters with which an operator quantizes all elements; None if it does not."""
     if not isinstance(op, Formula) or op.dtype not in BYTES:
         return None
     return _steps(op, op.dtype)
 
 
 def dequantization_of(op: Operator, dtype: str) -> Steps | None:
-    """The numbers that whole ones of ``dtype`` stand for; None if an operator does something else
-    than to compute them."""
+    """The parameters with which an operator dequantizes integers of ``dtype``; None if it does
+    something else."""
     if not isinstance(op, Formula) or op.dtype is not None or dtype not in BYTES:
         return None
     return _steps(op, dtype)
 
 
 def _steps(op: Formula, dtype: str) -> Steps | None:
+    """The parameters with which :class:`Steps` gives this very formula; None if there are none."""
     numbers = [float(line.value or 0) for line in linearize(op.body) if line.op == "constant"]
-    if len(numbers) == 1:  # which is both, as equal constants are one
+    if len(numbers) == 1:  # scale and zero point are equal, and so one instruction
         numbers *= 2
     if len(numbers) != 2 or op.tensors != 1 or op.channel_vectors:
         return None
@@ -119,7 +122,7 @@ def _steps(op: Formula, dtype: str) -> Steps | None:
             steps = Steps(scale, int(zero), dtype)
         except GraphError:
             continue
-        same = steps.quantize() if op.dtype is not None else steps.dequantize()
-        if linearize(same.body) == linearize(op.body):
+        expected = steps.quantize() if op.dtype is not None else steps.dequantize()
+        if linearize(expected.body) == linearize(op.body):
             return steps
     return None

@@ -1,6 +1,7 @@
-"""Values whose elements are picked or change places, and maxima of windows of any sizes.
+"""Functions composed of moves: shuffles of pixels and channels, unfold, fold and embedding; and
+adaptive max pooling.
 
-All are as PyTorch's.  Operands fit: who calls says what does not.
+All behave as PyTorch's.  Callers check the operands beforehand.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from minidnn.graph.types import TensorType
 
 
 def _viewed(x: Value, split: Sequence[int], order: Sequence[int], shape: Sequence[int]) -> Value:
-    parts: Value = apply(ops.View(tuple(split)), x)
-    moved = apply(ops.Transpose(tuple(order)), parts)
-    found: Value = apply(ops.View(tuple(shape)), moved)
-    return found
+    divided: Value = apply(ops.View(tuple(split)), x)
+    moved = apply(ops.Transpose(tuple(order)), divided)
+    reshaped: Value = apply(ops.View(tuple(shape)), moved)
+    return reshaped
 
 
 def pixel_shuffle(x: Value, factor: int) -> Value:
@@ -52,30 +53,30 @@ def pixel_unshuffle(x: Value, factor: int) -> Value:
 
 
 def channel_shuffle(x: Value, groups: int) -> Value:
-    """(N, C, ...) whose channels, seen as rows of a table, are read by columns."""
+    """(N, C, ...) with its channels viewed as (groups, C / groups) and transposed."""
     batch, channels, *plane = x.shape
     order = (0, 2, 1, *range(3, 3 + len(plane)))
     return _viewed(x, (batch, groups, channels // groups, *plane), order, x.shape)
 
 
 def adaptive_max(x: Value, sizes: tuple[int, int]) -> Value:
-    """The largest of windows that begin and end where those of adaptive averages do.
+    """Adaptive max pooling to ``sizes``: the windows are those of :class:`AdaptiveAvgPool2d`.
 
-    Where they are not all alike, the last elements of the shorter ones are taken twice, which the
-    largest does not notice.
+    Windows of unequal size are made equal by repeating the last element of the shorter ones, which
+    does not change a maximum.
     """
-    kernel, chosen = [], []
+    kernel, axis_indices = [], []
     for size, outputs in zip(x.shape[2:], sizes, strict=True):
         bounds = [(i * size // outputs, -(-(i + 1) * size // outputs)) for i in range(outputs)]
-        most = max(end - start for start, end in bounds)
-        places = tuple(min(start + k, end - 1) for start, end in bounds for k in range(most))
-        kernel.append(most)
-        chosen.append(None if places == tuple(range(size)) else places)
-    if chosen != [None, None]:
-        x = apply(ops.Take((None, None, *chosen)), x)
+        longest = max(end - start for start, end in bounds)
+        indices = tuple(min(start + k, end - 1) for start, end in bounds for k in range(longest))
+        kernel.append(longest)
+        axis_indices.append(None if indices == tuple(range(size)) else indices)
+    if axis_indices != [None, None]:
+        x = apply(ops.Take((None, None, *axis_indices)), x)
     window = (kernel[0], kernel[1])
-    found: Value = apply(ops.MaxPool2d(window, window), x)
-    return found
+    pooled: Value = apply(ops.MaxPool2d(window, window), x)
+    return pooled
 
 
 @dataclass(frozen=True)
@@ -88,16 +89,16 @@ class SlidingBlocks:
     stride: tuple[int, int]
 
     def counts(self, sizes: Sequence[int]) -> tuple[int, int]:
-        """How many blocks lie along the rows and columns of an image."""
-        own = (self.kernel, self.dilation, self.padding, self.stride)
+        """The number of blocks along the rows and columns of an image of these ``sizes``."""
+        arguments = (self.kernel, self.dilation, self.padding, self.stride)
         rows, columns = (
             (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
-            for size, kernel, dilation, pad, stride in zip(sizes, *own, strict=True)
+            for size, kernel, dilation, pad, stride in zip(sizes, *arguments, strict=True)
         )
         return rows, columns
 
     def places(self, size: Sequence[int]) -> np.ndarray:
-        """Where each element of each block lies in an image with its padding, by their numbers."""
+        """The flat index, in the padded image, of each element of each block."""
         along = []
         for axis, count in enumerate(self.counts(size)):
             taps = np.arange(self.kernel[axis])[:, None] * self.dilation[axis]
@@ -111,12 +112,12 @@ def unfold(x: Value, blocks: SlidingBlocks) -> Value:
     """The blocks of (N, C, H, W) as columns: (N, C * KH * KW, blocks)."""
     counts = blocks.counts(x.shape[2:])
     if any(blocks.padding):
-        around = (0, 0, *blocks.padding)
-        x = apply(ops.Pad(around, around), x)
+        margins = (0, 0, *blocks.padding)
+        x = apply(ops.Pad(margins, margins), x)
     windows = apply(ops.Unfold2d(blocks.kernel, blocks.stride, blocks.dilation), x)
     shape = (x.shape[0], x.shape[1] * prod(blocks.kernel), prod(counts))
-    found: Value = apply(ops.View(shape), windows)
-    return found
+    columns: Value = apply(ops.View(shape), windows)
+    return columns
 
 
 def fold(
@@ -125,51 +126,55 @@ def fold(
     blocks: SlidingBlocks,
     constant: Callable[[TensorType, Callable[[], np.ndarray]], Value],
 ) -> Value:
-    """Images of which (N, C * KH * KW, blocks) are the blocks, which are added up where they
-    overlap.  ``constant`` makes a constant of a type and of what gives its numbers."""
+    """Images from their blocks (N, C * KH * KW, blocks), which are summed where they overlap.
+
+    ``constant`` makes a constant from a type and a function that returns its array.
+    """
     batch, depth, _ = x.shape
     counts, block = blocks.counts(size), prod(blocks.kernel)
     channels = depth // block
-    apart = (
+    is_tiling = (
         blocks.kernel == blocks.stride and blocks.padding == (0, 0) and blocks.dilation == (1, 1)
     )
-    whole = tuple(n * k for n, k in zip(counts, blocks.kernel, strict=True))
-    if apart:
+    covered = tuple(n * k for n, k in zip(counts, blocks.kernel, strict=True))
+    if is_tiling:
         split = (batch, channels, *blocks.kernel, *counts)
-        image = _viewed(x, split, (0, 1, 4, 2, 5, 3), (batch, channels, *whole))
-        rest = (size[0] - whole[0], size[1] - whole[1])
-        padded: Value = apply(ops.Pad((0, 0, 0, 0), (0, 0, *rest)), image) if any(rest) else image
+        image = _viewed(x, split, (0, 1, 4, 2, 5, 3), (batch, channels, *covered))
+        missing = (size[0] - covered[0], size[1] - covered[1])
+        padded: Value = (
+            apply(ops.Pad((0, 0, 0, 0), (0, 0, *missing)), image) if any(missing) else image
+        )
         return padded
     rows: Value = apply(ops.View((batch * channels, block * prod(counts))), x)
-    places = constant(TensorType((block * prod(counts),), "int64"), lambda: blocks.places(size))
+    indices = constant(TensorType((block * prod(counts),), "int64"), lambda: blocks.places(size))
     top, left = blocks.padding
-    wide = (size[0] + 2 * top, size[1] + 2 * left)
-    added = apply(ops.ScatterAdd(prod(wide), 1), rows, places)
-    image = apply(ops.View((batch, channels, *wide)), added)
+    padded_size = (size[0] + 2 * top, size[1] + 2 * left)
+    added = apply(ops.ScatterAdd(prod(padded_size), 1), rows, indices)
+    image = apply(ops.View((batch, channels, *padded_size)), added)
     if any(blocks.padding):
         cut = ops.Slice((0, 0, top, left), (batch, channels, *size), (1, 1, 1, 1))
         image = apply(cut, image)
-    found: Value = image
-    return found
+    result: Value = image
+    return result
 
 
-#: Steps of it are too small for any float32 of a size that training gives to a table.
+#: Rounding to multiples of it changes no float32 of the size that training gives to a table.
 _STEP = 2.0**-40
 
 
 def rows_of(table: Value, numbers: Any, without_slope: int | None = None) -> Any:
-    """(..., features) of a table (rows, features) and whole numbers (...).
+    """The embedding lookup: (..., features) from a table (rows, features) and integers (...).
 
-    The row ``without_slope`` has no gradient.
+    A number outside of the table gives NaN.  The row ``without_slope`` has no gradient.
     """
-    found = apply(ops.Gather(0), table, numbers)
-    wide = numbers.reshape(*numbers.shape, 1)
-    inside = np.logical_and(wide >= 0, wide < table.shape[0])
+    rows = apply(ops.Gather(0), table, numbers)
+    numbers_column = numbers.reshape(*numbers.shape, 1)
+    inside = np.logical_and(numbers_column >= 0, numbers_column < table.shape[0])
 
     def body(value: Any, inside: Any, *fixed: Any) -> Any:
         if fixed:  # the same number, whose derivative is 0
             value = scalar.where(fixed[0] > 0.0, scalar.floor(value / _STEP) * _STEP, value)
         return scalar.where(inside > 0.0, value, float("nan"))
 
-    more = [] if without_slope is None else [np.equal(wide, without_slope)]
-    return pointwise("Embedding", body, found, inside, *more)
+    fixed_rows = [] if without_slope is None else [np.equal(numbers_column, without_slope)]
+    return pointwise("Embedding", body, rows, inside, *fixed_rows)

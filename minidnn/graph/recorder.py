@@ -1,7 +1,8 @@
-"""What records the operators that are applied to values, as far as values need to know it.
+"""The interface of recorders, which make nodes of the operators that are applied to values.
 
-Values (:mod:`.ir`) apply operators to themselves and a trace (:mod:`.trace`) makes nodes of
-values, so what both of them need stands below both.
+Values (:mod:`.ir`) apply operators to themselves, and a trace (:mod:`.trace`) makes nodes on
+values; this module holds what both need, so that they need not import each other.  The current
+recorder is a context variable.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from minidnn.graph.types import TensorType
 
 
 class Recorder(Protocol):
-    """Takes operators as they are applied."""
+    """Records operators as they are applied to values."""
 
-    #: Whether it is a user's own code that applies them, in a layer's ``forward``.
+    #: Whether user code applies the operators, in a layer's ``forward``.
     describing: bool
 
     def apply(self, op: Operator, *operands: Any) -> tuple[Any, ...]:
-        """The outputs of ``op`` on ``operands``, which are values."""
+        """Records a node of ``op`` on the values ``operands``, and returns its outputs."""
 
     def constant(
         self, owner: object, name: str, type: TensorType, data: Callable[[], np.ndarray]
     ) -> Any:
-        """The constant that belongs to ``owner``."""
+        """The constant that belongs to ``owner``; ``data`` returns its array when it is needed."""
 
 
 _current: ContextVar[Recorder | None] = ContextVar("minidnn_recorder", default=None)
@@ -38,7 +39,7 @@ _current: ContextVar[Recorder | None] = ContextVar("minidnn_recorder", default=N
 
 @contextmanager
 def recording_by(recorder: Recorder) -> Iterator[None]:
-    """``recorder`` is the current one within; an outer one waits until then."""
+    """Makes ``recorder`` the current one within the context; the outer one is restored after it."""
     token = _current.set(recorder)
     try:
         yield
@@ -52,7 +53,7 @@ def is_recording() -> bool:
 
 
 def is_describing() -> bool:
-    """Whether a user's own code describes a network just now."""
+    """Whether user code is describing a network at the moment."""
     recorder = _current.get()
     return recorder is not None and recorder.describing
 

@@ -1,6 +1,6 @@
-"""Operators by name, and their attributes as JSON and back.
+"""The registry of operators by name, and the codecs between their attributes and JSON.
 
-Operators of :mod:`minidnn.graph.operators` are known; third parties make theirs known with
+Operators of :mod:`minidnn.graph.operators` are registered; third parties register theirs with
 :func:`register`.  Attributes are checked against the dataclasses' type annotations.
 
 ================================  ==========================================================
@@ -12,10 +12,10 @@ tuple of these                    a list
 Expression                        ``{"expression": [instructions]}``
 Graph                             ``{"graph": ...}``, see :mod:`minidnn.graph.storage`
 a frozen dataclass, an Operator   ``{"ClassName": {"field": ...}}``
-a union of these                  that of the member which holds the value
+a union of these                  that of the first member which fits the value
 ================================  ==========================================================
 
-Nothing but these is read or written, so that nothing in a file can be executed.
+Nothing else is read or written, so that nothing in a file can be executed.
 """
 
 from __future__ import annotations
@@ -46,29 +46,33 @@ _brief.maxlevel = 2
 
 
 def brief(value: object) -> str:
-    """The ``repr`` of something read, cut to a bearable length and depth."""
+    """The ``repr`` of a value that was read, cut to a length and depth that fit into an error."""
     return _brief.repr(value)
 
 
-#: Writes a graph that is an attribute as JSON.
+#: Writes a graph that is an attribute, such as a region's body, as JSON.
 WriteGraph = Callable[[Graph], Any]
-#: Reads it again; raises GraphError for anything else.
+#: Reads such a graph from JSON; raises GraphError for anything else.
 ReadGraph = Callable[[Any], Graph]
 
 
 class Codec(ABC):
-    """How the values of one annotation are written and read."""
+    """Writes and reads the values of one type annotation.
 
-    #: The valid values, in words.
+    A subclass implements :meth:`holds`, :meth:`matches`, :meth:`encode` and :meth:`decode`; callers
+    use :meth:`write` and :meth:`read`, which check first.
+    """
+
+    #: The valid values in words, for errors.
     valid: str
 
     @abstractmethod
     def holds(self, value: Any) -> bool:
-        """Whether ``value`` is of this kind, apart from what it contains."""
+        """Whether ``value`` has this type, its members aside."""
 
     @abstractmethod
     def matches(self, data: Any) -> bool:
-        """Whether ``data`` looks like a value of this kind, apart from what it contains."""
+        """Whether ``data`` is the JSON of such a value, its members aside."""
 
     def encode(self, value: Any, write_graph: WriteGraph) -> Any:
         return value
@@ -88,7 +92,7 @@ class Codec(ABC):
 
 
 class PlainCodec(Codec):
-    """None, a bool, an int that fits into 64 bits, or a text of valid Unicode."""
+    """None, a bool, an int of 64 bits, or a str of valid Unicode, each written as it is."""
 
     def __init__(self, kind: type) -> None:
         self.kind = kind
@@ -153,7 +157,7 @@ class ChoiceCodec(Codec):
 
 
 class TupleCodec(Codec):
-    """A tuple of given members, or of any number of one kind."""
+    """A tuple of members with a codec each, or, if ``repeated``, of any number with one codec."""
 
     def __init__(self, members: list[Codec], repeated: bool) -> None:
         self.members, self.repeated = members, repeated
@@ -181,7 +185,7 @@ class TupleCodec(Codec):
 
 
 class UnionCodec(Codec):
-    """The first of several kinds that holds a value."""
+    """A union: a value is written and read by the first of several codecs that fits it."""
 
     def __init__(self, members: list[Codec]) -> None:
         self.members = members
@@ -201,7 +205,7 @@ class UnionCodec(Codec):
 
 
 class TaggedCodec(Codec):
-    """Something written as ``{tag: ...}``."""
+    """The base class of codecs that write a value as ``{tag: ...}``."""
 
     def __init__(self, tag: str, kind: type) -> None:
         self.tag, self.kind = tag, kind
@@ -215,6 +219,8 @@ class TaggedCodec(Codec):
 
 
 class GraphCodec(TaggedCodec):
+    """A graph, as the caller's functions write and read it."""
+
     def encode(self, value: Any, write_graph: WriteGraph) -> Any:
         return {self.tag: write_graph(value)}
 
@@ -236,7 +242,7 @@ class ExpressionCodec(TaggedCodec):
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value is a str that has an UTF-8 form."""
+    """Whether a value is a str that UTF-8 can encode: one without surrogates."""
     return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
@@ -274,7 +280,7 @@ class RecordCodec(TaggedCodec):
 
 
 class OperatorCodec(Codec):
-    """A registered operator that is an instance of an abstract class."""
+    """A registered operator, where the annotation is an operator class that it derives from."""
 
     def __init__(self, kind: type[Operator]) -> None:
         self.kind = kind
@@ -335,37 +341,41 @@ def _is_frozen(kind: type) -> bool:
 
 @cache
 def fields_of(kind: Any) -> dict[str, tuple[Codec, bool]]:
-    """Name, codec and whether it must be given, of each field of a dataclass."""
+    """For each field of a dataclass by name: its codec, and whether it is required."""
     try:
         hints = typing.get_type_hints(kind)
     except NameError:  # Graph may be imported for type checkers only
         hints = typing.get_type_hints(kind, localns={"Graph": Graph, "Expression": Expression})
-    found = {}
+    fields = {}
     for field in dataclasses.fields(kind):
         if field.init:
             missing = dataclasses.MISSING
             required = field.default is missing and field.default_factory is missing
             try:
-                found[field.name] = (codec_for(hints[field.name]), required)
+                fields[field.name] = (codec_for(hints[field.name]), required)
             except GraphError as error:
                 raise GraphError(f"{kind.__name__}.{field.name}: {error}") from None
-    return found
+    return fields
 
 
 def write_fields(value: Any, write_graph: WriteGraph) -> dict[str, Any]:
-    """All fields of a dataclass as JSON."""
-    found = {}
+    """The fields of a dataclass instance as a JSON object."""
+    written = {}
     kind: Any = type(value)
     for name, (codec, _) in fields_of(kind).items():
         try:
-            found[name] = codec.write(getattr(value, name), write_graph)
+            written[name] = codec.write(getattr(value, name), write_graph)
         except GraphError as error:
             raise GraphError(f"{name}: {error}") from None
-    return found
+    return written
 
 
 def read_fields(kind: type, data: Any, read_graph: ReadGraph) -> Any:
-    """An instance of a dataclass; a field that has a default may be absent."""
+    """An instance of the dataclass ``kind`` from a JSON object; a field with a default may be
+    absent.
+
+    Raises GraphError for anything else.
+    """
     known = fields_of(kind)
     names = ", ".join(known) or "none"
     if not isinstance(data, dict):
@@ -386,7 +396,7 @@ def read_fields(kind: type, data: Any, read_graph: ReadGraph) -> Any:
     except GraphError:
         raise
     except Exception as error:
-        # Values of the right types may still be beyond what the class computes with.
+        # Values of the right types may still be out of the range that the class accepts.
         raise GraphError(f"{kind.__name__} of {brief(data)} cannot be made: {error!r}") from error
 
 
@@ -405,7 +415,7 @@ _operators: dict[str, type[Operator]] = {
 
 
 def register(kind: type[Operator]) -> type[Operator]:
-    """Makes an operator class known, so that graphs with it can be saved and loaded.
+    """Registers an operator class, so that graphs with it can be saved and loaded.
 
     May be used as a decorator.  Raises GraphError if the class is no frozen dataclass with
     fields that can be saved, or if another operator has its name.
@@ -437,13 +447,13 @@ def read_operator(data: Any, read_graph: ReadGraph) -> Operator:
     """The inverse of :func:`write_operator`; GraphError for anything else."""
     if not isinstance(data, dict) or len(data) != 1:
         raise GraphError(f'operator {brief(data)}; valid is {{"ClassName": {{...}}}}')
-    ((name, given),) = data.items()
+    ((name, attributes),) = data.items()
     if name not in _operators:
         raise GraphError(
             f"unknown operator {brief(name)}; valid are: {', '.join(sorted(_operators))}"
         )
     try:
-        operator = read_fields(_operators[name], given, read_graph)
+        operator = read_fields(_operators[name], attributes, read_graph)
     except GraphError as error:
         raise GraphError(f"{name}: {error}") from None
     return typing.cast(Operator, operator)

@@ -1,7 +1,7 @@
-"""Functions made of the scalar operations, and expressions in the places of others' arguments.
+"""Functions composed of the scalar operations, and substitution of expressions for arguments.
 
-There are signs, rounding, equality, the circular and hyperbolic functions that are no scalar
-operations, and activations that are no operators of their own; these are all as in PyTorch.
+There are signs, rounding, clamping, the trigonometric and hyperbolic functions that are no scalar
+operations, and activations that are no operators of their own; all are as in PyTorch.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ from minidnn.graph.expression import (
 
 
 def sign(x: Expression) -> Expression:
-    """Of zeros and NaN it is what they are; it has no slope anywhere."""
+    """The sign of ``x``: zeros and NaN stay as they are; the derivative is 0 everywhere."""
     return where(x > 0, 1.0, where(x < 0, -1.0, 0.0 * x))
 
 
 def odd(x: Expression, y: Expression) -> Expression:
-    """``y``, which is of ``|x|`` and has the slope 1 at 0, with the sign of x; a zero keeps its
-    sign, and NaN stays NaN, and so does the slope."""
+    """The odd function of ``x`` that is ``y`` for positive ``x``.
+
+    ``y`` is a function of ``|x|`` with derivative 1 at 0.  A zero keeps its sign, and NaN stays
+    NaN, in the derivative, too.
+    """
     return where(x > 0, y, where(x < 0, -y, x * (1.0 + x)))
 
 
-#: From here on exp(x) may overflow where half of it does not.
+#: Above it exp(x) may overflow in float32 where half of it does not.
 _HIGH = 80.0
-#: From here on x^2 + 1 is x^2, which may overflow.
+#: Above it x^2 + 1 rounds to x^2, which may overflow.
 _VAST = 1e9
 
 
@@ -96,7 +99,7 @@ def ceil(x: Expression) -> Expression:
 
 
 def trunc(x: Expression) -> Expression:
-    """The whole number next to x towards zero."""
+    """``x`` rounded towards zero."""
     down = floor(abs(x))
     return where(x > 0, down, where(x < 0, -down, 0.0 * x))
 
@@ -104,41 +107,45 @@ def trunc(x: Expression) -> Expression:
 def at_least(x: Expression, low: Expression) -> Expression:
     """The larger one of ``x`` and a bound, NaN if one of them is.
 
-    Its derivative is PyTorch's of ``clamp``: ``x`` has all of it where both are equal, and neither
-    has any where one is NaN.  Of ``maximum`` a constant bound wins.
+    Its derivative is that of PyTorch's ``clamp``: where both are equal, ``x`` gets all of the
+    gradient, and where one is NaN, neither gets any.  In ``maximum``, a constant bound wins.
     """
     return where(x >= low, x, where(x < low, low, 0.0 * (x + low)))
 
 
 def at_most(x: Expression, high: Expression) -> Expression:
-    """The smaller one of ``x`` and a bound, as :func:`at_least` has the larger one."""
+    """The smaller one of ``x`` and a bound, with the derivative of :func:`at_least`."""
     return where(x <= high, x, where(x > high, high, 0.0 * (x + high)))
 
 
 def softplus(x: Expression) -> Expression:
-    """``log(1 + exp(x))``, exact however far ``x`` is from 0, and so is its derivative."""
+    """``log(1 + exp(x))``, accurate with its derivative however far ``x`` is from 0."""
     above = x > 0.0
     return where(above, x, 0.0) + log1p(exp(where(above, -x, x)))
 
 
 def root(x: Expression) -> Expression:
-    """The square root of what is at least 0.  Its derivative at 0 is 0: so lengths of vectors have
-    a subgradient at zero vectors, and deviations at equal numbers."""
+    """The square root of a number of at least 0, whose derivative at 0 is defined as 0.
+
+    So norms have a subgradient at zero vectors, and standard deviations at equal numbers.
+    """
     return where(x <= 0.0, 0.0, sqrt(x))
 
 
 def substituted(expression: Expression, given: Mapping[int, Expression]) -> Expression:
-    """The expression with others in the places of its arguments, by their indices."""
-    made: list[Expression] = []
+    """The expression with argument ``i`` replaced by the expression ``given[i]``."""
+    results: list[Expression] = []
     for line in linearize(expression):
         if line.op == "argument":
-            made.append(given[int(line.value or 0)])
+            results.append(given[int(line.value or 0)])
         else:
-            made.append(Expression(line.op, tuple(made[i] for i in line.operands), line.value))
-    return made[-1]
+            results.append(
+                Expression(line.op, tuple(results[i] for i in line.operands), line.value)
+            )
+    return results[-1]
 
 
-#: What makes mean and variance of activations stay: Klambauer et al., arXiv:1706.02515.
+#: The constants that preserve mean and variance of activations: Klambauer et al., arXiv:1706.02515.
 SELU_ALPHA = 1.6732632423543772848170429916717
 SELU_SCALE = 1.0507009873554804934193349852946
 

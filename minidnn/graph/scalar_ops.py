@@ -1,4 +1,4 @@
-"""The operations that scalar expressions are made of: what each is in NumPy, and what it costs."""
+"""The table of operations that scalar expressions consist of: NumPy function, arity and cost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-#: Elements of arrays that fit a cache.
+#: The number of elements of a block, of which all temporaries fit a cache.
 _BLOCK = 1 << 15
 
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}
@@ -44,11 +44,13 @@ def _fma_to_odd(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 def _by_blocks(
     function: Callable[..., np.ndarray], result: Any, computed: Any, *operands: Any
 ) -> np.ndarray:
-    """A function of elements that needs many times the memory of its operands, block by block.
+    """Applies an element-wise function block by block, so that its temporaries stay small.
 
     Args:
-        function: of flat arrays of one length and of the dtype ``computed``.
-        result: the dtype of what is returned.
+        function: takes flat arrays of one length and of the dtype ``computed``.
+        result: the dtype of the result.
+        computed: the dtype in which the operands are given to ``function``.
+        operands: arrays that broadcast.
     """
     if np.broadcast(*operands).size <= _BLOCK:
         arrays = np.broadcast_arrays(*(np.asarray(each, computed) for each in operands))
@@ -63,13 +65,13 @@ def _by_blocks(
         buffersize=_BLOCK,
     )
     with blocks:
-        for *given, found in blocks:
-            found[...] = function(*given)
+        for *block_operands, block_result in blocks:
+            block_result[...] = function(*block_operands)
         return np.asarray(blocks.operands[-1])
 
 
 def _divide(a: Any, b: Any) -> Any:
-    """``a / b``; of whole numbers the quotient rounded towards zero, and 0 for divisor 0."""
+    """``a / b``; for integers the quotient is rounded towards zero, and is 0 for divisor 0."""
     dtype = np.result_type(a, b)
     if dtype.kind != "i":
         return np.divide(a, b)
@@ -79,7 +81,7 @@ def _divide(a: Any, b: Any) -> Any:
 
 
 def _power(a: Any, b: Any) -> Any:
-    """``a ** b``; of whole numbers rounded towards zero, and 0 for 0 to a negative power."""
+    """``a ** b``; for integers it is rounded towards zero, and is 0 for 0 to a negative power."""
     dtype = np.result_type(a, b)
     if dtype.kind != "i":
         return np.power(a, b)
@@ -104,14 +106,14 @@ class ScalarOp:
     """What the system knows about one scalar operation.
 
     Args:
-        arity: how many operands it takes.
-        evaluate: it as a function of NumPy's arrays.
-        operations: how many additions one evaluation takes as long as.
+        arity: the number of operands.
+        evaluate: the operation as a function of NumPy arrays.
+        operations: the cost of one evaluation, in additions.
     """
 
     arity: int
     evaluate: Callable[..., Any]
-    #: Operations it counts as in the cost model (a transcendental is a short polynomial).
+    #: The number of operations that the cost model counts (a transcendental is a short polynomial).
     operations: int = 1
 
 
@@ -127,7 +129,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "maximum": ScalarOp(2, np.maximum),
     "minimum": ScalarOp(2, np.minimum),
     "floor": ScalarOp(1, np.floor),
-    # Halves to even.
+    # To the nearest integer, ties to even.
     "round": ScalarOp(1, np.rint),
     "sqrt": ScalarOp(1, np.sqrt, 4),
     "exp": ScalarOp(1, np.exp, 10),
@@ -149,7 +151,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
 }
 
 
-#: Operations that whole numbers have, too.
+#: Operations that integers have, too.
 INTEGER_OPS = frozenset(
     ("add", "sub", "mul", "div", "pow", "neg", "abs", "maximum", "minimum", *COMPARISONS, "where")
 )

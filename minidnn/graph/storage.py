@@ -12,12 +12,12 @@
                "output_names": null}}
 
 An operand is the key of a constant or state, or the number of a value: a graph's inputs come first,
-then its nodes' outputs, in order.  Only smaller numbers than a node's own are valid, so there
-are no cycles.  Types of nodes are inferred anew.  A constant that several bodies share is one.
-A state stands among the constants, marked ``"state": true``, its array being the one that it begins
-with; a graph's ``"updates": [[state, value], ...]`` say what states become.
-``"layouts"`` and ``"placements"`` of a graph are ignored: passes find them anew.
-:mod:`minidnn.storage` puts both into a file.
+then its nodes' outputs, in order.  A node's operands must have smaller numbers than its own
+outputs, so there are no cycles.  Types of nodes are inferred again on reading.  A constant that
+several bodies share is saved once.  A state is saved among the constants, marked ``"state": true``,
+with its initial array; a graph's ``"updates": [[state, value], ...]`` are the values that states
+become.  ``"layouts"`` and ``"placements"`` of a graph are ignored: passes compute them again.
+:mod:`minidnn.storage` writes document and arrays into one file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TYPE = '["dtype", [sizes...]]'
 
 
 def to_document(graph: Graph) -> tuple[dict[str, Any], dict[str, Stored]]:
-    """The document of a legal graph, and the constants and states that it names.
+    """The document of a legal graph, and its constants and states by their keys.
 
     GraphError names the node whose operator cannot be saved.
     """
@@ -63,21 +63,21 @@ def to_document(graph: Graph) -> tuple[dict[str, Any], dict[str, Stored]]:
 
 
 def from_document(document: Any, arrays: Mapping[str, np.ndarray]) -> Graph:
-    """The graph of a document that :func:`to_document` made, its constants being ``arrays``.
+    """The graph of a document that :func:`to_document` made, with ``arrays`` as its constants.
 
-    GraphError says what is wrong with anything else; nothing is executed in any case.
+    Raises GraphError, which says what is wrong, for anything else; nothing is ever executed.
     """
-    version, described, body = _members(document, "the document", "version", "constants", "graph")
+    version, constants, body = _members(document, "the document", "version", "constants", "graph")
     if type(version) is not int or version != VERSION:
         raise GraphError(f"the document has version {brief(version)}; valid is {VERSION}")
-    if not isinstance(described, dict):
-        raise GraphError(f"constants are {brief(described)}; valid is an object")
-    reader = _Reader({key: _read_constant(key, item, arrays) for key, item in described.items()})
+    if not isinstance(constants, dict):
+        raise GraphError(f"constants are {brief(constants)}; valid is an object")
+    reader = _Reader({key: _read_constant(key, item, arrays) for key, item in constants.items()})
     try:
         graph = reader.read(body)
     except RecursionError:
         raise GraphError("attributes are nested too deep") from None
-    for what, keys in (("constant", described), ("array", arrays)):
+    for what, keys in (("constant", constants), ("array", arrays)):
         for key in keys:
             if key not in reader.used:
                 raise GraphError(f"nothing reads the {what} {brief(key)}")
@@ -85,8 +85,10 @@ def from_document(document: Any, arrays: Mapping[str, np.ndarray]) -> Graph:
 
 
 class _Writer:
+    """Writes a graph, and the graphs in its attributes, and collects their constants and states."""
+
     def __init__(self) -> None:
-        #: The keys of constants and states in the order in which they were met.
+        #: The keys of constants and states, in the order in which nodes first read them.
         self.keys: dict[Stored, str] = {}
         self._taken: set[str] = set()
         self._nesting = 0
@@ -115,7 +117,7 @@ class _Writer:
                 numbers[value] = len(numbers)
         self._nesting -= 1
         names = graph.output_names
-        found: dict[str, Any] = {
+        document: dict[str, Any] = {
             "name": graph.name,
             "inputs": [[value.name, _write_type(value.type)] for value in graph.inputs],
             "nodes": nodes,
@@ -123,14 +125,14 @@ class _Writer:
             "output_names": None if names is None else [_check_name("output", n) for n in names],
         }
         if graph.updates:
-            found["updates"] = [
+            document["updates"] = [
                 [self._reference(state, numbers), self._reference(value, numbers)]
                 for state, value in graph.updates.items()
             ]
-        return found
+        return document
 
     def _reference(self, value: Value, numbers: dict[Value, int]) -> int | str:
-        if value in numbers:  # a state that a body gets as an input, too
+        if value in numbers:  # this includes a state that is an input of a body
             return numbers[value]
         if not isinstance(value, Stored):
             raise GraphError(f"{value!r} is read, but neither an input nor computed before")
@@ -145,6 +147,8 @@ class _Writer:
 
 
 class _Reader:
+    """Reads a graph, and the graphs in its attributes, and notes which constants they use."""
+
     def __init__(self, constants: dict[str, Stored]) -> None:
         self.constants = constants
         self.used: set[str] = set()
@@ -162,12 +166,12 @@ class _Reader:
             raise GraphError(f"graphs are nested deeper than {MAX_NESTING} levels")
         _check_name("graph", name)
         values = [self._input(item) for item in _items("inputs", inputs)]
-        given = len(values)
-        made = [self._node(i, item, values) for i, item in enumerate(_items("nodes", nodes))]
+        input_count = len(values)
+        graph_nodes = [self._node(i, item, values) for i, item in enumerate(_items("nodes", nodes))]
         graph = Graph(
-            values[:given],
+            values[:input_count],
             [self._value("outputs", item, values) for item in _items("outputs", outputs)],
-            made,
+            graph_nodes,
             name,
             None
             if output_names is None
@@ -210,19 +214,19 @@ class _Reader:
         return node
 
     def _updates(self, data: Any, values: list[Value]) -> dict[State, Value]:
-        found: dict[State, Value] = {}
+        updates: dict[State, Value] = {}
         for item in [] if data is None else _items("updates", data):
             match item:
                 case [str(key), value] if is_text(key):
                     state = self._value("updates", key, values)
-                    if not isinstance(state, State) or state in found:
+                    if not isinstance(state, State) or state in updates:
                         raise GraphError(
                             f"updates: {brief(key)}; valid are states, each of them once"
                         )
-                    found[state] = self._value("updates", value, values)
+                    updates[state] = self._value("updates", value, values)
                 case _:
                     raise GraphError(f"updates: {brief(item)}; valid is [state, value]")
-        return found
+        return updates
 
     def _value(self, what: str, data: Any, values: list[Value]) -> Value:
         if isinstance(data, str):
@@ -240,10 +244,10 @@ class _Reader:
 
 def _read_constant(key: str, data: Any, arrays: Mapping[str, np.ndarray]) -> Stored:
     what = f"constant {brief(key)}"
-    given, name, state = _members(data, what, "type", optional=("name", "state"))
+    type_data, name, state = _members(data, what, "type", optional=("name", "state"))
     if state not in (None, True):
         raise GraphError(f"{what}: state is {brief(state)}; valid is true, or nothing")
-    type = _read_type(what, given)
+    type = _read_type(what, type_data)
     if key not in arrays:
         raise GraphError(f"{what}: its array is missing")
     array = arrays[key]
@@ -287,7 +291,8 @@ def _items(what: str, data: Any) -> list[Any]:
 
 
 def _members(data: Any, what: str, *names: str, optional: tuple[str, ...] = ()) -> list[Any]:
-    """The members of a JSON object that has all of ``names`` and maybe ``optional`` ones."""
+    """The members of a JSON object, which must have all of ``names`` and may have ``optional``
+    ones; None for a member that is absent."""
     if not isinstance(data, dict) or not set(names) <= set(data) <= {*names, *optional}:
         found = f"members {brief(sorted(data))}" if isinstance(data, dict) else brief(data)
         raise GraphError(f"{what} has {found}; valid are {', '.join(names)}")

@@ -1,5 +1,5 @@
-"""The shapes of a picture of a graph: boxes, outlines, text, as lines of SVG, and how it looks and
-moves in a browser: style sheet and script, which need nothing else.
+"""The elements of a picture of a graph, as lines of SVG: boxes, outlines and text; and its style
+sheet and script, which zooms and pans in a browser and needs no library.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.operator import Contraction, Windowed
 from minidnn.graph.types import TensorType
 
-#: Fill and line of rows by operator class, by day and by night.
+#: Colours of rows by operator class: fill and text in the light theme, then in the dark one.
 CLASSES = {
     "contraction": ("#dbe7fb", "#2f5ea8", "#1f3557", "#9cc2ff"),
     "elementwise": ("#ddf2dc", "#2f7a33", "#1e3f24", "#8fd694"),
@@ -21,7 +21,7 @@ CLASSES = {
     "reduction": ("#ecdff7", "#6f3f9c", "#382850", "#cfa8f2"),
     "other": ("#f9dfe3", "#a12c40", "#4a2028", "#ff9db0"),
 }
-#: From the shortest to the longest time.
+#: Colours of times, from the shortest to the longest.
 HEAT = ("#fffbe6", "#fff0b3", "#ffdf80", "#ffc65c", "#ffa552", "#fb7f4f", "#ee5a4f")
 _HEAT_DARK = ("#2b2a22", "#3d3617", "#574412", "#75500f", "#95560f", "#b5541a", "#cf4a2a")
 
@@ -32,6 +32,7 @@ _NIGHT |= {"box": "#22262e", "frame": "#a9a9dc", "mark": "#ff5c97", "group": "#1
 
 
 def _rules(night: bool) -> str:
+    """The rules of the style sheet for the light theme, or for the dark one."""
     of = _NIGHT if night else _DAY
     heat = _HEAT_DARK if night else HEAT
     rules = [
@@ -60,8 +61,8 @@ text{{font:11px Helvetica,Arial,'DejaVu Sans',sans-serif}} .w{{font-weight:bold}
 }}
 </style>"""
 
-#: Wheel and pinch zoom at the pointer, dragging moves, a double click or 0 shows all again.  In a
-#: page that shows the file as an image no script runs, and the picture has its own size.
+#: Wheel and pinch zoom at the pointer, dragging pans, and a double click or 0 shows all again.  In
+#: a page that shows the file as an image, no script runs, and the picture has its natural size.
 SCRIPT = """<script><![CDATA[
 (function () {
   var svg = document.documentElement;
@@ -120,7 +121,15 @@ LINE = 'class="e"'
 
 @dataclass
 class Item:
-    """Something with a place: a box, a pill, a port, or an outline with its content."""
+    """A drawn element with a size: a box, a pill, a port, or an outline with its content.
+
+    Attributes:
+        width, height: its size in pixels.
+        body: its lines of SVG, with the upper left corner as origin.
+        reads: the values whose lines end at its upper side, each with the offset of its port from
+            the centre, or None if the line may end anywhere.
+        gives: the values whose lines begin at its lower side, with their offsets from the centre.
+    """
 
     width: float
     height: float
@@ -133,12 +142,13 @@ class Item:
 
 @dataclass
 class Port(Item):
-    """Where a value enters or leaves an outline."""
+    """The point at which a value enters or leaves an outline."""
 
     value: Any = None
 
 
 def pill(name: str, type: TensorType) -> Item:
+    """A pill for an input or output of the graph: its name and its type."""
     lines = [shortened(name), shape(type)]
     width = max(len(lines[0]) * _BOLD, len(lines[1]) * LETTER) + 3 * _PADDING
     body = [
@@ -151,9 +161,9 @@ def pill(name: str, type: TensorType) -> Item:
 
 
 def box(node: Node, told: str = "", heat: int | None = None) -> Item:
-    """A box for what one kernel computes: its name, a row for each operator, the output's shape.
+    """The box of a node: its name, a row for each operator that it computes, the output's shape.
 
-    ``told`` stands beside the name (its time), and ``heat`` is a step of the time's colours.
+    ``told`` is a text beside the name (its time), and ``heat`` is an index into :data:`HEAT`.
     """
     inner = inner_nodes(node) or (node,)
     name = shortened(node.name)
@@ -189,22 +199,22 @@ def box(node: Node, told: str = "", heat: int | None = None) -> Item:
 
 
 def inner_nodes(node: Node) -> tuple[Node, ...]:
-    """The nodes that a region computes; none for any other node."""
+    """The nodes of a region's body; none for any other node."""
     body = getattr(node.op, "body", None)
     return tuple(body.nodes) if isinstance(body, Graph) else ()
 
 
 def _label(node: Node, inner: Node) -> str:
-    """The name of an operator with weights, as far as it is not that of its box."""
+    """The part of the name of an operator with weights that differs from the name of its box."""
     if inner is node or len(inner.inputs) == len(inner.tensors):
         return ""
-    path, own = node.name.split("."), inner.name.split(".")
-    same = next((i for i, (a, b) in enumerate(zip(path, own, strict=False)) if a != b), 0)
-    return f"{'.'.join(own[same:])}: "
+    path, inner_path = node.name.split("."), inner.name.split(".")
+    common = next((i for i, (a, b) in enumerate(zip(path, inner_path, strict=False)) if a != b), 0)
+    return f"{'.'.join(inner_path[common:])}: "
 
 
 def _detail(node: Node) -> str:
-    """The size of a kernel or window, and its stride."""
+    """The size of an operator's kernel or window, and its stride; "" if it has none."""
     if isinstance(node.op, Windowed):
         kernel = tuple(axis.kernel for axis in node.op.window().axes)
     elif (
@@ -223,14 +233,15 @@ def _by(pair: tuple[int, ...]) -> str:
 
 
 def description(node: Node) -> str:
+    """The tooltip of a node: its operator, its layer and its operands."""
     operands = ", ".join(f"{value.name}: {value.type}" for value in node.inputs)
     return f"{node.name} = {node.op}\nfrom {node.source}\nof {operands}"
 
 
 def outline(content: Item, label: str, title: str, kind: str) -> Item:
-    """A frame around ``content``, to which the lines of its ports go on, with a label.
+    """A labelled frame around ``content``, to which the lines of its ports are extended.
 
-    ``kind`` is "g" for a group that a caller named, and "r" for a region within which regions are.
+    ``kind`` is "g" for a group that a caller named, and "r" for a region that contains regions.
     """
     width = max(content.width + 2 * _INSET, len(label) * _BOLD + 2 * _INSET)
     height = content.height + _TITLE_HEIGHT + _INSET / 2
@@ -280,13 +291,13 @@ def shortened(text: str, widest: int = _WIDEST) -> str:
 
 
 def px(value: float) -> str:
-    """A coordinate with one decimal, without a needless one."""
+    """A coordinate with one decimal, or as an integer where that is the same."""
     text = f"{value:.1f}"
     return "0" if text == "-0.0" else text.removesuffix(".0")
 
 
 def clean(text: str) -> str:
-    """Text as XML has it; what XML cannot hold becomes a replacement character."""
+    """Text escaped for XML; characters that XML cannot represent become U+FFFD."""
     return escape("".join(letter if _is_xml(letter) else "\ufffd" for letter in text))
 
 

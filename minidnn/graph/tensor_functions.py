@@ -1,4 +1,8 @@
-"""Functions of whole tensors that have no numbers yet: reductions, shapes, joins."""
+"""NumPy's functions of whole symbolic tensors: reductions, shapes, concatenation, indexing.
+
+A symbolic tensor's ``__array_function__`` calls :func:`call_function`, which finds the function
+here by NumPy's name.
+"""
 
 from __future__ import annotations
 
@@ -52,27 +56,28 @@ def _reducing(how: How) -> Callable[..., Any]:
 
 @described("Var")
 def variance(x: Any, axis: Axes = None, *, ddof: int = 0, keepdims: bool = False) -> Any:
-    """The mean square of the distance to the mean; ``ddof`` is what counts less than elements."""
+    """The variance over axes: the sum of squared distances to the mean, divided by the number of
+    elements less ``ddof``."""
     count = prod(x.shape[d] for d in _axes(axis, len(x.shape)))
-    apart = x - reduce(x, "mean", axis, keepdims=True)
-    return reduce(apart * apart, "sum", axis, keepdims=keepdims) / (count - ddof)
+    centred = x - reduce(x, "mean", axis, keepdims=True)
+    return reduce(centred * centred, "sum", axis, keepdims=keepdims) / (count - ddof)
 
 
 @described("Std")
 def deviation(x: Any, axis: Axes = None, *, ddof: int = 0, keepdims: bool = False) -> Any:
-    """The square root of the variance, whose derivative by equal numbers is 0."""
+    """The standard deviation over axes; where all elements are equal, its derivative is 0."""
     return pointwise("Sqrt", root, variance(x, axis, ddof=ddof, keepdims=keepdims))
 
 
 @described("ArgMax")
 def argmax(x: Any, axis: int | None = None, *, keepdims: bool = False, turned: bool = False) -> Any:
-    """The index of the largest element (int64), of the smallest if ``turned``."""
+    """The index (int64) of the largest element, or of the smallest if ``turned``."""
     if axis is not None and not _is_int(axis):
         raise GraphError(f"axis={axis!r:.80}; valid is one axis, or None for all elements")
     _check_keepdims(keepdims)
     if turned:
-        whole = x.dtype not in FLOATS  # of whole numbers the smallest has no opposite
-        x = pointwise("Turned", lambda a: -1 - a if whole else -a, x)
+        is_integer = x.dtype not in FLOATS  # -a of the least integer overflows, -1 - a does not
+        x = pointwise("Turned", lambda a: -1 - a if is_integer else -a, x)
     if axis is None:
         x, axis = x._record(ops.View((prod(x.shape),)), x), 0
     (dim,) = _axes(axis, len(x.shape))
@@ -85,31 +90,31 @@ def reshape(x: Any, *shape: Any) -> Any:
     sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
     count = prod(x.shape)
     valid = all(_is_int(size) and size >= -1 for size in sizes) and tuple(sizes).count(-1) < 2
-    rest = prod(size for size in sizes if size != -1) if valid else 0
-    if not rest or count % rest or (rest != count and -1 not in sizes):
+    known_size = prod(size for size in sizes if size != -1) if valid else 0
+    if not known_size or count % known_size or (known_size != count and -1 not in sizes):
         raise GraphError(
             f"reshape to {sizes!r:.80} of {x.shape}; valid are sizes with the same number of "
             "elements, one of which may be -1"
         )
-    whole = tuple(count // rest if size == -1 else int(size) for size in sizes)
-    return x._record(ops.View(whole), x)
+    full_shape = tuple(count // known_size if size == -1 else int(size) for size in sizes)
+    return x._record(ops.View(full_shape), x)
 
 
 @described("Flatten")
 def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
-    """Joins the axes from ``start_dim`` to ``end_dim``, both included, into one."""
+    """Merges the axes from ``start_dim`` to ``end_dim``, both included, into one."""
     return x._record(ops.Flatten(start_dim, end_dim), x)
 
 
 @described("Transpose")
 def permute(x: Any, *axes: Any) -> Any:
-    """Axes in another order, by default the opposite one."""
-    given = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
+    """The tensor with its axes in another order, by default reversed."""
+    order = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
     rank = len(x.shape)
-    dims = _axes(given, rank, ordered=True) if given else tuple(range(rank))[::-1]
+    dims = _axes(order, rank, ordered=True) if order else tuple(range(rank))[::-1]
     if len(dims) != rank:
         raise GraphError(
-            f"axes={tuple(given)} of {x.shape}; valid is each of the {rank} axes once (to swap "
+            f"axes={tuple(order)} of {x.shape}; valid is each of the {rank} axes once (to swap "
             "two of them write np.swapaxes(x, a, b))"
         )
     return x._record(ops.Transpose(dims), x)
@@ -117,7 +122,7 @@ def permute(x: Any, *axes: Any) -> Any:
 
 @described("Transpose")
 def swapaxes(x: Any, axis1: int, axis2: int) -> Any:
-    """Two axes in each other's place."""
+    """The tensor with two axes swapped."""
     order = list(range(len(x.shape)))
     a, b = (_axes(axis, len(order))[0] for axis in (axis1, axis2))
     order[a], order[b] = order[b], order[a]
@@ -126,7 +131,7 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Any:
 
 @described("Squeeze")
 def squeeze(x: Any, axis: Axes = None) -> Any:
-    """Without axes of size 1: those given, or all."""
+    """The tensor without the given axes of size 1, or without all of them."""
     ones = tuple(d for d, size in enumerate(x.shape) if size == 1)
     dims = ones if axis is None else _axes(axis, len(x.shape))
     if not set(dims) <= set(ones):
@@ -137,7 +142,7 @@ def squeeze(x: Any, axis: Axes = None) -> Any:
 
 @described("Unsqueeze")
 def expand_dims(x: Any, axis: Any) -> Any:
-    """With axes of size 1 put in."""
+    """The tensor with new axes of size 1 at the positions ``axis``."""
     rank = len(x.shape) + (1 if _is_int(axis) else len(tuple(axis)))
     dims, sizes = _axes(axis, rank), iter(x.shape)
     shape = tuple(1 if d in dims else next(sizes) for d in range(rank))
@@ -146,12 +151,12 @@ def expand_dims(x: Any, axis: Any) -> Any:
 
 @described("Expand")
 def broadcast_to(x: Any, shape: Sequence[int]) -> Any:
-    """Repeated up to a shape, as NumPy broadcasts."""
+    """The tensor broadcast to a shape."""
     return x._record(ops.Expand(tuple(shape)), x)
 
 
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
-    """Tensors, and arrays, joined along an axis that they have."""
+    """Tensors and arrays, concatenated along an existing axis."""
     return _joined(*arrays, axis=axis)
 
 
@@ -167,24 +172,24 @@ def _constant(owner: Any, value: Any) -> Any:
 
 
 def stack(arrays: Sequence[Any], axis: int = 0) -> Any:
-    """Tensors, and arrays, joined along a new axis."""
-    wide: list[Any] = [
+    """Tensors and arrays, concatenated along a new axis."""
+    expanded: list[Any] = [
         expand_dims(each, axis) if isinstance(each, Symbolic) else np.expand_dims(each, axis)
         for each in arrays
     ]
-    return concatenate(wide, axis)
+    return concatenate(expanded, axis)
 
 
 @described("Full")
 def filled_like(x: Any, fill_value: float) -> Any:
-    """A tensor of one number, of the shape and dtype of another."""
+    """A constant with every element ``fill_value``, of the shape and dtype of ``x``."""
     return x._constant(np.full(x.shape, fill_value), x.dtype)
 
 
 @described("Clip")
 def clip(x: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:
-    """At least the one number and at most the other, where they are given; the derivative at a
-    bound is 1, as PyTorch has it."""
+    """Elements clamped between two bounds, where these are given; the derivative at a bound is 1,
+    as in PyTorch."""
     low, high = (b if a is None else a for a, b in ((a_min, min), (a_max, max)))
     smooth = x.dtype in FLOATS
     if low is not None:
@@ -194,7 +199,7 @@ def clip(x: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: 
 
 @described("Round")
 def rounded(x: Any, decimals: int = 0) -> Any:
-    """The nearest whole number, halves to the even one."""
+    """The nearest integer; of two equally near ones the even one."""
     if decimals != 0:
         raise GraphError(
             f"round to decimals={decimals!r:.20} of a symbolic value; valid is 0: write "
@@ -205,7 +210,7 @@ def rounded(x: Any, decimals: int = 0) -> Any:
 
 @described("Split")
 def split(x: Any, indices_or_sections: Any, axis: int = 0) -> Any:
-    """Parts of an axis: so many equal ones, or those that end at the given indices."""
+    """Splits an axis into a number of equal parts, or at the given indices."""
     (dim,) = _axes(axis, len(x.shape))
     size, ends = x.shape[dim], indices_or_sections
     if _is_int(ends):
@@ -215,20 +220,20 @@ def split(x: Any, indices_or_sections: Any, axis: int = 0) -> Any:
                 "sequence of the indices where they end"
             )
         ends = range(size // ends, size, size // ends)
-    every = (slice(None),) * dim
-    return tuple(x[(*every, slice(a, b))] for a, b in pairwise([0, *ends, size]))
+    leading = (slice(None),) * dim
+    return tuple(x[(*leading, slice(a, b))] for a, b in pairwise([0, *ends, size]))
 
 
 @described("Slice")
 def flip(x: Any, axis: Axes = None) -> Any:
-    """Axes in opposite order."""
+    """The tensor with the elements along some axes, or all, in reverse order."""
     dims = _axes(axis, len(x.shape))
     return x[tuple(slice(None, None, -1 if d in dims else 1) for d in range(len(x.shape)))]
 
 
 @described("Gather")
 def take(x: Any, indices: Any, axis: int | None = None) -> Any:
-    """Elements of an axis by their indices, an array or a tensor of them."""
+    """The elements of an axis at ``indices``, which are an array or a tensor."""
     if axis is None:
         raise GraphError("np.take of a symbolic value with axis=None; valid is an axis")
     (dim,) = _axes(axis, len(x.shape))
@@ -242,19 +247,19 @@ def _is_int(value: Any) -> bool:
 
 
 def _axes(axis: Any, rank: int, ordered: bool = False) -> tuple[int, ...]:
-    """Axes counted from 0, in order unless they are ``ordered`` already; all for None."""
+    """Axes counted from 0, sorted unless their order counts (``ordered``); None means all."""
     if axis is None:
         return tuple(range(rank))
-    given = (axis,) if _is_int(axis) else axis
-    valid = isinstance(given, (tuple, list)) and all(
-        _is_int(each) and -rank <= each < rank for each in given
+    axes = (axis,) if _is_int(axis) else axis
+    valid = isinstance(axes, (tuple, list)) and all(
+        _is_int(each) and -rank <= each < rank for each in axes
     )
-    found = [int(each) % rank for each in given] if valid else []
-    if not valid or len(set(found)) < len(found):
+    dims = [int(each) % rank for each in axes] if valid else []
+    if not valid or len(set(dims)) < len(dims):
         raise GraphError(
             f"axis={axis!r:.80}; valid are different axes from {-rank} to {rank - 1}, or None"
         )
-    return tuple(found if ordered else sorted(found))
+    return tuple(dims if ordered else sorted(dims))
 
 
 _BY_NAME: dict[str, Callable[..., Any]] = {
@@ -295,14 +300,14 @@ _BY_NAME: dict[str, Callable[..., Any]] = {
     "ndim": lambda x: len(x.shape),
     "shape": lambda x: x.shape,
 }
-#: What NumPy's functions of tensors are of symbolic values; not every NumPy has all of them.
+#: The implementation of NumPy's functions for symbolic values; some NumPy versions lack some.
 FUNCTIONS = {getattr(np, name): each for name, each in _BY_NAME.items() if hasattr(np, name)}
 
 
 def call_function(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """What NumPy asks of arguments that are no arrays (``__array_function__``).
+    """Implements ``__array_function__``, the hook by which NumPy calls functions of other types.
 
-    GraphError says what to write where there is no such function.
+    For a function that is not supported, GraphError says what to write instead.
     """
     name = f"np.{function.__name__}"
     if function not in FUNCTIONS:

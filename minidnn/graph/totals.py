@@ -1,4 +1,4 @@
-"""What a whole graph takes: nodes, operations, bytes of weights."""
+"""Totals of a graph, for reports and pictures: nodes, operations, and bytes of constants."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ class Totals:
     #: Scalar operations of one run; a multiply-add counts as 2.
     operations: int
     constants: int
-    #: Elements of the constants, and what they take in memory; shared ones count once.
+    #: Elements of all constants, and their bytes; shared constants count once.
     elements: int
     bytes: int
 
 
 def operations(node: Node) -> int:
-    """Scalar operations of one run of a node."""
+    """The number of scalar operations of one run of a node."""
     inputs = tuple(value.type for value in node.inputs)
     return node.op.operations(inputs, tuple(value.type for value in node.outputs))
 
 
 def totals(graph: Graph) -> Totals:
     """The totals of a graph.  A region counts by the nodes of its body."""
-    nodes, found = 0, 0
+    nodes, operation_count = 0, 0
     constants = dict.fromkeys(graph.constants)
     pending = list(graph.nodes)
     while pending:
@@ -39,7 +39,7 @@ def totals(graph: Graph) -> Totals:
             constants.update(dict.fromkeys(body.constants))
         else:
             nodes += 1
-            found += operations(node)
+            operation_count += operations(node)
     elements = sum(constant.type.size for constant in constants)
-    size = sum(constant.type.bytes for constant in constants)
-    return Totals(nodes, found, len(constants), elements, size)
+    byte_count = sum(constant.type.bytes for constant in constants)
+    return Totals(nodes, operation_count, len(constants), elements, byte_count)

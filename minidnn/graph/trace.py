@@ -1,4 +1,4 @@
-"""Recording a graph: while a trace is open, operators applied to values become its nodes."""
+"""Tracing: while a trace is open, operators applied to values become nodes of its graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minidnn.graph.types import TensorType
 
 
 class Trace:
-    """Collects the nodes that layers apply, under names made of the layers' path."""
+    """Collects the nodes that layers apply, and names them after the layers' paths."""
 
     def __init__(
         self,
@@ -28,19 +28,19 @@ class Trace:
         training: bool = False,
     ) -> None:
         self.name = name
-        #: Whether layers do what they do in training alone.
+        #: Whether layers behave as in training: dropout, batch statistics.
         self.training = training
-        #: Over the batches of how many ranks statistics are taken.
+        #: The number of ranks over whose batches statistics are taken.
         self.ranks = 1
         #: Whether parameters become states instead of constants.
         self.states = states
-        #: Whether only shapes are wanted: parameters then stay unbound and have no data.
+        #: Whether only shapes are inferred: parameters then stay unbound and have no data.
         self.shapes_only = shapes_only
         self.inputs: list[Value] = []
         self.nodes: list[Node] = []
-        #: Whether the network being recorded is one of layers, which users describe.
+        #: Whether user code describes the network that is being recorded.
         self.describing = False
-        #: Paths of its layers and names of its parameters, by their ids.
+        #: Paths of the network's layers, and names of its parameters, by the objects' ids.
         self.layer_paths: dict[int, str] = {}
         self.parameter_names: dict[int, str] = {}
         self._known: set[Value] = set()
@@ -52,7 +52,7 @@ class Trace:
         self._streams = 0
 
     def adopt(self, graph: Graph) -> None:
-        """Goes on behind a graph, whose inputs, nodes and updates it takes over."""
+        """Continues after a finished graph, whose inputs, nodes and updates it takes over."""
         self.inputs += graph.inputs
         self.nodes += graph.nodes
         self._known.update(graph.values)
@@ -71,26 +71,26 @@ class Trace:
         self, owner: object, name: str, type: TensorType, data: Callable[[], np.ndarray]
     ) -> Constant:
         """A constant, the same one each time its ``owner`` is asked for."""
-        found = self._stored.get(owner)
-        if found is None:
-            found = self._stored[owner] = Constant(type, self._unique(name), data)
-        assert isinstance(found, Constant)
-        return found
+        constant = self._stored.get(owner)
+        if constant is None:
+            constant = self._stored[owner] = Constant(type, self._unique(name), data)
+        assert isinstance(constant, Constant)
+        return constant
 
     def state(
         self, owner: object, name: str, type: TensorType, initial: Callable[[], np.ndarray]
     ) -> State:
         """A state, the same one each time its ``owner`` is asked for."""
-        found = self._stored.get(owner)
-        if found is None:
-            found = self._stored[owner] = State(type, self._unique(name), initial)
-        assert isinstance(found, State)
-        return found
+        state = self._stored.get(owner)
+        if state is None:
+            state = self._stored[owner] = State(type, self._unique(name), initial)
+        assert isinstance(state, State)
+        return state
 
     def update(self, state: State, value: Value) -> None:
-        """What a state becomes once the graph has run.
+        """Sets the value that a state becomes once the graph has run.
 
-        GraphError if it was said already, or if the types differ.
+        GraphError if the state has an update already, or if the types differ.
         """
         if state in self._updates:
             raise GraphError(
@@ -104,28 +104,30 @@ class Trace:
         self._updates[state] = value
 
     def latest(self, state: State) -> Value:
-        """What a state becomes by the updates so far; the state itself if there is none."""
+        """The value that a state becomes by its update so far; the state itself without one."""
         return self._updates.get(state, state)
 
     def update_again(self, state: State, value: Value) -> None:
-        """As :meth:`update`, of what :meth:`latest` gave: a layer is called several times."""
+        """As :meth:`update`, but replaces an earlier update, on which ``value`` builds by
+        :meth:`latest`: a layer may be called several times."""
         self._updates.pop(state, None)
         self.update(state, value)
 
     def random_numbers(self) -> tuple[State, State, int]:
-        """The states ``random.seed`` and ``random.step``, which counts runs, and the number of a
-        stream: random numbers that follow from these are like no others of any run."""
+        """The states ``random.seed`` and ``random.step``, which counts runs, and a new stream
+        number: the random numbers that these three determine are independent of all others."""
         type = TensorType((), "int64")
-        found = [
+        states = [
             self.state(name, name, type, partial(np.zeros, (), np.int64))
             for name in ("random.seed", "random.step")
         ]
         if not self._streams:
-            self.update(found[1], found[1] + 1)
+            self.update(states[1], states[1] + 1)
         self._streams += 1
-        return found[0], found[1], self._streams - 1
+        return states[0], states[1], self._streams - 1
 
     def apply(self, op: Operator, *given: Any) -> tuple[Value, ...]:
+        """Records a node of ``op`` and returns its outputs; GraphError for foreign operands."""
         operands = [each._value() if isinstance(each, Symbolic) else each for each in given]
         for i, operand in enumerate(operands):
             if not isinstance(operand, Value):
@@ -145,7 +147,8 @@ class Trace:
 
     @contextmanager
     def scope(self, path: str, leaf: bool) -> Iterator[None]:
-        """Nodes applied within come from the layer at ``path``, and a leaf's bear its name."""
+        """Within the context, nodes get the layer ``path`` as source, and a leaf layer's also as
+        name."""
         outer = self._leaf
         self._path.append(path)
         self._leaf = leaf
@@ -157,7 +160,7 @@ class Trace:
 
     @property
     def path(self) -> str:
-        """The path of the layer whose nodes are being recorded; "" outside of all."""
+        """The path of the layer whose nodes are being recorded; "" outside of all layers."""
         return self._path[-1] if self._path else ""
 
     def graph(self, outputs: Sequence[Value], output_names: Sequence[str] | None = None) -> Graph:
@@ -185,7 +188,7 @@ class Trace:
 def tracing(
     name: str = "graph", shapes_only: bool = False, states: bool = False, training: bool = False
 ) -> Iterator[Trace]:
-    """Opens a trace; an outer one waits until this one is closed."""
+    """Opens a trace for the context; an outer trace is restored when it is closed."""
     trace = Trace(name, shapes_only, states, training)
     with recording_by(trace):
         yield trace
@@ -208,7 +211,8 @@ def apply(op: Operator, *operands: Value) -> Value:
 
 
 def apply_or_compute(op: Operator, *operands: Value) -> Value:
-    """The output of ``op`` in the open trace; of constants a constant, computed when it is read.
+    """The output of ``op`` in the open trace; if all operands are constants, it is a constant, too,
+    which is computed when it is read.
 
     Example::
 

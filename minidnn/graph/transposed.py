@@ -1,9 +1,9 @@
-"""Transposed convolution: a convolution for each phase of the output, and no product with zeros.
+"""Transposed convolution, decomposed into phases: convolutions of stride 1 that multiply no zeros.
 
-Along an axis with stride ``s`` the tap ``k`` of input ``i`` adds to the place ``i*s + k*dilation``.
-The places of one remainder by ``s`` are a phase: only the taps of that remainder reach it, and
-among these it is a convolution of stride 1 with the turned taps.  Phases with the same windows are
-output channels of one convolution.  All of them are then laid between one another.
+Along an axis with stride ``s``, tap ``k`` of input ``i`` adds to output ``i*s + k*dilation``.  The
+outputs with the same remainder by ``s`` are a *phase*: only the taps with that remainder reach it,
+and it is a convolution of stride 1 with these taps, flipped.  Phases with the same input window
+become output channels of one convolution.  At last all phases are interleaved.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Apply = Callable[..., Value]
 #: Gives a convolution of an input, a weight and a bias, or none.
 Convolve = Callable[[ops.Conv2d, Value, Value, Value | None], Value]
 
-#: Phases, for each of which there is a place in a table.
+#: The most phases, since tables hold an entry for each.
 MOST_PHASES = 1 << 20
 
 
@@ -38,20 +38,22 @@ def transposed_convolution(
     apply: Apply = apply_or_compute,
     convolve: Convolve | None = None,
 ) -> Value:
-    """What a convolution's gradient for its input is: PyTorch's and ONNX's ``ConvTranspose``.
+    """The input gradient of a convolution as a forward operation: ``ConvTranspose`` of PyTorch and
+    ONNX.
 
     Args:
         x: The input, (N, C, H, W) or (N, C, L).
         weight: (C, O / groups, KH, KW) or (C, O / groups, K).
         bias: (O,), or None.
         stride: Steps of the output for one of the input, for each of the one or two axes.
-        cut: For each axis what is cut off before and behind, which is ``padding`` in PyTorch;
-            below zero it adds.  So ``padding=p, output_padding=e`` is ``(p, p - e)``.
+        cut: The elements that are cut off before and after, for each axis, which is ``padding`` in
+            PyTorch; a negative number adds some.  So ``padding=p, output_padding=e`` is
+            ``(p, p - e)``.
         dilation: Steps between the taps of an axis.
-        groups: Groups of channels that are convolved by themselves.
-        apply: Applies an operator; the default computes what is known beforehand.
+        groups: The number of groups of channels that are convolved by themselves.
+        apply: Applies an operator; the default makes a constant where all operands are constants.
         convolve: Applies a convolution; the default applies it as any other operator, for which
-            the weight must be known.
+            the weight must be a constant.
 
     Returns:
         (N, O, rows, columns) or (N, O, columns), where an axis of size ``n`` becomes
@@ -67,8 +69,8 @@ def transposed_convolution(
         )
     """
     spatial = x.type.rank - 2
-    given = {len(stride), len(cut), len(dilation), weight.type.rank - 2}
-    if spatial not in (1, 2) or given != {spatial}:
+    ranks = {len(stride), len(cut), len(dilation), weight.type.rank - 2}
+    if spatial not in (1, 2) or ranks != {spatial}:
         raise GraphError(
             f"a transposed convolution of {x.shape} by {weight.shape} with stride={stride}, "
             f"dilation={dilation}; valid are (N, C, H, W) and (C, O / groups, KH, KW), or (N, C, L)"
@@ -96,41 +98,43 @@ def transposed_convolution(
         )
         return build.whole(x, weight, bias, rows, columns)
     columns = _Axis.of(x.shape[2], weight.shape[2], stride[0], cut[0], dilation[0])
-    row = build.view(x, (*x.shape[:2], 1, x.shape[2]))
-    taps = build.view(weight, (*weight.shape[:2], 1, weight.shape[2]))
-    out = build.whole(row, taps, bias, _Axis.of(1, 1, 1, (0, 0), 1), columns)
+    x_2d = build.view(x, (*x.shape[:2], 1, x.shape[2]))
+    weight_2d = build.view(weight, (*weight.shape[:2], 1, weight.shape[2]))
+    out = build.whole(x_2d, weight_2d, bias, _Axis.of(1, 1, 1, (0, 0), 1), columns)
     return build.view(out, (*out.shape[:2], out.shape[3]))
 
 
 @dataclass(frozen=True)
 class _Window:
-    """What phases have in common that are channels of one convolution."""
+    """The input window of the phases that are channels of one convolution, along one axis."""
 
-    #: The part of the input that is read, and the zeros before and behind it.
+    #: The slice of the input that is read, and the zeros before and after it.
     start: int
     size: int
     padding: Pair
-    #: Steps between taps.
+    #: Input elements from one tap to the next.
     dilation: int
-    #: The phases, and the taps of each in the order in which they lie over the input.
+    #: The phases, and the taps of each in the order of the input elements that they multiply.
     phases: tuple[int, ...]
     taps: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """One axis of the output, as places between which phases are laid."""
+    """One axis of the output, made by interleaving phases."""
 
     windows: tuple[_Window, ...]
-    #: Phases, and elements of each that are computed.
+    #: The number of phases, and the number of elements computed of each.
     stride: int
     steps: int
-    #: Which of the places laid between one another the output begins with, and how many it has.
+    #: The first of the interleaved elements that the output keeps, and how many it keeps.
     first: int
     size: int
 
     @classmethod
     def of(cls, size: int, kernel: int, stride: int, cut: Pair, dilation: int) -> _Axis:
+        """The phases and windows of an axis of ``size`` elements; GraphError if it has no
+        output."""
         total = (size - 1) * stride + dilation * (kernel - 1) + 1
         outputs = total - sum(cut)
         if outputs < 1:
@@ -139,7 +143,7 @@ class _Axis:
                 f"convolution of {size} by {kernel} taps makes"
             )
         if size == 1:
-            stride = kernel * dilation  # one element goes nowhere: let each tap have its phase
+            stride = kernel * dilation  # a single element needs no stride: each tap has its phase
         first, last = cut[0] // stride, (cut[0] + outputs - 1) // stride
         windows = []
         for (start, count, step), phases in _alike(kernel, stride, dilation).items():
@@ -165,22 +169,25 @@ class _Axis:
 def _alike(
     kernel: int, stride: int, dilation: int
 ) -> dict[tuple[int, int, int], dict[int, list[int]]]:
-    """Phases and their taps, the last first, by what their windows have in common: how far behind
-    its input the first tap lies, how many there are, and the steps between them."""
+    """Groups the phases by input window, and gives the taps of each phase, the last first.
+
+    The key of a window is the offset of its first tap, in steps of the phase, the number of taps,
+    and the steps between them.
+    """
     taps: dict[int, list[int]] = {}
     for k in range(kernel):
         taps.setdefault(k * dilation % stride, []).insert(0, k)
-    found: dict[tuple[int, int, int], dict[int, list[int]]] = {}
-    for phase, own in sorted(taps.items()):
-        behind = [k * dilation // stride for k in own]
-        step = behind[0] - behind[1] if len(own) > 1 else 1
-        found.setdefault((behind[-1], len(own), step), {})[phase] = own
-    return found
+    groups: dict[tuple[int, int, int], dict[int, list[int]]] = {}
+    for phase, phase_taps in sorted(taps.items()):
+        offsets = [k * dilation // stride for k in phase_taps]
+        step = offsets[0] - offsets[1] if len(phase_taps) > 1 else 1
+        groups.setdefault((offsets[-1], len(phase_taps), step), {})[phase] = phase_taps
+    return groups
 
 
 @dataclass(frozen=True)
 class _Build:
-    """Puts the convolution together from operators."""
+    """Composes the transposed convolution of operators."""
 
     apply: Apply
     convolve: Convolve
@@ -195,17 +202,20 @@ class _Build:
         """The output, (N, O, rows, columns)."""
         pairs = [(a, b) for a in rows.windows for b in columns.windows]
         order = [(r, c) for a, b in pairs for r in a.phases for c in b.phases]
-        every = rows.stride * columns.stride
-        if every > MOST_PHASES:
+        phase_count = rows.stride * columns.stride
+        if phase_count > MOST_PHASES:
             raise GraphError(
-                f"stride {(rows.stride, columns.stride)} makes {every} phases; "
+                f"stride {(rows.stride, columns.stride)} makes {phase_count} phases; "
                 f"valid are at most {MOST_PHASES}"
             )
-        inner = bias if len(order) == every else None  # phases that no tap reaches have it, too
-        parts = [self._part(x, weight, inner, a, b, rows.steps, columns.steps) for a, b in pairs]
-        if parts:
-            out = self._between(x, weight, parts, order, rows, columns)
-        else:  # nothing is left but places that no tap reaches
+        # Without a convolution for each phase, the bias is added at last: all phases have it.
+        inner = bias if len(order) == phase_count else None
+        convolutions = [
+            self._part(x, weight, inner, a, b, rows.steps, columns.steps) for a, b in pairs
+        ]
+        if convolutions:
+            out = self._between(x, weight, convolutions, order, rows, columns)
+        else:  # the output has no elements but those that no tap reaches
             nowhere = [(-1,) * n for n in (self.groups * weight.shape[1], rows.size, columns.size)]
             out = self.apply(ops.Take((None, *nowhere)), x)
         if bias is None or inner is not None:
@@ -225,26 +235,31 @@ class _Build:
         height: int,
         width: int,
     ) -> Value:
-        """Phases that are one convolution: (N, groups * phases * O / groups, height, width)."""
+        """The phases of one pair of windows, as the result of one convolution:
+        (N, groups * phases * O / groups, height, width)."""
         if (rows.size, columns.size) != x.shape[2:]:
             starts = (0, 0, rows.start, columns.start)
             sizes = (*x.shape[:2], rows.size, columns.size)
             x = self.apply(ops.Slice(starts, sizes, (1, 1, 1, 1)), x)
         channels, per_group, *kernel = weight.shape
         split = (self.groups, channels // self.groups, per_group)
-        down, across = len(rows.phases), len(columns.phases)
-        chosen = [tuple(k for taps in window.taps for k in taps) for window in (rows, columns)]
-        taken = weight
-        if chosen != [tuple(range(size)) for size in kernel]:
-            taken = self.apply(ops.Take((None, None, *chosen)), weight)
-        high, wide = len(rows.taps[0]), len(columns.taps[0])
-        taken = self.view(taken, (*split, down, high, across, wide))
-        turned = self.apply(ops.Transpose((0, 3, 5, 2, 1, 4, 6)), taken)
-        outputs = self.groups * down * across * per_group
-        kernels = self.view(turned, (outputs, split[1], high, wide))
+        row_phases, column_phases = len(rows.phases), len(columns.phases)
+        tap_indices = [tuple(k for taps in window.taps for k in taps) for window in (rows, columns)]
+        chosen_taps = weight
+        if tap_indices != [tuple(range(size)) for size in kernel]:
+            chosen_taps = self.apply(ops.Take((None, None, *tap_indices)), weight)
+        kernel_rows, kernel_columns = len(rows.taps[0]), len(columns.taps[0])
+        chosen_taps = self.view(
+            chosen_taps, (*split, row_phases, kernel_rows, column_phases, kernel_columns)
+        )
+        by_output = self.apply(ops.Transpose((0, 3, 5, 2, 1, 4, 6)), chosen_taps)
+        outputs = self.groups * row_phases * column_phases * per_group
+        kernels = self.view(by_output, (outputs, split[1], kernel_rows, kernel_columns))
         if bias is not None:
             repeated = self.view(bias, (self.groups, 1, per_group))
-            repeated = self.apply(ops.Expand((self.groups, down * across, per_group)), repeated)
+            repeated = self.apply(
+                ops.Expand((self.groups, row_phases * column_phases, per_group)), repeated
+            )
             bias = self.view(repeated, (outputs,))
         padding = (rows.padding, columns.padding)
         op = ops.Conv2d((1, 1), padding, (rows.dilation, columns.dilation), self.groups)
@@ -256,30 +271,35 @@ class _Build:
         self,
         x: Value,
         weight: Value,
-        parts: list[Value],
+        convolutions: list[Value],
         order: list[Pair],
         rows: _Axis,
         columns: _Axis,
     ) -> Value:
-        """The phases laid between one another, and cut to the output."""
+        """Interleaves the phases, and cuts the result to the size of the output."""
         batch, groups, per_group = x.shape[0], self.groups, weight.shape[1]
         size = (rows.steps, columns.steps)
-        joined = parts[0]
-        if len(parts) > 1:
+        phases = convolutions[0]
+        if len(convolutions) > 1:
             if groups > 1:
-                by_group = [(batch, groups, part.shape[1] // groups, *size) for part in parts]
-                parts = [self.view(part, own) for part, own in zip(parts, by_group, strict=True)]
-            joined = self.apply(ops.Concat(1 if groups == 1 else 2), *parts)
-        every = [(r, c) for r in range(rows.stride) for c in range(columns.stride)]
-        if order != every:
-            places = {phase: place for place, phase in enumerate(order)}
-            joined = self.view(joined, (batch, groups, len(order), per_group, *size))
-            chosen = tuple(places.get(phase, -1) for phase in every)
-            joined = self.apply(ops.Take((None, None, chosen, None, None, None)), joined)
-        if len(every) > 1:
+                by_group = [
+                    (batch, groups, part.shape[1] // groups, *size) for part in convolutions
+                ]
+                convolutions = [
+                    self.view(part, grouped_shape)
+                    for part, grouped_shape in zip(convolutions, by_group, strict=True)
+                ]
+            phases = self.apply(ops.Concat(1 if groups == 1 else 2), *convolutions)
+        all_phases = [(r, c) for r in range(rows.stride) for c in range(columns.stride)]
+        if order != all_phases:
+            positions = {phase: position for position, phase in enumerate(order)}
+            phases = self.view(phases, (batch, groups, len(order), per_group, *size))
+            channels = tuple(positions.get(phase, -1) for phase in all_phases)
+            phases = self.apply(ops.Take((None, None, channels, None, None, None)), phases)
+        if len(all_phases) > 1:
             split = (batch, groups, rows.stride, columns.stride, per_group, *size)
-            joined = self.apply(ops.Transpose((0, 1, 4, 5, 2, 6, 3)), self.view(joined, split))
-        laid = (rows.steps * rows.stride, columns.steps * columns.stride)
-        out = self.view(joined, (batch, groups * per_group, *laid))
+            phases = self.apply(ops.Transpose((0, 1, 4, 5, 2, 6, 3)), self.view(phases, split))
+        interleaved = (rows.steps * rows.stride, columns.steps * columns.stride)
+        out = self.view(phases, (batch, groups * per_group, *interleaved))
         starts, sizes = (0, 0, rows.first, columns.first), (*out.shape[:2], rows.size, columns.size)
         return out if sizes == out.shape else self.apply(ops.Slice(starts, sizes, (1,) * 4), out)

@@ -1,4 +1,4 @@
-"""Tensor types: a shape and a dtype, checked once; and sizes, as callers give them."""
+"""Tensor types: a logical shape and a dtype, checked once; and conversions between dtypes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 from minidnn.errors import GraphError
 
-#: Bytes of one element.  bfloat16 has no NumPy dtype: the reference computes it in float32.
+#: Bytes of one element of each dtype.  NumPy has no bfloat16: the reference computes it in float32.
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 ITEMSIZE |= {"int32": 4, "int64": 8, "bool": 1}
-#: Pixels and quantized numbers: they are moved, converted and summed up by contractions.  Other
-#: arithmetic of bytes would wrap, and there is none.
+#: Pixels and quantized numbers, which are moved, converted, and multiplied by contractions.  There
+#: is no other arithmetic in them, as it would wrap.
 ITEMSIZE |= {"uint8": 1, "int8": 1}
 BYTES = ("int8", "uint8")
 HALVES = ("float16", "bfloat16")
@@ -26,7 +26,7 @@ NUMBERS = (*FLOATS, *INTEGERS)
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Shape (logical layout: batch, channels, rows, columns) and dtype of a value."""
+    """The shape of a value, in logical order (batch, channels, rows, columns), and its dtype."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
@@ -53,7 +53,7 @@ class TensorType:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
@@ -64,8 +64,9 @@ class TensorType:
     def plane(self) -> tuple[int, int, int, int]:
         """The shape as (batch, channels, rows, columns).
 
-        (N, F) is one pixel of F channels; (N, C, L) one row; beyond four dimensions the
-        middle ones are joined, which point-wise operators cannot tell apart.
+        (N, F) is one pixel of F channels, and (N, C, L) is one row.  Beyond four axes, those
+        between channels and columns are merged into rows, which element-wise operators cannot tell
+        apart.
         """
         match self.shape:
             case ():
@@ -88,23 +89,23 @@ class TensorType:
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
-    """The NumPy dtype in which the reference holds ``dtype``."""
+    """The NumPy dtype in which the reference stores values of ``dtype``."""
     return np.dtype("float32" if dtype == "bfloat16" else dtype)
 
 
 def saturated(dtype: str, array: np.ndarray) -> np.ndarray:
-    """An array's numbers as int8 or uint8, fractions cut off: the nearest that there is of those
-    that are too small or too large, and the least of NaN."""
+    """An array converted to int8 or uint8: fractions are truncated, numbers out of range become the
+    least or largest one, and NaN becomes the least."""
     bounds = np.iinfo(dtype)
     with np.errstate(invalid="ignore"):
-        least = np.where(array > bounds.min, array, bounds.min)
-        return np.where(least < bounds.max, least, bounds.max).astype(dtype)
+        above_min = np.where(array > bounds.min, array, bounds.min)
+        return np.where(above_min < bounds.max, above_min, bounds.max).astype(dtype)
 
 
 def rounded_to(dtype: str, array: np.ndarray) -> np.ndarray:
-    """An array's numbers rounded to a floating-point ``dtype``, as the reference holds them.
+    """An array rounded to a floating-point ``dtype``, in the NumPy dtype of :func:`numpy_dtype`.
 
-    To the nearest, ties to even; what is too large becomes infinite.
+    It rounds to nearest, ties to even; numbers that are too large become infinite.
     """
     with np.errstate(all="ignore"):
         if dtype != "bfloat16":
@@ -118,10 +119,10 @@ def rounded_to(dtype: str, array: np.ndarray) -> np.ndarray:
 
 
 def plain(value: Any) -> Any:
-    """A size, or sizes, as Python has them: NumPy's ints become ints, arrays of them tuples.
+    """A size or sizes in plain Python: NumPy's ints become ints, and arrays of ints become tuples.
 
-    Tuples, lists and dicts are gone through; whatever else there is stays as it is, so that who
-    checks it can say what is wrong with it.
+    Tuples, lists and dicts are converted recursively; anything else stays as it is, so that the
+    code that checks it can name it in an error.
 
     >>> plain((np.int64(1), np.uint8(3)))
     (1, 3)
@@ -131,8 +132,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.ndim < 2:
         return tuple(value.tolist()) if value.ndim else int(value)
     if isinstance(value, (tuple, list)):
-        each = [plain(one) for one in value]
-        return each if isinstance(value, list) else tuple(each)
+        items = [plain(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
     if isinstance(value, Mapping):
-        return {name: plain(one) for name, one in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     return value

@@ -1,9 +1,10 @@
-"""Windows over the rows and columns of a plane: one description, and what it means.
+"""Sliding windows over the rows and columns of an image: one description, and its semantics.
 
-A :class:`Window` says which elements an output position reads, what each of them gives (the tap),
-how these are joined, and what becomes of the joined number (the finish).  Reference, interpreter
-and printers, and every analysis of patches, ask this module and nothing else.  What a window
-gives is computed with NumPy for the reference and for the interpreter.
+A :class:`Window` says which elements an output position reads, which number each of them
+contributes (the *tap*), how these are reduced, and what is computed from the reduced number (the
+*finish*).  The reference, the interpreter, the printers and every analysis of patches ask this
+module and nothing else.  :class:`Evaluation` computes a window with NumPy, for the reference and
+for the interpreter.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from minidnn.graph.expression import Expression, argument, maximum
 from minidnn.graph.types import saturated
 
 LONG = 16
-"""More taps along an axis are not added one after another, but as
-:func:`join_taps` does it."""
+"""The most taps along an axis that are added one after another; more are added in the order of
+:func:`join_taps`."""
 
 JoinName = Literal["max", "sum"]
 
 
 @dataclass(frozen=True)
 class Join:
-    """How two numbers become one."""
+    """The reduction operation of a window: how two taps are combined into one number."""
 
     expression: Expression
-    #: What leaves the other number as it is: what stands for taps outside of the plane.
+    #: The identity element, which taps outside of the image contribute.
     identity: float
-    #: Whether it gives one of both, so that no order of many changes a bit.
+    #: Whether the result is one of the two operands, so that no order of reduction changes a bit.
     chooses: bool
 
     def __call__(self, a: Any, b: Any) -> Any:
-        """Two arrays joined."""
+        """The element-wise combination of two arrays."""
         return scalar.evaluate(self.expression, (a, b))
 
 
@@ -48,12 +49,12 @@ JOINS: dict[JoinName, Join] = {
 
 ITSELF = argument(0)
 MEAN = argument(0) / argument(1)
-"""The finish of an average: the sum divided by how many taps count."""
+"""The finish of an average: the sum divided by the number of taps that count."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowAxis:
-    """A window along one axis."""
+    """A sliding window along one axis of an image."""
 
     kernel: int
     stride: int = 1
@@ -71,7 +72,7 @@ class WindowAxis:
 
     @property
     def numbers(self) -> int:
-        """How many numbers taps have."""
+        """How many tap numbers there are: taps are numbered from 0."""
         return self.kernel
 
     def output_size(self, size: int) -> int:
@@ -90,7 +91,7 @@ class WindowAxis:
         return output * self.stride - self.padding[0]
 
     def past(self, output: int) -> int:
-        """The position behind the last tap of the output before this one."""
+        """The input position just past the last tap of output ``output - 1``."""
         return self.first(output - 1) + self.reach
 
     def tap(self, output: int, index: int) -> int:
@@ -98,23 +99,25 @@ class WindowAxis:
         return self.first(output) + index * self.dilation
 
     def taps(self, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The input positions of each output's taps, and the taps' numbers."""
+        """The input positions of each output's taps, and the numbers of these taps; both have the
+        shape (outputs, taps)."""
         index = np.arange(self.kernel)
         first = outputs * self.stride - self.padding[0]
         positions = first[:, None] + index * self.dilation
         return positions, np.broadcast_to(index, positions.shape)
 
     def covering(self, size: int) -> CoveringAxis:
-        """The axis that leads back from outputs to ``size`` positions."""
+        """The inverse axis, from ``size`` input positions to the windows that contain them."""
         return CoveringAxis(self, size)
 
 
 @dataclass(frozen=True, slots=True)
 class CoveringAxis:
-    """An axis whose outputs are the ``size`` positions under another axis's windows, and whose taps
-    are the windows that cover a position: it moves by a fraction, one over the other's stride.
+    """The inverse of a :class:`WindowAxis`, along which gradients go back.
 
-    The number of a tap is that of the other window's tap that lies at the position.
+    Its outputs are the ``size`` input positions of the other axis, and the taps of a position are
+    the windows that cover it.  Its stride is a fraction, one over the other's stride.  A tap's
+    number is that of the other window's tap at the position.
     """
 
     of: WindowAxis
@@ -149,16 +152,16 @@ class CoveringAxis:
         return self.size
 
     def first(self, output: int) -> int:
-        """The first window that may cover a position; may be before all windows."""
+        """The first window that may cover a position; negative if it is before all windows."""
         return -((self.of.reach - 1 - output - self.of.padding[0]) // self.of.stride)
 
     def past(self, output: int) -> int:
-        """The window behind the last that covers the position before this one."""
+        """The window just past the last one that covers position ``output - 1``."""
         return (output - 1 + self.of.padding[0]) // self.of.stride + 1
 
     def taps(self, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The windows that may cover each position, and the numbers of their taps there; negative
-        if they have none."""
+        """The windows that may cover each position, and the number of each window's tap there,
+        which is negative if the window has none."""
         of = self.of
         first = -((of.reach - 1 - outputs - of.padding[0]) // of.stride)
         positions = first[:, None] + np.arange(self.kernel)
@@ -174,15 +177,16 @@ Axis = WindowAxis | CoveringAxis
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window over rows and columns, and what is computed of the elements under it.
+    """A window over rows and columns, and what is computed from the elements under it.
 
-    Its operands are ``under``, of which elements under the window are read, then ``here``, which
-    are read at the output's own position.  ``tap`` is the number that one tap gives, over these
-    operands and, as last argument, the tap's own number (row by row from 0).  Taps outside of the
-    plane give the join's identity.  The taps of each row are joined, then the rows, which fixes the
-    rounding of a sum and keeps it small: :func:`join_taps` says in which order.
-    ``finish`` is the result, over the joined number and how many taps count: ``divisor``, or those
-    inside the padded plane (``count_padding=True``), or those inside the plane itself.
+    Of its operands, the first ``under`` are read at the window's elements, and the other ``here``
+    are read at the output's own position.  ``tap`` is what one tap contributes, over these operands
+    and, as last argument, the tap's number (row by row from 0).  Taps outside of the image
+    contribute the identity of ``join``, the reduction.  Each row of taps is reduced, then the
+    results of the rows, in the order of :func:`join_taps`, which fixes the rounding of a sum and
+    keeps its error small.  ``finish`` is the result, over the reduced number and the number of taps
+    that count: ``divisor``, or the taps inside the padded image (``count_padding=True``), or those
+    inside the image itself.
     """
 
     rows: Axis
@@ -201,7 +205,7 @@ class Window:
 
     @property
     def whole(self) -> tuple[WindowAxis, WindowAxis]:
-        """Its axes, of a window that moves by whole steps."""
+        """The axes of a window whose strides are integers."""
         rows, columns = self.axes
         assert isinstance(rows, WindowAxis) and isinstance(columns, WindowAxis)
         return rows, columns
@@ -212,53 +216,55 @@ class Window:
 
     @property
     def joins(self) -> Join:
-        """How its taps are joined."""
+        """The operation that reduces the taps."""
         return JOINS[self.join]
 
     @property
     def is_long(self) -> bool:
-        """Whether the taps of an axis are not simply joined one after another."""
+        """Whether the taps of some axis are reduced in another order than one after another."""
         return not self.joins.chooses and max(self.rows.kernel, self.columns.kernel) > LONG
 
     @property
     def is_plain(self) -> bool:
-        """Whether it joins the elements of one operand as they are, and moves by whole steps: then
-        neighbouring outputs share what they join."""
-        whole = all(isinstance(axis, WindowAxis) for axis in self.axes)
-        return whole and self.under == 1 and not self.here and self.tap.op == "argument"
+        """Whether it reduces the elements of one operand as they are, with integer strides: then
+        neighbouring outputs share partial results."""
+        integer_strides = all(isinstance(axis, WindowAxis) for axis in self.axes)
+        return integer_strides and self.under == 1 and not self.here and self.tap.op == "argument"
 
     @property
     def is_finished(self) -> bool:
-        """Whether the joined number is the result."""
+        """Whether the reduced number is the result: the finish is the identity."""
         return self.finish.op == "argument" and self.finish.value == 0
 
     @property
     def chooses(self) -> bool:
-        """Whether it gives one of the elements under it."""
+        """Whether the result is one of the elements under the window, as in max pooling."""
         return self.is_plain and self.is_finished and self.joins.chooses
 
     @property
     def averages(self) -> bool:
-        """Whether it gives the sum of the elements under it divided by how many taps count."""
+        """Whether the result is the sum of the elements under the window divided by the number of
+        taps that count, as in average pooling."""
         return self.is_plain and self.join == "sum" and self.finish == MEAN
 
     @property
     def separable(self) -> bool:
-        """Whether rows after columns give the same bits: not of rounded sums."""
+        """Whether a window along columns followed by one along rows gives the same bits, which it
+        does not for sums, as these are rounded."""
         return self.chooses and self.rows.kernel > 1 and self.columns.kernel > 1
 
     @property
     def operations(self) -> int:
-        """Scalar operations for one output."""
+        """The number of scalar operations for one output."""
         return self.taps * (1 + scalar.operations(self.tap))
 
     def numbered(self, row: Any, column: Any) -> Any:
-        """The number of a tap, of its numbers along rows and columns."""
+        """The number of a tap, from its numbers along rows and columns."""
         return row * self.columns.numbers + column
 
     def divisors(self, extent: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """Taps counted per output row and per output column; their product is what ``finish``
-        is given."""
+        """The taps that count for each output row, and for each output column; their product is the
+        second argument of ``finish``.  ``extent`` is the input's number of rows and columns."""
         if self.divisor is not None:
             sizes = [a.output_size(s) for a, s in zip(self.axes, extent, strict=True)]
             return np.full(sizes[0], self.divisor), np.ones(sizes[1], int)
@@ -286,14 +292,17 @@ def average_window(
     return Window(rows, columns, "sum", finish=MEAN, count_padding=count_padding, divisor=divisor)
 
 
-#: Elements of an operand under the window at the crossings of rows and columns inside the plane.
+#: Reads an operand at the crossings of rows and columns, all inside the image.
 Read = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What evaluates a window with NumPy: the extent of the planes under it, how their elements are
-    read, and images, channels and dtype of what is computed."""
+    """Evaluates a window with NumPy.
+
+    ``extent`` is the spatial size of the operands under the window, ``read`` reads their elements,
+    ``planes`` is the number of images and channels, and ``dtype`` is the one to compute in.
+    """
 
     window: Window
     extent: tuple[int, int]
@@ -302,15 +311,16 @@ class Evaluation:
     dtype: Any
 
     def at(self, rows: np.ndarray, columns: np.ndarray, here: Sequence[np.ndarray]) -> np.ndarray:
-        """The window at the crossings of output rows and columns, where ``here`` was read."""
+        """The results at the crossings of output rows and columns; ``here`` holds the operands that
+        are read at the outputs' own positions, at those crossings."""
         window = self.window
         down, across = (
             self._inside(axis, positions, size)
             for axis, positions, size in zip(window.axes, (rows, columns), self.extent, strict=True)
         )
         with np.errstate(all="ignore"):
-            lines = [self._row(tap, down, across, here) for tap in range(window.rows.kernel)]
-            total = join_taps(window.joins, np.stack(lines, -1))
+            row_results = [self._row(tap, down, across, here) for tap in range(window.rows.kernel)]
+            total = join_taps(window.joins, np.stack(row_results, -1))
             if window.is_finished:
                 return total
             by_row, by_column = window.divisors(self.extent)
@@ -321,29 +331,29 @@ class Evaluation:
     def _inside(
         axis: Axis, outputs: np.ndarray, size: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Positions and numbers of taps, and which of them are there."""
+        """Positions and numbers of the taps, and which taps are inside the image."""
         taps, numbers = axis.taps(outputs)
         return taps, numbers, (taps >= 0) & (taps < size) & (numbers >= 0)
 
     def _row(self, tap: int, down: Any, across: Any, here: Sequence[np.ndarray]) -> np.ndarray:
-        """What one row of taps gives, joined."""
+        """One row of taps, reduced."""
         window = self.window
         (at_row, row_number, row_ok), (at_column, column_number, column_ok) = down, across
         rows, columns = np.flatnonzero(row_ok[:, tap]), np.flatnonzero(column_ok)
         shape = (*self.planes, len(row_ok), column_ok.size)
-        taken = np.full(shape, window.joins.identity, self.dtype)
+        tap_values = np.full(shape, window.joins.identity, self.dtype)
         if rows.size and columns.size:
-            where = at_row[rows, tap], at_column.ravel()[columns]
-            given = [self.read(i, *where) for i in range(window.under)]
-            own = columns // column_ok.shape[1]
-            given += [each[:, :, rows[:, None], own] for each in here]
-            given = [each.astype(self.dtype, copy=False) for each in given]
+            positions = at_row[rows, tap], at_column.ravel()[columns]
+            operands = [self.read(i, *positions) for i in range(window.under)]
+            output_columns = columns // column_ok.shape[1]
+            operands += [each[:, :, rows[:, None], output_columns] for each in here]
+            operands = [each.astype(self.dtype, copy=False) for each in operands]
             numbers = window.numbered(
                 row_number[rows, tap][:, None], column_number.ravel()[columns]
             )
-            found = scalar.evaluate(window.tap, (*given, numbers.astype(self.dtype)))
-            taken[:, :, rows[:, None], columns] = found
-        return join_taps(window.joins, taken.reshape(*shape[:3], *column_ok.shape))
+            results = scalar.evaluate(window.tap, (*operands, numbers.astype(self.dtype)))
+            tap_values[:, :, rows[:, None], columns] = results
+        return join_taps(window.joins, tap_values.reshape(*shape[:3], *column_ok.shape))
 
 
 def pool(window: Window, *operands: np.ndarray) -> np.ndarray:
@@ -359,30 +369,31 @@ def pool(window: Window, *operands: np.ndarray) -> np.ndarray:
 
     dtype = np.result_type(x.dtype, np.float32)
     evaluation = Evaluation(window, extent, read, (x.shape[0], x.shape[1]), dtype)
-    found = evaluation.at(rows, columns, operands[window.under :])
+    result = evaluation.at(rows, columns, operands[window.under :])
     if x.dtype.itemsize == 1:
-        return saturated(str(x.dtype), found)
-    return found.astype(x.dtype, copy=False)
+        return saturated(str(x.dtype), result)
+    return result.astype(x.dtype, copy=False)
 
 
 def join_taps(join: Join, taps: np.ndarray) -> np.ndarray:
-    """The taps along the last axis, joined in the order in which a window joins them.
+    """Reduces the taps along the last axis, in the order that every device follows.
 
-    Up to 16 are joined from left to right.  Of more, each block of 256 is joined in 16 lines of
-    every sixteenth tap, of which the second half is joined to the first until one is left.  The
-    blocks are joined from left to right, 16 at a time, and what they give again.  So errors of sums
-    stay small however long an axis is, and registers of 4, 8 or 16 numbers add the same bits.
+    Up to 16 taps are reduced from left to right.  If there are more, each block of up to 256 taps
+    is reduced in 16 lanes, each of which takes every sixteenth tap; then the upper half of the
+    lanes is combined with the lower half until one is left.  The results of the blocks are reduced
+    from left to right, 16 at a time, and so are the results of that.  So errors of sums stay small
+    however long an axis is, and vectors of 4, 8 or 16 lanes give the same bits.
     """
     count = taps.shape[-1]
     if count > LONG and not join.chooses:
         steps = min(LONG, -(-count // LONG))
         padded = _padded_to(join, taps, steps * LONG)
         lanes = padded.reshape(*taps.shape[:-1], -1, steps, LONG)
-        sums = _one_by_one(join, np.swapaxes(lanes, -1, -2))
-        while sums.shape[-1] > 1:
-            half = sums.shape[-1] // 2
-            sums = join(sums[..., :half], sums[..., half:])
-        taps = sums[..., 0]
+        lane_results = _one_by_one(join, np.swapaxes(lanes, -1, -2))
+        while lane_results.shape[-1] > 1:
+            half = lane_results.shape[-1] // 2
+            lane_results = join(lane_results[..., :half], lane_results[..., half:])
+        taps = lane_results[..., 0]
     while taps.shape[-1] > LONG and not join.chooses:
         grouped = _padded_to(join, taps, LONG).reshape(*taps.shape[:-1], -1, LONG)
         taps = _one_by_one(join, grouped)
@@ -402,7 +413,7 @@ def _one_by_one(join: Join, taps: np.ndarray) -> np.ndarray:
 
 
 def _padded_to(join: Join, taps: np.ndarray, multiple: int) -> np.ndarray:
-    """With identities at the end of the last axis."""
+    """The taps with identity elements appended, up to a ``multiple`` of taps."""
     missing = -taps.shape[-1] % multiple
     if not missing:
         return taps

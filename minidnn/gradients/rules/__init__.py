@@ -1,4 +1,4 @@
-"""The rules, one file a family of operators.  Importing them fills the table."""
+"""The gradient rules, one file for each family of operators.  Importing them fills the table."""
 
 from minidnn.gradients.rules import (
     contraction,

@@ -1,7 +1,7 @@
-"""Rules of products: linear layers, matrices, and convolutions.
+"""Gradient rules of contractions: matrix products, attention, linear layers and convolutions.
 
-The gradients of a convolution are operators of their own, whose gradients are the convolution and
-one another.
+The input gradient and the weight gradient of a convolution are operators of their own.  The
+gradients of each are the convolution and the other one.
 """
 
 from __future__ import annotations
@@ -56,34 +56,34 @@ def linear(call: Backward) -> Sequence[Value | None]:
     outputs, features = weight.shape
     rows = prod(x.shape[:-1])
     gradient = viewed(call.gradient, (rows, outputs))
-    found: list[Value | None] = [None] * len(call.inputs)
+    gradients: list[Value | None] = [None] * len(call.inputs)
     if call.wanted[0]:
-        found[0] = viewed(gradient @ weight, x.shape)
+        gradients[0] = viewed(gradient @ weight, x.shape)
     if call.wanted[1]:
-        found[1] = _turned(gradient) @ viewed(x, (rows, features))
+        gradients[1] = _turned(gradient) @ viewed(x, (rows, features))
     if call.wanted[2:] == (True,):
-        found[2] = apply(ops.Reduce("sum", (0,)), gradient)
-    return found
+        gradients[2] = apply(ops.Reduce("sum", (0,)), gradient)
+    return gradients
 
 
 @rule(ops.Conv2d)
 def convolution(call: Backward) -> Sequence[Value | None]:
     x, weight = call.inputs[:2]
     op, gradient = call.op, call.gradient
-    found: list[Value | None] = [None] * len(call.inputs)
+    gradients: list[Value | None] = [None] * len(call.inputs)
     if call.wanted[0]:
-        found[0] = apply(ops.Conv2dInputGradient(op, _plane(x)), gradient, weight)
+        gradients[0] = apply(ops.Conv2dInputGradient(op, _plane(x)), gradient, weight)
     if call.wanted[1]:
-        found[1] = apply(ops.Conv2dWeightGradient(op, _plane(weight)), x, gradient)
+        gradients[1] = apply(ops.Conv2dWeightGradient(op, _plane(weight)), x, gradient)
     if call.wanted[2:] == (True,):
-        found[2] = apply(ops.Reduce("sum", (0, 2, 3)), gradient)
-    return found
+        gradients[2] = apply(ops.Reduce("sum", (0, 2, 3)), gradient)
+    return gradients
 
 
 @rule(ops.Conv2dInputGradient)
 def input_gradient(call: Backward) -> Sequence[Value | None]:
-    """It is linear in both operands, and so is the convolution: ``<g, conv(x, w)>`` is what all
-    three of them are derivatives of."""
+    """The convolution and its two gradients are the derivatives of one trilinear form,
+    ``<g, conv(x, w)>``, so the gradients of one are the other two."""
     op, (gradient, weight), x = call.op.convolution, call.inputs, call.gradient
     by_gradient, by_weight = call.wanted
     return [
@@ -103,5 +103,5 @@ def weight_gradient(call: Backward) -> Sequence[Value | None]:
 
 
 def _plane(value: Value) -> tuple[int, int]:
-    """Rows and columns."""
+    """The spatial size: rows and columns."""
     return (value.shape[2], value.shape[3])

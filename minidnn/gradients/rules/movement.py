@@ -1,6 +1,6 @@
-"""Rules of what moves elements: their gradients move back, and are added where several meet.
+"""Gradient rules of moves: the gradient moves back, and is summed where an element was read often.
 
-How a gradient comes home along an axis is what rules of other families ask here, too.
+:func:`summed_to` and :func:`summed_at` do so along axes; rules of other families use them, too.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ def expand(call: Backward) -> Sequence[Value | None]:
 
 @rule(ops.Slice, ops.Pad, ops.Take)
 def by_axes(call: Backward) -> Sequence[Value | None]:
-    """Moves in which each axis of the output picks from the same axis of the input."""
-    shape, found = call.inputs[0].shape, call.gradient
+    """The rule of moves in which each axis of the output picks from the same axis of the input."""
+    shape, gradient = call.inputs[0].shape, call.gradient
     offsets = call.op.index_map(shape).offsets
     for axis, (offset, stride) in enumerate(zip(offsets, strides_of(shape), strict=True)):
-        places = np.where(offset == OUTSIDE, -1, offset // max(stride, 1))
-        found = summed_at(found, axis, readers_of(places.tolist(), shape[axis]))
-    return [found]
+        positions = np.where(offset == OUTSIDE, -1, offset // max(stride, 1))
+        gradient = summed_at(gradient, axis, readers_of(positions.tolist(), shape[axis]))
+    return [gradient]
 
 
 @rule(ops.Concat)
 def concat(call: Backward) -> Sequence[Value | None]:
     axis = call.op.axis % call.output.type.rank
     ends = accumulate((value.shape[axis] for value in call.inputs), initial=0)
-    found: list[Value | None] = []
+    gradients: list[Value | None] = []
     for value, wanted, begin in zip(call.inputs, call.wanted, ends, strict=False):
         starts = tuple(begin if d == axis else 0 for d in range(value.type.rank))
-        part = ops.Slice(starts, value.shape, (1,) * value.type.rank)
-        found.append(apply(part, call.gradient) if wanted else None)
-    return found
+        slice_op = ops.Slice(starts, value.shape, (1,) * value.type.rank)
+        gradients.append(apply(slice_op, call.gradient) if wanted else None)
+    return gradients
 
 
 @rule(ops.TakeChannels)
 def take_channels(call: Backward) -> Sequence[Value | None]:
-    found: list[Value | None] = []
+    gradients: list[Value | None] = []
     for number, (value, wanted) in enumerate(zip(call.inputs, call.wanted, strict=True)):
-        places = [channel if source == number else -1 for source, channel in call.op.picks]
-        readers = readers_of(places, value.shape[1])
-        found.append(summed_at(call.gradient, 1, readers) if wanted else None)
-    return found
+        channels = [channel if source == number else -1 for source, channel in call.op.picks]
+        readers = readers_of(channels, value.shape[1])
+        gradients.append(summed_at(call.gradient, 1, readers) if wanted else None)
+    return gradients
 
 
 @rule(ops.Gather)
@@ -87,44 +87,45 @@ def scatter_add(call: Backward) -> Sequence[Value | None]:
 
 
 def summed_to(value: Value, shape: tuple[int, ...]) -> Value:
-    """The sum over all axes along which a value of ``shape`` was repeated."""
+    """The value summed over the axes along which a value of ``shape`` was broadcast to it."""
     padded = (1,) * (value.type.rank - len(shape)) + shape
     dims = [d for d, (a, b) in enumerate(zip(value.shape, padded, strict=True)) if a != b]
-    front = [d for d in range(value.type.rank - len(shape)) if d not in dims]
-    if dims or front:
-        value = apply(ops.Reduce("sum", tuple(sorted((*dims, *front)))), value)
+    leading = [d for d in range(value.type.rank - len(shape)) if d not in dims]
+    if dims or leading:
+        value = apply(ops.Reduce("sum", tuple(sorted((*dims, *leading)))), value)
     return viewed(value, shape)
 
 
 def viewed(value: Value, shape: tuple[int, ...]) -> Value:
-    """The value in another shape."""
+    """The value reshaped to ``shape``."""
     return value if value.shape == shape else apply(ops.View(shape), value)
 
 
 def readers_of(places: Sequence[int], size: int) -> list[list[int]]:
-    """For each of ``size`` places who reads it, if reader ``i`` reads ``places[i]``."""
-    found: list[list[int]] = [[] for _ in range(size)]
+    """For each of ``size`` positions, the outputs that read it: output ``i`` reads ``places[i]``,
+    or nothing if that is negative."""
+    readers: list[list[int]] = [[] for _ in range(size)]
     for reader, place in enumerate(places):
         if place >= 0:
-            found[place].append(reader)
-    return found
+            readers[place].append(reader)
+    return readers
 
 
 def summed_at(value: Value, axis: int, readers: Sequence[Sequence[int]]) -> Value:
-    """The value with a new axis in place of ``axis``: element ``i`` is the sum of the elements
+    """The value with ``axis`` replaced: element ``i`` of the new axis is the sum of the elements
     ``readers[i]`` of the old one."""
     shape = value.shape
-    size, most = len(readers), max(map(len, readers), default=0)
+    size, max_readers = len(readers), max(map(len, readers), default=0)
     if shape[axis] == 1 and all(list(each) == [0] for each in readers):
-        wide = (*shape[:axis], size, *shape[axis + 1 :])
-        return value if size == 1 else apply(ops.Expand(wide), value)
+        expanded = (*shape[:axis], size, *shape[axis + 1 :])
+        return value if size == 1 else apply(ops.Expand(expanded), value)
     if [list(each) for each in readers] == [[i] for i in range(shape[axis])]:
         return value
     columns = list(zip_longest(*readers, fillvalue=-1)) or [(-1,) * size]
-    flat = tuple(column[i] for i in range(size) for column in columns)
-    chosen = tuple(flat if d == axis else None for d in range(len(shape)))
-    taken = apply(ops.Take(chosen), value)
-    if most <= 1:
-        return taken
-    split = apply(ops.View((*shape[:axis], size, most, *shape[axis + 1 :])), taken)
+    flat_indices = tuple(column[i] for i in range(size) for column in columns)
+    indices = tuple(flat_indices if d == axis else None for d in range(len(shape)))
+    terms = apply(ops.Take(indices), value)
+    if max_readers <= 1:
+        return terms
+    split = apply(ops.View((*shape[:axis], size, max_readers, *shape[axis + 1 :])), terms)
     return apply(ops.Reduce("sum", (axis + 1,)), split)

@@ -1,5 +1,7 @@
-"""Rules of normalizations; instance normalization by an image's own statistics is one group a
-channel."""
+"""Gradient rules of batch, layer and group normalization.
+
+Instance normalization is group normalization with one group for each channel.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +26,27 @@ _VARIANCE = ops.Formula(-0.5 * _G * _X * _V, 3, title="BatchNormGradient")
 
 @rule(ops.BatchNorm)
 def batch_norm(call: Backward) -> Sequence[Value | None]:
-    """By two sums for each channel: those of the gradient, and of its products with distances from
-    the mean.  The rest is arithmetic on vectors."""
+    """Takes two reductions for each channel: the sum of the gradient, and the sum of its products
+    with the distances from the mean.  The rest is arithmetic on vectors."""
     x, weight, _, mean, var = call.inputs
     gradient = call.gradient
-    others = tuple(d for d in range(x.type.rank) if d != 1)
+    other_axes = tuple(d for d in range(x.type.rank) if d != 1)
     inverse = apply(ops.Formula(1.0 / sqrt(_G + call.op.eps), title="Inverse"), var)
     scale = weight * inverse
     by_input, by_weight, by_bias, by_mean, by_var = call.wanted
-    found: list[Value | None] = [None] * 5
+    gradients: list[Value | None] = [None] * 5
     if by_input:
-        found[0] = apply(_INPUT, gradient, scale)
+        gradients[0] = apply(_INPUT, gradient, scale)
     if by_weight or by_var:
-        total = apply(ops.Reduce("sum", others), apply(_WEIGHT, gradient, x, mean))
-        found[1] = normal = total * inverse
+        total = apply(ops.Reduce("sum", other_axes), apply(_WEIGHT, gradient, x, mean))
+        gradients[1] = by_normal = total * inverse
         if by_var:
-            found[4] = apply(_VARIANCE, normal, scale, inverse)
+            gradients[4] = apply(_VARIANCE, by_normal, scale, inverse)
     if by_bias or by_mean:
-        found[2] = total = apply(ops.Reduce("sum", others), gradient)
+        gradients[2] = total = apply(ops.Reduce("sum", other_axes), gradient)
         if by_mean:
-            found[3] = apply(_MEAN, total, scale)
-    return [each if wanted else None for each, wanted in zip(found, call.wanted, strict=True)]
+            gradients[3] = apply(_MEAN, total, scale)
+    return [each if wanted else None for each, wanted in zip(gradients, call.wanted, strict=True)]
 
 
 @rule(ops.LayerNorm)
@@ -66,31 +68,31 @@ def group_norm(call: Backward) -> Sequence[Value | None]:
 def _normalization(
     call: Backward, kept: tuple[int, ...], affine: tuple[int, ...], repeated: tuple[int, ...]
 ) -> Sequence[Value | None]:
-    """Of rows, one for each place of the sizes that are ``kept``.
+    """The gradients of a normalization of rows, one row for each position of the sizes ``kept``.
 
-    Weight and bias, seen as ``affine``, are repeated along the axes ``repeated``.  The normalized
-    rows are computed again: what the output is made of them by need not have an inverse.
+    Weight and bias, viewed as ``affine``, are broadcast along the axes ``repeated``.  The
+    normalized rows are computed again from the input: weight and bias need not be invertible.
     """
     x, *parameters = call.inputs
     gradient = call.gradient
     rows = (prod(kept), prod(x.shape) // max(prod(kept), 1))
-    apart = viewed(x, rows)
+    centred = viewed(x, rows)
     for _ in range(2):  # the second mean is what rounding the first one left
-        apart = apart - _mean(apart)
-    deviation = np.sqrt(_mean(apart * apart) + call.op.eps)
-    normal = apart / deviation
-    found: list[Value | None] = [None] * len(call.inputs)
+        centred = centred - _mean(centred)
+    deviation = np.sqrt(_mean(centred * centred) + call.op.eps)
+    normalized = centred / deviation
+    gradients: list[Value | None] = [None] * len(call.inputs)
     if call.wanted[0]:
-        wide = gradient * viewed(parameters[0], affine) if parameters else gradient
-        pulled = viewed(wide, rows)
-        pulled = pulled - _mean(pulled) - normal * _mean(pulled * normal)
-        found[0] = viewed(pulled / deviation, x.shape)
+        by_normal = gradient * viewed(parameters[0], affine) if parameters else gradient
+        projected = viewed(by_normal, rows)
+        projected = projected - _mean(projected) - normalized * _mean(projected * normalized)
+        gradients[0] = viewed(projected / deviation, x.shape)
     if call.wanted[1:2] == (True,):
-        by_weight = gradient * viewed(normal, x.shape)
-        found[1] = viewed(apply(ops.Reduce("sum", repeated), by_weight), parameters[0].shape)
+        by_weight = gradient * viewed(normalized, x.shape)
+        gradients[1] = viewed(apply(ops.Reduce("sum", repeated), by_weight), parameters[0].shape)
     if call.wanted[2:] == (True,):
-        found[2] = viewed(apply(ops.Reduce("sum", repeated), gradient), parameters[1].shape)
-    return found
+        gradients[2] = viewed(apply(ops.Reduce("sum", repeated), gradient), parameters[1].shape)
+    return gradients
 
 
 def _mean(rows: Value) -> Value:

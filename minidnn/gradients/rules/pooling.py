@@ -1,7 +1,11 @@
-"""Rules of pooling, and of windows side by side.
+"""Gradient rules of pooling, of windows with formulas, and of unfolding.
 
-An average is linear: an element gets, from each window that it lies in, what the window got divided
-by its divisor, along rows and along columns by themselves.  A maximum is its first element's.
+An average is linear: each window divides its gradient by its divisor and gives it to every element
+under it; the divisor is a product of one factor for rows and one for columns.  A maximum gives its
+gradient to the first element that equals it.
+
+Gradients of regular windows are windows again, over *covering* axes: the outputs are elements, and
+the taps of an element are the windows that contain it (:class:`minidnn.graph.window.CoveringAxis`).
 """
 
 from __future__ import annotations
@@ -25,18 +29,22 @@ from minidnn.graph.window import Axis, Window, WindowAxis
 Readers = list[list[int]]
 
 _EXACT = 256
-"""Whole numbers up to that are exact in every dtype."""
+"""Every floating-point dtype, bfloat16 included, represents the integers up to that."""
 
 
 @rule(Windowed)
 def window(call: Backward) -> Sequence[Value | None]:
+    """The rule of all windows: maxima, averages, and sums of any formula."""
     shape = call.op.window()
     if shape.chooses and shape.join == "max":
-        return [_by_maximum(call, shape)]
+        return [_of_maximum(call, shape)]
     if shape.averages:
-        return [_by_average(call, shape)]
+        return [_of_average(call, shape)]
     if shape.join == "sum" and shape.is_finished:
-        return [_by_tap(call, shape, i) if wanted else None for i, wanted in enumerate(call.wanted)]
+        return [
+            _of_tapped_sum(call, shape, i) if wanted else None
+            for i, wanted in enumerate(call.wanted)
+        ]
     count = len(call.inputs)
     if all(derivative(shape.tap, i, argument(count + 1)) is None for i in range(count)):
         return [None] * count  # it changes by steps
@@ -50,19 +58,22 @@ def window(call: Backward) -> Sequence[Value | None]:
 def adaptive_average(call: Backward) -> Sequence[Value | None]:
     x = call.inputs[0]
     spans = call.op.spans(x.type)
-    counts = [np.array([high - low for low, high in each]) for each in spans]
-    found = _divided(call.gradient, counts)
+    counts = [np.array([high - low for low, high in along_axis]) for along_axis in spans]
+    gradient = _divided(call.gradient, counts)
     readers = [
-        [[i for i, (low, high) in enumerate(each) if low <= place < high] for place in range(size)]
-        for each, size in zip(spans, x.shape[2:], strict=True)
+        [
+            [i for i, (low, high) in enumerate(along_axis) if low <= position < high]
+            for position in range(size)
+        ]
+        for along_axis, size in zip(spans, x.shape[2:], strict=True)
     ]
-    for axis, each in enumerate(readers, 2):
-        found = summed_at(found, axis, each)
-    return [found]
+    for axis, along_axis in enumerate(readers, 2):
+        gradient = summed_at(gradient, axis, along_axis)
+    return [gradient]
 
 
-def _by_average(call: Backward, shape: Window) -> Value:
-    """Each window gives what it got, divided, to all elements under it."""
+def _of_average(call: Backward, shape: Window) -> Value:
+    """Each window gives its gradient, divided by its divisor, to all elements under it."""
     rows, columns = call.inputs[0].shape[2:]
     divided = _divided(call.gradient, shape.divisors((rows, columns)))
     back = Window(*covering(shape, (rows, columns)), "sum")
@@ -70,23 +81,26 @@ def _by_average(call: Backward, shape: Window) -> Value:
 
 
 def covering(shape: Window, sizes: Sequence[int]) -> tuple[Axis, Axis]:
-    """The axes that lead back from windows to planes of such sizes."""
+    """The axes that lead back from windows to their input, whose rows and columns are ``sizes``."""
     return shape.rows.covering(sizes[0]), shape.columns.covering(sizes[1])
 
 
 def _divided(gradient: Value, divisors: Sequence[np.ndarray]) -> Value:
     table = np.multiply.outer(*divisors)
     if (table == table.flat[0]).all():
-        found: Value = gradient / float(table.flat[0])
-        return found
-    found = gradient / table.astype(numpy_dtype(gradient.dtype))
-    return found
+        quotient: Value = gradient / float(table.flat[0])
+        return quotient
+    quotient = gradient / table.astype(numpy_dtype(gradient.dtype))
+    return quotient
 
 
-def _by_tap(call: Backward, shape: Window, index: int) -> Value | None:
-    """A sum's gradient by one operand: the sum, over the windows that an element lies in, of what
-    the element changed each of them by; or, of an operand at the window's own place, over the
-    taps again."""
+def _of_tapped_sum(call: Backward, shape: Window, index: int) -> Value | None:
+    """The gradient of a windowed sum by operand ``index``.
+
+    For an operand under the window it is a sum over the windows that contain an element, each by
+    the derivative of the tap.  For an operand at the output's position it is a sum over the taps of
+    the same window.
+    """
     count, under = len(call.inputs), shape.under
     changed = derivative(shape.tap, index, argument(count + 1))
     if changed is None:
@@ -100,7 +114,8 @@ def _by_tap(call: Backward, shape: Window, index: int) -> Value | None:
     else:
         rows, columns = shape.axes
         order = [*range(count), count]
-    # Behind the operands stand the tap's number and, in the derivative, the gradient.
+    # In the derivative, the tap's number is argument `count`, and the gradient is `count + 1`; in
+    # the formula of a window, the tap's number is the last argument.
     body = renumbered(changed, [count + 1 if i == count else i for i in order] + [count])
     back = Window(rows, columns, "sum", body, under=under, here=count + 1 - under)
     return apply(ops.Pool2d(back, f"{call.op.name}Gradient"), *(operands[i] for i in order))
@@ -117,64 +132,73 @@ def unfold(call: Backward) -> Sequence[Value | None]:
 
 
 def _folded(taps: Value, axes: Sequence[WindowAxis], shape: tuple[int, ...]) -> Value:
-    """The sums of (N, C, KH, KW, rows, columns) at the places of ``shape`` that the taps lie at."""
-    batch, channels, high, wide, rows, columns = taps.shape
-    turned = apply(ops.Transpose((0, 1, 2, 4, 3, 5)), taps)
-    found = apply(ops.View((batch, channels, high * rows, wide * columns)), turned)
+    """Sums taps (N, C, KH, KW, rows, columns) into an image of ``shape``, at their positions."""
+    batch, channels, kernel_rows, kernel_columns, rows, columns = taps.shape
+    by_rows = apply(ops.Transpose((0, 1, 2, 4, 3, 5)), taps)
+    image = apply(
+        ops.View((batch, channels, kernel_rows * rows, kernel_columns * columns)), by_rows
+    )
     for d, (axis, outputs) in enumerate(zip(axes, (rows, columns), strict=True), 2):
         readers: Readers = [[] for _ in range(shape[d])]
         for tap in range(axis.kernel):
             for output in range(outputs):
                 if 0 <= axis.tap(output, tap) < shape[d]:
                     readers[axis.tap(output, tap)].append(tap * outputs + output)
-        found = summed_at(found, d, readers)
-    return found
+        image = summed_at(image, d, readers)
+    return image
 
 
-def _by_maximum(call: Backward, shape: Window) -> Value:
-    """Each window gives what it got to the first element that is its maximum."""
+def _of_maximum(call: Backward, shape: Window) -> Value:
+    """Each window gives its gradient to the first element that equals its maximum."""
     x, y = call.inputs[0], call.output
     if shape.taps <= _EXACT:
-        places = [apply(place_of_maximum(shape), x, y)]
+        indices = [apply(place_of_maximum(shape), x, y)]
     else:
-        places = _two_places(x, y, shape)
-    return apply(maximum_gradient(shape, x.shape[2:], len(places)), *places, call.gradient)
+        indices = _row_and_column_indices(x, y, shape)
+    return apply(maximum_gradient(shape, x.shape[2:], len(indices)), *indices, call.gradient)
 
 
 def maximum_gradient(shape: Window, sizes: Sequence[int], places: int = 1) -> ops.Pool2d:
-    """Of places of maxima and what the windows got: what the elements of planes of such sizes
-    get."""
+    """The operator from the indices of maxima, and the gradients of the windows, to the gradients
+    of input elements, whose rows and columns are ``sizes``.
+
+    ``places`` is the number of index operands: one, or one for rows and one for columns.
+    """
     gradient, number = argument(places), argument(places + 1)
     place = argument(0)
     if places > 1:
         place = argument(0) * float(shape.columns.numbers) + argument(1)
-    # Where the number is known, so is what a place is compared with.
+    # Where a tap's number is a constant, the number that the index is compared with is, too.
     chosen = where(equal(place, shape.taps - 1.0 - number), gradient, 0.0)
     back = Window(*covering(shape, sizes), "sum", chosen, under=places + 1)
     return ops.Pool2d(back, "MaximumGradient")
 
 
 def place_of_maximum(shape: Window) -> ops.Pool2d:
-    """Of elements and the maxima of windows over them: how many taps of each window follow its
-    first maximum."""
+    """The operator from elements, and the maxima of windows over them, to the index of each
+    maximum: how many taps of the window follow the first tap that equals it."""
     return _most(shape, shape.taps - 1.0 - argument(2), 1)
 
 
 def _most(shape: Window, fits: Expression, here: int) -> ops.Pool2d:
-    """The largest number that a maximum has."""
-    taken, held = argument(0), argument(1)
-    # Of a maximum that is NaN it is the first NaN.
-    chosen = where(taken >= held, fits, where(taken <= taken, -1.0, fits))
+    """The window that gives the largest value of ``fits`` among the taps that equal the maximum;
+    ``here`` is the number of operands at the output's position."""
+    element, maximum = argument(0), argument(1)
+    # If the maximum is NaN, the taps that are NaN count.
+    chosen = where(element >= maximum, fits, where(element <= element, -1.0, fits))
     return ops.Pool2d(Window(*shape.axes, "max", chosen, here=here), "Place")
 
 
-def _two_places(x: Value, y: Value, shape: Window) -> list[Value]:
-    """How many rows follow the first maximum of each window, and how many columns, since values may
-    come to be in half precision, with few whole numbers."""
+def _row_and_column_indices(x: Value, y: Value, shape: Window) -> list[Value]:
+    """How many rows follow the first maximum of each window, and how many columns.
+
+    Two small numbers stand for the index, since values may be converted to half precision, which
+    has few integers.
+    """
     rows, columns = (axis.numbers for axis in shape.axes)
     below = apply(_most(shape, rows - 1.0 - floor(argument(2) / float(columns)), 1), x, y)
     row = floor(argument(3) / float(columns))
-    behind = columns - 1.0 - (argument(3) - row * float(columns))
-    in_row = where(argument(2) + row < rows - 1.0, -1.0, behind)
+    columns_after = columns - 1.0 - (argument(3) - row * float(columns))
+    in_row = where(argument(2) + row < rows - 1.0, -1.0, columns_after)
     fits = where(argument(2) + row > rows - 1.0, -1.0, in_row)
     return [below, apply(_most(shape, fits, 2), x, y, below)]

@@ -1,5 +1,5 @@
-"""Rules of sums, means, variances, extremes and products over axes, of softmax, of sums over ranks,
-and of what is dropped at random.
+"""Gradient rules of sums, means, variances, extremes and products over axes, of softmax, of sums
+over ranks, and of dropout.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def reduce(call: Backward) -> Sequence[Value | None]:
         case "prod":
             return [_products_of_others(x, dims) * gradient]
     if call.op.first:
-        return [_of_first(x, gradient, dims[0], turned=call.op.how == "min")]
+        return [_to_first_extreme(x, gradient, dims[0], turned=call.op.how == "min")]
     return [_shared(x, viewed(output, kept), gradient, dims)]
 
 
 @rule(ops.Variance)
 def variance(call: Backward) -> Sequence[Value | None]:
-    """Distances from the mean add up to zero, so that its own part is none."""
+    """Distances from the mean add up to zero, so the mean has no gradient here."""
     x, mean = call.inputs
     gradient = call.gradient
     count = x.type.size // mean.type.size
@@ -62,53 +62,59 @@ def _cast(x: Value, dtype: str) -> Value:
     return apply(ops.Formula(argument(0), title="Cast", dtype=dtype), x)
 
 
-def _of_first(x: Value, gradient: Value, axis: int, turned: bool) -> Value:
-    """The first of the largest elements, or of the smallest, has all of the gradient; NaN counts as
-    either."""
-    given = apply(ops.Formula(-argument(0), title="Turned"), x) if turned else x
-    place = apply(ops.ArgMax(axis, keepdim=True), given)
+def _to_first_extreme(x: Value, gradient: Value, axis: int, turned: bool) -> Value:
+    """The gradient of an extreme that goes to its first element alone.
+
+    The extreme is the maximum, or the minimum if ``turned``; NaN counts as either.
+    """
+    oriented = apply(ops.Formula(-argument(0), title="Turned"), x) if turned else x
+    index = apply(ops.ArgMax(axis, keepdim=True), oriented)
     shape = tuple(x.shape[axis] if d == axis else 1 for d in range(x.type.rank))
-    is_first = np.equal(place, np.arange(x.shape[axis]).reshape(shape))
+    is_first = np.equal(index, np.arange(x.shape[axis]).reshape(shape))
     return pointwise("Where", lambda c, g: where(c > 0.0, g, 0.0), is_first, gradient)
 
 
 def _shared(x: Value, extreme: Value, gradient: Value, dims: tuple[int, ...]) -> Value:
-    """Elements that equal the extreme share its gradient evenly.  NaN among them makes all NaN."""
+    """The gradient of an extreme, shared evenly by the elements that equal it; NaN among the
+    elements makes all of it NaN."""
     a, b = argument(0), argument(1)
     equal = where(a < b, 0.0, where(a > b, 0.0, where(a >= b, 1.0, a + b)))
     is_extreme = apply(ops.Formula(equal, 2, title="Equal"), x, extreme)
-    each = gradient / apply(ops.Reduce("sum", dims, keepdim=True), is_extreme)
+    share = gradient / apply(ops.Reduce("sum", dims, keepdim=True), is_extreme)
     choice = where(a < b, 0.0, where(a > b, 0.0, argument(2)))
-    return apply(ops.Formula(choice, 3, title="Where"), x, extreme, each)
+    return apply(ops.Formula(choice, 3, title="Where"), x, extreme, share)
 
 
 def _products_of_others(x: Value, dims: tuple[int, ...]) -> Value:
-    """For each element the product of all others along ``dims``; it never divides, so zeros are
-    right.  Products of what is before and behind are made in steps of 1, 2, 4, ... elements."""
+    """For each element, the product of all others along ``dims``.
+
+    It is an exclusive prefix product times an exclusive suffix product, and never divides, so zeros
+    are right.  Each scan takes steps of 1, 2, 4, ... elements.
+    """
     order = tuple(d for d in range(x.type.rank) if d not in dims) + dims
     moved = apply(ops.Transpose(order), x)
     count = prod(x.shape[d] for d in dims)
     rows = viewed(moved, (x.type.size // max(count, 1), count))
-    turn = ops.Slice((0, max(count - 1, 0)), rows.shape, (1, -1))
-    behind = apply(turn, _products_before(apply(turn, rows)))
-    found = viewed(_products_before(rows) * behind, moved.shape)
-    return apply(ops.Transpose(tuple(order.index(d) for d in range(len(order)))), found)
+    reverse = ops.Slice((0, max(count - 1, 0)), rows.shape, (1, -1))
+    suffix_products = apply(reverse, _prefix_products(apply(reverse, rows)))
+    products = viewed(_prefix_products(rows) * suffix_products, moved.shape)
+    return apply(ops.Transpose(tuple(order.index(d) for d in range(len(order)))), products)
 
 
-def _products_before(rows: Value) -> Value:
-    """For each element the product of all before it in its row."""
+def _prefix_products(rows: Value) -> Value:
+    """The exclusive prefix product of each row: for each element, the product of all before it."""
     count = rows.shape[1]
-    found, step = _delayed(rows, 1), 1
+    products, step = _shifted_right(rows, 1), 1
     while step < count:
-        found = found * _delayed(found, step)
+        products = products * _shifted_right(products, step)
         step *= 2
-    return found
+    return products
 
 
-def _delayed(rows: Value, steps: int) -> Value:
-    """Rows that begin with ones and lose as many elements at their ends."""
-    places = np.arange(rows.shape[1]) - steps
-    return apply(ops.Take((None, tuple(np.maximum(places, -1).tolist())), 1.0), rows)
+def _shifted_right(rows: Value, steps: int) -> Value:
+    """The rows shifted to the right by ``steps``, with ones shifted in."""
+    sources = np.arange(rows.shape[1]) - steps
+    return apply(ops.Take((None, tuple(np.maximum(sources, -1).tolist())), 1.0), rows)
 
 
 @rule(ops.Softmax)
@@ -133,7 +139,7 @@ def random_drop(call: Backward) -> Sequence[Value | None]:
 
 @rule(ops.SumOverRanks)
 def sum_over_ranks(call: Backward) -> Sequence[Value | None]:
-    """Of the loss that all ranks' losses add up to."""
-    given = [each for each in call.gradients if each is not None]
-    sums = iter(current_recorder().apply(replace(call.op, beside=False), *given))
+    """The gradient of the sum of all ranks' losses: it is summed over the ranks, too."""
+    present = [each for each in call.gradients if each is not None]
+    sums = iter(current_recorder().apply(replace(call.op, beside=False), *present))
     return [None if each is None else next(sums) for each in call.gradients]

@@ -1,6 +1,6 @@
-"""The operators: one frozen dataclass per kind of node, one file per family.
+"""The operators: one frozen dataclass for each kind of node, one file for each family.
 
-Each family lists in its ``__all__`` what it offers; nothing is listed a second time here.
+Each file lists its operators in ``__all__``, and this package exports all of them.
 """
 
 from minidnn.graph.operators.activations import *

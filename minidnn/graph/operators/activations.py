@@ -1,6 +1,6 @@
 """Activations: element-wise operators of one operand.
 
-Formulas are those of PyTorch's ``torch.nn`` activations.  NaN stays NaN in all of them.
+The formulas are those of PyTorch's ``torch.nn`` activations.  NaN stays NaN in all of them.
 To add one, write its formula here and its layer in ``minidnn/layers/activations.py``.
 """
 

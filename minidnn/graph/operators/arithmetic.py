@@ -1,4 +1,4 @@
-"""Element-wise operators of two operands, and those that users describe themselves."""
+"""Element-wise operators of two operands, and :class:`Formula`, which computes any expression."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from minidnn.graph.types import (
 
 __all__ = ["Add", "Div", "Formula", "Mul", "Sub"]
 
-#: Far more than anyone writes; a damaged file may declare 10**12.
+#: The most operands of a formula: far more than anyone writes, while a damaged file may declare
+#: 10**12.
 _MOST_OPERANDS = 1000
 
 
@@ -69,16 +70,16 @@ class Div(Elementwise):
 
 @dataclass(frozen=True)
 class Formula(Elementwise):
-    """An element-wise operator that a user describes by a scalar expression.
+    """An element-wise operator that computes a scalar expression.
 
     ``body`` takes ``tensors`` operands that broadcast, followed by ``channel_vectors``
     vectors with one element per channel.  It is computed in :func:`computed_in` of the operands'
-    dtypes, a bool being 1 or 0 and a byte a number, and the result converted to ``dtype``, if one
-    is given: fractions of whole numbers are cut off, int8 and uint8 saturate, and bool is whether
-    it is not zero.  So comparisons, choices, casts and quantization are formulas, too.
+    dtypes, where a bool is 1 or 0.  The result is converted to ``dtype``, if one is given:
+    conversion to integers truncates, int8 and uint8 saturate, and bool is whether the result is not
+    zero.  So comparisons, choices, casts and quantization are formulas, too.
 
-    ``compute`` is a floating-point dtype that it is computed in instead: operands may then have
-    several dtypes that are no wider, and without ``dtype`` the result has that one.
+    ``compute`` is a floating-point dtype to compute in instead: operands may then have several
+    dtypes that are no wider, and without ``dtype`` the result is of ``compute``.
     """
 
     body: Expression
@@ -156,11 +157,12 @@ class Formula(Elementwise):
         return self.dtype or computed
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        # Only evaluation in float64 has operands of several floating-point dtypes, or wider ones.
+        # Operands of several floating-point dtypes, or of wider ones, occur in float64 oracles
+        # only.
         dtypes = [str(array.dtype) for array in inputs]
         computed = "float64" if "float64" in dtypes else self.computed_in(dtypes) or "float64"
-        kept = tuple(array.astype(computed, copy=False) for array in inputs)
-        (result,) = super().reference(*kept)
+        operands = tuple(array.astype(computed, copy=False) for array in inputs)
+        (result,) = super().reference(*operands)
         if self.dtype is None:
             return (result,)
         with np.errstate(all="ignore"):

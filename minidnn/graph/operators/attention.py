@@ -1,4 +1,4 @@
-"""Attention, and its gradient."""
+"""Scaled dot-product attention, and its gradient, as single operators."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Attention", "AttentionGradient"]
 
 @dataclass(frozen=True)
 class Attention(Operator):
-    """``softmax(scale * q @ k.T) @ v``, for each matrix of a batch, and the logarithm of each row's
-    sum of exponentials, of which the weights follow.
+    """``softmax(scale * q @ k.T) @ v`` for each matrix of a batch, and the log-sum-exp of each row
+    of scores, from which the gradient recomputes the weights.
 
     Queries are (..., L, D), keys (..., S, D) and values (..., S, E), of one batch; the results are
-    (..., L, E) and (..., L, 1).  The latter is at least of float32.
+    (..., L, E) and (..., L, 1).  The latter has at least float32.
 
     Source: Vaswani et al., arXiv:1706.03762; Dao et al., arXiv:2205.14135.
     """
@@ -54,10 +54,12 @@ class Attention(Operator):
         q, k, v = (x.astype(np.result_type(x, np.float32), copy=False) for x in inputs)
         with np.errstate(all="ignore"):
             scores = _product(q * q.dtype.type(self.scale), k.swapaxes(-1, -2))
-            most = scores.max(-1, keepdims=True, initial=-np.inf)
-            powers = np.exp(scores - most)
-            total = powers.sum(-1, keepdims=True)
-            return _product(powers / total, v).astype(dtype, copy=False), most + np.log(total)
+            row_max = scores.max(-1, keepdims=True, initial=-np.inf)
+            exponentials = np.exp(scores - row_max)
+            row_sum = exponentials.sum(-1, keepdims=True)
+            return _product(exponentials / row_sum, v).astype(dtype, copy=False), row_max + np.log(
+                row_sum
+            )
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
         return 2 * _pairs(*inputs[:2]) * (inputs[0].shape[-1] + inputs[2].shape[-1])
@@ -65,8 +67,10 @@ class Attention(Operator):
 
 @dataclass(frozen=True)
 class AttentionGradient(Operator):
-    """The gradients of :class:`Attention` by queries, keys and values: of these, of both of its
-    results, and of the gradient by the first one."""
+    """The gradients of queries, keys and values of :class:`Attention`.
+
+    Its operands are these three, both results of the attention, and the gradient of the first.
+    """
 
     scale: float
 
@@ -93,24 +97,25 @@ class AttentionGradient(Operator):
         with np.errstate(all="ignore"):
             scaled = q * q.dtype.type(self.scale)
             weights = np.exp(_product(scaled, k.swapaxes(-1, -2)) - logs)
-            shares = np.ascontiguousarray(g * y).sum(-1, keepdims=True)
-            of_scores = weights * (_product(g, v.swapaxes(-1, -2)) - shares)
-            found = (
-                _product(of_scores, k) * q.dtype.type(self.scale),
-                _product(of_scores.swapaxes(-1, -2), scaled),
+            row_sums = np.ascontiguousarray(g * y).sum(-1, keepdims=True)
+            by_scores = weights * (_product(g, v.swapaxes(-1, -2)) - row_sums)
+            gradients = (
+                _product(by_scores, k) * q.dtype.type(self.scale),
+                _product(by_scores.swapaxes(-1, -2), scaled),
                 _product(weights.swapaxes(-1, -2), g),
             )
-        return tuple(x.astype(dtype, copy=False) for x in found)
+        return tuple(x.astype(dtype, copy=False) for x in gradients)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
         return 2 * _pairs(*inputs[:2]) * (3 * inputs[0].shape[-1] + 2 * inputs[2].shape[-1])
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Strides may decide the order of additions: equal operands must give equal bits."""
+    """The matrix product of contiguous copies: strides may decide the order of additions, and equal
+    operands must give equal bits."""
     return np.asarray(np.ascontiguousarray(a) @ np.ascontiguousarray(b))
 
 
 def _pairs(q: TensorType, k: TensorType) -> int:
-    """Of queries and keys, in all batches."""
+    """The number of pairs of a query and a key, in all batches."""
     return prod(q.shape[:-1]) * k.shape[-2]

@@ -1,4 +1,4 @@
-"""Contractions: convolution, linear, and products of matrices that are both computed."""
+"""Contractions: convolutions and linear layers, whose weight is an operand, and matrix products."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Conv2d(Contraction):
         self.require_int("groups", self.groups)
 
     def axes(self, kernel: Pair) -> tuple[WindowAxis, WindowAxis]:
-        """The windows over rows and columns for a weight of that size."""
+        """The windows over rows and columns of a weight whose kernels have the size ``kernel``."""
         rows, columns = (
             WindowAxis(k, s, p, d)
             for k, s, p, d in zip(kernel, self.stride, self.padding, self.dilation, strict=True)
@@ -56,7 +56,8 @@ class Conv2d(Contraction):
         self.require_rank("input", x, 4)
         self.require_rank("weight", weight, 4)
         out_channels, per_group, *kernel = weight.shape
-        # Messages are written where something is wrong: that would take longer than all else.
+        # Messages are formatted only where something is wrong, as that takes longer than the
+        # checks.
         if self.groups < 1 or out_channels % self.groups:
             raise self.fail(
                 f"groups={self.groups} does not divide the weight's {out_channels} output "
@@ -95,7 +96,7 @@ class Conv2d(Contraction):
         return (result.astype(dtype, copy=False),)
 
     def _sums(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        """The sums of products, in the dtype of both."""
+        """The convolution without bias, accumulated in the operands' dtype."""
         batch, channels = x.shape[:2]
         out_channels, per_group, kh, kw = weight.shape
         rows, columns = self.axes((kh, kw))
@@ -106,13 +107,13 @@ class Conv2d(Contraction):
         for y in range(kh):
             for z in range(kw):
                 top, left = y * rows.dilation, z * columns.dilation
-                taken = padded[
+                tap_inputs = padded[
                     :,
                     :,
                     top : top + (height - 1) * rows.stride + 1 : rows.stride,
                     left : left + (width - 1) * columns.stride + 1 : columns.stride,
                 ].reshape(batch, self.groups, channels // self.groups, height * width)
-                out += np.matmul(grouped[:, :, :, y, z], taken)
+                out += np.matmul(grouped[:, :, :, y, z], tap_inputs)
         return out.reshape(batch, out_channels, height, width)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
@@ -162,9 +163,9 @@ class Linear(Contraction):
 
 @dataclass(frozen=True)
 class MatMul(Operator):
-    """``a @ b`` of (..., M, K) and (..., K, N); the axes before broadcast.
+    """``a @ b`` of (..., M, K) and (..., K, N); the axes before these broadcast.
 
-    Of whole numbers (int8, uint8, int32) the sums are int32, which wrap.
+    Of integers (int8, uint8, int32) the accumulators are int32, which wrap.
     """
 
     kind = "contraction"
@@ -172,8 +173,8 @@ class MatMul(Operator):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         a, b = self.operands(inputs)
-        whole = is_whole_product(a, b)
-        if not whole:
+        is_integer = is_whole_product(a, b)
+        if not is_integer:
             self.require_float(*inputs)
         self.require(
             a.rank >= 2 and b.rank >= 2 and a.shape[-1] == b.shape[-2],
@@ -187,7 +188,7 @@ class MatMul(Operator):
                 "valid are equal sizes, or 1"
             ) from None
         shape = (*batch, a.shape[-2], b.shape[-1])
-        return (TensorType(shape, "int32" if whole else a.dtype),)
+        return (TensorType(shape, "int32" if is_integer else a.dtype),)
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         dtype = inputs[0].dtype
@@ -204,15 +205,15 @@ class MatMul(Operator):
 
 
 def _advice_on_channels(shape: tuple[int, ...], channels: int) -> str:
-    """What to do if an image's channels lie last."""
+    """Advice for an error, if an image seems to have its channels last."""
     if shape[-1] != channels:
         return ""
-    turned = (shape[0], shape[-1], *shape[1:-1])
-    return f"; its channels seem to lie last, and valid is channels first, {turned}"
+    channels_first = (shape[0], shape[-1], *shape[1:-1])
+    return f"; its channels seem to lie last, and valid is channels first, {channels_first}"
 
 
 def _advice_on_features(x: TensorType, weight: TensorType) -> str:
-    """What to do if a linear layer's input has another number of features."""
+    """Advice for an error, if a linear layer's input has another number of features."""
     flat = prod(x.shape[1:])
     if x.rank > 2 and flat == weight.shape[1]:
         return "; is a Flatten in front of it missing?"

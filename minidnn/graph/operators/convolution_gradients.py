@@ -1,5 +1,7 @@
-"""The two gradients of a convolution.  With the convolution they are closed: each one's gradients
-are the two others."""
+"""The input gradient and the weight gradient of a convolution.
+
+The three operators are closed under differentiation: the gradients of each are the other two.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Conv2dGradient(Operator):
-    """What both share: what they are the gradient of."""
+    """The base class of both gradients, with the attributes of the convolution."""
 
     kind = "contraction"
 
@@ -33,21 +35,21 @@ class _Conv2dGradient(Operator):
         )
 
     def _taps(self, kernel: Pair, outputs: Pair) -> list[tuple[Pair, tuple[slice, ...]]]:
-        """The taps of a kernel, and what each reads of the padded input."""
+        """The taps of a kernel, each with the slices of the padded input that it multiplies."""
         rows, columns = self.convolution.axes(kernel)
-        found = []
+        taps = []
         for y, z in np.ndindex(*kernel):
-            places = tuple(
+            slices = tuple(
                 slice(k * a.dilation, k * a.dilation + (n - 1) * a.stride + 1, a.stride)
                 for a, k, n in zip((rows, columns), (y, z), outputs, strict=True)
             )
-            found.append(((y, z), (slice(None), slice(None), *places)))
-        return found
+            taps.append(((y, z), (slice(None), slice(None), *slices)))
+        return taps
 
 
 @dataclass(frozen=True)
 class Conv2dInputGradient(_Conv2dGradient):
-    """The gradient for the input, of ``size`` rows and columns: a transposed convolution."""
+    """The gradient of the input, which has ``size`` rows and columns: a transposed convolution."""
 
     size: Pair
 
@@ -72,18 +74,20 @@ class Conv2dInputGradient(_Conv2dGradient):
         batch, outputs, *sizes = gradient.shape
         _, per_group, *kernel = weight.shape
         groups, pads = self.convolution.groups, self.convolution.padding
-        # In one order, since how a product of matrices is rounded depends on how they lie.
-        each = np.ascontiguousarray(gradient, compute).reshape(batch, groups, outputs // groups, -1)
-        turned = weight.astype(compute, copy=False).reshape(groups, -1, per_group, *kernel)
-        turned = np.ascontiguousarray(turned.transpose(3, 4, 0, 2, 1))
+        # Always contiguous, since the rounding of a matrix product depends on the strides.
+        by_group = np.ascontiguousarray(gradient, compute).reshape(
+            batch, groups, outputs // groups, -1
+        )
+        weight_t = weight.astype(compute, copy=False).reshape(groups, -1, per_group, *kernel)
+        weight_t = np.ascontiguousarray(weight_t.transpose(3, 4, 0, 2, 1))
         extent = [n + sum(pad) for n, pad in zip(self.size, pads, strict=True)]
-        found = np.zeros((batch, groups * per_group, *extent), compute)
+        padded = np.zeros((batch, groups * per_group, *extent), compute)
         with np.errstate(all="ignore"):
-            for (y, z), places in self._taps((kernel[0], kernel[1]), (sizes[0], sizes[1])):
-                part = np.matmul(turned[y, z], each)
-                found[places] += part.reshape(batch, groups * per_group, *sizes)
+            for (y, z), slices in self._taps((kernel[0], kernel[1]), (sizes[0], sizes[1])):
+                products = np.matmul(weight_t[y, z], by_group)
+                padded[slices] += products.reshape(batch, groups * per_group, *sizes)
         (top, _), (left, _) = pads
-        inside = found[:, :, top : top + self.size[0], left : left + self.size[1]]
+        inside = padded[:, :, top : top + self.size[0], left : left + self.size[1]]
         return (inside.astype(gradient.dtype),)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
@@ -92,7 +96,7 @@ class Conv2dInputGradient(_Conv2dGradient):
 
 @dataclass(frozen=True)
 class Conv2dWeightGradient(_Conv2dGradient):
-    """The gradient for the weight, of ``kernel`` rows and columns."""
+    """The gradient of the weight, whose kernels have ``kernel`` rows and columns."""
 
     kernel: Pair
 
@@ -118,13 +122,13 @@ class Conv2dWeightGradient(_Conv2dGradient):
         groups = self.convolution.groups
         pads = ((0, 0), (0, 0), *self.convolution.padding)
         padded = np.pad(x.astype(compute, copy=False), pads)
-        each = _in_groups(gradient.astype(compute, copy=False), groups)
-        found = np.empty((groups, outputs // groups, x.shape[1] // groups, *self.kernel), compute)
+        gradient_by_group = _in_groups(gradient.astype(compute, copy=False), groups)
+        result = np.empty((groups, outputs // groups, x.shape[1] // groups, *self.kernel), compute)
         with np.errstate(all="ignore"):
-            for (y, z), places in self._taps(self.kernel, (sizes[0], sizes[1])):
-                taken = _in_groups(padded[places], groups)
-                found[..., y, z] = np.matmul(each, taken.swapaxes(1, 2))
-        return (found.reshape(outputs, -1, *self.kernel).astype(x.dtype, copy=False),)
+            for (y, z), slices in self._taps(self.kernel, (sizes[0], sizes[1])):
+                taps = _in_groups(padded[slices], groups)
+                result[..., y, z] = np.matmul(gradient_by_group, taps.swapaxes(1, 2))
+        return (result.reshape(outputs, -1, *self.kernel).astype(x.dtype, copy=False),)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
         return 2 * inputs[1].size * prod(outputs[0].shape[1:])

@@ -1,4 +1,5 @@
-"""Moves whose places are known before anything runs, and picking by indices that are not."""
+"""Moves by index maps that are known before a graph runs, and gather and scatter by indices that
+the graph computes."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class Transpose(Indexed):
 @dataclass(frozen=True)
 class Slice(Indexed):
     """Along each axis ``sizes`` elements from ``starts`` on, every ``steps``-th; a step may be
-    negative.  All of them lie inside the input."""
+    negative.  All elements are inside the input."""
 
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -84,7 +85,7 @@ class Slice(Indexed):
 
 @dataclass(frozen=True)
 class Expand(Indexed):
-    """Repeats axes of size 1, and in front of the first axis, up to ``shape``."""
+    """Broadcasts to ``shape``: repeats axes of size 1, and adds axes before the first one."""
 
     shape: tuple[int, ...]
 
@@ -111,8 +112,8 @@ class Expand(Indexed):
 
 @dataclass(frozen=True)
 class Pad(Indexed):
-    """Adds ``before`` and ``after`` elements to each axis: of ``value``, of the nearest element
-    (edge), mirrored without the outermost (reflect), or from the other end (wrap)."""
+    """Adds ``before`` and ``after`` elements to each axis: ``value`` (constant), the outermost
+    element (edge), mirrored ones without the outermost (reflect), or the other end's (wrap)."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -153,17 +154,17 @@ class Pad(Indexed):
         for size, before, after, stride in zip(
             shape, self.before, self.after, strides_of(shape), strict=True
         ):
-            place = np.arange(-before, size + after)
-            inside = (place >= 0) & (place < size)
+            position = np.arange(-before, size + after)
+            inside = (position >= 0) & (position < size)
             if self.mode == "constant":
-                offsets.append(np.where(inside, place * stride, OUTSIDE))
+                offsets.append(np.where(inside, position * stride, OUTSIDE))
             else:
-                offsets.append(_wrapped(place, size, self.mode) * stride)
+                offsets.append(_wrapped(position, size, self.mode) * stride)
         return IndexMap(tuple(offsets), fill=self.value)
 
 
 def _require_value_of(op: Pad | Take, value: float, inputs: tuple[TensorType, ...]) -> None:
-    """Whether an input's dtype has the value; NaN and infinities are floating-point numbers."""
+    """Requires that the input's dtype represents ``value``; integers have no NaN and infinities."""
     (x,) = op.operands(inputs)
     if x.dtype in INTEGERS:
         bounds = np.iinfo(x.dtype)
@@ -173,20 +174,21 @@ def _require_value_of(op: Pad | Take, value: float, inputs: tuple[TensorType, ..
         )
 
 
-def _wrapped(place: np.ndarray, size: int, mode: str) -> np.ndarray:
-    """Positions beyond an axis brought inside."""
+def _wrapped(position: np.ndarray, size: int, mode: str) -> np.ndarray:
+    """Positions beyond an axis mapped into it, as the mode of :class:`Pad` says."""
     if mode == "edge" or size <= 1:
-        return np.clip(place, 0, max(size - 1, 0))
+        return np.clip(position, 0, max(size - 1, 0))
     if mode == "wrap":
-        return place % size
+        return position % size
     period = 2 * (size - 1)
-    folded = place % period
+    folded = position % period
     return np.minimum(folded, period - folded)
 
 
 @dataclass(frozen=True)
 class Take(Indexed):
-    """Along each axis the elements of these indices, ``value`` for -1; None takes all of them."""
+    """The elements with the given indices along each axis, and ``value`` for an index of -1; None
+    takes all elements of an axis."""
 
     indices: tuple[tuple[int, ...] | None, ...]
     value: float = 0.0
@@ -216,10 +218,10 @@ class Take(Indexed):
             f"input has shape {shape}; valid is rank {len(self.indices)}",
         )
         for axis, (size, chosen) in enumerate(zip(shape, self.indices, strict=True)):
-            most = max(chosen or (0,))
+            largest = max(chosen or (0,))
             self.require(
-                not chosen or most < size or most == -1,
-                f"index {most} is beyond axis {axis} of the input {shape}",
+                not chosen or largest < size or largest == -1,
+                f"index {largest} is beyond axis {axis} of the input {shape}",
             )
         pairs = zip(shape, self.indices, strict=True)
         return tuple(size if chosen is None else len(chosen) for size, chosen in pairs)
@@ -227,14 +229,14 @@ class Take(Indexed):
     def index_map(self, shape: tuple[int, ...]) -> IndexMap:
         offsets = []
         for size, chosen, stride in zip(shape, self.indices, strides_of(shape), strict=True):
-            place = np.arange(size) if chosen is None else np.array(chosen, np.int64)
-            offsets.append(np.where(place < 0, OUTSIDE, place * stride))
+            indices = np.arange(size) if chosen is None else np.array(chosen, np.int64)
+            offsets.append(np.where(indices < 0, OUTSIDE, indices * stride))
         return IndexMap(tuple(offsets), fill=self.value)
 
 
 @dataclass(frozen=True)
 class Unfold2d(Indexed):
-    """The windows of (N, C, H, W) side by side: (N, C, KH, KW, rows, columns)."""
+    """The windows of (N, C, H, W) as a tensor: (N, C, KH, KW, rows, columns)."""
 
     kernel_size: Pair
     stride: Pair = (1, 1)
@@ -257,26 +259,26 @@ class Unfold2d(Indexed):
 
     def index_map(self, shape: tuple[int, ...]) -> IndexMap:
         *_, rows, columns = self.shape_of(shape)
-        batch, channels, down, across = strides_of(shape)
+        batch, channels, row_stride, column_stride = strides_of(shape)
         counts = (shape[0], shape[1], *self.kernel_size, rows, columns)
         steps = (
             batch,
             channels,
-            down * self.dilation[0],
-            across * self.dilation[1],
-            down * self.stride[0],
-            across * self.stride[1],
+            row_stride * self.dilation[0],
+            column_stride * self.dilation[1],
+            row_stride * self.stride[0],
+            column_stride * self.stride[1],
         )
         return IndexMap(tuple(np.arange(n) * s for n, s in zip(counts, steps, strict=True)))
 
 
 @dataclass(frozen=True)
 class Gather(Movement):
-    """Elements of ``axis`` by indices, which take that axis's place.
+    """The elements of ``axis`` at the indices, whose axes replace that axis.
 
-    The first ``batch`` axes of the input and of the indices are the same ones: each has indices of
-    its own.  Negative indices count from the end; an index that is still beyond the axis means its
-    first or last element.
+    The first ``batch`` axes of the input and of the indices are common: each of their positions has
+    indices of its own.  Negative indices count from the end; an index that is still beyond the axis
+    is clamped to it.
     """
 
     axis: int = 0
@@ -295,8 +297,8 @@ class Gather(Movement):
             x.shape[axis] > 0 or indices.size == 0,
             f"axis {axis} of the input {x.shape} has no elements to take",
         )
-        own = indices.shape[self.batch :]
-        return (x.with_shape((*x.shape[:axis], *own, *x.shape[axis + 1 :])),)
+        index_shape = indices.shape[self.batch :]
+        return (x.with_shape((*x.shape[:axis], *index_shape, *x.shape[axis + 1 :])),)
 
     def move(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices = inputs
@@ -304,18 +306,19 @@ class Gather(Movement):
             return np.take(x, _inside(indices, x.shape[self.axis]), axis=self.axis)
         axis = self.axis % x.ndim
         (images, outer, size, inner) = split_axes(x.shape, axis, self.batch)
-        places = _inside(indices, size).reshape(images, 1, -1, 1)
-        found = np.take_along_axis(x.reshape(images, outer, size, inner), places, axis=2)
-        own = indices.shape[self.batch :]
-        return found.reshape(*x.shape[:axis], *own, *x.shape[axis + 1 :])
+        positions = _inside(indices, size).reshape(images, 1, -1, 1)
+        taken = np.take_along_axis(x.reshape(images, outer, size, inner), positions, axis=2)
+        index_shape = indices.shape[self.batch :]
+        return taken.reshape(*x.shape[:axis], *index_shape, *x.shape[axis + 1 :])
 
 
 @dataclass(frozen=True)
 class ScatterAdd(Reduction):
-    """Sums at the places of indices: the gradient of :class:`Gather`.
+    """Scatters elements by indices, and sums those with equal ones: the gradient of
+    :class:`Gather`.
 
-    ``axis`` gets ``size`` elements, each the sum of the elements whose index it is, added one after
-    the other in the order of the indices.
+    ``axis`` gets ``size`` elements; each is the sum of the elements that have its index, added one
+    after the other in the order of the indices.
     """
 
     size: int
@@ -333,41 +336,41 @@ class ScatterAdd(Reduction):
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, indices = self.operands(inputs)
         self.require_float(x)
-        own = indices.shape[self.batch :]
-        behind = self.axis + len(own)
+        index_shape = indices.shape[self.batch :]
+        end = self.axis + len(index_shape)
         self.require(
-            x.shape[self.axis : behind] == own and behind <= x.rank,
+            x.shape[self.axis : end] == index_shape and end <= x.rank,
             f"indices have shape {indices.shape}; valid are those of the input {x.shape} from "
             f"axis {self.axis} on, after the batch",
         )
-        made = x.with_shape((*x.shape[: self.axis], self.size, *x.shape[behind:]))
-        _axis_with_indices(self, made, indices)
-        return (made,)
+        result = x.with_shape((*x.shape[: self.axis], self.size, *x.shape[end:]))
+        _axis_with_indices(self, result, indices)
+        return (result,)
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         x, indices = inputs
-        own = indices.shape[self.batch :]
-        shape = (*x.shape[: self.axis], self.size, *x.shape[self.axis + len(own) :])
+        index_shape = indices.shape[self.batch :]
+        shape = (*x.shape[: self.axis], self.size, *x.shape[self.axis + len(index_shape) :])
         (images, outer, size, inner) = split_axes(shape, self.axis, self.batch)
-        found = np.zeros((images, size, outer, inner), x.dtype)
-        given = x.reshape(images, outer, prod(own), inner).swapaxes(1, 2)
-        places = _inside(indices, size).reshape(images, -1)
+        sums = np.zeros((images, size, outer, inner), x.dtype)
+        terms = x.reshape(images, outer, prod(index_shape), inner).swapaxes(1, 2)
+        positions = _inside(indices, size).reshape(images, -1)
         for image in range(images):
-            np.add.at(found[image], places[image], given[image])
-        return (found.swapaxes(1, 2).reshape(shape),)
+            np.add.at(sums[image], positions[image], terms[image])
+        return (sums.swapaxes(1, 2).reshape(shape),)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
         return inputs[0].size
 
 
 def split_axes(shape: tuple[int, ...], axis: int, batch: int) -> tuple[int, int, int, int]:
-    """The sizes of the axes that have indices of their own, of those after them, of ``axis``, and
-    of all behind it."""
+    """The number of elements of four groups of axes: the first ``batch`` ones, those between them
+    and ``axis``, ``axis`` itself, and all after it."""
     return prod(shape[:batch]), prod(shape[batch:axis]), shape[axis], prod(shape[axis + 1 :])
 
 
 def _axis_with_indices(op: Gather | ScatterAdd, x: TensorType, indices: TensorType) -> int:
-    """The axis, counted from 0, if the indices fit it."""
+    """The axis, counted from 0; GraphError unless the indices fit it."""
     op.require(
         -x.rank <= op.axis < x.rank,
         f"axis={op.axis} is not an axis of the input {x.shape}; valid are {-x.rank} to "
@@ -387,5 +390,5 @@ def _axis_with_indices(op: Gather | ScatterAdd, x: TensorType, indices: TensorTy
 
 
 def _inside(indices: np.ndarray, size: int) -> np.ndarray:
-    """Indices counted from the beginning, and moved inside an axis."""
+    """Indices counted from the beginning, and clamped to an axis of ``size`` elements."""
     return np.clip(np.where(indices < 0, indices + size, indices), 0, max(size - 1, 0))

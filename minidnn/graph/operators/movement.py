@@ -1,4 +1,4 @@
-"""Operators that place elements without computing."""
+"""Operators that move elements without computing: reshapes, concatenation, channels, layouts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Concat", "Flatten", "Reorder", "Reshape", "TakeChannels", "View"]
 
 @dataclass(frozen=True)
 class Flatten(Reshaping):
-    """Joins the axes from ``start_dim`` to ``end_dim``, both included, into one."""
+    """Merges the axes from ``start_dim`` to ``end_dim``, both included, into one."""
 
     start_dim: int = 1
     end_dim: int = -1
@@ -52,14 +52,14 @@ class Reshape(Reshaping):
 
     def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         self.require(len(shape) >= 1, f"input has shape {shape}; valid is at least a batch axis")
-        given = prod(size for size in self.shape if size != -1)
+        fixed = prod(size for size in self.shape if size != -1)
         elements = prod(shape[1:])
-        fits = elements % given == 0 if -1 in self.shape and given else elements == given
+        fits = elements % fixed == 0 if -1 in self.shape and fixed else elements == fixed
         self.require(
-            fits and (given or -1 not in self.shape),
+            fits and (fixed or -1 not in self.shape),
             f"{elements} elements a sample (input {shape}) do not fit into {self.shape}",
         )
-        return (shape[0], *(elements // given if size == -1 else size for size in self.shape))
+        return (shape[0], *(elements // fixed if size == -1 else size for size in self.shape))
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class View(Reshaping):
 
 @dataclass(frozen=True)
 class Concat(Movement):
-    """Joins values along ``axis``."""
+    """Concatenates values along ``axis``."""
 
     axis: int = 1
 
@@ -102,16 +102,16 @@ class Concat(Movement):
                 f"axis={self.axis} is not an axis of the input {first.shape}; "
                 f"valid are {-first.rank} to {first.rank - 1}"
             )
-        before, behind = first.shape[:axis], first.shape[axis + 1 :]
+        before, after = first.shape[:axis], first.shape[axis + 1 :]
         for i, other in enumerate(inputs):
             same = other.rank == first.rank and other.shape[:axis] == before
-            if not (same and other.shape[axis + 1 :] == behind and other.dtype == first.dtype):
+            if not (same and other.shape[axis + 1 :] == after and other.dtype == first.dtype):
                 raise self.fail(
                     f"input {i} is {other}, which does not join input 0, {first}, along axis "
                     f"{axis}; all other sizes and the dtype must be equal"
                 )
-        joined = sum(t.shape[axis] for t in inputs)
-        return (first.with_shape((*first.shape[:axis], joined, *first.shape[axis + 1 :])),)
+        total = sum(t.shape[axis] for t in inputs)
+        return (first.with_shape((*first.shape[:axis], total, *first.shape[axis + 1 :])),)
 
     def move(self, *inputs: np.ndarray) -> np.ndarray:
         return np.concatenate(inputs, axis=self.axis)
@@ -125,7 +125,7 @@ class TakeChannels(Movement):
     """
 
     MOST: ClassVar[int] = 32
-    """Inputs: a kernel has registers for what it reads of each."""
+    """The most inputs: a kernel has registers for what it reads of each."""
 
     picks: tuple[tuple[int, int], ...]
 
@@ -146,7 +146,7 @@ class TakeChannels(Movement):
 
     @property
     def first_of_run(self) -> int | None:
-        """The first channel, if all follow each other in one input that is the only one."""
+        """The first channel, if the picks are consecutive channels of the only input; else None."""
         (source, first), *_ = self.picks
         run = tuple((source, first + i) for i in range(len(self.picks)))
         return first if self.picks == run and source == 0 else None
@@ -180,7 +180,7 @@ class TakeChannels(Movement):
 
 @dataclass(frozen=True)
 class Reorder(Movement):
-    """The same value in another physical layout."""
+    """The same value in another physical layout in memory."""
 
     layout: Layout
 

@@ -1,4 +1,4 @@
-"""Normalization with stored statistics, and the scale and shift that it folds into."""
+"""Batch normalization with given statistics, and the scale and shift that it folds into."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["BatchNorm", "ScaleShift"]
 
 @dataclass(frozen=True)
 class BatchNorm(Elementwise):
-    """``(x - mean) / sqrt(var + eps) * weight + bias`` per channel, with stored statistics."""
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` per channel, with given statistics."""
 
     eps: float = 1e-5
 
@@ -30,7 +30,7 @@ class BatchNorm(Elementwise):
 
 @dataclass(frozen=True)
 class ScaleShift(Elementwise):
-    """``fma(x, scale, shift)`` per channel: what folding leaves of a batch normalization."""
+    """``fma(x, scale, shift)`` per channel, to which a batch normalization is folded."""
 
     operand_names = ("input", "scale", "shift")
     channel_operands = 2

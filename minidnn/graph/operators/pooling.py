@@ -1,4 +1,4 @@
-"""Pooling: regular windows, and PyTorch's adaptive ones."""
+"""Pooling over regular windows, over windows with formulas, and PyTorch's adaptive pooling."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _window_axes(
 
 @dataclass(frozen=True)
 class MaxPool2d(Windowed):
-    """Maximum over windows; NaN wins; padding counts as minus infinity."""
+    """The maximum over windows; NaN wins; padding counts as minus infinity."""
 
     kernel_size: Pair
     stride: Pair
@@ -55,7 +55,7 @@ class MaxPool2d(Windowed):
         return Window(*axes, "max")
 
     def along(self, axis: int) -> MaxPool2d:
-        """The window along rows (0) or columns (1) only; one after the other does the same."""
+        """The window along rows (0) or columns (1) alone; both in succession give the maximum."""
 
         def only(pair: Pair, other: int) -> Pair:
             return (pair[0], other) if axis == 0 else (other, pair[1])
@@ -71,7 +71,7 @@ class MaxPool2d(Windowed):
 
 @dataclass(frozen=True)
 class AvgPool2d(Windowed):
-    """Average over windows; rows are summed first, then their sums (see ``sum_taps``)."""
+    """The average over windows; rows are summed first, then their sums (see ``sum_taps``)."""
 
     kernel_size: Pair
     stride: Pair
@@ -93,13 +93,13 @@ class AvgPool2d(Windowed):
         return average_window(*axes, self.count_include_pad, self.divisor_override)
 
     def adaptive(self, x: TensorType) -> AdaptiveAvgPool2d | None:
-        """The same as an adaptive average, where windows are long, side by side, and all of the
-        plane."""
+        """The same average as an adaptive one, if windows are long, do not overlap, and cover the
+        image; else None."""
         if not self.window().is_long or self.divisor_override is not None:
             return None
-        apart = self.kernel_size == self.stride and self.padding == (0, 0)
+        is_tiling = self.kernel_size == self.stride and self.padding == (0, 0)
         sizes = tuple(zip(x.shape[2:], self.kernel_size, strict=True))
-        if not apart or any(size % kernel for size, kernel in sizes):
+        if not is_tiling or any(size % kernel for size, kernel in sizes):
             return None
         rows, columns = (size // kernel for size, kernel in sizes)
         return AdaptiveAvgPool2d((rows, columns))
@@ -107,12 +107,12 @@ class AvgPool2d(Windowed):
 
 @dataclass(frozen=True)
 class Pool2d(Windowed):
-    """Any window: of several operands, with padding that differs from side to side, with dilation,
-    or over the windows that cover a position.
+    """Any :class:`Window`: of several operands, with padding that differs from side to side, with
+    dilation, or over the windows that cover a position, as gradients have it.
 
-    Padding is less than the window, so that no window lies in the padding alone.  Where a window
-    with dilation has taps on both sides of the plane only, what is joined is the join's identity:
-    the maximum is minus infinity, and the average 0, or NaN if the padding does not count.
+    Padding is less than the window, so that no window is in the padding alone.  Where all taps of a
+    dilated window are on both sides of the image, the result is that of the reduction's identity:
+    the maximum is minus infinity, and the average is 0, or NaN if the padding does not count.
     """
 
     shape: Window
@@ -131,18 +131,18 @@ class Pool2d(Windowed):
             self.shape.join in JOINS,
             f"join={self.shape.join!r}; valid is one of {', '.join(JOINS)}",
         )
-        for name, formula, most in (
+        for name, formula, arity in (
             ("tap", self.shape.tap, operands + 1),
             ("finish", self.shape.finish, 2),
         ):
             self.require(
-                scalar.arguments(formula) <= most,
-                f"{name}={formula} takes {scalar.arguments(formula)} arguments; valid are {most}",
+                scalar.arguments(formula) <= arity,
+                f"{name}={formula} takes {scalar.arguments(formula)} arguments; valid are {arity}",
             )
 
-        whole = all(isinstance(axis, WindowAxis) for axis in self.shape.axes)
+        integer_strides = all(isinstance(axis, WindowAxis) for axis in self.shape.axes)
         self.require(
-            whole or self.shape.is_finished,
+            integer_strides or self.shape.is_finished,
             f"finish={self.shape.finish} of windows that cover a position; valid is x0",
         )
 
@@ -189,7 +189,7 @@ def _check_window(op: MaxPool2d | AvgPool2d) -> None:
 
 @dataclass(frozen=True)
 class AdaptiveAvgPool2d(Reduction):
-    """Average over windows chosen so that the output has ``output_size``.
+    """The average over windows that are chosen so that the output has ``output_size``.
 
     Output ``i`` of ``n`` over ``size`` positions averages ``floor(i * size / n)`` up to
     ``ceil((i + 1) * size / n)``, as PyTorch does.  ``None`` keeps the input's size.
@@ -239,9 +239,9 @@ class AdaptiveAvgPool2d(Reduction):
         return max(inputs[0].size, outputs[0].size)
 
     def regular(self, x: TensorType) -> AvgPool2d | None:
-        """The same as a regular window, where the sizes divide and windows are short.
+        """The same average over regular windows, if sizes divide and windows are short; else None.
 
-        Long ones stay: there are kernels for them, which need no patch of a window's size.
+        Long windows stay adaptive, since the kernels for those need no patch as large as a window.
         """
         sizes = self.sizes(x)
         if any(size % out for size, out in zip(x.shape[2:], sizes, strict=True)):
@@ -250,11 +250,11 @@ class AdaptiveAvgPool2d(Reduction):
         return AvgPool2d(kernel, kernel) if max(kernel) <= LONG else None
 
     def is_long(self, x: TensorType) -> bool:
-        """Whether some window has more than 16 rows or columns."""
+        """Whether some window has more than :data:`LONG` (16) rows or columns."""
         return any(high - low > LONG for spans in self.spans(x) for low, high in spans)
 
     def spans(self, x: TensorType) -> tuple[list[Pair], list[Pair]]:
-        """Where windows begin and end, along rows and columns."""
+        """The begin and end of each window, along rows and along columns."""
         down, across = self.sizes(x)
         return _adaptive_spans(down, x.shape[2]), _adaptive_spans(across, x.shape[3])
 

@@ -1,4 +1,4 @@
-"""What draws random numbers."""
+"""The operator that draws random numbers: dropout in training."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from minidnn.graph.types import TensorType
 
 __all__ = ["RandomDrop"]
 
-#: What a random number takes beside one of these operations: the words of a counter are four.
+#: The cost of one random number, in scalar operations; each counter gives four.
 _OPERATIONS = 25
 
 
 @dataclass(frozen=True)
 class RandomDrop(Reduction):
-    """``x / (1 - p)``, or 0 with the probability ``p``: for each element, or for each channel.
+    """Dropout: ``x / (1 - p)``, or 0 with the probability ``p``, for each element or each channel.
 
-    Which of them are 0 follows from ``seed``, ``step`` (whole numbers) and ``stream`` alone, so
-    that the gradient draws them again and nothing is kept for it.
+    Which of them are 0 is a function of ``seed``, ``step`` (integers) and ``stream`` alone, so that
+    the gradient draws the same numbers again, and no mask is kept.
     """
 
     p: float
@@ -49,12 +49,12 @@ class RandomDrop(Reduction):
 
     @property
     def threshold(self) -> int:
-        """An element is 0 if its random word is less."""
+        """The bound of random words of 32 bits: an element is 0 if its word is less."""
         return ceil(self.p * 2.0**32)
 
     @property
     def scale(self) -> float:
-        """What the others are multiplied by."""
+        """The factor by which the other elements are multiplied."""
         return 1.0 / (1.0 - self.p) if self.p < 1 else 0.0
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -1,5 +1,7 @@
-"""What joins values of several processes that run the same graph, and where these meet while it
-runs.
+"""The all-reduce of values over the ranks that run the same graph, and its process group.
+
+``minidnn.distributed`` enters the process group by :func:`meet_in`; the reference and the devices
+find it by :func:`meeting_of` while a graph runs.
 """
 
 from __future__ import annotations
@@ -18,33 +20,36 @@ __all__ = ["SumOverRanks"]
 
 
 class Meeting(Protocol):
-    """Processes that run the same graphs at the same time."""
+    """A process group: the ranks that run the same graphs at the same time."""
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """The number of ranks."""
 
     def add(self, arrays: Sequence[np.ndarray]) -> None:
-        """Each of these contiguous arrays of the host becomes the sum of all ranks' arrays."""
+        """All-reduces contiguous host arrays in place: each becomes the sum over the ranks."""
 
     def agree(self, text: str) -> None:
-        """An error, in some rank, unless all ranks say the same; a text is asked about once."""
+        """Raises an error, in some rank, unless all ranks pass the same text.
+
+        Each text is compared only once.
+        """
 
 
 _now: list[Meeting] = []
 
 
 def meet_in(meeting: Meeting) -> None:
-    """From now on graphs that sum over ranks do so there."""
+    """Makes ``meeting`` the process group of all graphs that sum over ranks, from now on."""
     _now[:] = [meeting]
 
 
 def meeting_of(ranks: int) -> Meeting:
-    """Where so many ranks meet; GraphError if this process is not one of them."""
+    """The process group with ``ranks`` ranks; GraphError if this process is in no such group."""
     if not _now or _now[0].size != ranks:
-        found = f"one of {_now[0].size}" if _now else "alone"
+        role = f"one of {_now[0].size}" if _now else "alone"
         raise GraphError(
-            f"the graph sums over {ranks} ranks, and this process is {found}; valid is to run it "
+            f"the graph sums over {ranks} ranks, and this process is {role}; valid is to run it "
             "where md.Trainer(..., distributed=True) made it"
         )
     return _now[0]
@@ -52,10 +57,10 @@ def meeting_of(ranks: int) -> Meeting:
 
 @dataclass(frozen=True)
 class SumOverRanks(Reduction):
-    """The sum of each operand over all ranks, which all compute this node.
+    """The all-reduce (sum) of each operand over all ranks, which all compute this node.
 
-    All ranks must compute such nodes in the same order.  One ``beside`` others may still be on its
-    way while the nodes behind it are computed, until one of them reads a result.
+    All ranks must compute such nodes in the same order.  With ``beside`` it is asynchronous: it may
+    still run while later nodes are computed, until one of them reads a result.
     """
 
     ranks: int
@@ -78,10 +83,10 @@ class SumOverRanks(Reduction):
         return inputs
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        found = [np.array(x, order="C") for x in inputs]
+        sums = [np.array(x, order="C") for x in inputs]
         if self.ranks > 1:
-            meeting_of(self.ranks).add(found)
-        return tuple(found)
+            meeting_of(self.ranks).add(sums)
+        return tuple(sums)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
         return sum(x.size for x in inputs)

@@ -1,5 +1,5 @@
-"""Sums, means, variances and extremes over axes, the places of maxima, softmax, layer
-normalization."""
+"""Sums, means, products, variances and extremes over axes, indices of maxima, softmax, layer and
+group normalization."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _JOINS: dict[str, Any] = {
 
 
 def _in_rows(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """``x`` with the elements along some axes as contiguous rows, behind the other axes.
+    """``x`` with the axes ``axes`` merged into one, which is last and contiguous in memory.
 
-    NumPy adds such rows pairwise, other axes one element after another; and its order depends on
-    strides, while equal inputs must give equal bits.
+    NumPy sums contiguous rows pairwise, but other axes one element after another.  As the order
+    depends on strides, equal inputs with other strides would give other bits.
     """
     kept = [axis for axis in range(x.ndim) if axis not in axes]
     shape = (*(x.shape[axis] for axis in kept), prod(x.shape[axis] for axis in axes))
@@ -37,12 +37,13 @@ def _in_rows(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Reduce(Reduction):
-    """Joins all elements along ``dims`` (from 0 on, in order): their sum, mean, maximum, minimum
-    or product.  NaN wins.  With ``keepdim`` these axes stay, with size 1.  ``dtype`` is that of the
-    result, if it is not the input's: sums of half precision can stay as exact as they were made.
+    """The sum, mean, maximum, minimum or product over the axes ``dims`` (from 0 on, in order).
 
-    ``first`` is about the gradient of an extreme along one axis: that the first of the elements
-    that equal it has all of it, which they share evenly otherwise."""
+    NaN wins.  With ``keepdim`` these axes stay, with size 1.  ``dtype`` is that of the result, if
+    it is not the input's: sums of half precision need not be rounded to half precision.
+
+    ``first`` decides the gradient of an extreme along one axis: the first of the elements that
+    equal it gets all of it; otherwise they share it evenly."""
 
     how: Literal["sum", "mean", "max", "min", "prod"]
     dims: tuple[int, ...]
@@ -108,11 +109,11 @@ class Reduce(Reduction):
 
 @dataclass(frozen=True)
 class Variance(Reduction):
-    """The mean square of the distances from a mean, for each channel of (N, C, ...) over all other
-    axes; a vector (C,), and so is the mean, which must be that of the same elements.
+    """The variance of each channel of (N, C, ...) over all other axes, given the mean.
 
-    ``dtype`` is that of the result, as of :class:`Reduce`; the mean has it, too.  The gradient
-    takes the mean for what it is: to first order, the result does not change with it.
+    The result and the mean are vectors (C,), and the mean must be that of the same elements.
+    ``dtype`` is that of the result, as in :class:`Reduce`; the mean has it, too.  The gradient
+    relies on the mean being exact: to first order, the result does not change with it.
     """
 
     dtype: str | None = None
@@ -153,7 +154,8 @@ class Variance(Reduction):
 
 @dataclass(frozen=True)
 class ArgMax(Reduction):
-    """The index (int64) of the largest element along ``dim``: of several the first, or the last.
+    """The index (int64) of the largest element along ``dim``: of several equal ones the first, or
+    the last.
 
     NaN counts as the largest.
     """
@@ -180,11 +182,11 @@ class ArgMax(Reduction):
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         (x,) = inputs
         if self.last:
-            place = x.shape[self.dim] - 1 - np.argmax(np.flip(x, self.dim), self.dim)
+            index = x.shape[self.dim] - 1 - np.argmax(np.flip(x, self.dim), self.dim)
         else:
-            place = np.argmax(x, self.dim)
-        found = np.expand_dims(place, self.dim) if self.keepdim else place
-        return (np.asarray(found, np.int64),)
+            index = np.argmax(x, self.dim)
+        result = np.expand_dims(index, self.dim) if self.keepdim else index
+        return (np.asarray(result, np.int64),)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
         return inputs[0].size
@@ -194,7 +196,7 @@ class ArgMax(Reduction):
 class LayerNorm(Reduction):
     """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last ``axes`` axes.
 
-    The variance is that of these elements, not an estimate of others'.  Weight and bias, which may
+    The variance is the biased one, divided by the number of elements.  Weight and bias, which may
     be absent, have the shape of the last axes.
     """
 
@@ -210,22 +212,22 @@ class LayerNorm(Reduction):
         self.require_number("eps", self.eps)
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        x, *rest = self.operands(inputs)
+        x, *affine = self.operands(inputs)
         self.require_float(*inputs)
         self.require(x.rank >= self.axes, f"input has shape {x.shape}; valid is rank {self.axes}")
         last = x.shape[x.rank - self.axes :]
-        for name, value in zip(self.operand_names[1:], rest, strict=False):
+        for name, value in zip(self.operand_names[1:], affine, strict=False):
             self.require(value.shape == last, f"{name} has shape {value.shape}; valid is {last}")
         return (x,)
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        x, *rest = inputs
+        x, *affine = inputs
         out = _normalized(x, x.shape[: x.ndim - self.axes], self.eps)
         with np.errstate(all="ignore"):
-            if rest:
-                out = out * rest[0].astype(out.dtype)
-            if len(rest) > 1:
-                out = out + rest[1].astype(out.dtype)
+            if affine:
+                out = out * affine[0].astype(out.dtype)
+            if len(affine) > 1:
+                out = out + affine[1].astype(out.dtype)
         return (out.astype(x.dtype, copy=False),)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
@@ -236,9 +238,9 @@ class LayerNorm(Reduction):
 class GroupNorm(Reduction):
     """``fma((x - mean) / sqrt(var + eps), weight, bias)`` of (N, C, ...).
 
-    Mean and variance are those of each of the groups of an image's channels, which divide C: of
-    all channels with one group, of each channel with C of them.  Weight and bias, which may both
-    be absent, have the shape (C,).
+    An image's channels are divided into ``groups`` groups of equal size, and mean and variance are
+    taken over each group: over all channels if ``groups`` is 1, over each channel if it is C.
+    Weight and bias, which may both be absent, have the shape (C,).
     """
 
     groups: int
@@ -253,9 +255,11 @@ class GroupNorm(Reduction):
         self.require_number("eps", self.eps)
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        x, *rest = self.operands(inputs)
+        x, *affine = self.operands(inputs)
         self.require_float(*inputs)
-        self.require(len(rest) != 1, "it has a weight alone; valid are weight and bias, or neither")
+        self.require(
+            len(affine) != 1, "it has a weight alone; valid are weight and bias, or neither"
+        )
         self.require(x.rank >= 2, f"input has shape {x.shape}; valid is (N, C, ...)")
         channels = x.shape[1]
         self.require(
@@ -263,17 +267,17 @@ class GroupNorm(Reduction):
             f"groups={self.groups} of an input {x.shape}; valid are divisors of its {channels} "
             "channels",
         )
-        for name, value in zip(self.operand_names[1:], rest, strict=False):
+        for name, value in zip(self.operand_names[1:], affine, strict=False):
             valid = (channels,)
             self.require(value.shape == valid, f"{name} has shape {value.shape}; valid is {valid}")
         return (x,)
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        x, *rest = inputs
+        x, *affine = inputs
         out = _normalized(x, (x.shape[0], self.groups), self.eps)
-        if rest:
+        if affine:
             shape = (-1, *(1 for _ in x.shape[2:]))
-            vectors = (vector.reshape(shape).astype(out.dtype) for vector in rest)
+            vectors = (vector.reshape(shape).astype(out.dtype) for vector in affine)
             code = linearize(fma(argument(0), argument(1), argument(2)))
             out = run(code, [out, *vectors])
         return (out.astype(x.dtype, copy=False),)
@@ -283,20 +287,20 @@ class GroupNorm(Reduction):
 
 
 def _normalized(x: np.ndarray, kept: tuple[int, ...], eps: float) -> np.ndarray:
-    """``x`` by the statistics of all that has one place along the sizes that are kept."""
+    """``x`` normalized over the elements of each position of its leading sizes ``kept``."""
     wide = x.astype(np.result_type(x.dtype, np.float32), copy=False)
     rows = np.ascontiguousarray(wide).reshape(*kept, prod(x.shape) // max(1, prod(kept)))
     count = wide.dtype.type(rows.shape[-1])
     with np.errstate(all="ignore"):
-        apart = rows - rows.sum(axis=-1, keepdims=True) / count
-        apart -= apart.sum(axis=-1, keepdims=True) / count  # what rounding the mean left
-        variance = np.square(apart).sum(axis=-1, keepdims=True) / count
-        return (apart / np.sqrt(variance + wide.dtype.type(eps))).reshape(x.shape)
+        centred = rows - rows.sum(axis=-1, keepdims=True) / count
+        centred -= centred.sum(axis=-1, keepdims=True) / count  # what rounding the mean left
+        variance = np.square(centred).sum(axis=-1, keepdims=True) / count
+        return (centred / np.sqrt(variance + wide.dtype.type(eps))).reshape(x.shape)
 
 
 @dataclass(frozen=True)
 class _AlongDim(Reduction):
-    """What :class:`Softmax` and :class:`LogSoftmax` share.  Neither is a kind of the other."""
+    """The base class of :class:`Softmax` and :class:`LogSoftmax`."""
 
     dim: int = -1
 
@@ -314,12 +318,13 @@ class _AlongDim(Reduction):
         return (x,)
 
     def _shifted(self, x: np.ndarray) -> np.ndarray:
-        """What is left of ``x`` without its maxima, with ``dim`` as the last axis."""
+        """``x`` less its maximum along ``dim``, with ``dim`` moved to the end."""
         rows = _in_rows(x.astype(np.result_type(x.dtype, np.float32)), (self.dim % x.ndim,))
         shifted: np.ndarray = rows - rows.max(axis=-1, keepdims=True, initial=-np.inf)
         return shifted
 
     def _placed(self, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """``rows`` with the last axis moved back to ``dim``, in the dtype of ``x``."""
         return np.moveaxis(rows, -1, self.dim).astype(x.dtype, copy=False)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
@@ -333,8 +338,8 @@ class Softmax(_AlongDim):
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         (x,) = inputs
         with np.errstate(all="ignore"):
-            powers = np.exp(self._shifted(x))
-            out = powers / powers.sum(axis=-1, keepdims=True)
+            exponentials = np.exp(self._shifted(x))
+            out = exponentials / exponentials.sum(axis=-1, keepdims=True)
         return (self._placed(out, x),)
 
 
