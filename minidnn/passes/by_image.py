@@ -33,8 +33,8 @@ HIDDEN = 0.7
 """Overlap of computing and memory traffic in a contraction, as a fraction of the shorter one."""
 
 NEAR = 8
-"""A value of at most 1 / ``NEAR`` of the shared cache is still there when the next layer reads it, in
-any case."""
+"""A value of at most 1 / ``NEAR`` of the shared cache is still there when the next layer reads it,
+even if whole batches are computed."""
 
 
 def by_image(graph: Graph, context: Context) -> Graph:

@@ -300,7 +300,7 @@ def _fresh(name: str, names: set[str]) -> str:
 
 
 def _moved(annotations: Annotations, twins: dict[Value, list[Value]]) -> Annotations:
-    """The annotations for a graph in which each value has the given ``twins``: itself and copies."""
+    """The annotations for a graph in which ``twins`` stand for each value: itself and copies."""
     layouts = {
         twin: layout
         for value, layout in annotations.layouts.items()
