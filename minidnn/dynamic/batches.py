@@ -17,10 +17,10 @@ from minidnn.dynamic.rows import row_wise
 from minidnn.dynamic.split import BatchPart, RowWise, parts_of
 from minidnn.graph.ir import Graph
 
-_CHECKED = 4096
+_CACHED_BATCHES = 4096
 """Sizes of batches for which results are cached."""
 
-_LOOKED_AT = 16
+_CACHED_SIZES = 16
 """Combinations of the other named sizes for which the analysis of rows is cached."""
 
 
@@ -121,7 +121,7 @@ class BatchSplitter:
             if parts is None:
                 return None
             with self._lock:
-                _remember(self._parts, key, parts, _CHECKED)
+                _remember(self._parts, key, parts, _CACHED_BATCHES)
         if any(part.rows not in programs for part in parts):  # programs were evicted meanwhile
             return None
         return BatchSplit(parts, tuple(programs[part.rows] for part in parts), wise)
@@ -143,7 +143,7 @@ class BatchSplitter:
             # The graph is kept only if it is needed: it has the weights, perhaps as copies.
             analysis = row_wise(small, large, self._inputs), large if self._is_code else None
             with self._lock:
-                _remember(self._row_wise, others, analysis, _LOOKED_AT)
+                _remember(self._row_wise, others, analysis, _CACHED_SIZES)
         return analysis
 
     def _has_same_code(self, key: Key, wise: RowWise, large: Graph | None) -> bool:
@@ -156,7 +156,7 @@ class BatchSplitter:
         if same is None:
             same = row_wise(self._trace(key), large, self._inputs) == wise
             with self._lock:
-                _remember(self._same_code, key, same, _CHECKED)
+                _remember(self._same_code, key, same, _CACHED_BATCHES)
         return same
 
 

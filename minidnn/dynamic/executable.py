@@ -84,11 +84,11 @@ class DynamicExecutable:
         #: Held while a program is compiled.
         self._making = ForkLock(reentrant=True)
         #: Held while a program with shape-generic kernels is made, which waits for no compiler.
-        self._making_alike = ForkLock(reentrant=True)
+        self._making_generic = ForkLock(reentrant=True)
         self._background = Background("minidnn-sizes")
         self._compiled = 0
         self._parts_runs = 0
-        self._alike_runs = 0
+        self._generic_runs = 0
         #: The program for arrays of these shapes, so that a second call finds it at once.
         self._ready: dict[Any, KeptProgram] = {}
         #: Sizes for which programs were requested for parts of batches.
@@ -165,19 +165,19 @@ class DynamicExecutable:
         if program is None and self.background:
             split = self._in_parts(key)
             if split is not None:
-                self._later(key, len(split.parts))
+                self._queue_programs(key, len(split.parts))
                 executables = [each.executable for each in split.programs]
                 rows = key[self._batches.index]
                 return run_in_parts(split.parts, executables, split.wise, rows, given, out)
         if program is None:
             if self._any_size:
-                program = self._made_alike(key)
+                program = self._made_generic(key)
             else:
                 program = self._made_now(key, self._source.tunes and not self.background)
             if self._source.tunes and self.background:
                 self._background.do(("tune", key), lambda: self._tune(key))
         if program.any_size:
-            return self._run_alike(key, program, given, out)
+            return self._run_generic(key, program, given, out)
         with self._lock:
             if self._kept.find(key) is program:
                 if len(self._ready) >= 4 * self._kept.most:
@@ -197,15 +197,15 @@ class DynamicExecutable:
             raise GraphError(f"{batch.name!r} is 0; valid are {batch.valid}, as {wise}")
         return without_rows(self._made_now(key, tunes=False).executable, wise, given, out)
 
-    def _run_alike(self, key: Key, program: KeptProgram, given: Sequence[Any], out: Any) -> Any:
+    def _run_generic(self, key: Key, program: KeptProgram, given: Sequence[Any], out: Any) -> Any:
         """Runs a program with shape-generic kernels; a second call for the size has the size's own
         program made in the background."""
         with self._lock:
             wanted = key not in self._failed and self._kept.deserves(key)
-            self._alike_runs += 1
+            self._generic_runs += 1
             program.calls += 1
         if wanted:
-            self._background.do(key, lambda: self._make_beside(key))
+            self._background.do(key, lambda: self._compile_deserved(key))
         return program.executable(*given, out=out)
 
     @property
@@ -304,7 +304,7 @@ class DynamicExecutable:
                 self._compiled,
                 kept.dropped,
                 self._parts_runs,
-                self._alike_runs,
+                self._generic_runs,
                 kept.run_bytes,
                 kept.weight_bytes,
             )
@@ -331,15 +331,15 @@ class DynamicExecutable:
             f"weights {counts.weight_bytes / 1e6:.2f} MB",
             *table_of(entries, self._names),
         ]
-        lines.append(self._told_of_parts())
+        lines.append(self._explained_parts())
         if self._any_size:
-            lines.append(f"{self._alike_runs} calls were computed by kernels of any size")
+            lines.append(f"{self._generic_runs} calls were computed by kernels of any size")
         for key, reason in self._failed.items():
             lines.append(f"note: sizes {key}: {reason}")
         most = max((entry for _, entry in entries), key=lambda each: each.calls + each.in_parts)
         return "\n".join([*lines, "", most.executable.explain()])
 
-    def _told_of_parts(self) -> str:
+    def _explained_parts(self) -> str:
         if self.why_not_parts is not None:
             return f"batches are not computed in parts: {self.why_not_parts}"
         if not self.background:
@@ -387,9 +387,9 @@ class DynamicExecutable:
                 return program
             return self._made(key, tunes, "compiled when asked for")
 
-    def _made_alike(self, key: Key) -> KeptProgram:
+    def _made_generic(self, key: Key) -> KeptProgram:
         """The program for these sizes; if there is none, one with shape-generic kernels is made."""
-        with self._making_alike:
+        with self._making_generic:
             with self._lock:
                 program = self._kept.find(key)
             return program or self._made(key, False, "kernels of any size", any_size=True)
@@ -398,7 +398,7 @@ class DynamicExecutable:
         """Whether there may be sizes that cannot be computed in parts."""
         return self.why_not_parts is not None or len(self.dims) > 1
 
-    def _later(self, key: Key, parts: int) -> None:
+    def _queue_programs(self, key: Key, parts: int) -> None:
         """Queues the program for these sizes if they are requested often enough; and, if this batch
         has many parts, the program for larger parts, once."""
         rung = self._batches.rung(key)
@@ -408,18 +408,18 @@ class DynamicExecutable:
             if climbs and len(self._rungs) < _MOST_PARTS:
                 self._rungs.add(rung)
         if climbs:
-            self._background.do(rung, lambda: self._make_rung(rung))
+            self._background.do(rung, lambda: self._compile_rung(rung))
         if wanted:
-            self._background.do(key, lambda: self._make_beside(key))
+            self._background.do(key, lambda: self._compile_deserved(key))
 
-    def _make_rung(self, key: Key) -> None:
+    def _compile_rung(self, key: Key) -> None:
         """Compiles a program for parts of batches, unless there is one; a background job."""
         with self._lock:
             is_there = self._kept.find(key) is not None
         if not is_there:
             self._beside(key, "compiled in the background, for parts")
 
-    def _make_beside(self, key: Key) -> None:
+    def _compile_deserved(self, key: Key) -> None:
         """Compiles the program for these sizes if they still deserve one; a background job."""
         with self._lock:
             wanted = self._kept.deserves(key)

@@ -27,7 +27,7 @@ def row_wise(small: Graph, large: Graph, inputs: Collection[int]) -> RowWise | s
     ``small`` and ``large`` are its graphs for two sizes of the batch, and ``inputs`` the numbers of
     the inputs that have rows.
     """
-    walk = _walked(small, large, inputs)
+    walk = _compared_graphs(small, large, inputs)
     if isinstance(walk, str):
         return walk
     return RowWise(
@@ -45,7 +45,7 @@ def other_batches(
     The caller knows that the network depends on the number of rows in no other way than these two
     graphs show.
     """
-    walk = _walked(small, large, inputs)
+    walk = _compared_graphs(small, large, inputs)
     return walk if isinstance(walk, str) else partial(_of_rows, large, walk.rows)
 
 
@@ -59,7 +59,7 @@ def _of_rows(graph: Graph, rows_of: Collection[Value], rows: int) -> Graph:
     for node in graph.nodes:
         operands = [new.get(value, value) for value in node.inputs]
         if any(value in rows_of for value in node.outputs):
-            resized = Node(_with_first(node.op, rows), operands, node.name, node.source)
+            resized = Node(_with_row_count(node.op, rows), operands, node.name, node.source)
         else:
             resized = node.on(operands)
         nodes.append(resized)
@@ -68,7 +68,7 @@ def _of_rows(graph: Graph, rows_of: Collection[Value], rows: int) -> Graph:
     return Graph([new[v] for v in graph.inputs], outputs, nodes, graph.name, graph.output_names)
 
 
-def _walked(small: Graph, large: Graph, inputs: Collection[int]) -> _Walk | str:
+def _compared_graphs(small: Graph, large: Graph, inputs: Collection[int]) -> _Walk | str:
     """The comparison of both graphs, or why their rows depend on each other."""
     if large.updates:
         return "every run updates its states"
@@ -139,8 +139,8 @@ class _Walk:
             (value,) = other.inputs
             padded = (1,) * (len(op.shape) - value.type.rank) + value.shape
             has_rows = one.op != op and padded[0] == 1
-        if (_with_first(one.op, 0) if has_rows else one.op) != (
-            _with_first(op, 0) if has_rows else op
+        if (_with_row_count(one.op, 0) if has_rows else one.op) != (
+            _with_row_count(op, 0) if has_rows else op
         ):
             return "has other attributes for another size of the batch"
         for first, second in zip(one.outputs, other.outputs, strict=True):
@@ -163,7 +163,7 @@ def _is_same(one: Stored, other: Stored) -> bool:
     return np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
 
 
-def _with_first(op: Operator, rows: int) -> Operator:
+def _with_row_count(op: Operator, rows: int) -> Operator:
     """An operator with another number of rows in its attributes, if these have one."""
     if isinstance(op, (ops.View, ops.Expand)) and op.shape:
         return replace(op, shape=(rows, *op.shape[1:]))
@@ -213,6 +213,7 @@ def _linear(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> st
 
 
 def _matmul(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    """Rows must be batches of matrices, or rows of the left matrix."""
     rank = max(value.type.rank for value in given)
     for place, value in enumerate(given):
         if value in rows:
@@ -267,6 +268,7 @@ def _slice(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str
 
 
 def _expand(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    """An Expand must not add axes before the rows."""
     assert isinstance(op, ops.Expand)
     return None if len(op.shape) == given[0].type.rank else _PLACES
 
@@ -282,6 +284,7 @@ def _take(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str 
 
 
 def _gather(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    """Rows of the data must not be the gathered axis; rows of indices must index the first axis."""
     assert isinstance(op, ops.Gather)
     x, indices = given
     axis = op.axis % x.type.rank

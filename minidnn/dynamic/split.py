@@ -178,6 +178,7 @@ def _on_device(
     given: Sequence[Any],
     out: Any,
 ) -> Any:
+    """The results of parts on a device, where arrays and results stay; see :func:`run_in_parts`."""
     arrays = [np.asarray(each) if isinstance(each, (list, tuple)) else each for each in given]
     first = executables[0]
     targets = None if out is None else list(out) if isinstance(out, (list, tuple)) else [out]

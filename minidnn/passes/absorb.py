@@ -69,7 +69,7 @@ def _epilogue(
         joins_stack = reader is not None and why_not_fusable(reader) is None
         outside = target.seconds(_operations(node), 2 * last.output.type.bytes + reads)
         if not joins_stack and inside > outside:
-            _note(context, contraction, node, _prices(inside, outside))
+            _note(context, contraction, node, _price_note(inside, outside))
             break
         if not context.allow(f"{contraction.name} takes {node.name} ({node.op}) after it"):
             break
@@ -102,7 +102,7 @@ def _prologue(
         inside = target.prologue_seconds(contraction, [node])
         outside = _seconds_before(graph, node, absorbed, target)
         if inside > outside:
-            _note(context, contraction, node, _prices(inside, outside))
+            _note(context, contraction, node, _price_note(inside, outside))
             break
         if not context.allow(f"{contraction.name} takes {node.name} ({node.op}) before it"):
             break
@@ -129,7 +129,7 @@ def _operations(node: Node) -> int:
     return node.op.operations(tuple(v.type for v in node.inputs), (node.output.type,))
 
 
-def _prices(inside: float, outside: float) -> str:
+def _price_note(inside: float, outside: float) -> str:
     return f"{inside * 1e6:.1f} us inside, {outside * 1e6:.1f} us outside"
 
 

@@ -46,7 +46,7 @@ class _Operand:
 
 
 @dataclass(frozen=True)
-class _Written:
+class _WrittenResults:
     """How a region writes its results.
 
     Attributes:
@@ -95,7 +95,7 @@ def _is_read(graph: Graph, value: Value) -> bool:
 
 
 def _why_not(
-    node: Node, operands: Sequence[_Operand], written: _Written, context: Context
+    node: Node, operands: Sequence[_Operand], written: _WrittenResults, context: Context
 ) -> str | None:
     """Why there is no region for a node; None if there is one."""
     views = [operand.view for operand in operands]
@@ -127,7 +127,7 @@ def _operand(value: Value, gone: Container[Node]) -> _Operand:
     return best
 
 
-def _written(graph: Graph, node: Node) -> _Written:
+def _written(graph: Graph, node: Node) -> _WrittenResults:
     """Where a region writes the results of an attention or its gradient, except for the logarithms
     that attention keeps for its gradient."""
     results = node.outputs[:1] if isinstance(node.op, Attention) else node.outputs
@@ -149,7 +149,9 @@ def _written(graph: Graph, node: Node) -> _Written:
                 views = [_through(value, path) for value, path in zip(results, paths, strict=True)]
                 if aligned := _all_aligned(views):
                     before_concat = [each for chain in chains for each in chain]
-                    return _Written([*before_concat, *tail[:end]], aligned, [tail[end - 1].output])
+                    return _WrittenResults(
+                        [*before_concat, *tail[:end]], aligned, [tail[end - 1].output]
+                    )
     nodes: list[Node] = []
     ends: list[Value] = []
     views_written: list[StridedView] = []
@@ -162,7 +164,7 @@ def _written(graph: Graph, node: Node) -> _Written:
         nodes += chain[:end]
         ends.append(chain[end - 1].output if end else value)
         views_written.append(view)
-    return _Written(nodes, views_written, ends)
+    return _WrittenResults(nodes, views_written, ends)
 
 
 def _behind(graph: Graph, value: Value) -> Iterator[Node]:
@@ -189,7 +191,11 @@ def _all_aligned(views: Sequence[StridedView | None]) -> list[StridedView] | Non
 
 
 def _add(
-    rewriter: Rewriter, graph: Graph, node: Node, operands: Sequence[_Operand], written: _Written
+    rewriter: Rewriter,
+    graph: Graph,
+    node: Node,
+    operands: Sequence[_Operand],
+    written: _WrittenResults,
 ) -> None:
     """Adds the region that replaces a node and the views around it."""
     inputs: dict[Value, Value] = {}

@@ -68,16 +68,16 @@ def take_channels(graph: Graph, context: Context) -> Graph:
 
 def _moves(graph: Graph, context: Context) -> set[Node]:
     """The moves of channels that are replaced."""
-    moves = _settled(graph, set())
+    moves = _replaceable_moves(graph, set())
     refused = {
         node
         for node in graph.nodes
         if node in moves and not context.allow(f"pick channels instead of {node.name} ({node.op})")
     }
-    return _settled(graph, refused) if refused else moves
+    return _replaceable_moves(graph, refused) if refused else moves
 
 
-def _settled(graph: Graph, staying: set[Node]) -> set[Node]:
+def _replaceable_moves(graph: Graph, staying: set[Node]) -> set[Node]:
     """The moves of channels that can be replaced, if those in ``staying`` are kept: without moves
     whose result other nodes read and no TakeChannels can compute."""
     while True:
@@ -177,6 +177,7 @@ class _Channels:
 
 
 def _may_pick(value: Value) -> bool:
+    """Whether channels of a value are tracked: it is a float value of rank 4, and no constant."""
     if isinstance(value, Constant) or value.dtype not in FLOATS:
         return False
     return value.type.rank == 4 and 0 not in value.shape and value.shape[1] <= MOST_CHANNELS
@@ -211,6 +212,8 @@ def _picked(rewriter: Rewriter, node: Node, picks: Picks) -> Value:
 
 
 def no_picks_of_picks(graph: Graph) -> Iterator[str]:
+    """A TakeChannels reads sources, not results of another TakeChannels, unless it would read too
+    many."""
     sources: dict[Value, set[Value]] = {}  # of what picks channels, through all picks
     for node in graph.nodes:
         if not isinstance(node.op, TakeChannels) or not all(map(_may_pick, node.inputs)):

@@ -95,6 +95,7 @@ def _reads_only(graph: Graph, inner: Node, nodes: set[Node]) -> bool:
 def _composed_branch(
     graph: Graph, meetings: Mapping[Node, tuple[Value, tuple[Node, ...]]], inside: set[Node]
 ) -> Graph:
+    """The graph with each meeting point and the nodes ``inside`` its branches as one formula."""
     rewriter = Rewriter(graph)
     for node in graph.nodes:
         if node in inside:
@@ -240,6 +241,8 @@ def compose_variance(graph: Graph, context: Context) -> Graph:
 
 
 def _composed(rewriter: Rewriter, node: Node) -> Value:
+    """Adds the nodes of a variance; returns its result."""
+
     def apply(op: Operator, *operands: Value) -> Value:
         name = rewriter.fresh(f"{node.name}.{op.name.lower()}")
         return rewriter.add(op, operands, name, node.source).output
@@ -281,12 +284,16 @@ def compose_gradients(graph: Graph, context: Context) -> Graph:
             rewriter.keep(node)
             continue
         operands = [rewriter.value(value) for value in node.inputs]
-        composed = _by_input if isinstance(node.op, ops.Conv2dInputGradient) else _by_weight
-        rewriter.replace(node.output, composed(node, _adding(rewriter, node), *operands))
+        composed = (
+            _input_gradient if isinstance(node.op, ops.Conv2dInputGradient) else _weight_gradient
+        )
+        rewriter.replace(node.output, composed(node, _adder(rewriter, node), *operands))
     return rewriter.finish()
 
 
-def _adding(rewriter: Rewriter, node: Node) -> Apply:
+def _adder(rewriter: Rewriter, node: Node) -> Apply:
+    """A function that adds an operator on operands to the new graph, named after a node."""
+
     def apply(op: Operator, *operands: Value) -> Value:
         name = rewriter.fresh(f"{node.name}.{op.name.lower()}")
         return rewriter.add(op, operands, name, node.source).output
@@ -294,7 +301,8 @@ def _adding(rewriter: Rewriter, node: Node) -> Apply:
     return apply
 
 
-def _by_input(node: Node, apply: Apply, gradient: Value, weight: Value) -> Value:
+def _input_gradient(node: Node, apply: Apply, gradient: Value, weight: Value) -> Value:
+    """Adds an input gradient as a transposed convolution; returns its result."""
     op = node.op
     assert isinstance(op, ops.Conv2dInputGradient)
     convolution = op.convolution
@@ -314,7 +322,8 @@ def _by_input(node: Node, apply: Apply, gradient: Value, weight: Value) -> Value
     )
 
 
-def _by_weight(node: Node, apply: Apply, x: Value, gradient: Value) -> Value:
+def _weight_gradient(node: Node, apply: Apply, x: Value, gradient: Value) -> Value:
+    """Adds a weight gradient as a convolution; returns its result."""
     op = node.op
     assert isinstance(op, ops.Conv2dWeightGradient)
     convolution, groups = op.convolution, op.convolution.groups

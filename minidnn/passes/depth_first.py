@@ -143,6 +143,7 @@ def _seconds(graph: Graph, nodes: Sequence[Node], context: Context) -> float:
 
 
 def no_loose_fusable_nodes(graph: Graph) -> Iterator[str]:
+    """Every node that a stack could take is in a region."""
     for node in graph.nodes:
         if not isinstance(node.op, Concat) and why_not_fusable(node) is None:
             yield f"node {node.name!r} ({node.op}) is in no region"

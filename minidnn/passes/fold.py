@@ -30,7 +30,7 @@ def fold_batch_norm(graph: Graph, context: Context) -> Graph:
     folded: set[Node] = set()  # normalizations that went into the contraction before them
     for node in graph.nodes:
         norm = graph.only_reader(node.output) if isinstance(node.op, (Conv2d, Linear)) else None
-        if norm is not None and _takes_norm(node, norm):
+        if norm is not None and _can_fold_norm(node, norm):
             if context.allow(f"fold {norm.name} into {node.name}"):
                 folded.add(norm)
                 _without_norm(rewriter, node, norm)
@@ -71,7 +71,7 @@ def _has_constant_statistics(node: Node) -> bool:
     return isinstance(node.op, BatchNorm) and all(isinstance(v, Constant) for v in node.inputs[1:])
 
 
-def _takes_norm(contraction: Node, norm: Node) -> bool:
+def _can_fold_norm(contraction: Node, norm: Node) -> bool:
     """Whether a normalization can be folded into the weights of the contraction before it."""
     channels_last = isinstance(contraction.op, Linear) and contraction.output.type.rank != 2
     return (
@@ -157,6 +157,7 @@ def _data(value: Value) -> np.ndarray:
 
 
 def no_constant_batch_norms(graph: Graph) -> Iterator[str]:
+    """No batch normalization has constant statistics."""
     for node in graph.nodes:
         if _has_constant_statistics(node):
             yield f"node {node.name!r} is a batch normalization with constant statistics"

@@ -102,6 +102,8 @@ class _Search:
     # Layers
 
     def _gradients(self, node: Node, function: LibraryFunction | None) -> None:
+        """Finds the calls for the gradients of a node whose forward call was added; ``function`` is
+        the library's backward function."""
         for gradient, results in self._differentiated(node):
             if isinstance(node.op, (ops.Conv2d, ops.Linear)):
                 self._gradients_of_product(node, gradient, results)
@@ -147,6 +149,8 @@ class _Search:
         self._call(node, function, (x, kept), [result], [node.output])
 
     def _batch_norm(self, node: Node, functions: LibraryFunctions) -> None:
+        """Finds the calls for a batch normalization: in training one that also computes the batch's
+        statistics and updates the running ones, and its gradient."""
         x, weight, bias, mean, var = node.inputs
         by_mean, by_var = mean.producer, var.producer
         axes = tuple(d for d in range(x.type.rank) if d != 1)
@@ -219,6 +223,11 @@ class _Search:
         statistics: tuple[Node, Node],
         inverse: Value,
     ) -> None:
+        """Finds the call for the gradient of a batch normalization in training.
+
+        The graph adds the gradient for the input up from three: the direct one, and those through
+        the batch's variance and mean.
+        """
         x, weight, _, mean, _ = node.inputs
         direct, by_weight, by_bias, by_mean, by_var = results
         assert direct and by_weight and by_bias and by_mean and by_var
@@ -250,7 +259,7 @@ class _Search:
         if accumulated is not None:
             ends.append(accumulated[1])
         if direct in self.recorded and total not in self.recorded and accumulated is None:
-            return  # the parts of the gradient are added up in a way of somebody's own
+            return  # the graph adds up the three gradients in another order
         if not ends or not self._call(node, function, inputs, gradients, before=ends):
             return
         if accumulated is not None:

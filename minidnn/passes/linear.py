@@ -128,6 +128,9 @@ def _transposed(value: Value) -> Node | None:
 
 
 def _contracted(rewriter: Rewriter, node: Node, turned: Node | None) -> Value:
+    """Adds the gradient of a 1x1 convolution for a matrix product; ``turned`` is the Transpose of
+    its first operand, if there is one."""
+
     def add(op: Operator, *operands: Value) -> Value:
         name = rewriter.fresh(f"{node.name}.{op.name.lower()}")
         return rewriter.add(op, operands, name, node.source).output
@@ -206,6 +209,7 @@ def _moves(node: Node, dims: tuple[int, ...]) -> bool:
 
 
 def _convolved(rewriter: Rewriter, chain: list[Node]) -> Value:
+    """Adds a chain with 1x1 convolutions in place of linear layers, on values in NCHW."""
     source = chain[0].inputs[0]
     before = source.producer
     if before is not None and _moves(before, LAST):
@@ -259,22 +263,23 @@ def rows_turned(graph: Graph, context: Context) -> Graph:
     """The rewrites of ``turn_rows``, whatever the target and the strategy are."""
     rewriter = Rewriter(graph)
     for node in graph.nodes:
-        transpose, chain = _in_front(graph, node), _linear_before(graph, node)
+        transpose, chain = _transpose_before(graph, node), _linear_chain_before(graph, node)
         if transpose is not None and context.allow(f"{transpose.name} behind {node.name}"):
-            _put_behind(rewriter, node, transpose)
+            _move_after(rewriter, node, transpose)
         elif chain is not None and context.allow(f"{node.name} before {chain[-1].name}"):
-            _put_before(rewriter, node, chain)
+            _move_before(rewriter, node, chain)
         else:
             rewriter.keep(node)
     return drop_unread(rewriter.finish()) if rewriter.changes else graph
 
 
 def _turns_rows(node: Node | None) -> bool:
+    """Whether a node is a Transpose that keeps the last axis, the features."""
     op = None if node is None else node.op
     return isinstance(op, Transpose) and op.dims[-1] == len(op.dims) - 1
 
 
-def _in_front(graph: Graph, node: Node) -> Node | None:
+def _transpose_before(graph: Graph, node: Node) -> Node | None:
     """The Transpose before a linear layer that may be moved after it; None if there is none."""
     move = node.inputs[0].producer if isinstance(node.op, Linear) else None
     if move is None or not _turns_rows(move) or node.output in graph.results:
@@ -282,7 +287,7 @@ def _in_front(graph: Graph, node: Node) -> Node | None:
     return move if all(map(is_view, graph.readers[node.output])) else None
 
 
-def _linear_before(graph: Graph, node: Node) -> list[Node] | None:
+def _linear_chain_before(graph: Graph, node: Node) -> list[Node] | None:
     """The linear layer before a Transpose and the reshapes between them, if the Transpose may be
     moved before the layer; None if it may not."""
     if not _turns_rows(node):
@@ -303,25 +308,27 @@ def _linear_before(graph: Graph, node: Node) -> list[Node] | None:
     return None
 
 
-def _put_behind(rewriter: Rewriter, node: Node, move: Node) -> None:
-    operands = [move.inputs[0], *node.inputs[1:]]
+def _move_after(rewriter: Rewriter, node: Node, transpose: Node) -> None:
+    """Adds a linear layer on the operand of a Transpose, and the Transpose after it."""
+    operands = [transpose.inputs[0], *node.inputs[1:]]
     name = rewriter.fresh(f"{node.name}.rows")
-    made = rewriter.add(node.op, list(map(rewriter.value, operands)), name, node.source)
-    turned = rewriter.add(move.op, [made.output], node.name, move.source)
-    rewriter.replace(node.output, turned.output)
+    linear = rewriter.add(node.op, list(map(rewriter.value, operands)), name, node.source)
+    transposed = rewriter.add(transpose.op, [linear.output], node.name, transpose.source)
+    rewriter.replace(node.output, transposed.output)
 
 
-def _put_before(rewriter: Rewriter, move: Node, between: list[Node]) -> None:
-    linear = between[0]
+def _move_before(rewriter: Rewriter, transpose: Node, chain: list[Node]) -> None:
+    """Adds a Transpose on the operand of the linear layer of a chain, and the layer after it."""
+    linear = chain[0]
     value = rewriter.value(linear.inputs[0])
     features = value.shape[-1]
-    shaped: Operator = View((*move.inputs[0].shape[:-1], features))
-    for op in (shaped, move.op):
+    view: Operator = View((*transpose.inputs[0].shape[:-1], features))
+    for op in (view, transpose.op):
         name = rewriter.fresh(f"{linear.name}.{op.name.lower()}")
-        value = rewriter.add(op, [value], name, move.source).output
+        value = rewriter.add(op, [value], name, transpose.source).output
     operands = [value, *map(rewriter.value, linear.inputs[1:])]
-    made = rewriter.add(linear.op, operands, move.name, linear.source)
-    rewriter.replace(move.output, made.output)
+    result = rewriter.add(linear.op, operands, transpose.name, linear.source)
+    rewriter.replace(transpose.output, result.output)
 
 
 TURN_ROWS = Pass("turn_rows", turn_rows)

@@ -194,6 +194,7 @@ class _Mixing(HalfGraph):
         return new
 
     def _result(self, value: Value, half: bool | None) -> Value:
+        """The new value for an output; ``half`` as in :func:`mixed`."""
         if half and value.dtype == "float32":
             return self.in_half(value)
         if half is None and self._is_half(value):
@@ -219,7 +220,7 @@ class _Mixing(HalfGraph):
             self.keep(node, replace(op, dtype="float32"), operands, self.full)
         elif isinstance(op, ArgMax) and self._is_half(node.inputs[0]):
             self.keep(node, op, [self.half[node.inputs[0]]], self.full)
-        elif isinstance(op, _FOLLOWS) and self._follows(op, floats):
+        elif isinstance(op, _FOLLOWS) and self._keeps_half(op, floats):
             operands = [
                 self.in_half(v) if v.dtype == "float32" else self.full[v] for v in node.inputs
             ]
@@ -228,7 +229,7 @@ class _Mixing(HalfGraph):
             operands = [self.in_full(value, node.name) for value in node.inputs]
             self.keep(node, op, operands, self.full)
 
-    def _follows(self, op: Operator, floats: Sequence[Value]) -> bool:
+    def _keeps_half(self, op: Operator, floats: Sequence[Value]) -> bool:
         """Whether a window or move has its result in half precision: all float operands are, or,
         for concatenations, one is."""
         if isinstance(op, Gather):

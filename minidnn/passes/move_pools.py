@@ -30,18 +30,19 @@ def pool_last(graph: Graph, context: Context) -> Graph:
         reader = graph.only_reader(node.output) if isinstance(node.op, AvgPool2d) else None
         if (
             reader is not None
-            and _commutes_behind(node, reader)
+            and _can_sink(node, reader)
             and context.allow(f"compute {node.name} after {reader.name}")
         ):
             sunk[reader] = node
         elif node in sunk:
-            _swapped_back(rewriter, sunk[node], node)
+            _sink(rewriter, sunk[node], node)
         else:
             rewriter.keep(node)
     return rewriter.finish()
 
 
-def _commutes_behind(pool: Node, convolution: Node) -> bool:
+def _can_sink(pool: Node, convolution: Node) -> bool:
+    """Whether a pool can be computed after the convolution that reads it."""
     op = convolution.op
     if not isinstance(op, Conv2d) or not isinstance(pool.op, AvgPool2d):
         return False
@@ -53,7 +54,8 @@ def _commutes_behind(pool: Node, convolution: Node) -> bool:
     return pointwise and constant and narrower and not pool.op.ceil_mode
 
 
-def _swapped_back(rewriter: Rewriter, pool: Node, convolution: Node) -> None:
+def _sink(rewriter: Rewriter, pool: Node, convolution: Node) -> None:
+    """Adds a convolution without bias, then its pool, then the bias."""
     source = rewriter.value(pool.inputs[0])
     weight, *bias = (rewriter.value(value) for value in convolution.inputs[1:])
     new = rewriter.add(convolution.op, [source, weight], convolution.name, convolution.source)
@@ -86,7 +88,11 @@ def average_planes(graph: Graph, context: Context) -> Graph:
         return graph
     rewriter = Rewriter(graph)
     for node in graph.nodes:
-        if _is_average(node) and _gains(graph, node) and context.allow(f"{node.name} is a mean"):
+        if (
+            _is_plane_average(node)
+            and _has_other_readers(graph, node)
+            and context.allow(f"{node.name} is a mean")
+        ):
             mean = Reduce("mean", (2, 3), keepdim=True)
             operands = [rewriter.value(node.inputs[0])]
             result = rewriter.add(mean, operands, node.name, node.source)
@@ -96,7 +102,7 @@ def average_planes(graph: Graph, context: Context) -> Graph:
     return rewriter.finish()
 
 
-def _is_average(node: Node) -> bool:
+def _is_plane_average(node: Node) -> bool:
     """Whether a node is an average pool in half precision over whole planes of a point-wise node's
     result."""
     op = node.op
@@ -114,7 +120,7 @@ def _is_average(node: Node) -> bool:
     return op.kernel_size == plane and op.padding == (0, 0) and counted
 
 
-def _gains(graph: Graph, node: Node) -> bool:
+def _has_other_readers(graph: Graph, node: Node) -> bool:
     """Whether the operand of an average has other readers, for which a sequence would have to store
     it."""
     x = node.inputs[0]
@@ -143,7 +149,7 @@ def pool_first(graph: Graph, context: Context) -> Graph:
         pool = graph.only_reader(node.output) if isinstance(node.op, Conv2d) else None
         if (
             pool is not None
-            and _commute(node, pool)
+            and _can_hoist(node, pool)
             and context.allow(f"compute {pool.name} before {node.name}")
         ):
             swapped.add(pool)
@@ -153,7 +159,8 @@ def pool_first(graph: Graph, context: Context) -> Graph:
     return rewriter.finish()
 
 
-def _commute(convolution: Node, pool: Node) -> bool:
+def _can_hoist(convolution: Node, pool: Node) -> bool:
+    """Whether a pool can be computed before the convolution that it reads."""
     op, kernel = convolution.op, convolution.inputs[1].shape[2:]
     if not isinstance(op, Conv2d) or not isinstance(pool.op, AvgPool2d):
         return False

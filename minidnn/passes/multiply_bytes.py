@@ -2,7 +2,7 @@
 
 Handles: convolutions and linear layers whose input was dequantized by one scale and zero point, and
 whose constant weight was dequantized by one scale or a scale for each output, if the weight minus
-its zero point fits int8.  Sums are int32; an epilogue multiplies them by both scales and adds the
+its zero point fits int8.  Sums are int32; a fused multiply-add scales them and adds the
 bias.  It rounds once, so that results differ from the dequantized layer's in the last bits.
 Quantization moves before nodes that only move elements or take a maximum, and is dropped where it
 undoes a dequantization.  Point-wise operators read quantized tensors themselves, and one that
@@ -48,6 +48,7 @@ def precision_of(graph: Graph, computed: str) -> str:
 
 
 def _multiplies(graph: Graph) -> bool:
+    """Whether a contraction in a graph or in its regions reads an int8 or uint8 weight."""
     for node in graph.nodes:
         body = getattr(node.op, "body", None)
         if isinstance(body, Graph) and _multiplies(body):
@@ -57,7 +58,7 @@ def _multiplies(graph: Graph) -> bool:
     return False
 
 
-def _steps_read(node: Node | None) -> Steps | None:
+def _dequantization(node: Node | None) -> Steps | None:
     """The scale and zero point by which a node dequantizes its operand; None if it does not."""
     if node is None or len(node.inputs) != 1:
         return None
@@ -68,13 +69,15 @@ def _steps_read(node: Node | None) -> Steps | None:
 
 
 def _move_quantizers(graph: Graph, context: Context) -> Graph:
+    """Moves quantizations before nodes that commute with them, and drops those that undo a
+    dequantization."""
     rewriter = Rewriter(graph)
 
     def quantized(value: Value, steps: Steps, name: str) -> Value:
         """The quantized value: its own source if it was dequantized by the same steps, or the moves
         before it applied to quantized operands."""
         node = value.producer
-        if node is not None and _steps_read(node) == steps:
+        if node is not None and _dequantization(node) == steps:
             return rewriter.value(node.inputs[0])
         if node is not None and _moves(node) and graph.only_reader(value) is not None:
             operands = [quantized(each, steps, name) for each in node.inputs]
@@ -85,7 +88,9 @@ def _move_quantizers(graph: Graph, context: Context) -> Graph:
     for node in graph.nodes:
         steps = quantization_of(node.op)
         producer = node.inputs[0].producer if steps is not None else None
-        is_undone = producer is not None and steps is not None and _steps_read(producer) == steps
+        is_undone = (
+            producer is not None and steps is not None and _dequantization(producer) == steps
+        )
         if producer is None or steps is None or not (is_undone or _moves(producer)):
             rewriter.keep(node)
         elif context.allow(f"quantize what {producer.name} moves, not the result"):
@@ -108,6 +113,7 @@ def _moves(node: Node) -> bool:
 
 
 def _multiply(graph: Graph, context: Context) -> Graph:
+    """Rewrites contractions of dequantized operands to integer contractions."""
     rewriter = Rewriter(graph)
     for node in graph.nodes:
         operands = _bytes_of(node)
@@ -132,7 +138,7 @@ def _bytes_of(node: Node) -> tuple[Steps, Constant, np.ndarray] | None:
     if not isinstance(node.op, (Conv2d, Linear)) or node.op.zero:
         return None
     x, weight, *bias = node.inputs
-    steps = _steps_read(x.producer)
+    steps = _dequantization(x.producer)
     dequantize = weight.producer
     if steps is None or dequantize is None or dequantize.op != PER_CHANNEL:
         return None
@@ -177,12 +183,13 @@ def _scaled(rewriter: Rewriter, node: Node, sums: Value, scale: np.ndarray) -> V
 
 
 def _compose(graph: Graph, context: Context) -> Graph:
+    """Fuses point-wise nodes with dequantizations, and quantizing ones with their producers."""
     rewriter = Rewriter(graph)
     for node in graph.nodes:
-        if not isinstance(node.op, Elementwise) or _steps_read(node) is not None:
+        if not isinstance(node.op, Elementwise) or _dequantization(node) is not None:
             rewriter.keep(node)
             continue
-        fused = _Formula(graph, node)
+        fused = _FusedFormula(graph, node)
         if not fused.changed or not context.allow(f"{node.name} computes with bytes"):
             rewriter.keep(node)
             continue
@@ -192,14 +199,14 @@ def _compose(graph: Graph, context: Context) -> Graph:
     return rewriter.finish()
 
 
-class _Formula:
+class _FusedFormula:
     """A point-wise node fused with producers: dequantizations, and point-wise nodes that it alone
     reads.
 
     Attributes:
         quantizes: whether the node's result is int8 or uint8.
         changed: whether the formula is another one than the node's own.
-        body: the expression; arguments count tensors from 0 on, and vectors from ``_FAR`` on.
+        body: the expression; tensors are arguments from 0 on, vectors from ``_FIRST_VECTOR`` on.
     """
 
     def __init__(self, graph: Graph, node: Node) -> None:
@@ -207,7 +214,7 @@ class _Formula:
         self.node = node
         self.quantizes = node.output.dtype in BYTES
         self.changed = False
-        self._with_sums: Node | None = None
+        self._sums_producer: Node | None = None
         self._tensors: dict[Value, int] = {}
         self._vectors: dict[Value, int] = {}
         self.body = self._expression(node)
@@ -215,14 +222,19 @@ class _Formula:
 
     @property
     def operands(self) -> list[Value]:
+        """The operands of the formula: tensors, then vectors over channels."""
         return [*self._tensors, *self._vectors]
 
     def op(self) -> Formula:
+        """The formula, with its final numbers of arguments."""
         # Vectors follow all tensors, whose number is known only now.
         count = len(self._tensors)
         tensors = [argument(i) for i in range(count)]
         vectors = [argument(count + i) for i in range(len(self._vectors))]
-        arguments = {**dict(enumerate(tensors)), **{_FAR + i: v for i, v in enumerate(vectors)}}
+        arguments = {
+            **dict(enumerate(tensors)),
+            **{_FIRST_VECTOR + i: v for i, v in enumerate(vectors)},
+        }
         body = substituted(self.body, arguments)
         dtype = self.node.output.dtype
         return Formula(
@@ -235,30 +247,34 @@ class _Formula:
         )
 
     def _expression(self, node: Node) -> Expression:
+        """The expression of a node with the expressions of fused producers substituted; notes the
+        operands."""
         op = node.op
         assert isinstance(op, Elementwise)
         split = len(node.inputs) - op.channel_count
         arguments: dict[int, Expression] = {}
-        self._choose_sums(node)
+        self._choose_sums_producer(node)
         for i, value in enumerate(node.inputs):
             if i >= split:
-                arguments[i] = argument(_FAR + self._vectors.setdefault(value, len(self._vectors)))
+                arguments[i] = argument(
+                    _FIRST_VECTOR + self._vectors.setdefault(value, len(self._vectors))
+                )
             elif self._takes(value):
                 self.changed = True
                 assert value.producer is not None
                 arguments[i] = self._expression(value.producer)
             else:
                 arguments[i] = argument(self._tensors.setdefault(value, len(self._tensors)))
-        return substituted(_without_division(node), arguments)
+        return substituted(_expression_of(node), arguments)
 
-    def _choose_sums(self, node: Node) -> None:
+    def _choose_sums_producer(self, node: Node) -> None:
         """Chooses the one producer on int32 sums of a contraction that is fused.  The sums of a
         second contraction would have to be stored, at the same size as its float32 result."""
         graph = self.graph
         producers = [v.producer for v in node.tensors if graph.only_reader(v) is node]
-        on_sums = [inner for inner in producers if inner is not None and _has_sums(inner)]
-        if self._with_sums is None and on_sums:
-            self._with_sums = min(on_sums, key=graph.position.__getitem__)
+        on_sums = [inner for inner in producers if inner is not None and _reads_int32_sums(inner)]
+        if self._sums_producer is None and on_sums:
+            self._sums_producer = min(on_sums, key=graph.position.__getitem__)
 
     def _takes(self, value: Value) -> bool:
         """Whether the producer of a value is fused."""
@@ -267,9 +283,9 @@ class _Formula:
             return False
         if value.dtype != "float32":
             return False
-        if _steps_read(inner) is not None:
+        if _dequantization(inner) is not None:
             return True
-        if _has_sums(inner) and inner is not self._with_sums:
+        if _reads_int32_sums(inner) and inner is not self._sums_producer:
             return False
         assert isinstance(inner.op, Elementwise)
         is_only_reader = self.graph.only_reader(value) is not None
@@ -279,7 +295,7 @@ class _Formula:
         )
 
 
-def _without_division(node: Node) -> Expression:
+def _expression_of(node: Node) -> Expression:
     """The expression of a node.  A quantization multiplies by the reciprocal of its scale, which
     may round a number halfway between two steps either way."""
     assert isinstance(node.op, Elementwise)
@@ -290,16 +306,17 @@ def _without_division(node: Node) -> Expression:
     return rint(argument(0) * factor) + steps.zero
 
 
-_FAR = 1 << 20
+_FIRST_VECTOR = 1 << 20
 """The number of the first vector argument while the number of tensors is not known."""
 
 
-def _has_sums(node: Node) -> bool:
+def _reads_int32_sums(node: Node) -> bool:
     """Whether a node reads the int32 sums of a contraction."""
     return any(value.dtype == "int32" for value in node.inputs)
 
 
 def _in_float32(node: Node) -> bool:
+    """Whether a node is element-wise and computes in float32."""
     if not isinstance(node.op, Elementwise):
         return False
     known: Sequence[str] = [value.dtype for value in node.inputs]

@@ -80,7 +80,7 @@ def _refusal_of_part(
         return "it is an output of the graph, or what a state becomes, or a part of one"
     if buffer.producer is None:
         return "it is taken of an input, a constant or a state"
-    if found.is_view(buffer.producer) and not _is_turned_input(graph, buffer.producer):
+    if found.is_view(buffer.producer) and not _is_channels_last_input(graph, buffer.producer):
         return "what it is taken of lies in another value"
     if found.layout(value) != found.layout(node.inputs[0]):
         return "it has another layout"
@@ -93,7 +93,7 @@ def _refusal_of_part(
     return None
 
 
-def _is_turned_input(graph: Graph, node: Node) -> bool:
+def _is_channels_last_input(graph: Graph, node: Node) -> bool:
     """Whether a node transposes an input of the graph that is given channels last."""
     return isinstance(node.op, Transpose) and node.inputs[0] in graph.input_set
 
@@ -268,6 +268,7 @@ def place_concat(graph: Graph, context: Context) -> Graph:
 
 
 def _place(graph: Graph, node: Node, placements: dict[Value, Placement], context: Context) -> None:
+    """Chooses the offsets of the operands of one Concat, or of its result."""
     annotations = context.annotations
     common = _common_buffer(node, placements)
     is_reshaped = any(_is_reshape(annotations, reader) for reader in graph.readers[node.output])

@@ -62,6 +62,7 @@ def needed_bytes(graph: Graph, context: Context) -> int:
 
 
 def _fits(use: _Use, context: Context) -> bool:
+    """Whether a graph needs no more memory than the limit."""
     assert context.memory_limit is not None
     if stored_bytes(use.graph) + use.peak > context.memory_limit:
         return False  # no arena is smaller than the most bytes in use
@@ -170,7 +171,7 @@ def _candidates(use: _Use, context: Context, prices: _Prices) -> Iterator[_Candi
         if gained > extended:
             yield _candidate(nodes_alone, before, gained - extended, context, prices)
         if _gone(use, node, before):
-            nodes = _with_needed(use, node, before, not_copied)
+            nodes = _with_dead_producers(use, node, before, not_copied)
             if nodes is not None:
                 yield _candidate(nodes, before, gained, context, prices)
 
@@ -233,7 +234,7 @@ def _gone(use: _Use, node: Node, position: int) -> list[Value]:
     return [root for root in roots if root in use.touched and use.touched[root][1] < position]
 
 
-def _with_needed(
+def _with_dead_producers(
     use: _Use, node: Node, position: int, fixed: set[Value | None]
 ) -> list[Node] | None:
     """A node, its views, and all nodes that must be copied with it to a position; None if these are

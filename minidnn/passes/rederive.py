@@ -127,7 +127,7 @@ def _kept_windows(graph: Graph, forward: set[Node], context: Context) -> set[Nod
         reading = sum(
             value.type.bytes
             for value in dict.fromkeys(node.inputs)
-            if not _is_read_beside(graph, node, value, forward)
+            if not _reads_operand_anyway(graph, node, value, forward)
         )
         seconds = _operations(node) / device.operations + reading / device.bandwidth
         if seconds > 2 * node.output.type.bytes / device.bandwidth:
@@ -135,7 +135,7 @@ def _kept_windows(graph: Graph, forward: set[Node], context: Context) -> set[Nod
     return windows
 
 
-def _is_read_beside(graph: Graph, window: Node, value: Value, forward: set[Node]) -> bool:
+def _reads_operand_anyway(graph: Graph, window: Node, value: Value, forward: set[Node]) -> bool:
     """Whether the region of the gradient that would compute a window reads the window's operand in
     any case.
 
@@ -167,7 +167,7 @@ def _chains(
             recomputing_readers = set(readers)
             if is_kept:
                 recomputing_readers = {
-                    reader for reader in readers if _reads_too(graph, reader, read)
+                    reader for reader in readers if _reads_all_anyway(graph, reader, read)
                 }
             if (
                 chain
@@ -182,7 +182,7 @@ def _chains(
     return chains, restricted
 
 
-def _reads_too(graph: Graph, reader: Node, read: Collection[Value]) -> bool:
+def _reads_all_anyway(graph: Graph, reader: Node, read: Collection[Value]) -> bool:
     """Whether a reader of a value, or the element-wise nodes after that reader, read all the kept
     values ``read`` from which the value is computed: then recomputing it reads nothing more."""
     missing, pending, seen = set(read), [reader], set[Node]()

@@ -56,7 +56,7 @@ class _Storing(HalfGraph):
         if isinstance(op, Contraction) and inputs[0].dtype == "float32":
             stays_full = self._stays_full(node)
             operands = [*map(self._half_of, inputs[:2]), *self._in_full(node, inputs[2:])]
-            self._give(node, _giving(op, "float32" if stays_full else None), operands)
+            self._give(node, _with_result_dtype(op, "float32" if stays_full else None), operands)
         elif isinstance(op, Elementwise):
             self._elementwise(node, op)
         elif self.leading.isdisjoint(node.outputs):
@@ -100,6 +100,7 @@ class _Storing(HalfGraph):
         return [self.in_full(value, node.name) for value in values]
 
     def _give(self, node: Node, op: Operator, operands: Sequence[Value]) -> None:
+        """Adds a node; notes for each result whether it is stored in half precision."""
         new = Node(op, operands, node.name, node.source)
         self.nodes.append(new)
         for old, made in zip(node.outputs, new.outputs, strict=True):
@@ -107,7 +108,7 @@ class _Storing(HalfGraph):
             (self.half if narrowed else self.full)[old] = made
 
 
-def _giving(op: Contraction, dtype: str | None) -> Contraction:
+def _with_result_dtype(op: Contraction, dtype: str | None) -> Contraction:
     changed: Any = op
     return replace(changed, dtype=dtype)
 

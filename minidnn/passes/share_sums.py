@@ -121,7 +121,7 @@ class _Sharing:
         """The operands that a value concatenates, through concatenations whose reduction is not
         known; the value itself if it is no such concatenation."""
         concat = x.producer
-        if (sums, x) in self.known or concat is None or not _is_along(sums, concat):
+        if (sums, x) in self.known or concat is None or not _keeps_axis(sums, concat):
             return [x]
         return [part for value in concat.inputs for part in self._parts(sums, value)]
 
@@ -132,9 +132,9 @@ class _Sharing:
         if known is not None:
             return known
         concat = x.producer
-        if concat is not None and _is_along(sums, concat):
+        if concat is not None and _keeps_axis(sums, concat):
             operands = [self._found(sums, value, node) for value in concat.inputs]
-            op: Operator = Concat(_joined_axis(sums, concat))
+            op: Operator = Concat(_concat_axis(sums, concat))
         else:
             op, *mean = sums
             operands = [self.rewriter.value(x)]
@@ -155,22 +155,22 @@ def _sums_of(node: Node) -> _Sums | None:
     return node.op, mean.op
 
 
-def _is_along(sums: _Sums, join: Node) -> bool:
+def _keeps_axis(sums: _Sums, concat: Node) -> bool:
     """Whether a node concatenates values along an axis that the reduction keeps."""
-    if not isinstance(join.op, Concat):
+    if not isinstance(concat.op, Concat):
         return False
-    axis = join.op.axis % join.output.type.rank
+    axis = concat.op.axis % concat.output.type.rank
     if isinstance(sums[0], Variance):
         return axis == 1
     assert isinstance(sums[0], Reduce)
     return axis not in sums[0].dims
 
 
-def _joined_axis(sums: _Sums, join: Node) -> int:
+def _concat_axis(sums: _Sums, concat: Node) -> int:
     """The axis along which the operands' reductions are concatenated."""
     op = sums[0]
-    assert isinstance(join.op, Concat)
-    axis = join.op.axis % join.output.type.rank
+    assert isinstance(concat.op, Concat)
+    axis = concat.op.axis % concat.output.type.rank
     if isinstance(op, Variance):
         return 0
     assert isinstance(op, Reduce)

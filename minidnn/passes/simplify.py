@@ -73,10 +73,11 @@ def simplify(graph: Graph, context: Context) -> Graph:
     the sign of zero may change: an average over one position adds -0 to 0, which gives 0.
     """
     # Concatenations come last: their readers may have been removed.
-    return _whole_joins(_fewer_nodes(graph, context), context)
+    return _merged_concats(_fewer_nodes(graph, context), context)
 
 
 def _fewer_nodes(graph: Graph, context: Context) -> Graph:
+    """The graph without identities and dead nodes, and with constants folded."""
     rewriter = Rewriter(graph)
     for node in _without_dead(graph, context, rewriter):
         if is_identity(node):
@@ -148,7 +149,8 @@ def _scale(rewriter: Rewriter, node: Node, value: Value, factor: Constant) -> No
     rewriter.replace(node.output, new.output)
 
 
-def _whole_joins(graph: Graph, context: Context) -> Graph:
+def _merged_concats(graph: Graph, context: Context) -> Graph:
+    """The graph with nested concatenations along one axis merged."""
     rewriter = Rewriter(graph)
     merged: dict[Value, list[Value]] = {}
     nested = _parts_of_joins(graph)
@@ -171,23 +173,23 @@ def _parts_of_joins(graph: Graph) -> set[Node]:
     for node in reversed(graph.nodes):
         readers = graph.readers.get(node.outputs[0], ())
         targets = {merged_into.get(reader, reader) for reader in readers}
-        continued = all(_continues(node, reader) for reader in readers)
+        continued = all(_are_along_one_axis(node, reader) for reader in readers)
         if len(targets) == 1 and continued and node.outputs[0] not in graph.results:
             (merged_into[node],) = targets
     return set(merged_into)
 
 
-def _continues(join: Node, reader: Node) -> bool:
+def _are_along_one_axis(concat: Node, reader: Node) -> bool:
     """Whether both are concatenations along one axis."""
-    if not isinstance(join.op, Concat) or not isinstance(reader.op, Concat):
+    if not isinstance(concat.op, Concat) or not isinstance(reader.op, Concat):
         return False
-    rank = join.output.type.rank
-    return join.op.axis % rank == reader.op.axis % rank and len(reader.inputs) > 1
+    rank = concat.output.type.rank
+    return concat.op.axis % rank == reader.op.axis % rank and len(reader.inputs) > 1
 
 
-def _operands(node: Node, rewriter: Rewriter, joined: dict[Value, list[Value]]) -> list[Value]:
+def _operands(node: Node, rewriter: Rewriter, merged: dict[Value, list[Value]]) -> list[Value]:
     """The operands of a concatenation in the new graph, with merged ones replaced by their own."""
-    return [value for old in node.inputs for value in joined.get(old, [rewriter.value(old)])]
+    return [value for old in node.inputs for value in merged.get(old, [rewriter.value(old)])]
 
 
 def _regular(node: Node, target: Target) -> Operator | None:
@@ -286,7 +288,7 @@ def share_joins(graph: Graph, context: Context) -> Graph:
         if isinstance(node.op, Concat):
             prefix = _begin(node, known)
             if prefix is not None and context.allow(f"begin {node.name} with {prefix.name}"):
-                _begin_with(rewriter, node, prefix)
+                _read_prefix(rewriter, node, prefix)
             else:
                 rewriter.keep(node)
             known.setdefault((_axis(node), node.inputs), node)
@@ -303,21 +305,21 @@ def _axis(node: Node) -> int:
 def _begin(node: Node, known: _Known) -> Node | None:
     """The concatenation of the most operands with which ``node`` begins; None if there is none."""
     for count in range(len(node.inputs), 1, -1):
-        found = known.get((_axis(node), node.inputs[:count]))
-        if found is not None:
-            return found
+        prefix = known.get((_axis(node), node.inputs[:count]))
+        if prefix is not None:
+            return prefix
     return None
 
 
-def _begin_with(rewriter: Rewriter, node: Node, begin: Node) -> None:
-    first = rewriter.value(begin.output)
-    rest = [rewriter.value(value) for value in node.inputs[len(begin.inputs) :]]
+def _read_prefix(rewriter: Rewriter, node: Node, prefix: Node) -> None:
+    result = rewriter.value(prefix.output)
+    rest = [rewriter.value(value) for value in node.inputs[len(prefix.inputs) :]]
     if rest:
-        first = rewriter.add(node.op, [first, *rest], node.name, node.source).output
-    rewriter.replace(node.output, first)
+        result = rewriter.add(node.op, [result, *rest], node.name, node.source).output
+    rewriter.replace(node.output, result)
 
 
-def _no_joins_twice(graph: Graph) -> Iterator[str]:
+def _no_shared_prefixes(graph: Graph) -> Iterator[str]:
     known: dict[tuple[int, tuple[Value, ...]], Node] = {}
     for node in graph.nodes:
         if isinstance(node.op, Concat):
@@ -327,4 +329,6 @@ def _no_joins_twice(graph: Graph) -> Iterator[str]:
             known[_axis(node), node.inputs] = node
 
 
-SHARE_JOINS = Pass("share_joins", share_joins, requires=("simplify",), ensures=(_no_joins_twice,))
+SHARE_JOINS = Pass(
+    "share_joins", share_joins, requires=("simplify",), ensures=(_no_shared_prefixes,)
+)

@@ -43,24 +43,24 @@ def sum_inside(graph: Graph, context: Context) -> Graph:
     """
     if context.strategy in APART:
         return graph
-    chosen: dict[Node, _Merged] = {}
+    chosen: dict[Node, _MergedSequence] = {}
     for sweep in graph.nodes:
         if not isinstance(sweep.op, FusedSums):
             continue
-        maker = _maker(graph, sweep, sweep.op)
-        if maker is None:
+        sequence = _sequence_for(graph, sweep, sweep.op)
+        if sequence is None:
             continue
-        before = chosen[maker].sweeps if maker in chosen else ()
-        merged = _Merged(graph, maker, (*before, sweep))
+        earlier = chosen[sequence].sweeps if sequence in chosen else ()
+        merged = _MergedSequence(graph, sequence, (*earlier, sweep))
         if context.target.refuse_summed(merged.region) is not None:
             continue
-        if not context.allow(f"add up {sweep.name} in {maker.name}"):
+        if not context.allow(f"add up {sweep.name} in {sequence.name}"):
             break
-        chosen[maker] = merged
+        chosen[sequence] = merged
     return _rewritten(graph, chosen) if chosen else graph
 
 
-def _maker(graph: Graph, sweep: Node, op: FusedSums) -> Node | None:
+def _sequence_for(graph: Graph, sweep: Node, op: FusedSums) -> Node | None:
     """The sequence that can compute a sweep, or None: the last node before the sweep that computes
     one of its tensors."""
     for node in op.body.nodes:
@@ -73,15 +73,19 @@ def _maker(graph: Graph, sweep: Node, op: FusedSums) -> Node | None:
             return None
     if len(op.shape) != 4 or op.stored or op.by_plane or op.plane_numbers:
         return None
-    makers = {v.producer for v in sweep.inputs if v.shape == op.shape}
-    there = [node for node in makers if node in graph.position]
-    last = max(there, key=graph.position.__getitem__, default=None)
+    producers = {v.producer for v in sweep.inputs if v.shape == op.shape}
+    in_graph = [node for node in producers if node in graph.position]
+    last = max(in_graph, key=graph.position.__getitem__, default=None)
     if last is None or not isinstance(last.op, FusedSequence):
         return None
-    end = graph.position[last]
+    position = graph.position[last]
     for value in sweep.inputs:
         producer = value.producer
-        if producer in graph.position and producer is not last and graph.position[producer] > end:
+        if (
+            producer in graph.position
+            and producer is not last
+            and graph.position[producer] > position
+        ):
             return None
     return last
 
@@ -92,11 +96,11 @@ def _is_added_up(node: Node, op: FusedSums) -> bool:
     if isinstance(node.op, Variance):
         return node.inputs[1] in op.body.outputs
     assert isinstance(node.op, Reduce)
-    moments = (each for each in op.body.nodes if isinstance(each.op, Variance))
-    return node.op.how == "sum" or any(each.inputs[1] is node.output for each in moments)
+    variances = (each for each in op.body.nodes if isinstance(each.op, Variance))
+    return node.op.how == "sum" or any(each.inputs[1] is node.output for each in variances)
 
 
-class _Merged:
+class _MergedSequence:
     """A sequence merged with sweeps: the new region, its operands, and which results it has.
 
     Attributes:
@@ -190,7 +194,8 @@ def _of(here: dict[Value, Value], value: Value) -> Value:
     return value if isinstance(value, Constant) else here[value]
 
 
-def _rewritten(graph: Graph, chosen: dict[Node, _Merged]) -> Graph:
+def _rewritten(graph: Graph, chosen: dict[Node, _MergedSequence]) -> Graph:
+    """The graph with merged sequences, and the rest of each sweep."""
     rewriter = Rewriter(graph)
     sums: dict[Node, list[Value]] = {}
     for node in graph.nodes:
@@ -280,7 +285,7 @@ def make_in_front(graph: Graph, context: Context) -> Graph:
     regions: list[tuple[list[Node], MakeRegion]] = []
     for node in graph.nodes:
         gradient = _gradient(node)
-        sequence = None if gradient is None else _made_in_front(graph, node, gradient)
+        sequence = None if gradient is None else _prologue_of(graph, node, gradient)
         if gradient is None or sequence is None:
             continue
         reason = context.target.refuse_front(gradient, sequence)
@@ -308,7 +313,7 @@ def _gradient(node: Node) -> Node | None:
     return node if isinstance(node.op, Conv2dInputGradient) else None
 
 
-def _made_in_front(graph: Graph, node: Node, gradient: Node) -> Node | None:
+def _prologue_of(graph: Graph, node: Node, gradient: Node) -> Node | None:
     """The sequence that computes the gradient that a node reads, if it can be its prologue."""
     read = gradient.inputs[0]
     if isinstance(node.op, FusedGradient):

@@ -76,6 +76,8 @@ def sum_together(graph: Graph, context: Context) -> Graph:
 
 
 def _sweeps(graph: Graph, context: Context) -> list[_Sweep]:
+    """The sweeps of a graph: each sum is added to the latest sweep that fits, or begins a new
+    one."""
     planes = context.target.adds_planes
     reach = {} if context.strategy in APART else _reach(graph, planes)
     sweeps: list[_Sweep] = []
@@ -106,7 +108,7 @@ def _fits(graph: Graph, sweep: _Sweep, new: _Sweep) -> bool:
     if len(sweep.tensors | new.tensors) > max(MOST_TENSORS, len(sweep.tensors)):
         return False
     means = [each for each in sweep.sums if _is_mean_of(each, new.sums[0])]
-    return _are_there(graph, new.operands(*means), graph.position[sweep.sums[0]])
+    return _are_computed_before(graph, new.operands(*means), graph.position[sweep.sums[0]])
 
 
 def _is_mean_of(node: Node, variance: Node) -> bool:
@@ -116,7 +118,7 @@ def _is_mean_of(node: Node, variance: Node) -> bool:
     return node.op.how == "mean" and list(variance.inputs) == [node.inputs[0], node.output]
 
 
-def _are_there(graph: Graph, values: Iterable[Value], position: int) -> bool:
+def _are_computed_before(graph: Graph, values: Iterable[Value], position: int) -> bool:
     made = (value.producer for value in values)
     return all(node is None or graph.position[node] < position for node in made)
 
@@ -140,10 +142,10 @@ def _reach(graph: Graph, planes: bool) -> dict[Value, _Reach]:
                 operands[value] = reach.get(value, ({value: None}, {}))
         # A value that is stored anyway is read if computing it would read more.
         for value in sorted(operands, key=lambda each: -len(operands[each][0])):
-            if not _is_little(_tensors(operands), node.output) and _is_stored(graph, value):
+            if not _is_cheap_to_read(_tensors(operands), node.output) and _is_stored(graph, value):
                 operands[value] = ({value: None}, {})
         tensors = _tensors(operands)
-        if tensors and _is_little(tensors, node.output):
+        if tensors and _is_cheap_to_read(tensors, node.output):
             for _, nodes in operands.values():
                 nodes_inside = nodes | nodes_inside
             reach[node.output] = (tensors, {**nodes_inside, node: None})
@@ -156,7 +158,7 @@ def _tensors(parts: Mapping[Value, _Reach]) -> dict[Value, None]:
     return {tensor: None for tensors, _ in parts.values() for tensor in tensors}
 
 
-def _is_little(tensors: Collection[Value], value: Value) -> bool:
+def _is_cheap_to_read(tensors: Collection[Value], value: Value) -> bool:
     """Whether reading these tensors is no more traffic than writing a value and reading it back."""
     read = sum(tensor.type.bytes for tensor in tensors)
     return len(tensors) <= MOST_TENSORS or read <= 2 * value.type.bytes
@@ -174,6 +176,8 @@ def _is_stored(graph: Graph, value: Value) -> bool:
 
 
 def _is_sum(node: Node, planes: bool) -> bool:
+    """Whether a node is a sum, mean or variance that a sweep computes: over all axes but channels,
+    or over planes with ``planes``."""
     op, x = node.op, node.inputs[0] if node.inputs else None
     if x is None or x.dtype not in FLOATS or isinstance(x, Constant) or x.type.size == 0:
         return False
@@ -315,7 +319,11 @@ def _together(groups: Groups, value: Value, stored: set[Value]) -> list[Node]:
         after_sums |= groups.of(each).after
     others = [reader for reader in graph.readers[value] if reader not in sums]
     is_read = bool(others) or value in graph.results
-    if not added or not is_read or not all(_is_apart(graph, other, after_sums) for other in others):
+    if (
+        not added
+        or not is_read
+        or not all(_is_not_fusable_before(graph, other, after_sums) for other in others)
+    ):
         return []
     return sorted(nodes, key=graph.position.__getitem__)
 
@@ -345,11 +353,11 @@ def _is_stored_anyway(graph: Graph, value: Value, stored: set[Value]) -> bool:
     return any(node is not None and why_not_fusable(node) for node in nodes)
 
 
-def _is_apart(graph: Graph, node: Node | None, behind: int) -> bool:
+def _is_not_fusable_before(graph: Graph, node: Node | None, after_sums: int) -> bool:
     """Whether a reader of the value cannot be fused with its producers anyway: it, or the chain of
     nodes that alone read its result, ends at a node that no stack takes or that needs the sums."""
     while node is not None:
-        if why_not_fusable(node) or behind >> graph.position[node] & 1:
+        if why_not_fusable(node) or after_sums >> graph.position[node] & 1:
             return True
         node = graph.only_reader(node.output)
     return False
@@ -360,6 +368,7 @@ def _adds(node: Node, value: Value) -> bool:
 
 
 def _count_of_tensors(graph: Graph, nodes: list[Node], value: Value) -> int:
+    """The number of tensors of a value's shape that a sweep reads, and one that it writes."""
     read, _ = boundary(graph, sorted(nodes, key=graph.position.__getitem__))
     return 1 + sum(each.shape == value.shape for each in read)
 

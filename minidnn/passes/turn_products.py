@@ -78,7 +78,7 @@ def _before(graph: Graph, product: Node, operand: Value) -> _Chain:
     or columns."""
     chain = best = _Chain(operand)
     while (node := chain.source.producer) is not None:
-        if is_view(node) or _is_factor(node):
+        if is_view(node) or _is_power_of_two(node):
             chain = _Chain(node.inputs[0], (node, *chain.nodes))
         elif (moved := _rounded_before(graph, product, node)) is not None:
             chain = _Chain(moved[0].inputs[0], (*moved, *chain.nodes))
@@ -86,7 +86,7 @@ def _before(graph: Graph, product: Node, operand: Value) -> _Chain:
             break
         view = view_of(chain.source, chain.nodes)
         steps = None if view is None else view.steps
-        if steps is not None and _has_lines(operand.shape, steps):
+        if steps is not None and _has_contiguous_lines(operand.shape, steps):
             best = chain
     while best.nodes and isinstance(best.nodes[0].op, Reshaping):
         best = _Chain(best.nodes[0].output, best.nodes[1:])  # a reshape copies nothing anyway
@@ -112,17 +112,17 @@ def _behind(graph: Graph, node: Node, read: Collection[Node]) -> _Chain:
     chain = best = _Chain(node.output)
     value = node.output
     while (reader := graph.only_reader(value)) is not None:
-        if reader in read or not (isinstance(reader.op, Transpose) or _is_factor(reader)):
+        if reader in read or not (isinstance(reader.op, Transpose) or _is_power_of_two(reader)):
             break
         chain = _Chain(chain.source, (*chain.nodes, reader))
         value = reader.output
         steps = zip(_axes(chain), dense_steps(value.type), strict=True)
-        if _has_lines(node.output.shape, [step for _, step in sorted(steps)]):
+        if _has_contiguous_lines(node.output.shape, [step for _, step in sorted(steps)]):
             best = chain
     return best
 
 
-def _is_factor(node: Node) -> bool:
+def _is_power_of_two(node: Node) -> bool:
     """Whether a node multiplies by a power of two, which rounds nothing but subnormals."""
     factor = factor_of(node)
     if factor is None or node.output.dtype != node.inputs[0].dtype:
@@ -139,14 +139,14 @@ def _axes(chain: _Chain) -> list[int]:
     return axes
 
 
-def _has_lines(shape: Sequence[int], steps: Sequence[int]) -> bool:
+def _has_contiguous_lines(shape: Sequence[int], steps: Sequence[int]) -> bool:
     """Whether rows or columns of matrices are contiguous, or matrices have one element."""
     sizes = shape[-2:]
     are_contiguous = any(n > 1 and step == 1 for n, step in zip(sizes, steps[-2:], strict=True))
     return are_contiguous or all(n == 1 for n in sizes)
 
 
-def _add(rewriter: Rewriter, node: Node, a: _Chain, b: _Chain, behind: _Chain) -> None:
+def _add(rewriter: Rewriter, node: Node, a: _Chain, b: _Chain, after: _Chain) -> None:
     """Adds the region that replaces a product and the chains around it."""
     inputs: list[Value] = []
     nodes: list[Node] = []
@@ -159,9 +159,9 @@ def _add(rewriter: Rewriter, node: Node, a: _Chain, b: _Chain, behind: _Chain) -
             value = nodes[-1].output
         operands.append(value)
     nodes.append(Node(node.op, operands, node.name, node.source))
-    for each in behind.nodes:
+    for each in after.nodes:
         nodes.append(Node(each.op, [nodes[-1].output], each.name, each.source))
-    last = behind.nodes[-1] if behind.nodes else node
+    last = after.nodes[-1] if after.nodes else node
     region = FusedProduct(Graph(inputs, [nodes[-1].output], nodes, name=node.name))
     sources = [rewriter.value(chain.source) for chain in (a, b)]
     made = rewriter.add(region, sources, node.name, node.source)

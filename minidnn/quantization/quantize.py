@@ -146,10 +146,10 @@ def quantize(
         low, high = choose(found.histogram, percentile)
         steps[value] = steps_of(low, high, dtype)
 
-    def made(graph: Graph, twins: Twins) -> _Quantized:
+    def made(graph: Graph, twins: Twins) -> _Quantizer:
         own = {twins[value]: each for value, each in steps.items()}
         seen = {twins[value]: each for value, each in measured.items()}
-        return _Quantized(graph, own, seen, per_channel, correct_bias)
+        return _Quantizer(graph, own, seen, per_channel, correct_bias)
 
     if accuracy == "high":
         lost = losses(given, layers, lambda graph, twins, n: made(graph, twins).alone(twins[n]))
@@ -231,7 +231,7 @@ def _is_layer(node: Node) -> bool:
 
 
 @dataclass(frozen=True)
-class _Quantized:
+class _Quantizer:
     """Quantizes one graph: adds QDQ nodes to it.
 
     Attributes:

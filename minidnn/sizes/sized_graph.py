@@ -80,18 +80,18 @@ def bound_document(document: Any, names: Sequence[str]) -> Callable[[Mapping[str
         if list(document) == [SIZE]:
             return SizePolynomial.from_json(document[SIZE], names).value
         parts = {key: bound_document(each, names) for key, each in document.items()}
-        if all(isinstance(part, _Same) for part in parts.values()):
-            return _Same(document)
+        if all(isinstance(part, _ConstantPart) for part in parts.values()):
+            return _ConstantPart(document)
         return lambda sizes: {key: part(sizes) for key, part in parts.items()}
     if isinstance(document, list):
         items = [bound_document(each, names) for each in document]
-        if all(isinstance(item, _Same) for item in items):
-            return _Same(document)
+        if all(isinstance(item, _ConstantPart) for item in items):
+            return _ConstantPart(document)
         return lambda sizes: [item(sizes) for item in items]
-    return _Same(document)
+    return _ConstantPart(document)
 
 
-class _Same:
+class _ConstantPart:
     """A bound part of a document that has no polynomials: it returns the part itself."""
 
     def __init__(self, document: Any) -> None:
@@ -342,7 +342,7 @@ def _normal(graph: Graph) -> Graph:
         if is_identity(node):
             rewriter.replace(node.output, rewriter.value(node.inputs[0]))
         elif isinstance(node.op, Reshaping):
-            source = _unviewed(rewriter.value(node.inputs[0]))
+            source = _before_views(rewriter.value(node.inputs[0]))
             if source.shape == node.output.shape:
                 rewriter.replace(node.output, source)
             else:
@@ -353,7 +353,7 @@ def _normal(graph: Graph) -> Graph:
     return _without_unread(rewriter.finish())
 
 
-def _unviewed(value: Value) -> Value:
+def _before_views(value: Value) -> Value:
     """The value before the Views that make this one."""
     while value.producer is not None and isinstance(value.producer.op, View):
         value = value.producer.inputs[0]
@@ -382,7 +382,9 @@ def with_repeats(graphs: Sequence[Graph]) -> list[Graph]:
         if once is not None:
             for constants, constant in zip(replaced, row, strict=True):
                 constants[constant] = once
-    return [_repeating(graph, constants) for graph, constants in zip(graphs, replaced, strict=True)]
+    return [
+        _with_expands(graph, constants) for graph, constants in zip(graphs, replaced, strict=True)
+    ]
 
 
 def _once(row: Sequence[Constant]) -> Constant | None:
@@ -407,7 +409,7 @@ def _once(row: Sequence[Constant]) -> Constant | None:
     return Constant(TensorType(once.shape, first.dtype), first.name, once)
 
 
-def _repeating(graph: Graph, once: dict[Constant, Constant]) -> Graph:
+def _with_expands(graph: Graph, once: dict[Constant, Constant]) -> Graph:
     """The graph with an Expand of another constant in place of each constant in ``once``."""
     if not once:
         return graph
