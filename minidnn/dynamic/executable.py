@@ -153,7 +153,7 @@ class DynamicExecutable:
         return program.executable(*given, out=out)
 
     def _found(self, given: Sequence[Any], shapes: Any, out: Any) -> Any:
-        """Computes a call for shapes that have no entry in ``_ready``."""
+        """Computes a call for shapes that are not in ``_ready``."""
         if self._batches.has_no_rows(shapes):
             return self._without_rows(given, shapes, out)
         sizes = sizes_of(self.inputs, self.templates, shapes)
@@ -356,11 +356,10 @@ class DynamicExecutable:
                     f"{what}: {sizes!r:.80}; valid is a dict with the sizes of {self._names}"
                 )
             sizes = {self._names[0]: sizes}
-        found = check_inputs(self.dims, sizes, what)
-        return tuple(found[name] for name in self._names)
+        checked = check_inputs(self.dims, sizes, what)
+        return tuple(checked[name] for name in self._names)
 
     def ordered(self, given: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
-        """The inputs in the order of the network, from positional and named arguments."""
         if not named and len(given) == len(self.inputs):
             return given
         return self._kept_any().ordered(given, named)

@@ -263,8 +263,8 @@ def _transpose(op: Operator, given: Sequence[Value], rows: Collection[Value]) ->
 
 def _slice(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
     assert isinstance(op, ops.Slice)
-    whole = (op.starts[0], op.sizes[0], op.steps[0]) == (0, given[0].shape[0], 1)
-    return None if whole else _PLACES
+    keeps_all = (op.starts[0], op.sizes[0], op.steps[0]) == (0, given[0].shape[0], 1)
+    return None if keeps_all else _PLACES
 
 
 def _expand(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:

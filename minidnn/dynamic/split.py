@@ -158,8 +158,8 @@ def _zeros(array: Any, shape: tuple[int, ...]) -> Any:
     if library == "torch":
         return array.new_zeros(shape)
     if hasattr(array, "__array_namespace__"):
-        more = {} if library in ("numpy", "cupy") else {"device": array.device}
-        return array.__array_namespace__().zeros(shape, dtype=array.dtype, **more)
+        device = {} if library in ("numpy", "cupy") else {"device": array.device}
+        return array.__array_namespace__().zeros(shape, dtype=array.dtype, **device)
     return np.zeros(shape, np.asarray(array).dtype)
 
 

@@ -65,8 +65,8 @@ def attend(graph: Graph, context: Context) -> Graph:
     unfused = context.strategy in APART
     if not unfused and context.target.turns_products:
         graph = drop_unread(compose_attention(graph)[0])
-    found = [node for node in graph.nodes if isinstance(node.op, _BOTH)]
-    if not found:
+    attentions = [node for node in graph.nodes if isinstance(node.op, _BOTH)]
+    if not attentions:
         return graph
     rewriter = Rewriter(graph)
     expanded = AttentionNodes(rewriter)

@@ -134,7 +134,7 @@ def bisect(
     if tolerance is not None and not 0 < tolerance < np.inf:
         raise GraphError(f"tolerance={tolerance!r}; valid is a number above 0")
     check(graph)
-    given = context or Context()
+    base_context = context or Context()
     expected = evaluate(graph, inputs, "float64")
     if tolerance is None:
         tolerance = max(LEAST_TOLERANCE, ROUNDINGS * sensitivity(graph, inputs, expected))
@@ -143,7 +143,7 @@ def bisect(
         inputs,
         expected,
         pipeline.PIPELINE if passes is None else passes,
-        given,
+        base_context,
         run or interpreted,
         observe or (lambda trial: None),
     )
@@ -155,9 +155,9 @@ def bisect(
     if before.deviation > tolerance or after.deviation <= tolerance:
         return Bisection(*common, tuple(search.trials), None, before, after)
     while after.fuel - before.fuel > 1:
-        middle, made = search.trial((before.fuel + after.fuel) // 2)
-        if made != rewrites[: len(made)]:
-            raise GraphError(_other_rewrites(made, rewrites))
+        middle, middle_rewrites = search.trial((before.fuel + after.fuel) // 2)
+        if middle_rewrites != rewrites[: len(middle_rewrites)]:
+            raise GraphError(_other_rewrites(middle_rewrites, rewrites))
         if middle.deviation <= tolerance:
             before = middle
         else:
@@ -271,15 +271,15 @@ def deviation(results: Arrays, expected: Arrays) -> float:
     for result, wanted in zip(results, expected, strict=True):
         if np.shape(result) != np.shape(wanted):
             return np.inf
-        one = np.asarray(result, np.float64).ravel()
-        other = np.asarray(wanted, np.float64).ravel()
-        finite = np.isfinite(other)
-        if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
+        actual = np.asarray(result, np.float64).ravel()
+        reference = np.asarray(wanted, np.float64).ravel()
+        finite = np.isfinite(reference)
+        if not np.array_equal(actual[~finite], reference[~finite], equal_nan=True):
             return np.inf
-        one, other = one[finite], other[finite]
-        if not np.isfinite(one).all():
+        actual, reference = actual[finite], reference[finite]
+        if not np.isfinite(actual).all():
             return np.inf
-        if other.size:
-            scale = float(np.abs(other).max()) or 1.0
-            worst = max(worst, float(np.abs(one - other).max()) / scale)
+        if reference.size:
+            scale = float(np.abs(reference).max()) or 1.0
+            worst = max(worst, float(np.abs(actual - reference).max()) / scale)
     return worst

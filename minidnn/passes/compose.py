@@ -48,10 +48,10 @@ def compose_branches(graph: Graph, context: Context) -> Graph:
     for node in graph.nodes:
         if not _is_plain(node):
             continue
-        found = _root(graph, node, ways)
-        if found is None:
+        meeting = _root(graph, node, ways)
+        if meeting is None:
             continue
-        root, between = found
+        root, between = meeting
         ways[node.output] = {root: (*between, node)}
         for earlier, nodes in ways.get(root, {}).items():
             ways[node.output][earlier] = (*nodes, *between, node)
@@ -161,8 +161,8 @@ def compose_vectors(graph: Graph, context: Context) -> Graph:
             rewriter.replace(node.output, new.output)
         if _computed_in(node) == node.output.dtype:
             known[rewriter.value(node.output)] = body, operands
-    found = rewriter.finish()
-    return graph if found is graph else drop_dead(found, context)
+    rewritten = rewriter.finish()
+    return graph if rewritten is graph else drop_dead(rewritten, context)
 
 
 def _is_small(node: Node) -> bool:

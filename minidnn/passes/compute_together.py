@@ -41,12 +41,12 @@ def launch_together(graph: Graph, context: Context) -> Graph:
     """
     if context.strategy in APART or not context.target.computes_together:
         return graph
-    allowed = []
+    regions = []
     for nodes in _launches(graph):
         if not context.allow(f"launch {', '.join(node.name for node in nodes)} together"):
             break
-        allowed.append((nodes, lambda body: FusedElements(flat(body))))
-    return contract(graph, allowed)
+        regions.append((nodes, lambda body: FusedElements(flat(body))))
+    return contract(graph, regions)
 
 
 def _launches(graph: Graph) -> list[list[Node]]:
@@ -127,13 +127,13 @@ def compute_together(graph: Graph, context: Context) -> Graph:
     """
     if context.strategy in APART or not context.target.computes_together:
         return graph
-    found = [nodes for nodes in _groups(graph) if len(nodes) > 1]
-    allowed = []
-    for nodes in found:
+    groups = [nodes for nodes in _groups(graph) if len(nodes) > 1]
+    regions = []
+    for nodes in groups:
         if not context.allow(f"compute {', '.join(node.name for node in nodes)} together"):
             break
-        allowed.append((nodes, FusedElements))
-    return contract(graph, allowed)
+        regions.append((nodes, FusedElements))
+    return contract(graph, regions)
 
 
 def _groups(graph: Graph) -> list[list[Node]]:

@@ -72,12 +72,12 @@ def _note_cuts(choices: Sequence[ScheduledSequence], stack: Stack, context: Cont
         begin = first + len(before.sequence.steps)
         last = begin + len(after.sequence.steps) - 1
         merged = cheapest(Part.of(stack, first, last), context.target.device)
-        apart = before.price.seconds + after.price.seconds
+        separate = before.price.seconds + after.price.seconds
         if merged is None:
             reason = "no patch of both fits the device"
         elif context.strategy == "model":
             together = merged.price.seconds
-            reason = f"{apart * 1e6:.1f} us apart, {together * 1e6:.1f} us together"
+            reason = f"{separate * 1e6:.1f} us apart, {together * 1e6:.1f} us together"
         else:
             reason = f"the strategy is {context.strategy!r}"
         ends, begins = (c.sequence.operations[i].output for c, i in ((before, -1), (after, 0)))

@@ -39,9 +39,9 @@ def keep_layers(graph: Graph, context: Context) -> Graph:
     search = _Search(graph, context)
     for node in graph.nodes:
         search.look_at(node)
-    found = search.rewritten()
-    search.note_refusals(found)
-    return found
+    rewritten = search.rewritten()
+    search.note_refusals(rewritten)
+    return rewritten
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,9 +251,9 @@ class _Search:
         if total not in self.recorded:
             for reader in self.graph.readers.get(direct, ()):
                 if isinstance(reader.op, ops.Add) and reader.inputs[1] is direct:
-                    whole = summed(reader.output)
-                    if whole in self.recorded:
-                        accumulated = (reader.inputs[0], whole)
+                    sum_of_all = summed(reader.output)
+                    if sum_of_all in self.recorded:
+                        accumulated = (reader.inputs[0], sum_of_all)
         parameter_gradients = [each for each in (by_weight, by_bias) if each in self.recorded]
         ends = [*parameter_gradients, *([total] if total in self.recorded else [])]
         if accumulated is not None:
@@ -263,9 +263,9 @@ class _Search:
         if not ends or not self._call(node, function, inputs, gradients, before=ends):
             return
         if accumulated is not None:
-            before, whole = accumulated
-            assert whole.producer is not None
-            self._add(whole.producer, _Call(ops.Add(), (before, total), (whole,), node))
+            before, sum_of_all = accumulated
+            assert sum_of_all.producer is not None
+            self._add(sum_of_all.producer, _Call(ops.Add(), (before, total), (sum_of_all,), node))
 
     # Calls
 
@@ -326,9 +326,9 @@ class _Search:
         for node in self.graph.nodes:
             for call in self.calls.get(node, ()):
                 inputs = [rewriter.value(value) for value in call.inputs]
-                made = call.outputs[0].producer
-                if call.outputs[0] in self.recorded and made is not None:
-                    name = made.name
+                producer = call.outputs[0].producer
+                if call.outputs[0] in self.recorded and producer is not None:
+                    name = producer.name
                 else:
                     name = rewriter.fresh(f"{call.node.name}.{call.op.name}")
                 new = rewriter.add(call.op, inputs, name, call.node.source)

@@ -65,9 +65,9 @@ def _is_linear_product(node: Node) -> bool:
 
 
 def _weight(rewriter: Rewriter, node: Node, matrix: Value) -> Value:
-    made = matrix.producer
-    if made is not None and made.op == _TRANSPOSE:
-        return made.inputs[0]
+    producer = matrix.producer
+    if producer is not None and producer.op == _TRANSPOSE:
+        return producer.inputs[0]
     name = rewriter.fresh(f"{node.name}.weight")
     return rewriter.add(_TRANSPOSE, (matrix,), name, node.source).output
 
@@ -123,8 +123,8 @@ def _is_matrix_product(node: Node) -> bool:
 
 def _transposed(value: Value) -> Node | None:
     """The Transpose that makes a matrix; None if something else makes it."""
-    made = value.producer
-    return made if made is not None and made.op == _TRANSPOSE else None
+    producer = value.producer
+    return producer if producer is not None and producer.op == _TRANSPOSE else None
 
 
 def _contracted(rewriter: Rewriter, node: Node, turned: Node | None) -> Value:
@@ -211,13 +211,13 @@ def _moves(node: Node, dims: tuple[int, ...]) -> bool:
 def _convolved(rewriter: Rewriter, chain: list[Node]) -> Value:
     """Adds a chain with 1x1 convolutions in place of linear layers, on values in NCHW."""
     source = chain[0].inputs[0]
-    before = source.producer
-    if before is not None and _moves(before, LAST):
-        value = rewriter.value(before.inputs[0])
+    producer = source.producer
+    if producer is not None and _moves(producer, LAST):
+        value = rewriter.value(producer.inputs[0])
     else:
         name = rewriter.fresh(f"{chain[0].name}.input")
-        move = Transpose(FIRST)
-        value = rewriter.add(move, [rewriter.value(source)], name, chain[0].source).output
+        transpose = Transpose(FIRST)
+        value = rewriter.add(transpose, [rewriter.value(source)], name, chain[0].source).output
     for node in chain:
         operands = list(node.inputs[1:])
         op = node.op

@@ -253,8 +253,8 @@ class _Mixing(HalfGraph):
             operands = [self.full[value] for value in node.inputs]
             self.keep(node, op, operands, self.full)
             return
-        is_half_only = all(value in halves or self._is_exact(value) for value in floats)
-        if gives_half and is_half_only and is_exact_in(op, self.dtype):
+        is_representable = all(value in halves or self._is_exact(value) for value in floats)
+        if gives_half and is_representable and is_exact_in(op, self.dtype):
             if isinstance(op, Formula) and op.dtype is not None:
                 op = replace(op, dtype=self.dtype)
             operands = [

@@ -228,7 +228,7 @@ def place_sums(graph: Graph, context: Context) -> Graph:
 def _feeding(graph: Graph, others: Collection[Node]) -> set[Node]:
     """The nodes whose results only sums over ranks read, directly or through other such nodes.  The
     search ends at products: in the end the whole backward pass is computed for sums."""
-    found: set[Node] = set()
+    feeding: set[Node] = set()
     passing: set[Node] = set()
     results = set(graph.results)
     for node in reversed(graph.nodes):
@@ -236,10 +236,10 @@ def _feeding(graph: Graph, others: Collection[Node]) -> set[Node]:
             continue
         readers = [reader for value in node.outputs for reader in graph.readers[value]]
         if readers and all(reader.op.lasts or reader in passing for reader in readers):
-            found.add(node)
+            feeding.add(node)
             if not isinstance(node.op, _PRODUCTS):
                 passing.add(node)
-    return found
+    return feeding
 
 
 PLACE_SUMS = Pass("place_sums", place_sums, requires=("schedule",))
@@ -324,7 +324,7 @@ def _refusal(
 ) -> str | None:
     """Why a value cannot be written straight into the buffer of the Concat ``node``, from
     ``channel`` on; None if it can."""
-    producer, found = value.producer, context.annotations
+    producer, annotations = value.producer, context.annotations
     if producer is None:
         return "it is an input, a constant or a state"
     if value in placements:
@@ -333,11 +333,11 @@ def _refusal(
         return "it is an output of the graph, or what a state becomes"
     if node.inputs.count(value) > 1:
         return "it is an operand twice"
-    if any(_is_reshape(found, neighbour) for neighbour in (producer, *graph.readers[value])):
+    if any(_is_reshape(annotations, neighbour) for neighbour in (producer, *graph.readers[value])):
         return "a reshape of it needs it to lie by itself"
     if isinstance(producer.op, Reorder):
         return "it is a reordered copy"
-    if found.layout(value) != found.layout(node.output):
+    if annotations.layout(value) != annotations.layout(node.output):
         return "it has another layout"
     offset = channel * ITEMSIZE[value.dtype]
     if value.type.rank == 1 and offset % ALIGNMENT:

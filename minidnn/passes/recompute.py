@@ -40,10 +40,10 @@ def recompute(graph: Graph, context: Context) -> Graph:
         return graph
     use, prices = _Use(graph, context.annotations), _Prices(context.target)
     while not _fits(use, context):
-        found = next(_better(use, context, prices), None)
-        if found is None or not context.allow(found.description):
+        better = next(_better(use, context, prices), None)
+        if better is None or not context.allow(better.description):
             break
-        use = found.use
+        use = better.use
         context.annotations = use.annotations
     return use.graph
 
@@ -135,12 +135,12 @@ def _better(use: _Use, context: Context, prices: _Prices) -> Iterator[_Found]:
     """Graphs with a lower peak, of the candidates that free the most bytes a second first."""
     candidates = sorted(_candidates(use, context, prices), key=lambda c: -c.bytes / c.seconds)
     for each in candidates:
-        found = _Use(*_with_copies(use, each))
-        if found.score < use.score:
+        copied = _Use(*_with_copies(use, each))
+        if copied.score < use.score:
             names = ", ".join(node.name for node in each.nodes)
             operations = sum(_operations(node) for node in each.nodes)
             freed = f"frees {each.bytes} bytes for {operations} operations"
-            yield _Found(found, f"compute {names} again: {freed}")
+            yield _Found(copied, f"compute {names} again: {freed}")
 
 
 def _candidates(use: _Use, context: Context, prices: _Prices) -> Iterator[_Candidate]:

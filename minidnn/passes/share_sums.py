@@ -57,9 +57,9 @@ def _summed(node: Node) -> Value | None:
     kept = [axis for axis in range(rank) if axis not in op.dims]
     if kept == [rank - 1]:
         return value
-    before = value.producer
-    if kept == [1] and before is not None and isinstance(before.op, Transpose):
-        return before.inputs[0] if before.op.dims[1] == rank - 1 else None
+    producer = value.producer
+    if kept == [1] and producer is not None and isinstance(producer.op, Transpose):
+        return producer.inputs[0] if producer.op.dims[1] == rank - 1 else None
     return None
 
 

@@ -279,7 +279,7 @@ def store_summed(graph: Graph, context: Context) -> Graph:
         return graph
     groups = Groups(graph)
     stored: set[Value] = set()
-    found = []
+    regions = []
     for node in graph.nodes:
         if not isinstance(node.op, FusedSums) or len(groups.nodes_of(node)) > 1:
             continue
@@ -290,9 +290,9 @@ def store_summed(graph: Graph, context: Context) -> Graph:
                 break
             groups.merge(nodes)
             stored.add(value)
-            found.append((nodes, lambda body: FusedSums(flat(body))))
+            regions.append((nodes, lambda body: FusedSums(flat(body))))
             break
-    return contract(graph, found)
+    return contract(graph, regions)
 
 
 def _together(groups: Groups, value: Value, stored: set[Value]) -> list[Node]:

@@ -45,13 +45,15 @@ def turn_products(graph: Graph, context: Context) -> Graph:
     if context.strategy in APART or not context.target.turns_products:
         return graph
     products = list(filter(_is_product, graph.nodes))
-    before = {node: [_before(graph, node, value) for value in node.inputs] for node in products}
+    operand_chains = {
+        node: [_before(graph, node, value) for value in node.inputs] for node in products
+    }
     # Nodes between two products belong to the region of the second one.
-    read = {node for chains in before.values() for chain in chains for node in chain.nodes}
+    read = {node for chains in operand_chains.values() for chain in chains for node in chain.nodes}
     regions: dict[Node, tuple[_Chain, _Chain, _Chain]] = {}
     absorbed: set[Node] = set()
     for node in products:
-        (a, b), after = before[node], _behind(graph, node, read)
+        (a, b), after = operand_chains[node], _behind(graph, node, read)
         if not (a.nodes or b.nodes or after.nodes):
             continue
         if context.allow(f"{node.name} reads matrices where they lie"):
@@ -164,8 +166,8 @@ def _add(rewriter: Rewriter, node: Node, a: _Chain, b: _Chain, after: _Chain) ->
     last = after.nodes[-1] if after.nodes else node
     region = FusedProduct(Graph(inputs, [nodes[-1].output], nodes, name=node.name))
     sources = [rewriter.value(chain.source) for chain in (a, b)]
-    made = rewriter.add(region, sources, node.name, node.source)
-    rewriter.replace(last.output, made.output)
+    result = rewriter.add(region, sources, node.name, node.source)
+    rewriter.replace(last.output, result.output)
 
 
 TURN_PRODUCTS = Pass("turn_products", turn_products)

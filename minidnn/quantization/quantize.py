@@ -127,8 +127,8 @@ def quantize(
         The graph of the quantized network, with named sizes for all sizes in their ranges.
 
     Raises:
-        GraphError: an argument is not valid, or values are not finite.
-        UnsupportedError: the network has no layers that could be quantized, or cannot be run.
+        GraphError: an argument is not valid, values are not finite, or no layer can be quantized.
+        UnsupportedError: the network cannot be run.
 
     >>> small = md.quantize(net, x, ranges="entropy")
     >>> exe = md.compile(small, device="cpu")
@@ -137,22 +137,24 @@ def quantize(
     # A loader, recognized by ``restore``, gives batches with targets.
     data = [x for x, _ in data] if hasattr(data, "restore") else data
     graph, sized = _folded(network, shape, data)
-    given = Calibration(graph, sized, batches_of(graph, sized, data), device)
+    calibration = Calibration(graph, sized, batches_of(graph, sized, data), device)
     layers = _chosen(graph, first, last, keep)
     inputs = list(dict.fromkeys(node.inputs[0] for node in layers))
-    measured = measure(given, inputs)
+    measured = measure(calibration, inputs)
     steps: dict[Value, Steps] = {}
-    for value, found in measured.items():
-        low, high = choose(found.histogram, percentile)
+    for value, measurement in measured.items():
+        low, high = choose(measurement.histogram, percentile)
         steps[value] = steps_of(low, high, dtype)
 
-    def made(graph: Graph, twins: Twins) -> _Quantizer:
-        own = {twins[value]: each for value, each in steps.items()}
-        seen = {twins[value]: each for value, each in measured.items()}
-        return _Quantizer(graph, own, seen, per_channel, correct_bias)
+    def quantizer(graph: Graph, twins: Twins) -> _Quantizer:
+        own_steps = {twins[value]: each for value, each in steps.items()}
+        own_measured = {twins[value]: each for value, each in measured.items()}
+        return _Quantizer(graph, own_steps, own_measured, per_channel, correct_bias)
 
     if accuracy == "high":
-        lost = losses(given, layers, lambda graph, twins, n: made(graph, twins).alone(twins[n]))
+        lost = losses(
+            calibration, layers, lambda graph, twins, n: quantizer(graph, twins).alone(twins[n])
+        )
         exact = [node for node in layers if lost[node] <= MOST_LOST]
         if not exact:
             raise GraphError(
@@ -160,7 +162,9 @@ def quantize(
                 f"by itself, the least {min(lost.values()):.2g}; valid is 'normal'"
             )
         layers = exact
-    return given.made(lambda graph, twins: made(graph, twins).graph([twins[n] for n in layers]))
+    return calibration.made(
+        lambda graph, twins: quantizer(graph, twins).graph([twins[n] for n in layers])
+    )
 
 
 def _folded(network: Any, shape: Any, data: Any) -> tuple[Graph, SizedGraph | None]:

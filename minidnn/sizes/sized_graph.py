@@ -184,8 +184,8 @@ class SizedGraph:
 
     def at(self, sizes: Mapping[str, int]) -> Graph:
         """The graph for one size of each name; GraphError if one is not in its range."""
-        found = check_inputs(self.dims, sizes, f"graph {self._called!r}")
-        return from_document({**self._bound(found), "version": 1}, self.arrays)
+        checked = check_inputs(self.dims, sizes, f"graph {self._called!r}")
+        return from_document({**self._bound(checked), "version": 1}, self.arrays)
 
     def of_shapes(self, shapes: Any) -> Graph:
         """The graph for inputs of these shapes, given as ``compile`` takes them."""
