@@ -88,7 +88,7 @@ def _replaceable_moves(graph: Graph, staying: set[Node]) -> set[Node]:
             if numbers is not None:
                 channels.found[node.output] = numbers
                 moves.add(node)
-        not_replaceable = {
+        must_stay = {
             node
             for node in moves
             if _is_read(graph, node.output, moves)
@@ -98,9 +98,9 @@ def _replaceable_moves(graph: Graph, staying: set[Node]) -> set[Node]:
                 or len(_sources(channels.picks(channels.found[node.output]))) > TakeChannels.MOST
             )
         }
-        if not not_replaceable:
+        if not must_stay:
             return moves
-        staying = staying | not_replaceable
+        staying = staying | must_stay
 
 
 def _is_read(graph: Graph, value: Value, moves: set[Node]) -> bool:

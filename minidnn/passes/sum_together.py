@@ -119,8 +119,8 @@ def _is_mean_of(node: Node, variance: Node) -> bool:
 
 
 def _are_computed_before(graph: Graph, values: Iterable[Value], position: int) -> bool:
-    made = (value.producer for value in values)
-    return all(node is None or graph.position[node] < position for node in made)
+    producers = (value.producer for value in values)
+    return all(node is None or graph.position[node] < position for node in producers)
 
 
 _Reach = tuple[dict[Value, None], dict[Node, None]]
