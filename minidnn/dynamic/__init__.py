@@ -1,1 +1,1 @@
-"""Networks of named sizes: one executable for all sizes in their ranges."""
+"""Dynamic shapes: one executable for all named sizes in their ranges."""

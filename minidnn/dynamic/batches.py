@@ -1,4 +1,8 @@
-"""The named size that is a batch, and how batches of any size are put together."""
+"""Splits batches of a network with named sizes into parts for which there are programs.
+
+:class:`BatchSplitter` finds the named size that is the batch, checks that rows are independent, and
+chooses the parts.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,16 @@ from minidnn.dynamic.rows import row_wise
 from minidnn.dynamic.split import BatchPart, RowWise, parts_of
 from minidnn.graph.ir import Graph
 
-_CHECKED = 4096
-"""Sizes of batches for which what was found out is remembered."""
+_CACHED_BATCHES = 4096
+"""Sizes of batches for which results are cached."""
 
-_LOOKED_AT = 16
-"""Sizes beside the batch's for which it is."""
+_CACHED_SIZES = 16
+"""Combinations of the other named sizes for which the analysis of rows is cached."""
 
 
 @dataclass(frozen=True)
 class BatchSplit:
-    """The parts of a batch, what computes each of them, and which inputs and outputs have rows."""
+    """The parts of a batch, the program of each part, and which inputs and outputs have rows."""
 
     parts: tuple[BatchPart, ...]
     programs: tuple[KeptProgram, ...]
@@ -34,13 +38,13 @@ class BatchSplitter:
 
     Args:
         dims: the named sizes.
-        templates: the shapes of its inputs.
-        is_code: whether graphs come from code that may look at a size.
-        trace: the graph for the sizes of all names.
+        templates: the shapes of its inputs, with the named sizes.
+        is_code: whether graphs come from code that may branch on a size.
+        trace: returns the graph for the sizes of a key.
 
     Attributes:
-        index: which of the names is the batch.
-        why_not: why none of them can be computed in parts; None if one can.
+        index: the position of the batch among the named sizes.
+        why_not: why batches cannot be computed in parts; None if they can.
     """
 
     def __init__(
@@ -52,9 +56,9 @@ class BatchSplitter:
     ) -> None:
         self._is_code = is_code
         self._trace = trace
-        self._lock = ForkLock()  # of what is remembered
+        self._lock = ForkLock()  # of the caches
         self._row_wise: dict[Key, tuple[RowWise | str, Graph | None]] = {}
-        #: Whether the network's code makes the same of a size as of others.
+        #: Whether the network's code makes the same graph for a size as for others.
         self._same_code: dict[Key, bool] = {}
         self._parts: dict[Key, tuple[BatchPart, ...]] = {}
         found = _batch_of(templates)
@@ -67,12 +71,12 @@ class BatchSplitter:
             self.why_not = wise if isinstance(wise, str) else None
 
     def of(self, key: Key, rows: int) -> Key:
-        """The sizes of another batch."""
+        """The key with another number of rows."""
         return (*key[: self.index], rows, *key[self.index + 1 :])
 
     def row_wise(self, key: Key) -> RowWise | str:
-        """How rows come out of the network for batches that differ from this key's sizes in their
-        number of rows alone, or why they cannot be computed apart."""
+        """Which inputs and outputs have rows in batches with this key's other sizes, or why rows
+        depend on each other."""
         return self._rows(key)[0]
 
     def has_no_rows(self, shapes: Sequence[tuple[int, ...]]) -> bool:
@@ -82,22 +86,23 @@ class BatchSplitter:
         return all(shapes[place][:1] == (0,) for place in self._inputs)
 
     def half(self, key: Key) -> Key:
-        """The sizes of a batch of at least half as many rows, of which there are few."""
+        """The key of a batch with at least half as many rows: the least number times a power of 2,
+        so that few sizes are compiled."""
         rows = self._dim.least
         while 2 * rows <= key[self.index]:
             rows *= 2
         return self.of(key, rows)
 
     def rung(self, key: Key) -> Key:
-        """The sizes of the largest batch of no more rows of those that put others together: the
-        least, 4 times, 16 times that, and so on."""
+        """The key of the largest batch of no more rows whose program is made for parts of larger
+        batches: their rows are the least number, 4 times, 16 times that, and so on."""
         rows = self._dim.least
         while 4 * rows <= key[self.index]:
             rows *= 4
         return self.of(key, rows)
 
     def split(self, key: Key, kept: Mapping[Key, KeptProgram]) -> BatchSplit | None:
-        """How these programs compute a batch; None if they cannot."""
+        """The split of a batch into parts for these programs; None if there is none."""
         if self.why_not is not None:
             return None
         wise, large = self._rows(key)
@@ -116,34 +121,34 @@ class BatchSplitter:
             if parts is None:
                 return None
             with self._lock:
-                _remember(self._parts, key, parts, _CHECKED)
-        if any(part.rows not in programs for part in parts):  # others were kept meanwhile
+                _remember(self._parts, key, parts, _CACHED_BATCHES)
+        if any(part.rows not in programs for part in parts):  # programs were evicted meanwhile
             return None
         return BatchSplit(parts, tuple(programs[part.rows] for part in parts), wise)
 
     def forget_parts(self) -> None:
-        """From now on there are other programs."""
+        """Clears the cached parts, as there are other programs now."""
         with self._lock:
             self._parts.clear()
 
     def _rows(self, key: Key) -> tuple[RowWise | str, Graph | None]:
-        """How rows come out of the network for batches that differ from this key's sizes in their
-        number of rows alone, or why they cannot be computed apart; and the graph of the largest,
-        if graphs come from code."""
+        """The result of :meth:`row_wise`, from the cache; and the graph of the largest batch, if
+        graphs come from code."""
         others = self.of(key, 0)
         with self._lock:
-            found = self._row_wise.get(others)
-        if found is None:
+            analysis = self._row_wise.get(others)
+        if analysis is None:
             ends = self._dim.least, self._dim.most
             small, large = (self._trace(self.of(key, rows)) for rows in ends)
-            # It has the weights, perhaps as copies.
-            found = row_wise(small, large, self._inputs), large if self._is_code else None
+            # The graph is kept only if it is needed: it has the weights, perhaps as copies.
+            analysis = row_wise(small, large, self._inputs), large if self._is_code else None
             with self._lock:
-                _remember(self._row_wise, others, found, _LOOKED_AT)
-        return found
+                _remember(self._row_wise, others, analysis, _CACHED_SIZES)
+        return analysis
 
     def _has_same_code(self, key: Key, wise: RowWise, large: Graph | None) -> bool:
-        """Whether the network's code, if it has any, makes the same of these sizes as of others."""
+        """Whether the network's code, if there is any, makes the same graph for these sizes as for
+        others."""
         if large is None or key[self.index] in (self._dim.least, self._dim.most):
             return True
         with self._lock:
@@ -151,26 +156,27 @@ class BatchSplitter:
         if same is None:
             same = row_wise(self._trace(key), large, self._inputs) == wise
             with self._lock:
-                _remember(self._same_code, key, same, _CHECKED)
+                _remember(self._same_code, key, same, _CACHED_BATCHES)
         return same
 
 
 def _batch_of(templates: Sequence[Template]) -> Dim | str:
-    """The named size that is that of first axes alone, or why there is none."""
+    """The only named size of first axes, if no other axis has it; or why there is none."""
     first: dict[Dim, None] = {}
-    behind: set[Dim] = set()
+    other_axes: set[Dim] = set()
     for template in templates:
         first.update((each, None) for each in template[:1] if isinstance(each, Dim))
-        behind.update(each for each in template[1:] if isinstance(each, Dim))
+        other_axes.update(each for each in template[1:] if isinstance(each, Dim))
     if len(first) != 1:
         return f"{'several' if first else 'none'} of the named sizes are those of first axes"
     (dim,) = first
-    if dim in behind:
+    if dim in other_axes:
         return f"{dim.name!r} is the size of a first axis and of another"
     return f"{dim.name!r} has one size" if dim.least == dim.most else dim
 
 
 def _remember(known: dict[Key, Any], key: Key, value: Any, most: int) -> None:
+    """Caches a value; a cache with ``most`` entries is cleared before."""
     if len(known) >= most:
         known.clear()
     known[key] = value

@@ -1,4 +1,8 @@
-"""Named sizes: what a shape says of an axis whose size is known when arrays are given."""
+"""Named sizes: stand in a shape for the size of an axis that is known only in a call.
+
+A *template* is the shape of an input with named sizes; most functions here check and convert
+between shapes, templates and sizes by name.
+"""
 
 from __future__ import annotations
 
@@ -71,22 +75,22 @@ class Dim:
 
     @property
     def valid(self) -> str:
-        """Its sizes, for messages."""
+        """The sizes that are valid, as a text for messages."""
         by = f" that are multiples of {self.multiple}" if self.multiple > 1 else ""
         return f"{self.least} to {self.most}{by}"
 
     @property
     def halfway(self) -> int:
-        """A size between its ends."""
+        """A valid size about halfway between the least and the most."""
         steps = (self.most - self.least) // self.multiple
         return self.least + steps // 2 * self.multiple
 
     def up_to(self, most: int) -> int:
-        """The largest of its sizes that is no more than this; the least if there is none."""
+        """The largest valid size that is at most ``most``; the least size if there is none."""
         return max(self.least, min(self.most, most) // self.multiple * self.multiple)
 
     def takes(self, size: Any) -> bool:
-        """Whether it is one of its sizes."""
+        """Whether ``size`` is valid."""
         return type(size) is int and self.least <= size <= self.most and size % self.multiple == 0
 
 
@@ -100,6 +104,7 @@ Template = tuple[int | Dim, ...]
 
 
 def _found(shapes: Any) -> Iterator[Dim]:
+    """All named sizes in shapes, in order, repeated where they are."""
     if isinstance(shapes, Dim):
         yield shapes
     elif isinstance(shapes, Mapping):
@@ -111,23 +116,23 @@ def _found(shapes: Any) -> Iterator[Dim]:
 
 
 def dims_of(shapes: Any) -> tuple[Dim, ...]:
-    """The named sizes in shapes as ``compile`` takes them, each once, as they first appear.
+    """The named sizes in shapes as ``compile`` takes them, each once, in order of appearance.
 
     GraphError if two of one name are not the same.
     """
-    found: dict[str, Dim] = {}
+    dims: dict[str, Dim] = {}
     for dim in _found(shapes):
-        if found.setdefault(dim.name, dim) != dim:
+        if dims.setdefault(dim.name, dim) != dim:
             raise GraphError(
-                f"Dim {dim.name!r} is given as {found[dim.name].valid}, and as {dim.valid}; valid "
+                f"Dim {dim.name!r} is given as {dims[dim.name].valid}, and as {dim.valid}; valid "
                 "is one range for one name"
             )
-    return tuple(found.values())
+    return tuple(dims.values())
 
 
 def taken_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Takes those out that are named sizes', see :func:`minidnn.compile`; GraphError if one is not
-    valid."""
+    """Removes the options for named sizes (keep, keep_bytes, background) and returns them, see
+    :func:`minidnn.compile`; GraphError if one is not valid."""
     keep, most_bytes = options.pop("keep", 8), options.pop("keep_bytes", None)
     if type(keep) is not int or keep < 1:
         raise GraphError(f"keep={keep!r:.80}; valid is an int of at least 1")
@@ -140,7 +145,7 @@ def taken_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def bound(shapes: Any, sizes: Mapping[str, int]) -> Any:
-    """The shapes with these sizes for the names."""
+    """The shapes with numbers in place of named sizes."""
     if isinstance(shapes, Dim):
         return sizes[shapes.name]
     if isinstance(shapes, Mapping):
@@ -153,11 +158,11 @@ def bound(shapes: Any, sizes: Mapping[str, int]) -> Any:
 def templates_of(
     shapes: Any, small: Sequence[Endpoint], large: Sequence[Endpoint]
 ) -> tuple[Template, ...]:
-    """The shape of each input, by the shapes that were given and by what the inputs are of the
-    least and of the most sizes.
+    """The template of each input.
 
-    An input that they say nothing of has the numbers that stay as they are, and the names whose
-    sizes are those that change.  GraphError if that may be several.
+    ``shapes`` are as the caller gave them; ``small`` and ``large`` are the inputs for the least and
+    the most sizes.  For an input without a given shape, an axis whose size differs between the two
+    has the named size with just these ends.  GraphError if several have.
     """
     names = [each.name for each in small]
     if isinstance(shapes, Mapping):
@@ -167,17 +172,18 @@ def templates_of(
     else:
         given = {names[0]: shapes}
     dims = dims_of(shapes)
-    found = []
+    templates = []
     for least, most in zip(small, large, strict=True):
-        own = given.get(least.name)
-        if own is None:
+        template = given.get(least.name)
+        if template is None:
             axes = zip(least.shape, most.shape, strict=True)
-            own = [_named(least.name, dims, axis, *pair) for axis, pair in enumerate(axes)]
-        found.append(tuple(own))
-    return tuple(found)
+            template = [_named(least.name, dims, axis, *pair) for axis, pair in enumerate(axes)]
+        templates.append(tuple(template))
+    return tuple(templates)
 
 
 def _named(name: str, dims: Sequence[Dim], axis: int, least: int, most: int) -> int | Dim:
+    """The size of an axis, or the named size with these ends if they differ."""
     if least == most:
         return least
     fits = [dim for dim in dims if (dim.least, dim.most) == (least, most)]
@@ -224,23 +230,23 @@ def sizes_of(
 
 
 def check_inputs(dims: Sequence[Dim], sizes: Mapping[str, Any], what: str) -> dict[str, int]:
-    """Sizes by name, if they are one for each name and all in range; GraphError otherwise.
+    """Sizes by name, if there is one for each name and all are valid; GraphError otherwise.
 
-    ``what`` was called with them.
+    ``what``: the call that was given them, for the message.
     """
     names = [dim.name for dim in dims]
     if sorted(sizes) != sorted(names):
         raise GraphError(f"{what}: sizes of {sorted(sizes)}; valid are those of exactly {names}")
-    found = {}
+    checked = {}
     for dim in dims:
         size = plain(sizes[dim.name])
         if not dim.takes(size):
             raise GraphError(f"{what}: {dim.name}={size!r:.80}; valid are {dim.valid}")
-        found[dim.name] = size
-    return found
+        checked[dim.name] = size
+    return checked
 
 
 def written(template: Template) -> str:
-    """A shape with its names, for messages."""
+    """A shape with its names, as a text for messages."""
     sizes = ", ".join(each.name if isinstance(each, Dim) else str(each) for each in template)
     return f"({sizes}{',' * (len(template) == 1)})"

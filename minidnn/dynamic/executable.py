@@ -1,4 +1,8 @@
-"""The executable of a network with named sizes."""
+"""The executable of a network with named sizes.
+
+It caches programs for single sizes.  Until a background thread has made the program for a new size,
+other programs compute a batch in parts, or shape-generic kernels compute it.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +44,10 @@ __all__ = ["DynamicExecutable", "SizeCounts"]
 log = logging.getLogger(__name__)
 
 _FEW_PARTS = 3
-"""Of a batch of more, a program for larger parts is made in the background."""
+"""If a batch has more parts, a program for larger parts is made in the background."""
 
 _MOST_PARTS = 512
-"""Of a batch of more, one program is made at once that computes at least half of it."""
+"""If a batch has more parts, a program for at least half of it is made at once."""
 
 
 class DynamicExecutable:
@@ -76,21 +80,22 @@ class DynamicExecutable:
         self._source = source
         self._names = [dim.name for dim in self.dims]
         self._kept = KeptPrograms(keep, keep_bytes)
-        self._lock = ForkLock()  # of what is kept, for a moment; never while a program is made
+        self._lock = ForkLock()  # of the cache; held shortly, never while a program is made
+        #: Held while a program is compiled.
         self._making = ForkLock(reentrant=True)
-        #: The same of programs by kernels of any size, which wait for no compiler.
-        self._making_alike = ForkLock(reentrant=True)
+        #: Held while a program with shape-generic kernels is made, which waits for no compiler.
+        self._making_generic = ForkLock(reentrant=True)
         self._background = Background("minidnn-sizes")
         self._compiled = 0
         self._parts_runs = 0
-        self._alike_runs = 0
-        #: By the shapes of arrays, what computes them: of what is kept, or the parts.
+        self._generic_runs = 0
+        #: The program for arrays of these shapes, so that a second call finds it at once.
         self._ready: dict[Any, KeptProgram] = {}
-        #: Sizes of which programs were made for parts of batches.
+        #: Sizes for which programs were requested for parts of batches.
         self._rungs: set[Key] = set()
         #: Sizes whose program could not be made in the background, and why.
         self._failed: dict[Key, str] = {}
-        #: Graphs that are needed again until the first program is made.
+        #: Graphs by size, kept until the first program is made.
         self._traces: dict[Key, Graph] = {}
         least = tuple(dim.least for dim in self.dims)
         most = tuple(dim.most for dim in self.dims)
@@ -102,7 +107,7 @@ class DynamicExecutable:
         self.output_names = interface.output_names
         self.templates = templates_of(source.shapes, self.inputs, interface_of(large).inputs)
         later = checksums(large)
-        #: Of the constants that no size changes.
+        #: Checksums of the constants that are the same for the least and the most sizes.
         self._weights = {n: sum for n, sum in checksums(small).items() if later.get(n) == sum}
         self._batches = BatchSplitter(self.dims, self.templates, source.is_code, self._traced)
         self._any_size = (
@@ -148,7 +153,7 @@ class DynamicExecutable:
         return program.executable(*given, out=out)
 
     def _found(self, given: Sequence[Any], shapes: Any, out: Any) -> Any:
-        """As a call, for shapes of which it is not known yet what computes them."""
+        """Computes a call for shapes that are not in ``_ready``."""
         if self._batches.has_no_rows(shapes):
             return self._without_rows(given, shapes, out)
         sizes = sizes_of(self.inputs, self.templates, shapes)
@@ -160,19 +165,19 @@ class DynamicExecutable:
         if program is None and self.background:
             split = self._in_parts(key)
             if split is not None:
-                self._later(key, len(split.parts))
+                self._queue_programs(key, len(split.parts))
                 executables = [each.executable for each in split.programs]
                 rows = key[self._batches.index]
                 return run_in_parts(split.parts, executables, split.wise, rows, given, out)
         if program is None:
             if self._any_size:
-                program = self._made_alike(key)
+                program = self._made_generic(key)
             else:
                 program = self._made_now(key, self._source.tunes and not self.background)
             if self._source.tunes and self.background:
                 self._background.do(("tune", key), lambda: self._tune(key))
         if program.any_size:
-            return self._run_alike(key, program, given, out)
+            return self._run_generic(key, program, given, out)
         with self._lock:
             if self._kept.find(key) is program:
                 if len(self._ready) >= 4 * self._kept.most:
@@ -183,26 +188,30 @@ class DynamicExecutable:
 
     def _without_rows(self, given: Sequence[Any], shapes: Any, out: Any) -> Any:
         batch = self.dims[self._batches.index]
-        some = with_rows(batch.least, shapes, [template[0] == batch for template in self.templates])
-        key = self._key("a call", sizes_of(self.inputs, self.templates, some))
+        shapes_of_least = with_rows(
+            batch.least, shapes, [template[0] == batch for template in self.templates]
+        )
+        key = self._key("a call", sizes_of(self.inputs, self.templates, shapes_of_least))
         wise = self._batches.row_wise(key)
         if isinstance(wise, str):
             raise GraphError(f"{batch.name!r} is 0; valid are {batch.valid}, as {wise}")
         return without_rows(self._made_now(key, tunes=False).executable, wise, given, out)
 
-    def _run_alike(self, key: Key, program: KeptProgram, given: Sequence[Any], out: Any) -> Any:
-        """A call by kernels of any size, of which the second has the size's own made."""
+    def _run_generic(self, key: Key, program: KeptProgram, given: Sequence[Any], out: Any) -> Any:
+        """Runs a program with shape-generic kernels; a second call for the size has the size's own
+        program made in the background."""
         with self._lock:
             wanted = key not in self._failed and self._kept.deserves(key)
-            self._alike_runs += 1
+            self._generic_runs += 1
             program.calls += 1
         if wanted:
-            self._background.do(key, lambda: self._make_beside(key))
+            self._background.do(key, lambda: self._compile_deserved(key))
         return program.executable(*given, out=out)
 
     @property
     def source(self) -> SizedGraph:
-        """The graph for all sizes, before passes; GraphError if more changes than integers."""
+        """The graph for all sizes, before passes; GraphError if anything but integers depends on
+        sizes."""
         shapes, trace = self._source.shapes, self._source.trace
         return SizedGraph.traced(lambda sizes: trace(bound(shapes, sizes)), self.dims)
 
@@ -277,17 +286,17 @@ class DynamicExecutable:
     def ready(self, shapes: tuple[tuple[int, ...], ...]) -> KeptProgram | None:
         """The program for arrays of these shapes, if there is one and it was called before.
 
-        For those who run it by themselves, and count that: ``program.calls += 1``.
+        A caller that runs the program itself counts that: ``program.calls += 1``.
         """
         return self._ready.get(shapes)
 
     def wait(self) -> None:
-        """Returns when nothing is left to be made in the background."""
+        """Waits until no program is left to be made in the background."""
         self._background.wait()
 
     @property
     def counts(self) -> SizeCounts:
-        """What it has done, and what it keeps."""
+        """Counts of what it has done, and of what it keeps."""
         with self._lock:
             kept = self._kept
             return SizeCounts(
@@ -295,13 +304,13 @@ class DynamicExecutable:
                 self._compiled,
                 kept.dropped,
                 self._parts_runs,
-                self._alike_runs,
+                self._generic_runs,
                 kept.run_bytes,
                 kept.weight_bytes,
             )
 
     def random_inputs(self, **sizes: int) -> list[np.ndarray]:
-        """Random inputs of these sizes, always the same; of names that are left out the least."""
+        """Random inputs of these sizes, always the same; the least for names that are left out."""
         asked = {dim.name: dim.least for dim in self.dims} | sizes
         key = self._key("random_inputs", asked)
         graph = self._traced(key)
@@ -310,8 +319,8 @@ class DynamicExecutable:
         return program.executable.random_arrays([value.shape for value in graph.inputs])
 
     def explain(self) -> str:
-        """The programs that are kept, for which sizes and how often they were called, how other
-        sizes are computed, and what the program called most computes."""
+        """The programs that are kept, with their sizes and calls, how other sizes are computed, and
+        the explanation of the program that is used most."""
         with self._lock:
             entries = list(self._kept)
         counts = self.counts
@@ -322,15 +331,15 @@ class DynamicExecutable:
             f"weights {counts.weight_bytes / 1e6:.2f} MB",
             *table_of(entries, self._names),
         ]
-        lines.append(self._told_of_parts())
+        lines.append(self._explained_parts())
         if self._any_size:
-            lines.append(f"{self._alike_runs} calls were computed by kernels of any size")
+            lines.append(f"{self._generic_runs} calls were computed by kernels of any size")
         for key, reason in self._failed.items():
             lines.append(f"note: sizes {key}: {reason}")
         most = max((entry for _, entry in entries), key=lambda each: each.calls + each.in_parts)
         return "\n".join([*lines, "", most.executable.explain()])
 
-    def _told_of_parts(self) -> str:
+    def _explained_parts(self) -> str:
         if self.why_not_parts is not None:
             return f"batches are not computed in parts: {self.why_not_parts}"
         if not self.background:
@@ -340,14 +349,15 @@ class DynamicExecutable:
     # Sizes
 
     def _key(self, what: str, sizes: Mapping[str, int] | int) -> Key:
+        """The sizes in order, checked for the call ``what``."""
         if not isinstance(sizes, Mapping):
             if len(self._names) != 1:
                 raise GraphError(
                     f"{what}: {sizes!r:.80}; valid is a dict with the sizes of {self._names}"
                 )
             sizes = {self._names[0]: sizes}
-        found = check_inputs(self.dims, sizes, what)
-        return tuple(found[name] for name in self._names)
+        checked = check_inputs(self.dims, sizes, what)
+        return tuple(checked[name] for name in self._names)
 
     def ordered(self, given: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         if not named and len(given) == len(self.inputs):
@@ -368,7 +378,7 @@ class DynamicExecutable:
         return self._source.trace(bound(self._source.shapes, sizes))
 
     def _made_now(self, key: Key, tunes: bool) -> KeptProgram:
-        """The program of these sizes, which is made if there is none."""
+        """The program for these sizes alone, which is compiled if there is none."""
         with self._making:
             with self._lock:
                 program = self._kept.find(key)
@@ -376,20 +386,20 @@ class DynamicExecutable:
                 return program
             return self._made(key, tunes, "compiled when asked for")
 
-    def _made_alike(self, key: Key) -> KeptProgram:
-        """The program of these sizes, or one of kernels of any size that is made."""
-        with self._making_alike:
+    def _made_generic(self, key: Key) -> KeptProgram:
+        """The program for these sizes; if there is none, one with shape-generic kernels is made."""
+        with self._making_generic:
             with self._lock:
                 program = self._kept.find(key)
             return program or self._made(key, False, "kernels of any size", any_size=True)
 
     def _is_more_than_batches(self) -> bool:
-        """Whether there are sizes that are not computed in parts."""
+        """Whether there may be sizes that cannot be computed in parts."""
         return self.why_not_parts is not None or len(self.dims) > 1
 
-    def _later(self, key: Key, parts: int) -> None:
-        """Has a program made if these sizes are worth it, and once one for larger parts of all
-        batches if this one takes many."""
+    def _queue_programs(self, key: Key, parts: int) -> None:
+        """Queues the program for these sizes if they are requested often enough; and, if this batch
+        has many parts, the program for larger parts, once."""
         rung = self._batches.rung(key)
         with self._lock:
             wanted = key not in self._failed and self._kept.deserves(key)
@@ -397,39 +407,44 @@ class DynamicExecutable:
             if climbs and len(self._rungs) < _MOST_PARTS:
                 self._rungs.add(rung)
         if climbs:
-            self._background.do(rung, lambda: self._make_rung(rung))
+            self._background.do(rung, lambda: self._compile_rung(rung))
         if wanted:
-            self._background.do(key, lambda: self._make_beside(key))
+            self._background.do(key, lambda: self._compile_deserved(key))
 
-    def _make_rung(self, key: Key) -> None:
+    def _compile_rung(self, key: Key) -> None:
+        """Compiles a program for parts of batches, unless there is one; a background job."""
         with self._lock:
             is_there = self._kept.find(key) is not None
         if not is_there:
             self._beside(key, "compiled in the background, for parts")
 
-    def _make_beside(self, key: Key) -> None:
+    def _compile_deserved(self, key: Key) -> None:
+        """Compiles the program for these sizes if they still deserve one; a background job."""
         with self._lock:
             wanted = self._kept.deserves(key)
         if wanted:
             self._beside(key, "compiled in the background")
 
     def _tune(self, key: Key) -> None:
+        """Compiles the program for these sizes again, with tuning; a background job."""
         with self._lock:
             wanted = self._kept.find(key) is not None
         if wanted:
             self._beside(key, "tuned in the background")
 
     def _beside(self, key: Key, how: str) -> None:
+        """Compiles a program in the background thread; an error is logged and noted."""
         try:
             with self._making:
                 self._made(key, self._source.tunes, how)
-        except Exception as error:  # whatever it is, calls go on with what there is
+        except Exception as error:  # whatever it is, calls go on with other programs
             log.warning("%s: no program for sizes %s: %s", self.name, key, error)
             with self._lock:
                 if len(self._failed) < self._kept.most:
                     self._failed[key] = f"{type(error).__name__}: {error}"
 
     def _made(self, key: Key, tunes: bool, how: str, any_size: bool = False) -> KeptProgram:
+        """Compiles a program and adds it to the cache; ``how`` is why, for :meth:`explain`."""
         start = time.perf_counter()
         executable = self._alike.of(key) if any_size else None
         if executable is None:
@@ -440,8 +455,8 @@ class DynamicExecutable:
             else:
                 executable = self._source.compile(graph, tunes)
         program = KeptProgram(executable, how, any_size)
-        taken = time.perf_counter() - start
-        log.info("%s: compiled for sizes %s in %.2f s", self.name, key, taken)
+        seconds = time.perf_counter() - start
+        log.info("%s: compiled for sizes %s in %.2f s", self.name, key, seconds)
         with self._lock:
             self._kept.add(key, program)
             self._compiled += 1
@@ -450,10 +465,12 @@ class DynamicExecutable:
         return program
 
     def _executable_of_any_size(self, graph: Graph) -> Executable:
-        alike = self._source.compile_any_size(graph)
-        return self._source.compile(graph, False) if alike is None else alike()
+        """The executable of a graph, with shape-generic kernels if there are any."""
+        compile_generic = self._source.compile_any_size(graph)
+        return self._source.compile(graph, False) if compile_generic is None else compile_generic()
 
     def _shapes_of(self, key: Key) -> list[tuple[int, ...]]:
+        """The shapes of the inputs for these sizes."""
         sizes = dict(zip(self._names, key, strict=True))
         return [bound(template, sizes) for template in self.templates]
 
@@ -465,7 +482,7 @@ class DynamicExecutable:
         return self._batches.why_not
 
     def _in_parts(self, key: Key) -> BatchSplit | None:
-        """How a batch is computed by the programs that there are; None if it is not."""
+        """The split of a batch into parts for the programs in the cache; None if there is none."""
         split = self._batches.split(key, self._programs())
         if split is not None and len(split.parts) > _MOST_PARTS:
             self._made_now(self._batches.half(key), tunes=False)

@@ -1,7 +1,8 @@
-"""The programs that are kept, and what is made beside calls.
+"""The cache of programs of an executable with named sizes, and its background thread.
 
-Kept programs are few, in bounded memory, those that are asked for most; and in one file those for
-parts of batches.  Others are made in a thread that ends when no job is left.
+:class:`KeptPrograms` keeps the programs that are used most, within limits of number and memory;
+:func:`write_programs` saves those for parts of batches to a file; :class:`Background` makes
+programs in a thread that ends when no job is left.
 """
 
 from __future__ import annotations
@@ -46,27 +47,27 @@ class SizeCounts:
     weight_bytes: int
 
 
-#: The sizes of all names, in their order.
+#: The sizes of all named sizes, in their order: the key of a program.
 Key = tuple[int, ...]
 
 _CALL_SECONDS = 3e-5
-"""What a call takes beside what its program is predicted to."""
+"""Overhead of a call, in addition to the predicted time of its program."""
 _COUNTED = 1024
-"""Sizes without a program whose calls are counted; of more, all counts are halved, and sizes that
-were asked for once are forgotten."""
+"""Sizes without a program whose calls are counted at most; with more, all counts are halved, and
+sizes that were requested once are forgotten."""
 
 
 @dataclass
 class KeptProgram:
-    """A program, and how much it is used.
+    """A program in the cache, and how much it is used.
 
     Attributes:
-        how: how it came about.
-        any_size: whether its kernels are those of any size: it does until its own program, which
-            is faster, has been made.
-        calls: of its own size.
+        how: why it was made, for ``explain``.
+        any_size: whether its kernels are shape-generic; it is replaced once a faster program for
+            its size alone has been made.
+        calls: calls of its own size.
         in_parts: runs as a part of larger batches.
-        score: how much it was used until a program was last added; older uses count less.
+        score: its use until a program was last added; older uses count less.
     """
 
     executable: Executable
@@ -79,13 +80,13 @@ class KeptProgram:
 
     @cached_property
     def seconds(self) -> float:
-        """That a call is predicted to take."""
+        """The predicted time of a call."""
         return predicted(self.executable.plan) + _CALL_SECONDS
 
     @property
     def use(self) -> float:
-        """How much it is used, lately above all; parts of batches, which others compute as well,
-        count less."""
+        """Its use, in calls; recent calls count more, and runs as a part, for which there are other
+        programs as well, count less."""
         return self.score + self._used - self._scored
 
     @property
@@ -93,12 +94,12 @@ class KeptProgram:
         return self.calls + self.in_parts / 4
 
     def age(self) -> None:
-        """Uses until now count half from now on."""
+        """Halves the weight of all uses until now."""
         self.score, self._scored = self.use / 2, self._used
 
     @property
     def run_bytes(self) -> int:
-        """What a run needs beside weights, inputs and outputs."""
+        """Bytes that a run needs in addition to weights, inputs and outputs."""
         program = self.executable.program
         if isinstance(program, PackedProgram):
             return program.run_bytes
@@ -106,9 +107,10 @@ class KeptProgram:
 
 
 class KeptPrograms:
-    """At most ``most`` programs in at most ``most_bytes``, packed weights included (None: any).
+    """A cache of at most ``most`` programs in at most ``most_bytes``, packed weights included (None
+    for any number).
 
-    The one to go is the one that is used least; ``base``, if there is one, stays.
+    It evicts the program that is used least, but never ``base``, if there is one.
     """
 
     def __init__(self, most: int, most_bytes: int | None) -> None:
@@ -127,11 +129,11 @@ class KeptPrograms:
         return len(self._programs)
 
     def find(self, key: Key) -> KeptProgram | None:
-        """The program for these sizes."""
+        """The program for these sizes; None if there is none."""
         return self._programs.get(key)
 
     def add(self, key: Key, program: KeptProgram) -> None:
-        """Keeps a program, and drops others until there is room; the new one stays in any case."""
+        """Adds a program, and evicts others until the limits hold; the new one always stays."""
         for each in self._programs.values():
             each.age()
         self._asked = {each: count / 2 for each, count in self._asked.items()}
@@ -151,18 +153,18 @@ class KeptPrograms:
         return self.most_bytes is not None and self.run_bytes + self.weight_bytes > self.most_bytes
 
     def _least(self, new: Key | None = None) -> Key | None:
-        """The program that is used least, of several the oldest."""
+        """The program to evict: the one that is used least, of several the oldest."""
         others = [each for each in self._programs if each not in (new, self.base)]
         return min(others, key=lambda each: self._programs[each].use, default=None)
 
     @property
     def run_bytes(self) -> int:
-        """What runs of all programs need."""
+        """Bytes that runs of all programs need."""
         return sum(program.run_bytes for program in self._programs.values())
 
     @property
     def weight_bytes(self) -> int:
-        """Packed weights of all programs, those that several share once."""
+        """Bytes of the packed weights of all programs; shared weights count once."""
         shared: dict[object, int] = {}
         own = 0
         for each in self._programs.values():
@@ -180,10 +182,10 @@ class KeptPrograms:
             self._asked = {each: count / 2 for each, count in self._asked.items() if count > 1}
 
     def deserves(self, key: Key) -> bool:
-        """Whether a program for these sizes is worth making: they were asked for again, and more
-        than twice as much as the program that would have to go is used."""
-        if (there := self._programs.get(key)) is not None:
-            return there.any_size and there.calls > 0
+        """Whether a program for these sizes is worth making: they were requested at least twice,
+        and, if the cache is full, more than twice as often as the program to evict is used."""
+        if (program := self._programs.get(key)) is not None:
+            return program.any_size and program.calls > 0
         asked = self._asked.get(key, 0)
         if asked < 2:
             return False
@@ -194,7 +196,7 @@ class KeptPrograms:
 
 
 def table_of(entries: Iterable[tuple[Key, KeptProgram]], names: Sequence[str]) -> list[str]:
-    """Lines of text: for which sizes of the names programs are, and how much each was used."""
+    """A table for ``explain``: the sizes of each program, and how much it was used."""
     lines = [f"{'sizes':<28} {'calls':>9} {'as part':>9} {'run MB':>8} {'ms':>9}  made"]
     for key, entry in entries:
         sizes = ", ".join(f"{name}={size}" for name, size in zip(names, key, strict=True))
@@ -206,7 +208,8 @@ def table_of(entries: Iterable[tuple[Key, KeptProgram]], names: Sequence[str]) -
 
 
 def doubles(batch: Dim) -> Iterator[int]:
-    """The rows of the programs that compute all batches of a range: the least, and its doubles."""
+    """The rows of the programs that together compute all batches of a range: the least size, and
+    its doubles up to the largest."""
     rows = batch.least
     while rows <= batch.most:
         yield rows
@@ -214,7 +217,7 @@ def doubles(batch: Dim) -> Iterator[int]:
 
 
 def why_not_stored(dims: Sequence[Dim], why_not_parts: str | None) -> str | None:
-    """Why no file of programs computes all sizes; None if one does."""
+    """Why no file of programs can compute all sizes; None if one can."""
     reason = why_not_parts
     others = [dim.name for dim in dims if dim.least < dim.most]
     if reason is None and len(others) > 1:
@@ -260,7 +263,10 @@ def write_programs(
 
 
 class Background:
-    """Jobs by name, of which none waits twice.  A child of a fork has none of its parent's."""
+    """A queue of named jobs with one thread, which runs while there are jobs.
+
+    A name is queued at most once.  The child of a fork has none of its parent's jobs.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -269,7 +275,7 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def do(self, name: Hashable, job: Callable[[], None]) -> None:
-        """Does a job later, unless one of that name waits already, or is being done."""
+        """Queues a job, unless one of that name is queued or running."""
         with self._lock:
             alive = self._thread is not None and self._thread.is_alive()
             if not alive:

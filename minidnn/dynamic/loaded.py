@@ -1,4 +1,4 @@
-"""The executable of a file for batches of any size in a range."""
+"""The executable that is loaded from a file for batches of any size in a range."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from minidnn.executable import Executable
 __all__ = ["BatchExecutable"]
 
 _REMEMBERED = 4096
-"""Batches of which the parts are remembered."""
+"""Sizes of batches whose parts are cached."""
 
 
 class BatchExecutable:
@@ -90,8 +90,8 @@ class BatchExecutable:
         shapes = [shape_of(array) for array in given]
         have_rows = self._wise.inputs
         if all(shape[:1] == (0,) for shape, has in zip(shapes, have_rows, strict=True) if has):
-            some = with_rows(batch.least, shapes, have_rows)
-            sizes_of(self.inputs, self.templates, some)
+            shapes_of_least = with_rows(batch.least, shapes, have_rows)
+            sizes_of(self.inputs, self.templates, shapes_of_least)
             return without_rows(self._first, self._wise, given, out)
         rows = sizes_of(self.inputs, self.templates, shapes)[batch.name]
         if rows in self.programs:
@@ -116,18 +116,18 @@ class BatchExecutable:
 
     @property
     def source(self) -> Any:
-        """UnsupportedError: a file has no graph."""
+        """Raises UnsupportedError, as a file has no graph."""
         raise UnsupportedError(
             f"{self!r} was loaded from a file, which keeps what is called and run; what save_graph "
             "and save_onnx write is had by compiling the network"
         )
 
     def save(self, path: Any, *, preparation: Any = None) -> None:
-        """UnsupportedError: a file that was loaded can be copied."""
+        """Raises UnsupportedError, as the file itself can be copied."""
         raise UnsupportedError(f"{self!r} was loaded from a file, which can be copied")
 
     def random_inputs(self, **sizes: int) -> list[np.ndarray]:
-        """Random inputs of this batch, always the same; without one of the least."""
+        """Random inputs of a batch, always the same; by default of the least batch."""
         (batch,) = self.dims
         rows = check_inputs(self.dims, {batch.name: batch.least} | sizes, "random_inputs")
         shapes = [
@@ -137,7 +137,7 @@ class BatchExecutable:
         return self._first.random_arrays(shapes)
 
     def explain(self) -> str:
-        """How batches are computed, and what the program for most rows computes."""
+        """How batches are computed, and the explanation of the program for the most rows."""
         largest = self.programs[max(self.programs)]
         return "\n".join([repr(self)[1:-1], "", largest.explain()])
 
@@ -146,11 +146,12 @@ class BatchExecutable:
         return self.programs[self.dims[0].least]
 
     def _parts_of(self, rows: int) -> tuple[BatchPart, ...]:
-        found = self._parts.get(rows)
-        if found is None:
-            found = parts_of(rows, self._seconds)
-            assert found is not None, "the least batch has a program"
+        """The parts of a batch, from the cache."""
+        parts = self._parts.get(rows)
+        if parts is None:
+            parts = parts_of(rows, self._seconds)
+            assert parts is not None, "the least batch has a program"
             if len(self._parts) >= _REMEMBERED:
                 self._parts.clear()
-            self._parts[rows] = found
-        return found
+            self._parts[rows] = parts
+        return parts

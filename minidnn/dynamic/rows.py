@@ -1,8 +1,9 @@
-"""Whether the rows of a batch are computed independently of each other, and of how many they are.
+"""Analysis of whether a network computes the rows of a batch independently of each other.
 
-Then a batch can be computed in parts.  The graph is looked at twice, for two sizes of the batch: a
-value whose first axis grows with the batch has *rows*, and row ``i`` of it must follow from row
-``i`` of the inputs alone, by the same operators with the same attributes and the same constants.
+If it does, a batch of any size can be computed in parts.  The analysis compares the graphs for two
+sizes of the batch, node by node.  A value whose first axis grows with the batch has *rows*; row
+``i`` of it must follow from row ``i`` of the inputs alone, by the same operators with the same
+attributes and the same constants.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from minidnn.graph.types import TensorType
 
 
 def row_wise(small: Graph, large: Graph, inputs: Collection[int]) -> RowWise | str:
-    """How the rows of these inputs come out of a graph, by what it is for two sizes of a batch,
-    the second the larger; or why its rows cannot be computed apart."""
-    walk = _walked(small, large, inputs)
+    """Which inputs and outputs of a network have rows, or why its rows depend on each other.
+
+    ``small`` and ``large`` are its graphs for two sizes of the batch, and ``inputs`` the numbers of
+    the inputs that have rows.
+    """
+    walk = _compared_graphs(small, large, inputs)
     if isinstance(walk, str):
         return walk
     return RowWise(
@@ -35,63 +39,70 @@ def row_wise(small: Graph, large: Graph, inputs: Collection[int]) -> RowWise | s
 def other_batches(
     small: Graph, large: Graph, inputs: Collection[int]
 ) -> Callable[[int], Graph] | str:
-    """What gives the graph for any number of rows, by what it is for two; or why nothing does, as
-    :func:`row_wise` says it.
+    """A function that returns the graph for any number of rows, from the graphs for two; or why
+    there is none, as :func:`row_wise` says it.
 
-    Nothing may look at the number of rows but what both graphs show: whoever made them knows that.
+    The caller knows that the network depends on the number of rows in no other way than these two
+    graphs show.
     """
-    walk = _walked(small, large, inputs)
+    walk = _compared_graphs(small, large, inputs)
     return walk if isinstance(walk, str) else partial(_of_rows, large, walk.rows)
 
 
 def _of_rows(graph: Graph, rows_of: Collection[Value], rows: int) -> Graph:
-    """The graph with so many rows in place of as many as it has."""
+    """The graph with another number of rows; ``rows_of`` are its values that have rows."""
     new: dict[Value, Value] = {}
     for value in graph.inputs:
         shape = (rows, *value.shape[1:]) if value in rows_of else value.shape
         new[value] = Value(TensorType(shape, value.dtype), value.name)
     nodes = []
     for node in graph.nodes:
-        given = [new.get(value, value) for value in node.inputs]
+        operands = [new.get(value, value) for value in node.inputs]
         if any(value in rows_of for value in node.outputs):
-            made = Node(_with_first(node.op, rows), given, node.name, node.source)
+            resized = Node(_with_row_count(node.op, rows), operands, node.name, node.source)
         else:
-            made = node.on(given)
-        nodes.append(made)
-        new.update(zip(node.outputs, made.outputs, strict=True))
+            resized = node.on(operands)
+        nodes.append(resized)
+        new.update(zip(node.outputs, resized.outputs, strict=True))
     outputs = [new.get(value, value) for value in graph.outputs]
     return Graph([new[v] for v in graph.inputs], outputs, nodes, graph.name, graph.output_names)
 
 
-def _walked(small: Graph, large: Graph, inputs: Collection[int]) -> _Walk | str:
-    """Both graphs, gone through side by side; or why their rows cannot be computed apart."""
+def _compared_graphs(small: Graph, large: Graph, inputs: Collection[int]) -> _Walk | str:
+    """The comparison of both graphs, or why their rows depend on each other."""
     if large.updates:
         return "every run updates its states"
     if [len(small.nodes), len(small.inputs)] != [len(large.nodes), len(large.inputs)]:
         return "it has other nodes for other sizes of the batch"
     walk = _Walk()
-    for place, (one, other) in enumerate(zip(small.inputs, large.inputs, strict=True)):
-        if (reason := walk.add(one, other, rows=place in inputs)) is not None:
-            return f"input {other.name!r} {reason}"
-    for one_node, other_node in zip(small.nodes, large.nodes, strict=True):
-        if (reason := walk.node(one_node, other_node)) is not None:
-            return f"{other_node.name} ({other_node.op.name}, {other_node.source}) {reason}"
+    for place, (small_value, large_value) in enumerate(
+        zip(small.inputs, large.inputs, strict=True)
+    ):
+        if (reason := walk.add(small_value, large_value, rows=place in inputs)) is not None:
+            return f"input {large_value.name!r} {reason}"
+    for small_node, large_node in zip(small.nodes, large.nodes, strict=True):
+        if (reason := walk.node(small_node, large_node)) is not None:
+            return f"{large_node.name} ({large_node.op.name}, {large_node.source}) {reason}"
     pairs = list(zip(small.outputs, large.outputs, strict=True))
-    if not all(walk.is_twin(one, other) for one, other in pairs):
+    if not all(walk.is_twin(small_value, large_value) for small_value, large_value in pairs):
         return "its outputs are others for other sizes of the batch"
     return walk
 
 
 class _Walk:
-    """Goes through both graphs side by side."""
+    """Compares the graphs for two sizes of a batch, node by node.
+
+    Parameters ``one`` belong to the smaller graph, ``other`` to the larger one.
+    """
 
     def __init__(self) -> None:
         #: Values of the larger graph that have rows.
         self.rows: set[Value] = set()
+        #: Values of the smaller graph, by those of the larger one.
         self._twins: dict[Value, Value] = {}
 
     def add(self, one: Value, other: Value, rows: bool) -> str | None:
-        """Takes two values for the same, with ``rows`` or the same for all rows; or why not."""
+        """Records two values as twins, with ``rows`` or without; returns why they cannot be."""
         self._twins[other] = one
         if rows:
             self.rows.add(other)
@@ -103,11 +114,14 @@ class _Walk:
         return f"is {one.type} for one size of the batch and {other.type} for another"
 
     def is_twin(self, one: Value, other: Value) -> bool:
+        """Whether two values are recorded as twins, or are the same constant or state."""
         if isinstance(other, Stored):
             return isinstance(one, Stored) and _is_same(one, other)
         return self._twins.get(other) is one
 
     def node(self, one: Node, other: Node) -> str | None:
+        """Compares two nodes, and records their results as twins; returns why they differ, or why
+        their rows depend on each other."""
         if type(one.op) is not type(other.op) or len(one.inputs) != len(other.inputs):
             return "is another operator for another size of the batch"
         for first, second in zip(one.inputs, other.inputs, strict=True):
@@ -121,12 +135,12 @@ class _Walk:
                 return "is not known to keep rows apart"
             if (reason := rule(op, other.inputs, self.rows)) is not None:
                 return reason
-        elif isinstance(op, ops.Expand):  # what is the same for all rows may be repeated for each
+        elif isinstance(op, ops.Expand):  # a value without rows may be broadcast to rows
             (value,) = other.inputs
             padded = (1,) * (len(op.shape) - value.type.rank) + value.shape
             has_rows = one.op != op and padded[0] == 1
-        if (_with_first(one.op, 0) if has_rows else one.op) != (
-            _with_first(op, 0) if has_rows else op
+        if (_with_row_count(one.op, 0) if has_rows else one.op) != (
+            _with_row_count(op, 0) if has_rows else op
         ):
             return "has other attributes for another size of the batch"
         for first, second in zip(one.outputs, other.outputs, strict=True):
@@ -149,8 +163,8 @@ def _is_same(one: Stored, other: Stored) -> bool:
     return np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
 
 
-def _with_first(op: Operator, rows: int) -> Operator:
-    """An operator with another number of rows, where it says one."""
+def _with_row_count(op: Operator, rows: int) -> Operator:
+    """An operator with another number of rows in its attributes, if these have one."""
     if isinstance(op, (ops.View, ops.Expand)) and op.shape:
         return replace(op, shape=(rows, *op.shape[1:]))
     if isinstance(op, ops.Slice) and op.sizes:
@@ -158,7 +172,8 @@ def _with_first(op: Operator, rows: int) -> Operator:
     return op
 
 
-#: Why an operator does not keep the rows of these operands apart, given which values have rows.
+#: Returns why an operator mixes rows of its operands, given which values have rows; None if it
+#: keeps them independent.
 _Rule = Callable[[Operator, Sequence[Value], Collection[Value]], str | None]
 
 _JOINS = "joins rows"
@@ -167,6 +182,7 @@ _EACH = "has an operand that is another for each row"
 
 
 def _elementwise(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    """Rows must be the first axis of the result, and other operands the same for each of them."""
     assert isinstance(op, Elementwise)
     tensors = given[: len(given) - op.channel_count]
     if any(value in rows for value in given[len(tensors) :]):
@@ -181,11 +197,12 @@ def _elementwise(op: Operator, given: Sequence[Value], rows: Collection[Value]) 
 
 
 def _all(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    """All operands must have rows."""
     return None if all(value in rows for value in given) else _EACH
 
 
 def _first(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
-    """The first operand has rows, and weights have none."""
+    """The first operand must have rows, and weights none."""
     if given[0] not in rows or any(value in rows for value in given[1:]):
         return "has weights with rows"
     return None
@@ -196,6 +213,7 @@ def _linear(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> st
 
 
 def _matmul(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    """Rows must be batches of matrices, or rows of the left matrix."""
     rank = max(value.type.rank for value in given)
     for place, value in enumerate(given):
         if value in rows:
@@ -245,11 +263,12 @@ def _transpose(op: Operator, given: Sequence[Value], rows: Collection[Value]) ->
 
 def _slice(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
     assert isinstance(op, ops.Slice)
-    whole = (op.starts[0], op.sizes[0], op.steps[0]) == (0, given[0].shape[0], 1)
-    return None if whole else _PLACES
+    keeps_all = (op.starts[0], op.sizes[0], op.steps[0]) == (0, given[0].shape[0], 1)
+    return None if keeps_all else _PLACES
 
 
 def _expand(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    """An Expand must not add axes before the rows."""
     assert isinstance(op, ops.Expand)
     return None if len(op.shape) == given[0].type.rank else _PLACES
 
@@ -265,6 +284,7 @@ def _take(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str 
 
 
 def _gather(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
+    """Rows of the data must not be the gathered axis; rows of indices must index the first axis."""
     assert isinstance(op, ops.Gather)
     x, indices = given
     axis = op.axis % x.type.rank
@@ -273,6 +293,7 @@ def _gather(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> st
     return None if axis == 0 else _PLACES
 
 
+#: The rule of each kind of operators; others are not known to keep rows independent.
 _RULES: tuple[tuple[type | tuple[type, ...], _Rule], ...] = (
     (Elementwise, _elementwise),
     (Windowed, _all),

@@ -1,5 +1,7 @@
-"""What programs of a network are made from: its graph for some sizes, or a program for other sizes
-whose kernels are those of any size.
+"""Sources of programs for a network with named sizes.
+
+:class:`NetworkSource` traces and compiles the network for one size; :class:`ResizedPrograms` makes
+programs for other sizes from one program, if its kernels are shape-generic, that is for any size.
 """
 
 from __future__ import annotations
@@ -25,17 +27,18 @@ from minidnn.runtime.program import ResizableProgram
 
 @dataclass(frozen=True)
 class NetworkSource:
-    """What programs of a network are made from.
+    """A network, and the functions that trace and compile it.
 
     Attributes:
-        shapes: with the named sizes, as they were given.
-        trace: the graph for shapes without any.
-        compile: the executable of such a graph; with False nothing is tuned.
-        tunes: whether tuning was asked for.
-        is_code: whether graphs come from others' code, which may look at a size.
-        compile_any_size: the same by kernels of any size; None if there are none for a graph.
-        asks_each: whether what a graph does may depend on its sizes in ways that two of them do not
-            show.
+        shapes: the shapes of the inputs with the named sizes, as the caller gave them.
+        trace: returns the graph for shapes of numbers alone.
+        compile: returns the executable of such a graph; with False it tunes nothing.
+        tunes: whether the caller asked for tuning.
+        is_code: whether graphs come from others' code, which may branch on a size.
+        compile_any_size: returns a function that compiles a graph with shape-generic kernels; None
+            if there are none for the graph.
+        asks_each: whether the graph may depend on sizes in ways that the graphs for two sizes do
+            not show.
     """
 
     shapes: Any
@@ -50,16 +53,16 @@ class NetworkSource:
 
 
 def checksums(graph: Graph) -> dict[str, int]:
-    """Of the constants: programs of other sizes must have the same."""
-    found: dict[str, int] = {}
+    """The checksum of each constant by name; programs for other sizes must have the same."""
+    sums: dict[str, int] = {}
     for value in graph.constants:
         array = np.ascontiguousarray(value.data)
-        found[value.name] = zlib.crc32(array.reshape(-1).view(np.uint8).data)
-    return found
+        sums[value.name] = zlib.crc32(array.reshape(-1).view(np.uint8).data)
+    return sums
 
 
 def check_same(before: Mapping[str, int], now: Mapping[str, int]) -> None:
-    """GraphError if a constant has another checksum than before."""
+    """Raises GraphError if a constant has another checksum than before."""
     changed = [name for name, value in now.items() if before.get(name, value) != value]
     if changed:
         raise GraphError(
@@ -72,12 +75,12 @@ log = logging.getLogger(__name__)
 
 
 class ResizedPrograms:
-    """Makes the programs of other sizes from that of one, if both are the same but for sizes.
+    """Makes programs for other sizes from the program for one, if they differ in sizes alone.
 
     Args:
-        trace: the graph for some sizes.
-        compile: the executable of a graph by kernels of any size.
-        shapes: the shapes of the inputs for some sizes.
+        trace: returns the graph for some sizes.
+        compile: returns the executable of a graph with shape-generic kernels.
+        shapes: returns the shapes of the inputs for some sizes.
     """
 
     def __init__(
@@ -88,14 +91,15 @@ class ResizedPrograms:
     ) -> None:
         self._trace, self._compile, self._shapes = trace, compile, shapes
         self._base: Executable | None = None
-        #: What the network is, and its constants, if it is to be asked for each size.
+        #: The description of the network, and its constants, if every size has to be compared.
         self._network: Described | None = None
         self._arrays: dict[str, np.ndarray] = {}
 
     def find(self, one: Key, other: Key, asks_each: bool) -> None:
-        """Finds out whether the network, and its program, is the same for two sizes.
+        """Compares the network and its program for two sizes; only if they are the same but for
+        sizes, :meth:`of` returns executables.
 
-        ``asks_each``: two do not show what it is for others.
+        ``asks_each``: whether the network must be traced and compared for every other size as well.
         """
         graph = self._trace(one)
         arrays = {value.name: value.data for value in graph.constants}
@@ -130,8 +134,8 @@ class ResizedPrograms:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Nothing of a plan is garbage, and a collector that looks for some among all objects of the
-    process, more than once, takes longer than making it."""
+    """Disables Python's garbage collector.  A plan makes many objects and no garbage, and searching
+    all objects of the process several times takes longer than making the plan."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -144,8 +148,8 @@ def _without_collector() -> Iterator[None]:
 def _of_size(base: Executable, shapes: Sequence[tuple[int, ...]]) -> Executable:
     """The executable of the same network for inputs of these shapes.
 
-    GraphError if an operator does not take what it is given then; UnsupportedError if the kernels
-    are those of one size.
+    GraphError if an operator does not support the shapes of its operands then; UnsupportedError if
+    the kernels are for one size.
     """
     if not isinstance(base.program, ResizableProgram):
         raise UnsupportedError(f"{base!r} has kernels of one size")

@@ -1,5 +1,7 @@
-"""A batch in parts: which programs compute which of its rows, which are read from and written to
-where they lie.
+"""Computes a batch in parts, by programs for fewer rows.
+
+:func:`parts_of` chooses the programs and their rows by predicted time; :func:`run_in_parts` runs
+them on slices of the caller's arrays.
 """
 
 from __future__ import annotations
@@ -15,19 +17,22 @@ from minidnn.executable import Executable
 from minidnn.runtime.arrays import apart, to_numpy
 from minidnn.runtime.program import DeviceProgram
 
-#: Rows that are shared out exactly; of more, the cheapest program computes those in front.
+#: Rows for which the best parts are found exactly; for larger batches, the program with the least
+#: time a row computes the first rows.
 _EXACT = 1024
 
 
 @dataclass(frozen=True)
 class BatchPart:
-    """Rows ``begin`` to ``begin + rows - 1``, computed by the program for so many."""
+    """Rows ``begin`` to ``begin + rows - 1`` of a batch; the program for ``rows`` rows computes
+    them."""
 
     begin: int
     rows: int
 
     @property
     def end(self) -> int:
+        """The row after the last one."""
         return self.begin + self.rows
 
 
@@ -42,34 +47,37 @@ class RowWise:
 def parts_of(total: int, seconds: Mapping[int, float]) -> tuple[BatchPart, ...] | None:
     """The parts of a batch that take the least time together; None if all programs are too large.
 
-    Programs compute as many rows as they were made for, in ``seconds``.  Where these do not add up,
-    the last part begins earlier, and its first rows are computed twice, with one result.
+    ``seconds`` has the time of each program, by its number of rows.  If no sum of these numbers is
+    ``total``, the last part begins earlier: it computes some rows a second time, with the same
+    results.
     """
     costs = {rows: cost for rows, cost in seconds.items() if rows <= total}
     if not costs:
         return None
     best = min(costs, key=lambda rows: (costs[rows] / rows, -rows))
-    ahead = max(0, total - _EXACT) // best
-    counts = [best] * ahead + _least(total - ahead * best, costs)
-    found, begin = [], 0
+    whole_parts = max(0, total - _EXACT) // best
+    counts = [best] * whole_parts + _least(total - whole_parts * best, costs)
+    parts, begin = [], 0
     for rows in sorted(counts, reverse=True):
-        found.append(BatchPart(min(begin, total - rows), rows))
+        parts.append(BatchPart(min(begin, total - rows), rows))
         begin += rows
-    return tuple(found)
+    return tuple(parts)
 
 
 def _least(total: int, costs: Mapping[int, float]) -> list[int]:
-    """The programs that compute at least so many rows in the least time."""
-    #: For each number of rows the seconds, and the rows of one program, of several the largest.
+    """The rows of the programs that compute at least ``total`` rows in the least time, by dynamic
+    programming."""
+    #: For each number of rows the least seconds, and the rows of the last program, negative so that
+    #: the largest of equals counts.
     cheapest: list[tuple[float, int]] = [(0.0, 0)]
     for rows in range(1, total + 1):
-        ways = ((cheapest[max(0, rows - one)][0] + cost, -one) for one, cost in costs.items())
-        cheapest.append(min(ways))
-    found, left = [], total
-    while left > 0:
-        found.append(-cheapest[left][1])
-        left -= found[-1]
-    return found
+        options = ((cheapest[max(0, rows - one)][0] + cost, -one) for one, cost in costs.items())
+        cheapest.append(min(options))
+    programs, rows_left = [], total
+    while rows_left > 0:
+        programs.append(-cheapest[rows_left][1])
+        rows_left -= programs[-1]
+    return programs
 
 
 def run_in_parts(
@@ -80,9 +88,9 @@ def run_in_parts(
     given: Sequence[Any],
     out: Any,
 ) -> Any:
-    """The results for a batch of ``rows`` rows, as one executable for all of them gives them.
+    """Runs each part of a batch of ``rows`` rows; returns the same results as one executable.
 
-    ``executables``: what computes each part.  ``given``: the inputs in order; their shapes fit.
+    ``executables``: the executable of each part.  ``given``: the inputs in order, checked.
     """
     first = executables[0]
     if isinstance(first.program, DeviceProgram):
@@ -106,7 +114,7 @@ def run_in_parts(
 def with_rows(
     rows: int, shapes: Sequence[tuple[int, ...]], have_rows: Sequence[bool]
 ) -> list[tuple[int, ...]]:
-    """Shapes of a batch of another number of rows."""
+    """The shapes for a batch of another number of rows."""
     return [
         (rows, *shape[1:]) if has_rows else shape
         for shape, has_rows in zip(shapes, have_rows, strict=True)
@@ -114,19 +122,24 @@ def with_rows(
 
 
 def without_rows(executable: Executable, wise: RowWise, given: Sequence[Any], out: Any) -> Any:
-    """The results for a batch of no rows: those of an executable for some, without any.
+    """The results for a batch of no rows: an executable for some rows runs on zeros, and its
+    results are sliced to none.
 
-    ``given``: the inputs in order; their shapes fit but for their rows.
+    ``given``: the inputs in order, whose shapes are valid except for their number of rows.
     """
-    some = [
+    inputs = [
         _zeros(array, value.shape) if has_rows else array
         for value, array, has_rows in zip(
             executable.interface.inputs, given, wise.inputs, strict=True
         )
     ]
-    found = executable(*some)
-    several = isinstance(found, (tuple, dict))
-    results = list(found.values() if isinstance(found, dict) else found) if several else [found]
+    returned = executable(*inputs)
+    is_several = isinstance(returned, (tuple, dict))
+    results = (
+        list(returned.values() if isinstance(returned, dict) else returned)
+        if is_several
+        else [returned]
+    )
     results = _rows(results, wise.outputs, BatchPart(0, 0))
     if out is None:
         return executable.packed(results)
@@ -140,18 +153,18 @@ def without_rows(executable: Executable, wise: RowWise, given: Sequence[Any], ou
 
 
 def _zeros(array: Any, shape: tuple[int, ...]) -> Any:
-    """Zeros of another shape, of an array's library, dtype and device."""
+    """Zeros of a shape, in the library, dtype and device of an array."""
     library = type(array).__module__.partition(".")[0]
     if library == "torch":
         return array.new_zeros(shape)
     if hasattr(array, "__array_namespace__"):
-        more = {} if library in ("numpy", "cupy") else {"device": array.device}
-        return array.__array_namespace__().zeros(shape, dtype=array.dtype, **more)
+        device = {} if library in ("numpy", "cupy") else {"device": array.device}
+        return array.__array_namespace__().zeros(shape, dtype=array.dtype, **device)
     return np.zeros(shape, np.asarray(array).dtype)
 
 
 def _rows(arrays: Sequence[Any], have_rows: Sequence[bool], part: BatchPart) -> list[Any]:
-    """The part's rows of arrays that have any, and the others."""
+    """The arrays, those with rows sliced to the rows of a part."""
     return [
         array[part.begin : part.end] if has_rows else array
         for array, has_rows in zip(arrays, have_rows, strict=True)
@@ -165,25 +178,26 @@ def _on_device(
     given: Sequence[Any],
     out: Any,
 ) -> Any:
+    """The results of parts on a device, where arrays and results stay; see :func:`run_in_parts`."""
     arrays = [np.asarray(each) if isinstance(each, (list, tuple)) else each for each in given]
     first = executables[0]
     targets = None if out is None else list(out) if isinstance(out, (list, tuple)) else [out]
     pieces: list[list[Any]] = []
     for part, executable in zip(parts, executables, strict=True):
         assert isinstance(executable.program, DeviceProgram)
-        into = None if targets is None else _rows(targets, wise.outputs, part)
-        pieces.append(list(executable.program.call(_rows(arrays, wise.inputs, part), into)))
+        part_targets = None if targets is None else _rows(targets, wise.outputs, part)
+        pieces.append(list(executable.program.call(_rows(arrays, wise.inputs, part), part_targets)))
     if out is not None:
         return out
-    found = []
+    outputs = []
     for number, has_rows in enumerate(wise.outputs):
         results = [piece[number] for piece in pieces]
-        found.append(_joined(results, parts) if has_rows else results[0])
-    return first.packed(found)
+        outputs.append(_joined(results, parts) if has_rows else results[0])
+    return first.packed(outputs)
 
 
 def _joined(results: Sequence[Any], parts: Sequence[BatchPart]) -> Any:
-    """One array of the rows of several, each row once."""
+    """The results of all parts, concatenated so that each row is there once."""
     kept, end = [], 0
     for result, part in zip(results, parts, strict=True):
         kept.append(result[end - part.begin :])
@@ -195,7 +209,7 @@ def _joined(results: Sequence[Any], parts: Sequence[BatchPart]) -> Any:
 
 
 def shape_of(array: Any) -> tuple[int, ...]:
-    """The shape of an array of any library, or of lists."""
+    """The shape of an array of any library, or of nested lists."""
     shape = getattr(array, "shape", None)
     if shape is None:
         try:

@@ -1,1 +1,1 @@
-"""Passes: functions from graph to graph, one file each, listed in ``pipeline``."""
+"""Passes: functions from graph to graph; ``pipeline`` lists all of them in order."""

@@ -1,12 +1,12 @@
-"""attend: attention, and its gradient, are computed without scores in memory.
+"""attend: attention and its gradient become regions that store no scores, as FlashAttention does.
 
-Handles: attention as an operator, or as a softmax of rows between two products.  Where the target
-has a kernel, a region reads queries, keys and values where they lie, be these slices of one value
-in another order, and writes the result so; the three gradients go to one value if nothing but a
-join reads them.  All other attention becomes products and a softmax.
-Refuses: weights or scores that anything else reads, such as a dropout or a mask, which are no
-attention; whatever the target refuses (noted with its reason); regions under strategies that leave
-layers apart.
+Handles: attention as an operator, or as a softmax of rows between two matrix products.  Where the
+target has a kernel, a region reads queries, keys and values as strided views, for example as
+transposed slices of one value, and writes its result through views as well; the three gradients
+are written into one value if only a Concat reads them.  All other attention is expanded to products
+and a softmax.
+Refuses: patterns whose weights or scores have other readers, such as a dropout or a mask; whatever
+the target refuses (noted with its reason); regions under strategies that fuse no stacks.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from minidnn.passes.infrastructure import Context, Pass
 
 _BOTH = (Attention, AttentionGradient)
 _ALIGNED = 8
-"""Elements that kernels read at once: 16 bytes of halves."""
+"""Elements that kernels read at once, to which offsets and strides are aligned: 16 bytes of
+float16 or bfloat16."""
 
 
 @dataclass(frozen=True)
 class _Operand:
-    """What an operand is a view of, and the nodes that make it."""
+    """An operand of a region: the value ``source``, which the kernel reads through ``view``, and
+    the nodes that make the operand from it."""
 
     source: Value
     nodes: Sequence[Node]
@@ -44,9 +46,14 @@ class _Operand:
 
 
 @dataclass(frozen=True)
-class _Written:
-    """The nodes behind results that views are written through, and how these lie: each result as a
-    part of the last node's, or of itself."""
+class _WrittenResults:
+    """How a region writes its results.
+
+    Attributes:
+        nodes: the views after the results that become part of the region.
+        views: for each result, its offset and strides in the value that is written.
+        ends: the values that are written: one for each result, or one for all.
+    """
 
     nodes: Sequence[Node]
     views: Sequence[StridedView]
@@ -55,29 +62,29 @@ class _Written:
 
 def attend(graph: Graph, context: Context) -> Graph:
     """See the module."""
-    apart = context.strategy in APART
-    if not apart and context.target.turns_products:
+    unfused = context.strategy in APART
+    if not unfused and context.target.turns_products:
         graph = drop_unread(compose_attention(graph)[0])
-    found = [node for node in graph.nodes if isinstance(node.op, _BOTH)]
-    if not found:
+    attentions = [node for node in graph.nodes if isinstance(node.op, _BOTH)]
+    if not attentions:
         return graph
     rewriter = Rewriter(graph)
     expanded = AttentionNodes(rewriter)
-    gone: set[Node] = set()
+    absorbed: set[Node] = set()
     for node in graph.nodes:
-        if node in gone:
+        if node in absorbed:
             continue
         if not isinstance(node.op, _BOTH):
             rewriter.keep(node)
             continue
-        operands = [_operand(value, gone) for value in node.inputs]
+        operands = [_operand(value, absorbed) for value in node.inputs]
         written = _written(graph, node)
-        reason = "layers are left apart" if apart else _why_not(node, operands, written, context)
+        reason = "layers are left apart" if unfused else _why_not(node, operands, written, context)
         if reason is None and context.allow(f"{node.name} without scores in memory"):
             _add(rewriter, graph, node, operands, written)
-            gone.update(written.nodes)
+            absorbed.update(written.nodes)
             continue
-        if reason is not None and not apart:
+        if reason is not None and not unfused:
             context.notes[node.name] = f"scores lie in memory: {reason}"
         expanded.expand(node, _is_read(graph, node.outputs[-1]))
     return drop_unread(rewriter.finish())
@@ -88,7 +95,7 @@ def _is_read(graph: Graph, value: Value) -> bool:
 
 
 def _why_not(
-    node: Node, operands: Sequence[_Operand], written: _Written, context: Context
+    node: Node, operands: Sequence[_Operand], written: _WrittenResults, context: Context
 ) -> str | None:
     """Why there is no region for a node; None if there is one."""
     views = [operand.view for operand in operands]
@@ -97,15 +104,15 @@ def _why_not(
         if isinstance(shape, AttentionShape):
             return context.target.refuse_attention(shape)
         return shape
-    lies = gradient_shape(node, [*views, *written.views])
-    if isinstance(lies, AttentionGradientShape):
-        return context.target.refuse_attention_gradient(lies)
-    return lies
+    gradient = gradient_shape(node, [*views, *written.views])
+    if isinstance(gradient, AttentionGradientShape):
+        return context.target.refuse_attention_gradient(gradient)
+    return gradient
 
 
 def _operand(value: Value, gone: Container[Node]) -> _Operand:
-    """The longest chain in front of a value that a kernel can read the beginning of instead; what
-    is ``gone`` is within a region."""
+    """The longest chain of views before a value whose source a kernel can read instead; nodes in
+    ``gone`` are in another region."""
     nodes: list[Node] = []
     best = _Operand(value, (), StridedView.dense(value))
     source = value
@@ -120,27 +127,34 @@ def _operand(value: Value, gone: Container[Node]) -> _Operand:
     return best
 
 
-def _written(graph: Graph, node: Node) -> _Written:
-    """Where the results of a node that are no logarithms are written to."""
+def _written(graph: Graph, node: Node) -> _WrittenResults:
+    """Where a region writes the results of an attention or its gradient, except for the logarithms
+    that attention keeps for its gradient."""
     results = node.outputs[:1] if isinstance(node.op, Attention) else node.outputs
     chains = [list(_behind(graph, value)) for value in results]
-    joins = {
+    readers = {
         graph.only_reader(chain[-1].output if chain else value)
         for chain, value in zip(chains, results, strict=True)
     }
-    if len(results) > 1 and len(joins) == 1:
-        (join,) = joins
-        if join is not None and isinstance(join.op, Concat) and len(join.inputs) == len(results):
-            tail = [join, *_behind(graph, join.output)]
+    if len(results) > 1 and len(readers) == 1:
+        (concat,) = readers
+        if (
+            concat is not None
+            and isinstance(concat.op, Concat)
+            and len(concat.inputs) == len(results)
+        ):
+            tail = [concat, *_behind(graph, concat.output)]
             for end in range(len(tail), 0, -1):
                 paths = [[*chain, *tail[:end]] for chain in chains]
                 views = [_through(value, path) for value, path in zip(results, paths, strict=True)]
-                if found := _all_aligned(views):
-                    own = [each for chain in chains for each in chain]
-                    return _Written([*own, *tail[:end]], found, [tail[end - 1].output])
+                if aligned := _all_aligned(views):
+                    before_concat = [each for chain in chains for each in chain]
+                    return _WrittenResults(
+                        [*before_concat, *tail[:end]], aligned, [tail[end - 1].output]
+                    )
     nodes: list[Node] = []
     ends: list[Value] = []
-    lying: list[StridedView] = []
+    views_written: list[StridedView] = []
     for chain, value in zip(chains, results, strict=True):
         for end in range(len(chain), -1, -1):
             view = _through(value, chain[:end])
@@ -149,21 +163,22 @@ def _written(graph: Graph, node: Node) -> _Written:
         assert view is not None
         nodes += chain[:end]
         ends.append(chain[end - 1].output if end else value)
-        lying.append(view)
-    return _Written(nodes, lying, ends)
+        views_written.append(view)
+    return _WrittenResults(nodes, views_written, ends)
 
 
 def _behind(graph: Graph, value: Value) -> Iterator[Node]:
-    """The views behind a value, each of which alone reads the one before."""
+    """The chain of views after a value, each of which is the only reader of the one before."""
     while (node := graph.only_reader(value)) is not None and is_view(node):
         if node.output.type.size != value.type.size:
-            return  # a part of it
+            return  # it drops elements
         yield node
         value = node.output
 
 
 def _through(value: Value, nodes: Sequence[Node]) -> StridedView | None:
-    """How a value lies in what the last of the nodes behind it gives."""
+    """The offset and strides of a value in the result of the last of these nodes after it; None if
+    it is no strided view of that result."""
     view: StridedView | None = StridedView.dense(nodes[-1].output if nodes else value)
     for before, node in zip([value, *(n.output for n in nodes)][-2::-1], nodes[::-1], strict=True):
         view = None if view is None else before_view(node, node.inputs.index(before), view)
@@ -171,35 +186,39 @@ def _through(value: Value, nodes: Sequence[Node]) -> StridedView | None:
 
 
 def _all_aligned(views: Sequence[StridedView | None]) -> list[StridedView] | None:
-    found = [view for view in views if view is not None and view.is_aligned(_ALIGNED)]
-    return found if len(found) == len(views) else None
+    aligned = [view for view in views if view is not None and view.is_aligned(_ALIGNED)]
+    return aligned if len(aligned) == len(views) else None
 
 
 def _add(
-    rewriter: Rewriter, graph: Graph, node: Node, operands: Sequence[_Operand], written: _Written
+    rewriter: Rewriter,
+    graph: Graph,
+    node: Node,
+    operands: Sequence[_Operand],
+    written: _WrittenResults,
 ) -> None:
-    """The region in the place of a node and of the views around it."""
+    """Adds the region that replaces a node and the views around it."""
     inputs: dict[Value, Value] = {}
     nodes: list[Node] = []
-    given = []
+    operands_inside = []
     for number, operand in enumerate(operands):
         source = operand.source
         value = inputs.setdefault(source, Value(source.type, source.name))
         for each in operand.nodes:
             nodes.append(Node(each.op, [value], f"{each.name}.{number}", each.source))
             value = nodes[-1].output
-        given.append(value)
-    nodes.append(Node(node.op, given, node.name, node.source))
-    stands = dict(zip(node.outputs, nodes[-1].outputs, strict=True))
+        operands_inside.append(value)
+    nodes.append(Node(node.op, operands_inside, node.name, node.source))
+    inside = dict(zip(node.outputs, nodes[-1].outputs, strict=True))
     for each in sorted(written.nodes, key=graph.position.__getitem__):
-        operands_on = [stands[value] for value in each.inputs]
-        nodes.append(Node(each.op, operands_on, each.name, each.source))
-        stands[each.output] = nodes[-1].output
+        view_operands = [inside[value] for value in each.inputs]
+        nodes.append(Node(each.op, view_operands, each.name, each.source))
+        inside[each.output] = nodes[-1].output
     ends = list(written.ends)
     is_forward = isinstance(node.op, Attention)
     if is_forward and _is_read(graph, node.outputs[1]):
         ends.append(node.outputs[1])
-    body = Graph(list(inputs.values()), [stands[value] for value in ends], nodes, node.name)
+    body = Graph(list(inputs.values()), [inside[value] for value in ends], nodes, node.name)
     region = FusedAttention(body) if is_forward else FusedAttentionGradient(body)
     new = rewriter.add(region, list(map(rewriter.value, inputs)), node.name, node.source)
     for old, result in zip(ends, new.outputs, strict=True):
@@ -207,4 +226,4 @@ def _add(
 
 
 ATTEND = Pass("attend", attend)
-"""In front of turn_products, for which it leaves products of attention that no kernel computes."""
+"""Runs before ``turn_products``, which fuses the products of attention that is expanded."""

@@ -1,9 +1,9 @@
 """bisect: which rewrite makes a result wrong?
 
-Passes count their rewrites and stop when their fuel is used up.  So a graph can be had after any
-number of rewrites, and where fusing a network changes its results, halving the interval between a
-number that is right and one that is wrong finds two neighbours: the rewrite between them is at
-fault, or brings to light what an earlier one broke.
+Passes count their rewrites and stop when their fuel is used up, so a graph can be optimized by any
+number of rewrites.  Where optimizing a network changes its results, bisection over that number
+finds a number of rewrites with right results whose successor has wrong ones: the rewrite between
+the two is at fault, or exposes an error of an earlier one.
 
 Every graph is compared with the graph that no pass has touched, computed in float64.
 """
@@ -29,7 +29,8 @@ __all__ = ["Bisection", "Trial", "bisect", "deviation", "interpreted", "sensitiv
 
 Arrays = Sequence[np.ndarray]
 
-#: The default tolerance is so many times what one rounding of each weight does, and at least this.
+#: The default tolerance: ``ROUNDINGS`` times the deviation that rounding each weight once causes,
+#: and at least ``LEAST_TOLERANCE``.
 ROUNDINGS = 4
 LEAST_TOLERANCE = 1e-6
 
@@ -39,10 +40,10 @@ Run = Callable[[Graph, Context, Arrays], Arrays]
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of so many rewrites.
+    """The result of a run after a limited number of rewrites.
 
     Attributes:
-        fuel: how many were made.
+        fuel: how many rewrites were made.
         deviation: see :func:`deviation`; infinite if ``error`` says what failed.
         error: the text of the exception that a pass or the run raised, or "".
     """
@@ -61,8 +62,8 @@ class Bisection:
 
     Attributes:
         tolerance: the largest deviation that counts as right.
-        rewrites: all that the passes make.
-        trials: in the order in which they were made.
+        rewrites: all rewrites that the passes make without a limit.
+        trials: all trials, in the order in which they were made.
         culprit: the rewrite that makes the result wrong, or None.
         before, after: the trials without and with it.  Without a culprit, ``before`` is the trial
             with no rewrite at all and ``after`` that with all of them; both are right, or both
@@ -114,7 +115,7 @@ def bisect(
     If wrong results stay wrong when more rewrites are made, it is the first such rewrite.
 
     Args:
-        graph: as layers made it.
+        graph: the graph before all passes.
         inputs: one array per input of the graph.
         tolerance: the largest :func:`deviation` that counts as right.  Folding normalizations
             rounds new weights to float32, which deep networks amplify; so by default it is
@@ -133,7 +134,7 @@ def bisect(
     if tolerance is not None and not 0 < tolerance < np.inf:
         raise GraphError(f"tolerance={tolerance!r}; valid is a number above 0")
     check(graph)
-    given = context or Context()
+    base_context = context or Context()
     expected = evaluate(graph, inputs, "float64")
     if tolerance is None:
         tolerance = max(LEAST_TOLERANCE, ROUNDINGS * sensitivity(graph, inputs, expected))
@@ -142,30 +143,32 @@ def bisect(
         inputs,
         expected,
         pipeline.PIPELINE if passes is None else passes,
-        given,
+        base_context,
         run or interpreted,
         observe or (lambda trial: None),
     )
-    # A number, and not None, since contracts hold after all rewrites only, and say nothing of
-    # results.
+    # Fuel is a number even here: with None, contracts are checked, which hold after all rewrites
+    # only and say nothing of results.
     after, rewrites = search.trial(sys.maxsize)
     before, _ = search.trial(0)
-    both = (tolerance, rewrites)
+    common = (tolerance, rewrites)
     if before.deviation > tolerance or after.deviation <= tolerance:
-        return Bisection(*both, tuple(search.trials), None, before, after)
+        return Bisection(*common, tuple(search.trials), None, before, after)
     while after.fuel - before.fuel > 1:
-        middle, made = search.trial((before.fuel + after.fuel) // 2)
-        if made != rewrites[: len(made)]:
-            raise GraphError(_other_rewrites(made, rewrites))
+        middle, middle_rewrites = search.trial((before.fuel + after.fuel) // 2)
+        if middle_rewrites != rewrites[: len(middle_rewrites)]:
+            raise GraphError(_other_rewrites(middle_rewrites, rewrites))
         if middle.deviation <= tolerance:
             before = middle
         else:
             after = middle
-    return Bisection(*both, tuple(search.trials), rewrites[after.fuel - 1], before, after)
+    return Bisection(*common, tuple(search.trials), rewrites[after.fuel - 1], before, after)
 
 
 @dataclass
 class _Search:
+    """Runs trials of one graph, and keeps them."""
+
     graph: Graph
     inputs: Arrays
     expected: Arrays
@@ -178,16 +181,17 @@ class _Search:
         self.trials: list[Trial] = []
 
     def trial(self, fuel: int) -> tuple[Trial, tuple[Rewrite, ...]]:
-        """Makes so many rewrites, if there are, and compares; also gives the rewrites made."""
-        fresh = Annotations()
-        context = replace(self.context, fuel=fuel, rewrites=[], notes={}, annotations=fresh)
-        error, found = "", np.inf
+        """Makes at most ``fuel`` rewrites, runs the graph and compares its outputs; returns the
+        rewrites, too."""
+        annotations = Annotations()
+        context = replace(self.context, fuel=fuel, rewrites=[], notes={}, annotations=annotations)
+        error, difference = "", np.inf
         try:
             optimized = run_passes(self.graph, self.passes, context, verify=True)
-            found = deviation(self.run(optimized, context, self.inputs), self.expected)
+            difference = deviation(self.run(optimized, context, self.inputs), self.expected)
         except Exception as problem:  # whatever it is, a rewrite led to it
             error = f"{type(problem).__name__}: {problem}"
-        trial = Trial(len(context.rewrites), found, error)
+        trial = Trial(len(context.rewrites), difference, error)
         self.trials.append(trial)
         self.observe(trial)
         return trial, tuple(context.rewrites)
@@ -203,8 +207,8 @@ def _other_rewrites(made: Sequence[Rewrite], rewrites: Sequence[Rewrite]) -> str
 
 
 def interpreted(graph: Graph, context: Context, inputs: Arrays) -> Arrays:
-    """The outputs of an optimized graph in float64, sequences patch by patch as their kernel
-    plans say."""
+    """The outputs of an optimized graph in float64; sequences are interpreted patch by patch, as
+    their kernel plans say."""
     rewriter = Rewriter(graph)
     for node in graph.nodes:
         if not isinstance(node.op, FusedSequence):
@@ -225,8 +229,8 @@ class _Interpreted(FusedSequence):
 
 
 def sensitivity(graph: Graph, inputs: Arrays, expected: Arrays | None = None) -> float:
-    """The :func:`deviation` in float64 when every weight becomes the next float32 number above
-    or below it; 0 if values that are not finite come or go.
+    """The :func:`deviation` in float64 when every weight is replaced by the next float32 number
+    above or below it; 0 if outputs become finite or stop being so.
 
     ``expected`` are the outputs of the graph in float64, if the caller has them.
     """
@@ -239,9 +243,11 @@ def sensitivity(graph: Graph, inputs: Arrays, expected: Arrays | None = None) ->
             return rewriter.value(value)
         if value not in moved:
             data = value.data
-            towards = np.where(random.random(data.shape) < 0.5, -np.inf, np.inf)
-            near = np.where(np.isfinite(data), np.nextafter(data, towards.astype(data.dtype)), data)
-            moved[value] = Constant(value.type, value.name, near)
+            direction = np.where(random.random(data.shape) < 0.5, -np.inf, np.inf)
+            neighbours = np.where(
+                np.isfinite(data), np.nextafter(data, direction.astype(data.dtype)), data
+            )
+            moved[value] = Constant(value.type, value.name, neighbours)
         return moved[value]
 
     for node in graph.nodes:
@@ -250,29 +256,30 @@ def sensitivity(graph: Graph, inputs: Arrays, expected: Arrays | None = None) ->
             rewriter.replace(old, value)
     if expected is None:
         expected = evaluate(graph, inputs, "float64")
-    found = deviation(evaluate(rewriter.finish(), inputs, "float64"), expected)
-    return found if np.isfinite(found) else 0.0
+    difference = deviation(evaluate(rewriter.finish(), inputs, "float64"), expected)
+    return difference if np.isfinite(difference) else 0.0
 
 
 def deviation(results: Arrays, expected: Arrays) -> float:
-    """The largest difference of any output, as a part of that output's largest finite value.
+    """The largest absolute difference of any output, relative to that output's largest finite
+    value.
 
-    Where a value is not finite in one and not the same in the other, it is infinite; and where
-    there is no finite value but zero, differences count as they are.
+    It is infinite if a value that is not finite differs; it is absolute for an output whose finite
+    values are all zero.
     """
     worst = 0.0
     for result, wanted in zip(results, expected, strict=True):
         if np.shape(result) != np.shape(wanted):
             return np.inf
-        one = np.asarray(result, np.float64).ravel()
-        other = np.asarray(wanted, np.float64).ravel()
-        finite = np.isfinite(other)
-        if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
+        actual = np.asarray(result, np.float64).ravel()
+        reference = np.asarray(wanted, np.float64).ravel()
+        finite = np.isfinite(reference)
+        if not np.array_equal(actual[~finite], reference[~finite], equal_nan=True):
             return np.inf
-        one, other = one[finite], other[finite]
-        if not np.isfinite(one).all():
+        actual, reference = actual[finite], reference[finite]
+        if not np.isfinite(actual).all():
             return np.inf
-        if other.size:
-            scale = float(np.abs(other).max()) or 1.0
-            worst = max(worst, float(np.abs(one - other).max()) / scale)
+        if reference.size:
+            scale = float(np.abs(reference).max()) or 1.0
+            worst = max(worst, float(np.abs(actual - reference).max()) / scale)
     return worst

@@ -1,16 +1,16 @@
-"""by_image: runs of nodes are computed image after image, depth-first through the batch.
+"""by_image: batch tiling; groups of nodes are computed one image after another.
 
-Of a batch that is computed layer by layer, a layer's result has left the caches before the next
-layer reads it.  A group of consecutive nodes is run for one image after another instead, each image
-by one worker from the group's first node to its last, so that what lies between them stays in the
-cache that the workers share.  Weights are read once an image then, and convolutions with few pixels
-share them among less: groups are chosen by predicted time.
+When a batch is computed layer by layer, the result of a layer has left the caches before the next
+layer reads it.  A group of consecutive nodes runs image by image instead: one worker computes an
+image from the group's first node to its last, so that intermediate values stay in the cache that
+the workers share.  In return, weights are read once an image, and convolutions of small images
+reuse them less; so groups are chosen by predicted time.
 
 Handles: graphs with batches of at least as many images as the device has workers.  Groups are the
-disjoint runs of the graph's order with the largest sum of savings, found by dynamic programming.
-Refuses: what the target refuses; values of other batch sizes or ranks than 4; runs whose weights
-and images do not fit the shared cache; everything under strategies that compute layer by layer,
-and where the memory of each thread would be more than a limit leaves.
+disjoint runs of consecutive nodes with the largest sum of savings, found by dynamic programming.
+Refuses: nodes that the target refuses; values of other batch sizes or ranks than 4; runs whose
+weights and images do not fit the shared cache; everything under strategies that fuse no stacks;
+and all groups if the buffers of each worker would exceed the memory limit.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.recompute import needed_bytes
 
 HIDDEN = 0.7
-"""Part of the smaller of computing and moving that the larger one hides, in a contraction."""
+"""Overlap of computing and memory traffic in a contraction, as a fraction of the shorter one."""
 
 NEAR = 8
-"""A value of that part of the shared cache is found there by the next layer in any case."""
+"""A value of at most 1 / ``NEAR`` of the shared cache is still there when the next layer reads it,
+even if whole batches are computed."""
 
 
 def by_image(graph: Graph, context: Context) -> Graph:
@@ -49,24 +50,24 @@ def by_image(graph: Graph, context: Context) -> Graph:
         if not context.allow(f"compute {group[0].name} to {group[-1].name} image after image"):
             break
         groups.append(group)
-    apart = context.annotations
-    context.annotations = replace(apart, groups=tuple(groups))
+    without_groups = context.annotations
+    context.annotations = replace(without_groups, groups=tuple(groups))
     if groups and context.memory_limit is not None:
-        whole = needed_bytes(graph, replace(context, annotations=apart))
-        if needed_bytes(graph, context) > max(context.memory_limit, whole):
-            context.annotations = apart
+        bytes_without = needed_bytes(graph, replace(context, annotations=without_groups))
+        if needed_bytes(graph, context) > max(context.memory_limit, bytes_without):
+            context.annotations = without_groups
     return graph
 
 
 @dataclass(frozen=True)
 class _Cost:
-    """What computing a node image after image changes.
+    """How the time of a node changes when it is computed image by image.
 
     Attributes:
-        loss: seconds that it costs if all values still lie in memory.
-        gains: seconds that it saves for each of the node's values that lies in the cache.
-        weights: bytes that every image reads again.
-        image: bytes of all values, for one image.
+        loss: seconds that it takes longer if all values are in memory, not in the cache.
+        gains: seconds that it saves for each of the node's values that is in the cache.
+        weights: bytes of weights that every image reads again.
+        image: bytes of the node's values, for one image.
     """
 
     loss: float
@@ -76,25 +77,25 @@ class _Cost:
 
 
 def _cost(node: Node, batch: int, context: Context) -> _Cost | None:
-    """None if the node is computed for whole batches only."""
+    """The cost of computing a node image by image; None if it has to compute whole batches."""
     target, device = context.target, context.target.device
     body = node.op.body.nodes if isinstance(node.op, Region) else (node,)
-    given = dict.fromkeys(v for n in body for v in n.inputs if isinstance(v, Constant))
+    constants = dict.fromkeys(v for n in body for v in n.inputs if isinstance(v, Constant))
     values = dict.fromkeys((*node.tensors, *node.outputs))
     if target.refuse_by_image(node) is not None:
         return None
     if any(v.type.rank != 4 or v.shape[0] != batch for v in values):
         return None
-    if any(v.type.rank == 4 and v.shape[0] == batch and _is_operand(v, body) for v in given):
+    if any(v.type.rank == 4 and v.shape[0] == batch and _is_operand(v, body) for v in constants):
         return None
     if isinstance(node.op, Concat) and not any(context.annotations.copied(node)):
         return _Cost(0.0, {}, 0, 0)
     weights = target.weight_bytes(node)
     hidden = HIDDEN if any(isinstance(n.op, Contraction) for n in body) else 0.0
     compute = target.compute_seconds(node)
-    near = {v: v.type.bytes / device.shared_bandwidth for v in values}
-    far = {
-        v: near[v]
+    in_cache = {v: v.type.bytes / device.shared_bandwidth for v in values}
+    in_memory = {
+        v: in_cache[v]
         if NEAR * v.type.bytes <= device.shared_bytes
         else v.type.bytes / device.bandwidth
         for v in values
@@ -103,19 +104,22 @@ def _cost(node: Node, batch: int, context: Context) -> _Cost | None:
     def seconds(moving: float) -> float:
         return compute + moving - hidden * min(compute, moving)
 
-    whole = seconds(sum(far.values()) + weights / device.bandwidth)
-    again = batch * weights / device.shared_bandwidth
+    of_batch = seconds(sum(in_memory.values()) + weights / device.bandwidth)
+    weight_seconds = batch * weights / device.shared_bandwidth
     idle = ceil(batch / device.workers) * device.workers / batch
-    apart = idle * seconds(sum(far.values()) + again)
-    inside = idle * seconds(sum(near.values()) + again)
-    saved = {v: far[v] - near[v] for v in values}
-    whole_saving = sum(saved.values()) or 1.0
-    gains = {v: (apart - inside) * part / whole_saving for v, part in saved.items()}
-    return _Cost(apart - whole, gains, weights, sum(v.type.bytes for v in values) // batch)
+    from_memory = idle * seconds(sum(in_memory.values()) + weight_seconds)
+    from_cache = idle * seconds(sum(in_cache.values()) + weight_seconds)
+    saved = {v: in_memory[v] - in_cache[v] for v in values}
+    total_saved = sum(saved.values()) or 1.0
+    gains = {
+        v: (from_memory - from_cache) * saved_seconds / total_saved
+        for v, saved_seconds in saved.items()
+    }
+    return _Cost(from_memory - of_batch, gains, weights, sum(v.type.bytes for v in values) // batch)
 
 
 def _is_operand(value: Constant, body: Sequence[Node]) -> bool:
-    """Whether a constant is a tensor operand, with one part for each image, not a weight."""
+    """Whether a constant is a tensor operand, with a slice for each image, and no weight."""
     return any(
         value in node.inputs and (not isinstance(node.op, Contraction) or value is node.inputs[0])
         for node in body
@@ -124,8 +128,14 @@ def _is_operand(value: Constant, body: Sequence[Node]) -> bool:
 
 @dataclass(frozen=True)
 class _Use:
-    """A node's use of a storage: what it saves if that lies in the cache, and from which node to
-    which the storage is in use; it has no ``end`` if it is an input or an output."""
+    """A node's use of a storage.
+
+    Attributes:
+        root: the value that owns the storage.
+        gain: seconds that the node saves if the storage is in the cache.
+        begin, end: positions of the first and the last node that use the storage; ``end`` is None
+            for inputs and outputs of the graph.
+    """
 
     root: Value
     gain: float
@@ -136,15 +146,15 @@ class _Use:
 def _uses(
     graph: Graph, annotations: Annotations, costs: Sequence[_Cost | None]
 ) -> list[list[_Use]]:
-    """The uses of storage by each node."""
+    """For each node, the storages that it uses."""
     roots, lives = storage_roots(graph, annotations), touched(graph, annotations)
-    found = []
+    uses = []
     for cost in costs:
         gains: dict[Value, float] = {}
         for value, gain in cost.gains.items() if cost is not None else ():
             gains[roots[value]] = gains.get(roots[value], 0.0) + gain
-        found.append([_Use(r, gain, *lives.get(r, (0, None))) for r, gain in gains.items()])
-    return found
+        uses.append([_Use(r, gain, *lives.get(r, (0, None))) for r, gain in gains.items()])
+    return uses
 
 
 def _best(
@@ -152,7 +162,7 @@ def _best(
 ) -> list[range]:
     """The disjoint runs of nodes with the largest sum of savings."""
     count = len(costs)
-    # Of the nodes before each place: the most that runs save, and which runs.
+    # For each position: the most seconds that runs of the nodes before it save, and these runs.
     best: list[tuple[float, list[range]]] = [(0.0, [])] * (count + 1)
     for first in range(count):
         seconds, runs = best[first]
@@ -171,14 +181,14 @@ def _savings(
     first: int,
     device: Device,
 ) -> list[float]:
-    """What the runs of nodes from ``first`` on save, of one node, two nodes and so on.
+    """The seconds that runs from ``first`` on save: of one node, of two nodes, and so on.
 
-    Each use of a storage but the first finds it in the cache; that one too if the storage is used
-    by the run alone, and so never lies in memory.
+    Each use of a storage after the first finds it in the cache; the first one as well if only the
+    run uses the storage, which then never goes to memory.
     """
-    found: list[float] = []
+    savings: list[float] = []
     saved, weights, image = 0.0, 0, 0
-    began: dict[Value, float] = {}
+    first_gains: dict[Value, float] = {}
     for last in range(first, len(costs)):
         cost = costs[last]
         if cost is None:
@@ -189,14 +199,14 @@ def _savings(
             break
         saved -= cost.loss
         for use in uses[last]:
-            if use.root in began:
+            if use.root in first_gains:
                 saved += use.gain
             else:
-                began[use.root] = use.gain
+                first_gains[use.root] = use.gain
             if use.begin >= first and use.end == last:
-                saved += began[use.root]
-        found.append(saved)
-    return found
+                saved += first_gains[use.root]
+        savings.append(saved)
+    return savings
 
 
 BY_IMAGE = Pass("by_image", by_image, requires=("layout", "place_concat", "schedule"))

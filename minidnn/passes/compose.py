@@ -1,4 +1,9 @@
-"""What is put together from other operators: gradients, variances, vectors and branches."""
+"""Passes that compose operators: several point-wise ones into one, or one from simpler ones.
+
+``compose_branches`` and ``compose_vectors`` merge point-wise operators into one formula;
+``compose_variance`` and ``compose_gradients`` express operators for which the target has no kernel
+by others.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +21,24 @@ from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.simplify import drop_dead
 
 _EXACT_OF_BRANCHES = ("float32", "float64")
-"""What is computed in them is not rounded when it is stored."""
+"""Dtypes whose values are computed in the dtype in which they are stored, so that storing does not
+round them."""
 
-#: Values that one value is computed of, the nearest first, and the nodes on the way from each.
+#: Values from which one value is computed, the nearest first, and the nodes on the way from each.
 _Ways = dict[Value, tuple[Node, ...]]
 
 
 def compose_branches(graph: Graph, context: Context) -> Graph:
     """Point-wise operators that branch off one value and meet again become one.
 
-    Files spell activations out: SiLU is a sigmoid and a product with what the sigmoid read.  A
-    contraction takes what follows it into its kernel, but only one operator after another.
+    Model files spell activations out: SiLU is a sigmoid, and a product of the sigmoid with its
+    operand.  The epilogue of a contraction takes a chain of operators, but no branches.
 
-    Handles: an operator that reads a value by several ways, of which each is that value itself or a
-    chain of point-wise operators of one operand, all of one shape and computed in the dtype of
-    their results, so that no bit changes.  Nothing else reads what lies between.
-    Refuses: vectors over channels, half precision, in which values between are rounded; everything
-    under the strategies that leave layers apart.
+    Handles: a point-wise operator whose operands are all computed from one value by point-wise
+    operators, all of one shape and computed in the dtype of their results, so that no bit changes.
+    Nothing else reads the values in between.
+    Refuses: vectors over channels; half precision, in which values in between are rounded;
+    everything under strategies that fuse no stacks.
     """
     if context.strategy in APART:
         return graph
@@ -42,13 +48,13 @@ def compose_branches(graph: Graph, context: Context) -> Graph:
     for node in graph.nodes:
         if not _is_plain(node):
             continue
-        found = _root(graph, node, ways)
-        if found is None:
+        meeting = _root(graph, node, ways)
+        if meeting is None:
             continue
-        root, between = found
+        root, between = meeting
         ways[node.output] = {root: (*between, node)}
-        for further, nodes in ways.get(root, {}).items():
-            ways[node.output][further] = (*nodes, *between, node)
+        for earlier, nodes in ways.get(root, {}).items():
+            ways[node.output][earlier] = (*nodes, *between, node)
         if len(node.inputs) > 1 and between and context.allow(f"{node.name} takes its branches"):
             meetings[node] = root, between
             inside.update(between)
@@ -58,7 +64,8 @@ def compose_branches(graph: Graph, context: Context) -> Graph:
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether a node computes each element of elements at one place, and rounds nothing."""
+    """Whether a node is element-wise on operands of its result's type, and storing its result does
+    not round it."""
     if not isinstance(node.op, Elementwise) or node.op.channel_count:
         return False
     exact = node.output.dtype in _EXACT_OF_BRANCHES
@@ -68,25 +75,27 @@ def _is_plain(node: Node) -> bool:
 def _root(
     graph: Graph, node: Node, ways: Mapping[Value, _Ways]
 ) -> tuple[Value, tuple[Node, ...]] | None:
-    """The nearest value of which all operands are computed, and the nodes between, in order."""
-    each = [{value: (), **ways.get(value, {})} for value in dict.fromkeys(node.inputs)]
-    for root in each[-1]:
-        if any(root not in others for others in each):
+    """The nearest value from which all operands of a node are computed, and the nodes in between in
+    the graph's order; None if there is none, or if a value in between is read elsewhere."""
+    ways_of_operands = [{value: (), **ways.get(value, {})} for value in dict.fromkeys(node.inputs)]
+    for root in ways_of_operands[-1]:
+        if any(root not in others for others in ways_of_operands):
             continue
-        between = {inner for others in each for inner in others[root]}
+        between = {inner for others in ways_of_operands for inner in others[root]}
         if all(_reads_only(graph, inner, between | {node}) for inner in between):
             return root, tuple(sorted(between, key=graph.position.__getitem__))
     return None
 
 
 def _reads_only(graph: Graph, inner: Node, nodes: set[Node]) -> bool:
-    """Whether nobody but these nodes reads a node's result."""
+    """Whether no other nodes than these read a node's result."""
     return inner.output not in graph.results and nodes.issuperset(graph.readers[inner.output])
 
 
 def _composed_branch(
     graph: Graph, meetings: Mapping[Node, tuple[Value, tuple[Node, ...]]], inside: set[Node]
 ) -> Graph:
+    """The graph with each meeting point and the nodes ``inside`` its branches as one formula."""
     rewriter = Rewriter(graph)
     for node in graph.nodes:
         if node in inside:
@@ -110,30 +119,31 @@ COMPOSE_BRANCHES = Pass("compose_branches", compose_branches, requires=("simplif
 
 
 MOST_OPERANDS = 16
-"""More pointers are slow to hand over, and a formula of more reads more than it saves."""
+"""Operands of a composed formula: more pointers make a launch slow, and a formula with more
+operands reads more than it saves."""
 
 _EXACT = ("float32", "float64")
-"""What is computed in them is not rounded when it is stored."""
+"""Dtypes in which vectors are composed: storing does not round values that are computed in them."""
 
 _Composed = tuple[Expression, Sequence[Value]]
 
 
 def compose_vectors(graph: Graph, context: Context) -> Graph:
-    """Point-wise operators on small values become one where one alone reads another.
+    """Point-wise operators on scalars and vectors merge with the producers that they alone read.
 
-    Training computes much with vectors over channels and with single numbers: running statistics,
-    what gradients of normalizations are made of.  Each of these operators takes no time but its
-    launch.
+    Training computes much with vectors over channels and with scalars: running statistics, and the
+    coefficients of normalizations' gradients.  Each of these operators takes little more time than
+    its kernel launch.
 
-    Handles: operators on values of rank 0 and 1 that one such operator reads, both computed in the
-    dtype of the value between them, so that no bit changes.
-    Refuses: other ranks, of which depth_first makes sequences; half precision, in which a value
-    between is rounded; everything under the strategies that leave layers apart.
+    Handles: operators on values of rank 0 and 1 whose only reader is such an operator, both
+    computed in the dtype of the value between them, so that no bit changes.
+    Refuses: other ranks, of which ``depth_first`` makes sequences; half precision, in which the
+    value in between is rounded; everything under strategies that fuse no stacks.
     """
     if context.strategy in APART:
         return graph
     rewriter = Rewriter(graph)
-    #: By the new graph's values what each is computed of, and how.
+    #: For values of the new graph, the expression that computes each, and its operands.
     known: dict[Value, _Composed] = {}
     for node in graph.nodes:
         if not _is_small(node):
@@ -151,8 +161,8 @@ def compose_vectors(graph: Graph, context: Context) -> Graph:
             rewriter.replace(node.output, new.output)
         if _computed_in(node) == node.output.dtype:
             known[rewriter.value(node.output)] = body, operands
-    found = rewriter.finish()
-    return graph if found is graph else drop_dead(found, context)
+    rewritten = rewriter.finish()
+    return graph if rewritten is graph else drop_dead(rewritten, context)
 
 
 def _is_small(node: Node) -> bool:
@@ -169,14 +179,15 @@ def _computed_in(node: Node) -> str | None:
 def _composed_vector(
     graph: Graph, node: Node, rewriter: Rewriter, known: dict[Value, _Composed]
 ) -> _Composed:
-    """A node's formula with those of the operands that it alone reads in it."""
+    """A node's expression with the expressions of the operands that it alone reads substituted, and
+    the operands of the result."""
     operands: dict[Value, None] = {}
     parts: list[Expression | None] = []
-    given = [rewriter.value(value) for value in node.inputs]
-    for old, value in zip(node.inputs, given, strict=True):
+    inputs = [rewriter.value(value) for value in node.inputs]
+    for old, value in zip(node.inputs, inputs, strict=True):
         before = known.get(value)
-        taken = before is not None and graph.only_reader(old) is node
-        if before is None or not taken or value.dtype != _computed_in(node):
+        is_only_reader = before is not None and graph.only_reader(old) is node
+        if before is None or not is_only_reader or value.dtype != _computed_in(node):
             parts.append(None)
             operands[value] = None
             continue
@@ -184,17 +195,19 @@ def _composed_vector(
         parts.append(before[0])
     assert isinstance(node.op, Elementwise)
     if len(operands) > MOST_OPERANDS or all(part is None for part in parts):
-        return node.op.expression(), given
-    places = {value: argument(i) for i, value in enumerate(operands)}
-    found = []
-    for value, part in zip(given, parts, strict=True):
+        return node.op.expression(), inputs
+    arguments_of = {value: argument(i) for i, value in enumerate(operands)}
+    substitutes = []
+    for value, part in zip(inputs, parts, strict=True):
         inner = known[value][1] if part is not None else ()
-        found.append(places[value] if part is None else _with(part, [places[v] for v in inner]))
-    return _with(node.op.expression(), found), list(operands)
+        substitutes.append(
+            arguments_of[value] if part is None else _with(part, [arguments_of[v] for v in inner])
+        )
+    return _with(node.op.expression(), substitutes), list(operands)
 
 
 def _with(expression: Expression, arguments: Sequence[Expression]) -> Expression:
-    """An expression with others in the place of its arguments."""
+    """An expression with other expressions substituted for its arguments."""
     values: list[Expression] = []
     for line in linearize(expression):
         operands = tuple(values[i] for i in line.operands)
@@ -209,10 +222,10 @@ COMPOSE_VECTORS = Pass("compose_vectors", compose_vectors, requires=("simplify",
 
 
 def compose_variance(graph: Graph, context: Context) -> Graph:
-    """Variances are put together from other operators.
+    """Variances are composed from other operators.
 
-    Handles: variances that the target does not add up together with others: distances from the
-    mean, their squares, and the mean of these.
+    Handles: variances that the target does not compute in a sweep with other sums: they become the
+    mean of the squared differences from the mean.
     Refuses: nothing.
     """
     rewriter = Rewriter(graph)
@@ -228,6 +241,8 @@ def compose_variance(graph: Graph, context: Context) -> Graph:
 
 
 def _composed(rewriter: Rewriter, node: Node) -> Value:
+    """Adds the nodes of a variance; returns its result."""
+
     def apply(op: Operator, *operands: Value) -> Value:
         name = rewriter.fresh(f"{node.name}.{op.name.lower()}")
         return rewriter.add(op, operands, name, node.source).output
@@ -235,13 +250,13 @@ def _composed(rewriter: Rewriter, node: Node) -> Value:
     assert isinstance(node.op, Variance)
     x, mean = (rewriter.value(value) for value in node.inputs)
     ones = tuple(1 for _ in x.shape[2:])
-    # Halves lie apart from a mean in float32.
-    minus: Operator = Sub()
+    # A tensor in half precision has a mean in float32.
+    subtract: Operator = Sub()
     if x.dtype != mean.dtype:
-        minus = Formula(argument(0) - argument(1), 2, title="Sub", compute=mean.dtype)
-    apart = apply(minus, x, apply(View((1, x.shape[1], *ones)), mean))
+        subtract = Formula(argument(0) - argument(1), 2, title="Sub", compute=mean.dtype)
+    difference = apply(subtract, x, apply(View((1, x.shape[1], *ones)), mean))
     axes = (0, *range(2, x.type.rank))
-    return apply(Reduce("mean", axes, dtype=node.op.dtype), apply(Mul(), apart, apart))
+    return apply(Reduce("mean", axes, dtype=node.op.dtype), apply(Mul(), difference, difference))
 
 
 COMPOSE_VARIANCE = Pass("compose_variance", compose_variance)
@@ -252,11 +267,11 @@ _GRADIENTS = (ops.Conv2dInputGradient, ops.Conv2dWeightGradient)
 
 
 def compose_gradients(graph: Graph, context: Context) -> Graph:
-    """Gradients of convolutions are put together from convolutions.
+    """Gradients of convolutions are composed from convolutions.
 
-    Handles: both gradients, where the target has no kernel of its own for them.  That for the input
-    is a transposed convolution.  That for the weight is a convolution with batch and channels in
-    each other's place, and stride and dilation, too: the tap ``k`` of the weight meets the input
+    Handles: both gradients, where the target has no kernel of its own for them.  The input gradient
+    is a transposed convolution.  The weight gradient is a convolution in which batch and channels
+    are swapped, and stride and dilation as well: tap ``k`` of the weight multiplies the input at
     ``y * stride + k * dilation`` for every output ``y``.
     Refuses: nothing.
     """
@@ -269,12 +284,16 @@ def compose_gradients(graph: Graph, context: Context) -> Graph:
             rewriter.keep(node)
             continue
         operands = [rewriter.value(value) for value in node.inputs]
-        composed = _by_input if isinstance(node.op, ops.Conv2dInputGradient) else _by_weight
-        rewriter.replace(node.output, composed(node, _adding(rewriter, node), *operands))
+        composed = (
+            _input_gradient if isinstance(node.op, ops.Conv2dInputGradient) else _weight_gradient
+        )
+        rewriter.replace(node.output, composed(node, _adder(rewriter, node), *operands))
     return rewriter.finish()
 
 
-def _adding(rewriter: Rewriter, node: Node) -> Apply:
+def _adder(rewriter: Rewriter, node: Node) -> Apply:
+    """A function that adds an operator on operands to the new graph, named after a node."""
+
     def apply(op: Operator, *operands: Value) -> Value:
         name = rewriter.fresh(f"{node.name}.{op.name.lower()}")
         return rewriter.add(op, operands, name, node.source).output
@@ -282,7 +301,8 @@ def _adding(rewriter: Rewriter, node: Node) -> Apply:
     return apply
 
 
-def _by_input(node: Node, apply: Apply, gradient: Value, weight: Value) -> Value:
+def _input_gradient(node: Node, apply: Apply, gradient: Value, weight: Value) -> Value:
+    """Adds an input gradient as a transposed convolution; returns its result."""
     op = node.op
     assert isinstance(op, ops.Conv2dInputGradient)
     convolution = op.convolution
@@ -302,7 +322,8 @@ def _by_input(node: Node, apply: Apply, gradient: Value, weight: Value) -> Value
     )
 
 
-def _by_weight(node: Node, apply: Apply, x: Value, gradient: Value) -> Value:
+def _weight_gradient(node: Node, apply: Apply, x: Value, gradient: Value) -> Value:
+    """Adds a weight gradient as a convolution; returns its result."""
     op = node.op
     assert isinstance(op, ops.Conv2dWeightGradient)
     convolution, groups = op.convolution, op.convolution.groups
@@ -311,14 +332,14 @@ def _by_weight(node: Node, apply: Apply, x: Value, gradient: Value) -> Value:
     images = apply(ops.Transpose((2, 1, 0, 3, 4)), grouped)
     images = apply(ops.View((channels // groups, groups * batch, *size)), images)
     taps = apply(ops.Transpose((1, 0, 2, 3)), gradient)
-    turned = ops.Conv2d(
+    convolve = ops.Conv2d(
         convolution.dilation, convolution.padding, convolution.stride, convolution.groups
     )
-    found = apply(turned, images, taps)
-    whole = (channels // groups, gradient.shape[1], *op.kernel)
-    if found.shape != whole:  # the stride passed over the input's end
-        found = apply(ops.Slice((0, 0, 0, 0), whole, (1, 1, 1, 1)), found)
-    return apply(ops.Transpose((1, 0, 2, 3)), found)
+    result = apply(convolve, images, taps)
+    shape = (channels // groups, gradient.shape[1], *op.kernel)
+    if result.shape != shape:  # the stride skips the end of the input
+        result = apply(ops.Slice((0, 0, 0, 0), shape, (1, 1, 1, 1)), result)
+    return apply(ops.Transpose((1, 0, 2, 3)), result)
 
 
 COMPOSE_GRADIENTS = Pass("compose_gradients", compose_gradients)

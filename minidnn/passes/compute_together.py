@@ -1,4 +1,8 @@
-"""Element-wise operators outside of stacks become regions of one shape; small ones become one."""
+"""Horizontal fusion of element-wise operators outside of stacks, so that launches are few.
+
+``compute_together`` makes regions of operators of one shape that share values; ``launch_together``
+merges small regions of any shape into one launch.
+"""
 
 from __future__ import annotations
 
@@ -13,66 +17,67 @@ from minidnn.passes.contract import contract, flat
 from minidnn.passes.infrastructure import Context, Pass
 
 MOST_ELEMENTS = 1 << 20
+"""Elements of a result that is launched together with others."""
 MOST_POINTERS_AT_ONCE = 480
-"""A launch hands over 4 KiB of arguments."""
+"""Pointers of one launch, whose arguments have 4 KiB."""
 _OPEN = 8
-"""So many of the last regions may be joined."""
+"""The number of the latest launches that a node may still be added to."""
 
 
 def launch_together(graph: Graph, context: Context) -> Graph:
-    """Small element-wise regions that do not need each other become one.
+    """Small element-wise regions that do not depend on each other become one launch.
 
-    Training has hundreds of them: casts of weights, running statistics, factors of normalizations,
-    the update of each parameter.  Most take hardly longer than their launch.
+    Training has hundreds of them: casts of weights, running statistics, coefficients of
+    normalizations, the update of each parameter.  Most take hardly longer than their launch.
 
-    Handles: element-wise nodes and regions of few elements, and casts and the like of states and of
-    the graph's inputs, and of what is given as a result, as weights and their gradients are where
-    somebody else has them.  Each joins the first region that it neither needs nor is needed by, as
-    long as one launch can hand over all pointers.  Blocks are dealt out among the members, so that
-    each element is computed as before.
-    Refuses: large values, which would wait for others; members of which one reads a state that the
-    other writes; everything where the target computes them one by one, and under strategies that
-    leave layers apart.
+    Handles: element-wise nodes and regions of few elements; and sequences of element-wise nodes,
+    such as casts, that read only states and inputs of the graph, or that only compute results of
+    the graph, as for weights and gradients that the caller owns.  Each is added to the latest
+    launch that has no dependence on it, as long as the launch can pass all pointers.  Thread blocks
+    are divided among the members, so that each element is computed as before.
+    Refuses: large values, which would wait for others; two members of which one reads a state that
+    the other writes; everything where the target computes them one by one, and under strategies
+    that fuse no stacks.
     """
     if context.strategy in APART or not context.target.computes_together:
         return graph
-    allowed = []
+    regions = []
     for nodes in _launches(graph):
         if not context.allow(f"launch {', '.join(node.name for node in nodes)} together"):
             break
-        allowed.append((nodes, lambda body: FusedElements(flat(body))))
-    return contract(graph, allowed)
+        regions.append((nodes, lambda body: FusedElements(flat(body))))
+    return contract(graph, regions)
 
 
 def _launches(graph: Graph) -> list[list[Node]]:
-    """The members of each launch, in the graph's order."""
+    """The members of each launch with several, in the graph's order."""
     groups = Groups(graph)
     written = {value: state for state, value in graph.updates.items()}
-    found: list[list[Node]] = []
+    launches: list[list[Node]] = []
     for node in graph.nodes:
         if not _is_small(graph, node):
             continue
-        for members in reversed(found[-_OPEN:]):
+        for members in reversed(launches[-_OPEN:]):
             if _fits(groups, written, members, node):
                 groups.merge([members[0], node])
                 members.append(node)
                 break
         else:
-            found.append([node])
-    return [members for members in found if len(members) > 1]
+            launches.append([node])
+    return [members for members in launches if len(members) > 1]
 
 
 def _fits(groups: Groups, written: Mapping[Value, State], members: list[Node], node: Node) -> bool:
-    """Whether a node can be launched with others."""
-    group, own = groups.of(members[0]), groups.of(node)
-    if (group.before | group.after) & own.bits:
+    """Whether a node can be added to the members of a launch."""
+    group, new = groups.of(members[0]), groups.of(node)
+    if (group.before | group.after) & new.bits:
         return False
     inputs, outputs = boundary(groups.graph, [*members, node])
     if len(inputs) + len(outputs) > MOST_POINTERS_AT_ONCE:
         return False
-    for one, others in ((node, members), *((each, [node]) for each in members)):
-        becomes = {written[value] for value in one.outputs if value in written}
-        if any(not becomes.isdisjoint(other.inputs) for other in others):
+    for writer, readers in ((node, members), *((each, [node]) for each in members)):
+        written_states = {written[value] for value in writer.outputs if value in written}
+        if any(not written_states.isdisjoint(reader.inputs) for reader in readers):
             return False
     return True
 
@@ -84,18 +89,20 @@ def _is_small(graph: Graph, node: Node) -> bool:
     if isinstance(op, FusedElements):
         return True
     if isinstance(op, FusedSequence):
-        alike = all(isinstance(each.op, Elementwise) and is_taken(each) for each in op.body.nodes)
-        return alike and (all(map(_is_given, node.tensors)) or _ends(graph, node))
+        is_elementwise = all(
+            isinstance(each.op, Elementwise) and is_taken(each) for each in op.body.nodes
+        )
+        return is_elementwise and (all(map(_is_given, node.tensors)) or _ends(graph, node))
     return is_taken(node)
 
 
 def _is_given(value: Value) -> bool:
-    """Whether a value is there before anything is computed, and no constant, which folds away."""
+    """Whether a value is an input or a state; constants are folded."""
     return value.producer is None and not isinstance(value, Constant)
 
 
 def _ends(graph: Graph, node: Node) -> bool:
-    """Whether a node only gives results of the graph, which nothing within waits for."""
+    """Whether all results of a node are results of the graph, and no node reads them."""
     return all(value in graph.results and not graph.readers[value] for value in node.outputs)
 
 
@@ -103,41 +110,39 @@ LAUNCH_TOGETHER = Pass("launch_together", launch_together, requires=("compute_to
 
 
 MOST_POINTERS = 128
-"""Regions of more would be long to compile."""
+"""Inputs and outputs of a region; with more it would take long to compile."""
 
 
 def compute_together(graph: Graph, context: Context) -> Graph:
     """Element-wise operators outside of stacks become regions of one shape.
 
-    Training computes much with vectors over channels, and updates every parameter: by operators on
-    small values, of which each takes hardly longer than its launch, and on large ones, which are
-    read by several.
+    Training computes much with vectors over channels, and updates every parameter.  Operators on
+    small values take hardly longer than their launch; large values are read by several operators.
 
-    Handles: element-wise operators that no sequence has taken, whose operands have the result's
-    shape or one element; those that make each other's operands, read the same ones, or read what
-    one node makes, as long as the region takes few pointers.
-    Refuses: operators with vectors over channels, or operands that are repeated otherwise;
-    everything where the target computes them one by one, and under strategies that leave layers
-    apart.
+    Handles: element-wise operators in no sequence, whose operands have the result's shape or one
+    element.  A region has operators of one shape that compute each other's operands, or read the
+    same values, or results of the same node, as long as it has few pointers.
+    Refuses: operators with vectors over channels or other broadcast operands; everything where the
+    target computes them one by one, and under strategies that fuse no stacks.
     """
     if context.strategy in APART or not context.target.computes_together:
         return graph
-    found = [nodes for nodes in _groups(graph) if len(nodes) > 1]
-    allowed = []
-    for nodes in found:
+    groups = [nodes for nodes in _groups(graph) if len(nodes) > 1]
+    regions = []
+    for nodes in groups:
         if not context.allow(f"compute {', '.join(node.name for node in nodes)} together"):
             break
-        allowed.append((nodes, FusedElements))
-    return contract(graph, allowed)
+        regions.append((nodes, FusedElements))
+    return contract(graph, regions)
 
 
 def _groups(graph: Graph) -> list[list[Node]]:
-    """The operators to compute together, each in the graph's order."""
+    """Groups of operators to compute together; each group is in the graph's order."""
     groups = Groups(graph)
-    taken = [node for node in graph.nodes if is_taken(node)]
-    #: The last operator of a shape that read a value, or what a node made.
+    operators = [node for node in graph.nodes if is_taken(node)]
+    #: The last operator of a shape that read a value, or a result of a node.
     readers: dict[tuple[Value | Node, tuple[int, ...]], Node] = {}
-    for node in taken:
+    for node in operators:
         shape = node.output.shape
         for value in node.inputs:
             if value.shape != shape or isinstance(value, Constant):
@@ -147,13 +152,14 @@ def _groups(graph: Graph) -> list[list[Node]]:
                     if isinstance(other, Node) and is_taken(other):
                         _try_join(groups, other, node)
                 readers[source, shape] = node
-    found: dict[int, list[Node]] = {}
-    for node in taken:
-        found.setdefault(id(groups.of(node)), []).append(node)
-    return list(found.values())
+    members: dict[int, list[Node]] = {}
+    for node in operators:
+        members.setdefault(id(groups.of(node)), []).append(node)
+    return list(members.values())
 
 
 def _try_join(groups: Groups, one: Node, other: Node) -> None:
+    """Merges the groups of two operators if both have one shape, and few pointers together."""
     if groups.of(one) is groups.of(other) or one.output.shape != other.output.shape:
         return
     nodes = sorted(
@@ -165,7 +171,7 @@ def _try_join(groups: Groups, one: Node, other: Node) -> None:
 
 
 def is_taken(node: Node) -> bool:
-    """Whether it is computed element by element, of values of its result's shape or one element."""
+    """Whether a node is element-wise on values that have its result's shape or one element."""
     if not isinstance(node.op, Elementwise) or node.op.channel_count:
         return False
     shape = node.output.shape

@@ -1,4 +1,4 @@
-"""Contracting groups of nodes into regions: what passes that fuse share."""
+"""Contracts groups of nodes into regions; all passes that fuse use it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ MakeRegion = Callable[[Graph], Region]
 def contract(graph: Graph, groups: Sequence[tuple[Sequence[Node], MakeRegion]]) -> Graph:
     """The graph with each group of nodes replaced by one region node.
 
-    Groups are disjoint and can be contracted without making a cycle.  A region is named after
-    the last of its nodes.
+    ``groups``: the nodes of each group, and the function that makes the region of their graph.
+    They are disjoint, and contracting them makes no cycle.  A region is named after the last of
+    its nodes.
     """
     rewriter = Rewriter(graph)
     makers = {id(nodes): make for nodes, make in groups}
@@ -35,7 +36,7 @@ def contract(graph: Graph, groups: Sequence[tuple[Sequence[Node], MakeRegion]]) 
 
 
 def flat(body: Graph) -> Graph:
-    """A body in which the nodes of regions stand themselves."""
+    """A body with the nodes of its regions inlined."""
     rewriter = Rewriter(body)
     for node in body.nodes:
         if not isinstance(node.op, Region):
@@ -44,11 +45,11 @@ def flat(body: Graph) -> Graph:
         inner = node.op.body
         values = dict(zip(inner.inputs, map(rewriter.value, node.inputs), strict=True))
         for each in inner.nodes:
-            given = [values.get(value, value) for value in each.inputs]
-            new = rewriter.add(each.op, given, rewriter.fresh(each.name), each.source)
+            operands = [values.get(value, value) for value in each.inputs]
+            new = rewriter.add(each.op, operands, rewriter.fresh(each.name), each.source)
             values |= dict(zip(each.outputs, new.outputs, strict=True))
-        for old, made in zip(node.outputs, inner.outputs, strict=True):
-            rewriter.replace(old, values[made])
+        for old, result in zip(node.outputs, inner.outputs, strict=True):
+            rewriter.replace(old, values[result])
     return rewriter.finish()
 
 
@@ -57,35 +58,35 @@ def _source(nodes: Sequence[Node]) -> str:
 
 
 def _ordered(graph: Graph, groups: Sequence[Sequence[Node]]) -> list[Sequence[Node]]:
-    """Groups, and all other nodes by themselves, in an order in which they can run; as close
-    to the graph's order as that allows."""
+    """The groups, and a group of one for every other node, in a topological order that is as close
+    to the graph's order as possible."""
     unit_of: dict[Node, Sequence[Node]] = {node: nodes for nodes in groups for node in nodes}
     units = {id(u): u for u in (unit_of.setdefault(node, (node,)) for node in graph.nodes)}
-    waiting: dict[int, set[int]] = {key: set() for key in units}
+    unfinished: dict[int, set[int]] = {key: set() for key in units}
     readers: dict[int, list[int]] = {key: [] for key in units}
     for key, unit in units.items():
         for node in unit:
             for value in node.inputs:
                 if value.producer is not None and value.producer in unit_of:
                     before = id(unit_of[value.producer])
-                    if before != key and before not in waiting[key]:
-                        waiting[key].add(before)
+                    if before != key and before not in unfinished[key]:
+                        unfinished[key].add(before)
                         readers[before].append(key)
     position = {key: graph.position[unit[-1]] for key, unit in units.items()}
     ready: list[tuple[int, int]] = []
     for key in units:
-        if not waiting[key]:
+        if not unfinished[key]:
             heappush(ready, (position[key], key))
     order = []
     while ready:
         _, key = heappop(ready)
         order.append(units[key])
         for reader in readers[key]:
-            waiting[reader].discard(key)
-            if not waiting[reader]:
+            unfinished[reader].discard(key)
+            if not unfinished[reader]:
                 heappush(ready, (position[reader], reader))
     if len(order) != len(units):
-        stuck = ", ".join(units[key][-1].name for key in units if waiting[key])
+        stuck = ", ".join(units[key][-1].name for key in units if unfinished[key])
         raise AssertionError(
             f"groups that end with {stuck} wait for each other; Groups.can_merge says which may be"
         )

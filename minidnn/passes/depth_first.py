@@ -1,9 +1,10 @@
 """depth_first: stacks are collapsed into sequences, each of which becomes one kernel.
 
-Handles: every stack that fusion.stacks finds; each is collapsed under the context's strategy.
-Under the strategy "model", separating max windows into columns and rows, which gives the same
-bits, is priced too.  What is left of element-wise and window nodes becomes sequences of one.
-Refuses: nodes for which fusion.stacks gives a reason.
+Handles: every stack that ``fusion.stacks`` finds; each is collapsed under the context's strategy.
+Under the strategy "model" the pass also separates max windows into a pass over columns and one over
+rows, which gives the same bits, where that is predicted to be faster.  Other element-wise and
+window nodes become sequences of one.
+Refuses: nodes for which ``fusion.stacks`` gives a reason.
 """
 
 from __future__ import annotations
@@ -65,34 +66,35 @@ def _nodes_of(choice: ScheduledSequence, nodes: Sequence[Node]) -> list[Node]:
 
 
 def _note_cuts(choices: Sequence[ScheduledSequence], stack: Stack, context: Context) -> None:
-    """Writes down why consecutive sequences of a stack are not one."""
+    """Notes why consecutive sequences of a stack are not one."""
     first = 0
     for before, after in pairwise(choices):
-        middle = first + len(before.sequence.steps)
-        last = middle + len(after.sequence.steps) - 1
-        joined = cheapest(Part.of(stack, first, last), context.target.device)
-        apart = before.price.seconds + after.price.seconds
-        if joined is None:
+        begin = first + len(before.sequence.steps)
+        last = begin + len(after.sequence.steps) - 1
+        merged = cheapest(Part.of(stack, first, last), context.target.device)
+        separate = before.price.seconds + after.price.seconds
+        if merged is None:
             reason = "no patch of both fits the device"
         elif context.strategy == "model":
-            together = joined.price.seconds
-            reason = f"{apart * 1e6:.1f} us apart, {together * 1e6:.1f} us together"
+            together = merged.price.seconds
+            reason = f"{separate * 1e6:.1f} us apart, {together * 1e6:.1f} us together"
         else:
             reason = f"the strategy is {context.strategy!r}"
         ends, begins = (c.sequence.operations[i].output for c, i in ((before, -1), (after, 0)))
         context.notes[begins.name] = f"cut after {ends.name}: {reason}"
-        first = middle
+        first = begin
 
 
 def _is_worth_separating(node: Node, context: Context) -> bool:
-    """Whether a node is a max window whose neighbouring outputs would not share work anyway."""
+    """Whether a node is a separable max window, and the device would not share work between its
+    neighbouring outputs anyway."""
     if not isinstance(node.op, MaxPool2d) or not node.op.window().separable:
         return False
     return not (context.target.device.shares and shares_work(node.op.window()))
 
 
 def _separate_windows(graph: Graph, context: Context) -> Graph:
-    """Separates the max windows of those stacks that are cheaper for it."""
+    """Separates the max windows of the stacks that are predicted to be faster for it."""
     chosen: set[Node] = set()
     for nodes in find_stacks(graph):
         windows = [node for node in nodes if _is_worth_separating(node, context)]
@@ -110,6 +112,7 @@ def _separate_windows(graph: Graph, context: Context) -> Graph:
 
 
 def _separate(rewriter: Rewriter, node: Node) -> None:
+    """Adds a max window as two: along axis 1 of the window, then along axis 0."""
     op = node.op
     assert isinstance(op, MaxPool2d)
     source = rewriter.value(node.inputs[0])
@@ -120,7 +123,7 @@ def _separate(rewriter: Rewriter, node: Node) -> None:
 
 
 def _apart(graph: Graph, nodes: Sequence[Node]) -> tuple[Graph, list[Node]]:
-    """The stack as a graph of its own, with its max windows separated."""
+    """A stack as a graph of its own with its max windows separated, and that graph's nodes."""
     inputs, outputs = boundary(graph, nodes)
     rewriter = Rewriter(Graph(inputs, outputs, nodes))
     for node in nodes:
@@ -133,13 +136,14 @@ def _apart(graph: Graph, nodes: Sequence[Node]) -> tuple[Graph, list[Node]]:
 
 
 def _seconds(graph: Graph, nodes: Sequence[Node], context: Context) -> float:
-    """The predicted time of a stack, collapsed."""
+    """The predicted seconds of a stack that is collapsed under the strategy "model"."""
     _, outputs = boundary(graph, nodes)
     choices = collapse(lower(nodes, outputs), context.target.device, "model")
     return sum(choice.price.seconds for choice in choices)
 
 
 def no_loose_fusable_nodes(graph: Graph) -> Iterator[str]:
+    """Every node that a stack could take is in a region."""
     for node in graph.nodes:
         if not isinstance(node.op, Concat) and why_not_fusable(node) is None:
             yield f"node {node.name!r} ({node.op}) is in no region"

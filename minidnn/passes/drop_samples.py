@@ -1,13 +1,14 @@
-"""drop_samples: which samples are dropped is drawn for itself, and stacks multiply by it.
+"""drop_samples: stochastic depth draws one factor for each sample, and stacks multiply by it.
 
-Stochastic depth leaves out a block for whole samples: it drops the one channel of a view (N, 1, M).
-A kernel for it would read and write all elements beside the stacks before and after it, in the one
-layout in which the view is none.
+Stochastic depth drops a block for whole samples: it drops the only channel of a view (N, 1, M).  A
+kernel of its own would read and write all elements between the stacks before and after it, in the
+one layout in which the view copies nothing.
 
-Handles: drops of channels of such views whose result is seen in the shape of before.  Ones are
-dropped, one for each sample, and a formula takes the product of each element with its sample's, or
-0.  The gradient's drop, which has the same numbers, takes the forward pass's.
-Refuses: other drops; targets that say so; everything under strategies that leave layers apart.
+Handles: drops of channels of such views whose result is viewed in the shape of the view's operand.
+The drop is applied to a vector of ones, one for each sample, and a formula that can be fused
+multiplies each element by the factor of its sample, or gives 0.  The gradient's drop, which draws
+the same numbers, uses the vector of the forward pass.
+Refuses: other drops; targets that say so; everything under strategies that fuse no stacks.
 """
 
 from __future__ import annotations
@@ -31,45 +32,46 @@ def drop_samples(graph: Graph, context: Context) -> Graph:
     if context.strategy in APART or not context.target.drops_in_stacks:
         return graph
     rewriter = Rewriter(graph)
-    #: By how they are drawn, the numbers of samples.
+    #: Factors of samples, by the operator, the type and the operands of the generator.
     drawn: dict[tuple[object, ...], Value] = {}
     ones: dict[TensorType, Constant] = {}
-    gone: set[Node] = set()
+    replaced: set[Node] = set()
     for node in graph.nodes:
-        if node in gone:
+        if node in replaced:
             continue
-        before = _dropped(graph, node)
-        if before is None or not context.allow(f"{node.name} draws a number for each sample"):
+        source = _dropped(graph, node)
+        if source is None or not context.allow(f"{node.name} draws a number for each sample"):
             rewriter.keep(node)
             continue
         _, *numbers = (rewriter.value(value) for value in node.inputs)
-        shape = (node.output.shape[0], *(1 for _ in before.shape[1:]))
+        shape = (node.output.shape[0], *(1 for _ in source.shape[1:]))
         type = TensorType(shape, node.output.dtype)
         key = (node.op, type, *numbers)
         if key not in drawn:
-            one = ones.setdefault(type, _ones(type))
+            ones_value = ones.setdefault(type, _ones(type))
             name = rewriter.fresh(f"{node.name}.samples")
-            drawn[key] = rewriter.add(node.op, [one, *numbers], name, node.source).output
-        kept = rewriter.add(_KEPT, [rewriter.value(before), drawn[key]], node.name, node.source)
+            drawn[key] = rewriter.add(node.op, [ones_value, *numbers], name, node.source).output
+        product = rewriter.add(_KEPT, [rewriter.value(source), drawn[key]], node.name, node.source)
         for reader in graph.readers[node.output]:
-            rewriter.replace(reader.output, kept.output)
-            gone.add(reader)
+            rewriter.replace(reader.output, product.output)
+            replaced.add(reader)
     return rewriter.finish()
 
 
 def _dropped(graph: Graph, node: Node) -> Value | None:
-    """What a node drops samples of; None if it drops something else."""
+    """The value whose samples a node drops, before it is viewed; None if it drops something
+    else."""
     if not isinstance(node.op, RandomDrop) or not node.op.channels:
         return None
     view = node.inputs[0].producer
     if view is None or not isinstance(view.op, View) or node.output in graph.results:
         return None
-    before, (rows, channels, *_) = view.inputs[0], node.output.shape
-    if before.type.rank != 4 or channels != 1 or rows not in (1, before.shape[0]):
+    source, (rows, channels, *_) = view.inputs[0], node.output.shape
+    if source.type.rank != 4 or channels != 1 or rows not in (1, source.shape[0]):
         return None
     readers = graph.readers[node.output]
-    back = all(isinstance(r.op, View) and r.output.shape == before.shape for r in readers)
-    return before if readers and back else None
+    viewed_back = all(isinstance(r.op, View) and r.output.shape == source.shape for r in readers)
+    return source if readers and viewed_back else None
 
 
 def _ones(type: TensorType) -> Constant:

@@ -1,4 +1,4 @@
-"""What constants and convolutions absorb: biases, padding, normalization with stored statistics."""
+"""Constant folding into convolutions and linear layers: normalizations, biases and padding."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from minidnn.passes.infrastructure import Context, Pass
 
 
 def fold_batch_norm(graph: Graph, context: Context) -> Graph:
-    """Batch normalization becomes part of weights, or a scale and a shift.
+    """Batch normalization is folded into weights, or becomes a scale and a shift.
 
-    Handles: BatchNorm after a Conv2d or Linear of which it is the only reader: its scale goes into
-    the weight, its shift into the bias.  Any other BatchNorm with constant statistics becomes
+    Handles: a BatchNorm that is the only reader of a Conv2d or Linear: its scale goes into the
+    weight, its shift into the bias.  Any other BatchNorm with constant statistics becomes a
     ScaleShift.  New constants are computed in float64 and rounded once, when they are first needed.
-    Of other statistics the scale is computed in each run, once for a channel: distances from the
-    mean are multiplied by it, which loses no digits where the mean is large.
+    For statistics that are not constant, the scale is computed in each run, once for each channel;
+    it multiplies the difference from the mean, which loses no digits where the mean is large.
     Refuses: nothing.
     """
     rewriter = Rewriter(graph)
     folded: set[Node] = set()  # normalizations that went into the contraction before them
     for node in graph.nodes:
         norm = graph.only_reader(node.output) if isinstance(node.op, (Conv2d, Linear)) else None
-        if norm is not None and _takes_norm(node, norm):
+        if norm is not None and _can_fold_norm(node, norm):
             if context.allow(f"fold {norm.name} into {node.name}"):
                 folded.add(norm)
                 _without_norm(rewriter, node, norm)
@@ -55,14 +55,15 @@ def fold_batch_norm(graph: Graph, context: Context) -> Graph:
 
 
 def _scaled(rewriter: Rewriter, node: Node) -> None:
+    """Adds a BatchNorm with computed statistics as a scale for each channel and one formula."""
     assert isinstance(node.op, BatchNorm)
     x, factor, shift, mean = map(argument, range(4))
-    given = [rewriter.value(value) for value in node.inputs]
+    inputs = [rewriter.value(value) for value in node.inputs]
     scale = Formula(argument(0) / sqrt(argument(1) + node.op.eps), 2, title="Scale")
     name = rewriter.fresh(f"{node.name}.scale")
-    found = rewriter.add(scale, [given[1], given[4]], name, node.source).output
+    scale_value = rewriter.add(scale, [inputs[1], inputs[4]], name, node.source).output
     op = Formula(fma(x - mean, factor, shift), 1, 3, node.op.name)
-    operands = [given[0], found, given[2], given[3]]
+    operands = [inputs[0], scale_value, inputs[2], inputs[3]]
     rewriter.replace(node.output, rewriter.add(op, operands, node.name, node.source).output)
 
 
@@ -70,7 +71,8 @@ def _has_constant_statistics(node: Node) -> bool:
     return isinstance(node.op, BatchNorm) and all(isinstance(v, Constant) for v in node.inputs[1:])
 
 
-def _takes_norm(contraction: Node, norm: Node) -> bool:
+def _can_fold_norm(contraction: Node, norm: Node) -> bool:
+    """Whether a normalization can be folded into the weights of the contraction before it."""
     channels_last = isinstance(contraction.op, Linear) and contraction.output.type.rank != 2
     return (
         _has_constant_statistics(norm)
@@ -81,6 +83,7 @@ def _takes_norm(contraction: Node, norm: Node) -> bool:
 
 
 def _without_norm(rewriter: Rewriter, contraction: Node, norm: Node) -> None:
+    """Adds a contraction with the scale and the shift of a normalization in its weights."""
     weight, *bias = contraction.inputs[1:]
     scale, shift = _factors(norm)
     channels = norm.inputs[1].type
@@ -89,9 +92,9 @@ def _without_norm(rewriter: Rewriter, contraction: Node, norm: Node) -> None:
         data = _data(weight)
         factor = scale().reshape(-1, *(1,) * (data.ndim - 1))
         folded = np.empty_like(data, order="C")
-        with np.errstate(all="ignore"):  # products in float64, of a few thousand at a time
+        with np.errstate(all="ignore"):  # NumPy buffers float64 products, a few thousand at a time
             np.multiply(data, factor, out=folded, dtype=np.float64, casting="same_kind")
-        # NumPy has no bfloat16: such weights are float32 to it, and rounded.
+        # NumPy has no bfloat16: such weights are float32 arrays that are rounded.
         return rounded_to(weight.dtype, folded) if weight.dtype == "bfloat16" else folded
 
     def new_bias() -> np.ndarray:
@@ -154,6 +157,7 @@ def _data(value: Value) -> np.ndarray:
 
 
 def no_constant_batch_norms(graph: Graph) -> Iterator[str]:
+    """No batch normalization has constant statistics."""
     for node in graph.nodes:
         if _has_constant_statistics(node):
             yield f"node {node.name!r} is a batch normalization with constant statistics"
@@ -165,13 +169,13 @@ FOLD_BATCH_NORM = Pass(
 
 
 def fold_bias(graph: Graph, context: Context) -> Graph:
-    """What is added to the features of a linear layer becomes its bias.
+    """An Add after a linear layer becomes its bias.
 
-    Files write a linear layer as a product of matrices and a sum.  A bias is what sums begin with,
-    so that they are rounded otherwise.
-    Handles: an Add of a constant with one number for each feature, which alone reads a linear layer
-    without a bias.
-    Refuses: other constants, and whole numbers, whose bias has another dtype.
+    Model files write a linear layer as a matrix product and an Add.  Accumulation begins with the
+    bias, so that results are rounded differently.
+    Handles: an Add of a constant with one number for each feature that is the only reader of a
+    linear layer without a bias.
+    Refuses: other constants, and integers, whose bias has another dtype.
     """
     rewriter = Rewriter(graph)
     folded: set[Node] = set()  # sums that went into the layer before them
@@ -191,16 +195,16 @@ def fold_bias(graph: Graph, context: Context) -> Graph:
 
 
 def _added(layer: Node, reader: Node) -> Constant | None:
-    """What a sum adds to the features of a linear layer; None if it is no bias."""
+    """The constant that an Add adds to the features of a linear layer; None if it is no bias."""
     if len(layer.inputs) > 2 or not isinstance(reader.op, Add):
         return None
     others: list[Value] = [v for v in reader.inputs if v is not layer.output]
     if len(others) != 1 or not isinstance(other := others[0], Constant):
         return None
     features = layer.output.shape[-1:]
-    one_each = other.shape[-1:] == features and prod(other.shape[:-1]) == 1
-    same = reader.output.type == layer.output.type and other.dtype == layer.output.dtype
-    return other if one_each and same and other.dtype in FLOATS else None
+    is_vector = other.shape[-1:] == features and prod(other.shape[:-1]) == 1
+    same_type = reader.output.type == layer.output.type and other.dtype == layer.output.dtype
+    return other if is_vector and same_type and other.dtype in FLOATS else None
 
 
 def _with_bias(rewriter: Rewriter, layer: Node, reader: Node, added: Constant) -> None:
@@ -215,20 +219,20 @@ FOLD_BIAS = Pass("fold_bias", fold_bias, requires=("simplify",))
 
 
 def fold_pad(graph: Graph, context: Context) -> Graph:
-    """Zeros around an image that only convolutions read become their own padding.
+    """A Pad by zeros that only convolutions read becomes their own padding.
 
-    Files pad by themselves where the padding of a convolution is said to give "the same" size,
-    which may be uneven.  As an operator it copies the image.
-    Handles: a Pad by zeros of rows and columns, whose readers are convolutions of it.
-    Refuses: other values and modes, whole numbers, of which another one stands for 0, and results
-    of the graph.
+    Model files have a Pad of its own where a convolution's padding is "same", which may be
+    asymmetric.  As an operator it copies the image.
+    Handles: a Pad of rows and columns by zeros, whose readers are all convolutions of it.
+    Refuses: other values and modes, integers, whose zero point may be another number than 0, and
+    results of the graph.
     """
     rewriter = Rewriter(graph)
     folded: set[Node] = set()
     for node in graph.nodes:
-        made = node.inputs[0].producer if isinstance(node.op, Conv2d) else None
-        if made is not None and made in folded:
-            _fold(rewriter, made, node)
+        pad = node.inputs[0].producer if isinstance(node.op, Conv2d) else None
+        if pad is not None and pad in folded:
+            _fold(rewriter, pad, node)
         elif _can_fold(graph, node) and context.allow(f"fold {node.name} into what reads it"):
             folded.add(node)
         else:

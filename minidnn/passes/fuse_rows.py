@@ -1,13 +1,13 @@
-"""fuse_rows: chains over the same rows become regions whose rows are read and written once.
+"""fuse_rows: chains of operators along rows become regions that read and write each row once.
 
 Layer normalization, softmax, their gradients and norms of rows are chains of element-wise operators
-and reductions along the last axis.  One by one, each of them reads all rows and writes them again.
+and reductions along the last axis.  Unfused, each operator reads all rows and writes them again.
 
 Handles: element-wise operators, casts, views, reductions along the last axis, layer normalization
-and softmax, where one computes what another reads, all over the same number of rows of the same
-length; and sums over all rows of what such a region reads or computes.
-Refuses: chains without a reduction along rows, which depth_first computes; whatever the target
-refuses (noted with its reason); everything under strategies that leave layers apart.
+and softmax that read each other's results, all over the same number of rows of the same length; and
+sums over all rows (column sums) of values that such a region reads or computes.
+Refuses: chains without a reduction along rows, which ``depth_first`` computes; whatever the target
+refuses (noted with its reason); everything under strategies that fuse no stacks.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from minidnn.passes.contract import contract
 from minidnn.passes.infrastructure import Context, Pass
 
 MOST_VALUES = 16
-"""Values with an element for each of the rows that a region reads and writes at most."""
+"""Values in full rows that a region reads and writes at most."""
 MOST_SUMS = 3
-"""Sums over rows, of which a thread keeps one number for each element of a row that it has."""
+"""Column sums of a region at most: a thread keeps a partial sum of each for every element of a row
+that it computes."""
 
 
 def fuse_rows(graph: Graph, context: Context) -> Graph:
     """See the module."""
     if context.strategy in APART:
         return graph
-    allowed = []
+    regions = []
     for nodes in _Chains(graph).regions():
         region = FusedRows(Graph(*boundary(graph, nodes), nodes, nodes[-1].name))
         if (reason := context.target.refuse_rows(region)) is not None:
@@ -41,12 +42,17 @@ def fuse_rows(graph: Graph, context: Context) -> Graph:
         elif not context.allow(f"compute {', '.join(node.name for node in nodes)} row by row"):
             break
         else:
-            allowed.append((nodes, FusedRows))
-    return contract(graph, allowed)
+            regions.append((nodes, FusedRows))
+    return contract(graph, regions)
 
 
 class _Chains:
-    """Groups of a graph's nodes over the same rows, grown along what they read."""
+    """Groups of nodes over the same rows, which grow from producer to reader.
+
+    Attributes:
+        rows: for each node that can be computed row by row, the number of its rows and their
+            length.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -62,15 +68,17 @@ class _Chains:
                 self._add_sum(node)
 
     def regions(self) -> list[list[Node]]:
-        """The groups that reduce rows, and do more than that; each in the graph's order."""
-        found: dict[int, list[Node]] = {}
+        """The groups that reduce rows and have other operators as well; each in the graph's
+        order."""
+        members: dict[int, list[Node]] = {}
         for node in self.rows:
-            found.setdefault(id(self.groups.of(node)), []).append(node)
-        regions = map(self._without_views, found.values())
+            members.setdefault(id(self.groups.of(node)), []).append(node)
+        regions = map(self._without_views, members.values())
         return [nodes for nodes in regions if _computes(nodes) > 1 and any(map(_reduces, nodes))]
 
     def _without_views(self, nodes: list[Node]) -> list[Node]:
-        """A group without the views that none of it reads: outside of it they move nothing."""
+        """A group without views that no node of it reads: outside of the region they copy
+        nothing."""
         kept: dict[Node, None] = {}
         for node in reversed(nodes):
             read = any(
@@ -96,7 +104,7 @@ class _Chains:
         return True
 
     def _common(self, nodes: tuple[Node, ...]) -> RowShape | None:
-        """The rows of some nodes; None if they differ."""
+        """The number and length of rows that nodes have in common; None if these differ."""
         rows: RowShape | None = self.rows[nodes[0]]
         for node in nodes[1:]:
             rows = rows.merged(self.rows[node]) if rows is not None else None
@@ -111,8 +119,8 @@ class _Chains:
         return len(wide) <= MOST_VALUES and sum(map(is_column_sum, nodes)) <= MOST_SUMS
 
     def _add_sum(self, node: Node) -> None:
-        """Adds a sum over rows, and views of these in front of it, to a region that computes the
-        rows, or reads them."""
+        """Adds a column sum, and the views before it, to a group that computes its operand or reads
+        it."""
         chain = [node]
         while not isinstance(chain[-1].inputs[0], Constant):
             (value,) = chain[-1].inputs
@@ -132,17 +140,17 @@ class _Chains:
 
 
 def _reduces(node: Node) -> bool:
-    """Whether it makes a chain a region: more than element-wise operators, which stacks have."""
+    """Whether a node makes its chain a region: it reduces along rows, as stacks cannot."""
     return is_along_rows(node) and not isinstance(node.inputs[0], Constant)
 
 
 def _computes(nodes: list[Node]) -> int:
-    """How many nodes do more than to give a value another shape."""
+    """The number of nodes that are no views."""
     return sum(not isinstance(node.op, Reshaping) for node in nodes)
 
 
 def no_sum_is_read_inside(graph: Graph) -> Iterator[str]:
-    """Sums over rows are known when all rows are computed."""
+    """A column sum is complete only after all rows, so that no node of its region may read it."""
     for node in graph.nodes:
         if isinstance(node.op, FusedRows):
             inner = node.op.body.nodes

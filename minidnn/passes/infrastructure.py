@@ -1,9 +1,9 @@
-"""What a pass is, and how a list of them is run.
+"""The pass infrastructure: passes, their context, and the function that runs a list of them.
 
-A pass is a function from graph to graph with a name and a contract: facts that must hold
-before it and facts that hold after it.  What it finds out about how values lie in memory it writes
-into :attr:`Context.annotations`, which the plan gets beside the last graph.  Every rewrite asks
-:meth:`Context.allow` first, which counts it and stops after ``fuel`` rewrites, so that a wrong
+A pass is a function from graph to graph with a name and a contract: passes that must have run
+before it, and facts that hold after it.  Its decisions about layouts and buffers go into
+:attr:`Context.annotations`, which the memory plan uses together with the last graph.  Every rewrite
+asks :meth:`Context.allow` first, which counts it and stops after ``fuel`` rewrites, so that a wrong
 number can be bisected.
 """
 
@@ -37,15 +37,15 @@ class Rewrite:
 
 @dataclass
 class Context:
-    """What passes may ask (the target, the strategy of fusion, leave to rewrite), and what they
-    leave behind beside the graph."""
+    """What passes read (the target, the fusion strategy, options) and what they write besides the
+    graph (rewrites, notes, annotations).  One compilation has one context."""
 
     target: Target = field(default_factory=Target)
     strategy: Strategy = "model"
-    #: How many rewrites may be made; None: all.
+    #: How many rewrites may be made; None for any number.
     fuel: int | None = None
     rewrites: list[Rewrite] = field(default_factory=list)
-    #: Why something that could have been done was not, for explain().
+    #: Why a rewrite was not made, by the name of a node, value or operator, for explain().
     notes: dict[str, str] = field(default_factory=dict)
     #: How many bytes weights, states and values may take; None for any.
     memory_limit: int | None = None
@@ -53,8 +53,9 @@ class Context:
     stored: bool = False
     #: Whether the graph itself says which of its values are in half precision.
     mixed: bool = False
-    #: How the values of the graph lie in memory, once passes have chosen it.
+    #: Layouts, buffers and offsets of the graph's values, once passes have chosen them.
     annotations: Annotations = field(default_factory=Annotations)
+    #: The name of the pass that is running.
     running: str = ""
 
     def allow(self, description: str) -> bool:
@@ -74,8 +75,8 @@ Fact = Callable[[Graph], Iterator[str]]
 class Pass:
     """A named pass with its contract.
 
-    ``ensures`` are facts that hold after it if it was given unlimited fuel; ``requires`` names
-    passes whose facts it relies on, which must have run before.
+    ``requires`` names passes that must have run before it; ``ensures`` are facts that hold after it
+    if fuel is unlimited.
     """
 
     name: str

@@ -1,11 +1,12 @@
-"""keep_layers: layers, and the gradients of layers, become functions of the device's library.
+"""keep_layers: layers, and the gradients of layers, become calls of the device's library.
 
-Handles, under the strategy "cudnn" alone: every node that the target has a function for; the nodes
-that are together the gradient of such a node, which are found by applying its rule again;
-normalization by the statistics of the batch, with what these make of the stored ones, and its
-gradient; dropout, whose function is given the elements that the graph's own generator keeps.
-Refuses: what the target gives a reason for, which is noted.  Nodes left over stay as they are and
-are computed one by one.
+Handles, under the strategy "cudnn" alone: every node that the target has a library function for;
+the nodes that together compute the gradient of such a node, which are found by applying its
+differentiation rule again; normalization by the statistics of the batch, with the update of the
+running statistics, and its gradient; dropout, whose function is given a mask that the graph's own
+generator draws.
+Refuses: nodes for which the target gives a reason, which is noted.  Other nodes stay as they are
+and are computed one by one.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from minidnn.passes.infrastructure import Context, Pass
 
 _GRADIENT = re.compile(r"(.*)\.gradient(\.\d+)?")
 _SHOWN = 3
+"""Nodes that a note names; of others it says how many they are."""
 
 
 def keep_layers(graph: Graph, context: Context) -> Graph:
@@ -37,14 +39,20 @@ def keep_layers(graph: Graph, context: Context) -> Graph:
     search = _Search(graph, context)
     for node in graph.nodes:
         search.look_at(node)
-    found = search.rewritten()
-    search.note_refusals(found)
-    return found
+    rewritten = search.rewritten()
+    search.note_refusals(rewritten)
+    return rewritten
 
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """A node to be: it takes the place of values, or stands for what has no place."""
+    """A node that is going to be added to the graph.
+
+    Attributes:
+        inputs, outputs: values of the graph, or values that only calls exchange.  The results of
+            the call replace those outputs that the graph has.
+        node: the graph's node that the call is named after.
+    """
 
     op: LayerFunction | ops.Add | ops.RandomDrop | ops.View
     inputs: tuple[Value, ...]
@@ -53,39 +61,49 @@ class _Call:
 
 
 class _Search:
+    """Finds the calls that replace nodes of a graph, and builds the new graph.
+
+    ``recorded`` holds the graph and what is recorded beside it: to find the nodes of a gradient, a
+    rule is applied again, and nodes that the graph already has are recognized.
+    """
+
     def __init__(self, graph: Graph, context: Context) -> None:
         self.graph = graph
         self.context = context
         self.recorded = Recorded(graph)
-        #: What stands before each node of the graph.
+        #: The calls that are inserted before each node of the graph.
         self.calls: dict[Node, list[_Call]] = {}
         #: Values that calls compute.
         self.computed: set[Value] = set()
-        #: By node, why there is no function.
+        #: Why there is no library function, by the name of the node.
         self.refused: dict[str, str] = {}
+        #: Masks of dropouts, by operator, operands of the generator, and type.
         self.kept: dict[object, Value] = {}
         self.ones: dict[TensorType, Constant] = {}
+        #: Nodes of the gradient of each node, by its name.
         self.after: dict[str, list[Node]] = {}
         for node in graph.nodes:
             if (match := _GRADIENT.fullmatch(node.name)) is not None:
                 self.after.setdefault(match[1], []).append(node)
 
     def look_at(self, node: Node) -> None:
-        """Finds the functions of a node, and of its gradients."""
-        found = self.context.target.layer_functions(node)
-        if isinstance(found, str):
+        """Finds the calls for a node, and for its gradients."""
+        functions = self.context.target.layer_functions(node)
+        if isinstance(functions, str):
             if node.op.kind != "movement" and not isinstance(node.op, (ops.Identity, ops.Dropout)):
-                self.refused[node.name] = found
+                self.refused[node.name] = functions
         elif isinstance(node.op, ops.RandomDrop):
-            self._dropout(node, found.forward)
+            self._dropout(node, functions.forward)
         elif isinstance(node.op, ops.BatchNorm):
-            self._batch_norm(node, found)
-        elif self._call(node, found.forward, node.inputs, [node.output]):
-            self._gradients(node, found.backward)
+            self._batch_norm(node, functions)
+        elif self._call(node, functions.forward, node.inputs, [node.output]):
+            self._gradients(node, functions.backward)
 
     # Layers
 
     def _gradients(self, node: Node, function: LibraryFunction | None) -> None:
+        """Finds the calls for the gradients of a node whose forward call was added; ``function`` is
+        the library's backward function."""
         for gradient, results in self._differentiated(node):
             if isinstance(node.op, (ops.Conv2d, ops.Linear)):
                 self._gradients_of_product(node, gradient, results)
@@ -98,7 +116,8 @@ class _Search:
     def _gradients_of_product(
         self, node: Node, gradient: Value, results: Sequence[Value | None]
     ) -> None:
-        """Those of convolutions for input and weight are nodes with functions of their own."""
+        """Finds the calls for the gradients of a convolution or linear layer, other than those that
+        are nodes with library functions of their own."""
         x, weight = node.inputs[:2]
         operands = ((gradient, weight), (x, gradient), (gradient,))
         for place, (inputs, result) in enumerate(zip(operands, results, strict=False)):
@@ -107,7 +126,8 @@ class _Search:
                 self._call(node, function, inputs, [result])
 
     def _dropout(self, node: Node, function: LibraryFunction) -> None:
-        """One mask for all nodes that draw the same numbers, as a layer and its gradient do."""
+        """Adds the call for a dropout; nodes that draw the same numbers, as a layer and its
+        gradient do, share one mask."""
         op, (x, *numbers) = node.op, node.inputs
         assert isinstance(op, ops.RandomDrop)
         vector = TensorType((x.type.size,), x.dtype)
@@ -129,26 +149,28 @@ class _Search:
         self._call(node, function, (x, kept), [result], [node.output])
 
     def _batch_norm(self, node: Node, functions: LibraryFunctions) -> None:
+        """Finds the calls for a batch normalization: in training one that also computes the batch's
+        statistics and updates the running ones, and its gradient."""
         x, weight, bias, mean, var = node.inputs
         by_mean, by_var = mean.producer, var.producer
         axes = tuple(d for d in range(x.type.rank) if d != 1)
-        batch = (
+        is_of_batch = (
             by_mean is not None
             and by_var is not None
             and (by_mean.op, by_mean.inputs) == (ops.Reduce("mean", axes), (x,))
             and (by_var.op, by_var.inputs) == (ops.Variance(), (x, mean))
         )
         training, op = functions.training, node.op
-        if not batch or training is None or by_mean is None or by_var is None:
+        if not is_of_batch or training is None or by_mean is None or by_var is None:
             self._call(node, functions.forward, node.inputs, [node.output])
             return
         assert isinstance(op, ops.BatchNorm)
         inverse_of = ops.Formula(1.0 / sqrt(argument(0) + op.eps), title="Inverse")
         (inverse,) = self.recorded.apply(inverse_of, var)
         inputs, outputs = [x, weight, bias], [node.output, mean, inverse]
-        moved = self._moved(mean, var, x.type.size // mean.type.size)
-        if moved is not None:
-            factor, old, new = moved
+        update = self._moved(mean, var, x.type.size // mean.type.size)
+        if update is not None:
+            factor, old, new = update
             inputs, outputs = [*inputs, *old], [*outputs, *new]
             training = LibraryFunction(
                 training.name, (*training.numbers, factor), training.precision
@@ -165,18 +187,29 @@ class _Search:
     def _moved(
         self, mean: Value, var: Value, count: int
     ) -> tuple[float, tuple[Value, Value], tuple[Value, Value]] | None:
-        """By what factor stored statistics move, these, and what they become."""
+        """The update of running statistics by the batch's ``mean`` and ``var``: its factor, the old
+        mean and variance, and the new ones; None if there is no such update.
+
+        ``count``: elements for each channel.
+        """
         if count < 2:
             return None
         readers = self.graph.readers
-        more = argument(0) * (count / (count - 1))
-        wide = [n for n in readers.get(var, ()) if getattr(n.op, "body", None) == more]
-        pairs = ((a, b) for w in wide for a in readers[mean] for b in readers[w.output])
+        unbiased = argument(0) * (count / (count - 1))
+        unbiased_nodes = [
+            n for n in readers.get(var, ()) if getattr(n.op, "body", None) == unbiased
+        ]
+        pairs = (
+            (a, b)
+            for unbiased_node in unbiased_nodes
+            for a in readers[mean]
+            for b in readers[unbiased_node.output]
+        )
         for by_mean, by_var in pairs:
             factor = _factor(by_mean)
             if factor is None or _factor(by_var) != factor:
                 continue
-            if by_mean.inputs[1] is mean and by_var.inputs[1].producer in wide:
+            if by_mean.inputs[1] is mean and by_var.inputs[1].producer in unbiased_nodes:
                 old = (by_mean.inputs[0], by_var.inputs[0])
                 return factor, old, (by_mean.output, by_var.output)
         return None
@@ -190,6 +223,11 @@ class _Search:
         statistics: tuple[Node, Node],
         inverse: Value,
     ) -> None:
+        """Finds the call for the gradient of a batch normalization in training.
+
+        The graph adds the gradient for the input up from three: the direct one, and those through
+        the batch's variance and mean.
+        """
         x, weight, _, mean, _ = node.inputs
         direct, by_weight, by_bias, by_mean, by_var = results
         assert direct and by_weight and by_bias and by_mean and by_var
@@ -208,35 +246,36 @@ class _Search:
 
         total = summed(direct)
         inputs = (x, gradient, weight, mean, inverse)
-        found = [total, by_weight, by_bias]
-        added = None
+        gradients = [total, by_weight, by_bias]
+        accumulated = None
         if total not in self.recorded:
             for reader in self.graph.readers.get(direct, ()):
                 if isinstance(reader.op, ops.Add) and reader.inputs[1] is direct:
-                    whole = summed(reader.output)
-                    if whole in self.recorded:
-                        added = (reader.inputs[0], whole)
-        parts = [each for each in (by_weight, by_bias) if each in self.recorded]
-        ends = [*parts, *([total] if total in self.recorded else [])]
-        if added is not None:
-            ends.append(added[1])
-        if direct in self.recorded and total not in self.recorded and added is None:
-            return  # the parts of the gradient are added up in a way of somebody's own
-        if not ends or not self._call(node, function, inputs, found, before=ends):
+                    sum_of_all = summed(reader.output)
+                    if sum_of_all in self.recorded:
+                        accumulated = (reader.inputs[0], sum_of_all)
+        parameter_gradients = [each for each in (by_weight, by_bias) if each in self.recorded]
+        ends = [*parameter_gradients, *([total] if total in self.recorded else [])]
+        if accumulated is not None:
+            ends.append(accumulated[1])
+        if direct in self.recorded and total not in self.recorded and accumulated is None:
+            return  # the graph adds up the three gradients in another order
+        if not ends or not self._call(node, function, inputs, gradients, before=ends):
             return
-        if added is not None:
-            before, whole = added
-            assert whole.producer is not None
-            self._add(whole.producer, _Call(ops.Add(), (before, total), (whole,), node))
+        if accumulated is not None:
+            before, sum_of_all = accumulated
+            assert sum_of_all.producer is not None
+            self._add(sum_of_all.producer, _Call(ops.Add(), (before, total), (sum_of_all,), node))
 
     # Calls
 
     def _differentiated(self, node: Node) -> Iterator[tuple[Value, Sequence[Value | None]]]:
-        """Gradients of the output, and what the rule makes of each of them."""
-        own = {*node.inputs, node.output}
+        """The gradients of a node's output in the graph, each with the gradients of the node's
+        inputs that its rule records for it."""
+        excluded = {*node.inputs, node.output}
         operands = [v for after in self.after.get(node.name, ()) for v in after.inputs]
         for value in dict.fromkeys(operands):
-            if value.type == node.output.type and value not in own:
+            if value.type == node.output.type and value not in excluded:
                 try:
                     yield value, self.recorded.gradients(node, value)
                 except UnsupportedError:
@@ -251,18 +290,19 @@ class _Search:
         places: Sequence[Value] | None = None,
         before: Iterable[Value] | None = None,
     ) -> bool:
-        """Computes values by a function, where the first of them is computed now; False if an
-        operand is computed behind that, or the passes have no fuel.
+        """Adds a call that computes values by a library function, before the first node that
+        computes one of them; returns False if an operand is computed after that node, if another
+        call computes a value already, or if the passes have no fuel.
 
-        results: what it means, by the graph's nodes or others of these.
-        places: the values that it computes; by default the results.
-        before: the values one of which must not be computed before it.
+        results: values whose recorded nodes define what the function computes.
+        places: the values of the graph that the call replaces; by default the results.
+        before: the values before the first of which the call is inserted; by default ``places``.
         """
         places = results if places is None else places
         ends = places if before is None else before
         position = self.graph.position
-        made = [v.producer for v in ends if v in self.recorded]
-        first = min((n for n in made if n is not None), key=position.__getitem__)
+        producers = [v.producer for v in ends if v in self.recorded]
+        first = min((n for n in producers if n is not None), key=position.__getitem__)
         late = [
             value
             for value in inputs
@@ -281,13 +321,14 @@ class _Search:
         self.computed.update(call.outputs)
 
     def rewritten(self) -> Graph:
+        """The graph with all calls, without nodes whose results calls compute."""
         rewriter = Rewriter(self.graph)
         for node in self.graph.nodes:
             for call in self.calls.get(node, ()):
                 inputs = [rewriter.value(value) for value in call.inputs]
-                made = call.outputs[0].producer
-                if call.outputs[0] in self.recorded and made is not None:
-                    name = made.name
+                producer = call.outputs[0].producer
+                if call.outputs[0] in self.recorded and producer is not None:
+                    name = producer.name
                 else:
                     name = rewriter.fresh(f"{call.node.name}.{call.op.name}")
                 new = rewriter.add(call.op, inputs, name, call.node.source)
@@ -298,20 +339,20 @@ class _Search:
         return rewriter.finish()
 
     def note_refusals(self, graph: Graph) -> None:
-        """Says which nodes of the new graph are computed by other means, and why."""
+        """Notes which nodes of the new graph are computed by kernels of our own, and why."""
         needed: set[Node | None] = {value.producer for value in graph.results}
-        left: dict[tuple[str, str], list[str]] = {}
+        refused: dict[tuple[str, str], list[str]] = {}
         for node in reversed(graph.nodes):
             if node in needed:
                 needed.update(value.producer for value in node.inputs)
                 if isinstance(node.op, LayerFunction):
                     continue  # which may have the name of what it takes the place of
                 if (reason := self.refused.get(node.name)) is not None:
-                    left.setdefault((node.op.name, reason), []).append(node.name)
-        for (name, reason), nodes in reversed(left.items()):
+                    refused.setdefault((node.op.name, reason), []).append(node.name)
+        for (name, reason), nodes in reversed(refused.items()):
             more = f" and {len(nodes) - _SHOWN} others" if len(nodes) > _SHOWN else ""
-            which = ", ".join(nodes[: -_SHOWN - 1 : -1])
-            self.context.notes[name] = f"{reason}; a kernel of ours computes {which}{more}"
+            shown = ", ".join(nodes[: -_SHOWN - 1 : -1])
+            self.context.notes[name] = f"{reason}; a kernel of ours computes {shown}{more}"
 
 
 def _producer(value: Value) -> Node:
@@ -320,7 +361,8 @@ def _producer(value: Value) -> Node:
 
 
 def _factor(node: Node) -> float | None:
-    """By what a node moves its first operand towards its second one."""
+    """The factor by which a node interpolates from its first operand to its second one; None if it
+    does something else."""
     op = node.op
     if not isinstance(op, ops.Formula) or len(node.inputs) != 2:
         return None

@@ -1,11 +1,11 @@
-"""layout: chooses how each value lies in memory, for the whole graph at once.
+"""layout: chooses the memory layout of each value, for the whole graph at once.
 
 Handles: every node runs in one of the layouts that the target offers for it; where a reader
-wants another layout than the producer's, a Reorder is put between them, once per value and
-layout; a node that reads any layout wants none.  The choice minimises predicted time,
-conversions included: from the target's preferred layouts and from NCHW everywhere, single nodes
-are changed while that helps, and the better end is taken (iterated conditional modes).  Graph
-inputs and outputs are NCHW, as callers have them, and so are states.
+needs another layout than the producer's, a Reorder is inserted between them, once per value and
+layout; nodes that read any layout need none.  The choice minimises predicted time, conversions
+included: two searches, from the target's preferred layouts and from NCHW everywhere, change the
+layout of single nodes while that helps (iterated conditional modes), and the better result counts.
+Graph inputs and outputs are NCHW, as callers expect, and so are states.
 Refuses: nothing; values that are not of rank 4 have no layout.
 """
 
@@ -29,8 +29,8 @@ def layout(graph: Graph, context: Context) -> Graph:
     starts = ({node: layouts[0] for node, layouts in offered.items()}, planar)
     settled = [_settle(prices, offered, start) for start in starts]
     chosen = min(settled, key=prices.total)
-    for node, own in chosen.items():
-        if own != planar[node] and not context.allow(f"compute {node.name} in {own}"):
+    for node, choice in chosen.items():
+        if choice != planar[node] and not context.allow(f"compute {node.name} in {choice}"):
             chosen[node] = planar[node]
     result, layouts = _with_reorders(prices, chosen)
     context.annotations = Annotations(layouts)
@@ -41,11 +41,11 @@ Chosen = Mapping[Node, Layout]
 
 
 class _Prices:
-    """What it costs to compute nodes in the layouts chosen for them, conversions included."""
+    """Predicted seconds of nodes in the layouts chosen for them, conversions included."""
 
     def __init__(self, graph: Graph, target: Target) -> None:
         self.graph, self.target = graph, target
-        #: The nodes that read a value, each in a layout of its own choice.
+        #: For each value that has a layout, the readers that need one; others read any.
         self.readers = {
             value: [reader for reader in readers if not target.reads_any(reader, value)]
             for value, readers in graph.readers.items()
@@ -60,31 +60,32 @@ class _Prices:
         }
 
     def local(self, chosen: Chosen, node: Node) -> float:
-        """Of a node, and of converting what it reads and writes."""
-        own = self.target.layout_seconds(node, chosen[node])
-        return own + sum(self._convert(chosen, value) for value in self._values[node])
+        """Seconds of a node, and of all conversions of the values that it reads and writes."""
+        seconds = self.target.layout_seconds(node, chosen[node])
+        return seconds + sum(self._convert(chosen, value) for value in self._values[node])
 
     def total(self, chosen: Chosen) -> float:
-        own = sum(self.target.layout_seconds(node, chosen[node]) for node in self.graph.nodes)
-        return own + sum(self._convert(chosen, value) for value in self.graph.values)
+        """Seconds of all nodes and conversions."""
+        seconds = sum(self.target.layout_seconds(node, chosen[node]) for node in self.graph.nodes)
+        return seconds + sum(self._convert(chosen, value) for value in self.graph.values)
 
     def neighbours(self, node: Node) -> Iterator[Node]:
-        """The nodes whose own prices change with a node's layout."""
+        """The nodes whose local prices depend on a node's layout."""
         for value in self._values[node]:
             yield from self.graph.readers[value]
             if value.producer is not None:
                 yield value.producer
 
     def wanted(self, chosen: Chosen, value: Value) -> tuple[Layout, ...]:
-        """The layouts in which a value is read, other than the one in which it is made."""
+        """The layouts in which a value is read, other than its producer's."""
         if value not in self.readers:
             return ()
-        made = chosen[value.producer] if value.producer is not None else PLANAR
+        produced = chosen[value.producer] if value.producer is not None else PLANAR
         reads = self.target.reads
         wanted = dict.fromkeys(reads(r, value, chosen[r]) for r in self.readers[value])
         if value in self.graph.results:
             wanted[PLANAR] = None
-        wanted.pop(made, None)
+        wanted.pop(produced, None)
         return tuple(wanted)
 
     def _convert(self, chosen: Chosen, value: Value) -> float:
@@ -95,14 +96,15 @@ class _Prices:
 def _settle(
     prices: _Prices, offered: Mapping[Node, tuple[Layout, ...]], start: Chosen
 ) -> dict[Node, Layout]:
-    """Changes one node's layout after another while that saves time."""
+    """The layouts at a local minimum of the price: changes the layout of single nodes while that
+    saves time."""
     chosen = dict(start)
-    due = {node for node, layouts in offered.items() if len(layouts) > 1}
-    while due:
+    pending = {node for node, layouts in offered.items() if len(layouts) > 1}
+    while pending:
         for node in prices.graph.nodes:
-            if node not in due:
+            if node not in pending:
                 continue
-            due.remove(node)
+            pending.remove(node)
             before, costs = chosen[node], {}
             for option in offered[node]:
                 chosen[node] = option
@@ -110,22 +112,23 @@ def _settle(
             best = min(costs, key=costs.__getitem__)
             chosen[node] = best if costs[best] < costs[before] else before
             if chosen[node] != before:
-                due.update(n for n in prices.neighbours(node) if len(offered[n]) > 1)
+                pending.update(n for n in prices.neighbours(node) if len(offered[n]) > 1)
     return chosen
 
 
 def _with_reorders(prices: _Prices, chosen: Chosen) -> tuple[Graph, dict[Value, Layout]]:
+    """The graph with Reorders between nodes of different layouts, and the layouts of its values."""
     graph, target = prices.graph, prices.target
     rewriter = Rewriter(graph)
     layouts: dict[Value, Layout] = {}
     converted: dict[tuple[Value, Layout], Value] = {}
 
     def convert(value: Value) -> None:
-        """Adds the reorders of a value of the old graph, right after it is made."""
-        made = chosen[value.producer] if value.producer is not None else PLANAR
+        """Adds the Reorders of a value of the old graph, right after its producer."""
+        produced = chosen[value.producer] if value.producer is not None else PLANAR
         new = rewriter.value(value)
         if value.type.rank == 4:
-            layouts[new] = made
+            layouts[new] = produced
         for wanted in prices.wanted(chosen, value):
             name = rewriter.fresh(f"{value.name}.{wanted}")
             node = rewriter.add(Reorder(wanted), [new], name, name)

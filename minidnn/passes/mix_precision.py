@@ -1,13 +1,13 @@
-"""mix_precision: graphs with states compute in half precision, and their states stay float32.
+"""mix_precision: automatic mixed precision for graphs with states, which stay float32.
 
-Handles: graphs that keep float32 states, such as parameters, where the target keeps values in half
-precision.  Contractions read and give halves: a state is rounded once a run, however often it is
-read.  So do windows and moves of such values.  Element-wise nodes between contractions compute in
-float32, of halves and float32 values alike; what they give is a half where something else than one
-element-wise node reads it.  All else stays float32: sums and statistics, softmax and normalizations
-by it, losses, what becomes of gradients of parameters, inputs, outputs and states.  Functions of a
-library say themselves what they take.
-Refuses: graphs without states, which reduce_precision handles, and targets that keep float32.
+Handles: graphs with float32 states, such as parameters, where the target stores values in float16
+or bfloat16.  Contractions read and write half precision: a state is rounded once in each run,
+however often it is read.  So do windows and moves of such values.  Element-wise nodes between
+contractions compute in float32, whatever the dtypes of their operands; their results are stored in
+half precision unless exactly one element-wise node reads them.  All other values stay float32: sums
+and statistics, softmax and normalizations, losses, gradients of parameters and what follows from
+them, inputs, outputs and states.  Library functions declare themselves which dtypes they read.
+Refuses: graphs without states, which ``reduce_precision`` handles, and targets that keep float32.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from minidnn.passes.infrastructure import Context, Pass
 
 _PRODUCTS = (Contraction, MatMul, Conv2dInputGradient, Conv2dWeightGradient)
 _WINDOWS = (Windowed, AdaptiveAvgPool2d)
-#: What gives the dtype that it is given, and computes nothing that would suffer from it.
+#: Operators whose result has the dtype of their operands, and that lose no accuracy by it.
 _FOLLOWS = (*_WINDOWS, Movement, RandomDrop)
-#: What has fewer axes is a vector: formulas read it in float32.
+#: Inputs of lower rank are vectors or scalars, which formulas read in float32.
 _LEAST_RANK = 2
 
 
@@ -68,42 +68,50 @@ def mixed(
     inputs: Iterable[Value] = (),
     outputs: Sequence[bool | None] | None = None,
 ) -> Graph:
-    """The graph with products, and what lies between them, in ``dtype``.
+    """The graph with products, and the values between them, in ``dtype``.
 
-    inputs: those of its inputs, in float32, that are given in ``dtype``.
-    outputs: for each output whether it is wanted in ``dtype``; None for one that is given as it
-        lies.  By default all are wanted as they are.
+    inputs: the graph's float32 inputs that callers pass in ``dtype``.
+    outputs: for each output, True for ``dtype``, False for its own dtype, and None for the dtype in
+        which the graph computes it.  By default all outputs keep their dtypes.
     """
     wanted = [False] * len(graph.outputs) if outputs is None else list(outputs)
     return _Mixing(graph, dtype, set(inputs), wanted).graph()
 
 
 class HalfGraph:
-    """The nodes of a graph as they are added, with ``dtype`` for what becomes a half."""
+    """Builds a graph in which some values are in half precision.
+
+    Attributes:
+        given: the float32 graph.
+        dtype: "float16" or "bfloat16".
+        nodes: the new graph's nodes, in order.
+        full, half: for values of the given graph, the new values in their own dtype, and in half
+            precision; most have only one of the two.
+        names: all names that are in use.
+    """
 
     def __init__(self, graph: Graph, dtype: str) -> None:
         self.given = graph
         self.dtype = dtype
         self.nodes: list[Node] = []
-        #: For values of the graph what stands for them in float32, or any other dtype of theirs,
-        #: and in half precision; of most there is one.
         self.full: dict[Value, Value] = {v: v for v in graph.values if v.producer is None}
         self.half: dict[Value, Value] = {}
         self.names = {value.name for value in graph.values} | {n.name for n in graph.nodes}
 
     def in_half(self, value: Value) -> Value:
-        found = self.half.get(value)
-        if found is None:
-            found = self.half[value] = self._rounded(value)
-        return found
+        """A value of the given graph in half precision, rounded once for all readers."""
+        result = self.half.get(value)
+        if result is None:
+            result = self.half[value] = self._rounded(value)
+        return result
 
     def _rounded(self, value: Value) -> Value:
         source, dtype = self.full[value], self.dtype
         node = value.producer
         if node is not None and isinstance(node.op, (Reshaping, Transpose)):
-            # What it gives another shape is rounded once, for whoever reads it in this one or not.
-            halves = self.in_half(node.inputs[0])
-            return self._new(node.op, [halves], f"{value.name}.{dtype}", node.source)
+            # The operand of a view is rounded, so that readers of any of its shapes share it.
+            operand = self.in_half(node.inputs[0])
+            return self._new(node.op, [operand], f"{value.name}.{dtype}", node.source)
         if isinstance(source, Constant):
             type = replace(source.type, dtype=dtype)
             return Constant(type, source.name, lambda: rounded_to(dtype, source.data))
@@ -111,8 +119,8 @@ class HalfGraph:
         return self._new(op, [source], f"{value.name}.{dtype}", value.name)
 
     def in_full(self, value: Value, source: str) -> Value:
-        """A value in float32; one in half precision is converted for each reader by itself, which
-        costs nothing where it is read."""
+        """A value of the given graph in its own dtype.  One in half precision gets a cast for each
+        reader, which is fused into it."""
         if value in self.full:
             return self.full[value]
         op = Formula(argument(0), title="Cast", compute="float32")
@@ -130,13 +138,16 @@ class HalfGraph:
     def keep(
         self, node: Node, op: Operator, operands: Sequence[Value], known: dict[Value, Value]
     ) -> None:
+        """Adds a node under the name of one of the given graph; its results go into ``known``,
+        which is :attr:`full` or :attr:`half`."""
         new = Node(op, operands, node.name, node.source)
         self.nodes.append(new)
         known.update(zip(node.outputs, new.outputs, strict=True))
 
 
 def computing_in_float32(op: Elementwise, dtype: str) -> Formula:
-    """An element-wise operator that computes in float32, whatever it reads, and gives ``dtype``."""
+    """An element-wise operator that computes in float32, whatever it reads, with a result in
+    ``dtype``."""
     if isinstance(op, Formula):
         return replace(op, dtype=dtype, compute="float32")
     tensors = op.arity - op.channel_count
@@ -144,13 +155,15 @@ def computing_in_float32(op: Elementwise, dtype: str) -> Formula:
 
 
 def is_exact_in(op: Elementwise, dtype: str) -> bool:
-    """Whether a formula's numbers are the same in half precision."""
+    """Whether all constants of a formula can be represented in half precision."""
     numbers = [line.value for line in op.lines if line.op == "constant"]
-    held = np.array([float(number or 0.0) for number in numbers])
-    return rounded_to(dtype, held).astype(np.float64).tolist() == held.tolist()
+    constants = np.array([float(number or 0.0) for number in numbers])
+    return rounded_to(dtype, constants).astype(np.float64).tolist() == constants.tolist()
 
 
 class _Mixing(HalfGraph):
+    """Builds the graph of :func:`mixed`."""
+
     def __init__(
         self, graph: Graph, dtype: str, inputs: set[Value], wanted: Sequence[bool | None]
     ) -> None:
@@ -172,15 +185,16 @@ class _Mixing(HalfGraph):
         return Graph(self.inputs, results, nodes, given.name, given.output_names, updates=updates)
 
     def _narrow(self, value: Value) -> Value:
-        """What stands for an input that is given in half precision."""
-        given = Value(replace(value.type, dtype=self.dtype), value.name)
+        """Adds the new input for one that callers pass in half precision."""
+        new = Value(replace(value.type, dtype=self.dtype), value.name)
         del self.full[value]
-        self.half[value] = given
+        self.half[value] = new
         if value.type.rank < _LEAST_RANK:
             self.full[value] = self.in_full(value, value.name)
-        return given
+        return new
 
     def _result(self, value: Value, half: bool | None) -> Value:
+        """The new value for an output; ``half`` as in :func:`mixed`."""
         if half and value.dtype == "float32":
             return self.in_half(value)
         if half is None and self._is_half(value):
@@ -206,7 +220,7 @@ class _Mixing(HalfGraph):
             self.keep(node, replace(op, dtype="float32"), operands, self.full)
         elif isinstance(op, ArgMax) and self._is_half(node.inputs[0]):
             self.keep(node, op, [self.half[node.inputs[0]]], self.full)
-        elif isinstance(op, _FOLLOWS) and self._follows(op, floats):
+        elif isinstance(op, _FOLLOWS) and self._keeps_half(op, floats):
             operands = [
                 self.in_half(v) if v.dtype == "float32" else self.full[v] for v in node.inputs
             ]
@@ -215,18 +229,23 @@ class _Mixing(HalfGraph):
             operands = [self.in_full(value, node.name) for value in node.inputs]
             self.keep(node, op, operands, self.full)
 
-    def _follows(self, op: Operator, floats: Sequence[Value]) -> bool:
+    def _keeps_half(self, op: Operator, floats: Sequence[Value]) -> bool:
+        """Whether a window or move has its result in half precision: all float operands are, or,
+        for concatenations, one is."""
         if isinstance(op, Gather):
             floats = floats[:1]
         halves = sum(map(self._is_half, floats))
-        joins = isinstance(op, (Concat, TakeChannels))
-        return halves > 0 if joins else 0 < halves == len(floats)
+        concatenates = isinstance(op, (Concat, TakeChannels))
+        return halves > 0 if concatenates else 0 < halves == len(floats)
 
     def _is_half(self, value: Value) -> bool:
-        """Whether a value is there in half precision alone."""
+        """Whether the new graph has a value only in half precision."""
         return value in self.half and value not in self.full
 
     def _elementwise(self, node: Node, op: Elementwise) -> None:
+        """Adds an element-wise node: in its own dtype if no operand and no result is half, in half
+        precision if all operands are and constants are exact, and otherwise computing in
+        float32."""
         floats = [v for v in node.inputs if v.dtype == "float32"]
         halves = [value for value in floats if self._is_half(value)]
         gives_half = node.output in self.between and self._is_stored(node)
@@ -234,8 +253,8 @@ class _Mixing(HalfGraph):
             operands = [self.full[value] for value in node.inputs]
             self.keep(node, op, operands, self.full)
             return
-        known = all(value in halves or self._is_exact(value) for value in floats)
-        if gives_half and known and is_exact_in(op, self.dtype):
+        is_representable = all(value in halves or self._is_exact(value) for value in floats)
+        if gives_half and is_representable and is_exact_in(op, self.dtype):
             if isinstance(op, Formula) and op.dtype is not None:
                 op = replace(op, dtype=self.dtype)
             operands = [
@@ -253,11 +272,11 @@ class _Mixing(HalfGraph):
         )
 
     def _function(self, node: Node, op: LayerFunction) -> None:
-        """A function of a library, whose tensors are all of one dtype."""
-        narrow = [v for v in node.inputs if op.narrows(v.type)]
-        half = op.precision == "half" or (bool(narrow) and all(map(self._is_half, narrow)))
+        """Adds a library function, whose tensors all have one dtype."""
+        narrowable = [v for v in node.inputs if op.narrows(v.type)]
+        half = op.precision == "half" or (bool(narrowable) and all(map(self._is_half, narrowable)))
         operands = [
-            self.in_half(v) if half and v in narrow else self.in_full(v, node.name)
+            self.in_half(v) if half and v in narrowable else self.in_full(v, node.name)
             for v in node.inputs
         ]
         new = Node(op, operands, node.name, node.source)
@@ -266,7 +285,7 @@ class _Mixing(HalfGraph):
             (self.half if made.dtype == self.dtype else self.full)[old] = made
 
     def _attention(self, node: Node, op: Operator) -> None:
-        """Attention, or its gradient, whose logarithms stay in float32."""
+        """Adds attention, or its gradient, whose logarithms stay float32."""
         operands = [
             self.in_full(v, node.name) if name == "logarithms" else self.in_half(v)
             for name, v in zip(op.operand_names, node.inputs, strict=True)
@@ -277,8 +296,8 @@ class _Mixing(HalfGraph):
             (self.half if made.dtype == self.dtype else self.full)[old] = made
 
     def _is_stored(self, node: Node) -> bool:
-        """Whether a value is likely to be written to memory: more than one element-wise node reads
-        it, or the one that does cannot be computed with it."""
+        """Whether the result of a node is likely to be written to memory: it has not exactly one
+        reader, is a result of the graph, or its reader cannot be fused with the node."""
         readers = self.given.readers[node.output]
         if len(readers) != 1 or node.output in self.given.results:
             return True
@@ -287,7 +306,7 @@ class _Mixing(HalfGraph):
         )
 
     def _is_exact(self, value: Value) -> bool:
-        """Whether a value is a constant whose numbers are the same in half precision."""
+        """Whether a value is a constant that half precision represents exactly."""
         if not isinstance(value, Constant):
             return False
         data = value.data
@@ -304,25 +323,26 @@ def _is_product(node: Node) -> bool:
 def _between_products(
     graph: Graph, given: Iterable[Value], passed_on: Iterable[Value]
 ) -> set[Value]:
-    """The float32 values that are computed of results of products and that products or windows
-    read, with nothing but element-wise nodes, windows and moves in between: activations and their
-    gradients.  Products elsewhere make what is ``given`` and read what is ``passed_on``."""
-    made = {value for value in given if value.type.rank >= _LEAST_RANK}
+    """The float32 values between products: element-wise nodes, windows and moves compute them from
+    results of products, and products or windows read them, directly or through such nodes.  These
+    are activations and their gradients.  Products outside of the graph compute the ``given`` values
+    and read the values ``passed_on``."""
+    from_products = {value for value in given if value.type.rank >= _LEAST_RANK}
     for node in graph.nodes:
         if _is_product(node):
-            made.update(node.outputs)
+            from_products.update(node.outputs)
         elif isinstance(node.op, (Elementwise, LayerFunction, *_FOLLOWS)):
             count = node.op.channel_count if isinstance(node.op, Elementwise) else 0
-            if any(value in made for value in node.inputs[: len(node.inputs) - count]):
-                made.update(node.outputs)
-    read = set(passed_on)
+            if any(value in from_products for value in node.inputs[: len(node.inputs) - count]):
+                from_products.update(node.outputs)
+    to_products = set(passed_on)
     for node in reversed(graph.nodes):
-        passes = _is_product(node) or isinstance(node.op, _WINDOWS)
+        is_passed_on = _is_product(node) or isinstance(node.op, _WINDOWS)
         if isinstance(node.op, (Elementwise, LayerFunction, *_FOLLOWS)):
-            passes |= any(value in read for value in node.outputs)
-        if passes:
-            read.update(value for value in node.inputs if value.dtype == "float32")
-    return made & read
+            is_passed_on |= any(value in to_products for value in node.outputs)
+        if is_passed_on:
+            to_products.update(value for value in node.inputs if value.dtype == "float32")
+    return from_products & to_products
 
 
 MIX_PRECISION = Pass("mix_precision", mix_precision, requires=("simplify", "fold_batch_norm"))

@@ -1,4 +1,4 @@
-"""Average pools move across the convolutions beside them, and averages of whole planes to means."""
+"""Rewrites of average pools: they move across 1x1 convolutions, or become means of planes."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from minidnn.passes.sum_together import is_pointwise
 
 
 def pool_last(graph: Graph, context: Context) -> Graph:
-    """An average pool that a narrowing 1x1 convolution alone reads is computed after it.
+    """An average pool whose only reader is a 1x1 convolution with fewer outputs sinks below it.
 
     Both are linear, the one over channels and the other over positions, so that they commute in
     exact arithmetic; in floating point, sums are rounded in another order.  The average then reads
     and writes fewer channels: Inception's pooled branches average 192 channels instead of 768.  The
-    bias is added behind the average, which need not count padding.
-    Handles: an AvgPool2d that makes nothing smaller, whose only reader is a Conv2d of 1x1 with
-    stride 1, without padding, and with fewer channels of its result than of its input.
-    Refuses: other convolutions (what they read of the padding, or of a border, is no average),
-    pools with several readers, and averages of nothing, which are NaN.
+    bias is added after the average, whether that counts padding or not.
+    Handles: an AvgPool2d that does not reduce the spatial size, whose only reader is a 1x1 Conv2d
+    with stride 1, without padding, and with fewer output than input channels.
+    Refuses: other convolutions (the padding or the border that they read is no average), pools with
+    several readers, and averages over no elements, which are NaN.
     """
     rewriter = Rewriter(graph)
-    waiting: dict[Node, Node] = {}  # convolutions, and the pools that are computed after them
+    sunk: dict[Node, Node] = {}  # convolutions, and the pools that are computed after them
     for node in graph.nodes:
         reader = graph.only_reader(node.output) if isinstance(node.op, AvgPool2d) else None
         if (
             reader is not None
-            and _commutes_behind(node, reader)
+            and _can_sink(node, reader)
             and context.allow(f"compute {node.name} after {reader.name}")
         ):
-            waiting[reader] = node
-        elif node in waiting:
-            _swapped_back(rewriter, waiting[node], node)
+            sunk[reader] = node
+        elif node in sunk:
+            _sink(rewriter, sunk[node], node)
         else:
             rewriter.keep(node)
     return rewriter.finish()
 
 
-def _commutes_behind(pool: Node, convolution: Node) -> bool:
+def _can_sink(pool: Node, convolution: Node) -> bool:
+    """Whether a pool can be computed after the convolution that reads it."""
     op = convolution.op
     if not isinstance(op, Conv2d) or not isinstance(pool.op, AvgPool2d):
         return False
@@ -53,7 +54,8 @@ def _commutes_behind(pool: Node, convolution: Node) -> bool:
     return pointwise and constant and narrower and not pool.op.ceil_mode
 
 
-def _swapped_back(rewriter: Rewriter, pool: Node, convolution: Node) -> None:
+def _sink(rewriter: Rewriter, pool: Node, convolution: Node) -> None:
+    """Adds a convolution without bias, then its pool, then the bias."""
     source = rewriter.value(pool.inputs[0])
     weight, *bias = (rewriter.value(value) for value in convolution.inputs[1:])
     new = rewriter.add(convolution.op, [source, weight], convolution.name, convolution.source)
@@ -71,33 +73,38 @@ POOL_LAST = Pass("pool_last", pool_last, requires=("simplify", "fold_batch_norm"
 
 
 def average_planes(graph: Graph, context: Context) -> Graph:
-    """Averages of whole planes become means where the target adds planes up in sweeps.
+    """Average pools over whole planes become means, where the target reduces planes in sweeps.
 
-    A sweep computes what is averaged, so that it need not be stored for that: squeezed channels are
-    averages of activations, and these read stored values alone.
-    Handles: average pools in half precision over whole planes of what point-wise operators make, if
-    others read that, too.  The mean is added up in the order of the sweep, and rounded once, as the
-    pool is.
-    Refuses: averages of what is stored anyway, of more or less than planes, and float32, where an
-    average keeps the order of a window; those that one sequence computes with what it reads;
-    everything under strategies that leave layers apart.
+    A sweep computes the operand of the mean itself, so that it need not be stored for that: the
+    averages of squeeze-and-excitation are over activations, which follow from stored values.
+    Handles: average pools in half precision over whole planes whose operand is the result of a
+    point-wise operator and has other readers.  The mean is summed in the order of the sweep, and
+    rounded once, as the pool's result is.
+    Refuses: averages of values that are stored anyway, windows other than whole planes, and
+    float32, where an average keeps the order of summation of a window; averages that one sequence
+    computes with their operand; everything under strategies that fuse no stacks.
     """
     if context.strategy in APART or not context.target.adds_planes:
         return graph
     rewriter = Rewriter(graph)
     for node in graph.nodes:
-        if _is_average(node) and _gains(graph, node) and context.allow(f"{node.name} is a mean"):
+        if (
+            _is_plane_average(node)
+            and _has_other_readers(graph, node)
+            and context.allow(f"{node.name} is a mean")
+        ):
             mean = Reduce("mean", (2, 3), keepdim=True)
             operands = [rewriter.value(node.inputs[0])]
-            made = rewriter.add(mean, operands, node.name, node.source)
-            rewriter.replace(node.output, made.output)
+            result = rewriter.add(mean, operands, node.name, node.source)
+            rewriter.replace(node.output, result.output)
         else:
             rewriter.keep(node)
     return rewriter.finish()
 
 
-def _is_average(node: Node) -> bool:
-    """Whether a node averages whole planes of what point-wise operators make."""
+def _is_plane_average(node: Node) -> bool:
+    """Whether a node is an average pool in half precision over whole planes of a point-wise node's
+    result."""
     op = node.op
     if not isinstance(op, (AvgPool2d, AdaptiveAvgPool2d)):
         return False
@@ -113,8 +120,9 @@ def _is_average(node: Node) -> bool:
     return op.kernel_size == plane and op.padding == (0, 0) and counted
 
 
-def _gains(graph: Graph, node: Node) -> bool:
-    """Whether others read what is averaged, which one sequence would have to store for them."""
+def _has_other_readers(graph: Graph, node: Node) -> bool:
+    """Whether the operand of an average has other readers, for which a sequence would have to store
+    it."""
     x = node.inputs[0]
     return len(graph.readers[x]) > 1 or x in graph.results
 
@@ -123,25 +131,25 @@ AVERAGE_PLANES = Pass("average_planes", average_planes, requires=("simplify",))
 
 
 def pool_first(graph: Graph, context: Context) -> Graph:
-    """An average pool that reads a 1x1 convolution is computed before it.
+    """An average pool after a 1x1 convolution is hoisted above it.
 
     Both are linear, the one over channels and the other over positions, so that they commute in
     exact arithmetic; in floating point, sums are rounded in another order.  The convolution then
-    computes fewer pixels, and the average can join the stack before it: DenseNet's transitions
-    (normalization, ReLU, 1x1 convolution, average pool) become a sequence and a quarter of the
-    convolution.
-    Handles: a Conv2d of 1x1 with stride 1 and without padding, whose only reader is an AvgPool2d
-    that averages what it reads (no zeros of the padding counted in, no other divisor) and makes it
-    smaller.
+    computes fewer pixels, and the average can be fused into the stack before it: DenseNet's
+    transitions (normalization, ReLU, 1x1 convolution, average pool) become a sequence and a quarter
+    of the convolution.
+    Handles: a 1x1 Conv2d with stride 1 and without padding, whose only reader is an AvgPool2d that
+    computes true averages (without counting padding, and without another divisor) and reduces the
+    spatial size.
     Refuses: other convolutions (they pad, or skip pixels that the pool reads) and other pools.
     """
     rewriter = Rewriter(graph)
-    swapped: set[Node] = set()  # pools that were computed before the convolution that they read
+    swapped: set[Node] = set()  # pools that were moved before the convolution that they read
     for node in graph.nodes:
         pool = graph.only_reader(node.output) if isinstance(node.op, Conv2d) else None
         if (
             pool is not None
-            and _commute(node, pool)
+            and _can_hoist(node, pool)
             and context.allow(f"compute {pool.name} before {node.name}")
         ):
             swapped.add(pool)
@@ -151,17 +159,18 @@ def pool_first(graph: Graph, context: Context) -> Graph:
     return rewriter.finish()
 
 
-def _commute(convolution: Node, pool: Node) -> bool:
+def _can_hoist(convolution: Node, pool: Node) -> bool:
+    """Whether a pool can be computed before the convolution that it reads."""
     op, kernel = convolution.op, convolution.inputs[1].shape[2:]
     if not isinstance(op, Conv2d) or not isinstance(pool.op, AvgPool2d):
         return False
     pointwise = kernel == op.stride == (1, 1) and op.padding == ((0, 0), (0, 0))
-    average = pool.op.divisor_override is None and (
+    is_true_average = pool.op.divisor_override is None and (
         not pool.op.count_include_pad or pool.op.padding == (0, 0)
     )
-    reads = convolution.inputs
-    smaller = pool.output.type.size < convolution.output.type.size
-    return pointwise and average and smaller and reads.count(reads[0]) == 1
+    operands = convolution.inputs
+    is_smaller = pool.output.type.size < convolution.output.type.size
+    return pointwise and is_true_average and is_smaller and operands.count(operands[0]) == 1
 
 
 def _swap(rewriter: Rewriter, convolution: Node, pool: Node) -> None:

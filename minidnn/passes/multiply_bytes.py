@@ -1,14 +1,14 @@
-"""multiply_bytes: contractions of quantized numbers multiply their bytes.
+"""multiply_bytes: contractions of dequantized tensors become integer contractions of int8 or uint8.
 
-Handles: convolutions and linear layers of an input that was dequantized by one scale, and of a
-constant weight that was dequantized by a scale for all or for each output, and whose bytes without
-their zeros fit int8.  The sums are int32, which scale and bias make numbers of; rounding the
-products' sum once it differs from the dequantized layer's in the last bits.  Quantizing goes in
-front of what only moves elements or gives the largest, and is dropped where it undoes what was
-done.  Point-wise operators read bytes themselves, and one that quantizes takes in those that it
-alone reads.
-Refuses: everything if the target multiplies no bytes; scales of several inputs, weights and biases
-that are not known.
+Handles: convolutions and linear layers whose input was dequantized by one scale and zero point, and
+whose constant weight was dequantized by one scale or a scale for each output, if the weight minus
+its zero point fits int8.  Sums are int32; a fused multiply-add scales them and adds the
+bias.  It rounds once, so that results differ from the dequantized layer's in the last bits.
+Quantization moves before nodes that only move elements or take a maximum, and is dropped where it
+undoes a dequantization.  Point-wise operators read quantized tensors themselves, and one that
+quantizes is fused with the producers that it alone reads.
+Refuses: everything if the target has no integer contractions; inputs with several scales, and
+weights and biases that are not constants.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from minidnn.graph.types import BYTES, TensorType
 from minidnn.passes.infrastructure import Context, Pass
 
 _MOST_LINES = 64
-"""Of a formula that others are taken into."""
+"""Instructions of a formula that is fused into the one that reads it."""
 
 
 def multiply_bytes(graph: Graph, context: Context) -> Graph:
@@ -42,12 +42,13 @@ def multiply_bytes(graph: Graph, context: Context) -> Graph:
 
 
 def precision_of(graph: Graph, computed: str) -> str:
-    """What an optimized graph is computed in: "int8" if contractions in it, or in its regions,
-    multiply bytes, whatever the rest is ``computed`` in."""
+    """The precision that is reported of an optimized graph: "int8" if a contraction in it, or in
+    its regions, reads an int8 or uint8 weight, and otherwise ``computed``."""
     return "int8" if _multiplies(graph) else computed
 
 
 def _multiplies(graph: Graph) -> bool:
+    """Whether a contraction in a graph or in its regions reads an int8 or uint8 weight."""
     for node in graph.nodes:
         body = getattr(node.op, "body", None)
         if isinstance(body, Graph) and _multiplies(body):
@@ -57,23 +58,26 @@ def _multiplies(graph: Graph) -> bool:
     return False
 
 
-def _steps_read(node: Node | None) -> Steps | None:
-    """The numbers that a node's bytes stand for, if it dequantizes them."""
+def _dequantization(node: Node | None) -> Steps | None:
+    """The scale and zero point by which a node dequantizes its operand; None if it does not."""
     if node is None or len(node.inputs) != 1:
         return None
     return dequantization_of(node.op, node.inputs[0].dtype)
 
 
-# Quantizing in front of moves
+# Quantizing before moves
 
 
 def _move_quantizers(graph: Graph, context: Context) -> Graph:
+    """Moves quantizations before nodes that commute with them, and drops those that undo a
+    dequantization."""
     rewriter = Rewriter(graph)
 
     def quantized(value: Value, steps: Steps, name: str) -> Value:
-        """A value's bytes."""
+        """The quantized value: its own source if it was dequantized by the same steps, or the moves
+        before it applied to quantized operands."""
         node = value.producer
-        if node is not None and _steps_read(node) == steps:
+        if node is not None and _dequantization(node) == steps:
             return rewriter.value(node.inputs[0])
         if node is not None and _moves(node) and graph.only_reader(value) is not None:
             operands = [quantized(each, steps, name) for each in node.inputs]
@@ -84,8 +88,10 @@ def _move_quantizers(graph: Graph, context: Context) -> Graph:
     for node in graph.nodes:
         steps = quantization_of(node.op)
         producer = node.inputs[0].producer if steps is not None else None
-        undone = producer is not None and steps is not None and _steps_read(producer) == steps
-        if producer is None or steps is None or not (undone or _moves(producer)):
+        is_undone = (
+            producer is not None and steps is not None and _dequantization(producer) == steps
+        )
+        if producer is None or steps is None or not (is_undone or _moves(producer)):
             rewriter.keep(node)
         elif context.allow(f"quantize what {producer.name} moves, not the result"):
             rewriter.replace(node.output, quantized(node.inputs[0], steps, node.name))
@@ -95,8 +101,8 @@ def _move_quantizers(graph: Graph, context: Context) -> Graph:
 
 
 def _moves(node: Node) -> bool:
-    """Whether a node only places elements, all of which it reads, or gives the largest ones:
-    rounding keeps their order."""
+    """Whether a node commutes with quantization: it only moves elements, or takes a maximum, since
+    rounding keeps the order of numbers."""
     op = node.op
     if isinstance(op, Windowed):
         return op.window().chooses
@@ -107,50 +113,54 @@ def _moves(node: Node) -> bool:
 
 
 def _multiply(graph: Graph, context: Context) -> Graph:
+    """Rewrites contractions of dequantized operands to integer contractions."""
     rewriter = Rewriter(graph)
     for node in graph.nodes:
-        found = _bytes_of(node)
-        if found is None or not context.allow(f"{node.name} multiplies bytes"):
+        operands = _bytes_of(node)
+        if operands is None or not context.allow(f"{node.name} multiplies bytes"):
             rewriter.keep(node)
             continue
-        steps, weight, scale = found
+        steps, weight, scale = operands
         assert isinstance(node.op, (Conv2d, Linear))
         source = node.inputs[0].producer
         assert source is not None
         op = replace(node.op, zero=steps.zero)
-        whole = rewriter.fresh(f"{node.name}.sums")
-        sums = rewriter.add(op, [rewriter.value(source.inputs[0]), weight], whole, node.source)
+        name = rewriter.fresh(f"{node.name}.sums")
+        sums = rewriter.add(op, [rewriter.value(source.inputs[0]), weight], name, node.source)
         output = _scaled(rewriter, node, sums.output, np.float32(steps.scale) * scale)
         rewriter.replace(node.output, output)
     return rewriter.finish()
 
 
 def _bytes_of(node: Node) -> tuple[Steps, Constant, np.ndarray] | None:
-    """A contraction's input as it is quantized, its weight in int8, and the weight's scales, one
-    for each output; None if it multiplies no bytes."""
+    """The quantization of a contraction's input, its weight in int8 without zero point, and the
+    weight's scales, one for each output; None if it cannot be computed in integers."""
     if not isinstance(node.op, (Conv2d, Linear)) or node.op.zero:
         return None
     x, weight, *bias = node.inputs
-    steps = _steps_read(x.producer)
-    made = weight.producer
-    if steps is None or made is None or made.op != PER_CHANNEL:
+    steps = _dequantization(x.producer)
+    dequantize = weight.producer
+    if steps is None or dequantize is None or dequantize.op != PER_CHANNEL:
         return None
-    if not all(isinstance(value, Constant) for value in (*made.inputs, *bias)):
+    if not all(isinstance(value, Constant) for value in (*dequantize.inputs, *bias)):
         return None
-    given, scale, zero = (value.data for value in made.inputs if isinstance(value, Constant))
-    if given.dtype.name not in BYTES or any(size != 1 for size in scale.shape[1:]):
+    quantized, scale, zero = (
+        value.data for value in dequantize.inputs if isinstance(value, Constant)
+    )
+    if quantized.dtype.name not in BYTES or any(size != 1 for size in scale.shape[1:]):
         return None
-    found = given.astype(np.int32) - zero.astype(np.int32)
-    if not found.size or found.min() < -128 or found.max() > 127:
+    shifted = quantized.astype(np.int32) - zero.astype(np.int32)
+    if not shifted.size or shifted.min() < -128 or shifted.max() > 127:
         return None
     type = TensorType(weight.shape, "int8")
-    data = found.astype(np.int8)
+    data = shifted.astype(np.int8)
     scales = np.broadcast_to(scale.reshape(-1), (weight.shape[0],)).astype(np.float32)
     return steps, Constant(type, f"{node.name}.sums.weight", data), scales
 
 
 def _scaled(rewriter: Rewriter, node: Node, sums: Value, scale: np.ndarray) -> Value:
-    """Sums by the scale of each output, plus the bias."""
+    """Adds the epilogue of an integer contraction: int32 sums times the scale of each output, plus
+    the bias."""
     bias = node.inputs[2:]
     shift = np.full_like(scale, -0.0)
     for value in bias:
@@ -162,41 +172,49 @@ def _scaled(rewriter: Rewriter, node: Node, sums: Value, scale: np.ndarray) -> V
         for name, data in (("scale", scale), ("shift", shift))
     ]
     body = fma(argument(0), argument(1), argument(2))
-    # The features of a linear layer are channels if nothing lies between them and the batch.
+    # The features of a linear layer are channels (axis 1) if its result is a matrix.
     channels = isinstance(node.op, Conv2d) or node.output.type.rank == 2
     counts = (1, 2) if channels else (3, 0)
     op = Formula(body, *counts, title="Rescale", compute="float32")
     return rewriter.add(op, [sums, *vectors], node.name, node.source).output
 
 
-# Point-wise operators on bytes
+# Point-wise operators on quantized tensors
 
 
 def _compose(graph: Graph, context: Context) -> Graph:
+    """Fuses point-wise nodes with dequantizations, and quantizing ones with their producers."""
     rewriter = Rewriter(graph)
     for node in graph.nodes:
-        if not isinstance(node.op, Elementwise) or _steps_read(node) is not None:
+        if not isinstance(node.op, Elementwise) or _dequantization(node) is not None:
             rewriter.keep(node)
             continue
-        taken = _Formula(graph, node)
-        if not taken.changed or not context.allow(f"{node.name} computes with bytes"):
+        fused = _FusedFormula(graph, node)
+        if not fused.changed or not context.allow(f"{node.name} computes with bytes"):
             rewriter.keep(node)
             continue
-        operands = [rewriter.value(value) for value in taken.operands]
-        new = rewriter.add(taken.op(), operands, node.name, node.source)
+        operands = [rewriter.value(value) for value in fused.operands]
+        new = rewriter.add(fused.op(), operands, node.name, node.source)
         rewriter.replace(node.output, new.output)
     return rewriter.finish()
 
 
-class _Formula:
-    """A point-wise node together with those that it takes in."""
+class _FusedFormula:
+    """A point-wise node fused with producers: dequantizations, and point-wise nodes that it alone
+    reads.
+
+    Attributes:
+        quantizes: whether the node's result is int8 or uint8.
+        changed: whether the formula is another one than the node's own.
+        body: the expression; tensors are arguments from 0 on, vectors from ``_FIRST_VECTOR`` on.
+    """
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self.graph = graph
         self.node = node
         self.quantizes = node.output.dtype in BYTES
         self.changed = False
-        self._with_sums: Node | None = None
+        self._sums_producer: Node | None = None
         self._tensors: dict[Value, int] = {}
         self._vectors: dict[Value, int] = {}
         self.body = self._expression(node)
@@ -204,15 +222,20 @@ class _Formula:
 
     @property
     def operands(self) -> list[Value]:
+        """The operands of the formula: tensors, then vectors over channels."""
         return [*self._tensors, *self._vectors]
 
     def op(self) -> Formula:
-        # Vectors stand behind all tensors, of whose number there was no knowing.
+        """The formula, with its final numbers of arguments."""
+        # Vectors follow all tensors, whose number is known only now.
         count = len(self._tensors)
-        places = [argument(i) for i in range(count)]
+        tensors = [argument(i) for i in range(count)]
         vectors = [argument(count + i) for i in range(len(self._vectors))]
-        given = {**dict(enumerate(places)), **{_FAR + i: v for i, v in enumerate(vectors)}}
-        body = substituted(self.body, given)
+        arguments = {
+            **dict(enumerate(tensors)),
+            **{_FIRST_VECTOR + i: v for i, v in enumerate(vectors)},
+        }
+        body = substituted(self.body, arguments)
         dtype = self.node.output.dtype
         return Formula(
             body,
@@ -224,51 +247,57 @@ class _Formula:
         )
 
     def _expression(self, node: Node) -> Expression:
+        """The expression of a node with the expressions of fused producers substituted; notes the
+        operands."""
         op = node.op
         assert isinstance(op, Elementwise)
         split = len(node.inputs) - op.channel_count
-        given: dict[int, Expression] = {}
-        self._choose_sums(node)
+        arguments: dict[int, Expression] = {}
+        self._choose_sums_producer(node)
         for i, value in enumerate(node.inputs):
             if i >= split:
-                given[i] = argument(_FAR + self._vectors.setdefault(value, len(self._vectors)))
+                arguments[i] = argument(
+                    _FIRST_VECTOR + self._vectors.setdefault(value, len(self._vectors))
+                )
             elif self._takes(value):
                 self.changed = True
                 assert value.producer is not None
-                given[i] = self._expression(value.producer)
+                arguments[i] = self._expression(value.producer)
             else:
-                given[i] = argument(self._tensors.setdefault(value, len(self._tensors)))
-        return substituted(_without_division(node), given)
+                arguments[i] = argument(self._tensors.setdefault(value, len(self._tensors)))
+        return substituted(_expression_of(node), arguments)
 
-    def _choose_sums(self, node: Node) -> None:
-        """Of contractions' sums only the first ones are computed with as they are: those of others
-        would have to be stored, where numbers are as large."""
+    def _choose_sums_producer(self, node: Node) -> None:
+        """Chooses the one producer on int32 sums of a contraction that is fused.  The sums of a
+        second contraction would have to be stored, at the same size as its float32 result."""
         graph = self.graph
-        alone = [v.producer for v in node.tensors if graph.only_reader(v) is node]
-        found = [inner for inner in alone if inner is not None and _has_sums(inner)]
-        if self._with_sums is None and found:
-            self._with_sums = min(found, key=graph.position.__getitem__)
+        producers = [v.producer for v in node.tensors if graph.only_reader(v) is node]
+        on_sums = [inner for inner in producers if inner is not None and _reads_int32_sums(inner)]
+        if self._sums_producer is None and on_sums:
+            self._sums_producer = min(on_sums, key=graph.position.__getitem__)
 
     def _takes(self, value: Value) -> bool:
-        """Whether the node that computes a value is taken in."""
+        """Whether the producer of a value is fused."""
         inner = value.producer
         if inner is None or not _in_float32(self.node) or not _in_float32(inner):
             return False
         if value.dtype != "float32":
             return False
-        if _steps_read(inner) is not None:
+        if _dequantization(inner) is not None:
             return True
-        if _has_sums(inner) and inner is not self._with_sums:
+        if _reads_int32_sums(inner) and inner is not self._sums_producer:
             return False
         assert isinstance(inner.op, Elementwise)
-        alone = self.graph.only_reader(value) is not None
-        short = len(inner.op.lines) <= _MOST_LINES
-        return self.quantizes and alone and short and value.shape == self.node.output.shape
+        is_only_reader = self.graph.only_reader(value) is not None
+        is_short = len(inner.op.lines) <= _MOST_LINES
+        return (
+            self.quantizes and is_only_reader and is_short and value.shape == self.node.output.shape
+        )
 
 
-def _without_division(node: Node) -> Expression:
-    """What a node computes; rounding to bytes by the reciprocal of the scale, which puts what lies
-    on the edge of two numbers to either."""
+def _expression_of(node: Node) -> Expression:
+    """The expression of a node.  A quantization multiplies by the reciprocal of its scale, which
+    may round a number halfway between two steps either way."""
     assert isinstance(node.op, Elementwise)
     steps = quantization_of(node.op) if node.inputs[0].dtype == "float32" else None
     if steps is None:
@@ -277,16 +306,17 @@ def _without_division(node: Node) -> Expression:
     return rint(argument(0) * factor) + steps.zero
 
 
-_FAR = 1 << 20
-"""Where vectors are counted from while tensors are still found."""
+_FIRST_VECTOR = 1 << 20
+"""The number of the first vector argument while the number of tensors is not known."""
 
 
-def _has_sums(node: Node) -> bool:
-    """Whether a node makes numbers of a contraction's sums."""
+def _reads_int32_sums(node: Node) -> bool:
+    """Whether a node reads the int32 sums of a contraction."""
     return any(value.dtype == "int32" for value in node.inputs)
 
 
 def _in_float32(node: Node) -> bool:
+    """Whether a node is element-wise and computes in float32."""
     if not isinstance(node.op, Elementwise):
         return False
     known: Sequence[str] = [value.dtype for value in node.inputs]

@@ -1,4 +1,4 @@
-"""The passes, in the order in which they run."""
+"""The pass pipeline: all passes in the order in which they run."""
 
 from __future__ import annotations
 

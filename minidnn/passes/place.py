@@ -1,4 +1,9 @@
-"""Where values lie: parts and joins of channels, states' updates, and sums over ranks in time."""
+"""Passes that choose buffers and offsets of values, and when sums over ranks begin.
+
+``place_concat`` and ``place_parts`` make operands and slices of channels views of a wider buffer;
+``place_updates`` copies new values over states; ``place_sums`` orders nodes so that collectives
+overlap computing.  Offsets go into ``Annotations.placements``, which the memory plan uses.
+"""
 
 from __future__ import annotations
 
@@ -33,39 +38,41 @@ from minidnn.passes.infrastructure import Context, Pass
 
 
 def place_parts(graph: Graph, context: Context) -> Graph:
-    """Channels that are taken of one value are read where they lie.
+    """Channels that are picked from one value become a view of it.
 
-    Handles: a TakeChannels that takes channels of one operand that follow each other, such as the
-    gradient of a join's operand; its result is a name for a part of the operand's storage, and it
-    copies nothing.  The graph keeps its nodes; what changes is where values lie
-    (``Annotations.placements``).
-    Refuses (noted with the reason): results of the graph, parts of constants, states, views and
-    inputs but those that are given channels last, another layout, and what the target's kernels do
-    not read; everything under strategies that compute layer by layer.
+    Handles: a TakeChannels of consecutive channels of one operand, such as the gradient of an
+    operand of a concatenation; its result is a view of the operand's buffer, and nothing is copied.
+    The graph keeps its nodes; the pass changes ``Annotations.placements``.
+    Refuses (noted with the reason): results of the graph; views of constants, states, other views
+    and inputs, except inputs that are given channels last; another layout; and views that the
+    target's kernels cannot read; everything under strategies that fuse no stacks.
     """
     if context.strategy in APART:
         return graph
-    found = context.annotations
+    annotations = context.annotations
     for node in graph.nodes:
         if not isinstance(node.op, TakeChannels):
             continue
         if (first := node.op.first_of_run) is None:
             continue
-        base = found.place(node.inputs[0])
-        reason = _refusal_of_part(graph, node, found, base.channel + first, context)
+        base = annotations.place(node.inputs[0])
+        reason = _refusal_of_part(graph, node, annotations, base.channel + first, context)
         if reason is not None:
             context.notes[node.name] = f"copied: {reason}"
         elif context.allow(f"{node.name} names a part of {base.buffer.name}"):
-            part = Placement(base.buffer, base.channel + first)
-            found = replace(found, placements={**found.placements, node.output: part})
-    context.annotations = found
+            placement = Placement(base.buffer, base.channel + first)
+            annotations = replace(
+                annotations, placements={**annotations.placements, node.output: placement}
+            )
+    context.annotations = annotations
     return graph
 
 
 def _refusal_of_part(
     graph: Graph, node: Node, found: Annotations, channel: int, context: Context
 ) -> str | None:
-    """Why what a node takes is not read where it lies, from that channel on; None if it is."""
+    """Why the result of a TakeChannels cannot be a view of its operand's buffer from ``channel``
+    on; None if it can."""
     value, buffer = node.output, found.place(node.inputs[0]).buffer
     if value in found.placements:
         return f"it lies in {found.place(value).buffer.name}"
@@ -73,7 +80,7 @@ def _refusal_of_part(
         return "it is an output of the graph, or what a state becomes, or a part of one"
     if buffer.producer is None:
         return "it is taken of an input, a constant or a state"
-    if found.is_view(buffer.producer) and not _is_turned_input(graph, buffer.producer):
+    if found.is_view(buffer.producer) and not _is_channels_last_input(graph, buffer.producer):
         return "what it is taken of lies in another value"
     if found.layout(value) != found.layout(node.inputs[0]):
         return "it has another layout"
@@ -86,8 +93,8 @@ def _refusal_of_part(
     return None
 
 
-def _is_turned_input(graph: Graph, node: Node) -> bool:
-    """Whether a node gives an input that is given channels last."""
+def _is_channels_last_input(graph: Graph, node: Node) -> bool:
+    """Whether a node transposes an input of the graph that is given channels last."""
     return isinstance(node.op, Transpose) and node.inputs[0] in graph.input_set
 
 
@@ -95,13 +102,13 @@ PLACE_PARTS = Pass("place_parts", place_parts, requires=("layout", "place_concat
 
 
 def place_updates(graph: Graph, context: Context) -> Graph:
-    """What states become is written over them.
+    """The new value of each state is written over the state.
 
-    Handles: every update that is not computed straight over its state, as
-    ``memory.updates_in_place`` has them, by a copy behind the last node that reads the state, so
-    that what is copied does not lie in memory for long.  A state that is an output, or that another
-    one becomes, is read by a copy first, so that two states may become each other; such copies are
-    behind all other nodes.  It is no optimization, and takes no fuel.
+    Handles: every update that is not computed in place, as ``memory.updates_in_place`` finds it, by
+    a copy right after the last node that reads the state, so that the new value's lifetime is
+    short.  A state that is an output, or the new value of another state, is copied first, so that
+    two states may swap; such copies come after all other nodes.  The pass is no optimization, and
+    takes no fuel.
     Refuses: nothing.
     """
     if not graph.updates:
@@ -113,40 +120,43 @@ def place_updates(graph: Graph, context: Context) -> Graph:
     def copied(value: Value) -> Node:
         return Node(Identity(), [value], rewriter.fresh(f"{value.name}.copy"), value.name)
 
-    given = [v for v in graph.outputs if roots.get(v) in graph.updates]
-    copies = {value: copied(value) for value in dict.fromkeys(given)}
+    read_outputs = [v for v in graph.outputs if roots.get(v) in graph.updates]
+    copies = {value: copied(value) for value in dict.fromkeys(read_outputs)}
     outputs = [copies[v].output if v in copies else v for v in graph.outputs]
     updates, nodes = dict(graph.updates), [*graph.nodes, *copies.values()]
     graph = _with(graph, nodes, outputs, updates)
-    while left := list(_elsewhere(graph, annotations)):
-        behind: dict[int, list[Node]] = {}
-        places = _places(graph, annotations, left)
-        for state in left:
+    while states := list(_elsewhere(graph, annotations)):
+        copies_after: dict[int, list[Node]] = {}
+        positions = _places(graph, annotations, states)
+        for state in states:
             node = copied(updates[state])
             updates[state] = node.output
-            behind.setdefault(places[state], []).append(node)
-        nodes = [n for i, node in enumerate(graph.nodes) for n in (node, *behind.get(i, ()))]
-        graph = _with(graph, [*behind.get(-1, ()), *nodes], outputs, updates)
+            copies_after.setdefault(positions[state], []).append(node)
+        nodes = [n for i, node in enumerate(graph.nodes) for n in (node, *copies_after.get(i, ()))]
+        graph = _with(graph, [*copies_after.get(-1, ()), *nodes], outputs, updates)
     return graph
 
 
-def _places(graph: Graph, annotations: Annotations, left: list[State]) -> dict[State, int]:
-    """Behind which node each state is written: once its new value is computed and the state was
-    read for the last time, or behind the last node if that value lies in a state."""
+def _places(graph: Graph, annotations: Annotations, states: list[State]) -> dict[State, int]:
+    """The position of the node after which each state is written: where its new value has been
+    computed and the state was read for the last time, or the last position if the new value is
+    stored in a state.  -1: before the first node."""
     roots = storage_roots(graph, annotations)
     last = last_reads(graph, roots)
     ends = list(range(len(graph.nodes)))
     for group in annotations.groups:
         first = graph.position[group[0]]
         ends[first : first + len(group)] = [first + len(group) - 1] * len(group)
-    found = {}
-    for state in left:
+    positions = {}
+    for state in states:
         value = graph.updates[state]
-        made = graph.position[value.producer] if value.producer is not None else -1
-        place = max(made, last.get(state, -1))
-        stored = isinstance(roots.get(value, value), State)
-        found[state] = len(graph.nodes) - 1 if stored else ends[place] if place >= 0 else -1
-    return found
+        computed = graph.position[value.producer] if value.producer is not None else -1
+        position = max(computed, last.get(state, -1))
+        is_in_state = isinstance(roots.get(value, value), State)
+        positions[state] = (
+            len(graph.nodes) - 1 if is_in_state else ends[position] if position >= 0 else -1
+        )
+    return positions
 
 
 def _with(
@@ -156,7 +166,7 @@ def _with(
 
 
 def _elsewhere(graph: Graph, annotations: Annotations) -> Iterator[State]:
-    """The states that a run does not leave in their own storage."""
+    """The states whose new value a run computes into another buffer than the state's own."""
     roots = storage_roots(graph, annotations)
     return (s for s, value in graph.updates.items() if roots.get(value) is not s)
 
@@ -173,78 +183,79 @@ _PRODUCTS = (
 
 
 def place_sums(graph: Graph, context: Context) -> Graph:
-    """Sums over ranks go on beside the nodes that do not need them.
+    """Sums over ranks (all-reduce) overlap the nodes that do not depend on them.
 
-    Handles: sums that may be computed beside others, which each begin as soon as their operands are
-    there.  What is computed for them alone, such as a gradient and its cast, is computed at once,
-    which takes memory; what depends on results of sums comes behind all other nodes, in the order
-    of the sums.  Only the order changes, after the pass schedule, which knows of no such sums.
-    Refuses: sums that the next nodes need, such as statistics.
+    Handles: asynchronous sums (``op.lasts``), each of which begins as soon as its operands are
+    computed.  Nodes that are computed for sums alone, such as a gradient and its cast, are computed
+    as early as possible, which takes memory; nodes that depend on results of sums come after all
+    other nodes, in the order of the sums.  Only the order changes, after the pass ``schedule``,
+    which does not consider overlap.
+    Refuses: sums whose results the next nodes need, such as statistics.
     """
     sums = [node for node in graph.nodes if node.op.lasts]
     if not sums or not context.allow(f"compute {len(sums)} sums over ranks beside other nodes"):
         return graph
-    #: Of what depends on sums the number of the last one, counted from 1.
-    behind: dict[Node, int] = {}
+    #: For nodes that depend on sums, the number of the last such sum, counted from 1.
+    after_sum: dict[Node, int] = {}
     number = {node: i for i, node in enumerate(sums, 1)}
     for node in graph.nodes:
-        found = 0
+        last_sum = 0
         for value in node.tensors:
-            made = value.producer
-            if made is not None:
-                found = max(found, behind.get(made, 0), number.get(made, 0))
-        if found:
-            behind[node] = found
-    feeding = _feeding(graph, {*number, *behind})
-    first = [n for n in graph.nodes if not (n in behind or n in number or n in feeding)]
-    #: Behind which of these each node can be computed.
-    place = {node: i for i, node in enumerate(first)}
+            producer = value.producer
+            if producer is not None:
+                last_sum = max(last_sum, after_sum.get(producer, 0), number.get(producer, 0))
+        if last_sum:
+            after_sum[node] = last_sum
+    feeding = _feeding(graph, {*number, *after_sum})
+    independent = [n for n in graph.nodes if not (n in after_sum or n in number or n in feeding)]
+    #: For each node the index in ``independent`` of the node after which it can be computed.
+    index = {node: i for i, node in enumerate(independent)}
     ready: dict[int, list[Node]] = {}
     for node in graph.nodes:
-        if node in feeding or (node in number and node not in behind):
-            makers = [place[v.producer] for v in node.tensors if v.producer is not None]
-            place[node] = max(makers, default=-1)
-            ready.setdefault(place[node], []).append(node)
+        if node in feeding or (node in number and node not in after_sum):
+            makers = [index[v.producer] for v in node.tensors if v.producer is not None]
+            index[node] = max(makers, default=-1)
+            ready.setdefault(index[node], []).append(node)
     order = list(ready.get(-1, ()))
-    for i, node in enumerate(first):
+    for i, node in enumerate(independent):
         order += (node, *ready.get(i, ()))
     rewriter = Rewriter(graph)
-    for node in (*order, *sorted(behind, key=behind.__getitem__)):
+    for node in (*order, *sorted(after_sum, key=after_sum.__getitem__)):
         rewriter.keep(node)
     return rewriter.finish()
 
 
 def _feeding(graph: Graph, others: Collection[Node]) -> set[Node]:
-    """The nodes whose results go into sums over ranks alone, or through such nodes; of products
-    the last ones, for the whole backward pass is made for sums in the end."""
-    found: set[Node] = set()
+    """The nodes whose results only sums over ranks read, directly or through other such nodes.  The
+    search ends at products: in the end the whole backward pass is computed for sums."""
+    feeding: set[Node] = set()
     passing: set[Node] = set()
-    given = set(graph.results)
+    results = set(graph.results)
     for node in reversed(graph.nodes):
-        if node in others or given.intersection(node.outputs):
+        if node in others or results.intersection(node.outputs):
             continue
         readers = [reader for value in node.outputs for reader in graph.readers[value]]
         if readers and all(reader.op.lasts or reader in passing for reader in readers):
-            found.add(node)
+            feeding.add(node)
             if not isinstance(node.op, _PRODUCTS):
                 passing.add(node)
-    return found
+    return feeding
 
 
 PLACE_SUMS = Pass("place_sums", place_sums, requires=("schedule",))
 
 
 def place_concat(graph: Graph, context: Context) -> Graph:
-    """Operands of a join of channels are written where the join wants them.
+    """Operands of a concatenation of channels are written straight into its result.
 
     Handles: a Concat along channels, or of vectors, whose operands' producers can write slices;
-    where that is predicted to be cheaper than the copy, the operand is placed in the joined value,
-    and the join copies it no more.  A join whose operands all lie side by side in one buffer
-    already, as in a dense block, is itself only a name for a part of that buffer.  The graph keeps
-    its nodes; what changes is where values lie (``Annotations.placements``).
+    where that is predicted to be cheaper than a copy, the operand becomes a view of the Concat's
+    buffer, and the Concat no longer copies it.  A Concat whose operands are already adjacent views
+    of one buffer, as in a dense block, is itself a view of that buffer.  The graph keeps its nodes;
+    the pass changes ``Annotations.placements``.
     Refuses (noted with the reason): graph inputs, constants, values placed elsewhere, values that
     are operands twice, vectors that would not begin at a cache line, and what the target refuses;
-    everything under strategies that compute layer by layer.
+    everything under strategies that fuse no stacks, except where kernels are those of any size.
     """
     if context.strategy in APART and not context.target.any_size:
         return graph
@@ -257,13 +268,14 @@ def place_concat(graph: Graph, context: Context) -> Graph:
 
 
 def _place(graph: Graph, node: Node, placements: dict[Value, Placement], context: Context) -> None:
-    found = context.annotations
-    shared = _common_buffer(node, placements)
-    whole = any(_is_reshape(found, reader) for reader in graph.readers[node.output])
-    free = node.output not in placements and node.output not in graph.results and not whole
-    if shared is not None and free:
-        if context.allow(f"{node.name} names a part of {shared.buffer.name}"):
-            placements[node.output] = shared
+    """Chooses the offsets of the operands of one Concat, or of its result."""
+    annotations = context.annotations
+    common = _common_buffer(node, placements)
+    is_reshaped = any(_is_reshape(annotations, reader) for reader in graph.readers[node.output])
+    is_free = node.output not in placements and node.output not in graph.results and not is_reshaped
+    if common is not None and is_free:
+        if context.allow(f"{node.name} names a part of {common.buffer.name}"):
+            placements[node.output] = common
         return
     base = placements.get(node.output, Placement(node.output, 0))
     channel = base.channel
@@ -283,13 +295,14 @@ def _is_of_channels(node: Node, op: Concat) -> bool:
 
 
 def _is_reshape(found: Annotations, node: Node) -> bool:
-    """Whether a node may give its operand's storage another shape, for which rows and columns
-    have to follow each other."""
+    """Whether a node may view its operand's buffer in another shape, for which the operand has to
+    be contiguous."""
     return isinstance(node.op, Reshaping) or found.is_view(node)
 
 
 def _common_buffer(node: Node, placements: dict[Value, Placement]) -> Placement | None:
-    """Where a join lies if its operands lie side by side already."""
+    """The offset of a Concat whose operands are already adjacent views of one buffer; None if they
+    are not."""
     first = placements.get(node.inputs[0])
     if first is None:
         return None
@@ -309,9 +322,9 @@ def _refusal(
     placements: dict[Value, Placement],
     context: Context,
 ) -> str | None:
-    """Why a value is not written straight into a join's buffer, from that channel on; None if it
-    is."""
-    producer, found = value.producer, context.annotations
+    """Why a value cannot be written straight into the buffer of the Concat ``node``, from
+    ``channel`` on; None if it can."""
+    producer, annotations = value.producer, context.annotations
     if producer is None:
         return "it is an input, a constant or a state"
     if value in placements:
@@ -320,15 +333,15 @@ def _refusal(
         return "it is an output of the graph, or what a state becomes"
     if node.inputs.count(value) > 1:
         return "it is an operand twice"
-    if any(_is_reshape(found, near) for near in (producer, *graph.readers[value])):
+    if any(_is_reshape(annotations, neighbour) for neighbour in (producer, *graph.readers[value])):
         return "a reshape of it needs it to lie by itself"
     if isinstance(producer.op, Reorder):
         return "it is a reordered copy"
-    if found.layout(value) != found.layout(node.output):
+    if annotations.layout(value) != annotations.layout(node.output):
         return "it has another layout"
-    begin = channel * ITEMSIZE[value.dtype]
-    if value.type.rank == 1 and begin % ALIGNMENT:
-        return f"it would begin at byte {begin}, which is no multiple of {ALIGNMENT}"
+    offset = channel * ITEMSIZE[value.dtype]
+    if value.type.rank == 1 and offset % ALIGNMENT:
+        return f"it would begin at byte {offset}, which is no multiple of {ALIGNMENT}"
     reason = context.target.refuse_slice(producer, value, channel)
     if reason is not None:
         return reason

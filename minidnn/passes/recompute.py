@@ -1,17 +1,17 @@
-"""recompute: values that are read again much later are computed again instead of being kept.
+"""recompute: rematerialization; values that are read much later are computed again, not kept.
 
 In training these are values of the forward pass that the backward pass reads: gradient
 checkpointing, for graphs of any kind.  A node is copied as it is, region and layouts included, to
-where its results are read next, so that it gives the same bits.
+just before the next read of its results, so that it gives the same bits.
 
-Handles: graphs under a ``memory_limit``, as long as their values take more than it leaves.  Of
-the values that lie unused in memory when most is in use, the one is chosen that frees the most
-bytes for each second that computing it again is predicted to take: element-wise regions and
-normalizations come before convolutions.  What the node reads is kept for it, or, where that is
-gone by then, computed again, too.
-Refuses: graph inputs and results, values that lie in others (joins), whatever would not make the
-most bytes in use less.  Values may take more than the limit in the end; the device then says what
-would be needed.
+Handles: graphs under a ``memory_limit``, as long as they need more.  Among the values that are live
+but unused at peak memory, the pass chooses the one that frees the most bytes for each second that
+computing it again is predicted to take: element-wise regions and normalizations come before
+convolutions.  The operands of the copied node are kept for it, or computed again as well if they
+are no longer live.
+Refuses: graph inputs and results, values that are views of others (as operands of concatenations),
+and copies that would not lower the peak.  The graph may need more than the limit in the end; the
+device then says how much.
 """
 
 from __future__ import annotations
@@ -40,27 +40,29 @@ def recompute(graph: Graph, context: Context) -> Graph:
         return graph
     use, prices = _Use(graph, context.annotations), _Prices(context.target)
     while not _fits(use, context):
-        found = next(_better(use, context, prices), None)
-        if found is None or not context.allow(found.description):
+        better = next(_better(use, context, prices), None)
+        if better is None or not context.allow(better.description):
             break
-        use = found.use
+        use = better.use
         context.annotations = use.annotations
     return use.graph
 
 
 def stored_bytes(graph: Graph) -> int:
-    """Bytes of weights and states, which lie in memory all the time."""
+    """Bytes of weights and states, which are in memory all the time."""
     return sum(value.type.bytes for value in (*constants(graph), *graph.states))
 
 
 def needed_bytes(graph: Graph, context: Context) -> int:
-    """Bytes of weights, states and values of the graph as its values lie."""
+    """Bytes of weights, states, and the arenas of all other values, by the graph's annotations; the
+    arena of a group that runs image by image counts once for each worker."""
     placed, annotations = place_updates(graph, context), context.annotations
-    each = plan_groups(placed, annotations).bytes * context.target.device.workers
-    return stored_bytes(placed) + plan_memory(placed, annotations).bytes + each
+    worker_bytes = plan_groups(placed, annotations).bytes * context.target.device.workers
+    return stored_bytes(placed) + plan_memory(placed, annotations).bytes + worker_bytes
 
 
 def _fits(use: _Use, context: Context) -> bool:
+    """Whether a graph needs no more memory than the limit."""
     assert context.memory_limit is not None
     if stored_bytes(use.graph) + use.peak > context.memory_limit:
         return False  # no arena is smaller than the most bytes in use
@@ -68,7 +70,15 @@ def _fits(use: _Use, context: Context) -> bool:
 
 
 class _Use:
-    """How much memory a graph has in use when."""
+    """The memory that is live at each node of a graph.
+
+    Attributes:
+        roots: the value that owns the storage of each value.
+        touched: for each storage, the positions of the first and the last node that use it.
+        peak: the most bytes that are live at once.
+        at: the first position at which they are.
+        score: the measure that a copy has to lower: the peak, and at how many nodes it is reached.
+    """
 
     def __init__(self, graph: Graph, annotations: Annotations) -> None:
         self.graph, self.annotations = graph, annotations
@@ -79,9 +89,7 @@ class _Use:
             changes[first] += self.bytes(root)
             changes[last + 1] -= self.bytes(root)
         bytes = changes.cumsum()
-        #: The most bytes, and the first node that runs when they are in use.
         self.peak, self.at = int(bytes.max()), int(bytes.argmax())
-        #: What must become less: the most bytes, and for how many nodes they are in use.
         self.score = self.peak, int((bytes == self.peak).sum())
 
     def bytes(self, root: Value) -> int:
@@ -90,7 +98,8 @@ class _Use:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """Nodes to be copied to before the node at a position, and what that is worth."""
+    """Nodes to copy before the node at position ``before``: the copies free ``bytes`` at the peak,
+    and take ``seconds`` in each run."""
 
     nodes: tuple[Node, ...]
     before: int
@@ -100,12 +109,14 @@ class _Candidate:
 
 @dataclass(frozen=True)
 class _Found:
+    """A graph with a lower peak, and the text of the rewrite."""
+
     use: _Use
     description: str
 
 
 class _Prices:
-    """What nodes are predicted to take; most stand in graph after graph, and are priced once."""
+    """Predicted seconds of nodes, cached: most nodes are the same in all graphs of the search."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -121,31 +132,33 @@ class _Prices:
 
 
 def _better(use: _Use, context: Context, prices: _Prices) -> Iterator[_Found]:
-    """Graphs with less in use, by candidates in the order of their price."""
+    """Graphs with a lower peak, of the candidates that free the most bytes a second first."""
     candidates = sorted(_candidates(use, context, prices), key=lambda c: -c.bytes / c.seconds)
     for each in candidates:
-        found = _Use(*_with_copies(use, each))
-        if found.score < use.score:
+        copied = _Use(*_with_copies(use, each))
+        if copied.score < use.score:
             names = ", ".join(node.name for node in each.nodes)
             operations = sum(_operations(node) for node in each.nodes)
             freed = f"frees {each.bytes} bytes for {operations} operations"
-            yield _Found(found, f"compute {names} again: {freed}")
+            yield _Found(copied, f"compute {names} again: {freed}")
 
 
 def _candidates(use: _Use, context: Context, prices: _Prices) -> Iterator[_Candidate]:
-    """For each node with results that lie unused while the most is in use: it alone, or with what
-    it needs."""
+    """For each node whose results are live but unused at the peak: copying it alone, and copying it
+    with the producers of operands that are gone by then."""
     graph = use.graph
-    fixed = {use.roots.get(value) for value in (*graph.results, *context.annotations.placements)}
-    kept: dict[Node, list[Value]] = {}
+    not_copied = {
+        use.roots.get(value) for value in (*graph.results, *context.annotations.placements)
+    }
+    unused: dict[Node, list[Value]] = {}
     for root, (first, last) in use.touched.items():
         node = root.producer
-        if first < use.at < last and node is not None and root not in fixed:
-            kept.setdefault(node, []).append(root)
-    for node, roots in kept.items():
+        if first < use.at < last and node is not None and root not in not_copied:
+            unused.setdefault(node, []).append(root)
+    for node, roots in unused.items():
         if isinstance(node.op, SumOverRanks):
             continue
-        if fixed.intersection(use.roots[value] for value in node.outputs):
+        if not_copied.intersection(use.roots[value] for value in node.outputs):
             continue
         begins = [_next(use, root) for root in roots]
         freed = [root for root, begin in zip(roots, begins, strict=True) if begin is not None]
@@ -153,12 +166,12 @@ def _candidates(use: _Use, context: Context, prices: _Prices) -> Iterator[_Candi
         if before is None:
             continue
         gained = sum(map(use.bytes, freed))
-        alone = _views(use, node)
+        nodes_alone = _views(use, node)
         extended = sum(map(use.bytes, _gone(use, node, use.at)))
         if gained > extended:
-            yield _candidate(alone, before, gained - extended, context, prices)
+            yield _candidate(nodes_alone, before, gained - extended, context, prices)
         if _gone(use, node, before):
-            nodes = _with_needed(use, node, before, fixed)
+            nodes = _with_dead_producers(use, node, before, not_copied)
             if nodes is not None:
                 yield _candidate(nodes, before, gained, context, prices)
 
@@ -184,109 +197,111 @@ def _operations(node: Node) -> int:
 
 
 def _next(use: _Use, root: Value) -> int | None:
-    """The first node behind the peak that reads a storage; None if it is used at the peak."""
+    """The position of the first node after the peak that reads a storage; None if there is none, or
+    if the node at the peak reads it, too."""
     graph = use.graph
     readers = (reader for value in _inside(use, root) for reader in graph.readers[value])
-    places = [graph.position[reader] for reader in readers]
-    behind = [place for place in places if place > use.at]
-    return min(behind) if behind and use.at not in places else None
+    positions = [graph.position[reader] for reader in readers]
+    later = [position for position in positions if position > use.at]
+    return min(later) if later and use.at not in positions else None
 
 
 def _inside(use: _Use, root: Value) -> list[Value]:
-    """A value, and those that are views of it."""
-    found = [root]
-    for value in found:
+    """A value, and all views of it."""
+    values = [root]
+    for value in values:
         for reader in use.graph.readers[value]:
             if use.annotations.is_view(reader):
-                found += reader.outputs
-    return found
+                values += reader.outputs
+    return values
 
 
 def _views(use: _Use, node: Node) -> list[Node]:
-    """A node, and the views of what it computes that were taken by the time of the peak."""
+    """A node, and the nodes up to the peak that make views of its results."""
     graph = use.graph
-    found = {node: None}
+    nodes = {node: None}
     for output in node.outputs:
         for value in _inside(use, output)[1:]:
             assert value.producer is not None
             if graph.position[value.producer] <= use.at:
-                found[value.producer] = None
-    return sorted(found, key=graph.position.__getitem__)
+                nodes[value.producer] = None
+    return sorted(nodes, key=graph.position.__getitem__)
 
 
 def _gone(use: _Use, node: Node, position: int) -> list[Value]:
-    """The storages that a node reads and that are no longer in use at a position."""
+    """The storages that a node reads and that are no longer live at a position."""
     roots = dict.fromkeys(use.roots[value] for value in node.tensors)
     return [root for root in roots if root in use.touched and use.touched[root][1] < position]
 
 
-def _with_needed(
+def _with_dead_producers(
     use: _Use, node: Node, position: int, fixed: set[Value | None]
 ) -> list[Node] | None:
-    """A node, its views, and all that must be computed again for it at a position; None if that
-    is too much, or cannot be done."""
-    found: dict[Node, None] = dict.fromkeys(_views(use, node))
+    """A node, its views, and all nodes that must be copied with it to a position; None if these are
+    too many, or one cannot be copied."""
+    nodes: dict[Node, None] = dict.fromkeys(_views(use, node))
     pending = [node]
     while pending:
         for root in _gone(use, pending.pop(), position):
-            made = root.producer
-            if made is None or root in fixed or isinstance(root, State):
+            producer = root.producer
+            if producer is None or root in fixed or isinstance(root, State):
                 return None
-            if isinstance(made.op, SumOverRanks):  # all ranks would have to
+            if isinstance(producer.op, SumOverRanks):  # all ranks would have to copy it
                 return None
-            if made not in found:
-                found |= dict.fromkeys(_views(use, made))
-                pending.append(made)
-        if len(found) > MOST_NODES:
+            if producer not in nodes:
+                nodes |= dict.fromkeys(_views(use, producer))
+                pending.append(producer)
+        if len(nodes) > MOST_NODES:
             return None
-    return sorted(found, key=use.graph.position.__getitem__)
+    return sorted(nodes, key=use.graph.position.__getitem__)
 
 
 def _with_copies(use: _Use, candidate: _Candidate) -> tuple[Graph, Annotations]:
-    """The graph with copies of nodes, whose results all later nodes read."""
+    """The graph with the candidate's nodes copied, and its annotations; later nodes read the
+    results of the copies."""
     graph, annotations = use.graph, use.annotations
-    now: dict[Value, Value] = {}
+    current: dict[Value, Value] = {}
     twins: dict[Value, list[Value]] = {}
     names = {node.name for node in graph.nodes}
     nodes: list[Node] = []
 
-    def put(node: Node, name: str) -> None:
-        inputs = tuple(now.get(value, value) for value in node.inputs)
+    def add(node: Node, name: str) -> None:
+        inputs = tuple(current.get(value, value) for value in node.inputs)
         new = node if name == node.name and inputs == node.inputs else node.on(inputs, name)
         nodes.append(new)
         for old, value in zip(node.outputs, new.outputs, strict=True):
             twins.setdefault(old, []).append(value)
             if value is not old:
-                now[old] = value
+                current[old] = value
 
     for i, node in enumerate(graph.nodes):
         if i == candidate.before:
             for each in candidate.nodes:
                 name = _fresh(f"{each.name}.again", names)
-                put(each, name)
-        put(node, node.name)
+                add(each, name)
+        add(node, node.name)
     rebuilt = Graph(
         graph.inputs,
-        [now.get(value, value) for value in graph.outputs],
+        [current.get(value, value) for value in graph.outputs],
         nodes,
         graph.name,
         graph.output_names,
-        updates={state: now.get(value, value) for state, value in graph.updates.items()},
+        updates={state: current.get(value, value) for state, value in graph.updates.items()},
     )
     return rebuilt, _moved(annotations, twins)
 
 
 def _fresh(name: str, names: set[str]) -> str:
-    found, count = name, 0
-    while found in names:
+    unique, count = name, 0
+    while unique in names:
         count += 1
-        found = f"{name}.{count}"
-    names.add(found)
-    return found
+        unique = f"{name}.{count}"
+    names.add(unique)
+    return unique
 
 
 def _moved(annotations: Annotations, twins: dict[Value, list[Value]]) -> Annotations:
-    """The annotations of values as those of what stands for them."""
+    """The annotations for a graph in which ``twins`` stand for each value: itself and copies."""
     layouts = {
         twin: layout
         for value, layout in annotations.layouts.items()

@@ -1,24 +1,23 @@
-"""rederive: the backward pass computes cheap values again, of values that are kept for it anyway.
+"""rederive: the backward pass recomputes cheap values from values that are kept for it anyway.
 
-A value of the forward pass that the backward pass reads lies in memory in between.  An element-wise
-one need not, if all it is computed of is kept in any case, or is as small as a number for each
-channel: the region that reads it computes it once more, and reads what it is computed of instead.
-In training, this leaves of a convolution, a batch normalization and a ReLU the convolution's result
-and the ReLU's, where the distances from the mean and the normalized values would be kept, too.
+A value of the forward pass that the backward pass reads is live in between.  An element-wise one
+need not be, if its operands are kept in any case, or are as small as a vector over channels: the
+region that reads it computes it once more, and reads its operands instead.  In training, of a
+convolution, a batch normalization and a ReLU only the convolution's and the ReLU's results are
+kept, not the differences from the mean and the normalized values.
 
-Handles: values of element-wise nodes that only nodes which join stacks read in the backward pass,
-as long as what they are computed of is a short chain away from values that are kept, and computing
-it again is predicted to take no longer than to write and to read it.  The nodes of the copies are
-those of the original, on the same operands, so that they give the same bits.  Each layer's gradient
-has copies of its own.
-In a graph in half precision without updates, which runs forwards or backwards for somebody else,
-the forward pass is what is computed of inputs alone, element by element.
-A value that the backward pass reads whole, too, as a convolution's operand, is kept; those readers
-compute it again that read what it is computed of in any case, as a mask's do.
-A window over such values that needs no gradient, as the places of maxima, is computed where it is
-read if that is predicted to take no longer than to write and to read it, and else with the forward
-pass, which keeps its result.
-Refuses: values without such readers; everything under strategies that compute layer by layer.
+Handles: values of element-wise nodes whose readers in the backward pass can all be part of stacks,
+if a short chain of nodes computes them from kept values, and recomputing is predicted to take no
+longer than writing and reading the value.  The copies have the same operators and operands as the
+original nodes, so that they give the same bits.  Each layer's gradient has copies of its own.
+In a mixed-precision graph without updates, which computes the forward or the backward pass of
+another framework, the forward pass is what element-wise nodes compute from inputs alone.
+A value that the backward pass also reads as a whole, as the operand of a convolution, is kept; only
+readers that read its operands in any case, as those of a mask do, recompute it.
+A window over such values that needs no gradient, such as the positions of maxima, is computed where
+it is read if that is predicted to take no longer than writing and reading it; otherwise it is
+computed with the forward pass, and its result is kept.
+Refuses: values without such readers; everything under strategies that fuse no stacks.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from minidnn.graph.operators import Formula, Transpose
 from minidnn.passes.infrastructure import Context, Pass
 
 MOST_NODES = 6
-"""A value that takes more nodes than that is kept."""
+"""Nodes that recompute a value at most; a value that takes more is kept."""
 _RECORDED = re.compile(r"\.gradient(\.\d+)?$")
 SMALL = 1 / 16
-"""What is no larger than this part of a value is kept for it."""
+"""Operands of at most this fraction of a value's size are kept for recomputing it."""
 
 
 def rederive(graph: Graph, context: Context) -> Graph:
@@ -51,14 +50,14 @@ def rederive(graph: Graph, context: Context) -> Graph:
         forward = _nodes_of_inputs(graph)
     else:
         return graph
-    chains, beside = _chains(graph, forward, context)
+    chains, restricted = _chains(graph, forward, context)
     if not chains:
         return graph
     rewriter = Rewriter(graph)
     copies: dict[tuple[Value, str], Value] = {}
 
-    def again(value: Value, reader: Node) -> Value:
-        """A copy of what computes a value, for the gradient of a layer."""
+    def copied(value: Value, reader: Node) -> Value:
+        """A value recomputed by copies, for the layer to whose gradient ``reader`` belongs."""
         for node in chains[value]:
             if (node.output, reader.source) not in copies:
                 inputs = [copies.get((v, reader.source), rewriter.value(v)) for v in node.inputs]
@@ -68,11 +67,13 @@ def rederive(graph: Graph, context: Context) -> Graph:
         return copies[value, reader.source]
 
     for node in graph.nodes:
-        there = {v for v in node.inputs if v in chains and (v not in beside or node in beside[v])}
-        if node in forward or not there:
+        recomputed = {
+            v for v in node.inputs if v in chains and (v not in restricted or node in restricted[v])
+        }
+        if node in forward or not recomputed:
             rewriter.keep(node)
             continue
-        inputs = [again(v, node) if v in there else rewriter.value(v) for v in node.inputs]
+        inputs = [copied(v, node) if v in recomputed else rewriter.value(v) for v in node.inputs]
         new = rewriter.add(node.op, inputs, node.name, node.source)
         for old, value in zip(node.outputs, new.outputs, strict=True):
             rewriter.replace(old, value)
@@ -80,18 +81,18 @@ def rederive(graph: Graph, context: Context) -> Graph:
 
 
 def forward_nodes(graph: Graph) -> set[Node]:
-    """The nodes that results are computed by, other than gradients; all others compute these, and
-    what states become."""
-    wanted, found = {v for v in graph.outputs if not _is_gradient(v)}, set[Node]()
+    """The nodes that compute outputs other than gradients; all other nodes compute gradients and
+    new values of states."""
+    wanted, nodes = {v for v in graph.outputs if not _is_gradient(v)}, set[Node]()
     for node in reversed(graph.nodes):
         if wanted.intersection(node.outputs):
-            found.add(node)
+            nodes.add(node)
             wanted.update(node.inputs)
-    return found
+    return nodes
 
 
 def _is_gradient(value: Value) -> bool:
-    """Whether a rule has recorded what makes a value, as it is or before it was converted."""
+    """Whether a differentiation rule recorded the producer of a value, casts apart."""
     node = value.producer
     while node is not None and isinstance(node.op, Formula) and node.op.title == "Cast":
         node = node.inputs[0].producer
@@ -99,42 +100,47 @@ def _is_gradient(value: Value) -> bool:
 
 
 def _nodes_of_inputs(graph: Graph) -> set[Node]:
-    """Element-wise nodes of inputs alone, and moves in front of them: in a graph that runs
-    backwards by itself they are the forward pass's, on what was kept for it."""
-    found: set[Node] = set()
+    """The element-wise nodes and transposes that follow from inputs alone: in a graph of a backward
+    pass alone these belong to the forward pass, and the inputs were kept for them."""
+    nodes: set[Node] = set()
     for node in graph.nodes:
         if isinstance(node.op, (Elementwise, Transpose)):
-            made = {value.producer for value in node.inputs} - {None}
-            if made <= found:
-                found.add(node)
-    return found
+            producers = {value.producer for value in node.inputs} - {None}
+            if producers <= nodes:
+                nodes.add(node)
+    return nodes
 
 
 def _kept_windows(graph: Graph, forward: set[Node], context: Context) -> set[Node]:
-    """The other windows over values of the forward pass, other than those that are computed faster
-    than they are written and read."""
+    """The windows over values of the forward pass that are computed with it though no output needs
+    them, since they take longer to compute than to write and to read."""
     device = context.target.device
-    found: set[Node] = set()
+    windows: set[Node] = set()
     for node in graph.nodes:
-        made = {value.producer for value in node.inputs} - {None}
-        if node in forward or not isinstance(node.op, Windowed) or not made <= forward | found:
+        producers = {value.producer for value in node.inputs} - {None}
+        if (
+            node in forward
+            or not isinstance(node.op, Windowed)
+            or not producers <= forward | windows
+        ):
             continue
         reading = sum(
             value.type.bytes
             for value in dict.fromkeys(node.inputs)
-            if not _is_read_beside(graph, node, value, forward)
+            if not _reads_operand_anyway(graph, node, value, forward)
         )
         seconds = _operations(node) / device.operations + reading / device.bandwidth
         if seconds > 2 * node.output.type.bytes / device.bandwidth:
-            found.add(node)
-    return found
+            windows.add(node)
+    return windows
 
 
-def _is_read_beside(graph: Graph, window: Node, value: Value, forward: set[Node]) -> bool:
-    """Whether the gradient reads a value anyway where it would compute a window of it.
+def _reads_operand_anyway(graph: Graph, window: Node, value: Value, forward: set[Node]) -> bool:
+    """Whether the region of the gradient that would compute a window reads the window's operand in
+    any case.
 
-    Not so in half precision, where sums are another region's, nor where fewer windows than elements
-    make it likely.
+    This is assumed to be false in half precision, where another region computes sums, and where the
+    result of the window is smaller than its operand.
     """
     if value.dtype != "float32" or value.type.bytes > window.output.type.bytes:
         return False
@@ -144,10 +150,10 @@ def _is_read_beside(graph: Graph, window: Node, value: Value, forward: set[Node]
 def _chains(
     graph: Graph, forward: set[Node], context: Context
 ) -> tuple[dict[Value, list[Node]], dict[Value, set[Node]]]:
-    """The values that are computed again, by which nodes each of them is, in order; and, of those
-    that are kept all the same, for which readers."""
-    found: dict[Value, list[Node]] = {}
-    beside: dict[Value, set[Node]] = {}
+    """The values that are recomputed, each with the nodes that do it, in order; and, for those that
+    are kept all the same, the readers that recompute them."""
+    chains: dict[Value, list[Node]] = {}
+    restricted: dict[Value, set[Node]] = {}
     kept = {*graph.inputs, *graph.states}
     for node in graph.nodes:
         if node not in forward:
@@ -157,22 +163,28 @@ def _chains(
             if not readers:
                 continue
             chain, read = _chain(graph, value, kept, context)
-            whole = value in graph.results or any(map(why_not_fusable, readers))
-            which = set(readers)
-            if whole:
-                which = {reader for reader in readers if _reads_too(graph, reader, read)}
-            if chain and which and context.allow(f"compute {value.name} again where it is read"):
-                found[value] = chain
-                if whole:
-                    beside[value] = which
-            if value not in found or whole:
+            is_kept = value in graph.results or any(map(why_not_fusable, readers))
+            recomputing_readers = set(readers)
+            if is_kept:
+                recomputing_readers = {
+                    reader for reader in readers if _reads_all_anyway(graph, reader, read)
+                }
+            if (
+                chain
+                and recomputing_readers
+                and context.allow(f"compute {value.name} again where it is read")
+            ):
+                chains[value] = chain
+                if is_kept:
+                    restricted[value] = recomputing_readers
+            if value not in chains or is_kept:
                 kept.add(value)
-    return found, beside
+    return chains, restricted
 
 
-def _reads_too(graph: Graph, reader: Node, read: Collection[Value]) -> bool:
-    """Whether a reader of a value, or what reads its result element by element, reads what the
-    value is computed of, too: then the value need not be read for it."""
+def _reads_all_anyway(graph: Graph, reader: Node, read: Collection[Value]) -> bool:
+    """Whether a reader of a value, or the element-wise nodes after that reader, read all the kept
+    values ``read`` from which the value is computed: then recomputing it reads nothing more."""
     missing, pending, seen = set(read), [reader], set[Node]()
     while pending and len(seen) <= MOST_NODES:
         node = pending.pop()
@@ -187,17 +199,17 @@ def _reads_too(graph: Graph, reader: Node, read: Collection[Value]) -> bool:
 def _chain(
     graph: Graph, value: Value, kept: set[Value], context: Context
 ) -> tuple[list[Node], dict[Value, None]]:
-    """The nodes that compute a value of values that are kept, and these; none if that would take
-    longer than to read it."""
-    found: dict[Node, None] = {}
+    """The nodes that compute a value from kept values, and these values; none if that would take
+    longer than writing and reading the value."""
+    nodes: dict[Node, None] = {}
     read: dict[Value, None] = {}
     pending = [value]
     while pending:
         node = pending.pop().producer
         if node is None or not isinstance(node.op, Elementwise) or why_not_fusable(node):
             return [], {}
-        found[node] = None
-        if len(found) > MOST_NODES:
+        nodes[node] = None
+        if len(nodes) > MOST_NODES:
             return [], {}
         for operand in node.tensors:
             if operand.type.bytes > SMALL * value.type.bytes:
@@ -207,10 +219,10 @@ def _chain(
                     pending.append(operand)
     device = context.target.device
     reading = sum(operand.type.bytes for operand in read) / device.bandwidth
-    computing = sum(_operations(node) for node in found) / device.operations
+    computing = sum(_operations(node) for node in nodes) / device.operations
     if max(reading, computing) > 2 * value.type.bytes / device.bandwidth:
         return [], {}
-    return sorted(found, key=graph.position.__getitem__), read
+    return sorted(nodes, key=graph.position.__getitem__), read
 
 
 def _operations(node: Node) -> int:

@@ -1,11 +1,12 @@
-"""Float32 values become values of the dtype in which the target keeps them.
+"""reduce_precision: float32 values are stored in the dtype that the target prefers.
 
-Where the arithmetic is float32's, values of a float32 graph may be stored in half precision:
-contractions multiply halves, add up in float32 and take their bias in float32.  What leads to a
-contraction is a half where it is stored, that is rounded once: element-wise nodes compute in
-float32, and what only one of them reads, which can be computed with it, stays float32.  So does
-what leads to no contraction any more, and inputs and outputs.  A graph without contractions stores
-halves where it can.
+Where arithmetic stays in float32 (``stored_in``), values of a float32 graph are stored in half
+precision: contractions multiply float16 or bfloat16, accumulate in float32 and read their bias in
+float32.  A value from which a contraction's factors are computed is rounded once, when it is
+stored; element-wise nodes compute in float32, and a value whose only reader is an element-wise node
+that can be fused with its producer stays float32.  So do inputs, outputs, and values from which no
+contraction follows.  In a graph without contractions all values that nodes read count as leading to
+one.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ from minidnn.passes.mix_precision import HalfGraph, computing_in_float32, is_exa
 
 
 def stored_in(graph: Graph, dtype: str, target: Target) -> Graph:
-    """The graph with values in ``dtype``, a half, as the module says."""
+    """The graph with values stored in ``dtype``, float16 or bfloat16, as the module describes."""
     expanded, _ = expand_attention(graph)
     return _Storing(expanded, dtype, target).graph()
 
 
 class _Storing(HalfGraph):
+    """Builds the graph of :func:`stored_in`."""
+
     def __init__(self, graph: Graph, dtype: str, target: Target) -> None:
         super().__init__(graph, dtype)
         self.target = target
@@ -51,9 +54,9 @@ class _Storing(HalfGraph):
     def _add(self, node: Node) -> None:
         op, inputs = node.op, node.inputs
         if isinstance(op, Contraction) and inputs[0].dtype == "float32":
-            full = self._stays_full(node)
+            stays_full = self._stays_full(node)
             operands = [*map(self._half_of, inputs[:2]), *self._in_full(node, inputs[2:])]
-            self._give(node, _giving(op, "float32" if full else None), operands)
+            self._give(node, _with_result_dtype(op, "float32" if stays_full else None), operands)
         elif isinstance(op, Elementwise):
             self._elementwise(node, op)
         elif self.leading.isdisjoint(node.outputs):
@@ -64,16 +67,16 @@ class _Storing(HalfGraph):
     def _elementwise(self, node: Node, op: Elementwise) -> None:
         floats = [value for value in node.inputs if value.dtype == "float32"]
         halves = [value for value in floats if value not in self.full]
-        full = node.output.dtype != "float32" or self._stays_full(node)
+        stays_full = node.output.dtype != "float32" or self._stays_full(node)
         operands = [self.half[v] if v in halves else self.full[v] for v in node.inputs]
-        if full and not halves:
+        if stays_full and not halves:
             self._give(node, op, operands)
-        elif not full and 0 < len(halves) == len(floats) and is_exact_in(op, self.dtype):
+        elif not stays_full and 0 < len(halves) == len(floats) and is_exact_in(op, self.dtype):
             if isinstance(op, Formula) and op.dtype is not None:
                 op = replace(op, dtype=self.dtype)
             self._give(node, op, operands)
         else:
-            result = node.output.dtype if full else self.dtype
+            result = node.output.dtype if stays_full else self.dtype
             self._give(node, computing_in_float32(op, result), operands)
 
     def _stays_full(self, node: Node) -> bool:
@@ -97,6 +100,7 @@ class _Storing(HalfGraph):
         return [self.in_full(value, node.name) for value in values]
 
     def _give(self, node: Node, op: Operator, operands: Sequence[Value]) -> None:
+        """Adds a node; notes for each result whether it is stored in half precision."""
         new = Node(op, operands, node.name, node.source)
         self.nodes.append(new)
         for old, made in zip(node.outputs, new.outputs, strict=True):
@@ -104,18 +108,18 @@ class _Storing(HalfGraph):
             (self.half if narrowed else self.full)[old] = made
 
 
-def _giving(op: Contraction, dtype: str | None) -> Contraction:
+def _with_result_dtype(op: Contraction, dtype: str | None) -> Contraction:
     changed: Any = op
     return replace(changed, dtype=dtype)
 
 
 def _leading_to_contractions(graph: Graph) -> set[Value]:
-    """The float32 values of which contractions' factors are computed; where there are none, all
-    that are read."""
+    """The float32 values from which the input or the weight of a contraction is computed; without
+    contractions, all float32 values that nodes read."""
     leading: set[Value] = set()
-    alone = not any(isinstance(node.op, Contraction) for node in graph.nodes)
+    no_contractions = not any(isinstance(node.op, Contraction) for node in graph.nodes)
     for node in reversed(graph.nodes):
-        if alone or any(value in leading for value in node.outputs):
+        if no_contractions or any(value in leading for value in node.outputs):
             leading.update(node.inputs)
         elif isinstance(node.op, Contraction):
             leading.update(node.inputs[:2])
@@ -123,13 +127,13 @@ def _leading_to_contractions(graph: Graph) -> set[Value]:
 
 
 def reduce_precision(graph: Graph, context: Context) -> Graph:
-    """Float32 values become values of the dtype in which the target keeps them.
+    """Float32 values are stored in the dtype that the target prefers.
 
     Handles: every float32 input, constant and node output, at once; constants are rounded when they
-    are first needed, after normalizations were folded into them. Where the target keeps inputs and
-    outputs as they are, :mod:`.reduce_precision` says what is stored so.
-    Refuses: graphs with states, which keep their dtypes, and those that say themselves which values
-    are in half precision.  Targets that keep float32 have nothing to do, and other dtypes stay.
+    are first needed, after normalizations have been folded into them.  Where the target keeps the
+    dtypes of inputs and outputs, only the values that the module names are stored so.
+    Refuses: graphs with states, which ``mix_precision`` handles, and graphs that already have mixed
+    precision.  For targets that keep float32 nothing changes, nor do other dtypes.
     """
     dtype = context.target.storage
     if dtype is None or dtype == "float32" or graph.states or context.mixed:
@@ -142,17 +146,17 @@ def reduce_precision(graph: Graph, context: Context) -> Graph:
 
 
 def in_dtype(graph: Graph, given: Container[str], dtype: str) -> Graph:
-    """The graph with ``dtype`` in the place of those ``given``, which are floating-point ones:
-    inputs, constants, states, node outputs and what formulas give.
+    """The graph with all values of the floating-point dtypes ``given`` in ``dtype``: inputs,
+    constants, states and node outputs, formulas with a dtype of their own included.
     """
-    known: dict[Value, Value] = {}
+    converted: dict[Value, Value] = {}
     names = {value.name for value in graph.values} | {node.name for node in graph.nodes}
     nodes: list[Node] = []
-    #: Logarithms stay as they are.
-    exact = {node.inputs[4] for node in graph.nodes if isinstance(node.op, AttentionGradient)}
+    #: Logarithms that attention keeps for its gradient stay as they are.
+    kept = {node.inputs[4] for node in graph.nodes if isinstance(node.op, AttentionGradient)}
 
     def cast(value: Value, to: str, source: str) -> Value:
-        """A value in another dtype, by a node of its own."""
+        """Adds a node that casts a value to another dtype."""
         name = f"{value.name}.{to}"
         while name in names:
             name += "."
@@ -162,11 +166,12 @@ def in_dtype(graph: Graph, given: Container[str], dtype: str) -> Graph:
         return nodes[-1].output
 
     def convert(old: Value) -> Value:
-        """What stands for a value that no node of the graph computes, or that one did."""
-        if old not in known:
-            stays = old.dtype not in given or old in exact
-            known[old] = old if stays else _converted(old, dtype)
-        return known[old]
+        """The new value for one of the graph; inputs, constants and states are converted when they
+        are first read."""
+        if old not in converted:
+            stays = old.dtype not in given or old in kept
+            converted[old] = old if stays else _converted(old, dtype)
+        return converted[old]
 
     inputs = [convert(value) for value in graph.inputs]
     for node in graph.nodes:
@@ -187,9 +192,11 @@ def in_dtype(graph: Graph, given: Container[str], dtype: str) -> Graph:
         new = Node(op, operands, node.name, node.source)
         nodes.append(new)
         for value, made in zip(node.outputs, new.outputs, strict=True):
-            wide = value.dtype in given and made.dtype == value.dtype
-            wide = wide and not (isinstance(op, Attention) and value is node.outputs[1])
-            known[value] = cast(made, dtype, node.name) if wide and dtype != made.dtype else made
+            needs_cast = value.dtype in given and made.dtype == value.dtype
+            needs_cast = needs_cast and not (isinstance(op, Attention) and value is node.outputs[1])
+            converted[value] = (
+                cast(made, dtype, node.name) if needs_cast and dtype != made.dtype else made
+            )
     outputs = [convert(value) for value in graph.outputs]
     updates: Any = {convert(state): convert(value) for state, value in graph.updates.items()}
     return Graph(inputs, outputs, nodes, graph.name, graph.output_names, updates=updates)

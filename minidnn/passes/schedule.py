@@ -1,10 +1,11 @@
-"""schedule: orders the nodes so that little memory is in use at once.
+"""schedule: orders the nodes for low peak memory.
 
-Handles: of the given order and two greedy ones, takes the one with the smallest peak.  One begins
-with the first node (among those that can run, the one after which the least storage is in use), the
-other with the last (among those that nobody waits for, the one before which the least is): it
-computes as late as it can what is only read late, such as weights of a backward pass in another
-order.  Only the order changes.
+Handles: takes the order with the smallest peak among the given one and two greedy list schedules.
+One schedules forwards: among the nodes whose operands are computed, it takes the one after which
+the least storage is live.  The other schedules backwards: among the nodes whose readers are all
+scheduled, it takes the one before which the least storage is live, so that values which are only
+read late, such as transposed weights of a backward pass, are computed late.  Only the order
+changes.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from minidnn.passes.infrastructure import Context, Pass
 
 def schedule(graph: Graph, context: Context) -> Graph:
     """See the module."""
-    found = [
+    orders = [
         graph,
         *(_ordered(graph, _greedy(graph, context.annotations, b)) for b in (False, True)),
     ]
-    peaks = [peak_bytes(lifetimes(each, context.annotations)) for each in found]
+    peaks = [peak_bytes(lifetimes(each, context.annotations)) for each in orders]
     before, after = peaks[0], min(peaks)
     if after >= before or not context.allow(f"reorder nodes: {before} to {after} bytes at once"):
         return graph
-    return found[peaks.index(after)]
+    return orders[peaks.index(after)]
 
 
 def _ordered(graph: Graph, nodes: Sequence[Node]) -> Graph:
@@ -38,61 +39,62 @@ def _ordered(graph: Graph, nodes: Sequence[Node]) -> Graph:
 
 
 def _greedy(graph: Graph, annotations: Annotations, backwards: bool) -> list[Node]:
-    """An order of the nodes, found from the first to the last or from the last to the first."""
+    """An order of the nodes: a greedy list schedule from the first node to the last, or, with
+    ``backwards``, from the last to the first."""
     roots = storage_roots(graph, annotations)
     outside = {roots.get(value) for value in (*graph.inputs, *graph.states, *graph.outputs)}
-    touched = {node: _touched(node, roots) for node in graph.nodes}
-    touching: dict[Value, list[Node]] = {}
-    for node, storages in touched.items():
-        for root in storages:
-            touching.setdefault(root, []).append(node)
-    left = {root: len(nodes) for root, nodes in touching.items()}
+    storages_of = {node: _touched(node, roots) for node in graph.nodes}
+    users: dict[Value, list[Node]] = {}
+    for node, node_storages in storages_of.items():
+        for root in node_storages:
+            users.setdefault(root, []).append(node)
+    uses_left = {root: len(nodes) for root, nodes in users.items()}
     live: set[Value] = set()
 
     def growth(node: Node) -> int:
-        """By how many bytes storage in use grows past the node."""
+        """The bytes by which live storage grows when the node is scheduled next."""
         grown = 0
-        for root in touched[node]:
+        for root in storages_of[node]:
             if root in outside:
                 continue
             if root not in live:
                 grown += annotations.storage_bytes(root)
-            if left[root] == 1:
+            if uses_left[root] == 1:
                 grown -= annotations.storage_bytes(root)
         return grown
 
-    waiting = {n: len(_behind(graph, n) if backwards else _before(n)) for n in graph.nodes}
+    unscheduled = {n: len(_behind(graph, n) if backwards else _before(n)) for n in graph.nodes}
     sign = -1 if backwards else 1
-    #: Nodes that can be next with the growth that each has just now; the heap has old ones, too.
+    #: Nodes that can be scheduled next, with their current growth; the heap has old entries, too.
     ready: dict[Node, int] = {}
     heap: list[tuple[int, int, int]] = []
 
     def enter(node: Node) -> None:
-        place = graph.position[node]
+        position = graph.position[node]
         ready[node] = growth(node)
-        heappush(heap, (ready[node], sign * place, place))
+        heappush(heap, (ready[node], sign * position, position))
 
     for node in graph.nodes:
-        if waiting[node] == 0:
+        if unscheduled[node] == 0:
             enter(node)
     order = []
     while heap:
-        grown, _, place = heappop(heap)
-        node = graph.nodes[place]
+        grown, _, position = heappop(heap)
+        node = graph.nodes[position]
         if ready.get(node) != grown:
             continue
         del ready[node]
         order.append(node)
-        for root in touched[node]:
-            left[root] -= 1
-            if root not in live or left[root] == 1:
+        for root in storages_of[node]:
+            uses_left[root] -= 1
+            if root not in live or uses_left[root] == 1:
                 live.add(root)
-                for other in touching[root]:
+                for other in users[root]:
                     if other in ready:
                         enter(other)
         for other in _before(node) if backwards else _behind(graph, node):
-            waiting[other] -= 1
-            if waiting[other] == 0:
+            unscheduled[other] -= 1
+            if unscheduled[other] == 0:
                 enter(other)
     return order[::sign]
 

@@ -1,5 +1,8 @@
-"""Sums are computed once, sums over all axes but the last as sums of a matrix's columns, and what
-gradients of sums repeat along axes is repeated by what reads it.
+"""Rewrites of reductions and of the broadcasts that their gradients need.
+
+``sum_columns`` turns sums over all axes but the last into sums of a matrix's columns;
+``share_sums`` reduces each operand of a concatenation once; ``repeat_inside`` leaves broadcasting
+to the point-wise operators that read an expanded value.
 """
 
 from __future__ import annotations
@@ -17,12 +20,12 @@ from minidnn.passes.infrastructure import Context, Pass
 def sum_columns(graph: Graph, context: Context) -> Graph:
     """Sums over all axes but the last become sums of the columns of a matrix.
 
-    Gradients of biases and of normalizations' weights are such sums.  As a matrix's, they are
-    computed by what adds up channels, or together with the rows that they are sums of.
+    Gradients of biases and of normalizations' weights are such sums.  As sums of a matrix they can
+    be computed by a sweep over channels, or in the kernel of the rows that they are sums of.
 
-    Handles: sums over all axes but the last of values of three axes or more; and over all but the
-    second of what a transpose has put there from behind, which is not read then.
-    Refuses: other sums; targets that say so; everything under strategies that leave layers apart.
+    Handles: sums over all axes but the last, of values of rank 3 or more; and sums over all axes
+    but the second, of a transpose that moves the last axis there: its operand is summed instead.
+    Refuses: other sums; targets that say so; everything under strategies that fuse no stacks.
     """
     if context.strategy in APART or not context.target.adds_columns:
         return graph
@@ -43,7 +46,7 @@ def sum_columns(graph: Graph, context: Context) -> Graph:
 
 
 def _summed(node: Node) -> Value | None:
-    """The value of whose last axis a node keeps the sums; None if it computes something else."""
+    """The value that a node sums over all axes but the last; None if it computes something else."""
     op = node.op
     if not isinstance(op, Reduce) or op.how != "sum" or op.keepdim:
         return None
@@ -54,9 +57,9 @@ def _summed(node: Node) -> Value | None:
     kept = [axis for axis in range(rank) if axis not in op.dims]
     if kept == [rank - 1]:
         return value
-    before = value.producer
-    if kept == [1] and before is not None and isinstance(before.op, Transpose):
-        return before.inputs[0] if before.op.dims[1] == rank - 1 else None
+    producer = value.producer
+    if kept == [1] and producer is not None and isinstance(producer.op, Transpose):
+        return producer.inputs[0] if producer.op.dims[1] == rank - 1 else None
     return None
 
 
@@ -64,19 +67,20 @@ SUM_COLUMNS = Pass("sum_columns", sum_columns)
 
 
 _Sums = tuple[Operator, ...]
-"""What is computed of a value: a reduction, or a variance and the mean that it is around."""
+"""The operators that reduce a value: a reduction, or a variance and the mean that it is around."""
 
 
 def share_sums(graph: Graph, context: Context) -> Graph:
-    """What is added up of a join is joined of what is added up of its operands.
+    """A reduction of a concatenation becomes the concatenation of its operands' reductions.
 
-    Each layer of a dense block normalizes all channels so far, by their mean and variance.  Those
-    of the channels before are known from the layer before, so that a layer need only read its own.
-    Handles: reductions and variances of joins, over other axes than the joined one; operands that
-    are joins themselves are taken apart.  What is known of all operands but one is read, and the
-    reduction reads that one.
-    Refuses: joins of which more than one operand would be read anew, as nothing else is known of
-    them: one sweep would become several; variances around what is no mean of the join.
+    Each layer of a dense block normalizes all channels so far, by their mean and variance.  The
+    layers before have computed those of all but the newest channels, so that a layer need only read
+    these.
+    Handles: reductions and variances of concatenations, over other axes than the concatenated one;
+    operands that are concatenations themselves are taken apart.  Results that are known are used
+    again, and the reduction reads the one operand whose result is not known.
+    Refuses: concatenations with several operands whose results are not known: one sweep would
+    become several; variances around another value than the concatenation's mean.
     """
     sharing = _Sharing(graph, context)
     for node in graph.nodes:
@@ -85,10 +89,12 @@ def share_sums(graph: Graph, context: Context) -> Graph:
 
 
 class _Sharing:
+    """Rewrites a graph node by node, and remembers which reductions are known."""
+
     def __init__(self, graph: Graph, context: Context) -> None:
         self.context = context
         self.rewriter = Rewriter(graph)
-        #: By what is computed, and of which of the graph's values: the new graph's.
+        #: Results of the new graph, by the operators and the operand in the old graph.
         self.known: dict[tuple[_Sums, Value], Value] = {}
 
     def add(self, node: Node) -> None:
@@ -105,28 +111,30 @@ class _Sharing:
 
     def _is_shared(self, sums: _Sums, x: Value, name: str) -> bool:
         parts = self._parts(sums, x)
-        new = [part for part in parts if (sums, part) not in self.known]
-        if len(parts) == 1 or len(new) > 1:
+        unknown = [part for part in parts if (sums, part) not in self.known]
+        if len(parts) == 1 or len(unknown) > 1:
             return False
-        read = f"{new[0].name} alone" if new else "nothing"
+        read = f"{unknown[0].name} alone" if unknown else "nothing"
         return self.context.allow(f"read {read} for {name}")
 
     def _parts(self, sums: _Sums, x: Value) -> list[Value]:
-        """What a value joins, as far as it has to be taken apart."""
-        join = x.producer
-        if (sums, x) in self.known or join is None or not _is_along(sums, join):
+        """The operands that a value concatenates, through concatenations whose reduction is not
+        known; the value itself if it is no such concatenation."""
+        concat = x.producer
+        if (sums, x) in self.known or concat is None or not _keeps_axis(sums, concat):
             return [x]
-        return [part for value in join.inputs for part in self._parts(sums, value)]
+        return [part for value in concat.inputs for part in self._parts(sums, value)]
 
     def _found(self, sums: _Sums, x: Value, node: Node, name: str = "") -> Value:
-        """What is computed of a value, by nodes that are named after one of the graph."""
+        """The reduction of a value in the new graph.  Nodes that are added for it are named
+        ``name``, or after ``node``."""
         known = self.known.get((sums, x))
         if known is not None:
             return known
-        join = x.producer
-        if join is not None and _is_along(sums, join):
-            operands = [self._found(sums, value, node) for value in join.inputs]
-            op: Operator = Concat(_joined_axis(sums, join))
+        concat = x.producer
+        if concat is not None and _keeps_axis(sums, concat):
+            operands = [self._found(sums, value, node) for value in concat.inputs]
+            op: Operator = Concat(_concat_axis(sums, concat))
         else:
             op, *mean = sums
             operands = [self.rewriter.value(x)]
@@ -147,22 +155,22 @@ def _sums_of(node: Node) -> _Sums | None:
     return node.op, mean.op
 
 
-def _is_along(sums: _Sums, join: Node) -> bool:
-    """Whether a node joins values along an axis that is not added up."""
-    if not isinstance(join.op, Concat):
+def _keeps_axis(sums: _Sums, concat: Node) -> bool:
+    """Whether a node concatenates values along an axis that the reduction keeps."""
+    if not isinstance(concat.op, Concat):
         return False
-    axis = join.op.axis % join.output.type.rank
+    axis = concat.op.axis % concat.output.type.rank
     if isinstance(sums[0], Variance):
         return axis == 1
     assert isinstance(sums[0], Reduce)
     return axis not in sums[0].dims
 
 
-def _joined_axis(sums: _Sums, join: Node) -> int:
-    """The axis along which the results are joined."""
+def _concat_axis(sums: _Sums, concat: Node) -> int:
+    """The axis along which the operands' reductions are concatenated."""
     op = sums[0]
-    assert isinstance(join.op, Concat)
-    axis = join.op.axis % join.output.type.rank
+    assert isinstance(concat.op, Concat)
+    axis = concat.op.axis % concat.output.type.rank
     if isinstance(op, Variance):
         return 0
     assert isinstance(op, Reduce)
@@ -173,20 +181,20 @@ SHARE_SUMS = Pass("share_sums", share_sums)
 
 
 def repeat_inside(graph: Graph, context: Context) -> Graph:
-    """Point-wise operators repeat along axes what they read, so that nothing else does.
+    """Point-wise operators broadcast their operands, so that no Expand is computed for them.
 
     Gradients of sums repeat a value along the axes that were summed over.
 
-    Handles: operands of point-wise operators that are repeated along axes (Expand) and come to the
-    result's shape by the operator's own broadcasting, because another operand has that shape.
+    Handles: operands of point-wise operators that are the result of an Expand, where the operator's
+    own broadcasting gives the same shape because another operand has it.
     Refuses: values whose rank changes.
     """
     rewriter = Rewriter(graph)
     for node in graph.nodes:
-        given = [rewriter.value(value) for value in node.inputs]
-        found = _unrepeated(node, given)
-        if found != given and context.allow(f"{node.name} repeats its operands itself"):
-            new = rewriter.add(node.op, found, node.name, node.source)
+        operands = [rewriter.value(value) for value in node.inputs]
+        unrepeated = _unrepeated(node, operands)
+        if unrepeated != operands and context.allow(f"{node.name} repeats its operands itself"):
+            new = rewriter.add(node.op, unrepeated, node.name, node.source)
             rewriter.replace(node.output, new.output)
         else:
             rewriter.keep(node)
@@ -194,21 +202,21 @@ def repeat_inside(graph: Graph, context: Context) -> Graph:
 
 
 def _unrepeated(node: Node, given: list[Value]) -> list[Value]:
-    """The operands before they were repeated."""
+    """The operands of a node, with operands of Expands in place of Expands that are not needed."""
     if not isinstance(node.op, Elementwise):
         return given
-    found = list(given)
+    operands = list(given)
     shape = node.output.shape
-    count = len(found) - node.op.channel_count
+    count = len(operands) - node.op.channel_count
     for i in range(count):
-        others = [value.shape for j, value in enumerate(found[:count]) if j != i]
-        while shape in others and (before := _repeated(found[i])) is not None:
-            found[i] = before
-    return found
+        others = [value.shape for j, value in enumerate(operands[:count]) if j != i]
+        while shape in others and (before := _repeated(operands[i])) is not None:
+            operands[i] = before
+    return operands
 
 
 def _repeated(value: Value) -> Value | None:
-    """What a value repeats, if it does."""
+    """The operand of the Expand that makes a value, if it has the same rank; None otherwise."""
     node = value.producer
     if node is None or not isinstance(node.op, Expand):
         return None

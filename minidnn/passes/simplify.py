@@ -1,5 +1,7 @@
-"""Removes what computes nothing and computes what is known; states become constants, and joins that
-begin alike share their beginnings.
+"""Basic cleanups: constant states, constant folding, identities, dead code and concatenations.
+
+``freeze`` makes constants of states; ``simplify`` removes identities and dead nodes and folds
+constants; ``share_joins`` lets a concatenation read one of its prefixes.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ from minidnn.passes.infrastructure import Context, Pass
 def freeze(graph: Graph, context: Context) -> Graph:
     """States become constants.
 
-    Handles: every state that the graph does not update, which becomes a constant of its initial
-    array; all passes after it see what they would see had the network been recorded without states.
-    It is no optimization, and takes no fuel.
+    Handles: every state that the graph does not update becomes a constant of its initial array, so
+    that later passes see a graph as it is recorded without states.  The pass is no optimization,
+    and takes no fuel.
     Refuses: states that the graph updates, and all of them if a store holds them
     (``Context.stored``).
     """
@@ -53,27 +55,29 @@ def _data(state: State) -> np.ndarray:
 FREEZE = Pass("freeze", freeze)
 
 
-#: What outputs of a node may take to become constants, beside 4 times what it reads.
+#: Bytes that folded outputs of a node may take, in addition to 4 times the bytes that it reads.
 FOLDED_BYTES = 256 << 20
 
 
 def simplify(graph: Graph, context: Context) -> Graph:
-    """Removes what computes nothing and computes what is known.
+    """Removes identities and dead nodes, folds constants, and merges nested concatenations.
 
     Handles: identities (Identity, Dropout, windows of one position, reshapes to the same shape,
-    adaptive pooling to the input's size, joins of one value, moves that move nothing); adaptive
-    pooling whose sizes divide, which becomes a regular window if it is short, and long regular
-    windows side by side, which become adaptive; joins that only a join along the same axis reads,
-    which become part of it; nodes whose operands are all constants, unless their outputs are very
-    large; nodes nobody reads. Leaves: arithmetic identities such as x * 1, which are not exact for
-    NaN payloads and -0. Only the sign of zero may change: an average over one position adds -0 to
-    0, which gives 0.
+    adaptive pooling to the input's size, concatenations of one value, moves that keep all elements
+    in place); adaptive pooling whose sizes divide, which becomes a regular window if it is short,
+    and long adjacent regular windows, which become adaptive; products with a constant for each
+    channel, which become a ScaleShift; concatenations that only concatenations along the same axis
+    read, which are merged; nodes whose operands are all constants, unless their outputs are very
+    large; dead nodes.
+    Refuses: arithmetic identities such as x * 1, which are not exact for NaN payloads and -0.  Only
+    the sign of zero may change: an average over one position adds -0 to 0, which gives 0.
     """
-    # Joins last: what reads one may have gone.
-    return _whole_joins(_fewer_nodes(graph, context), context)
+    # Concatenations come last: their readers may have been removed.
+    return _merged_concats(_fewer_nodes(graph, context), context)
 
 
 def _fewer_nodes(graph: Graph, context: Context) -> Graph:
+    """The graph without identities and dead nodes, and with constants folded."""
     rewriter = Rewriter(graph)
     for node in _without_dead(graph, context, rewriter):
         if is_identity(node):
@@ -100,26 +104,28 @@ def _fewer_nodes(graph: Graph, context: Context) -> Graph:
 def is_identity(node: Node) -> bool:
     """Whether a node gives its first operand unchanged."""
     op = node.op
-    same = bool(node.inputs) and node.inputs[0].type == node.outputs[0].type
+    same_type = bool(node.inputs) and node.inputs[0].type == node.outputs[0].type
     if isinstance(op, (Identity, Dropout)):
         return True
     if isinstance(op, (Reshaping, AdaptiveAvgPool2d)):
-        return same
+        return same_type
     if isinstance(op, Indexed):
-        return same and op.index_map(node.inputs[0].shape).is_identity(node.inputs[0].shape)
+        return same_type and op.index_map(node.inputs[0].shape).is_identity(node.inputs[0].shape)
     if isinstance(op, Concat):
         return len(node.inputs) == 1
     if isinstance(op, Windowed):
         window = op.window()
         known = window.chooses or window.averages
-        plain = known and window.taps == 1 and window.divisor in (None, 1)
-        return plain and same and all(a.stride == 1 and a.padding == (0, 0) for a in window.axes)
+        copies = known and window.taps == 1 and window.divisor in (None, 1)
+        return (
+            copies and same_type and all(a.stride == 1 and a.padding == (0, 0) for a in window.axes)
+        )
     return False
 
 
 def _scaled(node: Node) -> tuple[Value, Constant] | None:
-    """What a product with a constant for each channel scales, and that constant; a product of
-    whole numbers stays, for a scale is a fused multiply-add."""
+    """The value that a product scales by a constant for each channel, and that constant; None for
+    other nodes, and for integers, as a ScaleShift is a fused multiply-add."""
     if not isinstance(node.op, Mul) or node.output.type.rank != 4:
         return None
     if node.output.dtype not in FLOATS:
@@ -143,16 +149,17 @@ def _scale(rewriter: Rewriter, node: Node, value: Value, factor: Constant) -> No
     rewriter.replace(node.output, new.output)
 
 
-def _whole_joins(graph: Graph, context: Context) -> Graph:
+def _merged_concats(graph: Graph, context: Context) -> Graph:
+    """The graph with nested concatenations along one axis merged."""
     rewriter = Rewriter(graph)
-    joined: dict[Value, list[Value]] = {}
-    parts = _parts_of_joins(graph)
+    merged: dict[Value, list[Value]] = {}
+    nested = _parts_of_joins(graph)
     for node in graph.nodes:
-        if node in parts and context.allow(f"join {node.name} with the next"):
-            joined[node.output] = _operands(node, rewriter, joined)
+        if node in nested and context.allow(f"join {node.name} with the next"):
+            merged[node.output] = _operands(node, rewriter, merged)
             rewriter.changes += 1
-        elif any(value in joined for value in node.inputs):
-            new = rewriter.add(node.op, _operands(node, rewriter, joined), node.name, node.source)
+        elif any(value in merged for value in node.inputs):
+            new = rewriter.add(node.op, _operands(node, rewriter, merged), node.name, node.source)
             rewriter.replace(node.output, new.output)
         else:
             rewriter.keep(node)
@@ -160,34 +167,35 @@ def _whole_joins(graph: Graph, context: Context) -> Graph:
 
 
 def _parts_of_joins(graph: Graph) -> set[Node]:
-    """Joins that only other joins along the same axis read, all of which are, or become, parts of
-    one join."""
-    whole: dict[Node, Node] = {}  # the join that each becomes part of
+    """Concatenations that only concatenations along the same axis read, all of which end up in one
+    concatenation."""
+    merged_into: dict[Node, Node] = {}  # the concatenation that each is merged into
     for node in reversed(graph.nodes):
         readers = graph.readers.get(node.outputs[0], ())
-        wholes = {whole.get(reader, reader) for reader in readers}
-        continued = all(_continues(node, reader) for reader in readers)
-        if len(wholes) == 1 and continued and node.outputs[0] not in graph.results:
-            (whole[node],) = wholes
-    return set(whole)
+        targets = {merged_into.get(reader, reader) for reader in readers}
+        continued = all(_are_along_one_axis(node, reader) for reader in readers)
+        if len(targets) == 1 and continued and node.outputs[0] not in graph.results:
+            (merged_into[node],) = targets
+    return set(merged_into)
 
 
-def _continues(join: Node, reader: Node) -> bool:
-    """Whether both are joins along one axis."""
-    if not isinstance(join.op, Concat) or not isinstance(reader.op, Concat):
+def _are_along_one_axis(concat: Node, reader: Node) -> bool:
+    """Whether both are concatenations along one axis."""
+    if not isinstance(concat.op, Concat) or not isinstance(reader.op, Concat):
         return False
-    rank = join.output.type.rank
-    return join.op.axis % rank == reader.op.axis % rank and len(reader.inputs) > 1
+    rank = concat.output.type.rank
+    return concat.op.axis % rank == reader.op.axis % rank and len(reader.inputs) > 1
 
 
-def _operands(node: Node, rewriter: Rewriter, joined: dict[Value, list[Value]]) -> list[Value]:
-    """A join's operands in the new graph, those of the joins among them in their place."""
-    return [value for old in node.inputs for value in joined.get(old, [rewriter.value(old)])]
+def _operands(node: Node, rewriter: Rewriter, merged: dict[Value, list[Value]]) -> list[Value]:
+    """The operands of a concatenation in the new graph, with merged ones replaced by their own."""
+    return [value for old in node.inputs for value in merged.get(old, [rewriter.value(old)])]
 
 
 def _regular(node: Node, target: Target) -> Operator | None:
-    """The kind of average for which there are kernels: long windows are adaptive ones.  Where
-    kernels are those of any size, an average is of one kind for all."""
+    """The operator for an average pool for which there is a faster kernel: adaptive for long
+    windows, regular for short ones; None to keep it, as always where kernels are those of any
+    size, so that all sizes have the same operator."""
     if target.any_size:
         return None
     if isinstance(node.op, AdaptiveAvgPool2d):
@@ -198,8 +206,8 @@ def _regular(node: Node, target: Target) -> Operator | None:
 
 
 def _is_constant(node: Node, rewriter: Rewriter) -> bool:
-    """Whether a node's outputs become constants: nothing that it reads depends on an input, and
-    they are not so large that a few bytes of a file would fill the memory."""
+    """Whether a node can be folded: all operands are constants, and the outputs are not so large
+    that a few bytes of a file would fill the memory."""
     known = all(isinstance(rewriter.value(value), Constant) for value in node.inputs)
     read = sum(value.type.bytes for value in node.inputs)
     return known and sum(v.type.bytes for v in node.outputs) <= FOLDED_BYTES + 4 * read
@@ -217,7 +225,7 @@ def _compute(op: Operator, operands: tuple[Constant, ...], index: int) -> np.nda
 
 
 def drop_dead(graph: Graph, context: Context) -> Graph:
-    """The graph without the nodes that nobody reads."""
+    """The graph without dead nodes."""
     rewriter = Rewriter(graph)
     for node in _without_dead(graph, context, rewriter):
         rewriter.keep(node)
@@ -225,7 +233,7 @@ def drop_dead(graph: Graph, context: Context) -> Graph:
 
 
 def _without_dead(graph: Graph, context: Context, rewriter: Rewriter) -> list[Node]:
-    """The nodes that some result depends on, in order."""
+    """The nodes on which some result depends, in order."""
     needed = {value.producer for value in graph.results}
     kept: list[Node] = []
     for node in reversed(graph.nodes):
@@ -259,28 +267,28 @@ def no_dead_nodes(graph: Graph) -> Iterator[str]:
 SIMPLIFY = Pass("simplify", simplify, ensures=(no_identities, no_joins_of_joins, no_dead_nodes))
 
 
-#: Joins by axis and operands, in the graph as it was.
+#: Concatenations of the old graph, by axis and operands.
 _Known = Mapping[tuple[int, tuple[Value, ...]], Node]
 
 
 def share_joins(graph: Graph, context: Context) -> Graph:
-    """A join that begins with what another one joins reads that one's result.
+    """A concatenation that begins with all operands of another one reads that one's result.
 
-    Networks are written in both ways: DenseNet's layers join all values so far (torchvision), or
-    the join before and one value more (the zoo's).  In the second, a value is an operand of one
-    join only, which can lie in one buffer with those that it begins with, and what computes a
-    join's rows has two operands to read instead of dozens.
-    Handles: joins along the same axis, the other one being computed before; the longest such
-    beginning counts.  Joins of the very same values become one.
-    Refuses: joins that share other operands than the first ones.
+    Networks are written in both ways: DenseNet's layers concatenate all values so far
+    (torchvision), or the concatenation before and one more value (the zoo's).  In the second form,
+    each value is an operand of one concatenation, so that all of them can be views of one buffer,
+    and a kernel that computes a concatenation has two operands to read instead of dozens.
+    Handles: concatenations along the same axis, of which the shorter is computed before; the
+    longest such prefix counts.  Concatenations of the very same values become one.
+    Refuses: concatenations that share other operands than the first ones.
     """
     rewriter = Rewriter(graph)
     known: dict[tuple[int, tuple[Value, ...]], Node] = {}
     for node in graph.nodes:
         if isinstance(node.op, Concat):
-            begin = _begin(node, known)
-            if begin is not None and context.allow(f"begin {node.name} with {begin.name}"):
-                _begin_with(rewriter, node, begin)
+            prefix = _begin(node, known)
+            if prefix is not None and context.allow(f"begin {node.name} with {prefix.name}"):
+                _read_prefix(rewriter, node, prefix)
             else:
                 rewriter.keep(node)
             known.setdefault((_axis(node), node.inputs), node)
@@ -295,30 +303,32 @@ def _axis(node: Node) -> int:
 
 
 def _begin(node: Node, known: _Known) -> Node | None:
-    """The join of the most operands with which ``node`` begins."""
+    """The concatenation of the most operands with which ``node`` begins; None if there is none."""
     for count in range(len(node.inputs), 1, -1):
-        found = known.get((_axis(node), node.inputs[:count]))
-        if found is not None:
-            return found
+        prefix = known.get((_axis(node), node.inputs[:count]))
+        if prefix is not None:
+            return prefix
     return None
 
 
-def _begin_with(rewriter: Rewriter, node: Node, begin: Node) -> None:
-    first = rewriter.value(begin.output)
-    rest = [rewriter.value(value) for value in node.inputs[len(begin.inputs) :]]
+def _read_prefix(rewriter: Rewriter, node: Node, prefix: Node) -> None:
+    result = rewriter.value(prefix.output)
+    rest = [rewriter.value(value) for value in node.inputs[len(prefix.inputs) :]]
     if rest:
-        first = rewriter.add(node.op, [first, *rest], node.name, node.source).output
-    rewriter.replace(node.output, first)
+        result = rewriter.add(node.op, [result, *rest], node.name, node.source).output
+    rewriter.replace(node.output, result)
 
 
-def _no_joins_twice(graph: Graph) -> Iterator[str]:
+def _no_shared_prefixes(graph: Graph) -> Iterator[str]:
     known: dict[tuple[int, tuple[Value, ...]], Node] = {}
     for node in graph.nodes:
         if isinstance(node.op, Concat):
-            begin = _begin(node, known)
-            if begin is not None:
-                yield f"the join {node.name!r} begins with what {begin.name!r} joins"
+            prefix = _begin(node, known)
+            if prefix is not None:
+                yield f"the join {node.name!r} begins with what {prefix.name!r} joins"
             known[_axis(node), node.inputs] = node
 
 
-SHARE_JOINS = Pass("share_joins", share_joins, requires=("simplify",), ensures=(_no_joins_twice,))
+SHARE_JOINS = Pass(
+    "share_joins", share_joins, requires=("simplify",), ensures=(_no_shared_prefixes,)
+)

@@ -1,5 +1,9 @@
-"""Sums that the kernel of what they are sums of adds up: a sequence's planes, what is behind a
-convolution, and what is made in front of a convolution's gradient.
+"""Reductions that the kernel of their operand computes on the way.
+
+``sum_inside`` moves sums over planes into the sequence that computes the planes; ``sum_behind``
+makes sums an epilogue reduction of a contraction, or of a convolution's input gradient;
+``make_in_front`` makes point-wise nodes a prologue of such a gradient.  All three save reading a
+tensor again that was just written.
 """
 
 from __future__ import annotations
@@ -23,41 +27,42 @@ _COPY = Formula(argument(0), title="Copy")
 
 
 def sum_inside(graph: Graph, context: Context) -> Graph:
-    """Planes are added up in the sequence that makes them.
+    """Planes are reduced in the sequence that computes them.
 
-    In training these are the sums of the gradients by scales and shifts: the values that they are
-    made of, as the inputs of normalizations, then need not be stored for them.
+    In training these are the sums for the gradients of scales and shifts: their operands, such as
+    the inputs of normalizations, then need not be stored for them.
 
-    Handles: sweeps of sums over tensors of which a sequence makes the last, as long as all others
-    are there before it.  The sequence computes what the sweep computes point by point, and adds up
-    each plane; what is left of the sweep adds up these numbers over the batch.  Results of the
-    sequence that nothing else reads are no longer stored.  A variance is that of the planes' means
-    and, added to it, the mean of the planes' variances.
+    Handles: sweeps of sums over tensors of which a sequence computes the last one, if all others
+    are computed before it.  The sequence computes the sweep's point-wise operators and reduces each
+    plane; the rest of the sweep reduces these (N, C) numbers over the batch.  Results of the
+    sequence that nothing else reads are no longer stored.  A variance is the variance of the
+    planes' means plus the mean of the planes' variances.
     Refuses: means without variances, and variances around means that are no result; sweeps that
     store something; values in half precision; whatever the target refuses, and everything under
-    strategies that leave layers apart.
+    strategies that fuse no stacks.
     """
     if context.strategy in APART:
         return graph
-    chosen: dict[Node, _Merged] = {}
+    chosen: dict[Node, _MergedSequence] = {}
     for sweep in graph.nodes:
         if not isinstance(sweep.op, FusedSums):
             continue
-        maker = _maker(graph, sweep, sweep.op)
-        if maker is None:
+        sequence = _sequence_for(graph, sweep, sweep.op)
+        if sequence is None:
             continue
-        before = chosen[maker].sweeps if maker in chosen else ()
-        merged = _Merged(graph, maker, (*before, sweep))
+        earlier = chosen[sequence].sweeps if sequence in chosen else ()
+        merged = _MergedSequence(graph, sequence, (*earlier, sweep))
         if context.target.refuse_summed(merged.region) is not None:
             continue
-        if not context.allow(f"add up {sweep.name} in {maker.name}"):
+        if not context.allow(f"add up {sweep.name} in {sequence.name}"):
             break
-        chosen[maker] = merged
+        chosen[sequence] = merged
     return _rewritten(graph, chosen) if chosen else graph
 
 
-def _maker(graph: Graph, sweep: Node, op: FusedSums) -> Node | None:
-    """The sequence in which a sweep can be computed."""
+def _sequence_for(graph: Graph, sweep: Node, op: FusedSums) -> Node | None:
+    """The sequence that can compute a sweep, or None: the last node before the sweep that computes
+    one of its tensors."""
     for node in op.body.nodes:
         if isinstance(node.op, (Reduce, Variance)):
             if node.inputs[0].dtype != "float32" or node.output.dtype != "float32":
@@ -68,30 +73,42 @@ def _maker(graph: Graph, sweep: Node, op: FusedSums) -> Node | None:
             return None
     if len(op.shape) != 4 or op.stored or op.by_plane or op.plane_numbers:
         return None
-    makers = {v.producer for v in sweep.inputs if v.shape == op.shape}
-    there = [node for node in makers if node in graph.position]
-    last = max(there, key=graph.position.__getitem__, default=None)
+    producers = {v.producer for v in sweep.inputs if v.shape == op.shape}
+    in_graph = [node for node in producers if node in graph.position]
+    last = max(in_graph, key=graph.position.__getitem__, default=None)
     if last is None or not isinstance(last.op, FusedSequence):
         return None
-    end = graph.position[last]
+    position = graph.position[last]
     for value in sweep.inputs:
         producer = value.producer
-        if producer in graph.position and producer is not last and graph.position[producer] > end:
+        if (
+            producer in graph.position
+            and producer is not last
+            and graph.position[producer] > position
+        ):
             return None
     return last
 
 
 def _is_added_up(node: Node, op: FusedSums) -> bool:
-    """Whether a sum, mean or variance is made of numbers of planes."""
+    """Whether a reduction can be split into planes and batch: it is a sum, a variance around a
+    result, or the mean of such a variance."""
     if isinstance(node.op, Variance):
         return node.inputs[1] in op.body.outputs
     assert isinstance(node.op, Reduce)
-    moments = (each for each in op.body.nodes if isinstance(each.op, Variance))
-    return node.op.how == "sum" or any(each.inputs[1] is node.output for each in moments)
+    variances = (each for each in op.body.nodes if isinstance(each.op, Variance))
+    return node.op.how == "sum" or any(each.inputs[1] is node.output for each in variances)
 
 
-class _Merged:
-    """A sequence with sweeps: the region, its operands, and where its results are."""
+class _MergedSequence:
+    """A sequence merged with sweeps: the new region, its operands, and which results it has.
+
+    Attributes:
+        sweeps: the sweeps, in the order of the graph.
+        operands: the values of the graph that the region reads.
+        kept: the sequence's results that are still stored; they are the region's first results.
+        region: the sequence, whose other results are reduced planes, sweep by sweep.
+    """
 
     def __init__(self, graph: Graph, maker: Node, sweeps: Sequence[Node]) -> None:
         assert isinstance(maker.op, FusedSequence)
@@ -100,16 +117,15 @@ class _Merged:
         self._nodes = list(body.nodes)
         self._names = {node.name for node in body.nodes}
         self._known = {(node.op, node.inputs): node.output for node in body.nodes}
-        #: What values outside are called inside.
+        #: Values of the graph, and the values of the body that stand for them.
         self._inside = dict(zip(maker.inputs, body.inputs, strict=True))
         self._inside |= dict(zip(maker.outputs, body.outputs, strict=True))
         self.operands = list(maker.inputs)
-        others = set(graph.results)
+        read_elsewhere = set(graph.results)
         for value in maker.outputs:
             if any(reader not in sweeps for reader in graph.readers[value]):
-                others.add(value)
-        #: The results that are planes, as they were.
-        self.kept = [value for value in maker.outputs if value in others]
+                read_elsewhere.add(value)
+        self.kept = [value for value in maker.outputs if value in read_elsewhere]
         outputs = [self._inside[value] for value in self.kept]
         first = len(outputs)
         spread: list[int] = []
@@ -129,30 +145,32 @@ class _Merged:
         )
 
     def _planes(self, sweep: Node, outputs: Sequence[Value]) -> dict[Node, Value]:
-        """The planes of which a sweep's nodes want sums or variances, each another one."""
+        """The body's values that a sweep's nodes reduce, one for each node: no two nodes share one,
+        and none is another result."""
         assert isinstance(sweep.op, FusedSums)
         inner = sweep.op.body
         for value in sweep.inputs:
             if value not in self._inside:
                 self._inside[value] = Value(value.type, value.name)
                 self.operands.append(value)
-        here = {
+        values = {
             value: self._inside[outer]
             for value, outer in zip(inner.inputs, sweep.inputs, strict=True)
         }
-        found: dict[Node, Value] = {}
+        planes: dict[Node, Value] = {}
         for node in inner.nodes:
             if not isinstance(node.op, (Reduce, Variance)):
-                here[node.output] = self._computed(node, [_of(here, v) for v in node.inputs])
+                values[node.output] = self._computed(node, [_of(values, v) for v in node.inputs])
         for node in sweep.op.reductions.values():
-            plane = _of(here, node.inputs[0])
-            if plane in outputs or plane in found.values() or plane.producer not in self._nodes:
+            plane = _of(values, node.inputs[0])
+            if plane in outputs or plane in planes.values() or plane.producer not in self._nodes:
                 plane = self._add(Node(_COPY, [plane], self._fresh(node.name), node.source))
-            found[node] = plane
-        return found
+            planes[node] = plane
+        return planes
 
     def _computed(self, node: Node, inputs: list[Value]) -> Value:
-        """What a node of a sweep makes, which the sequence may make, too."""
+        """The result of a sweep's point-wise node; the sequence's own node is used if it has the
+        same."""
         known = self._known.get((node.op, tuple(inputs)))
         if known is not None:
             return known
@@ -164,30 +182,31 @@ class _Merged:
         return node.output
 
     def _fresh(self, name: str) -> str:
-        found, count = name, 0
-        while found in self._names:
+        unique, count = name, 0
+        while unique in self._names:
             count += 1
-            found = f"{name}.{count}"
-        self._names.add(found)
-        return found
+            unique = f"{name}.{count}"
+        self._names.add(unique)
+        return unique
 
 
 def _of(here: dict[Value, Value], value: Value) -> Value:
     return value if isinstance(value, Constant) else here[value]
 
 
-def _rewritten(graph: Graph, chosen: dict[Node, _Merged]) -> Graph:
+def _rewritten(graph: Graph, chosen: dict[Node, _MergedSequence]) -> Graph:
+    """The graph with merged sequences, and the rest of each sweep."""
     rewriter = Rewriter(graph)
     sums: dict[Node, list[Value]] = {}
     for node in graph.nodes:
         if node in chosen:
             merged = chosen[node]
             operands = [rewriter.value(value) for value in merged.operands]
-            made = list(rewriter.add(merged.region, operands, node.name, node.source).outputs)
+            results = list(rewriter.add(merged.region, operands, node.name, node.source).outputs)
             for old in merged.kept:
-                rewriter.replace(old, made.pop(0))
+                rewriter.replace(old, results.pop(0))
             for sweep in merged.sweeps:
-                sums[sweep] = [made.pop(0) for _ in sweep.outputs]
+                sums[sweep] = [results.pop(0) for _ in sweep.outputs]
         elif node in sums:
             _add_over_batch(rewriter, node, sums[node])
         else:
@@ -196,14 +215,20 @@ def _rewritten(graph: Graph, chosen: dict[Node, _Merged]) -> Graph:
 
 
 def _add_over_batch(rewriter: Rewriter, sweep: Node, numbers: Sequence[Value]) -> None:
-    """What is left of a sweep."""
-    given = []
+    """Adds the rest of a sweep: reduces the numbers that a sequence has of each plane, over the
+    batch.
+
+    ``numbers``: for each reduction of the sweep, in order, a value of shape (N, C, 1, 1).
+    """
+    plane_numbers = []
     for value in numbers:
         name = rewriter.fresh(f"{sweep.name}.planes")
-        given.append(rewriter.add(View(value.shape[:2]), [value], name, sweep.source).output)
-    inside = [Value(value.type, value.name) for value in given]
+        plane_numbers.append(
+            rewriter.add(View(value.shape[:2]), [value], name, sweep.source).output
+        )
+    operands_inside = [Value(value.type, value.name) for value in plane_numbers]
     assert isinstance(sweep.op, FusedSums)
-    wanted = list(sweep.op.reductions.values())
+    reductions = list(sweep.op.reductions.values())
     _, _, *plane = sweep.op.shape
     nodes: list[Node] = []
 
@@ -211,29 +236,29 @@ def _add_over_batch(rewriter: Rewriter, sweep: Node, numbers: Sequence[Value]) -
         nodes.append(Node(op, operands, f"{sweep.name}.{len(nodes)}", sweep.source))
         return nodes[-1].output
 
-    sums, means = dict(zip(wanted, inside, strict=True)), dict[Value, Value]()
-    found, within = dict[Node, Value](), dict[Node, Value]()
+    sums, means = dict(zip(reductions, operands_inside, strict=True)), dict[Value, Value]()
+    over_batch, mean_of_variances = dict[Node, Value](), dict[Node, Value]()
     for node, value in sums.items():
         if isinstance(node.op, Reduce) and node.op.how == "mean":
             mean = Formula(argument(0) * (1.0 / prod(plane)), title="PlaneMean")
             means[node.output] = add(mean, value)
-            found[node] = add(Reduce("mean", (0,)), means[node.output])
+            over_batch[node] = add(Reduce("mean", (0,)), means[node.output])
         elif isinstance(node.op, Reduce):
-            found[node] = add(Reduce("sum", (0,)), value)
+            over_batch[node] = add(Reduce("sum", (0,)), value)
     for node, value in sums.items():
         if isinstance(node.op, Variance):
             around = node.inputs[1]
             assert around.producer is not None
-            found[node] = add(node.op, means[around], found[around.producer])
-            within[node] = add(Reduce("mean", (0,)), value)
-    outputs = [*(found[node] for node in wanted), *within.values()]
-    body = Graph(inside, outputs, nodes, sweep.name)
-    made = rewriter.add(FusedSums(body), given, sweep.name, sweep.source)
-    new = dict(zip(wanted, made.outputs, strict=False))
-    for node, value in zip(within, made.outputs[len(wanted) :], strict=True):
+            over_batch[node] = add(node.op, means[around], over_batch[around.producer])
+            mean_of_variances[node] = add(Reduce("mean", (0,)), value)
+    outputs = [*(over_batch[node] for node in reductions), *mean_of_variances.values()]
+    body = Graph(operands_inside, outputs, nodes, sweep.name)
+    region = rewriter.add(FusedSums(body), plane_numbers, sweep.name, sweep.source)
+    new = dict(zip(reductions, region.outputs, strict=False))
+    for node, value in zip(mean_of_variances, region.outputs[len(reductions) :], strict=True):
         name = rewriter.fresh(f"{sweep.name}.variance")
         new[node] = rewriter.add(Add(), [new[node], value], name, sweep.source).output
-    for old, node in zip(sweep.outputs, wanted, strict=True):
+    for old, node in zip(sweep.outputs, reductions, strict=True):
         rewriter.replace(old, new[node])
 
 
@@ -241,26 +266,26 @@ SUM_INSIDE = Pass("sum_inside", sum_inside, requires=("sum_together", "depth_fir
 
 
 def make_in_front(graph: Graph, context: Context) -> Graph:
-    """What a gradient of a convolution reads is made by the kernel of that gradient.
+    """The producer of the gradient that a convolution's input gradient reads becomes its prologue.
 
-    Behind batch normalization the gradient of a convolution's result is computed point by point of
-    another gradient and the result itself.  Both gradients of the convolution read it.  A kernel of
-    the one for the image that computes it, and stores it for the other, saves reading it again.
-    Which kernel computes the gradient stays open; one that computes nothing in front follows the
-    sequence's.
+    Where batch normalization follows a convolution, the gradient of the convolution's output is
+    computed point by point from another gradient and the output itself.  The input gradient and the
+    weight gradient both read it.  If the kernel of the input gradient computes it, and stores it
+    for the weight gradient, it is read once less.  The backend may still choose a kernel without a
+    prologue, which then runs after a kernel of the sequence.
 
-    Handles: gradients for images, with sums behind them or without, and sequences of point-wise
-    nodes whose only result they read and others, too.
-    Refuses: whatever the target refuses (noted with its reason); everything under strategies that
-    leave layers apart.
+    Handles: gradients of convolutions for their inputs, with an epilogue reduction or without, and
+    sequences of point-wise nodes whose only result is read by them and by other nodes.
+    Refuses: whatever the target refuses (noted with its reason); everything under the strategies
+    "layers" and "cudnn", which fuse nothing.
     """
     if context.strategy in UNFUSED:
         return graph
     groups = Groups(graph)
-    found: list[tuple[list[Node], MakeRegion]] = []
+    regions: list[tuple[list[Node], MakeRegion]] = []
     for node in graph.nodes:
         gradient = _gradient(node)
-        sequence = None if gradient is None else _made_in_front(graph, node, gradient)
+        sequence = None if gradient is None else _prologue_of(graph, node, gradient)
         if gradient is None or sequence is None:
             continue
         reason = context.target.refuse_front(gradient, sequence)
@@ -272,8 +297,8 @@ def make_in_front(graph: Graph, context: Context) -> Graph:
         if not context.allow(f"{node.name} computes {sequence.name}"):
             break
         groups.merge([sequence, node])
-        found.append(([sequence, node], _region))
-    return contract(graph, found)
+        regions.append(([sequence, node], _region))
+    return contract(graph, regions)
 
 
 def _region(body: Graph) -> FusedGradient:
@@ -281,14 +306,15 @@ def _region(body: Graph) -> FusedGradient:
 
 
 def _gradient(node: Node) -> Node | None:
-    """The gradient of a convolution for its image that a node is, or that its region has."""
+    """The node that computes a convolution's input gradient: this node, or the one in its region;
+    None if there is none."""
     if isinstance(node.op, FusedGradient):
         return node.op.gradient
     return node if isinstance(node.op, Conv2dInputGradient) else None
 
 
-def _made_in_front(graph: Graph, node: Node, gradient: Node) -> Node | None:
-    """The sequence that makes what a node's gradient reads, if it can be computed with it."""
+def _prologue_of(graph: Graph, node: Node, gradient: Node) -> Node | None:
+    """The sequence that computes the gradient that a node reads, if it can be its prologue."""
     read = gradient.inputs[0]
     if isinstance(node.op, FusedGradient):
         read = node.inputs[node.op.body.inputs.index(read)]
@@ -296,48 +322,50 @@ def _made_in_front(graph: Graph, node: Node, gradient: Node) -> Node | None:
     if sequence is None or not isinstance(sequence.op, FusedSequence) or sequence.op.summed:
         return None
     body = sequence.op.body
-    plain = all(isinstance(each.op, Elementwise) for each in body.nodes) and not body.constants
+    is_pointwise = (
+        all(isinstance(each.op, Elementwise) for each in body.nodes) and not body.constants
+    )
     others = [reader for reader in graph.readers[read] if reader is not node]
-    alone = len(body.outputs) == 1 and read.type.rank == 4 and bool(others)
-    return sequence if plain and alone else None
+    is_only_result = len(body.outputs) == 1 and read.type.rank == 4 and bool(others)
+    return sequence if is_pointwise and is_only_result else None
 
 
 MAKE_IN_FRONT = Pass("make_in_front", make_in_front, requires=("depth_first", "sum_behind"))
 
 
 def sum_behind(graph: Graph, context: Context) -> Graph:
-    """What is added up of a contraction's result is computed with the contraction.
+    """Sums over a contraction's result become an epilogue reduction of the contraction.
 
-    In training these are mean and variance, which batch normalization needs, and, backwards, what
-    is added up of gradients: a kernel that adds up what it writes saves a sweep that would read it
-    again. Which kernel computes the contraction stays open; one that adds up nothing is followed by
-    the sweep.
+    In training these are the mean and the variance that batch normalization needs, and, in the
+    backward pass, sums of gradients: a kernel that reduces what it writes saves a sweep that would
+    read it again.  The backend may still choose a kernel without epilogue reduction, after which
+    the sweep runs.
 
-    Handles: sweeps for the mean and the variance of a contraction's result, of which other nodes
-    read all three; sweeps of sums that read a gradient of a convolution for its image, which then
-    is stored only if others read it, too.
-    Refuses: whatever the target refuses (noted with its reason); everything under strategies that
-    leave layers apart.
+    Handles: sweeps for the mean and the variance of a contraction's result, where other nodes read
+    the result, the mean and the variance; sweeps of sums that read a convolution's input gradient,
+    which then is stored only if other nodes read it.
+    Refuses: whatever the target refuses (noted with its reason); everything under the strategies
+    "layers" and "cudnn", which fuse nothing.
     """
     if context.strategy in UNFUSED:
         return graph
     groups = Groups(graph)
-    found: list[tuple[list[Node], MakeRegion]] = []
+    regions: list[tuple[list[Node], MakeRegion]] = []
     for node in graph.nodes:
         if not isinstance(node.op, FusedSums) or len(groups.nodes_of(node)) > 1:
             continue
-        for made in _made_by(graph, node, node.op):
-            reason = _refusal(groups, made, node, context)
+        for producer in _made_by(graph, node, node.op):
+            reason = _refusal(groups, producer, node, context)
             if reason is not None:
-                context.notes[node.name] = f"not computed by {made.name}: {reason}"
+                context.notes[node.name] = f"not computed by {producer.name}: {reason}"
                 continue
-            if not context.allow(f"{made.name} adds up {node.name}"):
-                return contract(graph, found)
-            groups.merge([made, node])
-            back = isinstance(made.op, Conv2dInputGradient)
-            found.append(([made, node], _summed_gradient if back else _contraction))
+            if not context.allow(f"{producer.name} adds up {node.name}"):
+                return contract(graph, regions)
+            groups.merge([producer, node])
+            is_gradient = isinstance(producer.op, Conv2dInputGradient)
+            regions.append(([producer, node], _summed_gradient if is_gradient else _contraction))
             break
-    return contract(graph, found)
+    return contract(graph, regions)
 
 
 def _contraction(body: Graph) -> FusedContraction:
@@ -348,47 +376,55 @@ def _summed_gradient(body: Graph) -> FusedGradient:
     return FusedGradient(flat(body))
 
 
-def _refusal(groups: Groups, made: Node, node: Node, context: Context) -> str | None:
-    """Why a contraction does not compute a sweep; None if it does."""
+def _refusal(groups: Groups, producer: Node, node: Node, context: Context) -> str | None:
+    """Why a node, a contraction or an input gradient, cannot compute a sweep; None if it can."""
     target = context.target
-    back = isinstance(made.op, Conv2dInputGradient)
-    asked = target.refuse_summed_gradient(made) if back else target.refuse_statistics(made)
-    if asked is not None:
-        return asked
-    if len(groups.nodes_of(made)) > 1:
+    is_gradient = isinstance(producer.op, Conv2dInputGradient)
+    reason = (
+        target.refuse_summed_gradient(producer)
+        if is_gradient
+        else target.refuse_statistics(producer)
+    )
+    if reason is not None:
+        return reason
+    if len(groups.nodes_of(producer)) > 1:
         return "it computes another one"
-    if not groups.can_merge([made, node]):
+    if not groups.can_merge([producer, node]):
         return "one of the sweep's operands depends on it by another path"
     return None
 
 
 def _made_by(graph: Graph, node: Node, op: FusedSums) -> list[Node]:
-    """What makes an operand of a sweep and may compute the sweep, too."""
-    makers = [value.producer for value in node.inputs if value.producer is not None]
+    """The nodes that compute an operand of a sweep and might compute the sweep as well."""
+    producers = [value.producer for value in node.inputs if value.producer is not None]
     if _is_moments(op):
         read = any(reader is not node for reader in graph.readers[node.inputs[0]])
-        wanted = (
+        are_read = (
             read or node.inputs[0] in graph.results,
             *(_is_read(graph, v) for v in node.outputs),
         )
-        kinds = (Contraction, FusedContraction)
-        return [made for made in makers if isinstance(made.op, kinds) and all(wanted)]
-    plain = all(isinstance(each.op, Reduce) for each in op.reductions.values())
+        contractions = (Contraction, FusedContraction)
+        return [
+            producer
+            for producer in producers
+            if isinstance(producer.op, contractions) and all(are_read)
+        ]
+    only_sums = all(isinstance(each.op, Reduce) for each in op.reductions.values())
     if op.by_plane or op.plane_numbers:
         return []
-    if not plain or op.body.constants or len(op.shape) != 4:
+    if not only_sums or op.body.constants or len(op.shape) != 4:
         return []
     if not all(_is_read(graph, value) for value in node.outputs):
         return []
     return [
-        made
-        for made in makers
-        if isinstance(made.op, Conv2dInputGradient) and made.output.shape == op.shape
+        producer
+        for producer in producers
+        if isinstance(producer.op, Conv2dInputGradient) and producer.output.shape == op.shape
     ]
 
 
 def _is_moments(op: FusedSums) -> bool:
-    """Whether a sweep's results are a mean and the variance around it, as float32."""
+    """Whether a sweep computes just a mean and the variance around it, both in float32."""
     kinds = [type(node.op) for node in op.body.nodes]
     if kinds != [Reduce, Variance] or len(op.body.inputs) != 1:
         return False

@@ -1,4 +1,9 @@
-"""Sums over all axes but channels are computed together, with what they are sums of."""
+"""Sums over all axes but channels become regions that sweep over their operands once.
+
+``sum_together`` groups sums over the same tensors with the point-wise operators before them;
+``store_summed`` lets such a sweep also store a value that it computes.  Both make regions of the
+class ``FusedSums``.
+"""
 
 from __future__ import annotations
 
@@ -17,88 +22,93 @@ from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.simplify import drop_dead
 
 MOST_TENSORS = 2
-"""To read two is no more than to write a value and to read it."""
+"""Tensors that a sweep reads: two are no more traffic than writing a value and reading it back."""
 MOST_SUMS = 4
+"""Reductions of one sweep."""
 
 
 @dataclass
 class _Sweep:
-    """Sums that are computed together."""
+    """Sums, means and variances that one region computes."""
 
     sums: list[Node] = field(default_factory=list)
-    #: The tensors that are read, and the point-wise nodes that are computed.
+    #: The tensors that the sweep reads, and the point-wise nodes that it computes from them.
     tensors: dict[Value, None] = field(default_factory=dict)
     nodes: dict[Node, None] = field(default_factory=dict)
 
     def operands(self, *others: Node) -> dict[Value, None]:
-        """The values that are read, vectors included, beside other sums of the sweep."""
-        made = {value for node in (*self.nodes, *self.sums, *others) for value in node.outputs}
+        """The values that the sweep reads, vectors included, other than results of its own nodes
+        and of ``others``."""
+        computed = {value for node in (*self.nodes, *self.sums, *others) for value in node.outputs}
         read = dict.fromkeys(self.tensors)
         for node in (*self.nodes, *self.sums):
-            read.update((v, None) for v in node.inputs if v not in made)
+            read.update((v, None) for v in node.inputs if v not in computed)
         return read
 
 
 def sum_together(graph: Graph, context: Context) -> Graph:
     """Sums over all axes but channels become regions that read their operands once.
 
-    Batch normalization in training is made of such sums, forwards and backwards.
+    Batch normalization in training computes such sums in the forward and in the backward pass.
 
-    Handles: sums, means and variances over all axes but that of channels, and, where the target
-    adds planes up, sums and means of these.  The point-wise operators before them are computed
-    again inside, as long as a region reads few tensors for it: then no value is stored for a sum
-    alone.  Sums that read the same tensors, or some of them, and do not depend on each other become
-    one region, and so do a mean and the variance around it.  Operands with one element for each
-    channel are free, and so are those with one for each plane where planes are added up.
-    Refuses: whatever the target refuses; everything but the sum itself under strategies that leave
-    layers apart.
+    Handles: sums, means and variances over all axes but channels, and, where the target reduces
+    planes, sums and means of planes.  The region computes the point-wise operators before them
+    again, as long as it reads few tensors for it: then no value is stored for a sum alone.  Sums
+    that read the same tensors, or some of them, and do not depend on each other become one region,
+    and so do a mean and the variance around it.  Operands with one element for each channel don't
+    count as reads, nor do those with one for each plane where planes are reduced.
+    Refuses: whatever the target refuses; under strategies that fuse no stacks everything but a
+    region of one sum.
     """
     first = {sweep.sums[0]: sweep for sweep in _sweeps(graph, context)}
-    taken: set[Node] = set()
+    in_sweeps: set[Node] = set()
     rewriter = Rewriter(graph)
     for node in graph.nodes:
         sweep = first.get(node)
         names = ", ".join(each.name for each in sweep.sums) if sweep else ""
         if sweep is not None and context.allow(f"sum {names} in one sweep"):
-            taken.update(sweep.sums)
+            in_sweeps.update(sweep.sums)
             _add(rewriter, sweep)
-        elif node not in taken:
+        elif node not in in_sweeps:
             rewriter.keep(node)
     summed = rewriter.finish()
     return graph if summed is graph else drop_dead(summed, context)
 
 
 def _sweeps(graph: Graph, context: Context) -> list[_Sweep]:
+    """The sweeps of a graph: each sum is added to the latest sweep that fits, or begins a new
+    one."""
     planes = context.target.adds_planes
     reach = {} if context.strategy in APART else _reach(graph, planes)
     sweeps: list[_Sweep] = []
     for node in graph.nodes:
         if not _is_sum(node, planes) or context.target.refuse_sums(node) is not None:
             continue
-        one = _Sweep([node], *reach.get(node.inputs[0], ({node.inputs[0]: None}, {})))
+        new = _Sweep([node], *reach.get(node.inputs[0], ({node.inputs[0]: None}, {})))
         for sweep in reversed(sweeps) if reach else ():
-            if _fits(graph, sweep, one):
+            if _fits(graph, sweep, new):
                 sweep.sums.append(node)
-                sweep.tensors |= one.tensors
-                sweep.nodes |= one.nodes
+                sweep.tensors |= new.tensors
+                sweep.nodes |= new.nodes
                 break
         else:
-            sweeps.append(one)
+            sweeps.append(new)
     return sweeps
 
 
-def _fits(graph: Graph, sweep: _Sweep, one: _Sweep) -> bool:
-    """Whether a sum can be computed where a sweep is, by reading little more."""
-    if len(sweep.sums) == MOST_SUMS or sweep.sums[0].inputs[0].shape != one.sums[0].inputs[0].shape:
+def _fits(graph: Graph, sweep: _Sweep, new: _Sweep) -> bool:
+    """Whether a sweep can compute the sum of the sweep ``new`` as well: they share tensors, the
+    operands are computed before the sweep, and few tensors are read in all."""
+    if len(sweep.sums) == MOST_SUMS or sweep.sums[0].inputs[0].shape != new.sums[0].inputs[0].shape:
         return False
-    if is_sum_of_planes(sweep.sums[0]) != is_sum_of_planes(one.sums[0]):
+    if is_sum_of_planes(sweep.sums[0]) != is_sum_of_planes(new.sums[0]):
         return False
-    if sweep.tensors.keys().isdisjoint(one.tensors):
+    if sweep.tensors.keys().isdisjoint(new.tensors):
         return False
-    if len(sweep.tensors | one.tensors) > max(MOST_TENSORS, len(sweep.tensors)):
+    if len(sweep.tensors | new.tensors) > max(MOST_TENSORS, len(sweep.tensors)):
         return False
-    beside = [each for each in sweep.sums if _is_mean_of(each, one.sums[0])]
-    return _are_there(graph, one.operands(*beside), graph.position[sweep.sums[0]])
+    means = [each for each in sweep.sums if _is_mean_of(each, new.sums[0])]
+    return _are_computed_before(graph, new.operands(*means), graph.position[sweep.sums[0]])
 
 
 def _is_mean_of(node: Node, variance: Node) -> bool:
@@ -108,54 +118,55 @@ def _is_mean_of(node: Node, variance: Node) -> bool:
     return node.op.how == "mean" and list(variance.inputs) == [node.inputs[0], node.output]
 
 
-def _are_there(graph: Graph, values: Iterable[Value], position: int) -> bool:
-    made = (value.producer for value in values)
-    return all(node is None or graph.position[node] < position for node in made)
+def _are_computed_before(graph: Graph, values: Iterable[Value], position: int) -> bool:
+    producers = (value.producer for value in values)
+    return all(node is None or graph.position[node] < position for node in producers)
 
 
 _Reach = tuple[dict[Value, None], dict[Node, None]]
 
 
 def _reach(graph: Graph, planes: bool) -> dict[Value, _Reach]:
-    """For values that point-wise operators make: the tensors of which, and the nodes by which, they
-    are computed in a sweep."""
-    found: dict[Value, _Reach] = {}
+    """For results of point-wise operators: the tensors that a sweep reads to compute them, and the
+    nodes by which it does."""
+    reach: dict[Value, _Reach] = {}
     for node in graph.nodes:
         if not is_pointwise(node, planes):
             continue
-        parts: dict[Value, _Reach] = {}
-        inner: dict[Node, None] = {}
+        operands: dict[Value, _Reach] = {}
+        nodes_inside: dict[Node, None] = {}
         for value in node.inputs:
             if (spread := _spread(value)) is not None:
-                inner[spread] = None
+                nodes_inside[spread] = None
             elif value.shape == node.output.shape:
-                parts[value] = found.get(value, ({value: None}, {}))
-        # What is stored anyway need not be computed, if that takes more.
-        for value in sorted(parts, key=lambda each: -len(parts[each][0])):
-            if not _is_little(_tensors(parts), node.output) and _is_stored(graph, value):
-                parts[value] = ({value: None}, {})
-        tensors = _tensors(parts)
-        if tensors and _is_little(tensors, node.output):
-            for _, nodes in parts.values():
-                inner = nodes | inner
-            found[node.output] = (tensors, {**inner, node: None})
+                operands[value] = reach.get(value, ({value: None}, {}))
+        # A value that is stored anyway is read if computing it would read more.
+        for value in sorted(operands, key=lambda each: -len(operands[each][0])):
+            if not _is_cheap_to_read(_tensors(operands), node.output) and _is_stored(graph, value):
+                operands[value] = ({value: None}, {})
+        tensors = _tensors(operands)
+        if tensors and _is_cheap_to_read(tensors, node.output):
+            for _, nodes in operands.values():
+                nodes_inside = nodes | nodes_inside
+            reach[node.output] = (tensors, {**nodes_inside, node: None})
             if len(tensors) > 1 and _is_stored(graph, node.output):
-                found[node.output] = ({node.output: None}, {})
-    return found
+                reach[node.output] = ({node.output: None}, {})
+    return reach
 
 
 def _tensors(parts: Mapping[Value, _Reach]) -> dict[Value, None]:
     return {tensor: None for tensors, _ in parts.values() for tensor in tensors}
 
 
-def _is_little(tensors: Collection[Value], value: Value) -> bool:
-    """Whether to read tensors is no more than to write a value and to read it."""
+def _is_cheap_to_read(tensors: Collection[Value], value: Value) -> bool:
+    """Whether reading these tensors is no more traffic than writing a value and reading it back."""
     read = sum(tensor.type.bytes for tensor in tensors)
     return len(tensors) <= MOST_TENSORS or read <= 2 * value.type.bytes
 
 
 def _is_stored(graph: Graph, value: Value) -> bool:
-    """Whether something else than point-wise operators and sums reads a value."""
+    """Whether a value is stored anyway: a node other than point-wise operators and sums reads it,
+    or it is a result of the graph."""
     others = (
         node
         for node in graph.readers[value]
@@ -165,6 +176,8 @@ def _is_stored(graph: Graph, value: Value) -> bool:
 
 
 def _is_sum(node: Node, planes: bool) -> bool:
+    """Whether a node is a sum, mean or variance that a sweep computes: over all axes but channels,
+    or over planes with ``planes``."""
     op, x = node.op, node.inputs[0] if node.inputs else None
     if x is None or x.dtype not in FLOATS or isinstance(x, Constant) or x.type.size == 0:
         return False
@@ -178,8 +191,8 @@ def _is_sum(node: Node, planes: bool) -> bool:
 
 
 def is_pointwise(node: Node, planes: bool = False) -> bool:
-    """Whether an operator makes a tensor of tensors of its shape and of vectors over channels, or,
-    with ``planes``, of one number for each plane."""
+    """Whether a node is element-wise on tensors of its result's shape and on vectors over channels,
+    or, with ``planes``, on values with one number for each plane."""
     if not isinstance(node.op, Elementwise):
         return False
     out = node.output
@@ -200,7 +213,7 @@ def _is_vector(type: TensorType, shape: tuple[int, ...]) -> bool:
 
 
 def _spread(value: Value) -> Node | None:
-    """What repeats a vector over channels to make a value, if that is how it is made."""
+    """The node that broadcasts a vector over channels to this value, if there is one."""
     node = value.producer
     if node is None or not isinstance(node.op, Expand):
         return None
@@ -208,7 +221,8 @@ def _spread(value: Value) -> Node | None:
 
 
 def _add(rewriter: Rewriter, sweep: _Sweep) -> None:
-    """Adds a region on copies of its nodes, as others may read what they make, too."""
+    """Adds the region of a sweep, on copies of its nodes: nodes outside may read the same values.
+    Results that keep their reduced axes are views of the region's."""
     outside = [value for value in sweep.operands() if not isinstance(value, Constant)]
     inside = {value: Value(value.type, value.name) for value in outside}
     nodes: list[Node] = []
@@ -232,40 +246,40 @@ def _add(rewriter: Rewriter, sweep: _Sweep) -> None:
     source = ", ".join(dict.fromkeys(node.source for node in (*sweep.nodes, *sweep.sums)))
     name = sweep.sums[0].name
     region = rewriter.add(FusedSums(body), [rewriter.value(v) for v in outside], name, source)
-    for node, made in zip(sweep.sums, region.outputs, strict=True):
-        if made.type == node.output.type:
-            rewriter.replace(node.output, made)
+    for node, result in zip(sweep.sums, region.outputs, strict=True):
+        if result.type == node.output.type:
+            rewriter.replace(node.output, result)
             continue
         view = View(node.output.shape)
         name = rewriter.fresh(f"{node.name}.wide")
-        rewriter.replace(node.output, rewriter.add(view, [made], name, node.source).output)
+        rewriter.replace(node.output, rewriter.add(view, [result], name, node.source).output)
 
 
 SUM_TOGETHER = Pass("sum_together", sum_together, requires=("simplify",))
 
 
 _MOST_SWEPT = 6
-"""That a sweep reads and writes."""
+"""Tensors that a sweep of ``store_summed`` reads and writes."""
 
 
 def store_summed(graph: Graph, context: Context) -> Graph:
-    """What is stored and added up is computed where it is added up.
+    """A value that is both stored and summed is computed in the sweep that sums it.
 
-    In training this is the gradient of a residual sum: the normalization before it adds it up, and
-    others read it, too.
+    In training this is the gradient of a residual sum: the backward pass of the normalization
+    before it sums it, and other nodes read it as well.
 
-    Handles: values that sweeps of sums read, made by point-wise operators of values that are stored
-    in any case; the sweep computes them and stores them on the way, so that it need not read them.
-    All sweeps over such a value that can be one become one.
-    Refuses: values that what reads them could be computed with; whatever would need more tensors
-    than a thread holds at a time; everything where the target's sums store nothing, and under
-    strategies that leave layers apart.
+    Handles: values that sweeps of sums read, and that point-wise operators compute from values that
+    are stored in any case; the sweep computes and stores such a value, so that it need not read it.
+    All sweeps over the value that can be merged become one.
+    Refuses: values whose readers could be fused with them; regions that would need more tensors
+    than a thread holds at a time; everything where the target's sweeps store nothing, and under
+    strategies that fuse no stacks.
     """
     if context.strategy in APART or not context.target.stores_summed:
         return graph
     groups = Groups(graph)
     stored: set[Value] = set()
-    found = []
+    regions = []
     for node in graph.nodes:
         if not isinstance(node.op, FusedSums) or len(groups.nodes_of(node)) > 1:
             continue
@@ -276,19 +290,20 @@ def store_summed(graph: Graph, context: Context) -> Graph:
                 break
             groups.merge(nodes)
             stored.add(value)
-            found.append((nodes, lambda body: FusedSums(flat(body))))
+            regions.append((nodes, lambda body: FusedSums(flat(body))))
             break
-    return contract(graph, found)
+    return contract(graph, regions)
 
 
 def _together(groups: Groups, value: Value, stored: set[Value]) -> list[Node]:
-    """What makes a value and the sweeps over it; nothing if they had better stay apart."""
+    """The nodes of a region that computes and sums a value: its producers and the sweeps over it;
+    none if the region would save nothing."""
     graph = groups.graph
     nodes = _made_by(graph, value, stored)
     if not nodes or any(len(groups.nodes_of(node)) > 1 for node in nodes):
         return []
     added = False
-    kinds: set[bool] = set()  # a sweep adds up planes or channels
+    kinds: set[bool] = set()  # a sweep reduces planes or channels
     for reader in graph.readers[value]:
         if _adds(reader, value) and len(groups.nodes_of(reader)) == 1:
             assert isinstance(reader.op, FusedSums)
@@ -299,31 +314,36 @@ def _together(groups: Groups, value: Value, stored: set[Value]) -> list[Node]:
                 nodes, added = wider, True
                 kinds.add(reader.op.by_plane)
     sums = {node for node in nodes if isinstance(node.op, FusedSums)}
-    behind = 0
+    after_sums = 0
     for each in sums:
-        behind |= groups.of(each).after
+        after_sums |= groups.of(each).after
     others = [reader for reader in graph.readers[value] if reader not in sums]
     is_read = bool(others) or value in graph.results
-    if not added or not is_read or not all(_is_apart(graph, other, behind) for other in others):
+    if (
+        not added
+        or not is_read
+        or not all(_is_not_fusable_before(graph, other, after_sums) for other in others)
+    ):
         return []
     return sorted(nodes, key=graph.position.__getitem__)
 
 
 def _made_by(graph: Graph, value: Value, stored: set[Value]) -> list[Node]:
-    """The point-wise nodes that make a value of such as are stored in any case."""
-    found: dict[Node, None] = {}
+    """The point-wise nodes that compute a value from values that are stored in any case; none if
+    another node is needed, or if a value in between is read elsewhere."""
+    nodes: dict[Node, None] = {}
     pending = [value]
     while pending:
         node = pending.pop().producer
         if node is None or not is_pointwise(node):
             return []
-        found[node] = None
+        nodes[node] = None
         for operand in node.inputs:
             if operand.shape == value.shape and not _is_stored_anyway(graph, operand, stored):
                 pending.append(operand)
-    inside = (node.output for node in found if node.output is not value)
-    loose = any(reader not in found for each in inside for reader in graph.readers[each])
-    return [] if loose else list(found)
+    inside = (node.output for node in nodes if node.output is not value)
+    read_elsewhere = any(reader not in nodes for each in inside for reader in graph.readers[each])
+    return [] if read_elsewhere else list(nodes)
 
 
 def _is_stored_anyway(graph: Graph, value: Value, stored: set[Value]) -> bool:
@@ -333,10 +353,11 @@ def _is_stored_anyway(graph: Graph, value: Value, stored: set[Value]) -> bool:
     return any(node is not None and why_not_fusable(node) for node in nodes)
 
 
-def _is_apart(graph: Graph, node: Node | None, behind: int) -> bool:
-    """Whether a node, or what alone reads its result, cannot be computed before the sums are."""
+def _is_not_fusable_before(graph: Graph, node: Node | None, after_sums: int) -> bool:
+    """Whether a reader of the value cannot be fused with its producers anyway: it, or the chain of
+    nodes that alone read its result, ends at a node that no stack takes or that needs the sums."""
     while node is not None:
-        if why_not_fusable(node) or behind >> graph.position[node] & 1:
+        if why_not_fusable(node) or after_sums >> graph.position[node] & 1:
             return True
         node = graph.only_reader(node.output)
     return False
@@ -347,6 +368,7 @@ def _adds(node: Node, value: Value) -> bool:
 
 
 def _count_of_tensors(graph: Graph, nodes: list[Node], value: Value) -> int:
+    """The number of tensors of a value's shape that a sweep reads, and one that it writes."""
     read, _ = boundary(graph, sorted(nodes, key=graph.position.__getitem__))
     return 1 + sum(each.shape == value.shape for each in read)
 

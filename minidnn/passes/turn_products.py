@@ -1,16 +1,16 @@
-"""turn_products: products of batches of matrices read and write these where they lie.
+"""turn_products: batched matrix products read and write strided matrices instead of copies.
 
-Attention splits features into heads, moves these in front of the tokens and multiplies by
-transposed keys, and its gradients are products by the transposed of all of them: each move would
-copy a value.
+Attention splits features into heads, transposes heads and tokens, and multiplies by transposed
+keys; its gradients are products with the transposes of all of these.  Each transpose would copy a
+value.
 
-Handles: transposes, slices and other shapes of a product's operands, and transposes of its result
-where nothing else reads that, as long as rows or columns of each matrix still follow each other.  A
-power of two that an operand is multiplied by becomes a factor of the product, and so does one that
-its result is multiplied by.  A transposed value that is rounded for the product was rounded before,
-where something else reads it so.
-Refuses: products of integers; everything under strategies that leave layers apart, and where the
-target does not ask for it.
+Handles: transposes, slices and reshapes of a product's operands, and transposes of its result if it
+has no other reader, as long as rows or columns of each matrix stay contiguous.  A multiplication of
+an operand or of the result by a power of two becomes a factor of the product.  Where an operand is
+the cast of a transpose, and an earlier node casts the transpose's operand, the product reads that
+earlier cast through the transpose.
+Refuses: products of integers; everything under strategies that fuse no stacks, and where the target
+does not ask for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from minidnn.passes.simplify import drop_dead
 
 @dataclass(frozen=True)
 class _Chain:
-    """The nodes that make an operand of a value, or what the region writes of a result."""
+    """Nodes of a region before or after its product: those that make an operand from ``source``, or
+    those that follow the product's result ``source``."""
 
     source: Value
     nodes: Sequence[Node] = ()
@@ -44,26 +45,28 @@ def turn_products(graph: Graph, context: Context) -> Graph:
     if context.strategy in APART or not context.target.turns_products:
         return graph
     products = list(filter(_is_product, graph.nodes))
-    before = {node: [_before(graph, node, value) for value in node.inputs] for node in products}
-    # What stands between two products belongs to the one behind it.
-    read = {node for chains in before.values() for chain in chains for node in chain.nodes}
-    found: dict[Node, tuple[_Chain, _Chain, _Chain]] = {}
-    done: set[Node] = set()
+    operand_chains = {
+        node: [_before(graph, node, value) for value in node.inputs] for node in products
+    }
+    # Nodes between two products belong to the region of the second one.
+    read = {node for chains in operand_chains.values() for chain in chains for node in chain.nodes}
+    regions: dict[Node, tuple[_Chain, _Chain, _Chain]] = {}
+    absorbed: set[Node] = set()
     for node in products:
-        (a, b), behind = before[node], _behind(graph, node, read)
-        if not (a.nodes or b.nodes or behind.nodes):
+        (a, b), after = operand_chains[node], _behind(graph, node, read)
+        if not (a.nodes or b.nodes or after.nodes):
             continue
         if context.allow(f"{node.name} reads matrices where they lie"):
-            found[node] = a, b, behind
-            done.update(behind.nodes)
+            regions[node] = a, b, after
+            absorbed.update(after.nodes)
     rewriter = Rewriter(graph)
     for node in graph.nodes:
-        if node in found:
-            _add(rewriter, node, *found[node])
-        elif node not in done:
+        if node in regions:
+            _add(rewriter, node, *regions[node])
+        elif node not in absorbed:
             rewriter.keep(node)
-    turned = rewriter.finish()
-    return drop_dead(turned, context) if found else graph
+    rewritten = rewriter.finish()
+    return drop_dead(rewritten, context) if regions else graph
 
 
 def _is_product(node: Node) -> bool:
@@ -73,10 +76,11 @@ def _is_product(node: Node) -> bool:
 
 
 def _before(graph: Graph, product: Node, operand: Value) -> _Chain:
-    """The longest chain in front of an operand that leaves lines of it together."""
+    """The longest chain before an operand through which the kernel can read it with contiguous rows
+    or columns."""
     chain = best = _Chain(operand)
     while (node := chain.source.producer) is not None:
-        if is_view(node) or _is_factor(node):
+        if is_view(node) or _is_power_of_two(node):
             chain = _Chain(node.inputs[0], (node, *chain.nodes))
         elif (moved := _rounded_before(graph, product, node)) is not None:
             chain = _Chain(moved[0].inputs[0], (*moved, *chain.nodes))
@@ -84,15 +88,16 @@ def _before(graph: Graph, product: Node, operand: Value) -> _Chain:
             break
         view = view_of(chain.source, chain.nodes)
         steps = None if view is None else view.steps
-        if steps is not None and _has_lines(operand.shape, steps):
+        if steps is not None and _has_contiguous_lines(operand.shape, steps):
             best = chain
     while best.nodes and isinstance(best.nodes[0].op, Reshaping):
-        best = _Chain(best.nodes[0].output, best.nodes[1:])  # it moves nothing anyway
+        best = _Chain(best.nodes[0].output, best.nodes[1:])  # a reshape copies nothing anyway
     return best
 
 
 def _rounded_before(graph: Graph, product: Node, cast: Node) -> tuple[Node, ...] | None:
-    """The transpose of what a node rounds, of the value that something else rounds before."""
+    """If a node casts a transpose, and a node before the product casts the transpose's operand in
+    the same way: a transpose of that cast, as a chain of one; None otherwise."""
     move = cast.inputs[0].producer if cast.inputs else None
     if move is None or not isinstance(move.op, Transpose) or not is_cast(cast):
         return None
@@ -104,22 +109,22 @@ def _rounded_before(graph: Graph, product: Node, cast: Node) -> tuple[Node, ...]
 
 
 def _behind(graph: Graph, node: Node, read: Collection[Node]) -> _Chain:
-    """The longest chain behind a product that leaves lines of the result together and is not
-    ``read`` by another one."""
+    """The longest chain after a product through which the kernel can write its result with
+    contiguous rows or columns; nodes in ``read`` belong to other products."""
     chain = best = _Chain(node.output)
     value = node.output
     while (reader := graph.only_reader(value)) is not None:
-        if reader in read or not (isinstance(reader.op, Transpose) or _is_factor(reader)):
+        if reader in read or not (isinstance(reader.op, Transpose) or _is_power_of_two(reader)):
             break
         chain = _Chain(chain.source, (*chain.nodes, reader))
         value = reader.output
         steps = zip(_axes(chain), dense_steps(value.type), strict=True)
-        if _has_lines(node.output.shape, [step for _, step in sorted(steps)]):
+        if _has_contiguous_lines(node.output.shape, [step for _, step in sorted(steps)]):
             best = chain
     return best
 
 
-def _is_factor(node: Node) -> bool:
+def _is_power_of_two(node: Node) -> bool:
     """Whether a node multiplies by a power of two, which rounds nothing but subnormals."""
     factor = factor_of(node)
     if factor is None or node.output.dtype != node.inputs[0].dtype:
@@ -128,7 +133,7 @@ def _is_factor(node: Node) -> bool:
 
 
 def _axes(chain: _Chain) -> list[int]:
-    """For each axis of a chain's end the axis that it is of the chain's source."""
+    """For each axis of a chain's result, the axis of the chain's source."""
     axes = list(range(chain.source.type.rank))
     for node in chain.nodes:
         if isinstance(node.op, Transpose):
@@ -136,15 +141,15 @@ def _axes(chain: _Chain) -> list[int]:
     return axes
 
 
-def _has_lines(shape: Sequence[int], steps: Sequence[int]) -> bool:
-    """Whether rows or columns of matrices follow each other, or matrices are single numbers."""
+def _has_contiguous_lines(shape: Sequence[int], steps: Sequence[int]) -> bool:
+    """Whether rows or columns of matrices are contiguous, or matrices have one element."""
     sizes = shape[-2:]
-    follow = any(n > 1 and step == 1 for n, step in zip(sizes, steps[-2:], strict=True))
-    return follow or all(n == 1 for n in sizes)
+    are_contiguous = any(n > 1 and step == 1 for n, step in zip(sizes, steps[-2:], strict=True))
+    return are_contiguous or all(n == 1 for n in sizes)
 
 
-def _add(rewriter: Rewriter, node: Node, a: _Chain, b: _Chain, behind: _Chain) -> None:
-    """The region in the product's place."""
+def _add(rewriter: Rewriter, node: Node, a: _Chain, b: _Chain, after: _Chain) -> None:
+    """Adds the region that replaces a product and the chains around it."""
     inputs: list[Value] = []
     nodes: list[Node] = []
     operands = []
@@ -156,13 +161,13 @@ def _add(rewriter: Rewriter, node: Node, a: _Chain, b: _Chain, behind: _Chain) -
             value = nodes[-1].output
         operands.append(value)
     nodes.append(Node(node.op, operands, node.name, node.source))
-    for each in behind.nodes:
+    for each in after.nodes:
         nodes.append(Node(each.op, [nodes[-1].output], each.name, each.source))
-    last = behind.nodes[-1] if behind.nodes else node
+    last = after.nodes[-1] if after.nodes else node
     region = FusedProduct(Graph(inputs, [nodes[-1].output], nodes, name=node.name))
-    given = [rewriter.value(chain.source) for chain in (a, b)]
-    made = rewriter.add(region, given, node.name, node.source)
-    rewriter.replace(last.output, made.output)
+    sources = [rewriter.value(chain.source) for chain in (a, b)]
+    result = rewriter.add(region, sources, node.name, node.source)
+    rewriter.replace(last.output, result.output)
 
 
 TURN_PRODUCTS = Pass("turn_products", turn_products)

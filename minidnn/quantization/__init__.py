@@ -1,1 +1,1 @@
-"""Quantization after training: which values and weights become bytes, and by which scales."""
+"""Post-training quantization: chooses the scale and zero point of each value and weight."""

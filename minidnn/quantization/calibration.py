@@ -1,9 +1,8 @@
-"""The network that is quantized, for one size or for ranges, the data it is calibrated with, and
-what is found out by them.
+"""Calibration for quantization: runs a network on data and measures its values.
 
-That is what values the network has, as histograms and means of channels, which range of a value's
-numbers its bytes stand for, and what each layer loses by itself where its input and its weight are
-rounded.
+:func:`measure` gives a histogram and channel means of each value, the functions in ``RANGES``
+choose the range that its int8 or uint8 numbers cover, and :func:`losses` measures the error of each
+layer when its input and weight alone are quantized.  :func:`minidnn.quantize` uses all of them.
 """
 
 from __future__ import annotations
@@ -26,21 +25,22 @@ from minidnn.sizes.sized_graph import SizedGraph, input_templates
 
 Batch = tuple[np.ndarray, ...]
 
-#: For values and nodes of the graph that was measured those of another size.
+#: For values and nodes of the graph that is measured, those of the same network for another size.
 Twins = Mapping[Any, Any]
 
 _FEW_SIZES = 4
-"""Of batches with more sizes not each gets a program of its own."""
+"""Up to so many sizes of batches, each gets a program of its own."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A network and data.
+    """A network and the data that it is calibrated with.
 
     Attributes:
-        graph: the network's for one size: all that is found out is said of its values and nodes.
-        sized: the same for all sizes in ranges, if it has any.
-        device: which computes.
+        graph: the network's graph for one size: results are reported for its values and nodes.
+        sized: the graph for all sizes in ranges, if the network has named sizes.
+        batches: the data, each batch with one array for each input.
+        device: the device that computes; None for the default one.
     """
 
     graph: Graph
@@ -49,31 +49,33 @@ class Calibration:
     device: str | None
 
     def made(self, change: Callable[[Graph, Twins], Graph]) -> Graph | SizedGraph:
-        """What becomes of the network, for one size or for all.
+        """The network after a rewrite, for one size or for all.
 
-        ``change`` is given the graph of a size, and what stands in it for values and nodes.
+        ``change`` rewrites the graph of one size; it is given the values and nodes of that graph
+        that correspond to those of :attr:`graph`.
         """
         if self.sized is None:
             return change(self.graph, _twins(self.graph, self.graph))
         return self.sized.mapped(lambda graph: change(graph, _twins(self.graph, graph)))
 
     def program(self, change: Callable[[Graph, Twins], Graph]) -> Callable[..., Any]:
-        """What computes :meth:`made` for the arrays of any batch."""
+        """Compiles the network of :meth:`made`, for arrays of any batch."""
         network = self.made(change)
         if isinstance(network, Graph):
             return compile_network(network, device=self.device)
         sizes = {tuple(array.shape for array in batch) for batch in self.batches}
-        own: dict[str, Any] = {"background": len(sizes) > _FEW_SIZES}
-        return compile_network(network, None, device=self.device, **own)
+        options: dict[str, Any] = {"background": len(sizes) > _FEW_SIZES}
+        return compile_network(network, None, device=self.device, **options)
 
 
 def _twins(one: Graph, other: Graph) -> Twins:
+    """The values and nodes of ``other`` by those of ``one``, which has the same nodes in order."""
     values = zip(one.values, other.values, strict=True)
     return {**dict(values), **dict(zip(one.nodes, other.nodes, strict=True))}
 
 
 def batches_of(graph: Graph, sized: SizedGraph | None, data: object) -> list[Batch]:
-    """The data as tuples with an array for each input; GraphError if they are not that."""
+    """The data as batches, tuples with an array for each input; GraphError if they do not fit."""
     given = [data] if isinstance(data, np.ndarray) else data
     if not isinstance(given, Iterable):
         raise GraphError(
@@ -108,10 +110,10 @@ def _check_shapes(
         )
 
 
-#: Bins of a histogram, and the levels that a byte has.
+#: Bins of a histogram, and the number of levels of int8 or uint8.
 BINS = 2048
 LEVELS = 256
-#: Parts of the whole range that are tried, where one is looked for.
+#: Fractions of the whole range that the search for a range tries.
 _PARTS = np.linspace(1.0, 0.2, 81)
 
 
@@ -120,8 +122,8 @@ class Histogram:
     """How often numbers fell into bins of equal width.
 
     Attributes:
-        low, high: the least and the largest number; 0 lies between them.
-        counts: of each bin.
+        low, high: the least and the largest number; 0 is between them.
+        counts: how many numbers fell into each bin.
     """
 
     low: float
@@ -130,17 +132,18 @@ class Histogram:
 
     @property
     def centers(self) -> np.ndarray:
+        """The number in the middle of each bin."""
         width = (self.high - self.low) / len(self.counts)
         return self.low + width * (np.arange(len(self.counts)) + 0.5)
 
 
-#: From a histogram, and the part of all numbers that "percentile" keeps, to a range.
+#: Chooses a range from a histogram, and from the percentage of numbers that "percentile" keeps.
 Choose = Callable[[Histogram, float], tuple[float, float]]
 
 
 def steps_of(low: float, high: float, dtype: str) -> Steps:
-    """The bytes for numbers from ``low`` to ``high``, which 0 is one of: of uint8 all between, of
-    int8 as far on both sides of 0."""
+    """The scale and zero point for numbers from ``low`` to ``high``, a range with 0 in it: uint8
+    covers the range, int8 the symmetric range around 0 that includes it."""
     if dtype == "int8":
         scale, zero = max(-low, high) / 127, 0
     else:
@@ -154,11 +157,12 @@ def steps_of(low: float, high: float, dtype: str) -> Steps:
 
 
 def _all(found: Histogram, percentile: float) -> tuple[float, float]:
+    """The range of all numbers."""
     return found.low, found.high
 
 
 def _percentile(found: Histogram, percentile: float) -> tuple[float, float]:
-    """Without the same part of the numbers on either side, but with 0."""
+    """The range without the same fraction of numbers at either end, extended to 0."""
     share = np.cumsum(found.counts) / max(1.0, float(found.counts.sum()))
     cut = (1 - percentile / 100) / 2
     edges = np.linspace(found.low, found.high, len(found.counts) + 1)
@@ -168,13 +172,13 @@ def _percentile(found: Histogram, percentile: float) -> tuple[float, float]:
 
 
 def _least(found: Histogram, cost: Callable[[float, float], float]) -> tuple[float, float]:
-    """Of parts of the whole range the one that costs least."""
+    """The one of the ranges that ``_PARTS`` scales from the whole range with the least cost."""
     ranges = [(part * found.low, part * found.high) for part in _PARTS]
     return min(ranges, key=lambda each: cost(*each))
 
 
 def _error(found: Histogram, percentile: float) -> tuple[float, float]:
-    """With the least squared error of the numbers."""
+    """The range whose quantization has the least squared error."""
     centers = found.centers
 
     def squares(low: float, high: float) -> float:
@@ -186,11 +190,11 @@ def _error(found: Histogram, percentile: float) -> tuple[float, float]:
 
 
 def _entropy(found: Histogram, percentile: float) -> tuple[float, float]:
-    """With the least divergence (Kullback and Leibler) of the bytes' distribution from that of the
-    numbers, of which those beyond the range are counted at its ends."""
+    """The range with the least Kullback-Leibler divergence of the quantized distribution from the
+    original one, in which numbers beyond the range count at its ends."""
     counts = found.counts.astype(np.float64)
     centers = found.centers
-    # 0 has a byte of its own; behind an activation it is most of all numbers, and would decide.
+    # 0 has a level of its own; after a ReLU it is most of all numbers, and would decide alone.
     counts[int(np.abs(centers).argmin())] = 0
     if not counts.any():
         return found.low, found.high
@@ -209,9 +213,9 @@ def _entropy(found: Histogram, percentile: float) -> tuple[float, float]:
         kept[0] += counts[:first].sum()
         kept[-1] += counts[last + 1 :].sum()
         p, q = kept / kept.sum(), spread / max(spread.sum(), 1e-30)
-        # What falls where no byte's share is counts as if a little did.
-        some = p > 0
-        return float((p[some] * np.log(p[some] / np.maximum(q[some], 1e-9))).sum())
+        # Bins to which no level contributes count as if they had a little probability.
+        nonempty = p > 0
+        return float((p[nonempty] * np.log(p[nonempty] / np.maximum(q[nonempty], 1e-9))).sum())
 
     return _least(found, divergence)
 
@@ -226,8 +230,8 @@ RANGES: Mapping[str, Choose] = {
 
 
 MOST_LOST = 0.05
-"""Of a layer's results, as roots of mean squares: with more, it stays as it was for
-``accuracy="high"``."""
+"""Relative error of a layer's results, as roots of mean squares, up to which ``accuracy="high"``
+quantizes the layer."""
 
 
 def losses(
@@ -235,13 +239,12 @@ def losses(
     layers: Collection[Node],
     near: Callable[[Graph, Twins, Node], Sequence[Node]],
 ) -> dict[Node, float]:
-    """How far a layer's results are from those of nodes near it, on all data.
-
-    In units of the results, both as roots of mean squares.
+    """The relative error of each layer's approximation, on all data: the root mean square of the
+    difference, divided by that of the layer's results.
 
     Args:
-        near: the nodes, the last of which gives what is compared, for a layer of the graph of some
-            size; all read what the layer itself reads.
+        near: the nodes that approximate a layer of the graph of some size, by what the layer itself
+            reads; the result of the last one is compared.
     """
 
     def compared(graph: Graph, twins: Twins) -> Graph:
@@ -249,23 +252,24 @@ def losses(
 
     ordered = [node for node in network.graph.nodes if node in layers]
     program = network.program(compared)
-    found = np.zeros(2 * len(ordered))
+    sums = np.zeros(2 * len(ordered))
     for batch in network.batches:
-        found += np.array([float(np.asarray(each)) for each in program(*batch)])
-    sizes, differences = found[::2], found[1::2]
+        sums += np.array([float(np.asarray(each)) for each in program(*batch)])
+    squares, differences = sums[::2], sums[1::2]
     with np.errstate(all="ignore"):
-        shares = np.sqrt(differences / sizes)
-    # A layer that gives nothing but zeros is exact, or as far off as can be.
-    shares = np.where(sizes > 0, shares, np.where(differences > 0, np.inf, 0.0))
-    return dict(zip(ordered, map(float, shares), strict=True))
+        errors = np.sqrt(differences / squares)
+    # The error of a layer whose results are all zero is 0 or infinite.
+    errors = np.where(squares > 0, errors, np.where(differences > 0, np.inf, 0.0))
+    return dict(zip(ordered, map(float, errors), strict=True))
 
 
 def _compared(graph: Graph, near: Mapping[Node, Sequence[Node]]) -> Graph:
-    """The graph of sums of squares: of a layer's results, and of how far others are from them."""
+    """The graph of sums of squares: for each layer those of its results, and those of the
+    differences of its approximation."""
     nodes: list[Node] = []
     sums: list[Value] = []
     squares = argument(0) * argument(0)
-    apart = argument(0) - argument(1)
+    difference = argument(0) - argument(1)
     for node in graph.nodes:
         nodes.append(node)
         if node not in near:
@@ -274,7 +278,7 @@ def _compared(graph: Graph, near: Mapping[Node, Sequence[Node]]) -> Graph:
         pair = [node.output, near[node][-1].output]
         for name, op, given in (
             ("size", Formula(squares), pair[:1]),
-            ("apart", Formula(apart * apart, 2), pair),
+            ("apart", Formula(difference * difference, 2), pair),
         ):
             squared = Node(op, given, f"{node.name}.{name}")
             axes = tuple(range(node.output.type.rank))
@@ -286,11 +290,12 @@ def _compared(graph: Graph, near: Mapping[Node, Sequence[Node]]) -> Graph:
 
 @dataclass(frozen=True)
 class MeasuredValue:
-    """A value on all data.
+    """Measurements of a value over all batches.
 
     Attributes:
-        channels, features: means at the places of axis 1, which convolutions sum over, and of the
-            last axis, which linear layers sum over.
+        histogram: the distribution of its numbers.
+        channels, features: means for each index of axis 1, over which convolutions sum, and of the
+            last axis, over which linear layers sum.
     """
 
     histogram: Histogram
@@ -299,7 +304,8 @@ class MeasuredValue:
 
 
 def measure(network: Calibration, values: Sequence[Value]) -> dict[Value, MeasuredValue]:
-    """Values of a network on all data.
+    """Measures values of a network on all batches, which it runs twice: for the ranges, then for
+    the histograms.
 
     GraphError if one of them is not finite.
     """
@@ -310,16 +316,16 @@ def measure(network: Calibration, values: Sequence[Value]) -> dict[Value, Measur
         return Graph(graph.inputs, [twins[v] for v in computed], graph.nodes, graph.name)
 
     program = network.program(watched) if computed else None
-    # Of a batch that is smaller than others a mean counts less.
+    # Means are weighted by the rows of each batch.
     rows = [batch[0].shape[0] if batch[0].ndim else 1 for batch in batches]
 
     def run(batch: Batch) -> dict[Value, np.ndarray]:
-        found = dict(zip(graph.inputs, batch, strict=True))
+        arrays = dict(zip(graph.inputs, batch, strict=True))
         if program is not None:
             results = program(*batch)
             listed = results if isinstance(results, tuple) else (results,)
-            found |= dict(zip(computed, listed, strict=True))
-        return {value: np.asarray(found[value], np.float32) for value in values}
+            arrays |= dict(zip(computed, listed, strict=True))
+        return {value: np.asarray(arrays[value], np.float32) for value in values}
 
     low = dict.fromkeys(values, 0.0)
     high = dict.fromkeys(values, 0.0)
@@ -330,10 +336,10 @@ def measure(network: Calibration, values: Sequence[Value]) -> dict[Value, Measur
                 raise GraphError(f"data: value {value.name!r} is not finite on them")
             low[value] = min(low[value], float(array.min()))
             high[value] = max(high[value], float(array.max()))
-            for kept in {min(1, array.ndim - 1), array.ndim - 1}:
-                axes = tuple(axis for axis in range(array.ndim) if axis != kept)
+            for axis_kept in {min(1, array.ndim - 1), array.ndim - 1}:
+                axes = tuple(axis for axis in range(array.ndim) if axis != axis_kept)
                 mean = array.mean(axes, dtype=np.float64)
-                sums[value, kept] = sums.get((value, kept), 0) + mean * count / sum(rows)
+                sums[value, axis_kept] = sums.get((value, axis_kept), 0) + mean * count / sum(rows)
     counts = {value: np.zeros(BINS, np.int64) for value in values}
     for batch in batches:
         for value, array in run(batch).items():

@@ -1,4 +1,7 @@
-"""quantize: from a trained network to one whose contractions multiply bytes."""
+"""quantize: makes a graph with QDQ nodes of a trained network, by the ranges of its values.
+
+Compiled for a CPU or for CUDA, the graph computes its convolutions and linear layers in int8.
+"""
 
 from __future__ import annotations
 
@@ -124,32 +127,34 @@ def quantize(
         The graph of the quantized network, with named sizes for all sizes in their ranges.
 
     Raises:
-        GraphError: an argument is not valid, or values are not finite.
-        UnsupportedError: the network has no layers that could be quantized, or cannot be run.
+        GraphError: an argument is not valid, values are not finite, or no layer can be quantized.
+        UnsupportedError: the network cannot be run.
 
     >>> small = md.quantize(net, x, ranges="entropy")
     >>> exe = md.compile(small, device="cpu")
     """
     choose = _checked(ranges, percentile, dtype, accuracy)
-    # As for training, what has a place to resume at gives batches with their targets.
+    # A loader, recognized by ``restore``, gives batches with targets.
     data = [x for x, _ in data] if hasattr(data, "restore") else data
     graph, sized = _folded(network, shape, data)
-    given = Calibration(graph, sized, batches_of(graph, sized, data), device)
+    calibration = Calibration(graph, sized, batches_of(graph, sized, data), device)
     layers = _chosen(graph, first, last, keep)
     inputs = list(dict.fromkeys(node.inputs[0] for node in layers))
-    measured = measure(given, inputs)
+    measured = measure(calibration, inputs)
     steps: dict[Value, Steps] = {}
-    for value, found in measured.items():
-        low, high = choose(found.histogram, percentile)
+    for value, measurement in measured.items():
+        low, high = choose(measurement.histogram, percentile)
         steps[value] = steps_of(low, high, dtype)
 
-    def made(graph: Graph, twins: Twins) -> _Quantized:
-        own = {twins[value]: each for value, each in steps.items()}
-        seen = {twins[value]: each for value, each in measured.items()}
-        return _Quantized(graph, own, seen, per_channel, correct_bias)
+    def quantizer(graph: Graph, twins: Twins) -> _Quantizer:
+        own_steps = {twins[value]: each for value, each in steps.items()}
+        own_measured = {twins[value]: each for value, each in measured.items()}
+        return _Quantizer(graph, own_steps, own_measured, per_channel, correct_bias)
 
     if accuracy == "high":
-        lost = losses(given, layers, lambda graph, twins, n: made(graph, twins).alone(twins[n]))
+        lost = losses(
+            calibration, layers, lambda graph, twins, n: quantizer(graph, twins).alone(twins[n])
+        )
         exact = [node for node in layers if lost[node] <= MOST_LOST]
         if not exact:
             raise GraphError(
@@ -157,11 +162,13 @@ def quantize(
                 f"by itself, the least {min(lost.values()):.2g}; valid is 'normal'"
             )
         layers = exact
-    return given.made(lambda graph, twins: made(graph, twins).graph([twins[n] for n in layers]))
+    return calibration.made(
+        lambda graph, twins: quantizer(graph, twins).graph([twins[n] for n in layers])
+    )
 
 
 def _folded(network: Any, shape: Any, data: Any) -> tuple[Graph, SizedGraph | None]:
-    """The graph as it is quantized, for one size, and for all in ranges if it is for these."""
+    """The graph to quantize: for one size, and for all sizes in ranges if there are any."""
     network, shape = with_own_sizes(network, shape)
     if not dims_of(shape):
         return folded(network, _shape_of(data) if shape is None else shape), None
@@ -173,7 +180,7 @@ def _folded(network: Any, shape: Any, data: Any) -> tuple[Graph, SizedGraph | No
 
 
 def folded(network: Any, shape: Shapes | None = None) -> Graph:
-    """A network's graph as it is quantized: states are constants, and normalizations weights."""
+    """The graph to quantize: states are constants, and normalizations are folded into weights."""
     graph = graph_of(network, None if isinstance(network, Graph) else shape)
     return run_passes(graph, (FREEZE, SIMPLIFY, FOLD_BATCH_NORM, SIMPLIFY), Context())
 
@@ -191,7 +198,7 @@ def _checked(ranges: str, percentile: float, dtype: str, accuracy: str) -> Choos
 
 
 def _shape_of(data: Any) -> Any:
-    """The shapes of the first batch, if data are a list or an array."""
+    """The shapes of the first batch if ``data`` is a list or an array, and None otherwise."""
     if isinstance(data, np.ndarray):
         return data.shape
     if not isinstance(data, (list, tuple)) or not data:
@@ -204,22 +211,22 @@ def _shape_of(data: Any) -> Any:
 
 def _chosen(graph: Graph, first: bool, last: bool, keep: Collection[str]) -> list[Node]:
     """The layers that are quantized, in order."""
-    known = [node for node in graph.nodes if _is_layer(node)]
-    names = {node.name for node in known}
+    layers = [node for node in graph.nodes if _is_layer(node)]
+    names = {node.name for node in layers}
     if isinstance(keep, str) or not set(keep) <= names:
         unknown = [keep] if isinstance(keep, str) else sorted(set(keep) - names)
         raise GraphError(
             f"keep names {', '.join(map(repr, unknown))}; valid is a collection of "
             f"{', '.join(map(repr, sorted(names)))}"
         )
-    found = known[0 if first else 1 : None if last else -1]
-    found = [node for node in found if node.name not in keep]
-    if not found:
+    chosen = layers[0 if first else 1 : None if last else -1]
+    chosen = [node for node in chosen if node.name not in keep]
+    if not chosen:
         raise GraphError(
-            f"graph {graph.name!r} has {len(known)} convolutions and linear layers with known "
+            f"graph {graph.name!r} has {len(layers)} convolutions and linear layers with known "
             "weights in float32, of which none is to be quantized; valid is at least one"
         )
-    return found
+    return chosen
 
 
 def _is_layer(node: Node) -> bool:
@@ -228,8 +235,16 @@ def _is_layer(node: Node) -> bool:
 
 
 @dataclass(frozen=True)
-class _Quantized:
-    """Writes the nodes that round."""
+class _Quantizer:
+    """Quantizes one graph: adds QDQ nodes to it.
+
+    Attributes:
+        source: the float32 graph.
+        steps: scale and zero point of each value that a layer reads.
+        measured: the measurements of these values, for bias correction.
+        per_channel: whether a weight has a scale for each output.
+        correct_bias: whether a bias compensates the mean error of the rounded weight.
+    """
 
     source: Graph
     steps: dict[Value, Steps]
@@ -238,21 +253,23 @@ class _Quantized:
     correct_bias: bool
 
     def alone(self, node: Node) -> list[Node]:
-        """The nodes that give what a layer gives of its rounded input by its rounded weight."""
+        """The nodes that compute a layer with its quantized input and weight, beside the layer
+        itself."""
         x, weight = node.inputs[:2]
         assert isinstance(weight, Constant)
         steps = self.steps[x]
-        whole = Node(steps.quantize(), [x], f"{node.name}.whole")
-        rounded = Node(steps.dequantize(), whole.outputs, f"{node.name}.rounded")
+        quantized = Node(steps.quantize(), [x], f"{node.name}.whole")
+        dequantized = Node(steps.dequantize(), quantized.outputs, f"{node.name}.rounded")
         bytes_, scale = self._whole(weight)
-        data = bytes_ * scale
-        lost = weight.data.astype(np.float64) - data
+        rounded_weight = bytes_ * scale
+        lost = weight.data.astype(np.float64) - rounded_weight
         bias = [self._bias(node, lost)] if self.correct_bias and np.any(lost) else node.inputs[2:]
-        near = Constant(weight.type, f"{weight.name}.near", data)
-        layer = Node(node.op, [rounded.output, near, *bias], f"{node.name}.near")
-        return [whole, rounded, layer]
+        near = Constant(weight.type, f"{weight.name}.near", rounded_weight)
+        layer = Node(node.op, [dequantized.output, near, *bias], f"{node.name}.near")
+        return [quantized, dequantized, layer]
 
     def graph(self, layers: Collection[Node]) -> Graph:
+        """The graph with QDQ nodes before these layers."""
         rewriter = Rewriter(self.source)
         read = {node.inputs[0] for node in layers}
         rounded: dict[Value, Value] = {}
@@ -261,7 +278,7 @@ class _Quantized:
             if value in read:
                 self._round(rewriter, value, rounded)
         for node in self.source.nodes:
-            # Whoever reads a value that is rounded for one reader gets the rounded one.
+            # All readers of a value that is rounded for one of them read the rounded value.
             inputs = [rounded.get(value, rewriter.value(value)) for value in node.inputs]
             if node in layers:
                 weight = node.inputs[1]
@@ -282,30 +299,31 @@ class _Quantized:
         return rewriter.finish()
 
     def _round(self, rewriter: Rewriter, value: Value, rounded: dict[Value, Value]) -> None:
+        """Adds the nodes that quantize and dequantize a value, and notes their result."""
         steps = self.steps[value]
-        given, name = rewriter.value(value), value.name
-        whole = rewriter.add(steps.quantize(), [given], rewriter.fresh(f"{name}.bytes"), name)
-        number = rewriter.fresh(f"{name}.rounded")
-        made = rewriter.add(steps.dequantize(), [whole.output], number, name)
-        rounded[value] = made.output
+        source, name = rewriter.value(value), value.name
+        quantized = rewriter.add(steps.quantize(), [source], rewriter.fresh(f"{name}.bytes"), name)
+        fresh = rewriter.fresh(f"{name}.rounded")
+        dequantized = rewriter.add(steps.dequantize(), [quantized.output], fresh, name)
+        rounded[value] = dequantized.output
 
     def _weight(self, rewriter: Rewriter, weight: Constant) -> tuple[Value, np.ndarray]:
-        """A weight as it is computed of bytes, and what rounding took off it."""
-        whole, scale = self._whole(weight)
+        """Adds the node that dequantizes a weight; returns its result and the rounding error."""
+        quantized, scale = self._whole(weight)
         operands = [
             Constant(TensorType(array.shape, str(array.dtype)), f"{weight.name}.{what}", array)
             for what, array in (
-                ("bytes", whole),
+                ("bytes", quantized),
                 ("scale", scale.astype(np.float32)),
                 ("zero", np.zeros_like(scale)),
             )
         ]
         name = rewriter.fresh(f"{weight.name}.rounded")
         node = rewriter.add(PER_CHANNEL, operands, name, weight.name)
-        return node.output, weight.data.astype(np.float64) - whole * scale.astype(np.float64)
+        return node.output, weight.data.astype(np.float64) - quantized * scale.astype(np.float64)
 
     def _whole(self, weight: Constant) -> tuple[np.ndarray, np.ndarray]:
-        """A weight's bytes, and their scales."""
+        """A weight in int8 with zero point 0, and its scales."""
         data = weight.data
         axes = tuple(range(1, data.ndim)) if self.per_channel else None
         largest = np.asarray(np.abs(data).max(axis=axes, keepdims=True), np.float32)
@@ -313,17 +331,17 @@ class _Quantized:
         return np.clip(np.rint(data / scale), -127, 127).astype(np.int8), scale
 
     def _bias(self, node: Node, lost: np.ndarray) -> Constant:
-        """The bias, with what the lost part of the weight gives on average."""
+        """The corrected bias: the bias plus the mean result of the weight's rounding error."""
         outputs = lost.shape[0]
-        found = self.measured[node.inputs[0]]
-        groups, means = 1, found.features
+        measured = self.measured[node.inputs[0]]
+        groups, means = 1, measured.features
         if isinstance(node.op, Conv2d):
-            groups, means = node.op.groups, found.channels
+            groups, means = node.op.groups, measured.channels
         means = means.reshape(groups, 1, -1)
         taps = lost.reshape(groups, outputs // groups, means.shape[2], -1).sum(-1)
         bias = (taps * means).sum(-1).reshape(outputs)
-        for given in node.inputs[2:]:
-            assert isinstance(given, Constant)
-            bias = bias + given.data
+        for constant in node.inputs[2:]:
+            assert isinstance(constant, Constant)
+            bias = bias + constant.data
         type = TensorType((outputs,))
         return Constant(type, f"{node.name}.bias.corrected", bias.astype(np.float32))

@@ -1,1 +1,1 @@
-"""Graphs for all sizes in ranges, and the numbers in them that follow from sizes."""
+"""Graphs for all sizes in the ranges of named sizes, with polynomials in place of integers."""

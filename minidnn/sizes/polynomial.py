@@ -1,4 +1,7 @@
-"""Integers that follow from named sizes: sums of products of sizes, over a common divisor."""
+"""Polynomials of named sizes: integers that are sums of products of sizes, over a divisor.
+
+:class:`SizeSamples` finds them by interpolation between a few sizes, for which a network is traced.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,19 @@ from minidnn.errors import GraphError
 from minidnn.graph.registry import brief
 
 _MOST_NAMES = 3
-"""Names whose sizes may be multiplied, as flattening a batch of planes does it."""
+"""Names that one term multiplies at most: flattening a batch of images multiplies three."""
 
 _MOST_TERMS = 64
-"""Of a polynomial in a file."""
+"""Terms of a polynomial in a file at most."""
 
-#: The names that are multiplied in a term, in the order of the dims; none for the constant one.
+#: The names that a term multiplies, in the order of the dims; none for the constant term.
 _Names = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class SizePolynomial:
-    """A number that follows from sizes: the sum of ``coefficient * product of names``, divided by
-    ``divisor`` without a rest.
+    """An integer that follows from named sizes: the sum of ``coefficient * product of sizes``,
+    divided by ``divisor`` without a remainder.
 
     >>> from minidnn.sizes.polynomial import SizePolynomial
     >>> print(SizePolynomial(((3, ("batch",)), (1, ()))).value({"batch": 4}))
@@ -37,29 +40,30 @@ class SizePolynomial:
     divisor: int = 1
 
     def value(self, sizes: Mapping[str, int]) -> int:
-        """The number for these sizes; GraphError if it is none."""
+        """The integer for these sizes; GraphError if the division has a remainder."""
         total = sum(factor * prod(sizes[name] for name in names) for factor, names in self.terms)
-        found, rest = divmod(total, self.divisor)
-        if rest:
+        quotient, remainder = divmod(total, self.divisor)
+        if remainder:
             raise GraphError(f"{self} is no integer for the sizes {dict(sizes)}")
-        return found
+        return quotient
 
     def __str__(self) -> str:
-        written = [
+        summands = [
             "*".join([str(factor)] * (factor != 1 or not names) + list(names))
             for factor, names in self.terms
         ]
-        total = " + ".join(written) or "0"
+        total = " + ".join(summands) or "0"
         if self.divisor == 1:
             return total
-        return f"({total})/{self.divisor}" if len(written) > 1 else f"{total}/{self.divisor}"
+        return f"({total})/{self.divisor}" if len(summands) > 1 else f"{total}/{self.divisor}"
 
     def to_json(self) -> list[Any]:
+        """The polynomial as files have it: ``[[[factor, name...]...], divisor]``."""
         return [[[factor, *names] for factor, names in self.terms], self.divisor]
 
     @staticmethod
     def from_json(data: Any, known: Sequence[str]) -> SizePolynomial:
-        """That of a file; GraphError for anything else, or for names that are not ``known``."""
+        """The polynomial of a file; GraphError if it is none, or has names other than ``known``."""
         match data:
             case [[*terms], divisor] if (
                 type(divisor) is int
@@ -84,14 +88,14 @@ def _is_term(term: Any, known: Sequence[str]) -> bool:
 
 
 class SizeSamples:
-    """The sizes for which a network is looked at, so that what follows from them is found.
+    """The sizes for which a network is traced, so that its integers can be interpolated.
 
     Args:
         dims: the named sizes.
 
     Attributes:
-        points: sizes by name: first the least, then those that decide polynomials, at last those
-            that check them.
+        points: sizes by name: first all least sizes, then the other points of interpolation, and
+            last the points that only check a polynomial.
     """
 
     def __init__(self, dims: Sequence[Dim]) -> None:
@@ -113,25 +117,29 @@ class SizeSamples:
                 self.points.append(point)
 
     def polynomial(self, values: Sequence[int]) -> SizePolynomial | None:
-        """What gives these numbers at the points; None if nothing does."""
-        found: dict[_Names, Fraction] = {}
+        """The polynomial with these values at the points; None if there is none."""
+        coefficients: dict[_Names, Fraction] = {}
         at = {group: values[place] for place, group in enumerate(self._groups)}
         for group in self._groups:
-            # The part of the number in which all sizes of the group take part.
-            parts = [part for part in self._groups if set(part) <= set(group)]
-            change = sum((-1) ** (len(group) - len(part)) * at[part] for part in parts)
+            # The coefficient of the product of all sizes of the group, by finite differences.
+            subsets = [subset for subset in self._groups if set(subset) <= set(group)]
+            change = sum((-1) ** (len(group) - len(subset)) * at[subset] for subset in subsets)
             if change:
-                _add(found, group, Fraction(change, prod(dim.most - dim.least for dim in group)))
-        divisor = lcm(*(each.denominator for each in found.values()))
-        terms = tuple((int(each * divisor), names) for names, each in found.items() if each)
-        made = SizePolynomial(terms, divisor)
+                _add(
+                    coefficients,
+                    group,
+                    Fraction(change, prod(dim.most - dim.least for dim in group)),
+                )
+        divisor = lcm(*(each.denominator for each in coefficients.values()))
+        terms = tuple((int(each * divisor), names) for names, each in coefficients.items() if each)
+        polynomial = SizePolynomial(terms, divisor)
         for point, value in zip(self.points, values, strict=True):
             try:
-                if made.value(point) != value:
+                if polynomial.value(point) != value:
                     return None
             except GraphError:  # no integer
                 return None
-        return made
+        return polynomial
 
 
 def _add(found: dict[_Names, Fraction], group: Sequence[Dim], factor: Fraction) -> None:

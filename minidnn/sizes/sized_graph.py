@@ -1,7 +1,8 @@
-"""A graph for all sizes in the ranges of named sizes, as one description.
+"""A graph for all sizes in the ranges of named sizes, as one document.
 
-Of documents for several sizes one is made, in which sizes stand for the integers that follow from
-them.  Such an integer is ``{"$size": [[[factor, name...]...], divisor]}``, see
+A network is traced for several sizes, and the documents of these graphs are merged into one, in
+which a polynomial of the sizes replaces each integer that depends on them:
+``{"$size": [[[factor, name...]...], divisor]}``, see
 :class:`minidnn.sizes.polynomial.SizePolynomial`.
 """
 
@@ -29,14 +30,14 @@ from minidnn.sizes.polynomial import SizePolynomial, SizeSamples
 __all__ = ["SizedGraph"]
 
 SIZE = "$size"
-"""The key of an integer that follows from sizes: no attribute has such a name."""
+"""The key of a polynomial in a document; no attribute has this name."""
 
 
 def merged(documents: Sequence[Any], samples: SizeSamples, where: str = "the graph") -> Any:
-    """The document for all sizes, by those for the points of samples.
+    """The document for all sizes, from the documents for the points of ``samples``.
 
-    GraphError if something differs that is no integer, or an integer that does not follow from
-    sizes; names the node.
+    GraphError if anything but integers differs, or an integer is no polynomial of sizes; its text
+    names the node, or says ``where``.
     """
     first = documents[0]
     if isinstance(first, dict):
@@ -73,24 +74,25 @@ def _other(where: str, documents: Sequence[Any]) -> GraphError:
 
 
 def bound_document(document: Any, names: Sequence[str]) -> Callable[[Mapping[str, int]], Any]:
-    """What gives the document for sizes by name; GraphError if an integer in it makes no sense."""
+    """A function from sizes by name to the document for them; GraphError if a polynomial in the
+    document is not valid."""
     if isinstance(document, dict):
         if list(document) == [SIZE]:
             return SizePolynomial.from_json(document[SIZE], names).value
         parts = {key: bound_document(each, names) for key, each in document.items()}
-        if all(isinstance(part, _Same) for part in parts.values()):
-            return _Same(document)
+        if all(isinstance(part, _ConstantPart) for part in parts.values()):
+            return _ConstantPart(document)
         return lambda sizes: {key: part(sizes) for key, part in parts.items()}
     if isinstance(document, list):
         items = [bound_document(each, names) for each in document]
-        if all(isinstance(item, _Same) for item in items):
-            return _Same(document)
+        if all(isinstance(item, _ConstantPart) for item in items):
+            return _ConstantPart(document)
         return lambda sizes: [item(sizes) for item in items]
-    return _Same(document)
+    return _ConstantPart(document)
 
 
-class _Same:
-    """A part of a document that is the same for all sizes."""
+class _ConstantPart:
+    """A bound part of a document that has no polynomials: it returns the part itself."""
 
     def __init__(self, document: Any) -> None:
         self._document = document
@@ -100,7 +102,7 @@ class _Same:
 
 
 VERSION = 2
-"""Of documents with sizes; those without are of the first."""
+"""The version of documents with polynomials; those without have version 1."""
 
 
 class SizedGraph:
@@ -140,7 +142,7 @@ class SizedGraph:
         if type(version) is not int or version != VERSION:
             raise GraphError(f"the document has version {brief(version)}; valid is {VERSION}")
         self._bound = bound_document(document, [dim.name for dim in self.dims])
-        # What two sizes give is legal: whatever is in between is asked for when it is needed.
+        # Both ends of the ranges are checked now; other sizes are checked when they are used.
         small = self.at({dim.name: dim.least for dim in self.dims})
         self.at({dim.name: dim.most for dim in self.dims})
         self.name = small.name
@@ -159,13 +161,13 @@ class SizedGraph:
 
     @staticmethod
     def traced(trace: Callable[[Mapping[str, int]], Graph], dims: Sequence[Dim]) -> SizedGraph:
-        """That of a network, which is looked at for some sizes.
+        """The sized graph of a network, which is traced for some sizes.
 
         Args:
-            trace: the graph for sizes by name.
+            trace: returns the graph for sizes by name.
 
         Raises:
-            GraphError: something in it follows from sizes in another way; names the node.
+            GraphError: something in the graph is no polynomial of sizes; names the node.
         """
         try:
             return SizedGraph(*_described(trace, dims), dims)
@@ -175,15 +177,15 @@ class SizedGraph:
             ]
             if larger == list(dims):
                 raise
-            found = SizedGraph(*_described(trace, larger), dims)
-            if not all(computes_the_same(trace(p), found.at(p)) for p in _points_with_ones(dims)):
+            result = SizedGraph(*_described(trace, larger), dims)
+            if not all(computes_the_same(trace(p), result.at(p)) for p in _points_with_ones(dims)):
                 raise error from None
-            return found
+            return result
 
     def at(self, sizes: Mapping[str, int]) -> Graph:
         """The graph for one size of each name; GraphError if one is not in its range."""
-        found = check_inputs(self.dims, sizes, f"graph {self._called!r}")
-        return from_document({**self._bound(found), "version": 1}, self.arrays)
+        checked = check_inputs(self.dims, sizes, f"graph {self._called!r}")
+        return from_document({**self._bound(checked), "version": 1}, self.arrays)
 
     def of_shapes(self, shapes: Any) -> Graph:
         """The graph for inputs of these shapes, given as ``compile`` takes them."""
@@ -191,18 +193,19 @@ class SizedGraph:
         if isinstance(shapes, Mapping):
             if sorted(shapes) != sorted(names):
                 raise GraphError(f"shape names {sorted(shapes)}; valid are the inputs {names}")
-            given = [shapes[name] for name in names]
+            ordered = [shapes[name] for name in names]
         elif len(names) == 1 and not any(isinstance(each, (tuple, list)) for each in shapes):
-            given = [shapes]
+            ordered = [shapes]
         else:
-            given = list(shapes)
-        if len(given) != len(names):
+            ordered = list(shapes)
+        if len(ordered) != len(names):
             raise GraphError(f"shape={shapes!r:.100}; valid are {len(names)}, of {names}")
-        found = [tuple(shape) for shape in given]
-        return self.at(sizes_of(self.interface.inputs, self.templates, found))
+        as_tuples = [tuple(shape) for shape in ordered]
+        return self.at(sizes_of(self.interface.inputs, self.templates, as_tuples))
 
     def mapped(self, change: Callable[[Graph], Graph]) -> SizedGraph:
-        """What ``change`` makes of the graph of each size; GraphError as for :meth:`traced`."""
+        """The sized graph after ``change`` rewrites the graph of each size; GraphError as for
+        :meth:`traced`."""
         return SizedGraph.traced(lambda sizes: change(self.at(sizes)), self.dims)
 
     @property
@@ -217,9 +220,9 @@ class SizedGraph:
         return str(body.get("name", "")) if isinstance(body, dict) else ""
 
     def _templates(self) -> tuple[Template, ...]:
-        """The shapes of the inputs, whose sizes are numbers or the names themselves."""
+        """The shapes of the inputs, by the document; an axis may be a number or a named size."""
         by_name = {dim.name: dim for dim in self.dims}
-        found = []
+        templates = []
         for name, (_, shape) in self.document["graph"]["inputs"]:
             template: list[int | Dim] = []
             for axis, size in enumerate(shape):
@@ -235,16 +238,16 @@ class SizedGraph:
                             f"input {name!r}: axis {axis} is {polynomial}; valid are numbers and "
                             "names"
                         )
-            found.append(tuple(template))
-        used = {each.name for template in found for each in template if isinstance(each, Dim)}
+            templates.append(tuple(template))
+        used = {each.name for template in templates for each in template if isinstance(each, Dim)}
         for dim in self.dims:
             if dim.name not in used and dim.least < dim.most:
                 raise GraphError(f"no input has the size {dim.name!r}; valid are names of sizes")
-        return tuple(found)
+        return tuple(templates)
 
 
 def input_templates(graph: Graph | SizedGraph) -> list[Template]:
-    """The shapes of the inputs, with the named sizes if it has some."""
+    """The shapes of a graph's inputs, with its named sizes if it has any."""
     if isinstance(graph, SizedGraph):
         return list(graph.templates)
     return [value.shape for value in graph.inputs]
@@ -253,7 +256,8 @@ def input_templates(graph: Graph | SizedGraph) -> list[Template]:
 def _described(
     trace: Callable[[Mapping[str, int]], Graph], dims: Sequence[Dim]
 ) -> tuple[Any, dict[str, np.ndarray]]:
-    """The document for all sizes, and the constants; GraphError as :meth:`SizedGraph.traced`."""
+    """The document for all sizes, and the constants by key; GraphError as for
+    :meth:`SizedGraph.traced`."""
     samples = SizeSamples(dims)
     documents: list[Any] = []
     kept: dict[str, Stored] = {}
@@ -264,13 +268,14 @@ def _described(
         else:
             kept = stored
         documents.append(document)
-    found = merged(documents, samples)
-    found["version"] = VERSION
-    return found, {key: value.data for key, value in kept.items()}
+    document_of_all = merged(documents, samples)
+    document_of_all["version"] = VERSION
+    return document_of_all, {key: value.data for key, value in kept.items()}
 
 
 def _points_with_ones(dims: Sequence[Dim]) -> list[dict[str, int]]:
-    """Sizes of which one, or all that may be, are 1."""
+    """Sizes with which :meth:`SizedGraph.traced` checks a size of 1: all that may be 1 are, or one
+    of them; the others are halfway."""
     halfway = {dim.name: dim.halfway for dim in dims}
     ones = {dim.name: 1 for dim in dims if dim.least == 1}
     return [halfway | ones, *(halfway | {name: 1} for name in ones if len(ones) > 1)]
@@ -297,63 +302,66 @@ def _check_constants(
 
 
 def dims_to_json(dims: Sequence[Dim]) -> list[list[Any]]:
-    """Named sizes as files have them."""
+    """Named sizes as files have them: ``[name, least, most, multiple]`` of each."""
     return [[dim.name, dim.least, dim.most, dim.multiple] for dim in dims]
 
 
 def dims_from_json(data: Any) -> tuple[Dim, ...]:
     """Named sizes of a file; GraphError if they are none."""
-    found: dict[str, Dim] = {}
+    dims: dict[str, Dim] = {}
     for item in data if isinstance(data, list) else [None]:
         match item:
-            case [name, least, most, multiple] if is_text(name) and name not in found:
-                found[name] = Dim(name, least, most, multiple)
+            case [name, least, most, multiple] if is_text(name) and name not in dims:
+                dims[name] = Dim(name, least, most, multiple)
             case _:
                 raise GraphError(
                     f"named sizes: {brief(item)}; valid is [name, least, most, multiple], each "
                     "name once"
                 )
-    return tuple(found.values())
+    return tuple(dims.values())
 
 
-# Whether two graphs compute the same but for what computes nothing.
+# Whether two graphs compute the same, identities and reshapes apart.
 #
-# For a size of 1 front ends leave out what would move or repeat nothing, and say in other words
-# what keeps an axis: so a graph for 1 has other nodes than one for more, and computes the same.
+# For a size of 1, front ends leave out moves and broadcasts that do nothing, and reshape in another
+# way: so the graph for 1 has other nodes than the graph for a larger size, and computes the same.
 
 
 def computes_the_same(one: Graph, other: Graph) -> bool:
-    """Whether both graphs have the same operators on the same constants, identities and the kind of
-    reshapes apart."""
+    """Whether both graphs have the same operators on the same constants, except for identities and
+    the kinds of reshapes."""
     arrays = {value.name: value.data for value in one.constants}
     return described(_normal(one), arrays) == described(_normal(other), arrays)
 
 
 def _normal(graph: Graph) -> Graph:
-    """The graph without identities, whose reshapes are views of what is no view."""
+    """The graph in normal form: without identities and dead nodes, and with each chain of reshapes
+    as one View."""
     rewriter = Rewriter(graph)
     for node in graph.nodes:
         if is_identity(node):
             rewriter.replace(node.output, rewriter.value(node.inputs[0]))
         elif isinstance(node.op, Reshaping):
-            whole = _unviewed(rewriter.value(node.inputs[0]))
-            if whole.shape == node.output.shape:
-                rewriter.replace(node.output, whole)
+            source = _before_views(rewriter.value(node.inputs[0]))
+            if source.shape == node.output.shape:
+                rewriter.replace(node.output, source)
             else:
-                new = rewriter.add(View(node.output.shape), [whole], node.name)
+                new = rewriter.add(View(node.output.shape), [source], node.name)
                 rewriter.replace(node.output, new.output)
         else:
             rewriter.keep(node)
     return _without_unread(rewriter.finish())
 
 
-def _unviewed(value: Value) -> Value:
+def _before_views(value: Value) -> Value:
+    """The value before the Views that make this one."""
     while value.producer is not None and isinstance(value.producer.op, View):
         value = value.producer.inputs[0]
     return value
 
 
 def _without_unread(graph: Graph) -> Graph:
+    """The graph without dead nodes."""
     read = set(graph.results)
     kept: list[Node] = []
     for node in reversed(graph.nodes):
@@ -365,31 +373,35 @@ def _without_unread(graph: Graph) -> Graph:
 
 
 def with_repeats(graphs: Sequence[Graph]) -> list[Graph]:
-    """Graphs of a network for several sizes, in which nodes repeat what constants repeat: so the
-    constants are the same for all sizes."""
+    """Graphs of a network for several sizes, in which an Expand replaces each constant that repeats
+    its elements along a varying axis, so that all sizes have the same constants."""
     rows = list(zip(*(graph.constants for graph in graphs), strict=False))
-    found: list[dict[Constant, Constant]] = [{} for _ in graphs]
+    replaced: list[dict[Constant, Constant]] = [{} for _ in graphs]
     for row in rows:
         once = _once(row)
         if once is not None:
-            for each, constant in zip(found, row, strict=True):
-                each[constant] = once
-    return [_repeating(graph, each) for graph, each in zip(graphs, found, strict=True)]
+            for constants, constant in zip(replaced, row, strict=True):
+                constants[constant] = once
+    return [
+        _with_expands(graph, constants) for graph, constants in zip(graphs, replaced, strict=True)
+    ]
 
 
 def _once(row: Sequence[Constant]) -> Constant | None:
-    """What constants of several sizes repeat along the axes whose sizes differ; None if those do
-    not differ, or nothing is repeated."""
+    """The constant that the constants of several sizes repeat along the axes whose sizes differ;
+    None if none differs, or the elements are not repeated."""
     first = row[0]
-    same = all(
+    are_alike = all(
         (each.type.rank, each.dtype, each.name) == (first.type.rank, first.dtype, first.name)
         for each in row
     )
-    if not same or all(each.shape == first.shape for each in row):
+    if not are_alike or all(each.shape == first.shape for each in row):
         return None
     axes = [axis for axis in range(first.type.rank) if len({each.shape[axis] for each in row}) > 1]
-    cut = tuple(slice(0, 1) if axis in axes else slice(None) for axis in range(first.type.rank))
-    once = np.ascontiguousarray(first.data[cut])
+    first_slices = tuple(
+        slice(0, 1) if axis in axes else slice(None) for axis in range(first.type.rank)
+    )
+    once = np.ascontiguousarray(first.data[first_slices])
     for each in row:
         repeats = has_same_numbers(np.broadcast_to(once, each.shape), each.data)
         if not repeats:
@@ -397,7 +409,8 @@ def _once(row: Sequence[Constant]) -> Constant | None:
     return Constant(TensorType(once.shape, first.dtype), first.name, once)
 
 
-def _repeating(graph: Graph, once: dict[Constant, Constant]) -> Graph:
+def _with_expands(graph: Graph, once: dict[Constant, Constant]) -> Graph:
+    """The graph with an Expand of another constant in place of each constant in ``once``."""
     if not once:
         return graph
     rewriter = Rewriter(graph)
