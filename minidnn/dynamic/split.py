@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from minidnn.errors import GraphError
 from minidnn.executable import Executable
 from minidnn.runtime.arrays import apart, to_numpy
 from minidnn.runtime.program import DeviceProgram
@@ -143,9 +144,11 @@ def without_rows(executable: Executable, wise: RowWise, given: Sequence[Any], ou
     results = _rows(results, wise.outputs, BatchPart(0, 0))
     if out is None:
         return executable.packed(results)
-    targets = list(out) if isinstance(out, (list, tuple)) else [out]
-    if not isinstance(executable.program, DeviceProgram):
-        targets = executable.outputs_for(out, [result.shape for result in results])
+    shapes = [tuple(result.shape) for result in results]
+    if isinstance(executable.program, DeviceProgram):
+        targets = _targets_on_device(out, shapes)
+    else:
+        targets = executable.outputs_for(out, shapes)
     for target, result, has_rows in zip(targets, results, wise.outputs, strict=True):
         if not has_rows:
             target[...] = result
@@ -181,7 +184,12 @@ def _on_device(
     """The results of parts on a device, where arrays and results stay; see :func:`run_in_parts`."""
     arrays = [np.asarray(each) if isinstance(each, (list, tuple)) else each for each in given]
     first = executables[0]
-    targets = None if out is None else list(out) if isinstance(out, (list, tuple)) else [out]
+    rows = parts[-1].end
+    shapes = [
+        (rows, *value.shape[1:]) if has_rows else value.shape
+        for value, has_rows in zip(first.interface.outputs, wise.outputs, strict=True)
+    ]
+    targets = None if out is None else _targets_on_device(out, shapes)
     pieces: list[list[Any]] = []
     for part, executable in zip(parts, executables, strict=True):
         assert isinstance(executable.program, DeviceProgram)
@@ -194,6 +202,22 @@ def _on_device(
         results = [piece[number] for piece in pieces]
         outputs.append(_joined(results, parts) if has_rows else results[0])
     return first.packed(outputs)
+
+
+def _targets_on_device(out: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    """The arrays of ``out``; GraphError unless there is one of each of the results' shapes.
+
+    The program that writes them checks the rest, but sees slices of them.
+    """
+    targets = list(out) if isinstance(out, (list, tuple)) else [out]
+    if len(targets) != len(shapes):
+        raise GraphError(f"out gives {len(targets)} arrays; valid are {len(shapes)}")
+    for i, (target, shape) in enumerate(zip(targets, shapes, strict=True)):
+        if shape_of(target) != shape:
+            raise GraphError(
+                f"out[{i}] has the shape {list(shape_of(target))}; valid is {list(shape)}"
+            )
+    return targets
 
 
 def _joined(results: Sequence[Any], parts: Sequence[BatchPart]) -> Any:

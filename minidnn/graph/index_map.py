@@ -81,7 +81,7 @@ class IndexMap:
 
 def _is_nested(outer: np.ndarray, inner: np.ndarray) -> bool:
     """Whether two neighbouring axes together walk through the input with one stride."""
-    if (outer == OUTSIDE).any() or (inner == OUTSIDE).any():
+    if not outer.size or not inner.size or (outer == OUTSIDE).any() or (inner == OUTSIDE).any():
         return False
     step = int(inner[1] - inner[0])
     return np.array_equal(np.diff(inner), np.full(len(inner) - 1, step)) and np.array_equal(

@@ -158,10 +158,6 @@ def fold(
     return result
 
 
-#: Rounding to multiples of it changes no float32 of the size that training gives to a table.
-_STEP = 2.0**-40
-
-
 def rows_of(table: Value, numbers: Any, without_slope: int | None = None) -> Any:
     """The embedding lookup: (..., features) from a table (rows, features) and integers (...).
 
@@ -172,9 +168,20 @@ def rows_of(table: Value, numbers: Any, without_slope: int | None = None) -> Any
     inside = np.logical_and(numbers_column >= 0, numbers_column < table.shape[0])
 
     def body(value: Any, inside: Any, *fixed: Any) -> Any:
-        if fixed:  # the same number, whose derivative is 0
-            value = scalar.where(fixed[0] > 0.0, scalar.floor(value / _STEP) * _STEP, value)
+        if fixed:
+            value = scalar.where(fixed[0] > 0.0, _without_slope(value), value)
         return scalar.where(inside > 0.0, value, float("nan"))
 
     fixed_rows = [] if without_slope is None else [np.equal(numbers_column, without_slope)]
     return pointwise("Embedding", body, rows, inside, *fixed_rows)
+
+
+def _without_slope(x: Any) -> Any:
+    """The same float32 as an expression whose derivative is 0: a floor that changes nothing.
+
+    Scaled by a power of two, which is exact, a number of each range is an integer.
+    """
+    tiny, small = 2.0**100, 2.0**49  # together: the least float32 becomes 1
+    of_tiny = scalar.floor(x * tiny * small) / small / tiny
+    of_others = scalar.where(abs(x) < 2.0**24, scalar.floor(x * 2.0**88) / 2.0**88, scalar.floor(x))
+    return scalar.where(abs(x) < 2.0**-64, of_tiny, of_others)

@@ -79,13 +79,14 @@ def _sweeps(graph: Graph, context: Context) -> list[_Sweep]:
     """The sweeps of a graph: each sum is added to the latest sweep that fits, or begins a new
     one."""
     planes = context.target.adds_planes
-    reach = {} if context.strategy in APART else _reach(graph, planes)
+    fuses = context.strategy not in APART
+    reach = _reach(graph, planes) if fuses else {}
     sweeps: list[_Sweep] = []
     for node in graph.nodes:
         if not _is_sum(node, planes) or context.target.refuse_sums(node) is not None:
             continue
         new = _Sweep([node], *reach.get(node.inputs[0], ({node.inputs[0]: None}, {})))
-        for sweep in reversed(sweeps) if reach else ():
+        for sweep in reversed(sweeps) if fuses else ():
             if _fits(graph, sweep, new):
                 sweep.sums.append(node)
                 sweep.tensors |= new.tensors

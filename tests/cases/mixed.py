@@ -134,6 +134,16 @@ CASES: tuple[Case, ...] = (
         lambda x: x.sum(1),
         lambda x: x.sum(1),
         ((2, 3, 5),),
+        ((3, 70, 2),),
+        ((2, 9001),),
+    ),
+    _whole(
+        "reduce_min-int64",
+        ops.Reduce("min", (0, 2)),
+        lambda x: x.min((0, 2)),
+        lambda x: x.amin((0, 2)),
+        ((2, 3, 5),),
+        ((5, 2, 33),),
     ),
     _whole(
         "reduce_max-int32",
@@ -141,6 +151,8 @@ CASES: tuple[Case, ...] = (
         lambda x: x.max(2),
         lambda x: x.amax(2),
         ((2, 3, 5),),
+        ((2, 1, 77),),
+        ((1, 2, 8200),),
     ),
     Case(
         name="round-floor",

@@ -5,12 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cpu.isa import AVX512
 from minidnn.backends.cpu.sequences.finite import _RULES, BOUNDS, Interval, input_bound
 from minidnn.backends.cpu.target import CpuTarget, device_for
 from minidnn.fusion.region import FusedSequence
+from minidnn.graph import operators as ops
 from minidnn.graph.scalar_ops import SCALAR_OPS
+from minidnn.graph.window import WindowAxis, average_window
+from minidnn.layers.activations import OperatorLayer
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
@@ -55,6 +59,21 @@ def bound_of(net: L.Layer, shape: tuple[int, ...]) -> float | None:
     graph = optimize(to_graph(net, shape), context)
     (op,) = [node.op for node in graph.nodes if isinstance(node.op, FusedSequence)]
     return input_bound(*op.kernel)
+
+
+def test_averages_of_padding_alone_are_nan() -> None:
+    """A dilated window may have all its taps on both sides of the plane."""
+    rows, column = WindowAxis(2, 1, (1, 1), dilation=2), WindowAxis(1, 1)
+
+    def averaged(count_padding: bool) -> L.Layer:
+        average = ops.Pool2d(average_window(rows, column, count_padding))
+        return L.Sequential(OperatorLayer(average), L.MaxPool2d((1, 3), 1, padding=(0, 1)))
+
+    shape = (1, 16, 1, 9)
+    assert bound_of(averaged(True), shape) == BOUNDS[0]
+    assert bound_of(averaged(False), shape) is None
+    result = md.compile(averaged(False), shape, device="cpu")(np.ones(shape, np.float32))
+    assert np.isnan(result).all()
 
 
 def test_bounds_that_exclude_nan() -> None:

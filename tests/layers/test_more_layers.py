@@ -118,6 +118,18 @@ def test_embedding_trains_as_pytorch_s() -> None:
         np.testing.assert_allclose(trainer.state_dict()[name], array.numpy(), atol=1e-7)
 
 
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_a_padding_row_is_given_as_it_is(device: str) -> None:
+    """It has no gradient, by an expression that must not round it."""
+    row = [-0.0, 1e-45, -1e-40, 3e-20, -1e-13, 0.1, -12345.678, 16777215, -3e8, 3e38]
+    row += [-np.inf, np.nan]
+    net = L.Embedding(2, len(row), padding_idx=1)
+    net.load_state_dict({"weight": np.array([[1.0] * len(row), row], np.float32)})
+    result = md.compile(net, (2,), device=device)(np.array([1, 0]))[0]
+    np.testing.assert_array_equal(result, np.array(row, np.float32))
+    np.testing.assert_array_equal(np.signbit(result[:11]), np.signbit(row[:11]))
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 def test_numbers_beyond_a_table_give_nan(device: str) -> None:

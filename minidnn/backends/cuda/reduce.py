@@ -55,15 +55,16 @@ _FIRST |= {"max": literal(-_EDGE), "min": literal(_EDGE)}
 def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
     """The kernel that reduces a value; pointers are input and output.
 
-    A thread computes a result of few elements, or of integers, and a block one of many.
+    A thread computes a result of few elements, and a block one of many.
     """
     shape = type.shape
     kept = [axis for axis in range(type.rank) if axis not in op.dims]
     outputs, count = prod(shape[a] for a in kept), prod(shape[a] for a in op.dims)
     is_integer = is_whole(type.dtype)
     combines, first = (_JOIN_INTEGERS, _FIRST_INTEGERS) if is_integer else (_JOIN, _FIRST)
-    by_block = count > _FEW and not is_integer
+    by_block = count > _FEW
     threads = _MOST if count >= _MANY else BLOCK
+    kind = "long long" if is_integer else "float"
     result_type = op.dtype or type.dtype
     head = f"const {STORED[type.dtype]} *x, {STORED[result_type]} *y"
     code = Code()
@@ -74,7 +75,6 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
             code.line(f"const long long o = blockIdx.x * {BLOCK}ll + threadIdx.x;")
             code.line(f"if (o >= {outputs}) return;")
         code.line(f"const long long first = {_place('o', shape, kept)};")
-        kind = "long long" if is_integer else "float"
         blocks = Blocks(
             code, kind, first[op.how], combines[op.how], count, threads if by_block else 1
         )
@@ -83,12 +83,13 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
             element = read(f"x[{element_of('from', shape, x)}]", type.dtype, is_integer)
             blocks.add(element)
         if by_block:
-            join_block(code, "value", _JOIN[op.how], threads=threads)
+            join_block(code, "value", combines[op.how], kind=kind, threads=threads)
             code.line("if (threadIdx.x) return;")
         result = f"value / {literal(float(count))}" if op.how == "mean" else "value"
         code.line(f"y[o] = {stored(result, result_type)};")
     if by_block:
-        return Launch.named("reduce", code, outputs, threads, threads // 32 * 4)
+        size = 8 if is_integer else 4
+        return Launch.named("reduce", code, outputs, threads, threads // 32 * size)
     return Launch.named("reduce", code, -(-outputs // BLOCK), BLOCK)
 
 
@@ -136,15 +137,26 @@ def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
 
 
 def join_block(
-    code: Code, value: str, join: str, declared: bool = False, threads: int = BLOCK
+    code: Code,
+    value: str,
+    join: str,
+    declared: bool = False,
+    kind: str = "float",
+    threads: int = BLOCK,
 ) -> None:
     """Prints the reduction of ``value`` over a block, in a fixed order; all threads end with the
-    result.  ``declared``: whether the kernel has declared the shared memory for it."""
+    result.
+
+    Args:
+        declared: whether the kernel has declared the shared memory for it.
+        kind: the C++ type of the value.
+    """
     if not declared:
         code.line("MD_SHARED;")
-        code.line("float *part = (float *)md_shared;")
-    other = join.format(value, f"__shfl_down_sync(0xffffffffu, {value}, s)")
-    code.line(f"for (int s = 16; s; s >>= 1) {value} = {other};  // of lane 0")
+        code.line(f"{kind} *part = ({kind} *)md_shared;")
+    with code.block("for (int s = 16; s; s >>= 1)"):  # the result of a warp is in its lane 0
+        code.line(f"const {kind} other = __shfl_down_sync(0xffffffffu, {value}, s);")
+        code.line(f"{value} = {join.format(value, 'other')};")
     code.line(f"if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = {value};")
     code.line("__syncthreads();")
     code.line(f"{value} = part[0];")

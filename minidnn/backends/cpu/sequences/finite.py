@@ -107,7 +107,9 @@ def _window(window: Window, source: Interval, extent: tuple[int, int]) -> Interv
     if not window.averages:
         return _ANYTHING
     limit = max(-source.low, source.high) * window.taps  # divisors may be negative
-    return _bounded(-limit, limit, source.nan or source.infinite)
+    # The average of no elements is NaN where only elements inside the plane count.
+    empty = window.divisor is None and not window.count_padding and window.reads_nothing(extent)
+    return _bounded(-limit, limit, source.nan or source.infinite or empty)
 
 
 def _run(operation: PlanOperation, known: dict[int, Interval], vectors: list[Interval]) -> Interval:

@@ -126,7 +126,7 @@ def _least_room(problem: ContractionProblem, machine: Machine) -> int:
     forms = forms_of(problem, machine)
     if problem.behind is not None:
         forms = [form for form in forms if form.kernel is None]
-    return min(room(problem, form, 0) for form in forms)
+    return min((room(problem, form, 0) for form in forms), default=0)
 
 
 def launches_of(
