@@ -97,7 +97,7 @@ struct Emulator {
   unsigned int current = 0;
   void (*kernel)(void **) = nullptr;
   void **arguments = nullptr;
-  unsigned int exchanged[MOST_THREADS];
+  unsigned long long exchanged[MOST_THREADS];
   bool progress = false;  // whether something was done that a waiting thread may wait for
 };
 static Emulator emulator;
@@ -160,14 +160,15 @@ template <int N> static inline void md_load_of(float (&x)[N], const float *p, in
   else memcpy(x, emulator.blocks[block].begin + at, sizeof(x));
 }
 template <class T> static inline T emulated_exchange(T x, unsigned int lane) {
-  unsigned int bits;
-  memcpy(&bits, &x, 4);
+  static_assert(sizeof(T) <= 8, "what a warp exchanges at once");
+  unsigned long long bits = 0;
+  memcpy(&bits, &x, sizeof(T));
   const unsigned int me = emulator.current;
   emulator.exchanged[me] = bits;
   __syncwarp();
   bits = emulator.exchanged[(me & ~31u) + (lane < 32 ? lane : (me & 31u))];
   __syncwarp();
-  memcpy(&x, &bits, 4);
+  memcpy(&x, &bits, sizeof(T));
   return x;
 }
 template <class T> static inline T __shfl_sync(unsigned int, T x, unsigned int lane) {
