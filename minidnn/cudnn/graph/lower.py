@@ -1,4 +1,4 @@
-"""From a :class:`.GraphSpec` to backend descriptors: tensors, operations, the operation graph."""
+"""Lowers a :class:`.GraphSpec` to backend descriptors: tensors, operations, operation graph."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _CONVOLUTIONS = {
 
 
 def uid(index: int) -> int:
-    """cuDNN's unique id of the tensor at that position."""
+    """cuDNN's unique id of the tensor at that index of ``GraphSpec.tensors``."""
     return index + 1
 
 
 def operation_graph(spec: GraphSpec, handle: int | None) -> BackendDescriptor:
-    """The finalized operation graph; ``handle`` is None when no device is at hand.
+    """The finalized operation graph; ``handle`` is None when the device is absent.
 
     Raises:
         CuDNNError: cuDNN does not accept the graph.
@@ -65,16 +65,16 @@ def operation_graph(spec: GraphSpec, handle: int | None) -> BackendDescriptor:
 
 
 def _axis_order(spec: GraphSpec) -> tuple[int, ...] | None:
-    """An order of axes in which cuDNN's element-wise engines take the graph, None for as it is.
+    """The permutation of axes with which cuDNN's element-wise engines take the graph, or None.
 
     They want the second axis innermost.  To element-wise operations it does not matter what an
     axis means, so channels-first tensors are described with their innermost axis second.
     """
-    whole = spec.tensors[spec.outputs[0]]
-    dims = len(whole.shape)
+    output = spec.tensors[spec.outputs[0]]
+    dims = len(output.shape)
     if dims < 3 or not all(isinstance(node, Pointwise) for node in spec.nodes):
         return None
-    if whole.strides[1] == 1 or whole.strides[-1] != 1:
+    if output.strides[1] == 1 or output.strides[-1] != 1:
         return None
     return (0, dims - 1, *range(1, dims - 1))
 
