@@ -41,7 +41,7 @@ class TensorDescriptor(Descriptor):
 
     @classmethod
     def of(cls, array: Any, name: str = "array") -> Self:
-        """Describe a CuPy array in logical order (N, C, ...), with 1s appended to make 4 of them."""
+        """Describe a CuPy array in logical order (N, C, ...); to 4 dimensions 1s are appended."""
         shape, strides = at_least_4d(array.shape, element_strides(name, array))
         return cls.strided(array.dtype, shape, settled_strides(shape, strides))
 
