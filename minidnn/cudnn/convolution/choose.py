@@ -1,8 +1,7 @@
 """Chooses the algorithm: by cuDNN's heuristic, by its benchmarks, or by number.
 
 The answers of heuristic and benchmarks are cached on disk.  A benchmark is run twice and the
-lesser time counts: the first run loads kernels, which can take
-longer than running them.
+lesser time counts: the first run loads kernels, which can take longer than running them.
 """
 
 from __future__ import annotations
@@ -67,9 +66,9 @@ def ask(problem: Problem, pointers: tuple[int, int] | None) -> Answer:
     # CuPy's pool: the workspace of later calls need not be as large as the largest that was tried.
     scratch = _scratch(problem.output_bytes())
     memory, size, complete = _room(problem, lib)
-    given = (first, pointers[0], second, pointers[1], problem.conv.value, out, scratch.ptr)
-    room = (memory.ptr if memory is not None else None, size)
-    runs = [_rows(problem, functions.find_ex, given, room) for _ in range(2)]
+    before = (first, pointers[0], second, pointers[1], problem.conv.value, out, scratch.ptr)
+    workspace = (memory.ptr if memory is not None else None, size)
+    runs = [_rows(problem, functions.find_ex, before, workspace) for _ in range(2)]
     return Answer(_better(*runs), complete)
 
 
@@ -114,22 +113,22 @@ def _better(first: tuple[Candidate, ...], second: tuple[Candidate, ...]) -> tupl
 
 def _room(problem: Problem, lib: Any) -> tuple[Any, int, bool]:
     """Return a benchmark's workspace, its bytes, and whether that is all that the limit allows."""
-    wanted = [0]
+    sizes = [0]
     first, second, out = problem.operands()
     for algorithm in problem.functions.algorithm:
         size = ctypes.c_size_t()
         arguments = (first, second, problem.conv.value, out, algorithm, ctypes.byref(size))
         # A status other than success only says that this algorithm cannot do it.
         if not getattr(lib, problem.functions.workspace)(current_handle(), *arguments):
-            wanted.append(size.value)
-    room = max(size for size in wanted if size <= problem.key.workspace_limit)
+            sizes.append(size.value)
+    nbytes = max(size for size in sizes if size <= problem.key.workspace_limit)
     complete, memory = True, cupy().cuda.memory
-    while room:
+    while nbytes:
         try:
-            return memory.alloc(room), room, complete
+            return memory.alloc(nbytes), nbytes, complete
         except memory.OutOfMemoryError:
-            log.warning("no room to benchmark with %d bytes of workspace; trying half", room)
-            room, complete = room // 2, False
+            log.warning("no room to benchmark with %d bytes of workspace; trying half", nbytes)
+            nbytes, complete = nbytes // 2, False
     return None, 0, complete
 
 
