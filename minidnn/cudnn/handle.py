@@ -115,6 +115,7 @@ def query_size(name: str, *arguments: Any) -> int:
 
 
 def _take(device: int) -> Handle:
+    """Return a handle of the device that an ended thread left, or a new one."""
     with _lock:
         idle = _free.get(device)
         if idle:

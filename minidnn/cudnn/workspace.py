@@ -86,6 +86,7 @@ def acquire(size: int) -> Any:
 
 
 def _grow(buffers: _Buffers, key: tuple[int, int], size: int) -> _Buffer:
+    """Replace the buffer of that device and stream by one of ``size`` bytes."""
     memory = cupy().cuda.memory
     old = buffers.pop(key, None)
     old_size = old.size if old else 0

@@ -167,6 +167,7 @@ def proposals(
 
 
 def _configs(graph: BackendDescriptor, target: Target, mode: str) -> list[BackendDescriptor]:
+    """The configurations that one heuristic proposes, as new descriptors, best first."""
     heuristic = BackendDescriptor(D.CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)
     with heuristic:
         descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
@@ -186,6 +187,7 @@ def _configs(graph: BackendDescriptor, target: Target, mode: str) -> list[Backen
 
 
 def _read(config: BackendDescriptor, source: str) -> Proposal:
+    """The proposal that the descriptor of a configuration holds."""
     engines = config.get_descriptors(
         A.CUDNN_ATTR_ENGINECFG_ENGINE, D.CUDNN_BACKEND_ENGINE_DESCRIPTOR, 1
     )
@@ -218,6 +220,7 @@ def _proposal(
 
 
 def _default_proposals(graph: BackendDescriptor, target: Target) -> list[Proposal]:
+    """Every engine that accepts the graph, with its default knobs."""
     count = graph.get(A.CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT, T.CUDNN_TYPE_INT64)[0]
     accepted = []
     for index in range(count):

@@ -156,6 +156,7 @@ def _first_that_fits(
     scalars: Sequence[float],
     names: Sequence[str],
 ) -> Plan:
+    """The plan of the fastest engine whose workspace can be allocated now."""
     for item in finding.ranked:
         plan = Plan(
             spec,
@@ -259,6 +260,7 @@ def _explained(spec: GraphSpec, constraints: Constraints) -> Iterator[None]:
 def _allowed(
     spec: GraphSpec, constraints: Constraints, proposed: Iterable[Proposal]
 ) -> Iterator[Proposal]:
+    """Yields the proposals that the constraints allow, and logs why others are rejected."""
     for proposal in proposed:
         reason = engines.rejection(proposal, spec, constraints)
         if reason is None:
@@ -307,6 +309,7 @@ def _try(
 def _measure(
     spec: GraphSpec, constraints: Constraints, target: device.Target, scalars: Sequence[float]
 ) -> Finding:
+    """Builds and times every plan that is allowed; the fastest compiled one is cached on disk."""
     try:
         plans = all_plans(spec, constraints, target, scalars=scalars)
     except UnsupportedError as error:
